@@ -54,6 +54,15 @@ def _setp(parts: Parts) -> str:
     return "p|q?:pred, a, b" + (", c:pred" if set(_COMBINES) & set(parts) else "")
 
 
+def _result_type(parts: Parts) -> str:
+    """The type before the last one."""
+    return parts[-2] if len(parts) > 2 and is_type(parts[-2]) else "b32"
+
+
+def _set(parts: Parts) -> str:
+    return f"d:{_result_type(parts)}, a, b" + (", c:pred" if set(_COMBINES) & set(parts) else "")
+
+
 def _cvt(parts: Parts) -> str:
     types = [part for part in parts if is_type(part)]
     if any(part in HELD_IN or part in ("bf16", "bf16x2") for part in types):  # newer forms: no wider registers
@@ -132,7 +141,7 @@ def _halves(parts: Parts) -> str:
 def _warp_mma(parts: Parts) -> str:
     """Of the sparse forms the metadata and the selector follow."""
     bits = "b64" if "f64" in parts else "b32"
-    sparse = ", e:b32, f:imm" if parts[1:2] != ("sync",) else ""
+    sparse = ", {e}1:b32, f:imm" if parts[1:2] != ("sync",) else ""
     return ", ".join(f"{{{name}}}:{bits}" for name in "dabc") + sparse
 
 
@@ -184,6 +193,14 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "lop3": "d, a, b, c, immLut:imm",
     "dp4a dp2a": "d:u32, a:u32, b:u32, c:u32",
     "setp": _setp,
+    "set": _set,
+    "slct": lambda parts: "d:R, a:R, b:R, c".replace("R", _result_type(parts)),
+    "cnot": "d, a",
+    "testp": "p:pred, a",
+    "mul24": "d, a, b",
+    "mad24": "d, a, b, c",
+    "szext": "d, a, b:u32",
+    "isspacep": "p:pred, a:u32/u64",
     "selp": "d, a, b, p:pred",
     "cvt": _cvt,
     # moves, exchange between lanes
