@@ -9,7 +9,7 @@ import numpy as np
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.graph.block import BlockBuilder
-from cute_kernels.emulator.graph.values import FULL, Constant, Pack, of_one_type
+from cute_kernels.emulator.graph.values import FULL, Constant, Pack, Value, of_one_type
 from cute_kernels.emulator.instructions.integers import binary, shift_by
 from cute_kernels.emulator.instructions.members import call_members, check_members, varies_with_members
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Immediate, Instruction, Pair, Register, Sink, Symbol, Vector
@@ -67,18 +67,33 @@ def _cvta(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], source)
 
 
-@family("mapa.shared::cluster.u32")
+def _shared_address(block: BlockBuilder, instruction: Instruction) -> Value:
+    """The first source, an address of shared memory or (without a space) a generic one, as 32 bits of a cluster's."""
+    if instruction.parts[-1] == "u32":
+        return block.value(instruction.operands[1], 32)
+    address = block.whole(block.value(instruction.operands[1], 64))
+    if "shared::cluster" not in instruction.parts:
+        address = block.pure(binary("sub", "u64"), address, Constant(SHARED_WINDOW, 64))
+    return block.resize(address, 32)
+
+
+@family("mapa.shared::cluster.u32", "mapa.shared::cluster.u64", "mapa.u64")
 def _lower_mapa(block: BlockBuilder, instruction: Instruction) -> None:
-    """mapa: the same shared offset in another CTA of the cluster."""
-    address, rank = (block.value(operand, 32) for operand in instruction.operands[1:])
+    """mapa: the same shared offset in another CTA of the cluster; of generic addresses too."""
+    address, rank = _shared_address(block, instruction), block.value(instruction.operands[2], 32)
     # A rank outside the cluster is no error here: lanes that never use their result may compute it.
-    block.define(instruction.operands[0], block.pure(of_one_type("map_address", "u32", 2), address, rank))
+    result = block.pure(of_one_type("map_address", "u32", 2), address, rank)
+    if instruction.parts[-1] == "u64":
+        result = block.resize(result, 64)
+        if "shared::cluster" not in instruction.parts:
+            result = block.pure(binary("add", "u64"), result, Constant(SHARED_WINDOW, 64))
+    block.define(instruction.operands[0], result)
 
 
-@family("getctarank.shared::cluster.u32")
+@family("getctarank.shared::cluster.u32", "getctarank.shared::cluster.u64", "getctarank.u64")
 def _getctarank(block: BlockBuilder, instruction: Instruction) -> None:
-    """getctarank: CTA rank of a shared address."""
-    address = block.value(instruction.operands[1], 32)
+    """getctarank: CTA rank of a shared address; of generic addresses too."""
+    address = _shared_address(block, instruction)
     block.define(instruction.operands[0], block.pure(shift_by("shr", "u32", 24), address))
 
 
