@@ -29,7 +29,6 @@ from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100R
 from cute_kernels.model import b200
 from cute_kernels.plan import make_plan, predict
 from cute_kernels.plan.patch_embed import sm90_default
-from cute_kernels.plan.patch_embed.sm100_time import streamed_work
 
 HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)
 
@@ -62,7 +61,7 @@ class Variant:
     @property
     def work(self) -> b200.TileWork:
         config = Sm100PatchEmbedConfig(**self.settings)
-        return streamed_work(make_plan(HEADLINE, config, "sm_100a"))
+        return make_plan(HEADLINE, config, "sm_100a").work
 
 
 _BARRIER = "one warp polls and wakes the others by bar.sync"

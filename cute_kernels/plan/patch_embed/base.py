@@ -76,6 +76,13 @@ class PatchEmbedPlan(Plan):
     def table_dtype(self) -> str:
         return "float32" if self.config.epilogue == "f32" else "bfloat16"
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that a launch cannot do without moving: both operands once, the table, the output."""
+        p = self.problem
+        operands = (p.m + p.n) * p.k * ITEMSIZE[p.in_dtype]
+        return operands + p.table_rows * p.n * ITEMSIZE[self.table_dtype] + p.m * p.n * ITEMSIZE[p.out_dtype]
+
     def describe_problem(self) -> str:
         p = self.problem
         along = [name for name, there in (("row", p.row_scale), ("feature", p.feature_scale)) if there]

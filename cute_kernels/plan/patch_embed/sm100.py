@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
-from cute_kernels.model.b200 import MACS_PER_CLOCK
+from cute_kernels.model import b200
 from cute_kernels.plan.base import ITEMSIZE, Arch, SmemRegion, TmemRegion, reject, require, smem_map
 from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.patch_embed.base import PatchEmbedPlan, check_capacity, check_epilogue
@@ -22,6 +22,9 @@ from cute_kernels.plan.patch_embed.sm100_epilogue import (
     check_epilogue_warps,
 )
 from cute_kernels.plan.patch_embed.sm100_order import check_order, resolve
+
+LINE = 128
+"""Bytes of a line of shared and global memory."""
 
 TUNED = {
     "tile_n": (256, 128), "stages": (4, 3, 5, 6, 7, 8), "epilogue_warps": (5, 4), "tmem_load_width": (32, 16, 64),
@@ -136,7 +139,32 @@ class Sm100PatchEmbedPlan(RowTiles, Sm100Epilogue, CtaPairs, PatchEmbedPlan):
     @property
     def mma_clocks(self) -> float:
         """Of a tile in one CTA, by the published rate."""
-        return self.cta_m * self.tile_n * self.k_blocks * self.k_block_bytes / MACS_PER_CLOCK
+        return self.cta_m * self.tile_n * self.k_blocks * self.k_block_bytes / b200.MACS_PER_CLOCK
+
+    @property
+    def work(self) -> b200.TileWork:
+        """What the busiest CTA does, in the units that the model of time has costs for.
+
+        Every warp of the epilogue has a quarter of the rows.
+        """
+        config = self.config
+        out_lines = self.cta_m * self.tile_n * ITEMSIZE[self.problem.out_dtype] // LINE
+        stores = {
+            "tma": 2 * out_lines,  # staging is written and read by TMA
+            "coalesced": 3 * out_lines,  # and stored by the warps, line by line
+            "direct": 4 * out_lines,  # 32 bytes of a line at a time
+        }[config.store]
+        columns = max(end - begin for begin, end in self.epilogue_columns)
+        return b200.TileWork(
+            tiles=-(-self.tiles // self.clusters),
+            mma_clocks=self.mma_clocks,
+            operand_bytes=self.k_blocks * self.stage_bytes,
+            lines=self.table_lines + stores,
+            partial_lines=4 * out_lines if config.store == "direct" else 0,
+            waits=-(-columns // (config.tmem_load_width * config.tmem_loads)),
+            columns=columns,
+            memory_bytes=self.memory_bytes,
+        )
 
     # ---- printing --------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 There is no time of this package behind it: no GPU of this architecture was at hand. The model is fitted to times of a
 CUDA kernel whose weight is streamed (docs/model.md), and does not tell plans apart that it puts nearer to each other
-than its own error (`cute_kernels.plan.patch_embed.sm100_time.quickest`). Of those the one with the least counted work
+than its own error (`cute_kernels.model.b200.quickest`). Of those the one with the least counted work
 is taken. What is counted is what the emulator counts (`python -m bench.counters design`), at published rates:
 
 * the tensor core's products of a tile, or the wavefronts of shared memory, whichever take longer: operands written by
@@ -24,6 +24,8 @@ import contextlib
 import functools
 
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
+from cute_kernels.model import b200
+from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import Arch
 from cute_kernels.plan.patch_embed import sm100 as streamed
 from cute_kernels.plan.patch_embed import sm100_resident_limits as resident
@@ -32,7 +34,6 @@ from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan, plan_stream
 from cute_kernels.plan.patch_embed.sm100_order import tile_wavefronts
 from cute_kernels.plan.patch_embed.sm100_resident import Sm100ResidentPlan
 from cute_kernels.plan.patch_embed.sm100_resident_limits import longest_k, plan_resident
-from cute_kernels.plan.patch_embed.sm100_time import predict, quickest
 from cute_kernels.plan.sm100_transposed_limits import TILE_CLOCKS
 
 _ALONE = Sm100PatchEmbedConfig(stages=3, cta_group=1)
@@ -42,7 +43,7 @@ _ALONE = Sm100PatchEmbedConfig(stages=3, cta_group=1)
 def plan_sm100(
     problem: PatchEmbedProblem, config: PatchEmbedConfig | None, arch: Arch, sm_count: int
 ) -> Sm100PatchEmbedPlan | Sm100ResidentPlan:
-    """The plan, or ValueError; that of `quickest` when ``config`` is None."""
+    """The plan, or ValueError; that of `b200.quickest` when ``config`` is None."""
     if config is None:
         return _default(problem, arch, sm_count)
     planner = plan_resident if isinstance(config, Sm100ResidentConfig) else plan_streamed
@@ -56,7 +57,15 @@ def _default(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> PatchEmbe
         plans.append(plan_resident(problem, Sm100ResidentConfig(), arch, sm_count))
     config = Sm100PatchEmbedConfig() if sm_count > 1 else _ALONE
     plans.append(plan_streamed(problem, config, arch, sm_count))
-    return quickest(plans, counted_clocks, lambda plan: True)
+    return b200.quickest(plans, counted_clocks, lambda plan: True)
+
+
+def predict(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> Prediction:
+    """The modelled time of a launch on a B200.
+
+    The costs are fitted to variants that stream the weight; of a weight on chip the model has seen no time.
+    """
+    return b200.predict(plan.work)
 
 
 def counted_clocks(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> float:

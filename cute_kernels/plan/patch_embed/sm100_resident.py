@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import Sm100ResidentConfig
+from cute_kernels.model import b200
 from cute_kernels.plan.base import ITEMSIZE, LANES
 from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES, PatchEmbedPlan, TableLayout
 from cute_kernels.plan.patch_embed.row_tiles import RowTiles
 from cute_kernels.plan.sm100_transposed import WAVEFRONT, Sm100TransposedPlan
+from cute_kernels.plan.sm100_transposed_time import transposed_work
 
 _LINES_OF_A_FILL = 32
 """Wavefronts of one load of the weight's fill: each lane reads 16 bytes of a feature of its own."""
@@ -100,6 +102,11 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
             return self.weight_bytes // WAVEFRONT
         vectors = self.problem.k * ITEMSIZE[self.problem.in_dtype] // 16
         return self.epilogue_warps * vectors * _LINES_OF_A_FILL
+
+    @property
+    def work(self) -> b200.TileWork:
+        """What the busiest CTA does, in the units that the model of time has costs for."""
+        return transposed_work(self, self.memory_bytes, self.fill_wavefronts)
 
     # ---- printing --------------------------------------------------------------------------------------------------
 

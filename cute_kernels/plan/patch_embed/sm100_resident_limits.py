@@ -8,11 +8,11 @@ import itertools
 from collections.abc import Iterator
 
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
+from cute_kernels.model import b200
 from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require, round_up
 from cute_kernels.plan.feature_slabs import COLUMN_GROUP
 from cute_kernels.plan.patch_embed.base import check_capacity, check_epilogue
 from cute_kernels.plan.patch_embed.sm100_resident import Sm100ResidentPlan
-from cute_kernels.plan.patch_embed.sm100_time import quickest
 from cute_kernels.plan.sm100_transposed import COLUMN_STEP, MOST_COLUMNS
 from cute_kernels.plan.sm100_transposed_limits import check_parts, check_stages, complete, is_legal, launch_clocks
 
@@ -154,7 +154,7 @@ def resolve(
     the one of least counted work, whose limit `check` then names.
     """
     plans = list(candidates(problem, config, arch, sm_count))
-    return quickest(plans, cost, lambda plan: is_legal(plan, check)) or min(plans, key=cost)
+    return b200.quickest(plans, cost, lambda plan: is_legal(plan, check)) or min(plans, key=cost)
 
 
 def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm100ResidentPlan]:
