@@ -169,7 +169,7 @@ def _argument(operand: Operand, given: float | int | None) -> Any:
     import cutlass.cute.runtime as cute_runtime
     import cutlass.cute.typing as cute_typing
 
-    import cute_kernels.kernels.elements as elements
+    import cute_kernels.kernels.host as elements
 
     if not operand.present:
         return None

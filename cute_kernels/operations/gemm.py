@@ -14,7 +14,7 @@ from cute_kernels.config import ACTIVATIONS, Activation, GemmConfig, GemmProblem
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
 from cute_kernels.plan import GemmPlan
-from cute_kernels.plan.gemm import GEMM as PLANNER
+from cute_kernels.plan.registry import GEMM as PLANNER
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend, tuned_config
 from cute_kernels.runtime.operands import Operands

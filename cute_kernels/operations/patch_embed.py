@@ -16,8 +16,8 @@ from cute_kernels.operations.rows import rows_table, tma_readable, tma_rows
 from cute_kernels.operations.scales import combine_numbers, combine_scales, in_kernel_order, is_vector, only_number
 from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
-from cute_kernels.plan.patch_embed import PATCH_EMBED as PLANNER
-from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES, longest_row
+from cute_kernels.plan.patch_embed import WEIGHT_TYPES, longest_row
+from cute_kernels.plan.registry import PATCH_EMBED as PLANNER
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend, choose_backend, device_facts, tuned_config
 from cute_kernels.runtime.operands import Operands

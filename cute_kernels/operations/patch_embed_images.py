@@ -25,10 +25,10 @@ from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, strip_
 from cute_kernels.operations.rows import rows_table
 from cute_kernels.operations.scales import in_kernel_order
 from cute_kernels.plan import ImagesPlan, Sm90GatherPlan
-from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES as PLANNER
-from cute_kernels.plan.patch_embed_images.base import multiplied_type, pixel_types
-from cute_kernels.plan.patch_embed_images.chain import RowsChainPlan
-from cute_kernels.plan.patch_embed_images.strips import why_no_operand
+from cute_kernels.plan.images import multiplied_type, pixel_types
+from cute_kernels.plan.images_chain import RowsChainPlan
+from cute_kernels.plan.images_strips import why_no_operand
+from cute_kernels.plan.registry import PATCH_EMBED_IMAGES as PLANNER
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend
 from cute_kernels.runtime.operands import Operands

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
-from cute_kernels.plan.patch_embed_images.strips import StripsPlan
+from cute_kernels.plan.images_strips import StripsPlan
 
 Precision = Literal["int8", "int16", "bf16", "fp16"]
 Order = Literal["chw", "hwc"]

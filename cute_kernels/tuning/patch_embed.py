@@ -13,7 +13,7 @@ from cute_kernels.operations.base import ROW_BYTES
 from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
 from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
-from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES
+from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 from cute_kernels.runtime.gpu import bound_launch
 from cute_kernels.tuning import search
 

@@ -12,7 +12,7 @@ from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
 from cute_kernels.operations.patch_weight import prepare_patch_weight
 from cute_kernels.plan import ImagesPlan
-from cute_kernels.plan.patch_embed_images.chain import RowsChainPlan
+from cute_kernels.plan.images_chain import RowsChainPlan
 from cute_kernels.runtime.gpu import bound_launch
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.tuning import search
