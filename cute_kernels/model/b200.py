@@ -30,7 +30,7 @@ MEMORY_BYTES_PER_MICROSECOND = 7.7e6
 
 LAUNCH_MICROSECONDS = 2.0
 """From the launch to the first tile and from the last to the end: about what fits H200 times
-(`cute_kernels.plan.patch_embed_sm90`). The notes time one size only, which does not tell it from the cost of its tiles."""
+(`cute_kernels.plan.patch_embed_sm90`). The notes time one size only: that does not tell it from the cost of tiles."""
 
 
 CAVEAT = (
