@@ -28,7 +28,7 @@ from bench.image_cases import ImagesCase, ImagesData
 from bench.images import KINDS, architecture
 from bench.peers import image_peers
 from bench.timing import DeviceSampler, Protocol, Run, measure
-from cute_kernels import Sm90RowsConfig
+from cute_kernels import Sm90PatchEmbedConfig
 from cute_kernels.config import Config
 
 _COMPARED = 512  # images at a time
@@ -81,7 +81,7 @@ def parse_variants(words: Sequence[str]) -> Variants:
     if separator and layout != "last" or not words[1].isdecimal():
         raise ValueError(f"--case {words[0]} {words[1]}, allowed: MODEL or MODEL:last, and a number of images")
     (case,) = image_cases.make_cases([model], [int(words[1])], "uint8", bool(separator))
-    named: dict[str, Config | None] = {"default": None, "rows": Sm90RowsConfig()}
+    named: dict[str, Config | None] = {"default": None, "rows": Sm90PatchEmbedConfig()}
     kinds = KINDS[architecture()]["uint8"]
     return Variants(case, {text: named[text] if text in named else parse_first(text, kinds) for text in words[2:]})
 

@@ -4,7 +4,7 @@
     python -m bench.images --batches 4736               # the headline size alone
     python -m bench.images --batches 4736 --models base-p16 base-p14 vit-b32        # patches that a pass lays out
     python -m bench.images --batches 4736 --channels-last
-    python -m bench.images --batches 4736 --channels-last --configs chunk_images=0 chunk_images=64 chunk_images=128
+    python -m bench.images --batches 4736 --channels-last --configs tile_rows=64 tile_rows=128
     python -m bench.images --models so400m-p16-384 --batches 64 512
     python -m bench.images --pixels bfloat16            # from normalised BF16 images
     python -m bench.images --precision int16 --batches 4736 --peers "int8 weights" "bf16 on normalised pixels"
@@ -38,12 +38,12 @@ from bench.image_cases import ImagesCase, ImagesData
 from bench.peers import OURS, Peer, image_peers
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
-from cute_kernels import Sm90GatherConfig, Sm90ImagesConfig, Sm90RowsConfig, Sm100ImagesConfig
+from cute_kernels import Sm90GatherConfig, Sm90ImagesConfig, Sm90PatchEmbedConfig, Sm100ImagesConfig
 from cute_kernels.config import Config
 from cute_kernels.plan import ARCHS, PLANNERS
 
 KINDS: dict[str, dict[str, tuple[type[Config], ...]]] = {
-    "sm_90a": {"uint8": (Sm90ImagesConfig, Sm90RowsConfig), "bfloat16": (Sm90GatherConfig, Sm90RowsConfig)},
+    "sm_90a": {"uint8": (Sm90ImagesConfig, Sm90PatchEmbedConfig), "bfloat16": (Sm90GatherConfig, Sm90PatchEmbedConfig)},
     "sm_100a": {"uint8": (Sm100ImagesConfig,)},
 }
 """Tunables of our kernels by architecture and type of the pixels."""

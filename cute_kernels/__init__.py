@@ -21,7 +21,6 @@ from cute_kernels.config import (
     Sm90GemmConfig,
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
-    Sm90RowsConfig,
     Sm100GemmConfig,
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Names of earlier versions.
-Problem, TileConfig, Sm90Config = PatchEmbedProblem, Sm100PatchEmbedConfig, Sm90PatchEmbedConfig
-
 __all__ = [
     "GemmProblem",
     "PatchEmbedImagesProblem",
@@ -50,7 +46,6 @@ __all__ = [
     "Sm90GatherConfig",
     "Sm90ImagesConfig",
     "Sm90PatchEmbedConfig",
-    "Sm90RowsConfig",
     "Sm90GemmConfig",
     "Sm100GemmConfig",
     "Sm100ImagesConfig",

@@ -228,30 +228,6 @@ class Sm90PatchEmbedConfig:
 
 
 @dataclass(frozen=True)
-class Sm90RowsConfig:
-    """Tunables of two SM90a kernels in turn, for images: a pass that lays out patches as rows, and the patch embed of
-    rows, with the tunables that its plan chooses.
-
-    Attributes:
-        chunk_images: images whose rows are laid out and multiplied before those of the next ones, in the same memory: a
-            multiple of 16. Fewer take less memory for rows, which may never leave L2, and more launches, two for each
-            chunk. 0: all images at once, the fastest where it was measured (docs/measurements.md).
-        row_multiple: rows begin on multiples of this many bytes, 16, 32, 64 or 128, with zeros between them: rows that
-            begin on 32 bytes share no sector of L2, and took 0.92 to 0.95 of the time of those of 592 bytes that do;
-            rows that begin on 128 bytes share no line either, and were not faster (docs/measurements.md).
-
-    Raises:
-        TypeError: a field of the wrong type.
-    """
-
-    chunk_images: int = 0
-    row_multiple: int = 32
-
-    def __post_init__(self) -> None:
-        check_types(self)
-
-
-@dataclass(frozen=True)
 class PatchEmbedImagesProblem:
     """Facts of one call of ``out[b, s, n] = scale[n] * sum_k pixel[b, s, k] * w[n, k] + table[s, n]``.
 
@@ -486,8 +462,6 @@ class Sm100GemmConfig:
         stages: operand buffers of 128 bytes of K between TMA and tensor core.
         store_stages: store buffers per epilogue warp, each 32 rows x 128 bytes.
         group_m: the tile order runs down this many blocks of rows before it takes the next column of tiles.
-        idle_clocks: SM clocks that the MMA warp idles after the MMAs of each stage, to draw less power: the utilisation
-            control of the CUDA original, which found it to cost more than it gives.
         cluster_m, cluster_n: CTAs of a cluster along rows and columns, as in `Sm90GemmConfig`. A pair is two CTAs along
             the rows; pairs in one column of the cluster share ``b`` by multicast, pairs in one row share ``a``.
         accumulators: accumulators of a whole tile in tensor memory. With 2 the epilogue drains one tile while the next
@@ -499,7 +473,6 @@ class Sm100GemmConfig:
     stages: int = 8
     store_stages: int = 2
     group_m: int = 8
-    idle_clocks: int = 0
     cluster_m: int = 2
     cluster_n: int = 1
     accumulators: int = 2
@@ -542,5 +515,5 @@ class Sm90GemmConfig:
 
 GemmConfig = Sm100GemmConfig | Sm90GemmConfig
 PatchEmbedConfig = Sm100PatchEmbedConfig | Sm100ResidentConfig | Sm90PatchEmbedConfig
-ImagesConfig = Sm100ImagesConfig | Sm90ImagesConfig | Sm90GatherConfig | Sm90RowsConfig
+ImagesConfig = Sm100ImagesConfig | Sm90ImagesConfig | Sm90GatherConfig
 Config = PatchEmbedConfig | GemmConfig | ImagesConfig

@@ -17,7 +17,6 @@ from cute_kernels.config import (
     Sm90GemmConfig,
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
-    Sm90RowsConfig,
     Sm100GemmConfig,
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
@@ -40,7 +39,6 @@ CHOICES: dict[type, dict[str, tuple[int, ...]]] = {
     },
     Sm90PatchEmbedConfig: {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
     Sm90ImagesConfig: {"warpgroups": (0, 1, 2, 3), "cluster": (0, 1, 2), "stage_blocks": (0, 1, 2)},
-    Sm90RowsConfig: {"row_multiple": (16, 32, 64, 128)},
     Sm90GatherConfig: {"row_patches": (0, 1, 2, 4), "tile_n": (0, 64, 128, 192, 256), "cluster": (0, 1, 2, 4)},
     Sm100ImagesConfig: {
         "cta_group": (0, 1, 2), "accumulators": (0, 1, 2), "tmem_load_width": (16, 32), "stage_blocks": (1, 2),
@@ -71,7 +69,6 @@ MEANINGS: dict[type, dict[str, str]] = {
         "stages": _TWO_TILES,
         **dict.fromkeys(("tile_patches", "tile_images", "warpgroups", "cluster", "stage_blocks"), _CHOSEN),
     },
-    Sm90RowsConfig: {"chunk_images": "all at once"},
     Sm90GatherConfig: {
         "stages": "what fits, up to 8",
         "store_stages": "two, or what divides a tile",

@@ -67,8 +67,7 @@ class PatchifyKernel:
         storage = cute.recast_ptr(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=16), dtype=self.pixel)
         strips = cutlass.const_expr(1 if problem.channels_last else problem.channels)
 
-        if cutlass.const_expr(not plan.reads_early):
-            ptx.griddepcontrol()
+        ptx.griddepcontrol()
         # A channel's strips of an image follow each other; the channels follow each other.
         first = Int64(image) * Int64(strips * grid_rows) + Int64(block - image * grid_rows)
         if cutlass.const_expr(plan.gathers_vectors):
@@ -92,7 +91,7 @@ class PatchifyKernel:
             for i in cutlass.range(thread, strip // vector, plan.threads, unroll=4):
                 offset = cute.assume(i * vector, divby=vector)
                 _copy_vector(source + offset, target + offset, vector)
-        self._wait_to_write()
+        cute.arch.sync_threads()
 
         per_row = cutlass.const_expr(plan.row_elements // plan.store_elements)
         offset = Int64(block) * Int64(grid_columns * plan.row_elements)
@@ -148,7 +147,7 @@ class PatchifyKernel:
                     for j in cutlass.range_constexpr(2):
                         target = storage + cute.assume(offset + j * half, divby=half)
                         cute.autovec_copy(values[None, j, load], cute.make_tensor(target, cute.make_layout(half)))
-        self._wait_to_write()
+        cute.arch.sync_threads()
 
         units = cutlass.const_expr(plan.store_elements // plan.unit)
         together = cutlass.const_expr(plan.threads // plan.vectors)  # patches at a time
@@ -172,13 +171,6 @@ class PatchifyKernel:
                     cute.make_layout(plan.store_elements),
                 )
                 cute.autovec_copy(cute.make_tensor(values.iterator, cute.make_layout(plan.store_elements)), stored)
-
-    @cute.jit
-    def _wait_to_write(self) -> None:
-        """Until all pixels are in shared memory, and what the kernel before this one reads may be written over."""
-        if cutlass.const_expr(self.plan.reads_early):
-            ptx.griddepcontrol()
-        cute.arch.sync_threads()
 
     @cute.jit
     def _unit(self, storage: cute.Pointer, place: Int32, first: Int32, target: cute.Tensor) -> None:

@@ -65,8 +65,7 @@ def patch_embed_images(
     ``"int8"`` weights patches of 16, 32, 48 and so on, of channels_last images with three channels of 16 and 32; with
     ``"bf16"`` and ``"fp16"`` weights patches of 16, 32 and 64; on SM100 patches of 16 in planes.
     Otherwise a pass lays out patches as rows, and the kernel of `cute_kernels.patch_embed` multiplies these, launched
-    as its dependent. The rows, of as many bytes as the pixels, are memory of the call; with `Sm90RowsConfig` both
-    kernels take chunks of images in turn, and the rows of one chunk are. The plan says which and why.
+    as its dependent. The rows, of as many bytes as the pixels, are memory of the call. The plan says which and why.
 
     Args:
         images: ``[B, C, H, W]``, H and W whole patches. uint8 with the raw values 0 to 255; with ``"bf16"`` and
@@ -82,9 +81,8 @@ def patch_embed_images(
             torch, also float16 and float32.
         config: tunables of the kernel: `Sm100ImagesConfig`, or of SM90 `Sm90ImagesConfig` with ``"int8"`` and
             ``"int16"`` weights and `Sm90GatherConfig` with ``"bf16"`` and ``"fp16"``. With `Sm100PatchEmbedConfig` or
-            `Sm90PatchEmbedConfig` a pass lays out rows whatever the images, for a kernel with these tunables, and with
-            `Sm90RowsConfig` for one whose tunables are chosen; ``"int16"`` weights do not have it. None takes the
-            plan's default. An illegal one is refused on every backend.
+            `Sm90PatchEmbedConfig` a pass lays out rows whatever the images, for a kernel with these tunables;
+            ``"int16"`` weights do not have it. None takes the plan's default. An illegal one is refused everywhere.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU: SM90's, or SM100's with an `Sm100ImagesConfig`. ``"reference"``: plain
             torch on any device.

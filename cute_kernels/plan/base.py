@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import MISSING, dataclass, field, fields
 from enum import IntEnum
 from typing import Any, ClassVar, Literal, NoReturn
@@ -182,16 +182,8 @@ class Plan(ABC):
 
     @property
     def launches(self) -> tuple[Plan, ...]:
-        """Kernels that run, in this order: one, but for a plan that chains others; `turns` says how often each does."""
+        """Kernels that run, in this order: one, but for a plan that chains others."""
         return (self,)
-
-    @property
-    def turns(self) -> tuple[tuple[Plan, Mapping[str, slice]], ...]:
-        """All launches in their order, and which part of an operand, along its first dimension, each of them gets.
-
-        An operand that is not named goes to the launch as a whole.
-        """
-        return tuple((part, {}) for part in self.launches)
 
     @property
     def scratch(self) -> tuple[str, ...]:

@@ -125,8 +125,6 @@ def plan_sm100_gemm(problem: GemmProblem, config: Sm100GemmConfig | None, arch: 
     require("accumulators", config.accumulators, (1, 2), "of a whole tile in tensor memory")
     if config.stages < 2:
         reject("stages", config.stages, "TMA and tensor core overlap only with two stages or more", 2)
-    if not 0 <= config.idle_clocks < 2**16:
-        reject("idle_clocks", config.idle_clocks, "clocks between the MMAs of two stages", 0)
     plan = Sm100GemmPlan(problem, config, arch, sm_count)
     if plan.tmem_columns > arch.tmem_columns:
         size = f"{config.accumulators} accumulators of {plan.waves} x {config.tile_n} columns"

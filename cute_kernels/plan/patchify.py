@@ -39,7 +39,9 @@ PITCH_PAD_BYTES = 40
 neighbouring vectors of a row of the result, two to three share a bank then (224 and 336 pixels, p = 14); with rows that
 follow each other four to five do."""
 
-ROW_MULTIPLES = (16, 32, 64, 128)
+ROW_BYTES = 32
+"""Rows begin on multiples of these, with zeros between them, so that they share no sector of L2: 0.92 to 0.95 of the
+time of rows of 592 bytes that do; on 128 bytes they were not faster (docs/measurements.md)."""
 
 WORD_BYTES = 4
 """Least bytes that a thread stores: 32 of them are a whole line, and neighbours meet no bank twice."""
@@ -55,7 +57,6 @@ class PatchifyProblem:
         in_dtype, out_dtype: element types of pixels and rows, as torch names them.
         channels_last: memory order of the images: (row, column, channel) instead of (channel, row, column).
         order: of the pixels in a row of the result.
-        row_multiple: bytes of which a row of the result is a multiple.
     """
 
     batch: int = field(metadata=LAUNCH_ARGUMENT)
@@ -67,7 +68,6 @@ class PatchifyProblem:
     out_dtype: str = "uint8"
     channels_last: bool = False
     order: PatchOrder = "chw"
-    row_multiple: int = VECTOR_BYTES
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -83,8 +83,6 @@ class PatchifyPlan(Plan):
 
     Attributes:
         threads: of a CTA.
-        reads_early: images are read before the kernel in front is complete, which did not write them: where that one
-            had waited for those that may have.
     """
 
     operation: ClassVar[str] = "patchify"
@@ -95,7 +93,6 @@ class PatchifyPlan(Plan):
     config: None
 
     threads: int = 256
-    reads_early: bool = False
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -117,9 +114,9 @@ class PatchifyPlan(Plan):
 
     @property
     def row_elements(self) -> int:
-        """From one row to the next: at least whole 16 bytes, as TMA reads them; what is beyond the patch is zero."""
+        """From one row to the next: whole `ROW_BYTES`; what is beyond the patch is zero."""
         p = self.problem
-        return round_up(p.channels * p.patch**2, p.row_multiple // self.element_bytes)
+        return round_up(p.channels * p.patch**2, ROW_BYTES // self.element_bytes)
 
     @property
     def vectors(self) -> int:
@@ -206,7 +203,6 @@ def plan_patchify(problem: PatchifyProblem, arch: Arch) -> PatchifyPlan:
     require("in_dtype", p.in_dtype, PIXEL_TYPES, "element type of the pixels")
     require("out_dtype", p.out_dtype, CONVERSIONS[p.in_dtype], f"element type of the rows from {p.in_dtype} pixels")
     require("order", p.order, ("chw", "hwc"), "order of the pixels in a row")
-    require("row_multiple", p.row_multiple, ROW_MULTIPLES, "whole vectors of 16 bytes, and parts of a line of L2")
     for name in ("batch", "channels", "patch"):
         if getattr(p, name) < 1:
             reject(name, getattr(p, name), "there is nothing to lay out", 1)

@@ -15,7 +15,6 @@ from cute_kernels.config import (
     Sm90GemmConfig,
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
-    Sm90RowsConfig,
     Sm100GemmConfig,
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
@@ -155,7 +154,6 @@ PATCH_EMBED_IMAGES = Planner(
             others=(Target(Sm90GatherConfig, plan_sm90_gather, search_space, takes=multiplies_floats),),
             fallback=Target(
                 Sm90PatchEmbedConfig, plan_sm90_chain, takes=lambda problem: bool(why_rows_on_sm90(problem)),
-                also=(Sm90RowsConfig,),
             ),
         ),
         "sm_100a": Target(

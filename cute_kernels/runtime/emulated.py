@@ -48,10 +48,10 @@ def launch(
     """
     if repeat < 1:
         raise ValueError(f"repeat {repeat}; at least one launch is needed")
-    *others, (last, parts) = plan.turns
-    for kernel, some in others:
-        _launch(kernel, operands.of(kernel, some), options, progress, None, 1)
-    return _launch(last, operands.of(last, parts), options, progress, artifact, repeat)
+    *others, last = plan.launches
+    for kernel in others:
+        _launch(kernel, operands.of(kernel), options, progress, None, 1)
+    return _launch(last, operands.of(last), options, progress, artifact, repeat)
 
 
 def _launch(

@@ -25,8 +25,8 @@ def launch(plan: Plan, operands: Operands, stream: torch.cuda.Stream | None = No
     device = operands.device(plan)
     with torch.cuda.device(device):
         handle = (torch.cuda.current_stream(device) if stream is None else stream).cuda_stream
-        for kernel, parts in plan.turns:
-            bound_launch(kernel)(**operands.of(kernel, parts).addresses(), stream=handle)
+        for kernel in plan.launches:
+            bound_launch(kernel)(**operands.of(kernel).addresses(), stream=handle)
 
 
 @functools.lru_cache(maxsize=1024)

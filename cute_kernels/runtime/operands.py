@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,11 +22,10 @@ class Operands(SimpleNamespace):
         """The same operands but for these."""
         return Operands(**(vars(self) | changes))
 
-    def of(self, plan: Plan, parts: Mapping[str, slice] | None = None) -> Operands:
-        """Those that a plan knows; of tensors named in ``parts`` these rows of the first dimension."""
-        names, parts = {operand.name for operand in plan.operands}, parts or {}
-        own = {name: value for name, value in vars(self).items() if name in names}
-        return Operands(**{name: value[parts[name]] if name in parts else value for name, value in own.items()})
+    def of(self, plan: Plan) -> Operands:
+        """Those that a plan knows."""
+        names = {operand.name for operand in plan.operands}
+        return Operands(**{name: value for name, value in vars(self).items() if name in names})
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Those in memory."""

@@ -14,7 +14,6 @@ from the operation's arguments, and the one that launches it from what is presen
 from __future__ import annotations
 
 import functools
-import operator
 import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -174,12 +173,10 @@ class RepeatedCalls:
             if name in constant_operands and id(tensor) not in own
         ]
         static = [values[a.name] for a in self._arguments if a.role == "static"]
-        launches = []
-        for kernel, parts in plan.turns:
-            launch = gpu.bound_launch(kernel).with_constants(parameters, **constant_operands, stream=stream)
-            whole, part = operands.addresses(), operands.of(kernel, parts).addresses()
-            distances = [part[name] - whole[name] if name in parts and name in part else 0 for name in parameters]
-            launches.append(functools.partial(_further_on, launch, distances) if any(distances) else launch)
+        launches = [
+            gpu.bound_launch(kernel).with_constants(parameters, **constant_operands, stream=stream)
+            for kernel in plan.launches
+        ]
         namespace: dict[str, Any] = {
             "launch": launches[0] if len(launches) == 1 else functools.partial(_in_turn, launches),
             "device": device,
@@ -284,10 +281,6 @@ _SHARED = {
 def _in_turn(launches: Sequence[Callable[..., None]], *values: Any) -> None:
     for launch in launches:
         launch(*values)
-
-
-def _further_on(launch: Callable[..., None], distances: Sequence[int], *values: Any) -> None:
-    launch(*map(operator.add, values, distances))
 
 
 @functools.cache

@@ -94,6 +94,6 @@ def calls_of(plan: AnyPlan, operands: Operands) -> list[Callable[[int], None]]:
     ``operands`` has to live as long as these.
     """
     return [
-        bound_launch(kernel).with_constants(("stream",), **operands.of(kernel, parts).addresses())
-        for kernel, parts in plan.turns
+        bound_launch(kernel).with_constants(("stream",), **operands.of(kernel).addresses())
+        for kernel in plan.launches
     ]

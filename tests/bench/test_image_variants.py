@@ -10,7 +10,7 @@ from bench.image_cases import ImagesCase, ImagesData
 from bench.image_variants import Variant, Variants
 from bench.peers import Candidate, image_peers
 from bench.timing import Run
-from cute_kernels import Sm90ImagesConfig, Sm90RowsConfig
+from cute_kernels import Sm90ImagesConfig, Sm90PatchEmbedConfig
 from tests.gpu import emulated
 
 pytestmark = pytest.mark.usefixtures("few_input_sets")
@@ -23,7 +23,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = arguments.cases
     assert first.configs == {
         "default": None, "raw_stages=3,skip_zeros=false": Sm90ImagesConfig(raw_stages=3, skip_zeros=False),
-        "rows": Sm90RowsConfig(),
+        "rows": Sm90PatchEmbedConfig(),
     }  # fmt: skip
     assert (first.case.patch, first.case.images, first.case.channels_last) == (14, 64, False)
     assert second.case.channels_last and second.configs == {"cluster=2": Sm90ImagesConfig(cluster=2)}
@@ -37,7 +37,8 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_variants_compute_the_same_bits() -> None:
-    configs = {"one kernel": Sm90ImagesConfig(), "rows": Sm90RowsConfig(), "wide": Sm90ImagesConfig(tile_patches=7)}
+    one, wide = Sm90ImagesConfig(), Sm90ImagesConfig(tile_patches=7)
+    configs = {"one kernel": one, "rows": Sm90PatchEmbedConfig(), "wide": wide}
     with emulated.device("sm_90a"):
         data = ImagesData(CASE, torch.device("cuda"))
         one, rows, wide = image_variants.prepare(Variants(CASE, configs), data, 2)

@@ -52,7 +52,7 @@ SM100 = (
     dataclasses.replace(sm100_gemm.WIDE, cluster_n=2),
     Sm100GemmConfig(tile_n=64, stages=3, store_stages=1, cluster_m=4, cluster_n=2),
     Sm100GemmConfig(tile_n=256, stages=5, store_stages=4),
-    Sm100GemmConfig(tile_n=64, stages=3, store_stages=1, idle_clocks=40),
+    Sm100GemmConfig(tile_n=64, stages=3, store_stages=1),
     *_sm100_tiles(),
 )
 

@@ -7,7 +7,6 @@ import torch
 
 from cute_kernels import (
     Sm90ImagesConfig,
-    Sm90RowsConfig,
     Sm100ImagesConfig,
     patch_embed_images,
     prepare_patch_weight,
@@ -103,11 +102,6 @@ def test_repeated_calls_read_their_new_images(layout, monkeypatch: pytest.Monkey
     assert all(torch.equal(out, same) for out, same in zip(outs, expected, strict=True))
 
 
-CHUNKS = {"sm_90a": [None, Sm90RowsConfig(16), Sm90RowsConfig(128, 128)], "sm_100a": [None]}
-"""Configurations of a pass and the kernel over rows: one chunk, and several where the architecture has them."""
-
-
-@pytest.mark.parametrize("config", CHUNKS.get(architecture.at_hand(), ()), ids=str)
 @pytest.mark.parametrize(
     ("patch", "precision", "dtype", "layout"),
     [
@@ -117,33 +111,32 @@ CHUNKS = {"sm_90a": [None, Sm90RowsConfig(16), Sm90RowsConfig(128, 128)], "sm_10
         (32, "int8", torch.uint8, torch.channels_last),
     ],
 )
-def test_chunks_of_images(patch, precision, dtype, layout, config) -> None:
-    """The long way, then remembered twice, on other images and on another stream: each chunk waits for its rows."""
+def test_rows_are_complete_before_they_are_read(patch, precision, dtype, layout) -> None:
+    """The long way, then remembered twice, on other images and on another stream."""
     shape = (18, 1, 2, 40) if DRY_RUN else (300, 7, 7, 768)
     _, *arguments = draw(shape, patch, precision, dtype)
     for seed in range(1 if DRY_RUN else 3):
         images = draw(shape, patch, precision, dtype, seed)[0].contiguous(memory_format=layout)
         expected = patch_embed_images(images, *arguments, backend="reference")
-        out = patch_embed_images(images, *arguments, config=config)
+        out = patch_embed_images(images, *arguments)
         assert torch.equal(out.view(torch.int16), expected.view(torch.int16))
     if not DRY_RUN:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            out = patch_embed_images(images, *arguments, config=config)
+            out = patch_embed_images(images, *arguments)
         stream.synchronize()
         assert torch.equal(out.view(torch.int16), expected.view(torch.int16))
 
 
 @pytest.mark.gpu_only("a CUDA graph")
-@pytest.mark.parametrize("config", CHUNKS.get(architecture.at_hand(), ()), ids=str)
-def test_both_kernels_in_a_graph(config) -> None:
-    images, *arguments = draw(SHAPES[0] if config is None else SHAPES[2], 14, "int8", torch.uint8)
-    patch_embed_images(images, *arguments, config=config)
+def test_both_kernels_in_a_graph() -> None:
+    images, *arguments = draw(SHAPES[0], 14, "int8", torch.uint8)
+    patch_embed_images(images, *arguments)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = patch_embed_images(images, *arguments, config=config)
+        out = patch_embed_images(images, *arguments)
     images.copy_(images.flip(0, 2))
     graph.replay()
     torch.cuda.synchronize()

@@ -19,7 +19,6 @@ from cute_kernels.config import (
     Sm90GemmConfig,
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
-    Sm90RowsConfig,
     Sm100GemmConfig,
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
@@ -167,7 +166,6 @@ def test_help_shows_tunables_and_choices(command, capsys):
     assert "stages=0 (two tiles' worth, or what fits), stage_blocks=2" in shown
     assert "sm_90a, bf16 and fp16 (Sm90GatherConfig): tile_patches=0 (chosen for" in shown
     assert "pingpong=true of {true, false}" in shown
-    assert command == ["gemm"] or "(Sm90RowsConfig): chunk_images=0 (all at once), row_multiple=32 of {16, 32" in shown
     assert "epilogue=f32 of {f32, bf16x2}" in shown
 
 
@@ -250,12 +248,6 @@ def test_choices_are_what_the_plan_allows():
             ["patch-embed-images", "--arch=sm_90a", "--patch=14", "--set=tile-rows=64", "--set=warpgroups=1"],
             PatchEmbedImagesProblem(1, 3, 224, 224, 14, 768, table_rows=256),
             Sm90PatchEmbedConfig(tile_rows=64, warpgroups=1),
-            "sm_90a",
-        ),
-        (
-            ["patch-embed-images", "--arch=sm_90a", "--patch=14", "--batch=64", "--set=chunk-images=16"],
-            PatchEmbedImagesProblem(64, 3, 224, 224, 14, 768, table_rows=256),
-            Sm90RowsConfig(chunk_images=16),
             "sm_90a",
         ),
         (["gemm"], GemmProblem(4096, 4096, 4096), None, "sm_100a"),

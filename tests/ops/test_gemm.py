@@ -186,7 +186,7 @@ def test_backward_is_refused():
 
 
 @pytest.mark.parametrize(
-    "config", [Sm100GemmConfig(256, 128, 4, idle_clocks=3), Sm90GemmConfig(pingpong=True), Sm90GemmConfig(split_k=2)]
+    "config", [Sm100GemmConfig(256, 128, 4), Sm90GemmConfig(pingpong=True), Sm90GemmConfig(split_k=2)]
 )
 def test_configs_survive_the_operator(config):
     codec = PLANNERS["gemm"].codec

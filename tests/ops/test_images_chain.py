@@ -10,7 +10,6 @@ import torch
 from cute_kernels import (
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
-    Sm90RowsConfig,
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
     patch_embed_images,
@@ -84,82 +83,6 @@ def test_channels_that_are_last(config) -> None:
     unaligned = memory.view(last.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
     assert unaligned.data_ptr() % 16 and unaligned.is_contiguous(memory_format=torch.channels_last)
     assert_same_bits(unaligned, weight, bias, pos, config=config)
-
-
-@pytest.mark.parametrize(
-    ("patch", "precision", "dtype", "layout", "config"),
-    [
-        (14, "int8", torch.uint8, torch.contiguous_format, Sm90RowsConfig(16, 128)),
-        pytest.param(14, "bf16", torch.bfloat16, torch.contiguous_format, Sm90RowsConfig(16), marks=nightly),
-        (16, "int8", torch.uint8, torch.channels_last, Sm90RowsConfig(16)),
-    ],
-    ids=str,
-)
-def test_chunks_of_images_have_the_bits_of_all_at_once(patch, precision, dtype, layout, config) -> None:
-    """Two whole chunks and three images; also of images that are fewer than a chunk, and of exactly one."""
-    images, weight, bias, pos = draw(patch, precision, dtype, batch=35, grid=(1, 2))
-    for some in (images, images[:3], images[:16]) if NIGHTLY or patch == 14 and precision == "int8" else (images,):
-        given = some.contiguous(memory_format=layout), weight, bias, pos
-        assert_same_bits(*given, config=config)
-    plan = plan_of(images.contiguous(memory_format=layout), weight, config)
-    assert [kernel.operation for kernel, _ in plan.turns] == ["patchify", "patch_embed"] * 3
-    assert [kernel.problem.batch for kernel, _ in plan.turns[::2]] == [16, 16, 3]
-    assert [kernel.reads_early for kernel, _ in plan.turns[::2]] == [False, True, True]
-
-
-def test_memory_of_rows_is_that_of_one_chunk() -> None:
-    """Every launch reads and writes where it should, and the rows of a chunk lie over those of the last one."""
-    images, weight, bias, pos = draw(14, "int8", torch.uint8, batch=35, grid=(1, 2))
-    arguments = PatchEmbedImagesArguments(
-        images, weight.raw, weight.raw_low, weight.scale, weight.offset, bias, pos, 14, torch.bfloat16, "auto",
-        Sm90RowsConfig(16, 128),
-    )  # fmt: skip
-    prepared = PATCH_EMBED_IMAGES.checked(arguments)
-    assert prepared.operands.x.shape == (32, 640) and prepared.operands.out.shape == (70, 24)
-    assert prepared.operands.weight.shape == (24, 640) and not prepared.operands.weight[:, 588:].any()
-    parts = [prepared.operands.of(kernel, parts) for kernel, parts in prepared.plan.turns]
-    assert [part.x.shape[0] for part in parts] == [32, 32, 32, 32, 6, 6]
-    assert all(part.x.data_ptr() == prepared.operands.x.data_ptr() for part in parts)
-    assert torch.equal(torch.cat([part.images for part in parts[::2]]), images)
-    starts = [part.out.data_ptr() - prepared.operands.out.data_ptr() for part in parts[1::2]]
-    assert starts == [0, 32 * 24 * 2, 64 * 24 * 2] and not hasattr(parts[0], "out")
-
-
-@pytest.mark.parametrize("batch", [1, 15, 16, 17, 100, 129, 255, 4736, 4737])
-@pytest.mark.parametrize("change", [{"patch": 14, "table_rows": 256}, {"channels_last": True}], ids=str)
-def test_every_image_is_in_one_chunk(batch, change) -> None:
-    problem = dataclasses.replace(HEADLINE, batch=batch, **change)
-    for chunk in (16, 64, 128, 4800):
-        plan = make_plan(problem, Sm90RowsConfig(chunk))
-        fronts, products = plan.turns[::2], plan.turns[1::2]
-        places = [image for _, parts in fronts for image in range(batch)[parts["images"]]]
-        rows = [(parts["out"].start, parts["out"].stop) for _, parts in products]
-        assert places == list(range(batch)) and sum(kernel.problem.batch for kernel, _ in fronts) == batch
-        assert [stop - start for start, stop in rows] == [kernel.problem.m for kernel, _ in products]
-        assert rows[0][0] == 0 and all(a[1] == b[0] for a, b in zip(rows, rows[1:], strict=False))
-        assert len({kernel.table_shape for kernel, _ in products}) == 1
-
-
-def test_chunks_have_the_tiles_of_all_images_where_they_fill_them() -> None:
-    problem = dataclasses.replace(HEADLINE, patch=14, table_rows=256)
-    whole = make_plan(problem, Sm90RowsConfig()).config
-    assert make_plan(problem, Sm90RowsConfig(128)).config == make_plan(problem, Sm90RowsConfig(256)).config == whole
-    assert make_plan(problem, Sm90RowsConfig(64)).rows.tile_images == 64 < whole.tile_rows
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (Sm90RowsConfig(24), "chunk_images = 24 .*multiples of 16 images.*nearest legal value: 32"),
-        (Sm90RowsConfig(-16), "chunk_images = -16 .*nearest legal value: 0"),
-        (Sm90RowsConfig(16, 48), "row_multiple = 48 .*legal: 16, 32, 64, 128.*nearest legal value: 32"),
-    ],
-)
-def test_chunks_that_are_refused(config, message) -> None:
-    images, weight, bias, pos = draw(14, "int8", torch.uint8)
-    for backend in ("emulator", "reference"):
-        with pytest.raises(ValueError, match=message):
-            patch_embed_images(images, weight, bias, pos, config=config, backend=backend)
 
 
 def plan_of(images: torch.Tensor, weight, config=None):

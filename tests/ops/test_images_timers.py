@@ -17,7 +17,6 @@ from cute_kernels.config import (
     Sm90GatherConfig,
     Sm90ImagesConfig,
     Sm90PatchEmbedConfig,
-    Sm90RowsConfig,
 )
 from cute_kernels.emulator import Options
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
@@ -28,13 +27,13 @@ from cute_kernels.tuning import search
 
 INT8 = PatchEmbedImagesProblem(2, 3, 32, 48, 16, 64, table_rows=6)
 BF16 = PatchEmbedImagesProblem(2, 3, 32, 32, 16, 64, "bfloat16", precision="bf16", table_rows=1)
-CHUNKS = PatchEmbedImagesProblem(17, 3, 32, 32, 16, 64)
+CHAIN = PatchEmbedImagesProblem(17, 3, 32, 32, 16, 64)
 LAST = PatchEmbedImagesProblem(2, 3, 32, 32, 16, 64, channels_last=True)
 TWO_TERMS = PatchEmbedImagesProblem(2, 3, 32, 32, 16, 64, precision="int16", table_rows=4)
 CASES = [
     (INT8, [Sm90ImagesConfig(), Sm90PatchEmbedConfig()]),
     (BF16, [Sm90GatherConfig()]),
-    (CHUNKS, [Sm90RowsConfig(chunk_images=16)]),
+    (CHAIN, [Sm90PatchEmbedConfig()]),
     (LAST, [Sm90ImagesConfig()]),
     (TWO_TERMS, [Sm90ImagesConfig()]),
 ]
@@ -122,8 +121,8 @@ def test_a_sweep_has_the_times_of_images(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [row.measured for row in rows] == [250.0, 375.0]
 
 
-def test_bound_launches_get_the_addresses_of_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU gets: chunks of 16 images and of one, a pass over them and the product of their rows."""
+def test_bound_launches_get_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU gets: a pass over the images and the product of their rows."""
     bound = []
 
     def bound_launch(plan):
@@ -134,12 +133,10 @@ def test_bound_launches_get_the_addresses_of_their_turn(monkeypatch: pytest.Monk
         return types.SimpleNamespace(with_constants=with_constants)
 
     monkeypatch.setattr(tuning, "bound_launch", bound_launch)
-    plan = make_plan(CHUNKS, Sm90RowsConfig(chunk_images=16), "sm_90a", sm_count=2)
-    operands = PATCH_EMBED_IMAGES.prepare(tuning.random_arguments(CHUNKS, "cpu"), plan).operands
-    assert len(tuning.calls_of(plan, operands)) == len(bound) == 4
+    plan = make_plan(CHAIN, Sm90PatchEmbedConfig(), "sm_90a", sm_count=2)
+    operands = PATCH_EMBED_IMAGES.prepare(tuning.random_arguments(CHAIN, "cpu"), plan).operands
+    assert len(tuning.calls_of(plan, operands)) == len(bound) == 2
     assert all(parameters == ("stream",) for parameters, _ in bound)
-    (_, first), (_, product), (_, rest), (_, last) = bound
-    image, row = 3 * 32 * 32, 64 * 2
-    assert [first["images"], rest["images"]] == [operands.images.data_ptr() + n * image for n in (0, 16)]
-    assert [product["out"], last["out"]] == [operands.out.data_ptr() + n * 4 * row for n in (0, 16)]
+    (_, first), (_, product) = bound
+    assert first["images"] == operands.images.data_ptr() and product["out"] == operands.out.data_ptr()
     assert {each["x"] for _, each in bound} == {operands.x.data_ptr()}

@@ -11,7 +11,6 @@ import types
 import pytest
 import torch
 
-from cute_kernels import Sm90RowsConfig
 from cute_kernels.operations import gemm as gemm_op
 from cute_kernels.operations import patch_embed as patch_embed_op
 from cute_kernels.operations import patch_embed_images as images_op
@@ -332,17 +331,6 @@ def test_two_kernels_in_turn_hand_over_memory_of_the_call(launches, layout):
     other = torch.channels_last if layout is torch.contiguous_format else torch.contiguous_format
     assert run(calls, first | {"images": first["images"].contiguous(memory_format=other)}) is None
     assert run(calls, first | {"images": first["images"][..., :14]}) is None and len(launches) == 2
-
-
-def test_chunks_take_turns_further_on_in_images_and_result(launches):
-    """35 images of 3,528 bytes in chunks of 16, whose rows have one memory."""
-    first = pictures(config=Sm90RowsConfig(16), images=torch.randint(0, 256, (35, 3, 28, 42), dtype=torch.uint8))
-    calls = remember(images_op.PATCH_EMBED_IMAGES, first)
-    out = run(calls, again := first | {"images": first["images"].clone()})
-    start, end = again["images"].data_ptr(), out.data_ptr()
-    assert [launch["images"] - start for launch in launches[::2]] == [0, 16 * 3528, 32 * 3528]
-    assert [launch["out"] - end for launch in launches[1::2]] == [0, 16 * 6 * 32, 32 * 6 * 32]
-    assert len({launch["x"] for launch in launches}) == len({launch["weight"] for launch in launches}) == 1
 
 
 def test_memory_between_kernels_is_not_kept(launches):

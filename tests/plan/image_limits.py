@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig, Sm90PatchEmbedConfig, Sm90RowsConfig
+from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig, Sm90PatchEmbedConfig
 from cute_kernels.plan import ARCHS, make_plan
 from cute_kernels.plan.images_sm90 import plan_sm90_images
 from tests.plan.limits import TMA_ROWS, Limit, MakePlan
@@ -62,10 +62,6 @@ def _configurations() -> Iterator[Limit]:
     yield field("source", "split", "strips", "auto", last)
     shares = [images(last, source="split", stage_blocks=blocks) for blocks in (3, 2)]
     yield Limit("K blocks of split rows", *shares, r"^stage_blocks = 2 .*legal: 0, 3; nearest legal value: 3$")
-    for images_of_a_chunk, nearest in ((24, 32), (-16, 0)):
-        chunks = [partial(make_plan, FOURTEEN, Sm90RowsConfig(count)) for count in (nearest, images_of_a_chunk)]
-        message = rf"^chunk_images = {images_of_a_chunk} .*multiples of 16 images.*nearest legal value: {nearest}$"
-        yield Limit(f"chunks of {images_of_a_chunk}", *chunks, message)
     yield field("order", "image", "flat", "row")
     yield field("tile_patches", 16, 17, 16)
     yield field("tile_patches", 0, -1, 1)

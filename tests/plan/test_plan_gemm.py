@@ -245,7 +245,6 @@ def test_the_sm90_chooser_fills_the_device() -> None:
         (square(512), Sm100GemmConfig(store_stages=3), "store_stages = 3"),
         (square(512), Sm100GemmConfig(group_m=0), "group_m = 0"),
         (square(512), Sm100GemmConfig(stages=1), "stages = 1"),
-        (square(512), Sm100GemmConfig(idle_clocks=-1), "idle_clocks = -1"),
         (square(512), Sm90GemmConfig(tile_m=64), "tile_m = 64"),
         (square(512), Sm90GemmConfig(tile_n=320), "tile_n = 320"),
         (square(512), Sm90GemmConfig(256, 256, stages=2), "256 registers of accumulators.*nearest legal value: 192"),

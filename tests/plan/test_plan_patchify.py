@@ -20,8 +20,8 @@ def plan(**changes: object) -> PatchifyPlan:
     ("changes", "load", "unit", "store", "row"),
     [
         ({}, 16, 16, 16, 768),
-        ({"patch": 14}, 16, 2, 16, 592),
-        ({"patch": 14, "width": 42}, 4, 2, 4, 592),
+        ({"patch": 14}, 16, 2, 16, 608),
+        ({"patch": 14, "width": 42}, 4, 2, 4, 608),
         ({"patch": 32}, 16, 16, 16, 3072),
         ({"patch": 7}, 16, 1, 16, 160),
         ({"patch": 7, "width": 217}, 1, 1, 4, 160),

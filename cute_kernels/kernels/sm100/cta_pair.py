@@ -13,7 +13,6 @@ from cute_kernels.dsl import nvvm
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Edge, Graph
 from cute_kernels.kernels.pipes import Pipe, PipelineState, init_barriers
-from cute_kernels.kernels.stamps import idle
 from cute_kernels.kernels.tiles import GroupedOrder, SnakeOrder
 from cute_kernels.plan import Sm100GemmPlan, Sm100PatchEmbedPlan
 from cute_kernels.plan.base import Phase
@@ -232,7 +231,6 @@ class Mma:
         accumulators: tensor-memory view ``[.., accumulator * waves + wave]``.
         waves: instruction tiles side by side in the rows of one tile, which share a stage of the column operand and
             are handed to the epilogue one by one.
-        idle_clocks: clocks to idle after the MMAs of each stage.
     """
 
     tiled_mma: cute.TiledMma
@@ -244,7 +242,6 @@ class Mma:
     order: SnakeOrder | GroupedOrder
     k_blocks: Int32
     waves: int = 1
-    idle_clocks: int = 0
 
     @cute.jit
     def run(self) -> None:
@@ -272,8 +269,6 @@ class Mma:
                                 self.accumulator.commit_full(out, wave)
                 with cute.arch.elect_one():
                     self.operands.commit_empty(full)
-                if cutlass.const_expr(self.idle_clocks > 0):
-                    idle(self.idle_clocks)
                 full.advance()
             self.operands.stamps.mark(Phase.COMMIT)
             with cute.arch.elect_one():

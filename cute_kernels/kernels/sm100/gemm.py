@@ -191,7 +191,7 @@ class GemmKernel(GemmHost):
                 Mma(
                     args.tiled_mma, args.tiled_mma.make_fragment_A(a_tensor), args.tiled_mma.make_fragment_B(b_tensor),
                     accumulators, pipes["operands"], pipes["accumulator"], order, args.k_blocks,
-                    plan.waves, plan.config.idle_clocks,
+                    plan.waves,
                 ).run()  # fmt: skip
         else:
             ring = warp_staging(

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
-
 import pytest
 import torch
 
 from cute_kernels import reference
-from cute_kernels.compile import compile_plan
-from cute_kernels.emulator.errors import GlobalMemoryRace
 from cute_kernels.plan.base import ARCHS
 from cute_kernels.plan.patchify import PatchifyProblem, plan_patchify
 from cute_kernels.runtime.emulated import launch
@@ -50,31 +45,6 @@ def executed(images: torch.Tensor, problem: PatchifyProblem, arch: str) -> torch
     )
     launch(plan, Operands(images=images, x=rows))
     return rows
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [
-        PatchifyProblem(2, 3, 28, 112, 14, row_multiple=128),
-        PatchifyProblem(2, 3, 16, 32, 16, channels_last=True, order="hwc"),
-    ],
-    ids=str,
-)
-def test_a_pass_that_reads_early_waits_before_it_writes(problem) -> None:
-    """Behind another launch of itself, which writes the same rows and no images; without its wait they race."""
-    plan = dataclasses.replace(plan_patchify(problem, ARCHS["sm_90a"]), reads_early=True)
-    images = images_of(problem)
-    rows = torch.full((problem.batch * problem.positions, plan.row_elements), POISON, dtype=torch.uint8)
-    launch(plan, Operands(images=images, x=rows), repeat=2)
-    assert torch.equal(rows, expected_rows(images, problem, plan.row_elements))
-    artifact = compile_plan(plan, emulated=True)
-    first = {name: re.search(pattern, artifact.ptx).start() for name, pattern in (
-        ("load", r"ld\.global"), ("wait", r"griddepcontrol\.wait"), ("store", r"st\.global"),
-    )}  # fmt: skip
-    assert first["load"] < first["wait"] < first["store"]
-    unordered = dataclasses.replace(artifact, ptx=artifact.ptx.replace("griddepcontrol.wait;", ""))
-    with pytest.raises(GlobalMemoryRace, match="the launch before this one wrote before"):
-        launch(plan, Operands(images=images, x=rows), artifact=unordered, repeat=2)
 
 
 @pytest.mark.parametrize(
