@@ -106,7 +106,10 @@ def directory() -> Path | None:
 
 def _default_directory() -> Path | None:
     """The user's, or a folder of this user for temporary files: a container's user may have no home."""
-    usual = platformdirs.user_cache_path("cute-kernels")
+    try:
+        usual = platformdirs.user_cache_path("cute-kernels")
+    except RuntimeError:  # of later platformdirs; earlier ones leave a "~"
+        usual = Path("~")
     if usual.is_absolute() and _can_be_made(usual):
         return usual
     reason = f"{usual} cannot be made" if usual.is_absolute() else "this user has no home directory"
@@ -215,13 +218,14 @@ def evict(root: Path, most: int, keep: Path) -> None:
     for _, size, path in sorted(found):
         if total <= most:
             return
-        if path == keep or not _begins_as_entry(path):
+        if path == keep:
             continue
         lock = path.with_suffix(".lock")
         with contextlib.suppress(filelock.Timeout, OSError), filelock.FileLock(lock, timeout=0):
-            path.unlink()
+            if not path.exists() or _begins_as_entry(path):
+                path.unlink(missing_ok=True)
+                total -= size
             lock.unlink()
-            total -= size
 
 
 @functools.cache
