@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import os
 import pkgutil
 import re
 import subprocess
@@ -24,7 +25,11 @@ from cute_kernels import kernel_cache as cache
 from cute_kernels.frames import Frames
 from cute_kernels.plan import Operand, Plan
 
-_COMPILE_LOCK = threading.Lock()
+_COMPILE_LOCK = threading.RLock()
+# A fork waits for a compilation of another thread: the child has not that thread, and would wait for ever.
+os.register_at_fork(
+    before=_COMPILE_LOCK.acquire, after_in_parent=_COMPILE_LOCK.release, after_in_child=_COMPILE_LOCK.release
+)
 """`cute.compile` keeps global state and is not thread-safe."""
 
 

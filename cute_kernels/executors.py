@@ -109,8 +109,10 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for executor in self._opened:
+            if kind is not None:  # an interrupt, say: nobody wants what is under way
+                _end_processes(executor)
             executor.shutdown(wait=True, cancel_futures=True)
         self._opened, self._shared, self._state = [], None, None
         if self._make is not None:
@@ -212,6 +214,12 @@ def _processes(jobs: int) -> Executor:
     # CuTe DSL has threads of its own, which a forked process would lose.
     context = multiprocessing.get_context("spawn")
     return concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=_end_with_parent)
+
+
+def _end_processes(executor: Executor) -> None:
+    """Ends the processes of a pool, which Python 3.14 has a method for; other executors have none."""
+    for process in list((getattr(executor, "_processes", None) or {}).values()):
+        process.terminate()
 
 
 def _end_with_parent() -> None:

@@ -21,7 +21,7 @@ LAYERS = (
     ("observe",),
     ("state",),
     ("ptx", "core"),
-    ("options",),
+    ("options", "interrupts"),
     ("errors",),
     ("facts", "captured_launch"),
 )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cute_kernels.emulator import interrupts
 from cute_kernels.emulator.bytecode.emitter import BlockEmitter
 from cute_kernels.emulator.bytecode.lowering import Lowering, lower
 from cute_kernels.emulator.bytecode.program import Bytecode, Program, row_bytes
@@ -253,6 +254,8 @@ class Execution:
             current.publish()
             current.site, current.place = site, self.places[site]
             result = self.sites[site](current.warp, mask)
+            if interrupts.noted:
+                current.header.budget = 1  # gives way at the next block
             return current.block() if result == _WAIT else result
         except BaseException as error:  # noqa: BLE001 - must not unwind through the core; `WarpExecution.send` raises it
             current.error = error

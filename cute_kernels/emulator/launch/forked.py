@@ -16,6 +16,11 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from cute_kernels.emulator import interrupts
+
+_PATIENCE = 0.1
+"""Seconds without a message after which signals are looked for."""
+
 AVAILABLE = hasattr(os, "fork")
 
 
@@ -24,7 +29,7 @@ class Ended(Exception):
 
 
 class Forked:
-    """Forked processes; a context, at whose end all have ended.
+    """Forked processes; a context, at whose end all have ended. Entered inside of `interrupts.deferred`.
 
     Args:
         tasks: what each of them executes, with its end of a pipe. It raises nothing that anybody would see.
@@ -68,7 +73,8 @@ class Forked:
         """
         numbers = {connection: number for number, connection in enumerate(self._running)}
         while numbers:
-            for connection in wait(list(numbers)):
+            interrupts.check()
+            for connection in wait(list(numbers), _PATIENCE):
                 try:
                     message = connection.recv()
                 except (EOFError, OSError):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.emulator import interrupts
 from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.arguments import extents, pack_arguments, parameter_block, require_type
@@ -164,20 +165,21 @@ def run(
         totals["columns"] = max(totals["columns"], work.columns)
 
     one_process = known_dependence(launch) if options.processes > 1 else ""
-    if options.processes > 1 and not one_process:
-        try:
-            for work in at_once(launch, progress):
+    with interrupts.deferred():
+        if options.processes > 1 and not one_process:
+            try:
+                for work in at_once(launch, progress):
+                    add(work)
+                processes = min(options.processes, len(indices))
+            except Dependent as dependent:
+                one_process = str(dependent)
+                if progress is not None:
+                    progress(0, len(indices))
+        with recording(options.trace) as timeline:
+            for work in in_turn(launch, timeline):
                 add(work)
-            processes = min(options.processes, len(indices))
-        except Dependent as dependent:
-            one_process = str(dependent)
-            if progress is not None:
-                progress(0, len(indices))
-    with recording(options.trace) as timeline:
-        for work in in_turn(launch, timeline):
-            add(work)
-            if progress is not None:
-                progress(len(indices) - len(launch.waiting), len(indices))
+                if progress is not None:
+                    progress(len(indices) - len(launch.waiting), len(indices))
     units = None
     if meter is not None:
         ctas = totals["clusters"] * math.prod(launch.cluster)

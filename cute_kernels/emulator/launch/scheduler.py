@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from cute_kernels.emulator import interrupts
 from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.facts import WaitState
@@ -85,6 +86,7 @@ class Scheduler:
             warp.code = warp.code or self.execution.start(warp)
         idle_rounds = 0
         while cluster.running:
+            interrupts.check()  # where only asynchronous work goes on, no warp has a turn
             if self._pauses():
                 return
             before = cluster.changes()
@@ -150,7 +152,8 @@ class Scheduler:
             raise self._standing(error, warp) from None
 
     def _resume(self, warp: Warp, budget: int) -> None:
-        """Runs a warp until it waits, exits, or has executed ``budget`` basic blocks."""
+        """Runs a warp until it waits, exits, or has executed ``budget`` basic blocks; before, handlers of signals."""
+        interrupts.check()
         for probe in self.probes:
             probe.resume(warp)
         warp.wait, self.cluster.executing = None, warp

@@ -25,6 +25,7 @@ from typing import Any
 
 from cute_kernels import dsl
 from cute_kernels.dsl.allocations import Allocations
+from cute_kernels.emulator import interrupts
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.units.copies import tensor_map
@@ -253,7 +254,7 @@ class _Recorder:
         self.ptx: str | None = None
         self.parameters: int | None = None
         self.allocations: tuple[Allocations, ...] = ()
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._machine_code = b""
         self._names: list[ctypes.Array] = []
         launch = (_INT, ctypes.POINTER(_LaunchConfig), _TEXT, _POINTER_OUT)
@@ -284,16 +285,20 @@ class _Recorder:
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls something of CuTe DSL that calls stand-ins; it sees their error codes only, the reason is kept here."""
         self.error = None
-        try:
-            return function(*arguments)
-        except Exception as error:
-            raise (self.error or error) from None
+        with interrupts.deferred():
+            try:
+                result = function(*arguments)
+            except Exception as error:
+                raise (self.error or error) from None
+            if self.error is not None and not isinstance(self.error, Exception):
+                raise self.error  # an interrupt that host code went on after
+            return result
 
     def _guarded(self, function: Callable[..., int | None], *arguments: Any) -> int:
         """An exception cannot cross the machine code between here and the caller: keep it, return an error code."""
         try:
             return function(*arguments) or _SUCCESS
-        except Exception as error:
+        except BaseException as error:  # noqa: BLE001 - `call` raises it
             self.error = error
             return _NOT_SUPPORTED if isinstance(error, UnsupportedPTX) else _FAILURE
 

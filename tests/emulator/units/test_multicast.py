@@ -17,7 +17,7 @@ from cute_kernels.emulator import GlobalMemory, Options
 from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.observe.races.happens_before import FULL
-from cute_kernels.emulator.observe.races.shadow_unit import shadow_unit
+from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.state.mbarrier import MBarriers
 from cute_kernels.emulator.state.smem import shared_address
@@ -102,7 +102,7 @@ class Watched:
         self.region, self.origin = self.tracker.launch.shadow(0)
         self.region.coarse.add_layer()  # the core records reads where there is one
         self.tables = STRUCTURES["Tables"]()
-        self.context = shadow_unit().context(self.tracker, self.crew[0].agent)
+        self.context = ShadowUnit().context(self.tracker, self.crew[0].agent)
         self.tables.context = ctypes.addressof(self.context)
         self.text = self.tracker.epochs.text("a copy")
 
@@ -235,6 +235,6 @@ def test_wait_that_may_be_taken_for_the_phase_before_is_left_to_python(ordered: 
         first.release(other, FULL, Order.SYNC | Order.WIDE)
         other.complete()
         second.acquire(other, Order.SYNC | Order.WIDE)
-    context = shadow_unit().context(made.tracker, second)
+    context = ShadowUnit().context(made.tracker, second)
     made.tables.context = ctypes.addressof(context)
     assert library().watch_look(ctypes.addressof(made.tables), point.address, 1) == ordered

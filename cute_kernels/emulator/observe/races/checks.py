@@ -26,7 +26,7 @@ from cute_kernels.emulator.observe.races.exits import ExitChecks
 from cute_kernels.emulator.observe.races.happens_before import WARP_COLUMNS, Agent
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Part, Shadow, View, unordered
-from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit, shadow_unit
+from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import Columns, Row, SyncPoint
 from cute_kernels.emulator.observe.races.tensor_memory import Operation, TensorRaces
 
@@ -60,6 +60,7 @@ class RaceChecks:
         self.columns = Columns(warps * (WARP_COLUMNS + 3) + 64)
         self.shared = [Shadow(size, by_bytes=True) for size in sizes]
         self.tensor = TensorRaces(self)
+        self.unit = ShadowUnit()  # the core's part of the detector, which is asked first
         for plane in (*(shadow.coarse for shadow in self.shared), *self.tensor.planes):
             plane.add_layer()  # of shared and tensor memory almost every place is read
         self.points: dict[int, SyncPoint] = {}
@@ -75,10 +76,6 @@ class RaceChecks:
         self.barriers: MBarriers | None = None  # for reports
         self.report: Callable[[EmulatorError], None] = raising
         self.lane = 0
-
-    def unit(self) -> ShadowUnit:
-        """The core's part of the detector, which is asked first."""
-        return shadow_unit()
 
     # --- warps --------------------------------------------------------------------------------------------------------
 

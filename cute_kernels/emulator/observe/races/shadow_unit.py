@@ -12,7 +12,7 @@ import ctypes
 import functools
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -34,13 +34,18 @@ _MOST_CONSTANTS = 4096
 
 
 class ShadowUnit:
-    """The core's functions of the race detector, and the `Access` that they read: one at a time."""
+    """The core's functions of the race detector, and the `Access` that they read: one at a time.
+
+    Each cluster of a launch has its own: another thread may launch between the writing of an `Access` and the core's
+    reading of it.
+    """
+
+    #: What is known of arrays that never change, with the array, so that no other one gets its identity.
+    _constants: ClassVar[dict[int, tuple[tuple[int, int, int, int], np.ndarray]]] = {}
+    _pieces: ClassVar[dict[int, tuple[np.ndarray, int, np.ndarray]]] = {}
 
     def __init__(self) -> None:
         self._access = np.zeros(word_count("Access"), np.int64)
-        #: What is known of arrays that never change, with the array, so that no other one gets its identity.
-        self._constants: dict[int, tuple[tuple[int, int, int, int], np.ndarray]] = {}
-        self._pieces: dict[int, tuple[np.ndarray, int, np.ndarray]] = {}
         self._set = functools.partial(struct.Struct(f"{len(self._access)}q").pack_into, self._access, 0)
         self._decide = functools.partial(library().access_shadow, self._access.ctypes.data)
 
@@ -197,9 +202,3 @@ def _rectangle(plane: Plane, place: tuple[slice, slice]) -> tuple[int, int, int,
     if count == stride:  # one piece
         rows, count = 1, rows * count
     return rows, columns.start * stride + start, stride, count
-
-
-@functools.cache
-def shadow_unit() -> ShadowUnit:
-    """The unit of this process."""
-    return ShadowUnit()

@@ -214,7 +214,7 @@ class TensorRaces:
             TensorMemoryRace, SharedMemoryRace, ProxyFenceMissing: an earlier access is not ordered before.
         """
         tracker, stream = self.tracker, self._begun(work.text)
-        agent, unit, done, count = tracker.agent, tracker.unit(), 0, len(work.accesses)
+        agent, unit, done, count = tracker.agent, tracker.unit, 0, len(work.accesses)
         listed = work.listed(unit, tracker)
         if listed:
             done = unit.pipelined(listed, count, agent, stream.identity, tracker.lane, stream.column)
@@ -288,7 +288,7 @@ class TensorRaces:
     def _access(
         self, rank: int, place: Place, operation: Operation, write: bool, exempt: int
     ) -> None:
-        plane, unit = self.planes[rank], self.tracker.unit()
+        plane, unit = self.planes[rank], self.tracker.unit
         if unit.tensor(self.epochs, plane, place, operation, write, exempt):
             return
         if not plane.writes[place].size:  # beyond all columns, which the operation reports when it takes effect

@@ -221,7 +221,7 @@ class RaceTracker(PointRaces):
             access(shadow, offsets, nbytes, operation, -1)
 
     def _async_read(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
-        floor, unit = self.floor if rank < 0 else 0, self.unit()
+        floor, unit = self.floor if rank < 0 else 0, self.unit
         fence = Row.PROXY_GLOBAL if rank < 0 else Row.PROXY
         if unit.async_read(self.epochs, shadow, offsets, nbytes, operation, fence, floor):
             return
@@ -236,7 +236,7 @@ class RaceTracker(PointRaces):
             part.plane.add_read(part.where, operation.identity, self.epochs, None, operation.column, floor)
 
     def _async_write(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
-        floor, unit = self.floor if rank < 0 else 0, self.unit()
+        floor, unit = self.floor if rank < 0 else 0, self.unit
         fence = Row.PROXY if self.strict and rank >= 0 and not operation.generic else None
         if unit.async_write(self.epochs, shadow, offsets, nbytes, operation, fence, floor):
             return

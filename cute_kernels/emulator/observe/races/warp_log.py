@@ -46,7 +46,7 @@ class WarpLog:
         if tracker is None:
             return
         if self._unit is None:
-            self._unit = tracker.unit()
+            self._unit = tracker.unit
             self._context = self._unit.context(tracker, self.warp.agent)
         self.tables.header.context = ctypes.addressof(self._context)
 

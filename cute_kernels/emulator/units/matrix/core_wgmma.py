@@ -125,7 +125,7 @@ class CoreWgmmas:
             where = operand_of(form, which, descriptor, cluster.ctas[rank].shared).where
             starts, nbytes = where.starts, CHUNK
             if cluster.tracker is not None:
-                starts, nbytes = cluster.tracker.unit().merged(starts, nbytes)
+                starts, nbytes = cluster.tracker.unit.merged(starts, nbytes)
             self._places.append((where, starts))
             key = descriptor - (descriptor >> 63 << 64), self._forms[number].kinds[which]
             slot = library().key_slot((ctypes.c_int64 * _KEY)(*key), _KEY, _OPERANDS)

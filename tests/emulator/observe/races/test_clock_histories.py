@@ -22,7 +22,7 @@ from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
-from cute_kernels.emulator.observe.races.shadow_unit import shadow_unit
+from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import Order, Row
 from tests.emulator.crew import Crew, state
 
@@ -133,7 +133,7 @@ def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(arrival: 
     second.acquire(other, Order.SYNC)
     tracker.completed(address, 0)
     tables = STRUCTURES["Tables"]()
-    contexts = [shadow_unit().context(tracker, agent) for agent in (first, second)]
+    contexts = [ShadowUnit().context(tracker, agent) for agent in (first, second)]
     tables.context = ctypes.addressof(contexts[1])
     assert library().watch_wait(ctypes.addressof(tables), barrier.address, Order.SYNC, 0) == 1
     if ordered:

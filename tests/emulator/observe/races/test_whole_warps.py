@@ -16,7 +16,7 @@ from cute_kernels.emulator import GlobalMemory, Options
 from cute_kernels.emulator.observe.races.happens_before import FULL, LANES
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.shadow import Rows
-from cute_kernels.emulator.observe.races.shadow_unit import shadow_unit
+from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import Order
 from tests.emulator.crew import Crew
 from tests.emulator.observe.races.test_shadow_unit import History, outcome
@@ -152,12 +152,12 @@ def test_histories_that_are_alike_are_decided_at_once(space: str, nbytes: int, p
     """Of the warp's own accesses, of another warp's that it knows, and of a copy's."""
     history = WholeWarps(native=True)
     history.whole(0, space, nbytes, True, 0, pattern)  # the first splits granules
-    decided = shadow_unit().together
+    decided = ShadowUnit().together
     for warp in (0, 1, 1, 0):
         for write in (True, True, False, False, True):
             history.whole(warp, space, nbytes, write, 0, pattern)
             decided += 1
-            assert shadow_unit().together == decided
+            assert ShadowUnit().together == decided
             history.converge(warp, FULL)
         history.synchronise(0, 1)
         history.synchronise(1, 0)
@@ -169,7 +169,7 @@ def test_histories_that_are_alike_are_decided_at_once(space: str, nbytes: int, p
             history.copies_done(0, 0, False)
             history.converge(0, FULL)
             history.whole(0, space, nbytes, True, 0, pattern)
-            assert shadow_unit().together == decided + 1 + count
+            assert ShadowUnit().together == decided + 1 + count
 
 
 def test_granules_that_are_kept_by_bytes_are_decided_at_once_too() -> None:
@@ -179,10 +179,10 @@ def test_granules_that_are_kept_by_bytes_are_decided_at_once_too() -> None:
     history.converge(0, FULL)
     history.whole(0, "shared", 16, True)  # of which lane n meets what two lanes wrote
     history.whole(0, "shared", 16, False)
-    before = shadow_unit().together
+    before = ShadowUnit().together
     for write in (True, False, True):
         history.whole(0, "shared", 16, write)
-    assert shadow_unit().together == before + 3
+    assert ShadowUnit().together == before + 3
 
 
 def test_a_loop_of_a_store_and_a_load_is_decided_at_once() -> None:
@@ -193,10 +193,10 @@ def test_a_loop_of_a_store_and_a_load_is_decided_at_once() -> None:
         f"mov.u32 %r2, 0; NEXT: st.global.u32 [%d1], %r2; ld.global.u32 %r3, [%d1]; add.s32 %r2, %r2, 1;"
         f"setp.lt.s32 %p1, %r2, {rounds}; @%p1 bra NEXT; ret;"
     )
-    before = shadow_unit().together
+    before = ShadowUnit().together
     launch(text, out, 0, options=Options())
     assert (out == rounds - 1).all()
-    assert 2 * rounds - 4 <= shadow_unit().together - before <= 2 * rounds
+    assert 2 * rounds - 4 <= ShadowUnit().together - before <= 2 * rounds
 
 
 LANES_OF_INTEREST = [0, 1, 17, LANES - 1]
