@@ -18,6 +18,10 @@ from cute_kernels.dsl.recording import Recorder, set_recorder
 
 _LIBRARY = "libcute_dsl_runtime.so"
 
+_LOADING = threading.RLock()
+# A fork waits for a thread that loads a kernel: the child has not that thread, and would wait for ever.
+os.register_at_fork(before=_LOADING.acquire, after_in_parent=_LOADING.release, after_in_child=_LOADING.release)
+
 
 def export_object(function: Any, prefix: str) -> bytes:
     """The host function and its cubin as a relocatable object, of which `HostFunction` makes a function again.
@@ -75,7 +79,6 @@ class HostFunction:
         if recorder is not None:
             set_recorder(self, recorder)
         self._loaded = False
-        self._lock = threading.Lock()
 
     def __call__(self, arguments: Arguments) -> None:
         """Launches.
@@ -92,10 +95,11 @@ class HostFunction:
         Raises:
             RuntimeError: the CUDA runtime refused.
         """
-        with self._lock:
-            if not self._loaded:
-                self._run(self._load)
-                self._loaded = True
+        if not self._loaded:
+            with _LOADING:
+                if not self._loaded:
+                    self._run(self._load)
+                    self._loaded = True
 
     def _launch(self, values: Any, address: int) -> None:
         self.call(address)

@@ -119,6 +119,8 @@ def test_a_limit_that_is_none_is_refused(root, monkeypatch, capsys, value):
         cache.load_or_build("a", lambda: pytest.fail("built"))
     assert main(["cache"]) == 2
     assert "CUTE_KERNELS_CACHE_MB = " in capsys.readouterr().err
+    assert main(["doctor"]) == 1
+    assert "unset CUTE_KERNELS_CACHE_MB, or set it to what is allowed" in capsys.readouterr().out
 
 
 def test_the_command_says_the_limit(root, monkeypatch, capsys):
