@@ -10,13 +10,18 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test orders integrations programs lint bench b200 dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs nightly clean
+.PHONY: demo test gpu orders integrations programs lint bench b200 dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# On a machine with an SM90 or SM100 GPU. docs/testing.md says which wheels, in which order.
+gpu: $(VENV)/.installed-test
+	-$(BIN)/cute-kernels doctor
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 # The whole suite in ten random orders: does a test need another one before it? docs/testing.md
 orders: $(VENV)/.installed-test

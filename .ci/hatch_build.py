@@ -23,11 +23,11 @@ class CoreBuildHook(BuildHookInterface):
         if version == "editable":
             core.build.library(core.library.variant())
             return
-        for variant in core.build.variants():
-            path = core.build.library(variant)
-            build_data["artifacts"].append(f"/{path.relative_to(self.root).as_posix()}")
+        libraries = [core.build.library(variant) for variant in core.build.variants()]
+        build_data["artifacts"] += [f"/{path.relative_to(self.root).as_posix()}" for path in libraries]
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{next(platform_tags())}"  # C without Python's interface: any Python 3
+        # C without Python's interface: any Python 3.
+        build_data["tag"] = f"py3-none-{core.build.platform_tag(libraries, next(platform_tags()))}"
 
 
 def _core(root: Path) -> ModuleType:

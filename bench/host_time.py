@@ -47,6 +47,7 @@ def leave_out_the_device() -> None:
     class NoLaunch(gpu.BoundLaunch):
         def __init__(self, plan: object) -> None:
             self.plan, self._call, self._name = plan, nothing, "nothing"
+            self._function = types.SimpleNamespace(call=nothing)  # of older checkouts `_call`
 
     finder = repeat._finder
 
@@ -96,6 +97,7 @@ def cases(device: str) -> dict[str, Callable[[], object]]:
     return {
         "patch_embed": lambda: patch_embed(x, weight, bias, pos, scale_a=0.05),
         "patch_embed, scale tensor": lambda: patch_embed(x, weight, bias, pos, scale_a=scale),
+        "patch_embed, two scale tensors": lambda: patch_embed(x, weight, bias, pos, scale_a=scale, scale_b=scale),
         "patch_embed, row-wise scales": lambda: patch_embed(x, weight, bias, pos, scale_a=rows, scale_b=features),
         "patch_embed, pos_index": lambda: patch_embed(x, weight, bias, pos, pos_index=index, scale_a=0.05),
         "patch_embed, torch.ops": lambda: operator(x, weight, bias, pos, None, None, None, 0.05, 1.0, "auto"),
@@ -103,6 +105,8 @@ def cases(device: str) -> dict[str, Callable[[], object]]:
         "patch_embed_images, pass + rows": lambda: cute_kernels.patch_embed_images(images, patches(14), bias, longer),
         "gemm": lambda: gemm(a, b),
         "gemm, bias": lambda: gemm(a, b, bias=addend),
+        "torch.empty_like, to compare": lambda: torch.empty_like(a),
+        "tensor.add_(1) of torch, to compare": lambda: a.add_(1),
     }
 
 

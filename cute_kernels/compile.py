@@ -6,7 +6,7 @@ new batch, resolution or model width costs no compilation.
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import functools
 import importlib.util
 import os
@@ -18,11 +18,11 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from cute_kernels import dsl, extras
 from cute_kernels import kernel_cache as cache
+from cute_kernels.frames import Frames
 from cute_kernels.plan import Operand, Plan
 
 _COMPILE_LOCK = threading.RLock()
@@ -57,10 +57,10 @@ class Artifact:
     kernel_name: str
     ptx: str
     cubin: bytes
-    loader: Callable[[], Callable[..., Any]]
+    loader: Callable[[], dsl.HostFunction]
 
     @functools.cached_property
-    def function(self) -> Callable[..., Any]:
+    def function(self) -> dsl.HostFunction:
         return self.loader()
 
     @functools.cached_property
@@ -90,50 +90,61 @@ _CACHE: dict[tuple, Artifact] = {}
 
 
 def _from_disk(plan: Plan, emulated: bool) -> Artifact:
-    compiled: list[Artifact] = []
+    make = functools.partial(build, plan)
+    kernel = cache.load_or_build(plan.kernel_key, make)
 
-    def build() -> cache.CompiledKernel:
-        compiled.append(compile_uncached(plan, emulated=emulated))
-        (artifact,) = compiled
-        prefix = f"{artifact.kernel_name}_host"
-        code = dsl.export_object(artifact.function, prefix)
-        return cache.CompiledKernel(artifact.kernel_name, artifact.ptx, artifact.cubin, code, prefix)
+    def load() -> dsl.HostFunction:
+        try:
+            return _host_function(kernel, emulated)
+        except dsl.LinkError as reason:
+            with _COMPILE_LOCK:
+                rebuilt = cache.rebuild(plan.kernel_key, make, f"it cannot be linked: {reason}")
+            return _host_function(rebuilt, emulated)
 
-    kernel = cache.load_or_build(plan.kernel_key, build)
-    if compiled:
-        return compiled[0]
-    # From the bytes that were verified, and not from the cache's file.
-    load = functools.partial(dsl.load_object, kernel.host_object, kernel.host_prefix)
-    if emulated:
-        load = functools.partial(_host().load_object, kernel.host_object, kernel.host_prefix, kernel.ptx)
     return Artifact(kernel.kernel_name, kernel.ptx, kernel.cubin, load)
 
 
 def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
     """As `compile_plan`, always anew and without a lock: for kernels changed on purpose."""
-    dsl.require()  # before the kernel's module, which another version may not even import
-    with _host().recording_runtime() if emulated else contextlib.nullcontext():
-        kernel = pkgutil.resolve_name(plan.kernel)(plan)
-        function = dsl.compile_function(kernel, _example_arguments(plan), plan.arch.name)
+    kernel = build(plan)
+    load = functools.partial(_host_function, kernel, emulated)
+    return Artifact(kernel.kernel_name, kernel.ptx, kernel.cubin, load)
+
+
+def build(plan: Plan) -> cache.CompiledKernel:
+    """Compiles the kernel of a plan.
+
+    Raises:
+        RuntimeError: this version of CuTe DSL passes arguments in another way than `Frames` does.
+    """
+    function = dsl_function(plan)
+    check_layout(plan, function)
     ptx = dsl.ptx(function)
     name = re.search(r"\.entry\s+(\w+)", ptx).group(1)
-    return Artifact(name, ptx, dsl.cubin(function), lambda: function)
+    prefix = f"{name}_host"
+    return cache.CompiledKernel(name, ptx, dsl.cubin(function), dsl.export_object(function, prefix), prefix)
 
 
-def _host() -> ModuleType:
-    """What binds host functions to the emulator; launches on a GPU need neither the emulator nor its dependencies."""
+def dsl_function(plan: Plan) -> Callable[..., Any]:
+    """The host function as CuTe DSL compiles it, which takes `dsl_arguments`."""
+    dsl.require()  # before the kernel's module, which another version may not even import
+    kernel = pkgutil.resolve_name(plan.kernel)(plan)
+    example = {operand.name: 16 for operand in plan.operands if operand.given}
+    return dsl.compile_function(kernel, dsl_arguments(plan, stream=0, **example), plan.arch.name)
+
+
+def _host_function(kernel: cache.CompiledKernel, emulated: bool) -> dsl.HostFunction:
+    """From the bytes that were verified, and not from the cache's file."""
+    if not emulated:
+        return dsl.HostFunction(kernel.host_object, kernel.host_prefix)
+    # Launches on a GPU need neither the emulator nor its dependencies.
     import cute_kernels.emulator.programs.host as host
 
-    return host
+    return host.load_object(kernel.host_object, kernel.host_prefix, kernel.ptx)
 
 
-def _example_arguments(plan: Plan) -> tuple:
-    """Arguments of the right types for tracing; their values do not reach the generated code."""
-    return host_arguments(plan, **{operand.name: 16 for operand in plan.operands if operand.given}, stream=0)
-
-
-def host_arguments(plan: Plan, *, stream: int, **given: float | int | None) -> tuple:
-    """Arguments of the compiled host function, as CuTe DSL takes them.
+def host_arguments(plan: Plan, *, stream: int, **given: float | int | None) -> tuple[Frames]:
+    """Arguments of the compiled host function.
 
     Args:
         plan: gives sizes, types and which arguments are present.
@@ -144,10 +155,9 @@ def host_arguments(plan: Plan, *, stream: int, **given: float | int | None) -> t
     Raises:
         TypeError: an operand that the kernel needs is missing, or a name is none of the plan's.
     """
-    import cuda.bindings.driver as driver
-
     check_names(plan, given)
-    return (*(_argument(operand, given.get(operand.name)) for operand in plan.operands), driver.CUstream(stream))
+    needed = {operand.name: given[operand.name] for operand in plan.operands if operand.given}
+    return (Frames(plan, **needed, stream=stream),)
 
 
 def check_names(plan: Plan, given: Mapping[str, object]) -> None:
@@ -165,7 +175,15 @@ def check_names(plan: Plan, given: Mapping[str, object]) -> None:
         raise TypeError(f"operands of {plan.operation}: {', '.join(needed)}; {'; '.join(wrong)}")
 
 
-def _argument(operand: Operand, given: float | int | None) -> Any:
+def dsl_arguments(plan: Plan, *, stream: int, **given: float | int | None) -> tuple:
+    """As `host_arguments`, as CuTe DSL takes them: types for tracing, whose values do not reach the generated code."""
+    import cuda.bindings.driver as driver
+
+    check_names(plan, given)
+    return (*(_dsl_argument(operand, given.get(operand.name)) for operand in plan.operands), driver.CUstream(stream))
+
+
+def _dsl_argument(operand: Operand, given: float | int | None) -> Any:
     import cutlass.cute.runtime as cute_runtime
     import cutlass.cute.typing as cute_typing
 
@@ -181,6 +199,30 @@ def _argument(operand: Operand, given: float | int | None) -> Any:
     return cute_runtime.make_ptr(
         element, int(given), cute_typing.AddressSpace.gmem, assumed_align=operand.alignment
     )
+
+
+def check_layout(plan: Plan, function: Any) -> None:
+    """Compares a frame with what CuTe DSL itself makes of the same arguments, argument by argument.
+
+    Args:
+        plan: of the kernel.
+        function: what CuTe DSL compiled of it.
+
+    Raises:
+        RuntimeError: this version of CuTe DSL passes arguments in another way.
+    """
+    given = [operand for operand in plan.operands if operand.given]
+    sample = {o.name: 0.75 if o.kind == "value" else 0x1110 * (i + 1) for i, o in enumerate(given)}
+    stream = 0x1110 * (len(given) + 1)
+    values, _ = Frames(plan, **sample, stream=stream).current
+    expected, _keep_alive = dsl.argument_pointers(function, dsl_arguments(plan, **sample, stream=stream))
+    names = [name for name, _ in values._fields_ if name != "status"]
+    own = [getattr(type(values), name) for name in names]
+    if len(expected) != len(own) or any(
+        ctypes.string_at(address, field.size) != ctypes.string_at(ctypes.addressof(values) + field.offset, field.size)
+        for address, field in zip(expected, own, strict=True)
+    ):
+        raise RuntimeError(f"this version of CuTe DSL does not pass {', '.join(names)} as the tested ones do")
 
 
 def resource_usage(cubin: bytes, kernel_name: str) -> Resources:

@@ -6,8 +6,9 @@ sources, CuTe DSL, Python and platform, and that nobody but its owner, who must 
 entry that fails any of this is rebuilt, never loaded. The checksum detects corruption; against malice the file
 permissions stand, and the directory's are verified for that.
 
-The directory is ``CUTE_KERNELS_CACHE_DIR``, an absolute path, or the user's cache directory where that is not set;
-``CUTE_KERNELS_CACHE_DIR=off`` keeps everything in memory.
+The directory is ``CUTE_KERNELS_CACHE_DIR``, an absolute path, or the user's cache directory where that is not set, or a
+folder for temporary files where the user has none; ``CUTE_KERNELS_CACHE_DIR=off`` keeps everything in memory. Of more
+than ``CUTE_KERNELS_CACHE_MB`` megabytes, those that were not used for longest go when one is stored.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import stat
 import struct
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
@@ -32,10 +34,21 @@ from pathlib import Path
 import filelock
 import platformdirs
 
+from cute_kernels import dsl
+
 MAGIC = b"CuteKrn\x01"
 SUFFIX = ".kernel"
 LOCK_SECONDS = 120.0
 """How long a process waits for another one's compilation, which takes seconds, before it compiles for itself."""
+
+DEFAULT_LIMIT = 1024
+"""Megabytes: about 8,000 kernels."""
+
+_LARGEST_ENTRY = 1 << 30
+"""Bytes. Kernels have less than a megabyte; what is larger is not even read."""
+
+_ABANDONED_SECONDS = 86_400.0
+"""After which a temporary file is nobody's."""
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{40}\.kernel")
 _HELPER_NAME = re.compile(r"[0-9a-f]{40}(\.lock|[0-9a-z_]{8}\.tmp)")
@@ -78,7 +91,7 @@ def directory() -> Path | None:
     if chosen == "off":
         return None
     if chosen is None:
-        return platformdirs.user_cache_path("cute-kernels")
+        return _default_directory()
     try:
         path = Path(chosen).expanduser()
     except RuntimeError:  # the home directory of nobody
@@ -91,6 +104,44 @@ def directory() -> Path | None:
     return path
 
 
+def _default_directory() -> Path | None:
+    """The user's, or a folder of this user for temporary files: a container's user may have no home."""
+    try:
+        usual = platformdirs.user_cache_path("cute-kernels")
+    except RuntimeError:  # of later platformdirs; earlier ones leave a "~"
+        usual = Path("~")
+    if usual.is_absolute() and _can_be_made(usual):
+        return usual
+    reason = f"{usual} cannot be made" if usual.is_absolute() else "this user has no home directory"
+    try:
+        folder = Path(tempfile.gettempdir(), f"cute-kernels-{os.geteuid()}")
+    except FileNotFoundError:  # no folder for temporary files
+        folder = None
+    where = folder or "memory"
+    _warn_once(f"{reason}: compiled kernels are kept in {where}; CUTE_KERNELS_CACHE_DIR names another folder")
+    return folder
+
+
+def _can_be_made(path: Path) -> bool:
+    """Whether a folder is there, or could be made."""
+    if path.exists():
+        return True
+    above = next(above for above in path.parents if above.exists())
+    return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
+
+
+def limit() -> int:
+    """Bytes that entries may have together.
+
+    Raises:
+        ValueError: ``CUTE_KERNELS_CACHE_MB`` is no whole number from 1 on.
+    """
+    text = os.environ.get("CUTE_KERNELS_CACHE_MB", str(DEFAULT_LIMIT))
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"CUTE_KERNELS_CACHE_MB = {text!r}, allowed: a whole number of megabytes from 1 on")
+    return int(text) * 1_000_000
+
+
 def load_or_build(key: Hashable, build: Callable[[], CompiledKernel]) -> CompiledKernel:
     """The entry of a kernel, built and stored if there is none that can be used.
 
@@ -101,7 +152,21 @@ def load_or_build(key: Hashable, build: Callable[[], CompiledKernel]) -> Compile
         key: what the generated code depends on, with a `repr` that says all of it.
         build: compiles the kernel.
     """
-    root = directory()
+    return _load_or_build(key, build, "")
+
+
+def rebuild(key: Hashable, build: Callable[[], CompiledKernel], reason: str) -> CompiledKernel:
+    """Builds and stores a kernel whose entry turned out to be of no use, with a warning that says why.
+
+    Args:
+        key, build: as for `load_or_build`.
+        reason: why, for the warning.
+    """
+    return _load_or_build(key, build, reason)
+
+
+def _load_or_build(key: Hashable, build: Callable[[], CompiledKernel], unusable: str) -> CompiledKernel:
+    root, most = directory(), limit()
     if root is None:
         return build()
     with contextlib.ExitStack() as held:
@@ -109,23 +174,67 @@ def load_or_build(key: Hashable, build: Callable[[], CompiledKernel]) -> Compile
             make_private(root)
             path = entry_path(root, key)
             held.enter_context(filelock.FileLock(path.with_suffix(".lock"), timeout=LOCK_SECONDS))
+            if unusable:
+                raise InvalidEntry(unusable)
             if os.path.lexists(path):
-                return read_entry(path, key)
+                kernel = read_entry(path, key)
+                with contextlib.suppress(OSError):  # a folder that can be read alone
+                    os.utime(path)  # used now: `evict`
+                return kernel
         except InvalidEntry as reason:
             _warn(f"cached kernel {path} is rebuilt: {reason}")
         except (OSError, filelock.Timeout) as reason:
-            _warn(f"kernels are not cached in {root}: {reason}")
+            _warn_once(f"kernels are not cached in {root}: {reason}")
             return build()
         kernel = build()
         try:
             write_whole(path, encode(key, kernel))
+            evict(root, most, keep=path)
         except OSError as reason:
-            _warn(f"kernels are not cached in {root}: {reason}")
+            _warn_once(f"kernels are not cached in {root}: {reason}")
         return kernel
 
 
+def evict(root: Path, most: int, keep: Path) -> None:
+    """Deletes the entries that were not used for longest until all have ``most`` bytes, and abandoned temporary files.
+
+    What a process reads or builds is locked, and stays.
+
+    Args:
+        root: directory of the cache.
+        most: bytes.
+        keep: an entry that stays.
+    """
+    for path in _files(root, _HELPER_NAME):
+        with contextlib.suppress(OSError):
+            if path.suffix == ".tmp" and time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                path.unlink()
+    found = []
+    for path in _files(root, _ENTRY_NAME):
+        with contextlib.suppress(OSError):  # another process was faster
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size, path))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if total <= most:
+            return
+        if path == keep:
+            continue
+        lock = path.with_suffix(".lock")
+        with contextlib.suppress(filelock.Timeout, OSError), filelock.FileLock(lock, timeout=0):
+            if not path.exists() or _begins_as_entry(path):
+                path.unlink(missing_ok=True)
+                total -= size
+            lock.unlink()
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
 def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=3)
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
 def entry_path(root: Path, key: Hashable) -> Path:
@@ -140,9 +249,11 @@ def fingerprint() -> str:
 
 def _origin() -> dict[str, object]:
     package = Path(__file__).parent
-    # Plans are constants of the generated code; dsl/ chooses its options, and compile.py its arguments.
+    # Plans are constants of the generated code; dsl/ chooses its options, compile.py its arguments, frames.py how a
+    # launch passes them.
     modules = [module for folder in ("dsl", "kernels", "plan") for module in (package / folder).rglob("*.py")]
-    sources = sorted([*modules, package / "compile.py"])
+    sources = sorted([*modules, package / "compile.py", package / "frames.py"])
+    library = dsl.runtime_library()
     distributions: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
@@ -151,6 +262,7 @@ def _origin() -> dict[str, object]:
     return {
         "sources": {str(p.relative_to(package)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sources},
         "dsl": distributions,
+        "toolkit": "" if library is None else library.parents[1].name,  # which of two installed compilers was chosen
         "python": [sys.implementation.name, *sys.version_info[:3]],
         "platform": [sys.platform, platform.machine()],
     }
@@ -240,6 +352,8 @@ def read_private(path: Path) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise InvalidEntry("it is no regular file")
         _check_private(status)
+        if status.st_size > _LARGEST_ENTRY:
+            raise InvalidEntry(f"it has {status.st_size:,} bytes, more than the {_LARGEST_ENTRY:,} that any kernel has")
         return file.read()
 
 

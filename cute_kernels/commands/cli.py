@@ -310,7 +310,7 @@ def _cache(options: argparse.Namespace) -> int:
         deleted = kernel_cache.clear(root)
         print(f"{deleted} kernels deleted from {root}; {forgotten} tuned configurations too; other files stay")
         return 0
-    entries = kernel_cache.list_entries(root)
+    most, entries = kernel_cache.limit(), kernel_cache.list_entries(root)
     if entries:
         # A line each, however long: a key broken over the lines of a narrow column can be neither read nor searched.
         width = max(len(entry.problem or "yes") for entry in entries)
@@ -319,7 +319,8 @@ def _cache(options: argparse.Namespace) -> int:
             usable = entry.problem or "yes"
             print(f"{entry.path.name[:12]:12}  {entry.nbytes:10,}  {usable:{width}}  {entry.key}")
     nbytes = sum(entry.nbytes for entry in entries)
-    print(f"{len(entries)} kernels, {nbytes:,} bytes, and {len(tuned.files())} tuned configurations in {root}")
+    kernels = f"{len(entries)} kernels, {nbytes:,} bytes of at most {most:,} (CUTE_KERNELS_CACHE_MB),"
+    print(f"{kernels} and {len(tuned.files())} tuned configurations in {root}")
     return 0
 
 

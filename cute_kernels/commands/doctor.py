@@ -74,7 +74,7 @@ class Environment:
         shadowed_files: files that both runtime wheels claim to have installed.
         compiler: path of a C compiler, or None.
         cache_directory: None if the cache is off, or cannot be used for the reason in ``cache_error``.
-        cache_error: what is wrong with ``CUTE_KERNELS_CACHE_DIR``; empty if nothing is.
+        cache_error: which variable is wrong with the cache, and how; empty if none is.
     """
 
     distributions: dict[str, str]
@@ -247,7 +247,8 @@ def _check_extras(e: Environment) -> Iterable[Finding]:
 def _check_cache(e: Environment) -> Iterable[Finding]:
     root = e.cache_directory
     if e.cache_error:
-        yield Finding("cache", "wrong", e.cache_error, "unset CUTE_KERNELS_CACHE_DIR, or set it to an absolute path")
+        variable = e.cache_error.split()[0]
+        yield Finding("cache", "wrong", e.cache_error, f"unset {variable}, or set it to what is allowed")
         return
     if root is None:
         yield Finding("cache", "note", "off (CUTE_KERNELS_CACHE_DIR=off): every process compiles for itself")
@@ -317,6 +318,7 @@ def _torch_gpus() -> tuple[tuple[Gpu, ...], str | None, str]:
 
 def _cache_directory() -> tuple[Path | None, str]:
     try:
+        cache.limit()
         return cache.directory(), ""
     except ValueError as error:
         return None, str(error)

@@ -15,7 +15,8 @@ from typing import Any
 
 from cute_kernels.dsl.arguments import adapted, c_pointers, is_constexpr, is_fake_tensor, is_pointer, is_tensor
 from cute_kernels.dsl.compiling import compile_function, cubin, name_kernel, ptx
-from cute_kernels.dsl.host_code import argument_pointers, export_object, load_object, load_on_devices
+from cute_kernels.dsl.host_code import HostFunction, argument_pointers, export_object, fail, runtime_library
+from cute_kernels.dsl.linking import LinkError
 from cute_kernels.dsl.programs import adapting_calls, compiling_for, context_initialisers
 from cute_kernels.dsl.recording import Recorder, hook_runtime, recorder_of, register_symbol, set_recorder
 from cute_kernels.dsl.versions import DISTRIBUTION, EMULATOR_VERSIONS, KERNEL_VERSIONS, UnsupportedVersion, require
@@ -24,6 +25,8 @@ __all__ = [
     "DISTRIBUTION",
     "EMULATOR_VERSIONS",
     "KERNEL_VERSIONS",
+    "HostFunction",
+    "LinkError",
     "Recorder",
     "UnsupportedVersion",
     "adapted",
@@ -35,18 +38,18 @@ __all__ = [
     "context_initialisers",
     "cubin",
     "export_object",
+    "fail",
     "hook_runtime",
     "is_constexpr",
     "is_fake_tensor",
     "is_pointer",
     "is_tensor",
-    "load_object",
-    "load_on_devices",
     "name_kernel",
     "ptx",
     "recorder_of",
     "register_symbol",
     "require",
+    "runtime_library",
     "set_recorder",
 ]
 

@@ -7,6 +7,7 @@ import functools
 import inspect
 import tempfile
 import types
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -42,10 +43,55 @@ def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
     require()
     import cutlass.cute as cute
 
-    with tempfile.TemporaryDirectory() as directory, _fast_source_lines():
+    with tempfile.TemporaryDirectory() as directory, default_settings(), _fast_source_lines():
         # Line tables cost nothing at run time and let profilers and the emulator name the DSL source line.
         options = f"--gpu-arch={arch} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
         return cute.compile(function, *arguments, options=options)
+
+
+_OF_INSTALLATION = ("prefix", "shared_libs")
+"""Of CuTe DSL's settings: what they are called by, and where its libraries are."""
+
+
+@contextlib.contextmanager
+def default_settings() -> Iterator[None]:
+    """CuTe DSL's settings as they are without environment variables, whatever the variables or the program say.
+
+    What is compiled is then the same in every process, as a cache needs it, and can be called as `HostFunction` does.
+    """
+    import cutlass.base_dsl.dsl
+
+    plain = cutlass.base_dsl.dsl.DSLPreprocessor
+    with contextlib.ExitStack() as stack:
+        for dsl in instances():
+            unset = type(dsl.envar)("CUTE_KERNELS_UNSET")  # a prefix that no variable has
+            for name, value in vars(unset).items():
+                if name not in _OF_INSTALLATION:
+                    stack.enter_context(mock.patch.object(dsl.envar, name, value))
+            if type(getattr(dsl, "preprocessor", None)) not in (plain, type(None)):  # chosen when CuTe DSL is imported
+                stack.enter_context(mock.patch.object(dsl, "preprocessor", plain(dsl.package_name)))
+        yield
+
+
+def instances() -> list[Any]:
+    """Every DSL of the cutlass package that is in use, each with settings of its own."""
+    import cutlass.base_dsl.dsl
+
+    found = map(_instance, _subclasses(cutlass.base_dsl.dsl.BaseDSL))
+    return list({id(dsl): dsl for dsl in found if dsl is not None}.values())
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _subclasses(kind)
+
+
+def _instance(kind: Any) -> Any:
+    try:
+        return kind._get_dsl()
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _fast_source_lines() -> contextlib.AbstractContextManager:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from cute_kernels.dsl.compiling import instances
 from cute_kernels.dsl.versions import EMULATOR_VERSIONS, require
 
 _COMPILING = threading.local()
@@ -31,7 +32,6 @@ def compiling_for(arch: str, unsupported: type[Exception] = NotImplementedError)
     """
     require(EMULATOR_VERSIONS)
     import cutlass.base_dsl.compiler
-    import cutlass.base_dsl.dsl
     import cutlass.cute.runtime
 
     with contextlib.ExitStack() as stack:
@@ -39,9 +39,8 @@ def compiling_for(arch: str, unsupported: type[Exception] = NotImplementedError)
         warnings.filterwarnings("ignore", message="Cache is disabled as user wants to generate PTX")
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         settings = {"arch": arch, "keep_ptx": True, "dump_dir": folder, "lineinfo": True, "enable_tvm_ffi": False}
-        kinds = map(_instance, _subclasses(cutlass.base_dsl.dsl.BaseDSL))
         everywhere = False
-        for dsl in {id(dsl): dsl for dsl in kinds if dsl is not None}.values():
+        for dsl in instances():
             everywhere = everywhere or bool(dsl.envar.enable_tvm_ffi)
             for name, value in settings.items():
                 stack.enter_context(mock.patch.object(dsl.envar, name, value))
@@ -92,18 +91,6 @@ class _ObjectFile:
 
     __getattr__ = __getitem__
 
-
-def _subclasses(base: type) -> Iterator[type]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _subclasses(kind)
-
-
-def _instance(kind: Any) -> Any:
-    try:
-        return kind._get_dsl()
-    except (TypeError, NotImplementedError):
-        return None
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -89,7 +89,7 @@ def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder])
             recorder = getattr(self.engine, _RECORDER, None)
             if recorder is None:
                 return load(self)
-            recorder.ptx = ptx(self) or recorder.ptx  # object files hold none: theirs is known before
+            recorder.ptx = ptx(self)
             recorder.parameters = _host_parameters(self)
             self.__dict__["num_devices"] = 1  # a cached property, otherwise filled by asking the driver
             recorder.call(load, self)
@@ -127,13 +127,13 @@ def _host_parameters(function: Any) -> int | None:
 
 
 def set_recorder(engine: Any, recorder: Recorder) -> None:
-    """Functions of this engine are recorded, once `hook_runtime` was called."""
+    """Functions of this engine are recorded, once `hook_runtime` was called; or of this function, which is its own."""
     setattr(engine, _RECORDER, recorder)
 
 
 def recorder_of(function: Any) -> Recorder | None:
     """The recorder of a compiled function; None for one that calls the CUDA runtime."""
-    return getattr(getattr(function, "engine", None), _RECORDER, None)
+    return getattr(getattr(function, "engine", function), _RECORDER, None)
 
 
 def register_symbol(engine: Any, name: str, address: Any) -> None:

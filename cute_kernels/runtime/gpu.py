@@ -10,8 +10,8 @@ import torch
 
 from cute_kernels import dsl
 from cute_kernels.compile import Artifact, compile_plan
+from cute_kernels.frames import Frames, launcher
 from cute_kernels.plan import Plan
-from cute_kernels.runtime.frames import Frames, check_layout, launcher
 from cute_kernels.runtime.operands import Operands
 
 
@@ -36,23 +36,19 @@ def bound_launch(plan: Plan) -> BoundLaunch:
 
 
 class BoundLaunch:
-    """A compiled host function with the sizes of one plan filled in.
-
-    That its arguments are laid out as CuTe DSL would pass them is checked when the launch is bound.
-    """
+    """A compiled host function with the sizes of one plan filled in."""
 
     def __init__(self, plan: Plan, artifact: Artifact) -> None:
         """Loads the kernel into every device.
 
         Raises:
-            RuntimeError: this version of CuTe DSL passes arguments in another way.
+            RuntimeError: the CUDA runtime refused it.
         """
         self.plan = plan
         self._name = artifact.kernel_name
         self._function = artifact.function  # owns the machine code
-        self._executor, self._call = dsl.load_on_devices(self._function)  # the executor owns the loaded library
+        self._function.load()
         self._frames = Frames(plan)
-        check_layout(plan, self._function)
         self._names = tuple(operand.name for operand in plan.operands if operand.kind != "size")
         self._launch = self._launcher((*self._names, "stream"), self._frames)
 
@@ -85,14 +81,7 @@ class BoundLaunch:
     def _launcher(self, parameters: tuple[str, ...], frames: Frames) -> Callable[..., None]:
         own = [operand.name for operand in self.plan.operands if operand.given]
         written = tuple(name for name in (*own, "stream") if name in parameters)
-        return launcher(parameters, written)(frames, self._call, self._fail)
+        return launcher(parameters, written)(frames, self._function.call, self._fail)
 
     def _fail(self, status: int) -> NoReturn:
-        raise RuntimeError(f"launch of {self._name} failed: {_error_text(status)}")
-
-
-def _error_text(status: int) -> str:
-    import cuda.bindings.runtime as runtime
-
-    _, text = runtime.cudaGetErrorString(runtime.cudaError_t(status))
-    return f"CUDA error {status}, {text.decode()}"
+        dsl.fail(f"launch of {self._name}", status)

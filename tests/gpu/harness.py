@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 from cute_kernels.config import PatchEmbedConfig
+from cute_kernels.operations.base import Operation
 from cute_kernels.operations.patch_embed import prepare_launch
 from cute_kernels.plan import Plan
 from cute_kernels.runtime import gpu
@@ -27,6 +29,19 @@ normal inputs these tests measured at most 4.9e-4 (just under 2^-11) on one H200
 
 BF16_HALF_ULP = 2.0**-8
 """Largest relative error of rounding to BF16: half a unit of 8 bits of significand, relative to the lower end."""
+
+
+def long_ways(monkeypatch: pytest.MonkeyPatch, operation: Operation) -> list[object]:
+    """Gets the plan of each call of an operation that is not a remembered one."""
+    plans: list[object] = []
+    put = operation.repeated.put
+
+    def watched(values, plan, *rest):
+        plans.append(plan)
+        put(values, plan, *rest)
+
+    monkeypatch.setattr(operation.repeated, "put", watched)
+    return plans
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from unittest import mock
 
 import pytest
@@ -222,13 +221,3 @@ def test_repeated_calls_take_the_short_way_and_see_what_changed():
             cute_kernels.gemm(*wide, bias=bias)
     with pytest.raises(NotImplementedError, match="no backward"):
         cute_kernels.gemm(a.clone().requires_grad_(), b).float().sum().backward()
-
-
-@pytest.mark.gpu_only("times")
-def test_host_time_of_a_warm_call(record_property):
-    a, b, bias = draw(96, 64, 72, small_integers=True)
-    cute_kernels.gemm(a, b, bias=bias)
-    start = time.perf_counter()
-    for _ in range(500):
-        cute_kernels.gemm(a, b, bias=bias)
-    record_property("GEMM host us per warm call", 1e6 * (time.perf_counter() - start) / 500)

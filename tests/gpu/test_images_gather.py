@@ -159,19 +159,11 @@ def test_pixels_of_other_types_and_layouts_are_converted() -> None:
 
 
 def test_a_repeated_call_is_remembered_and_sees_what_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    call, outcomes = Call(9, exact=True), []
-    run = PATCH_EMBED_IMAGES.repeated.run
-
-    def watched(*arguments):
-        out = run(*arguments)
-        outcomes.append(out is None)
-        return out
-
-    monkeypatch.setattr(PATCH_EMBED_IMAGES.repeated, "run", watched)
+    call, made = Call(9, exact=True), harness.long_ways(monkeypatch, PATCH_EMBED_IMAGES)
     for seed in range(3):
         call.images = Call(9, exact=True, seed=seed).images
         assert torch.equal(call(), call.fp64()[0].to(BF16))
-    assert outcomes == [True, False, False]
+    assert len(made) == 1
     for name in ("bias", "pos"):
         getattr(call, name).add_(1)
         assert torch.equal(call(), call.fp64()[0].to(BF16))

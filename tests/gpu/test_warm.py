@@ -1,14 +1,12 @@
-"""Warm calls: what is remembered is still right when its inputs change, and the first and later calls' times."""
+"""Warm calls: what is remembered is still right when its inputs change; first calls of processes."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -18,12 +16,8 @@ from cute_kernels.compile import compile_plan
 from cute_kernels.operations.patch_embed import PATCH_EMBED
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import gpu
-from tests.gpu import architecture
 from tests.gpu.harness import Call, check_against_fp64, random_call
 from tests.gpu.patch_embed_configs import AT_HAND
-
-WARM_CALL_MICROSECONDS = 15.0
-"""Fails above this; the target is 10 us and `docs/measurements.md` has the figure. The rest is room for a slow host."""
 
 
 def embed(call: Call, **options) -> torch.Tensor:
@@ -180,90 +174,34 @@ def test_dead_constants_are_forgotten():
     assert not any(weight in key for key in PATCH_EMBED.repeated.calls)
 
 
-def microseconds(function, calls: int = 25, rounds: int = 60) -> float:
-    """Median of the host time of a call; the queue is drained between rounds, so that it never fills."""
-    times = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            function()
-        times.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(times)
-
-
-@pytest.mark.gpu_only("times")
-def test_host_time_of_a_warm_call(record_property):
-    call = random_call(1, 196, 768, 768)
-    parameters = (call.weight, torch.nn.Parameter(call.bias), torch.nn.Parameter(call.pos_embed))
-    scale = torch.tensor(0.05, device="cuda")
-    with torch.no_grad():
-        number = microseconds(lambda: patch_embed(call.x, *parameters, scale_a=0.05))
-        tensor = microseconds(lambda: patch_embed(call.x, *parameters, scale_a=scale))
-        both = microseconds(lambda: patch_embed(call.x, *parameters, scale_a=scale, scale_b=scale))
-        operator = microseconds(
-            lambda: torch.ops.cute_kernels.patch_embed(call.x, *parameters, None, None, None, 0.05, 1.0, "auto")
-        )
-    plan = make_plan(PatchEmbedProblem(196, 768, 768, 196), arch=architecture.at_hand())
-    bound = gpu.bound_launch(plan)
-    out = torch.empty(196, 768, dtype=torch.bfloat16, device="cuda")
-    table = torch.zeros(plan.table_shape, device="cuda")
-    bound = bound.with_constants(
-        ("x", "out", "scale"),
-        weight=call.weight.data_ptr(),
-        table=table.data_ptr(),
-        stream=torch.cuda.current_stream().cuda_stream,
-    )
-    addresses = (call.x.data_ptr(), out.data_ptr(), 0.05)
-    record_property("host us: warm call, scale by value", number)
-    record_property("host us: warm call, scale by tensor", tensor)
-    record_property("host us: warm call, two scale tensors", both)
-    record_property("host us: warm call through torch.ops", operator)
-    record_property("host us: bound launch alone", microseconds(lambda: bound(*addresses)))
-    record_property("host us: torch.empty alone", microseconds(lambda: torch.empty_like(out)))
-    record_property("host us: add_ of torch, to compare", microseconds(lambda: out.add_(1)))
-    assert number <= WARM_CALL_MICROSECONDS
-
-
 FIRST_CALL = """
-import json, sys, time
-start = time.perf_counter()
+import json, sys
 import torch
 from cute_kernels import patch_embed
 torch.manual_seed(0)
 x, weight = (torch.randn(*shape, device="cuda").to(torch.float8_e4m3fn) for shape in ((4, 196, 768), (768, 768)))
 bias, pos = torch.randn(768, device="cuda"), torch.randn(196, 768, device="cuda")
-torch.cuda.synchronize()
-times = [time.perf_counter() - start]
-for _ in range(2):
-    begin = time.perf_counter()
-    out = patch_embed(x, weight, bias, pos, scale_a=0.05)
-    torch.cuda.synchronize()
-    times.append(time.perf_counter() - begin)
+out = patch_embed(x, weight, bias, pos, scale_a=0.05)
 torch.save(out.cpu(), sys.argv[1])
-print(json.dumps([times, out.float().isfinite().all().item()]))
+print(json.dumps(["cutlass" in sys.modules, out.float().isfinite().all().item()]))
 """
 
 
-@pytest.mark.gpu_only("processes of their own, and times")
-def test_first_call_from_disk_is_the_same_and_faster(tmp_path, record_property):
+@pytest.mark.gpu_only("processes of their own")
+def test_first_call_from_disk_is_the_same_without_cute_dsl(tmp_path):
     """Three processes: compile and store, load, and rebuild after damage. All results are equal bit for bit."""
     environment = os.environ | {"CUTE_KERNELS_CACHE_DIR": str(tmp_path / "cache")}
-    outputs, first = [], []
+    outputs, compiled = [], []
     for index in range(3):
         file = tmp_path / f"{index}.pt"
         command = [sys.executable, "-c", FIRST_CALL, str(file)]
         run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-        (_, call, again), finite = json.loads(run.stdout.splitlines()[-1])
+        imported, finite = json.loads(run.stdout.splitlines()[-1])
         assert finite
         outputs.append(torch.load(file))
-        first.append(call)
+        compiled.append(imported)
         (entry,) = (tmp_path / "cache").glob("*.kernel")
-        if index == 0:
-            record_property("first call, compiling (s)", call)
         if index == 1:
-            record_property("first call, from disk (s)", call)
-            record_property("second call in memory, synchronised (s)", again)
             content = bytearray(entry.read_bytes())
             content[len(content) // 2] ^= 1
             entry.write_bytes(bytes(content))
@@ -271,7 +209,7 @@ def test_first_call_from_disk_is_the_same_and_faster(tmp_path, record_property):
             assert "is rebuilt: its checksum is wrong" in run.stderr
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[0], outputs[2])
-    assert first[1] < first[0] * 0.75
+    assert compiled == [True, False, True]
 
 
 @pytest.mark.gpu_only("an error of the driver")

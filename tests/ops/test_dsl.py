@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import json
+import os
 import re
 import subprocess
 import sys
@@ -25,8 +27,8 @@ PACKAGE = Path(cute_kernels.__file__).parent
 INTERNALS = ("cutlass.base_dsl", "cutlass.cutlass_dsl", "cutlass._mlir")
 #: Attributes of compiled functions, engines and DSL objects that CuTe DSL does not document.
 PRIVATE = {
-    "__ptx__", "__cubin__", "_FakeTensor", "_Tensor", "_get_dsl", "_has_cuda_result", "capi_func", "dump_to_object",
-    "execution_args", "load_module", "raw_register_runtime", "envar", "get_shared_libs", "set_name_prefix",
+    "__ptx__", "__cubin__", "_FakeTensor", "_Tensor", "_get_dsl", "dump_to_object", "execution_args", "load_module",
+    "raw_register_runtime", "envar", "get_shared_libs", "set_name_prefix",
 }  # fmt: skip
 
 
@@ -52,7 +54,7 @@ def test_one_folder_relies_on_the_insides_of_cute_dsl() -> None:
         for path in PACKAGE.rglob("*.py")
     }
     in_dsl = {name for path, names in found.items() if path.startswith("dsl/") for name in names}
-    assert {"cutlass.cutlass_dsl", "cutlass.base_dsl.compiler", "_FakeTensor", "capi_func"} <= in_dsl
+    assert {"cutlass.cutlass_dsl", "cutlass.base_dsl.compiler", "_FakeTensor", "envar"} <= in_dsl
     assert [path for path, names in found.items() if names and not path.startswith("dsl/")] == []
 
 
@@ -105,14 +107,12 @@ PLAN = make_plan(GemmProblem(64, 64, 64), arch="sm_90a")
 @pytest.mark.parametrize("found", ["4.7.1", "4.8.2", "4.10.0", "5.0.0", "4.8.0.dev0"])
 def test_an_untested_version_is_refused_before_anything_is_compiled(version, monkeypatch, found: str) -> None:
     version(found)
-    monkeypatch.setattr(host, "recording_runtime", lambda: pytest.fail("reached"))
+    monkeypatch.setattr(dsl, "compile_function", lambda *_: pytest.fail("reached"))
     allowed = re.escape("4.8.0, 4.8.1: pip install 'nvidia-cutlass-dsl==4.8.1'")
     text = rf"nvidia-cutlass-dsl\) {re.escape(found)} is installed; allowed are the tested versions {allowed}"
     for emulated in (False, True):
         with pytest.raises(dsl.UnsupportedVersion, match=text):
             compile_module.compile_uncached(PLAN, emulated=emulated)
-    with pytest.raises(dsl.UnsupportedVersion, match=text):
-        dsl.load_object(b"", "")
 
 
 def test_tested_versions_are_accepted(version) -> None:
@@ -178,3 +178,70 @@ def test_the_command_line_says_it_without_a_traceback(version, monkeypatch, caps
     monkeypatch.setattr(compile_module, "_CACHE", {})
     assert cli.main(["ptx", "gemm", "--output", str(tmp_path / "a.ptx")]) == 2
     assert "error: CuTe DSL (nvidia-cutlass-dsl) 4.7.1 is installed; allowed are" in capsys.readouterr().err
+
+
+#: Settings of CuTe DSL that are words or numbers, and another value of each: a new one needs a line here.
+OTHER_VALUES = {
+    "LOG_LEVEL": "10", "JIT_CACHE_MAX_ELEMS": "1", "LOC_TRACEBACKS": "5", "ARCH": "sm_80", "COMPILER_OPT": "iket",
+    "COMPILER_BACKEND": "other", "KEEP": "ir,ptx,cubin", "DUMP_DIR": "dumps", "CACHE_DIR": "caches",
+}  # fmt: skip
+#: Settings that no class declares.
+UNDECLARED = {"VERIFY_TRACE": "1", "KEEP_IR": "1", "DEBUG_LEAVES": "1"}
+COMPILED = """
+import hashlib, json
+from cute_kernels import compile
+from cute_kernels.config import GemmProblem
+from cute_kernels.plan import make_plan
+kernel = compile.build(make_plan(GemmProblem(64, 64, 64), arch="sm_90a"))
+parts = (kernel.ptx.encode(), kernel.cubin, kernel.host_object)
+print(json.dumps([hashlib.sha256(part).hexdigest() for part in parts]))
+"""
+
+
+def other_settings() -> dict[str, str]:
+    """Every environment variable that CuTe DSL reads its settings from, by its own list, with another value."""
+    from cutlass.base_dsl.env_manager import EnvironmentVarManager
+
+    found = dict(UNDECLARED)
+    for setting in EnvironmentVarManager._ENV_VAR_SPEC:
+        if isinstance(setting.source, str):
+            usual = getattr(EnvironmentVarManager("CUTE_KERNELS_UNSET"), setting.key_name)
+            found[setting.source] = OTHER_VALUES.get(setting.source, str(int(not usual)))
+            assert setting.source in OTHER_VALUES or isinstance(usual, bool), f"what is another value of {setting}?"
+    return found
+
+
+def compiled_with(variables: dict[str, str], folder: Path) -> list[str]:
+    """Digests of what a process compiles that has these variables."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CUTE_")}
+    environment |= {"CUTE_KERNELS_CACHE_DIR": "off", "PYTHONPATH": str(PACKAGE.parent)}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COMPILED],
+        env=environment | variables, cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("names", [None, ("ENABLE_TVM_FFI",), ("ENABLE_PYIR",)])
+def test_no_setting_of_cute_dsl_reaches_what_is_compiled(tmp_path: Path, names: tuple[str, ...] | None) -> None:
+    """Or an entry of the disk cache would be what the variables of the process say that happened to make it."""
+    settings = {name: value for name, value in other_settings().items() if names is None or name in names}
+    assert {"ENABLE_TVM_FFI", "ENABLE_PYIR", "DEBUG", "LOC_TRACEBACKS", "LINEINFO"} <= set(settings) or names
+    prefixes = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
+    variables = {f"{prefix}_{name}": value for prefix in prefixes for name, value in settings.items()}
+    assert compiled_with(variables, tmp_path) == compiled_with({}, tmp_path)
+
+
+def test_settings_are_as_before_after_a_compilation(monkeypatch) -> None:
+    """What a program sets by itself, without a variable."""
+    import cutlass.cutlass_dsl
+
+    plain = compile_module.compile_uncached(PLAN)
+    settings = cutlass.cutlass_dsl.CuTeDSL._get_dsl().envar
+    for name, value in {"loc_tracebacks": 5, "enable_assertions": True, "enable_tvm_ffi": True}.items():
+        monkeypatch.setattr(settings, name, value)
+    before = dict(vars(settings))
+    changed = compile_module.compile_uncached(PLAN)
+    assert (changed.ptx, changed.cubin) == (plain.ptx, plain.cubin)
+    assert vars(settings) == before

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_kernels
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, gemm, reference
-from cute_kernels.compile import compile_plan, host_arguments
+from cute_kernels.compile import compile_plan, dsl_arguments, dsl_function
 from cute_kernels.config import GemmProblem
 from cute_kernels.emulator import host
 from cute_kernels.operations.gemm import prepare_gemm
@@ -198,11 +198,12 @@ def test_configs_survive_the_operator(config):
 @pytest.mark.parametrize("config", [Sm100GemmConfig(), SMALL_SM90], ids=["sm100", "sm90"])
 def test_bound_launch_equals_the_call_of_the_dsl(bias, config):
     plan = make_plan(GemmProblem(70, 264, 144, 3, bias=bias), config)
-    artifact = compile_plan(plan, emulated=True)
-    bound = BoundLaunch(plan, artifact)
+    bound = BoundLaunch(plan, compile_plan(plan, emulated=True))
+    with host.recording_runtime():
+        function = dsl_function(plan)
     for step in (1, 2):  # the second call writes over the first one's arguments
         addresses = {"a": 0x10000 * step, "b": 0x200000 * step, "bias": 0x3000000 * step, "out": 0x40000000 * step}
-        expected = host.record(artifact.function, *host_arguments(plan, **addresses, stream=0))
+        expected = host.record(function, *dsl_arguments(plan, **addresses, stream=0))
         with host.capture() as launches:
             bound(**addresses, stream=0)
         (own,) = launches

@@ -30,6 +30,7 @@ LAYERS = (
     ("runtime",),
     ("compile",),
     ("kernels",),
+    ("frames",),
     ("plan",),
     ("config", "model"),
 )

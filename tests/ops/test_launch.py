@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from cute_kernels.compile import compile_plan, host_arguments
+from cute_kernels.compile import compile_plan, dsl_arguments, dsl_function
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import host
 from cute_kernels.plan import make_plan
@@ -40,8 +40,9 @@ def test_bound_launch_equals_the_call_of_the_dsl(rows, source, indexed, along, c
     plan = make_plan(
         PatchEmbedProblem(14 * 37, 264, 144, rows, scale_source=source, table_index=indexed, **factors), config
     )
-    artifact = compile_plan(plan, emulated=True)
-    bound = BoundLaunch(plan, artifact)
+    bound = BoundLaunch(plan, compile_plan(plan, emulated=True))
+    with host.recording_runtime():
+        function = dsl_function(plan)
     for step in (1, 2):  # the second call writes over the first one's arguments
         addresses = {
             "x": 0x10000 * step,
@@ -54,7 +55,7 @@ def test_bound_launch_equals_the_call_of_the_dsl(rows, source, indexed, along, c
         }
         if not plan.problem.call_scale:
             addresses["scale"] = None
-        expected = host.record(artifact.function, *host_arguments(plan, **addresses, stream=0))
+        expected = host.record(function, *dsl_arguments(plan, **addresses, stream=0))
         constants = {"weight": addresses["weight"], "table": addresses["table"], "stream": 0}
         constants |= {name: addresses[name] for name in factors}
         repeated = bound.with_constants(("x", "out", "scale", "index"), **constants)

@@ -11,10 +11,12 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,6 +51,9 @@ _FLAGS = (
 )  # fmt: skip
 #: Environment variable: more flags of the compiler, for development. Such a core has a library of its own.
 FLAGS_VARIABLE = "CUTE_KERNELS_CORE_FLAGS"
+
+
+_OLDEST_GLIBC = 17  # 2.17, the oldest that installers still take wheels for
 
 
 class CoreNotBuilt(RuntimeError):
@@ -115,6 +120,18 @@ def library(variant: str) -> Path:
             "Run pip install again as a user who may write there"
         ) from error
     return path
+
+
+def platform_tag(libraries: Iterable[Path], usual: str) -> str:
+    """Platform in the name of a wheel with these libraries, by PEP 600: what they need of the C library says which.
+
+    Args:
+        libraries: of this machine.
+        usual: the tag where they name no version of GNU's C library.
+    """
+    names = b"\0".join(path.read_bytes() for path in libraries)
+    needed = [int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)(?=[.\0])", names)]
+    return f"manylinux_2_{max(_OLDEST_GLIBC, *needed)}_{platform.machine()}" if needed else usual
 
 
 def compiler() -> list[str]:

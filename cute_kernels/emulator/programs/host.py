@@ -28,7 +28,6 @@ from cute_kernels.dsl.allocations import Allocations
 from cute_kernels.emulator import interrupts
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
-from cute_kernels.emulator.programs import elf_symbols
 from cute_kernels.emulator.units.copies import tensor_map
 
 _SUCCESS, _FAILURE, _NOT_SUPPORTED = 0, 999, 801  # cudaError: success, unknown, not supported
@@ -54,21 +53,20 @@ def recording_runtime() -> Iterator[None]:
         _LOCAL.recording = outer
 
 
-def load_object(code: bytes, prefix: str, ptx: str) -> Callable[..., Any]:
+def load_object(code: bytes, prefix: str, ptx: str) -> dsl.HostFunction:
     """A host function as `recording_runtime` has it compiled, from an object file: nothing is traced or compiled.
 
     Args:
-        code, prefix: as `dsl.export_object` made them, of a function compiled for either runtime.
+        code, prefix: as `dsl.export_object` made them.
         ptx: of the kernel.
 
     Raises:
-        UnsupportedVersion: as `dsl.require`.
+        LinkError: as `dsl.HostFunction`.
     """
-    dsl.hook_runtime(_recording, _Recorder)
     symbols = _Symbols()
     recorder = _Recorder(symbols)
     recorder.ptx = ptx
-    return dsl.load_object(elf_symbols.with_functions(code, symbols.addresses), prefix, recorder)
+    return dsl.HostFunction(code, prefix, symbols.addresses, recorder)
 
 
 class _Symbols:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -249,3 +251,20 @@ def test_every_variant_compiles(variant: str, monkeypatch: pytest.MonkeyPatch):
     if library._processor().issuperset(build.variants()[variant][1]):
         loaded = ctypes.CDLL(str(path))
         assert all(hasattr(loaded, name) for name in layout.FUNCTIONS)
+
+
+def test_the_wheel_is_named_after_the_c_library_that_it_needs(tmp_path: Path) -> None:
+    """By the versions of symbols that binutils reads in the libraries."""
+    libraries = [build.library(variant) for variant in build.variants()]
+    needed = 17
+    for path in libraries:
+        text = subprocess.run(["readelf", "--version-info", "--wide", path], capture_output=True, text=True).stdout
+        versions = [tuple(map(int, found.split("."))) for found in re.findall(r"Name: GLIBC_([0-9.]+)", text)]
+        assert versions
+        needed = max(needed, *(minor for _, minor, *_ in versions))
+    assert build.platform_tag(libraries, "linux_any") == f"manylinux_2_{needed}_{platform.machine()}"
+    none = tmp_path / "none.so"
+    none.write_bytes(b"\x7fELF\0GLIBCXX_3.4.29\0GLIBC_PRIVATE\0")
+    assert build.platform_tag([none], "linux_any") == "linux_any"
+    none.write_bytes(b"\x7fELF\0GLIBC_2.2.5\0GLIBC_2.3\0")
+    assert build.platform_tag([none], "linux_any") == f"manylinux_2_17_{platform.machine()}"

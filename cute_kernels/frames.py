@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from cute_kernels import dsl
-from cute_kernels.compile import host_arguments
 from cute_kernels.plan import Operand, Plan
 
 _NUMBERS = {"float32": ctypes.c_float, "int32": ctypes.c_int32}
@@ -78,23 +76,3 @@ def launcher(parameters: tuple[str, ...], written: tuple[str, ...]) -> Callable[
     namespace: dict[str, Any] = {}
     exec("\n".join(lines), namespace)  # noqa: S102
     return namespace["make"]
-
-
-def check_layout(plan: Plan, function: Any) -> None:
-    """Compares a frame with what CuTe DSL itself makes of the same arguments, argument by argument.
-
-    Raises:
-        RuntimeError: this version of CuTe DSL passes arguments in another way.
-    """
-    given = [operand for operand in plan.operands if operand.given]
-    sample = {o.name: 0.75 if o.kind == "value" else 0x1110 * (i + 1) for i, o in enumerate(given)}
-    stream = 0x1110 * (len(given) + 1)
-    values, _ = Frames(plan, **sample, stream=stream).current
-    expected, _keep_alive = dsl.argument_pointers(function, host_arguments(plan, **sample, stream=stream))
-    names = [name for name, _ in values._fields_ if name != "status"]
-    own = [getattr(type(values), name) for name in names]
-    if len(expected) != len(own) or any(
-        ctypes.string_at(address, field.size) != ctypes.string_at(ctypes.addressof(values) + field.offset, field.size)
-        for address, field in zip(expected, own, strict=True)
-    ):
-        raise RuntimeError(f"this version of CuTe DSL does not pass {', '.join(names)} as the tested ones do")
