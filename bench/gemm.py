@@ -36,8 +36,8 @@ from bench.peers import gemm_peers as peers_module
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
 from cute_kernels.config import GemmConfig
-from cute_kernels.plan.gemm import sm90 as sm90_gemm
-from cute_kernels.plan.gemm import sm100 as sm100_gemm
+from cute_kernels.plan import gemm_sm90 as sm90_gemm
+from cute_kernels.plan import gemm_sm100 as sm100_gemm
 
 TORCH, CUBLASLT, CUBLAS = "torch linear", "cuBLASLt", "cuBLAS"
 

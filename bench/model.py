@@ -5,7 +5,7 @@
 B200: the variants of the patch embed whose times the notes of the CUDA original give, expressed as configurations of
 this package. The fit is non-negative least squares on relative errors; "unseen" is what the model says of a variant
 that was left out of the fit, with those that do the same work by the counts. H200: the fit of
-`cute_kernels.plan.patch_embed.sm90_default`, with every problem left out once, and the default configuration at sizes
+`cute_kernels.plan.patch_embed_sm90`, with every problem left out once, and the default configuration at sizes
 that no fit has.
 """
 
@@ -27,9 +27,7 @@ from scipy.stats import pearsonr, spearmanr
 from bench import model_images, tune
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.model import b200
-from cute_kernels.plan import make_plan, predict
-from cute_kernels.plan.patch_embed import sm90_default
-from cute_kernels.plan.patch_embed.sm100_time import streamed_work
+from cute_kernels.plan import make_plan, patch_embed_sm90, predict
 
 HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)
 
@@ -62,7 +60,7 @@ class Variant:
     @property
     def work(self) -> b200.TileWork:
         config = Sm100PatchEmbedConfig(**self.settings)
-        return streamed_work(make_plan(HEADLINE, config, "sm_100a"))
+        return make_plan(HEADLINE, config, "sm_100a").work
 
 
 _BARRIER = "one warp polls and wakes the others by bar.sync"
@@ -177,7 +175,7 @@ def check_h200(measured: dict[tune.Case, list[tune.Timing]], left_out: Sequence[
         costs = tune.fit({other: timings for other, timings in measured.items() if other != case})
         rows = [timing for timing in measured[case] if timing[0] <= tune.FAST_ENOUGH * measured[case][0][0]]
         predicted = [
-            np.dot(costs[config.weight, config.order], sm90_default.facts(tune.sm90_plan(case, config)))
+            np.dot(costs[config.weight, config.order], patch_embed_sm90.facts(tune.sm90_plan(case, config)))
             for _, config in rows
         ]
         result[case] = Unseen(np.array([time for time, _ in rows]), np.array(predicted))

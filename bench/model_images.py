@@ -18,10 +18,9 @@ from cute_kernels.config import (
     Sm100PatchEmbedConfig,
     Sm100ResidentConfig,
 )
-from cute_kernels.plan import ARCHS, PatchEmbedPlan, Sm100ResidentPlan, make_plan, predict
-from cute_kernels.plan.patch_embed import sm100_default
-from cute_kernels.plan.patch_embed import sm100_resident_limits as resident
-from cute_kernels.plan.sm100_transposed_limits import is_legal
+from cute_kernels.plan import ARCHS, PatchEmbedPlan, Sm100ResidentPlan, make_plan, predict, sm100_choice
+from cute_kernels.plan import patch_embed_resident as resident
+from cute_kernels.plan.sm100_transposed import is_legal
 
 # --- images on an H200 -----------------------------------------------------------------------------------------------
 
@@ -157,11 +156,11 @@ def _least_counted(problem: PatchEmbedProblem) -> PatchEmbedPlan:
     plans = sorted(resident.candidates(problem, config, arch, arch.sm_count), key=resident.cost)
     first = next((plan for plan in plans if is_legal(plan, resident.check)), None)
     streamed = make_plan(problem, Sm100PatchEmbedConfig(), "sm_100a")
-    return min((plan for plan in (first, streamed) if plan is not None), key=sm100_default.counted_clocks)
+    return min((plan for plan in (first, streamed) if plan is not None), key=sm100_choice.counted_clocks)
 
 
 def _describe(plan: PatchEmbedPlan) -> str:
     if not isinstance(plan, Sm100ResidentPlan):
-        return sm100_default.place(plan)
+        return sm100_choice.place(plan)
     config = plan.config
-    return f"{sm100_default.place(plan)}, tiles of {config.tile_rows} rows, loads of {config.tmem_load_width}"
+    return f"{sm100_choice.place(plan)}, tiles of {config.tile_rows} rows, loads of {config.tmem_load_width}"

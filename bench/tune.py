@@ -34,7 +34,7 @@ from bench.configs import CONFIG_TYPES, arch_of
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import ARCHS, Plan, Sm90PatchEmbedPlan, make_plan
-from cute_kernels.plan.patch_embed import sm90_default as default
+from cute_kernels.plan import patch_embed_sm90 as default
 from cute_kernels.runtime.gpu import bound_launch
 from cute_kernels.tuning.search import replay_timer
 
@@ -130,7 +130,7 @@ def sm90_plan(case: Case, config: Sm90PatchEmbedConfig) -> Sm90PatchEmbedPlan:
 
 
 def fit(measured: dict[Case, list[Timing]]) -> dict[tuple[str, str], tuple[float, ...]]:
-    """Coefficients of `cute_kernels.plan.patch_embed.sm90_default.facts` per class."""
+    """Coefficients of `cute_kernels.plan.patch_embed_sm90.facts` per class."""
     rows: dict[tuple[str, str], list[tuple[np.ndarray, float]]] = {}
     for case, timings in measured.items():
         fastest = timings[0][0]

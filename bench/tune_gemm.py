@@ -29,7 +29,7 @@ from bench.configs import CONFIG_TYPES, arch_of, parse_config
 from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig
 from cute_kernels.plan import GemmPlan, candidate_plans, make_plan
-from cute_kernels.plan.gemm import sm90 as sm90_gemm
+from cute_kernels.plan import gemm_sm90 as sm90_gemm
 from cute_kernels.tuning import gemm as tune
 from cute_kernels.tuning import search
 
@@ -176,7 +176,7 @@ FITTED = (
     "FETCHED_BYTES_PER_CLOCK", "FIRST_BYTES_PER_CLOCK", "BLOCK_CLOCKS", "PINGPONG_GAIN", "TILE_CLOCKS",
     "EPILOGUE_CLOCKS_PER_KELEMENT", "CLUSTER_CLOCKS", "SPLIT_CLOCKS", "SPLIT_BYTES_PER_CLOCK",
 )  # fmt: skip
-"""Constants of `cute_kernels.plan.gemm.sm90`. LAUNCH_CLOCKS is given: what is the same for all cannot be seen."""
+"""Constants of `cute_kernels.plan.gemm_sm90`. LAUNCH_CLOCKS is given: what is the same for all cannot be seen."""
 
 BENCH_WEIGHT = 3.0
 """What a timing of `bench.gemm` counts in a fit: it is of a longer run."""

@@ -187,7 +187,7 @@ def _dsl_argument(operand: Operand, given: float | int | None) -> Any:
     import cutlass.cute.runtime as cute_runtime
     import cutlass.cute.typing as cute_typing
 
-    import cute_kernels.kernels.elements as elements
+    import cute_kernels.kernels.host as elements
 
     if not operand.present:
         return None

@@ -15,8 +15,8 @@ from cute_kernels.config import ImagesConfig
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
 from cute_kernels.operations.patch_weight import PatchWeight
 from cute_kernels.plan import Plan
-from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES as PLANNER
-from cute_kernels.plan.planner import Target
+from cute_kernels.plan.registry import PATCH_EMBED_IMAGES as PLANNER
+from cute_kernels.plan.registry import Target
 from cute_kernels.runtime import gpu
 from cute_kernels.runtime.operands import Operands
 

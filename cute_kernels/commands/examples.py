@@ -44,7 +44,7 @@ def _gemm(plan: Plan) -> Any:
     p: GemmProblem = plan.problem
     dtype = getattr(torch, p.in_dtype)
     a, b = (torch.randn(p.batches, rows, p.k, dtype=dtype) for rows in (p.m, p.n))
-    bias = torch.randn(p.n) if p.bias else None
+    bias = torch.randn(p.n, dtype=torch.float32) if p.bias else None
     out_dtype = getattr(torch, p.out_dtype)
     return GEMM.prepare(GemmArguments(a, b, bias, out_dtype, "auto", None, True, p.activation), plan)
 
@@ -57,11 +57,11 @@ def _rows(plan: Plan) -> Any:
 def _images(plan: Plan) -> Any:
     p: PatchEmbedImagesProblem = plan.problem
     weight = prepare_patch_weight(
-        torch.randn(p.n, p.channels, p.patch, p.patch), precision=p.precision, channels=p.channels
+        torch.randn(p.n, p.channels, p.patch, p.patch, dtype=torch.float32), precision=p.precision, channels=p.channels
     )
     shape = (p.batch, p.channels, p.height, p.width)
     raw = p.in_dtype == "uint8"
-    images = torch.randint(0, 256, shape, dtype=torch.uint8) if raw else torch.randn(shape)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8) if raw else torch.randn(shape, dtype=torch.float32)
     if p.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
     with_positions = p.table_rows > 1
@@ -71,8 +71,8 @@ def _images(plan: Plan) -> Any:
         weight_low=weight.raw_low,
         weight_scale=weight.scale,
         weight_offset=weight.offset if raw and p.table_rows else None,
-        bias=torch.randn(p.n) if p.table_rows else None,
-        pos_embed=torch.randn(p.positions, p.n) if with_positions else None,
+        bias=torch.randn(p.n, dtype=torch.float32) if p.table_rows else None,
+        pos_embed=torch.randn(p.positions, p.n, dtype=torch.float32) if with_positions else None,
         patch=p.patch,
         out_dtype=getattr(torch, p.out_dtype),
         backend="auto",

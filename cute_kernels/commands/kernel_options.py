@@ -25,8 +25,8 @@ from cute_kernels.config import (
 )
 from cute_kernels.config_codec import parse_settings, spell
 from cute_kernels.plan import PLANNERS, Plan, make_plan
-from cute_kernels.plan.patch_embed_images.base import PIXEL_TYPES
-from cute_kernels.plan.planner import Target
+from cute_kernels.plan.images import PIXEL_TYPES
+from cute_kernels.plan.registry import Target
 
 # Legal integers that --help shows, by class of tunables; the plan judges what is given.
 CHOICES: dict[type, dict[str, tuple[int, ...]]] = {

@@ -141,7 +141,7 @@ def _launch_times(plan: Plan, profile: Any, operands: Any) -> dict[str, float]:
     """Microseconds of a launch without stamps and with them, in turn."""
     import torch
 
-    import cute_kernels.plan.profile as layout
+    import cute_kernels.plan.base as layout
     import cute_kernels.runtime.gpu as gpu
     import cute_kernels.tuning.search as search
 

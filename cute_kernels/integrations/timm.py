@@ -80,7 +80,8 @@ def _pad(module: torch.nn.Module, arguments: tuple, named: dict[str, Any]) -> tu
     height, width = (-(-size // patch) * patch for size, patch in zip(sizes, module.patch_size, strict=True))
     if [height, width] == sizes:
         return None
-    mean = torch.tensor(module.proj.engine.options.mean, device=images.device).mul(255).round().to(torch.uint8)
+    mean = torch.tensor(module.proj.engine.options.mean, dtype=torch.float32, device=images.device)
+    mean = mean.mul(255).round().to(torch.uint8)
     padded = mean[None, :, None, None].repeat(batch, 1, height, width)
     padded[:, :, : sizes[0], : sizes[1]] = images
     return (padded, *arguments[1:]), named

@@ -27,8 +27,9 @@ from cute_kernels.nn.options import PatchOptions
 VARIABLE = "CUTE_KERNELS_VLLM"
 _ALLOWED = ("bf16", "fp16", "fp8")
 _LAYER = "Conv2dLayer"
-# CLIP's, which of the normalisations in use reaches furthest: FP8's fixed scale covers the others too.
-_MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+# ImageNet's, which of the normalisations in use reaches furthest, 2.64 against CLIP's 2.15 and SigLIP's 1: FP8's fixed
+# scale covers the others too.
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def plugin() -> None:

@@ -9,10 +9,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from cute_kernels.kernels.activations import activate
-from cute_kernels.kernels.elements import ELEMENT_TYPES
+from cute_kernels.kernels.epilogue import activate
 from cute_kernels.kernels.graph import Graph
-from cute_kernels.kernels.host import launch_clusters
+from cute_kernels.kernels.host import ELEMENT_TYPES, launch_clusters
 from cute_kernels.kernels.staging import staging_layout
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.base import ITEMSIZE

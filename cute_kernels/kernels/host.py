@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
-from cutlass import Int32
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
 
+from cute_kernels.kernels.epilogue import Scales, scales_of
 from cute_kernels.kernels.graph import Graph
+from cute_kernels.kernels.load import positions_layout, rows_layout
+from cute_kernels.kernels.tiles import index_view
 from cute_kernels.plan import Plan
+from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES
+from cute_kernels.plan.images import ImagesPlan
+from cute_kernels.plan.patch_embed import PatchEmbedPlan
 
 
 def launch_clusters(kernel: Any, plan: Plan, clusters: Int32, stream: Any) -> None:
@@ -46,3 +55,149 @@ class PatchEmbedHost:
     def arguments(self, operands: Any) -> Any:
         """What the kernel takes of its operands: TMA atoms with their views, and sizes in tiles."""
         raise NotImplementedError
+
+
+# --- CuTe DSL's types by the names that plans use --------------------------------------------------------------------
+
+
+ELEMENT_TYPES = {
+    "float8_e4m3fn": cutlass.Float8E4M3FN,
+    "bfloat16": cutlass.BFloat16,
+    "float16": cutlass.Float16,
+    "float32": cutlass.Float32,
+    "tfloat32": cutlass.TFloat32,
+    "int32": cutlass.Int32,
+    "int64": cutlass.Int64,
+    "int8": cutlass.Int8,
+    "uint8": cutlass.Uint8,
+}
+"""Of numbers, and of what pointers point to. A tensor map of ``"tfloat32"`` makes TMA round FP32 on its way to shared
+memory."""
+
+
+# --- the host entry that all kernels over images have in common: their operands as tensors, and the launch -----------
+
+
+@dataclass(frozen=True)
+class ImagesOperands:
+    """What a launch is given: pointers, and sizes in images, pixels and features."""
+
+    images: cute.Pointer
+    weight: cute.Tensor
+    weight_low: cute.Tensor | None
+    scale: cute.Pointer | None
+    table: cute.Pointer | None
+    out: cute.Pointer
+    batch: Int32
+    height: Int32
+    width: Int32
+    n: Int32
+    grid_height: Int32
+    grid_width: Int32
+
+
+class ImagesHost(PatchEmbedHost):
+    """Images, their sizes and features are launch arguments; channels are not."""
+
+    plan: ImagesPlan
+
+    @cute.jit
+    def __call__(
+        self,
+        images_pointer: cute.Pointer,
+        weight_pointer: cute.Pointer,
+        weight_low_pointer: cute.Pointer | None,
+        scale_pointer: cute.Pointer | None,
+        table_pointer: cute.Pointer | None,
+        out_pointer: cute.Pointer,
+        batch: Int32,
+        height: Int32,
+        width: Int32,
+        n: Int32,
+        clusters: Int32,
+        profile: cute.Pointer | None,
+        stream,
+    ) -> None:
+        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
+        plan, problem, k = self.plan, self.plan.problem, self.plan.weight_columns_of_k
+        rows = cute.make_layout((n, k), stride=(k, 1))
+        low = None if weight_low_pointer is None else cute.make_tensor(weight_low_pointer, rows)
+        operands = ImagesOperands(
+            images_pointer, cute.make_tensor(weight_pointer, rows), low, scale_pointer, table_pointer, out_pointer,
+            batch, height, width, n, height // problem.patch, width // problem.patch,
+        )  # fmt: skip
+        launch_clusters(self.kernel(self.arguments(operands), profile), plan, clusters, stream)
+
+
+# --- the host entry that all patch embeds over rows have in common: their operands as views, and the launch ----------
+
+
+@dataclass(frozen=True)
+class RowsOperands:
+    """What a launch is given.
+
+    Attributes:
+        x, out: ``[images, K or N, positions]``; where tiles are not made of positions, rows count as images of one.
+        weight: ``[N, K]``.
+        table: bias + position table, in a layout of the kernel's own, or None.
+        table_index: ``[rows]`` position of each row, or None.
+        table_rows: positions that the table has.
+        scales: of rows, features and the whole call.
+        rows, n, k: sizes.
+        images, positions: extents of ``x`` and ``out``.
+    """
+
+    x: cute.Tensor
+    weight: cute.Tensor
+    out: cute.Tensor
+    table: cute.Pointer | None
+    table_index: cute.Tensor | None
+    table_rows: Int32
+    scales: Scales
+    rows: Int32
+    n: Int32
+    k: Int32
+    images: Int32
+    positions: Int32
+
+
+class RowsHost(PatchEmbedHost):
+    """Rows, features and positions are launch arguments."""
+
+    plan: PatchEmbedPlan
+
+    @cute.jit
+    def __call__(
+        self,
+        x_pointer: cute.Pointer,
+        weight_pointer: cute.Pointer,
+        table_pointer: cute.Pointer | None,
+        index_pointer: cute.Pointer | None,
+        out_pointer: cute.Pointer,
+        scale_argument: Float32 | cute.Pointer | None,
+        row_scale_pointer: cute.Pointer | None,
+        feature_scale_pointer: cute.Pointer | None,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        table_rows: Int32,
+        clusters: Int32,
+        profile: cute.Pointer | None,
+        stream,
+    ) -> None:
+        """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
+        plan = self.plan
+        positions = table_rows if cutlass.const_expr(plan.positions_in_order) else 1
+        images = m // positions
+        in_row = VECTOR_BYTES // ITEMSIZE[plan.problem.in_dtype]
+        by_pointer = plan.problem.scale_source == "pointer"
+        operands = RowsOperands(
+            x=cute.make_tensor(x_pointer, positions_layout(images, k, positions, in_row)),
+            weight=cute.make_tensor(weight_pointer, rows_layout(n, k, in_row)),
+            out=cute.make_tensor(out_pointer, positions_layout(images, n, positions, 8)),
+            table=table_pointer, table_index=index_view(index_pointer, m), table_rows=table_rows,
+            scales=scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n),
+            rows=m, n=n, k=k, images=images, positions=positions,
+        )  # fmt: skip
+        launch_clusters(self.kernel(self.arguments(operands), profile), plan, clusters, stream)
+

@@ -13,7 +13,7 @@ from cutlass import Int32, Int64
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.elements import ELEMENT_TYPES
+from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.plan.patchify import PITCH_PAD_BYTES, PatchifyPlan
 
 LOADS_AT_ONCE = 3

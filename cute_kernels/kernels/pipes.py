@@ -16,7 +16,7 @@ import cutlass.pipeline as pipeline
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Edge, Graph, Signal
 from cute_kernels.kernels.stamps import NO_STAMPS, Stamps
-from cute_kernels.plan.profile import Phase, wait_phase
+from cute_kernels.plan.base import Phase, wait_phase
 
 PipelineState = pipeline.PipelineState
 

@@ -7,11 +7,11 @@ from cutlass import Int32, Int64
 
 from cute_kernels.kernels import ptx
 from cute_kernels.plan import Plan
-from cute_kernels.plan.profile import BEGIN, COUNT, FINISH, HEADER, PHASE_BITS, SM, Phase, row_words
+from cute_kernels.plan.base import BEGIN, COUNT, FINISH, HEADER, PHASE_BITS, SM, Phase, row_words
 
 
 class Stamps:
-    """What one warp writes, as `cute_kernels.plan.profile` says. All its lanes call every method, one of them stores.
+    """What one warp writes, as `cute_kernels.plan.base` says. All its lanes call every method, one of them stores.
 
     Without a row nothing is generated.
     """
@@ -58,10 +58,23 @@ def make_stamps(plan: Plan, profile: cute.Pointer | None, warp: Int32) -> Stamps
 
     Args:
         plan: what was compiled for so many stamps.
-        profile: the buffer of `cute_kernels.plan.profile.profile_shape`, or None.
+        profile: the buffer of `cute_kernels.plan.base.profile_shape`, or None.
         warp: index in the CTA.
     """
     if profile is None:
         return NO_STAMPS
     row = cute.arch.block_idx()[0] * len(plan.roles) + warp
     return Stamps(profile + row * row_words(plan), plan.profile)
+
+
+# --- time on a multiprocessor ----------------------------------------------------------------------------------------
+
+
+@cute.jit
+def idle(clocks: Int32) -> None:
+    """Passes SM clocks; the difference is right across a wrap of the 32-bit counter."""
+    start = cute.arch.clock()
+    now = start
+    while now - start < clocks:
+        now = cute.arch.clock()
+

@@ -201,3 +201,40 @@ class PatchOrder:
             position = rest - image_tile * self.column_tiles * self.row_tiles
         column_tile = position // self.row_tiles
         return position - column_tile * self.row_tiles, column_tile, image_tile, n_tile
+
+
+# --- which row of the bias + position table belongs to a row of the output -------------------------------------------
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Row of ``x`` -> row of the table: ``row % positions``, or what an index in memory says.
+
+    Attributes:
+        positions: rows of the table that a row of ``x`` may ask for.
+        index: ``[rows]`` Int32, or None. The table then has one more row, of NaN, which stands for every number that is
+            no position: a wrong index gives a row of NaN, never an access outside the table and never a plausible one.
+        rows: rows of ``x``.
+    """
+
+    positions: Int32
+    index: cute.Tensor | None
+    rows: Int32
+
+    @cute.jit
+    def of(self, row: Int32) -> Int32:
+        """The table row of one output row. Rows beyond the output get a valid one too; TMA clips their stores."""
+        if cutlass.const_expr(self.index is None):
+            return row % self.positions
+        table_row = Int32(0)
+        if row < self.rows:
+            table_row = self.index[row]
+        if table_row < 0 or table_row >= self.positions:
+            table_row = self.positions
+        return table_row
+
+
+def index_view(pointer: cute.Pointer | None, rows: Int32) -> cute.Tensor | None:
+    """``[rows]`` over the index in memory."""
+    return None if pointer is None else cute.make_tensor(pointer, cute.make_layout(rows))
+

@@ -11,7 +11,10 @@ core's time for the products and device memory's for the bytes of the launch.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from cute_kernels.model.prediction import Prediction
 
@@ -26,8 +29,8 @@ MEMORY_BYTES_PER_MICROSECOND = 7.7e6
 """HGX B200 data sheet: 7.7 TB/s."""
 
 LAUNCH_MICROSECONDS = 2.0
-"""From the launch to the first tile and from the last to the end: about what fits H200 times (`sm90_default`). The
-notes time one size only, which does not tell it from the cost of its tiles."""
+"""From the launch to the first tile and from the last to the end: about what fits H200 times
+(`cute_kernels.plan.patch_embed_sm90`). The notes time one size only: that does not tell it from the cost of tiles."""
 
 
 CAVEAT = (
@@ -37,6 +40,11 @@ CAVEAT = (
     "epilogue_warps, store_group, early release or stagger."
 )
 """docs/model.md says where both figures come from."""
+
+
+RESOLUTION = 0.036
+"""The median error of a variant that was left out of the fit (docs/model.md). Times that are nearer to each other than
+this do not tell plans apart."""
 
 
 @dataclass(frozen=True)
@@ -118,3 +126,40 @@ def predict(work: TileWork, costs: UnitClocks = FITTED) -> Prediction:
         microseconds = {"device memory": memory}
     microseconds["launch"] = LAUNCH_MICROSECONDS
     return Prediction(sum(microseconds.values()), microseconds, CAVEAT)
+
+
+class Timed(Protocol):
+    """A plan that knows what its busiest CTA does."""
+
+    @property
+    def work(self) -> TileWork: ...
+
+
+TimedPlan = TypeVar("TimedPlan", bound=Timed)
+
+
+def quickest(
+    plans: Sequence[TimedPlan], counted: Callable[[TimedPlan], float], is_legal: Callable[[TimedPlan], bool]
+) -> TimedPlan | None:
+    """Of the legal plans the one of least modelled time; of those that the model does not tell apart, the one of least
+    counted work, and of equal ones the first.
+
+    Args:
+        plans: of one problem.
+        counted: clocks of a launch by counted work, which knows what the model has no cost for: how often the tensor
+            core reads its operands from shared memory.
+        is_legal: asked in the order of modelled times, of as few plans as possible.
+
+    Returns:
+        None where no plan is legal.
+    """
+    near: list[TimedPlan] = []
+    slowest = math.inf
+    for time, _, plan in sorted((predict(plan.work).microseconds, i, plan) for i, plan in enumerate(plans)):
+        if time > slowest:
+            break
+        if is_legal(plan):
+            slowest = min(slowest, time * (1 + RESOLUTION))
+            near.append(plan)
+    order = {id(plan): i for i, plan in enumerate(plans)}
+    return min(near, key=lambda plan: (counted(plan), order[id(plan)]), default=None)

@@ -154,13 +154,18 @@ def _describe(path: str, line: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _function(path: str, line: int) -> str:
-    """Name of the innermost function around a line, which outlives edits that move the line."""
+    """Qualified name of the innermost function around a line, which outlives edits that move the line."""
     try:
         tree = _tree(path)
     except (OSError, SyntaxError, UnicodeDecodeError):  # made somewhere else, or of another language
         return "?"
-    around = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno <= line <= n.end_lineno]
-    return max(around, key=lambda node: node.lineno).name if around else "module"
+    around = [n for n in ast.walk(tree) if isinstance(n, _SCOPES) and n.lineno <= line <= n.end_lineno]
+    if not any(isinstance(node, ast.FunctionDef) for node in around):
+        return "module"
+    return ".".join(node.name for node in sorted(around, key=lambda node: node.lineno))
+
+
+_SCOPES = (ast.ClassDef, ast.FunctionDef)
 
 
 @functools.cache

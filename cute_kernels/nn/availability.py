@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from cute_kernels import plan
 from cute_kernels.config import PatchEmbedImagesProblem
-from cute_kernels.plan.patch_embed_images.base import multiplied_type
+from cute_kernels.plan.images import multiplied_type
 from cute_kernels.runtime import devices
 
 _REASONS: dict[tuple[torch.device, str], str | None] = {}

@@ -24,6 +24,8 @@ from cute_kernels.operations import patch_weight
 from cute_kernels.reference.images import patch_rows
 
 E4M3_MAX = 448.0
+_E4M3_REACH = 464.0
+"""What lies further is not rounded to 448: it would be 480 if E4M3 had it."""
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _RAW_FACTOR = 8.0
@@ -157,10 +159,10 @@ class PatchEngine:
         )
 
     def check_pixels(self, pixels: torch.Tensor, *, by_kernel: bool) -> None:
-        """Refuses pixels of another type than promised, and floating-point ones that nobody normalised.
+        """Refuses pixels of another type than promised, floating-point ones that nobody normalised, those beyond FP8.
 
-        The second needs their values, which are looked at for CPU tensors only: on a GPU the host would have to wait.
-        The plain module takes what it always took.
+        All but the first needs their values, which are looked at for CPU tensors only: on a GPU the host would have to
+        wait, and pixels beyond FP8 give NaN. The plain module takes what it always took.
 
         Args:
             pixels: images or rows.
@@ -186,15 +188,29 @@ class PatchEngine:
                 "do_rescale=False and do_normalize=False); 'bf16', 'fp16' and 'fp8' take normalised pixels"
             )
         if by_kernel and pixels.device.type == "cpu" and pixels.numel() and not torch.compiler.is_compiling():
-            values = pixels.detach()
-            values = values.to(torch.float32) if values.dtype.itemsize == 1 else values  # E4M3 has no maximum
-            largest, bound = float(values.abs().amax()), self.options.bound
-            if largest > _RAW_FACTOR * bound:
-                raise ValueError(
-                    f"images has magnitudes up to {largest:.4g}, and pixels normalised with mean {list(options.mean)} "
-                    f"and std {list(options.std)} reach {bound:.4g}: they look raw. Allowed: normalised pixels, or raw "
-                    "ones as torch.uint8"
-                )
+            self._check_magnitudes(pixels.detach())
+
+    def _check_magnitudes(self, pixels: torch.Tensor) -> None:
+        options = self.options
+        fp8 = options.precision == "fp8"
+        if options.pixels == "normalised" and not fp8:
+            return
+        values = pixels.to(torch.float32) if pixels.dtype.itemsize == 1 else pixels  # E4M3 has no maximum
+        largest, bound = float(values.abs().amax()), options.bound
+        reach = (
+            f"images has magnitudes up to {largest:.4g}, and pixels normalised with mean {list(options.mean)} and std "
+            f"{list(options.std)} reach {bound:.4g}"
+        )
+        if options.pixels != "normalised" and largest > _RAW_FACTOR * bound:
+            raise ValueError(
+                f"{reach}: they look raw. Allowed: raw pixels as torch.uint8, or normalised ones, which "
+                "pixels='normalised' promises whatever their magnitude"
+            )
+        if fp8 and largest * (E4M3_MAX / bound) > _E4M3_REACH:
+            raise ValueError(
+                f"{reach}, which is all that precision = 'fp8' represents. Allowed: the mean and std that these pixels "
+                "were normalised with, or another precision"
+            )
 
     # --- what ------------------------------------------------------------------------------------------------------
 
@@ -269,9 +285,19 @@ class PatchEngine:
         return out if table is None else out.add_(table.to(out.dtype)[index.long()])
 
     def normalised(self, pixels: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Pixels for the plain module: those of uint8 normalised in FP32, in the type of ``weight``."""
+        """Pixels for the plain module: those of uint8 normalised in FP32, in the type of ``weight``.
+
+        Raises:
+            TypeError: uint8 pixels, and a weight that is stored in another type than its layer computes in.
+        """
+        computes = weight.dtype in (*_FLOATS, torch.float64)
         if pixels.dtype != torch.uint8:
-            return pixels.to(weight.dtype) if weight.is_floating_point() else pixels
+            return pixels.to(weight.dtype) if computes else pixels
+        if not computes:
+            raise TypeError(
+                f"images has dtype torch.uint8 and the layer's weight is stored as {weight.dtype}, which does not say "
+                "in what type its pixels are to be; allowed: normalised pixels of a floating-point type"
+            )
         return self._normalised(pixels, self.patch(weight)).to(weight.dtype)
 
     def patch(self, weight: torch.Tensor) -> int:
@@ -284,8 +310,7 @@ class PatchEngine:
     def prepared(self, kind: str, weight: torch.Tensor) -> Any:
         """What ``weight`` became: for ``"images"`` a `PatchWeight`, for ``"rows"`` a matrix, for either an `Fp8Weight`.
 
-        Made anew when the parameter is another one or was written to (`cute_kernels.nn.origin`). Not noticed is a write
-        past autograd's version counter (through ``.data``): `forget` and `cute_kernels.clear_cache` are for those.
+        Made anew when the parameter is another one or was written to (`cute_kernels.nn.origin`).
         """
         found = self._prepared.get(kind)
         if found is not None and found[0].is_unchanged(weight):
@@ -357,7 +382,10 @@ class PatchEngine:
         """
         if pixels.dtype != torch.uint8:
             return pixels
-        mean, std = (torch.tensor(value, device=pixels.device) for value in (self.options.mean, self.options.std))
+        mean, std = (
+            torch.tensor(value, dtype=torch.float32, device=pixels.device)
+            for value in (self.options.mean, self.options.std)
+        )
         scaled = pixels.to(torch.float32) / 255
         if pixels.dim() == 4:
             return (scaled - mean[:, None, None]) / std[:, None, None]
@@ -370,9 +398,10 @@ class PatchEngine:
 
     def _e4m3(self, normalised: torch.Tensor) -> torch.Tensor:
         """Rounded with the fixed multiplier ``bound / 448``: no maximum is looked for, so an image's rows do not depend
-        on the others of its batch. What lies beyond the bound saturates."""
+        on the others of its batch. What lies beyond the bound becomes NaN, and so does its patch's embedding."""
         scaled = normalised.to(torch.float32) * (E4M3_MAX / self.options.bound)
-        return scaled.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+        # A conversion saturates or not, depending on who compiles it.
+        return scaled.masked_fill(scaled.abs() > _E4M3_REACH, torch.nan).to(torch.float8_e4m3fn)
 
     def _by_images(self, images, prepared, bias, pos_embed, out_dtype: torch.dtype) -> torch.Tensor:
         backend = self.options.backend

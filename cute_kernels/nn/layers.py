@@ -59,9 +59,9 @@ class EngineMixin:
         self.engine.forget()
 
     def forget_prepared(self) -> None:
-        """Makes what the kernels read anew at the next call: after a write that autograd's version counter missed.
+        """Makes what the kernels read anew at the next call: after a write that nothing notices.
 
-        `cute_kernels.clear_cache` does it for all modules.
+        `cute_kernels.clear_cache`, which says what such writes are, does it for all modules.
         """
         self.engine.forget()
         if self.positions is not None:

@@ -28,9 +28,10 @@ class PatchOptions:
         channels: C of a Linear weight; of a convolution's it is read from the weight.
         mean, std: the normalisation of the model's processor, one number or one per channel, of pixels
             that were divided by 255. uint8 images are normalised with them; they also bound what normalised pixels can
-            be.
+            be, which is the range that ``"fp8"`` represents: pixels beyond it raise ValueError on a CPU and give NaN
+            on a GPU.
         pixels: what is promised: ``"raw"`` refuses floating-point pixels, ``"normalised"`` refuses uint8, ``"auto"``
-            takes uint8 as raw and floating point as normalised.
+            takes uint8 as raw and floating point as normalised, unless, on a CPU, its magnitudes are those of raw ones.
         backend: ``"auto"``, ``"emulator"`` and ``"reference"`` as for `cute_kernels.patch_embed_images`; ``"torch"``
             is the plain module, for comparison.
 
@@ -58,7 +59,7 @@ class PatchOptions:
         if self.integer and self.pixels == "normalised":
             raise ValueError(f"pixels = 'normalised' with precision = {self.precision!r}, which multiplies uint8")
         # The smallest weight there is has the same rules for mean and std as the model's.
-        smallest = torch.zeros(8, self.channels, 1, 1, device="cpu")
+        smallest = torch.zeros(8, self.channels, 1, 1, dtype=torch.float32, device="cpu")
         checked = patch_weight.prepare_patch_weight(smallest, mean=self.mean, std=self.std)
         object.__setattr__(self, "mean", checked.mean)
         object.__setattr__(self, "std", checked.std)

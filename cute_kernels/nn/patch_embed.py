@@ -14,6 +14,7 @@ from cute_kernels.nn.options import Backend, Order, PatchOptions, Pixels, Precis
 from cute_kernels.nn.positions import Interpolation, PositionCache, checked_grid, checked_grids, two_integers
 from cute_kernels.operations.patch_weight import PerChannel
 from cute_kernels.reference.images import patch_rows
+from cute_kernels.runtime.sources import Identity
 
 
 class _Source:
@@ -33,15 +34,18 @@ class _Source:
     ) -> None:
         self._module = None if module is None else weakref.ref(module)
         taken, self._own = taken or {}, own or {}
-        self._taken = {name: None if tensor is None else weakref.ref(tensor) for name, tensor in taken.items()}
+        self._taken = {name: None if tensor is None else Identity(tensor) for name, tensor in taken.items()}
 
     def __reduce__(self) -> tuple:
         module = None if self._module is None else self._module()
-        return _Source, (module, {name: self._then(name) for name in self._taken}, self._own)
+        now = {name: getattr(module, name, None) for name in self._taken}
+        kept = {name: tensor if self._has(name, tensor) else None for name, tensor in now.items()}
+        return _Source, (module, kept, self._own)
 
-    def _then(self, name: str) -> torch.Tensor | None:
-        reference = self._taken[name]
-        return None if reference is None else reference()
+    def _has(self, name: str, tensor: torch.Tensor | None) -> bool:
+        """Whether the tensor was taken under this name."""
+        taken = self._taken[name]
+        return tensor is None if taken is None else tensor is not None and taken.is_of(tensor)
 
     def check(self, taker: torch.nn.Module) -> None:
         """Refuses a source whose parameters were replaced since, by others than those of ``taker``."""
@@ -50,7 +54,7 @@ class _Source:
             return
         for name in self._taken:
             now = getattr(module, name, None)
-            if now is not getattr(taker, self._own.get(name, name)) and now is not self._then(name):
+            if now is not getattr(taker, self._own.get(name, name)) and not self._has(name, now):
                 raise RuntimeError(
                     f"{name} of the {type(module).__name__} that this PatchEmbed was made from was replaced since (by "
                     "load_state_dict(assign=True), to_empty or an assignment), and this one has it not: call "

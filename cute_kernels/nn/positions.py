@@ -148,7 +148,8 @@ class PositionCache:
 
         def build() -> torch.Tensor:
             if grid == native:
-                return pos_embed.flatten(0, 1)
+                # A view that is kept without need of gradients must not keep `torch.utils.swap_tensors` from swapping.
+                return (pos_embed if torch.is_grad_enabled() else pos_embed.detach()).flatten(0, 1)
             return interpolate(pos_embed, native, grid, self.mode, self.antialias)
 
         return self._keep(pos_embed, ("table", native, grid), build)
@@ -169,10 +170,10 @@ class PositionCache:
                 tables.append(self.table(pos_embed, native, (rows, columns)).to(torch.float32))
                 first[rows, columns] = total
                 total += rows * columns
-            index = torch.empty(len(grids), length, dtype=torch.int32)
+            index = torch.empty(len(grids), length, dtype=torch.int32, device="cpu")
             for image, (rows, columns) in enumerate(grids):
                 index[image] = first[rows, columns]
-                index[image, : rows * columns] += torch.arange(rows * columns, dtype=torch.int32)
+                index[image, : rows * columns] += torch.arange(rows * columns, dtype=torch.int32, device="cpu")
             return torch.cat(tables), index.to(pos_embed.device)
 
         return self._keep(pos_embed, ("packed", native, grids, length), build)

@@ -14,7 +14,7 @@ the checks that need nothing but a tensor's metadata, and what a repeated call l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,23 +87,28 @@ class TensorRow(Row):
             raise TypeError(f"{name} is a nested tensor, expected a torch.Tensor of one shape")
         return (value,), ()
 
-    def check_dtype(self, name: str, value: torch.Tensor) -> None:
+    def wrong_type(self, name: str, value: torch.Tensor) -> Exception | None:
+        if value.layout is not torch.strided:
+            return TypeError(f"{name} has layout {value.layout}, allowed: {torch.strided}")
         if value.dtype not in self.dtypes:
-            raise TypeError(f"{name} has dtype {value.dtype}, allowed: {', '.join(map(str, self.dtypes))}")
+            return TypeError(f"{name} has dtype {value.dtype}, allowed: {', '.join(map(str, self.dtypes))}")
+        return None
 
-    def check_shape(self, name: str, value: torch.Tensor) -> None:
+    def wrong_shape(self, name: str, value: torch.Tensor) -> Exception | None:
         if self.shapes and value.dim() not in [shape.count(",") + 1 for shape in self.shapes]:
-            raise ValueError(f"{name} has shape {list(value.shape)}, allowed: {' or '.join(self.shapes)}")
-
-    def check_dense(self, name: str, value: torch.Tensor) -> None:
-        if 0 in (value.shape[-1:] if self.may_be_empty else value.shape):
+            return ValueError(f"{name} has shape {list(value.shape)}, allowed: {' or '.join(self.shapes)}")
+        if self.dense and 0 in (value.shape[-1:] if self.may_be_empty else value.shape):
             which = "the last" if self.may_be_empty else "every"
-            raise ValueError(f"{name} has shape {list(value.shape)}: {which} extent must be at least 1")
-        if not value.is_contiguous():
-            raise ValueError(
-                f"{name} has strides {list(value.stride())} for shape {list(value.shape)}, allowed: contiguous "
-                f"(use {name}.contiguous())"
-            )
+            return ValueError(f"{name} has shape {list(value.shape)}: {which} extent must be at least 1")
+        return None
+
+    def wrong_strides(self, name: str, value: torch.Tensor) -> Exception | None:
+        if not self.dense or value.layout is not torch.strided or value.is_contiguous():
+            return None
+        return ValueError(
+            f"{name} has strides {list(value.stride())} for shape {list(value.shape)}, allowed: contiguous "
+            f"(use {name}.contiguous())"
+        )
 
 
 @dataclass(frozen=True)
@@ -279,32 +284,31 @@ class ArgumentTable:
         found = [(name, row, getattr(arguments, name)) for name, row in self.rows.items()]
         return [(name, row, value) for name, row, value in found if isinstance(value, torch.Tensor)]
 
-    def check(self, arguments: Any, check_shapes: Callable[[Any], None]) -> None:
+    def check(self, arguments: Any, problems: Callable[[Any], Iterator[Exception]]) -> None:
         """Everything that can be told from the metadata of the tensors; also runs on fake tensors.
 
         Args:
             arguments: of the table's kind.
-            check_shapes: what the operation itself has to say, about types and extents that depend on each other.
+            problems: what the operation itself finds wrong, about types and extents that depend on each other; asked
+                where every tensor has the number of extents that it is to have.
 
         Raises:
-            TypeError, ValueError: naming the argument, what was given and what is allowed.
+            TypeError, ValueError: all that is wrong, naming argument, what was given and what is allowed. It is of the
+                kind of the first.
         """
         given = self.tensors_of(arguments)
-        for name, _, value in given:
-            if value.layout is not torch.strided:
-                raise TypeError(f"{name} has layout {value.layout}, allowed: {torch.strided}")
         known = [(name, row, value) for name, row, value in given if isinstance(row, TensorRow)]
-        for name, row, value in known:
-            row.check_dtype(name, value)
-        for name, row, value in known:
-            row.check_shape(name, value)
-        for name, row, value in known:
-            if row.dense:
-                row.check_dense(name, value)
-        check_shapes(arguments)
+        shapes = [row.wrong_shape(name, value) for name, row, value in known]
+        wrong = [row.wrong_type(name, value) for name, row, value in known] + shapes
+        wrong += [row.wrong_strides(name, value) for name, row, value in known]
+        if not any(shapes):
+            wrong += problems(arguments)
         first, _, reference = given[0]
-        for name, _, value in given[1:]:
-            if value.device != reference.device:
-                raise ValueError(
-                    f"{name} is on {value.device} and {first} is on {reference.device}: they must be on one device"
-                )
+        wrong += [
+            ValueError(f"{name} is on {value.device} and {first} is on {reference.device}: they must be on one device")
+            for name, _, value in given[1:]
+            if value.device != reference.device
+        ]
+        found = [problem for problem in wrong if problem is not None]
+        if found:
+            raise type(found[0])("; ".join(map(str, found)))

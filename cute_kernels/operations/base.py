@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from cute_kernels.operations.arguments import ArgumentTable
 from cute_kernels.operations.sharding import register_if_used
@@ -42,7 +43,7 @@ A = TypeVar("A")
 
 
 def dispatch_is_intercepted() -> bool:
-    """Whether something traces or intercepts operators: `torch.compile`, export, modes, functorch, the profiler.
+    """Whether something traces or intercepts operators: `torch.compile`, export, modes, functorch, profiler, tangents.
 
     Otherwise, and unless the result would need a gradient, which the operator refuses on backward, the dispatcher would
     do nothing but call `Operation.execute`, and take tens of microseconds for it.
@@ -52,9 +53,15 @@ def dispatch_is_intercepted() -> bool:
         or _dispatch_modes() > 0
         or _function_modes() > 0
         or _functorch_level() is not None
+        or _carries_tangents()
         or _is_tracing()
         or _is_profiling()
     )
+
+
+def _carries_tangents() -> bool:
+    """Whether a level of forward-mode differentiation is entered; torch has no other name for it."""
+    return getattr(forward_ad, "_current_level", 0) >= 0
 
 
 def is_plain(tensor: torch.Tensor, gradients: bool) -> bool:
@@ -113,8 +120,11 @@ class Operation(ABC, Generic[A]):
     # ---- what an operation says of itself ----------------------------------------------------------------------------
 
     @abstractmethod
-    def check_shapes(self, a: A) -> None:
-        """Types and extents that depend on each other; runs on fake tensors, too."""
+    def problems(self, a: A) -> Iterator[Exception]:
+        """What is wrong with types and extents that depend on each other; runs on fake tensors, too.
+
+        Element types may be wrong ones, numbers of extents are right.
+        """
 
     def check_values(self, a: A) -> None:
         """What numbers in host memory have to be; not on fake tensors."""
@@ -166,7 +176,7 @@ class Operation(ABC, Generic[A]):
 
     def check(self, a: A) -> None:
         """Everything that can be told from the metadata of the tensors."""
-        self.table.check(a, self.check_shapes)
+        self.table.check(a, self.problems)
 
     def plan(self, a: A) -> Plan:
         """For a CUDA device that has a kernel; otherwise for the architecture of the config.
@@ -230,8 +240,27 @@ class Operation(ABC, Generic[A]):
         first = next(iter(self.table.tensors_of(a)))[2]
         return first.new_empty(self.output_shape(a), dtype=self.output_dtype(a))
 
-    def _no_backward(self, ctx: Any, grad: torch.Tensor) -> None:
-        raise NotImplementedError(f"cute_kernels.{self.name} has no backward: call it under torch.no_grad()")
+    def _without_derivatives(self, keyset: torch._C.DispatchKeySet, *flat: Any) -> torch.Tensor:
+        """Refuses tangents and transformations that differentiate at once, and backward when somebody calls it.
+
+        Without a kernel for autograd the dispatcher would leave derivatives out, as if they were zero.
+        """
+        tensors = [value for value in flat if isinstance(value, torch.Tensor)]
+        if _carries_tangents() and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+            raise NotImplementedError(
+                f"cute_kernels.{self.name} has no forward-mode derivative: call it without tangents (jvp, jacfwd, "
+                "dual numbers), or differentiate the same in plain torch"
+            )
+        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+            return self._below_autograd(keyset, *flat)
+        if _functorch_level() is not None:
+            raise NotImplementedError(_NO_BACKWARD.format(self.name))
+        return _NoBackward.apply(self, keyset, *flat)
+
+    def _below_autograd(self, keyset: torch._C.DispatchKeySet, *flat: Any) -> torch.Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            operator = getattr(torch.ops.cute_kernels, self.name).default
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *flat)
 
     def _register(self) -> None:
         library = self._library = torch.library.Library("cute_kernels", "FRAGMENT")
@@ -242,4 +271,20 @@ class Operation(ABC, Generic[A]):
         )
         library.impl(self.name, self._run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"cute_kernels::{self.name}", self._fake, lib=library)
-        torch.library.register_autograd(f"cute_kernels::{self.name}", self._no_backward, lib=library)
+        library.impl(self.name, self._without_derivatives, "Autograd", with_keyset=True)
+
+
+_NO_BACKWARD = "cute_kernels.{} has no backward: call it under torch.no_grad()"
+
+
+class _NoBackward(torch.autograd.Function):
+    """The result requires gradients, as its arguments do, and asking for them raises."""
+
+    @staticmethod
+    def forward(ctx: Any, operation: Operation, keyset: torch._C.DispatchKeySet, *flat: Any) -> torch.Tensor:
+        ctx.name = operation.name
+        return operation._below_autograd(keyset, *flat)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> None:
+        raise NotImplementedError(_NO_BACKWARD.format(ctx.name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from cute_kernels.config import ACTIVATIONS, Activation, GemmConfig, GemmProblem
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
 from cute_kernels.plan import GemmPlan
-from cute_kernels.plan.gemm import GEMM as PLANNER
+from cute_kernels.plan.registry import GEMM as PLANNER
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend, tuned_config
 from cute_kernels.runtime.operands import Operands
@@ -46,9 +47,7 @@ def gemm(
             does not start on 16 bytes is copied. Of no rows nothing is launched.
         b: ``[N, K]`` of the same type, for all of a batch, or ``[B, N, K]``, no extent 0.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. It is converted to FP32 once and found again by object,
-            memory and autograd's version counter. A write that the counter does not see (through ``.data``, a NumPy
-            array that shares the memory, or another library's kernel) leaves the old values in use until
-            `cute_kernels.clear_cache` is called.
+            memory, autograd's version counter and, as `cute_kernels.clear_cache` says, its numbers.
         out_dtype: bfloat16, float16 or float32; the type of ``a`` when None.
         config: tunables of the kernel, `Sm100GemmConfig` or `Sm90GemmConfig`; None takes what
             `cute_kernels.tune_gemm` found for this problem, or chooses by size. The emulator runs the kernel of the
@@ -61,7 +60,7 @@ def gemm(
 
     Returns:
         ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy.
-        There is no backward: differentiating the result raises NotImplementedError. Of DTensors it is a DTensor
+        There are no derivatives: asking for one raises NotImplementedError. Of DTensors it is a DTensor
         (`cute_kernels.operations.sharding`).
 
     Raises:
@@ -98,35 +97,37 @@ class _Gemm(Operation[GemmArguments]):
     planner = PLANNER
     arguments = GemmArguments
 
-    def check_shapes(self, args: GemmArguments) -> None:
+    def problems(self, args: GemmArguments) -> Iterator[Exception]:
         a, b, bias = args.a, args.b, args.bias
         if a.dtype is torch.float32 and not args.allow_tf32:
-            raise TypeError(
+            yield TypeError(
                 "a has dtype torch.float32, of which the tensor core would multiply 11 of 24 significant bits (TF32), "
                 "allowed: torch.bfloat16, torch.float16, or torch.float32 with allow_tf32=True"
             )
         if a.dtype != b.dtype:
-            raise TypeError(f"a has dtype {a.dtype} and b has dtype {b.dtype}: they must be equal")
+            yield TypeError(f"a has dtype {a.dtype} and b has dtype {b.dtype}: they must be equal")
         if args.activation not in ACTIVATIONS:
-            raise ValueError(f"activation = {args.activation!r}, allowed: {', '.join(map(repr, ACTIVATIONS))}")
+            yield ValueError(f"activation = {args.activation!r}, allowed: {', '.join(map(repr, ACTIVATIONS))}")
         if args.out_dtype is not None and args.out_dtype not in _TYPES:
-            raise ValueError(f"out_dtype = {args.out_dtype}, allowed: {', '.join(map(str, _TYPES))}")
+            yield ValueError(f"out_dtype = {args.out_dtype}, allowed: {', '.join(map(str, _TYPES))}")
         if b.dim() > a.dim():
-            raise ValueError(f"b has shape {list(b.shape)}, allowed beside a {list(a.shape)}: [N, K]")
-        if b.dim() == 3 and a.shape[0] != b.shape[0]:
-            raise ValueError(f"a has B = {a.shape[0]} and b has B = {b.shape[0]}: they must be equal")
+            yield ValueError(f"b has shape {list(b.shape)}, allowed beside a {list(a.shape)}: [N, K]")
+        elif b.dim() == 3 and a.shape[0] != b.shape[0]:
+            yield ValueError(f"a has B = {a.shape[0]} and b has B = {b.shape[0]}: they must be equal")
         n, k = b.shape[-2:]
         if a.shape[-1] != k:
-            raise ValueError(f"a has K = {a.shape[-1]} and b has K = {k}: they must be equal")
-        step = ROW_BYTES // a.itemsize
-        if k % step:
-            nearest = " or ".join(str(value) for value in (k - k % step, k + step - k % step) if value)
-            raise ValueError(
-                f"a has K = {k}, allowed: multiples of {step}, since TMA reads rows of whole 16 bytes; "
-                f"nearest {nearest}"
-            )
+            yield ValueError(f"a has K = {a.shape[-1]} and b has K = {k}: they must be equal")
+        step = ROW_BYTES // a.itemsize if a.dtype in _TYPES else 1
+        for name, extent in (("a", k),) if a.shape[-1] == k else (("a", a.shape[-1]), ("b", k)):
+            if extent % step:
+                below = extent - extent % step
+                nearest = " or ".join(str(value) for value in (below, below + step) if value)
+                yield ValueError(
+                    f"{name} has K = {extent}, allowed: multiples of {step}, since TMA reads rows of whole 16 bytes; "
+                    f"nearest {nearest}"
+                )
         if bias is not None and tuple(bias.shape) != (n,):
-            raise ValueError(f"bias has shape {list(bias.shape)}, allowed: [N] = [{n}]")
+            yield ValueError(f"bias has shape {list(bias.shape)}, allowed: [N] = [{n}]")
 
     def problem(self, args: GemmArguments) -> GemmProblem:
         n, k = args.b.shape[-2:]
@@ -197,4 +198,5 @@ def _padded_bias(bias: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.data_ptr() % ROW_BYTES == 0 else tensor.clone()
+    """Detached, since a view of a parameter would keep `torch.utils.swap_tensors` from swapping it."""
+    return tensor.detach() if tensor.data_ptr() % ROW_BYTES == 0 else tensor.clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,8 @@ from cute_kernels.operations.rows import rows_table, tma_readable, tma_rows
 from cute_kernels.operations.scales import combine_numbers, combine_scales, in_kernel_order, is_vector, only_number
 from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
-from cute_kernels.plan.patch_embed import PATCH_EMBED as PLANNER
-from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES, longest_row
+from cute_kernels.plan.patch_embed import WEIGHT_TYPES, longest_row
+from cute_kernels.plan.registry import PATCH_EMBED as PLANNER
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend, choose_backend, device_facts, tuned_config
 from cute_kernels.runtime.operands import Operands
@@ -57,9 +58,8 @@ def patch_embed(
         weight: ``[N, K]`` of x's type, int8 for uint8, contiguous, N a multiple of 8. Padded and aligned likewise, once
             per weight.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. What the kernel reads of bias, position and weight is
-            laid out once and found again by object, memory and autograd's version counter. A write that the counter
-            does not see (through ``.data``, a NumPy array that shares the memory, or another library's kernel) leaves
-            the old values in use until `cute_kernels.clear_cache` is called.
+            laid out once and found again by object, memory, autograd's version counter and, as
+            `cute_kernels.clear_cache` says, their numbers.
         pos_embed: ``[S, N]`` BF16, FP16 or FP32, any stride, or None. With a 2-D ``x`` it tells S.
         pos_index: for packed rows of variable length: ``[T]`` (or ``[B, L]`` with a 3-D ``x``) int32 or int64,
             contiguous; row t gets ``pos_embed[pos_index[t]]``, and the result is ``[T, N]`` (``[B, L, N]``). A number
@@ -85,8 +85,8 @@ def patch_embed(
 
     Returns:
         ``[B, S, N]`` bfloat16, contiguous. A 2-D ``x`` without ``pos_embed`` has no S: the result is ``[rows, N]``.
-        NaN and infinity in any tensor are not looked for and propagate as IEEE 754 says. There is no backward:
-        differentiating the result raises NotImplementedError. Of DTensors it is a DTensor
+        NaN and infinity in any tensor are not looked for and propagate as IEEE 754 says. There are no
+        derivatives: asking for one raises NotImplementedError. Of DTensors it is a DTensor
         (`cute_kernels.operations.sharding`).
 
     Raises:
@@ -132,40 +132,41 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
     arguments = PatchEmbedArguments
     scales = ScaleProduct("scale", combine_numbers, combine_scales)
 
-    def check_shapes(self, a: PatchEmbedArguments) -> None:
+    def problems(self, a: PatchEmbedArguments) -> Iterator[Exception]:
         x, bias, pos_embed = a.x, a.bias, a.pos_embed
         n, k = a.weight.shape
-        matching = getattr(torch, WEIGHT_TYPES[_name(x.dtype)])
-        if a.weight.dtype is not matching:
-            raise TypeError(f"weight has dtype {a.weight.dtype} with x of {x.dtype}, allowed: {matching}")
+        in_dtype = _name(x.dtype)
+        matching = WEIGHT_TYPES.get(in_dtype)
+        if matching is not None and _name(a.weight.dtype) != matching:
+            yield TypeError(f"weight has dtype {a.weight.dtype} with x of {x.dtype}, allowed: torch.{matching}")
         if x.shape[-1] != k:
-            raise ValueError(f"x has K = {x.shape[-1]} and weight has K = {k}: they must be equal")
-        most = longest_row(_name(x.dtype))
+            yield ValueError(f"x has K = {x.shape[-1]} and weight has K = {k}: they must be equal")
+        most = None if matching is None else longest_row(in_dtype)
         if most is not None and k > most:
-            raise ValueError(
+            yield ValueError(
                 f"x has K = {k}, allowed: at most {most} of {x.dtype}, whose sums with int8 would leave 32 bits"
             )
         if n % 8:
             nearest = f"{max(8, n - n % 8)} or {n + 8 - n % 8}"
-            raise ValueError(f"weight has N = {n}, allowed: multiples of 8, nearest {nearest}")
-        rows = x.numel() // k
+            yield ValueError(f"weight has N = {n}, allowed: multiples of 8, nearest {nearest}")
+        rows = x.numel() // x.shape[-1]
         if bias is not None and tuple(bias.shape) != (n,):
-            raise ValueError(f"bias has shape {list(bias.shape)}, allowed: [N] = [{n}]")
+            yield ValueError(f"bias has shape {list(bias.shape)}, allowed: [N] = [{n}]")
         if pos_embed is not None:
             if pos_embed.dim() != 2 or pos_embed.shape[1] != n or pos_embed.shape[0] == 0:
                 shape = list(pos_embed.shape)
-                raise ValueError(f"pos_embed has shape {shape}, allowed: [S, N] with N = {n} and S >= 1")
+                yield ValueError(f"pos_embed has shape {shape}, allowed: [S, N] with N = {n} and S >= 1")
         if a.pos_index is not None:
-            _check_index(x, pos_embed, a.pos_index)
+            yield from _index_problems(x, pos_embed, a.pos_index)
         elif pos_embed is not None:
             positions = pos_embed.shape[0]
             if x.dim() == 3 and x.shape[1] != positions:
-                raise ValueError(f"pos_embed has S = {positions} and x has S = {x.shape[1]}: they must be equal")
+                yield ValueError(f"pos_embed has S = {positions} and x has S = {x.shape[1]}: they must be equal")
             if x.dim() == 2 and rows % positions:
-                raise ValueError(f"x has {rows} rows, allowed: a multiple of pos_embed's S = {positions}")
+                yield ValueError(f"x has {rows} rows, allowed: a multiple of pos_embed's S = {positions}")
         by_row = {"[M, 1]": (rows, 1)} | ({"[B, S, 1]": (*x.shape[:2], 1)} if x.dim() == 3 else {})
-        _check_scale("scale_a", a.scale_a, by_row)
-        _check_scale("scale_b", a.scale_b, {"[1, N]": (1, n)})
+        yield from _scale_problems("scale_a", a.scale_a, by_row)
+        yield from _scale_problems("scale_b", a.scale_b, {"[1, N]": (1, n)})
 
     def check_values(self, a: PatchEmbedArguments) -> None:
         if a.pos_index is not None and a.pos_index.numel() and a.pos_index.device.type == "cpu":
@@ -269,24 +270,26 @@ def prepare_launch(
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _check_scale(name: str, scale: float | torch.Tensor | None, vectors: dict[str, tuple[int, ...]]) -> None:
+def _scale_problems(
+    name: str, scale: float | torch.Tensor | None, vectors: dict[str, tuple[int, ...]]
+) -> Iterator[Exception]:
     """``vectors``: legal shapes of more than one element, by what they are called."""
     if not isinstance(scale, torch.Tensor):
         return
     if scale.dtype != torch.float32:
-        raise TypeError(f"{name} has dtype {scale.dtype}, allowed: {torch.float32}")
+        yield TypeError(f"{name} has dtype {scale.dtype}, allowed: {torch.float32}")
     if is_vector(scale) and tuple(scale.shape) not in vectors.values():
         allowed = " or ".join(f"{words} = {list(shape)}" for words, shape in vectors.items())
-        raise ValueError(f"{name} has shape {list(scale.shape)}, allowed: a tensor of one element, or {allowed}")
+        yield ValueError(f"{name} has shape {list(scale.shape)}, allowed: a tensor of one element, or {allowed}")
 
 
-def _check_index(x: torch.Tensor, pos_embed: torch.Tensor | None, pos_index: torch.Tensor) -> None:
+def _index_problems(x: torch.Tensor, pos_embed: torch.Tensor | None, pos_index: torch.Tensor) -> Iterator[Exception]:
     if pos_embed is None:
-        raise ValueError("pos_index is given and pos_embed is not: there is nothing to index")
+        yield ValueError("pos_index is given and pos_embed is not: there is nothing to index")
     if pos_index.shape != x.shape[:-1]:
-        raise ValueError(f"pos_index has shape {list(pos_index.shape)}, allowed: that of x's rows {list(x.shape[:-1])}")
-    if not pos_index.is_contiguous():
-        raise ValueError(f"pos_index has strides {list(pos_index.stride())}, allowed: contiguous")
+        yield ValueError(f"pos_index has shape {list(pos_index.shape)}, allowed: that of x's rows {list(x.shape[:-1])}")
+    if pos_index.layout is torch.strided and not pos_index.is_contiguous():
+        yield ValueError(f"pos_index has strides {list(pos_index.stride())}, allowed: contiguous")
 
 
 def _check_positions(pos_index: torch.Tensor, positions: int) -> None:

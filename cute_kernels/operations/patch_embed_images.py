@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,10 +25,10 @@ from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, strip_
 from cute_kernels.operations.rows import rows_table
 from cute_kernels.operations.scales import in_kernel_order
 from cute_kernels.plan import ImagesPlan, Sm90GatherPlan
-from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES as PLANNER
-from cute_kernels.plan.patch_embed_images.base import multiplied_type, pixel_types
-from cute_kernels.plan.patch_embed_images.chain import RowsChainPlan
-from cute_kernels.plan.patch_embed_images.strips import why_no_operand
+from cute_kernels.plan.images import multiplied_type, pixel_types
+from cute_kernels.plan.images_chain import RowsChainPlan
+from cute_kernels.plan.images_strips import why_no_operand
+from cute_kernels.plan.registry import PATCH_EMBED_IMAGES as PLANNER
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend
 from cute_kernels.runtime.operands import Operands
@@ -75,7 +76,7 @@ def patch_embed_images(
             ones with ``"int8"`` weights are taken as they are.
         weight: of `cute_kernels.prepare_patch_weight`, for these C and patches.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. What the kernel reads of bias and positions is laid out
-            once and found again by object, memory and autograd's version counter, as for `cute_kernels.patch_embed`.
+            once and found again, as for `cute_kernels.patch_embed`.
         pos_embed: ``[S, N]`` likewise, positions in row-major order of the patch grid, S = H / p * W / p.
         out_dtype: ``torch.bfloat16``; where a kernel reads images with ``"bf16"`` and ``"fp16"`` weights, and in plain
             torch, also float16 and float32.
@@ -89,7 +90,7 @@ def patch_embed_images(
             torch on any device.
 
     Returns:
-        ``[B, S, N]``, contiguous. There is no backward: differentiating the result raises NotImplementedError. Of
+        ``[B, S, N]``, contiguous. There are no derivatives: asking for one raises NotImplementedError. Of
         DTensors, the buffers of the weight among them, it is a DTensor (`cute_kernels.operations.sharding`).
 
     Raises:
@@ -177,28 +178,29 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
     planner = PLANNER
     arguments = PatchEmbedImagesArguments
 
-    def check_shapes(self, a: PatchEmbedImagesArguments) -> None:
+    def problems(self, a: PatchEmbedImagesArguments) -> Iterator[Exception]:
         _, channels, height, width = a.images.shape
         n, k = a.weight.shape
         patch = a.patch
         if patch < 1:
-            raise ValueError(f"patch = {patch}, allowed: at least 1")
+            yield ValueError(f"patch = {patch}, allowed: at least 1")
+            return
         if k != channels * patch * patch:
             made_for = k // patch**2
-            raise ValueError(f"images has C = {channels}, allowed: C = {made_for}, which weight was prepared for")
+            yield ValueError(f"images has C = {channels}, allowed: C = {made_for}, which weight was prepared for")
         for name, extent in (("H", height), ("W", width)):
             if extent < patch or extent % patch:
                 nearest = max(patch, (extent + patch // 2) // patch * patch)
-                raise ValueError(
+                yield ValueError(
                     f"images has {name} = {extent}, allowed: whole patches, multiples of {patch}, nearest {nearest}"
                 )
         if a.weight.dtype is torch.int8 and a.images.dtype is not torch.uint8:
-            raise TypeError(f"images has dtype {a.images.dtype} with an integer weight, allowed: torch.uint8")
+            yield TypeError(f"images has dtype {a.images.dtype} with an integer weight, allowed: torch.uint8")
         integers = a.weight.dtype is torch.int8
         if (a.weight_scale is not None) != integers or (a.weight_low is not None and not integers):
-            raise TypeError(f"weight has dtype {a.weight.dtype}: integers alone have weight_scale and weight_low")
+            yield TypeError(f"weight has dtype {a.weight.dtype}: integers alone have weight_scale and weight_low")
         if n % 8:
-            raise ValueError(f"weight has N = {n}, allowed: multiples of 8")
+            yield ValueError(f"weight has N = {n}, allowed: multiples of 8")
         positions = height // patch * (width // patch)
         shapes = {
             "weight_low": (n, k), "weight_scale": (n,), "weight_offset": (n,), "bias": (n,),
@@ -208,9 +210,9 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
             value = getattr(a, name)
             if value is not None and tuple(value.shape) != shape:
                 words = "[S, N]" if name == "pos_embed" else "[N]" if len(shape) == 1 else "[N, K]"
-                raise ValueError(f"{name} has shape {list(value.shape)}, allowed: {words} = {list(shape)}")
+                yield ValueError(f"{name} has shape {list(value.shape)}, allowed: {words} = {list(shape)}")
         if a.out_dtype not in _FLOATS:
-            raise ValueError(f"out_dtype = {a.out_dtype}, allowed: {', '.join(map(str, _FLOATS))}")
+            yield ValueError(f"out_dtype = {a.out_dtype}, allowed: {', '.join(map(str, _FLOATS))}")
 
     def problem(self, a: PatchEmbedImagesArguments) -> PatchEmbedImagesProblem:
         batch, channels, height, width = a.images.shape

@@ -12,6 +12,7 @@ pixel itself.
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
-from cute_kernels.plan.patch_embed_images.strips import StripsPlan
+from cute_kernels.plan.images_strips import StripsPlan
 
 Precision = Literal["int8", "int16", "bf16", "fp16"]
 Order = Literal["chw", "hwc"]
@@ -50,8 +51,10 @@ _SCHEMA = 1
 class PatchWeight(torch.nn.Module):
     """A prepared weight, made by `cute_kernels.prepare_patch_weight`: constants, and what they were made from.
 
-    A module, so that it moves with a model's device and travels in its ``state_dict``. ``.to(dtype)``, ``.half()`` and
-    the like leave its element types alone. K is in the order (channel, row, column) whatever the order was before.
+    A module, so that it moves with a model's device and travels in its ``state_dict``, also as safetensors. As every
+    module's, ``.to(device)`` moves this object itself and returns it: `copy.deepcopy` makes another for another device.
+    ``.to(dtype)``, ``.half()`` and the like leave its element types alone. K is in the order (channel, row, column)
+    whatever the order was before.
 
     Attributes:
         raw: ``[N, K]``, multiplies uint8 pixels: int8 (of two terms the high one), bfloat16 or float16.
@@ -94,28 +97,38 @@ class PatchWeight(torch.nn.Module):
     def device(self) -> torch.device:
         return self.raw.device
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """What the buffers do not say, for ``state_dict``."""
-        return {
+    def get_extra_state(self) -> torch.Tensor:
+        """What the buffers do not say, for ``state_dict``: JSON as uint8, since safetensors takes tensors alone."""
+        state = {
             "schema": _SCHEMA, "precision": self.precision, "order": self.order, "patch": self.patch,
             "channels": self.channels, "mean": self.mean, "std": self.std,
         }  # fmt: skip
+        return torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8, device="cpu")
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Takes what `get_extra_state` gave.
+    def set_extra_state(self, state: torch.Tensor | dict[str, Any]) -> None:
+        """Takes what `get_extra_state` gave, or the dictionary that it gave before it gave a tensor.
 
         Raises:
-            ValueError: another schema, or the state of a weight of another precision, whose buffers differ.
+            ValueError: no such state, another schema, or the state of a weight of another precision, whose buffers
+                differ.
         """
-        self._check_state(state)
+        state = self._checked_state(state)
         self.order, self.patch, self.channels = state["order"], state["patch"], state["channels"]
         self.mean, self.std = tuple(state["mean"]), tuple(state["std"])
 
-    def _check_state(self, state: dict[str, Any]) -> None:
+    def _checked_state(self, state: torch.Tensor | dict[str, Any]) -> dict[str, Any]:
+        if isinstance(state, torch.Tensor):
+            try:
+                state = json.loads(bytes(state.tolist()))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"state of a PatchWeight is not what get_extra_state gives: {error}") from error
+        if not isinstance(state, dict):
+            raise ValueError(f"state of a PatchWeight is {type(state).__name__}, allowed: what get_extra_state gives")
         if state.get("schema") != _SCHEMA:
             raise ValueError(f"state of a PatchWeight has schema {state.get('schema')!r}, allowed: {_SCHEMA}")
         if state["precision"] != self.precision:
             raise ValueError(f"state has precision {state['precision']!r}, this PatchWeight has {self.precision!r}")
+        return state
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -129,7 +142,7 @@ class PatchWeight(torch.nn.Module):
         """
         found = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
         if "_extra_state" in found:
-            self._check_state(found["_extra_state"])
+            self._checked_state(found["_extra_state"])
         own = {name: buffer for name, buffer in self._buffers.items() if buffer is not None} | {"_extra_state": None}
         if not own.keys().isdisjoint(found):
             problems = [f"{name} is missing" for name in own if name not in found]

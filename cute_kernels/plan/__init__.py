@@ -9,23 +9,30 @@ from __future__ import annotations
 
 from cute_kernels.config import Config, GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan.base import ARCHS, ITEMSIZE, LANES, VECTOR_BYTES, Arch, Plan, SmemRegion, TmemRegion, reject
-from cute_kernels.plan.gemm import GEMM
-from cute_kernels.plan.gemm.base import GemmPlan
-from cute_kernels.plan.gemm.sm90 import Sm90GemmPlan
-from cute_kernels.plan.gemm.sm100 import Sm100GemmPlan
-from cute_kernels.plan.operands import Operand
-from cute_kernels.plan.patch_embed import PATCH_EMBED
-from cute_kernels.plan.patch_embed.base import PatchEmbedPlan
-from cute_kernels.plan.patch_embed.sm90 import Sm90PatchEmbedPlan
-from cute_kernels.plan.patch_embed.sm100 import Sm100PatchEmbedPlan
-from cute_kernels.plan.patch_embed.sm100_resident import Sm100ResidentPlan
-from cute_kernels.plan.patch_embed_images import PATCH_EMBED_IMAGES
-from cute_kernels.plan.patch_embed_images.base import ImagesPlan
-from cute_kernels.plan.patch_embed_images.gather import Sm90GatherPlan
-from cute_kernels.plan.patch_embed_images.sm90 import Sm90ImagesPlan
-from cute_kernels.plan.patch_embed_images.sm100 import Sm100ImagesPlan
-from cute_kernels.plan.planner import Planner, Target
+from cute_kernels.plan.base import (
+    ARCHS,
+    ITEMSIZE,
+    LANES,
+    VECTOR_BYTES,
+    Arch,
+    Operand,
+    Plan,
+    SmemRegion,
+    TmemRegion,
+    reject,
+)
+from cute_kernels.plan.gemm import GemmPlan
+from cute_kernels.plan.gemm_sm90 import Sm90GemmPlan
+from cute_kernels.plan.gemm_sm100 import Sm100GemmPlan
+from cute_kernels.plan.images import ImagesPlan
+from cute_kernels.plan.images_gather import Sm90GatherPlan
+from cute_kernels.plan.images_sm90 import Sm90ImagesPlan
+from cute_kernels.plan.images_sm100 import Sm100ImagesPlan
+from cute_kernels.plan.patch_embed import PatchEmbedPlan
+from cute_kernels.plan.patch_embed_resident import Sm100ResidentPlan
+from cute_kernels.plan.patch_embed_sm90 import Sm90PatchEmbedPlan
+from cute_kernels.plan.patch_embed_sm100 import Sm100PatchEmbedPlan
+from cute_kernels.plan.registry import PLANNERS, Planner, Target
 
 __all__ = [
     "ARCHS",
@@ -56,9 +63,6 @@ __all__ = [
     "predict",
     "runs",
 ]
-
-PLANNERS: dict[str, Planner] = {planner.operation: planner for planner in (PATCH_EMBED, PATCH_EMBED_IMAGES, GEMM)}
-"""Every operation by its name. Commands, tuner and the codec of configurations read this, too."""
 
 _BY_PROBLEM = {planner.problem: planner for planner in PLANNERS.values()}
 

@@ -9,8 +9,19 @@ from typing import ClassVar, Literal
 
 from cute_kernels.config import LAUNCH_ARGUMENT
 from cute_kernels.config_types import check_types
-from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Arch, Plan, SmemRegion, reject, require, round_up
-from cute_kernels.plan.operands import Operand, sizes
+from cute_kernels.plan.base import (
+    ITEMSIZE,
+    LANES,
+    VECTOR_BYTES,
+    Arch,
+    Operand,
+    Plan,
+    SmemRegion,
+    reject,
+    require,
+    round_up,
+    sizes,
+)
 
 PatchOrder = Literal["chw", "hwc"]
 

@@ -153,3 +153,4 @@ def check_accumulators(plan: WgmmaPair) -> None:
     )
     fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64
     reject("tile_n", plan.config.tile_n, rule, fit)
+

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.plan.base import reject
-from cute_kernels.plan.feature_slabs import FeatureSlabs
+from cute_kernels.plan.tiles import FeatureSlabs
 
 WARPGROUP_THREADS = 128
 WARPGROUP_FEATURES = 64
@@ -225,3 +225,4 @@ __all__ = [
     "check_registers",
     "ring_stages",
 ]
+

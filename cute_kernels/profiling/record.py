@@ -11,7 +11,7 @@ import torch
 
 from cute_kernels.kernels.graph import Graph, graph_of
 from cute_kernels.plan import Plan
-from cute_kernels.plan.profile import (
+from cute_kernels.plan.base import (
     BEGIN,
     COUNT,
     FINISH,
@@ -100,7 +100,7 @@ def record(
         device: what executes it.
 
     Raises:
-        NotImplementedError, ValueError: as `cute_kernels.plan.profile.with_profile`; also the ValueError of `decode`.
+        NotImplementedError, ValueError: as `cute_kernels.plan.base.with_profile`; also the ValueError of `decode`.
         TypeError: an operand that the plan needs is missing.
     """
     profiled = with_profile(plan, stamps)
@@ -123,7 +123,7 @@ def decode(plan: Plan, memory: torch.Tensor) -> Profile:
 
     Args:
         plan: of the kernel, compiled for stamps.
-        memory: int64 of `cute_kernels.plan.profile.profile_shape`, zeros before the launch.
+        memory: int64 of `cute_kernels.plan.base.profile_shape`, zeros before the launch.
 
     Raises:
         ValueError: memory of another shape or type, or warps that wrote nothing.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cute_kernels.plan.profile import Phase
+from cute_kernels.plan.base import Phase
 from cute_kernels.profiling.record import Profile, WarpRecord, is_wait, phase_name
 
 PHASES = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from cute_kernels.plan.profile import Phase
+from cute_kernels.plan.base import Phase
 from cute_kernels.profiling.record import Profile, WarpRecord, is_wait, phase_name
 from cute_kernels.trace_events import TraceEvents, Track
 

@@ -47,7 +47,7 @@ def round_tf32(values: torch.Tensor) -> torch.Tensor:
 def granularity(values: torch.Tensor, bits: int) -> torch.Tensor:
     """A power of two of which each value, of ``bits`` significant bits, is a multiple; infinity for zero."""
     _, exponents = torch.frexp(values)
-    return torch.where(values == 0, math.inf, torch.ldexp(torch.ones_like(values), exponents - bits))
+    return torch.where(values == 0, math.inf, torch.ldexp(torch.ones_like(values), (exponents - bits).to(values.dtype)))
 
 
 def round_exactly(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
@@ -59,4 +59,4 @@ def round_exactly(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
     mantissa, _ = math.frexp(nearest)
     if rest and int(mantissa * 2**53) % 2 == 0:
         nearest = math.nextafter(nearest, math.inf if rest > 0 else -math.inf)
-    return float(torch.tensor(nearest, dtype=torch.float64).to(torch.float32))
+    return float(torch.tensor(nearest, dtype=torch.float64, device="cpu").to(torch.float32))

@@ -1,19 +1,19 @@
 """Tensors derived from a model's constants (the table, the padded weight), kept while the constants live unchanged.
 
-An entry is used again only if every source is the same Python object with the same memory, shape and autograd version
-counter. Not noticed: writes that bypass the version counter (``tensor.data.copy_``, a NumPy alias, a foreign kernel),
-except those of optimisers, some of which do so (``fused=True`` in torch): after every step of one this module counts,
-and forgets everything where what was written are shards (``fully_shard``).
-Call `clear_cache` after such a write. Tensors made in inference mode have no version counter and are never cached, and
-nothing is taken from or put into the cache while a CUDA graph is captured, so that a replay sees the current constants
-(`frozen_constants` lifts this).
+An entry is used again only if every source is the same Python object with the same memory, shape and numbers. Writes
+that bypass autograd's version counter (``tensor.data.copy_``, a NumPy alias, a foreign kernel) are found by comparing
+with a copy (`cute_kernels.runtime.sources`): on a CPU in every call, on a GPU, where the host has to wait for the
+answer, from the first step of an optimiser on or once PEFT is imported. Before that, `clear_cache` is for such writes.
+
+Tensors made in inference mode have no version counter and are never cached, and nothing is taken from or put into the
+cache while a CUDA graph is captured, so that a replay sees the current constants (`frozen_constants` lifts this).
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +21,14 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from cute_kernels.runtime.sources import Identity, Source, count_unseen_write, keep_contents
+
 Sources = Sequence["torch.Tensor | None"]
 
 
 @dataclass
 class _Entry:
-    sources: list[weakref.ref | None]
-    stamps: tuple
+    sources: list[Source | None]
     value: torch.Tensor
     stream: torch.cuda.Stream | None
     ready: torch.cuda.Event | None
@@ -36,7 +37,7 @@ class _Entry:
 
 @dataclass
 class _Captured:
-    sources: list[weakref.ref]
+    sources: list[Identity]
     values: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -45,12 +46,13 @@ class DerivedTensors:
     """A weak cache from source tensors to one derived tensor.
 
     `misses` counts the calls that had to build, `generation` those of `clear`. `captured` holds what CUDA graphs read,
-    until the sources die.
+    until the sources die. `compares_on_gpu` says whether constants on a GPU are compared with copies.
     """
 
     entries: dict[tuple, _Entry] = field(default_factory=dict)
     misses: int = 0
     generation: int = 0
+    compares_on_gpu: bool = False
     captured: dict[tuple, _Captured] = field(default_factory=dict)
     _frozen: threading.local = field(default_factory=threading.local)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -60,42 +62,81 @@ class DerivedTensors:
         slot = (key, *(id(s) for s in sources))
         capturing = _is_capturing(sources)
         if _has_version(sources) and (not capturing or self.is_frozen):
-            stamps = tuple(None if s is None else _stamp(s) for s in sources)
             with self._lock:
                 entry = self.entries.get(slot)
-            if entry is not None and entry.stamps == stamps and _same_objects(entry.sources, sources):
+            if entry is not None and self.are_unchanged(entry.sources, *sources):
                 if not capturing:
                     _order_after(entry)
                     return entry.value
                 if entry.complete:  # a captured stream may not wait for what is outside the graph
                     self._keep(slot, sources, entry.value)
                     return entry.value
-        value = build()
         if capturing or not _has_version(sources):
             self.misses += 1
-            return value
+            return build()
+        # The callback runs when a source dies, before its id can name another tensor.
+        drop = lambda _, slot=slot: self.entries.pop(slot, None)  # noqa: E731
+        self.watch(*sources)
+        then = [None if s is None else Source(s, drop) for s in sources]
+        value = build()
         stream = ready = None
         if value.is_cuda:
             stream = torch.cuda.current_stream(value.device)
             ready = stream.record_event()
-        # The callback runs when a source dies, before its id can name another tensor.
-        drop = lambda _, slot=slot: self.entries.pop(slot, None)  # noqa: E731
-        refs = [None if s is None else weakref.ref(s, drop) for s in sources]
         with self._lock:
             self.misses += 1
-            self.entries[slot] = _Entry(refs, stamps, value, stream, ready, complete=stream is None)
+            self.entries[slot] = _Entry(then, value, stream, ready, complete=stream is None)
         return value
 
     def _keep(self, slot: tuple, sources: Sources, value: torch.Tensor) -> None:
         """For a graph that reads the value, whatever becomes of its entry; until a source dies."""
 
-        def release(_: weakref.ref) -> None:
+        def release(_: Any) -> None:
             self.captured.pop(slot, None)
 
         with self._lock:
             if slot not in self.captured:
-                self.captured[slot] = _Captured([weakref.ref(s, release) for s in sources if s is not None])
+                self.captured[slot] = _Captured([Identity(s, release) for s in sources if s is not None])
             self.captured[slot].values.append(value)
+
+    def compare_on_gpu(self) -> None:
+        """From now on; what was made before is forgotten, for it has no copies of what it was made from."""
+        if not self.compares_on_gpu:
+            self.compares_on_gpu = True
+            self.clear()
+
+    def watch(self, *sources: torch.Tensor | None) -> None:
+        """Keeps copies of sources as they are, for `notice`."""
+        self._look_for_peft()
+        for source in sources:
+            if source is not None and self._is_compared(source):
+                keep_contents(source)
+
+    def are_unchanged(self, then: Sequence[Source | None], *sources: torch.Tensor | None) -> bool:
+        """Whether sources are those of then, compared with copies where that is done."""
+        generation = self.generation
+        self.notice(*sources)
+        if generation != self.generation:
+            return False
+        pairs = zip(then, sources, strict=True)
+        return all((s is None) if t is None else (s is not None and t.is_unchanged(s)) for t, s in pairs)
+
+    def notice(self, *sources: torch.Tensor | None) -> None:
+        """Compares sources with their copies, and counts the writes that nothing else tells."""
+        self._look_for_peft()
+        for source in sources:
+            if source is not None and self._is_compared(source) and not (source.is_cuda and self.is_frozen):
+                count_unseen_write(source)
+
+    def _look_for_peft(self) -> None:
+        if PEFT in sys.modules:
+            self.compare_on_gpu()
+
+    def _is_compared(self, source: torch.Tensor) -> bool:
+        if not source.is_cuda:
+            return not source.is_meta
+        wanted = self.compares_on_gpu or source.is_inference()
+        return wanted and not torch.cuda.is_current_stream_capturing()
 
     @property
     def is_frozen(self) -> bool:
@@ -133,14 +174,6 @@ def _is_capturing(sources: Sources) -> bool:
     return any(s is not None and s.is_cuda for s in sources) and torch.cuda.is_current_stream_capturing()
 
 
-def _stamp(tensor: torch.Tensor) -> tuple:
-    return (tensor.data_ptr(), tensor._version, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
-
-
-def _same_objects(refs: list[weakref.ref | None], sources: Sources) -> bool:
-    return all((s is None) if r is None else (r() is s) for r, s in zip(refs, sources, strict=True))
-
-
 def _order_after(entry: _Entry) -> None:
     """Let the current stream see an entry that another stream built, and keep its memory until this one is done."""
     if entry.stream is None:
@@ -153,21 +186,23 @@ def _order_after(entry: _Entry) -> None:
 
 
 DERIVED = DerivedTensors()
+PEFT = "peft"
+"""A library whose adapters are merged into weights through ``.data``."""
 
 
-def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Makes the step of an optimiser visible in the version counters of what it may have written."""
-    written = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if any(type(p) not in (torch.Tensor, torch.nn.Parameter) for p in written):
-        DERIVED.clear()  # FSDP gathers shards into a parameter that is there before, past its version counter
-    torch.autograd.graph.increment_version([p for p in written if not p.is_inference()])
+def _after_step(*_: Any) -> None:
+    """What trains writes past version counters: fused optimisers, averages of weights, gathering of shards (FSDP)."""
+    DERIVED.compare_on_gpu()
 
 
-register_optimizer_step_post_hook(_count_step)
+register_optimizer_step_post_hook(_after_step)
 
 
 def clear_cache() -> None:
-    """Forget what was made from constants; needed only after writes that bypass autograd's version counter.
+    """Forget what was made from constants, after a write on a GPU that bypassed autograd's version counter.
+
+    It is needed there only while no optimiser has made a step in this process and PEFT is not imported: then, and on a
+    CPU always, such writes are found. Of CUDA graphs it changes nothing.
 
     Tables, padded weights, and what modules and converted models (`cute_kernels.nn`, `cute_kernels.integrations`)
     prepared from their weights and positions: all is made anew at the next call.

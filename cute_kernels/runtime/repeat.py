@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,8 +25,9 @@ import torch
 
 from cute_kernels.plan import Plan
 from cute_kernels.runtime import gpu
-from cute_kernels.runtime.constants import DERIVED
+from cute_kernels.runtime.constants import DERIVED, PEFT
 from cute_kernels.runtime.operands import Operands
+from cute_kernels.runtime.sources import Source
 
 Role = Literal["varies", "constant", "prepared", "derived", "scale", "static", "word", "number", "ignored"]
 
@@ -149,7 +150,7 @@ class RepeatedCalls:
         found_by = _recent(self._arguments)
         main = None if found_by is None else id(values[found_by.name])
 
-        def forget(_: weakref.ref, calls: dict = self.calls, recent: dict = self.recent) -> None:
+        def forget(_: Any, calls: dict = self.calls, recent: dict = self.recent) -> None:
             calls.pop(key, None)
             recent.pop(main, None)  # even a replaced call: the id will be used again
 
@@ -186,7 +187,8 @@ class RepeatedCalls:
             **_memory("out", out),
             "generation": DERIVED.generation,
             "same": _same([values[name] for name in _guarded(self._arguments, shape)]),
-            "keep": (made, static, [weakref.ref(values[a.name], forget) for a in constants]),
+            "keep": (made, static),
+            "then": [Source(values[a.name], forget) for a in constants],
         }
         if self._scales is not None:
             namespace |= {"combine_numbers": self._scales.numbers, "combine_tensors": self._scales.tensors}
@@ -269,6 +271,7 @@ _SHARED = {
     "PLAIN": PLAIN_TENSORS,
     "Tensor": torch.Tensor,
     "DERIVED": DERIVED,
+    "MODULES": sys.modules,
     "CHANNELS_LAST": torch.channels_last,
     "FP32": torch.float32,
     "empty_strided": getattr(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided),
@@ -423,6 +426,8 @@ def _launcher(
         if not same(x, weight, bias, pos_embed) and (type(x) not in PLAIN or x.shape != x_shape or ...):
             return None
         if (DERIVED.generation != generation or current_device() != device or is_capturing()
+                or ((DERIVED.compares_on_gpu or 'peft' in MODULES)
+                    and not DERIVED.are_unchanged(then, weight, bias, pos_embed))
                 or weight.data_ptr() != weight_pointer or weight._version != weight_version or ...):
             return None
         at_x = x.data_ptr()
@@ -449,6 +454,10 @@ def _launcher(
     once = "" if in_key else f"not same({', '.join(guarded)}) and "
     lines += [f"    if {once}({' or '.join(differs)}):", "        return None"]
     refusals = ["DERIVED.generation != generation", "current_device() != device", "is_capturing()"]
+    kept = ", ".join(a.name for a in arguments if a.kept and a.name in shape.present)
+    if kept:
+        compared = f"DERIVED.compares_on_gpu or {PEFT!r} in MODULES"
+        refusals.append(f"(({compared}) and not DERIVED.are_unchanged(then, {kept}))")
     differentiable: list[str] = []
     for a in (a for a in arguments if a.kept and a.name in shape.present):
         t = a.name

@@ -6,6 +6,7 @@ same either way, so a wrong order would fail silently.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from dataclasses import dataclass, field
@@ -110,12 +111,14 @@ def seeded_patch_embedding(architecture: str = "base-p16", image_size: int = 224
             f"image_size = {image_size} is not a whole number of patches of {patch}; nearest: {below}, {below + patch}"
         )
     positions = (image_size // patch) ** 2
-    generator = torch.Generator().manual_seed(seed)
+    normal = functools.partial(
+        torch.randn, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float32, device="cpu"
+    )
     fan_in = CHANNELS * patch**2
     return PatchEmbedding(
-        weight=torch.randn(features, CHANNELS, patch, patch, generator=generator) / math.sqrt(fan_in),
-        bias=torch.randn(features, generator=generator) * 0.02,
-        pos_embed=torch.randn(positions, features, generator=generator) / math.sqrt(features),
+        weight=normal(features, CHANNELS, patch, patch) / math.sqrt(fan_in),
+        bias=normal(features) * 0.02,
+        pos_embed=normal(positions, features) / math.sqrt(features),
         image_size=image_size,
         source=f"seeded random weights of SigLIP2 {architecture} (seed {seed})",
     )

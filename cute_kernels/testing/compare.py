@@ -59,7 +59,7 @@ def assert_matches(
     lines = [f"{count:,} of {total:,} elements of {name} ({count / total:.1%}) {contract}; the first:"]
     untouched = _untouched(actual) & wrong
     for place in wrong.reshape(-1).nonzero()[:_SHOWN].flatten().tolist():
-        index = [int(i) for i in torch.unravel_index(torch.tensor(place), wrong.shape)]
+        index = [int(i) for i in torch.unravel_index(torch.tensor(place, device="cpu"), wrong.shape)]
         here = tuple(index)
         if untouched[here]:
             lines.append(f"  {index}: never written, expected {expected[here].item()}")
@@ -117,7 +117,7 @@ def _same_bits(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 def _untouched(tensor: torch.Tensor) -> torch.Tensor:
     """Which elements hold the poison of their dtype; none of floats of 8 bits, whose NaNs are not told apart."""
     if tensor.dtype not in POISON or tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        return torch.zeros(tensor.shape, dtype=torch.bool)
+        return torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
     return bits_of(tensor) == POISON[tensor.dtype]
 
 

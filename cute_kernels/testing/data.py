@@ -93,7 +93,8 @@ def exact(
     _check_integer("seed", seed)
     most = min(_EXACT_INTEGERS[dtype], math.isqrt((1 << 24) // terms))
     least = 0 if dtype is torch.uint8 else -most
-    values = torch.randint(least, most + 1, tuple(shape), generator=torch.Generator("cpu").manual_seed(seed))
+    generator = torch.Generator("cpu").manual_seed(seed)
+    values = torch.randint(least, most + 1, tuple(shape), generator=generator, device="cpu")
     return _filled(values, dtype, stride, device)
 
 
@@ -120,10 +121,10 @@ def varied(
         raise TypeError(f"dtype {dtype}: a floating-point type is needed; for integers there is exact()")
     _check_layout(shape, stride, written=True)
     _check_integer("seed", seed)
-    generator = torch.Generator("cpu").manual_seed(seed)
-    values = torch.randn(tuple(shape), generator=generator)
-    values *= 2.0 ** torch.randint(-6, 4, tuple(shape), generator=generator)
-    values[torch.rand(tuple(shape), generator=generator) < 0.05] = 0.0
+    drawn = {"generator": torch.Generator("cpu").manual_seed(seed), "dtype": torch.float32, "device": "cpu"}
+    values = torch.randn(tuple(shape), **drawn)
+    values *= 2.0 ** torch.randint(-6, 4, tuple(shape), **drawn)
+    values[torch.rand(tuple(shape), **drawn) < 0.05] = 0.0
     return _filled(values, dtype, stride, device)
 
 

@@ -84,7 +84,7 @@ def gemm_inputs(problem: GemmProblem) -> tuple[list[torch.Tensor], torch.Tensor,
     shape = (problem.batches, problem.m, problem.k)
     inputs = [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(max(1, -(-search.ROTATED_BYTES // nbytes)))]
     weight = torch.randn(problem.batches, problem.n, problem.k, device="cuda", dtype=dtype)
-    return inputs, weight, torch.randn(problem.n, device="cuda") if problem.bias else None
+    return inputs, weight, torch.randn(problem.n, dtype=torch.float32, device="cuda") if problem.bias else None
 
 
 def gemm_timers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
@@ -12,7 +13,7 @@ from cute_kernels.operations.base import ROW_BYTES
 from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
 from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
-from cute_kernels.plan.patch_embed.base import WEIGHT_TYPES
+from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 from cute_kernels.runtime.gpu import bound_launch
 from cute_kernels.tuning import search
 
@@ -92,14 +93,15 @@ def random_arguments(problem: PatchEmbedProblem, sets: int, device: str = "cuda"
     positions = problem.table_rows
     addends: dict[str, torch.Tensor | None] = {"bias": None, "pos_embed": None, "pos_index": None}
     if positions > 1 or problem.table_index:
-        addends["pos_embed"] = torch.randn(positions, problem.n, device=device)
+        addends["pos_embed"] = torch.randn(positions, problem.n, dtype=torch.float32, device=device)
     elif positions:
-        addends["bias"] = torch.randn(problem.n, device=device)
+        addends["bias"] = torch.randn(problem.n, dtype=torch.float32, device=device)
     if problem.table_index:
         addends["pos_index"] = torch.randint(positions, (problem.m,), device=device, dtype=torch.int32)
+    uniform = functools.partial(torch.rand, dtype=torch.float32, device=device)
     scales = {
-        "scale_a": torch.rand(problem.m, 1, device=device) + 0.5 if problem.row_scale else 0.05,
-        "scale_b": torch.rand(1, problem.n, device=device) + 0.5 if problem.feature_scale else None,
+        "scale_a": uniform(problem.m, 1) + 0.5 if problem.row_scale else 0.05,
+        "scale_b": uniform(1, problem.n) + 0.5 if problem.feature_scale else None,
     }
     dtype = getattr(torch, problem.in_dtype)
     return [
@@ -113,7 +115,7 @@ def random_arguments(problem: PatchEmbedProblem, sets: int, device: str = "cuda"
 def _values(rows: int, columns: int, dtype: torch.dtype, device: str) -> torch.Tensor:
     """Normally distributed, of integers all values that there are."""
     if dtype.is_floating_point:
-        return torch.randn(rows, columns, device=device).to(dtype)
+        return torch.randn(rows, columns, dtype=torch.float32, device=device).to(dtype)
     limits = torch.iinfo(dtype)
     return torch.randint(limits.min, limits.max + 1, (rows, columns), device=device, dtype=dtype)
 

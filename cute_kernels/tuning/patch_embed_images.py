@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -11,7 +12,7 @@ from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
 from cute_kernels.operations.patch_weight import prepare_patch_weight
 from cute_kernels.plan import ImagesPlan
-from cute_kernels.plan.patch_embed_images.chain import RowsChainPlan
+from cute_kernels.plan.images_chain import RowsChainPlan
 from cute_kernels.runtime.gpu import bound_launch
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.tuning import search
@@ -21,7 +22,8 @@ AnyPlan: TypeAlias = "ImagesPlan | RowsChainPlan"
 
 def random_arguments(problem: PatchEmbedImagesProblem, device: str = "cuda") -> PatchEmbedImagesArguments:
     """Arguments of a call that has this problem, its configuration left open."""
-    kernel = torch.randn(problem.n, problem.channels, problem.patch, problem.patch, device=device) * 0.02
+    normal = functools.partial(torch.randn, dtype=torch.float32, device=device)
+    kernel = normal(problem.n, problem.channels, problem.patch, problem.patch) * 0.02
     held = prepare_patch_weight(kernel, precision=problem.precision)._buffers
     raw, table = problem.in_dtype == "uint8", problem.table_rows
     return PatchEmbedImagesArguments(
@@ -30,8 +32,8 @@ def random_arguments(problem: PatchEmbedImagesProblem, device: str = "cuda") -> 
         weight_low=held["raw_low"],
         weight_scale=held["scale"],
         weight_offset=held["offset"] if raw and table else None,
-        bias=torch.randn(problem.n, device=device) if table == 1 else None,
-        pos_embed=torch.randn(table, problem.n, device=device) if table > 1 else None,
+        bias=normal(problem.n) if table == 1 else None,
+        pos_embed=normal(table, problem.n) if table > 1 else None,
         patch=problem.patch,
         out_dtype=getattr(torch, problem.out_dtype),
         backend="auto",
@@ -44,7 +46,7 @@ def _images(problem: PatchEmbedImagesProblem, device: str) -> torch.Tensor:
     if problem.in_dtype == "uint8":
         images = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
     else:
-        images = torch.randn(shape, device=device).to(getattr(torch, problem.in_dtype))
+        images = torch.randn(shape, dtype=torch.float32, device=device).to(getattr(torch, problem.in_dtype))
     return images.contiguous(memory_format=torch.channels_last) if problem.channels_last else images
 
 

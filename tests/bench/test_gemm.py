@@ -14,7 +14,7 @@ from bench.peers import OURS, Candidate, PeerUnavailable
 from bench.peers.gemm_peers import build_ours, build_quack
 from bench.timing import Protocol, Run
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig
-from cute_kernels.plan.gemm.sm90 import CANDIDATES
+from cute_kernels.plan.gemm_sm90 import CANDIDATES
 
 pytestmark = pytest.mark.usefixtures("few_input_sets")
 

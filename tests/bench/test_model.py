@@ -19,7 +19,6 @@ from cute_kernels.config import (
 )
 from cute_kernels.model import b200
 from cute_kernels.plan import candidate_plans, make_plan, predict
-from cute_kernels.plan.patch_embed.sm100_time import resident_work, streamed_work
 
 
 @pytest.fixture(scope="module")
@@ -175,14 +174,14 @@ def test_commands_show_the_modelled_time(capsys):
 def test_a_resident_weight_is_brought_once():
     """128 features of 256 rows: a CTA's half of the rows comes by TMA, and the output is staged and read."""
     config = Sm100ResidentConfig(weight="tmem", cta_group=2, tile_rows=256, tile_positions=2, tmem_load_width=32)
-    work = resident_work(make_plan(model.HEADLINE, config, "sm_100a"))
+    work = make_plan(model.HEADLINE, config, "sm_100a").work
     assert work.operand_bytes == 128 * 768 and work.mma_clocks == 3072
     # Four warps read a row of the table at each of two positions.
     assert work.lines == 2 * 128 * 256 * 2 // 128 + 4 * 2
     assert (work.waits, work.columns) == (8, 256)
     # 3 groups of features; 19 tiles of 128 images and 98 pairs of positions in each, but for half of the last images.
     assert work.tiles == -(-37 * 98 // 24) and work.once_lines == 4 * 48 * 32
-    shared = resident_work(make_plan(model.HEADLINE, dataclasses.replace(config, weight="smem"), "sm_100a"))
+    shared = make_plan(model.HEADLINE, dataclasses.replace(config, weight="smem"), "sm_100a").work
     assert shared.once_lines == 128 * 768 // 128
 
 
@@ -197,7 +196,7 @@ def test_work_follows_the_configuration():
     """Loads in flight share a wait, a fifth warp relieves only one, and single CTAs load whole weight tiles."""
 
     def work(**settings: object) -> b200.TileWork:
-        return streamed_work(make_plan(model.HEADLINE, Sm100PatchEmbedConfig(**settings), "sm_100a"))
+        return make_plan(model.HEADLINE, Sm100PatchEmbedConfig(**settings), "sm_100a").work
 
     base = work()
     assert base.waits == 8 and work(tmem_loads=2).waits == 4 and work(tmem_load_width=64).waits == 4

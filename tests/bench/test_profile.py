@@ -10,7 +10,7 @@ import pytest
 from bench import profile
 from cute_kernels.commands import cli
 from cute_kernels.commands import profile as command
-from cute_kernels.plan.profile import with_profile
+from cute_kernels.plan.base import with_profile
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])

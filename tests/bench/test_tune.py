@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench import tune
-from cute_kernels.plan import make_plan
-from cute_kernels.plan.patch_embed import sm90_default
+from cute_kernels.plan import make_plan, patch_embed_sm90
 
 ARCH, RECORDED = tune.read(Path("bench/results/h200-tune-2026-11-21.json"))
 RECORDED |= tune.read(Path("bench/results/h200-tune-few-2026-11-22.json"))[1]
 
 
 def test_coefficients_are_those_that_the_fit_gives() -> None:
-    assert tune.fit(RECORDED) == sm90_default.MICROSECONDS
+    assert tune.fit(RECORDED) == patch_embed_sm90.MICROSECONDS
 
 
 def test_the_chosen_configuration_is_near_the_fastest_measured() -> None:

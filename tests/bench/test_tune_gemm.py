@@ -11,7 +11,7 @@ from bench import tune, tune_gemm
 from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import Sm90GemmConfig
 from cute_kernels.plan import GemmPlan, make_plan
-from cute_kernels.plan.gemm import sm90 as sm90_gemm
+from cute_kernels.plan import gemm_sm90 as sm90_gemm
 
 CASE = GemmCase("small", 512, 256, 128)
 

@@ -7,7 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from cute_kernels.kernels.activations import activate
+from cute_kernels.kernels.epilogue import activate
 
 
 class ActivationKernel:

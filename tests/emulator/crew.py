@@ -116,7 +116,7 @@ class Crew:
         launch = launch or LaunchShadow(gmem or GlobalMemory())
         self.tracker = RaceTracker(sizes, launch, len(ranks), strict)
         if not native:
-            self.tracker.unit = nothing_decided
+            self.tracker.unit = nothing_decided()
         agents = [self.tracker.make_agent(rank, FULL, f"warp {i}") for i, rank in enumerate(ranks)]
         self.warps = [SimpleNamespace(agent=agent, logger=Logger(self.tracker, agent)) for agent in agents]
         self.tracker.enter(self.warps[0])

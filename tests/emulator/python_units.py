@@ -59,7 +59,7 @@ def units(native: bool) -> Iterator[None]:
             patch.setattr(execution, of_the_core, lambda *_: None)
         patch.setattr(emitter, "INLINE", {})
         patch.setattr(emitter, "in_core", lambda anchor: False)
-        patch.setattr(checks, "shadow_unit", nothing_decided)
+        patch.setattr(checks, "ShadowUnit", nothing_decided)
         yield
 
 

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterable
 
 from cute_kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
-from cute_kernels.plan.gemm import sm90 as sm90_gemm
-from cute_kernels.plan.gemm import sm100 as sm100_gemm
+from cute_kernels.plan import gemm_sm90 as sm90_gemm
+from cute_kernels.plan import gemm_sm100 as sm100_gemm
 from tests.gpu import architecture
 
 SM90 = (

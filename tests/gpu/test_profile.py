@@ -9,7 +9,7 @@ import torch
 
 from cute_kernels.commands.cli import main
 from cute_kernels.operations.patch_embed import prepare_launch
-from cute_kernels.plan.profile import Phase
+from cute_kernels.plan.base import Phase
 from cute_kernels.profiling import Profile, phase_statistics, record, role_balance
 from cute_kernels.runtime import gpu
 from tests.gpu import harness

@@ -101,14 +101,14 @@ REVIEWS: tuple[Review, ...] = (
         True,
         "lets dependents start earlier, which the PTX ISA does not promise; the end of the kernel lets them start too",
     ),
-    Review("drop", "tcgen05.fence::before_thread_sync", "sm100/frame.py* (begin)*", True, _NOTHING_BEFORE),
-    Review("drop", "tcgen05.fence::after_thread_sync", "sm100/frame.py* (begin)*", True, _LATER_FENCE),
-    Review("drop", "tcgen05.fence::before_thread_sync", "sm100/frame.py* (end)*", True, _FENCED_BEFORE),
-    Review("drop", "tcgen05.fence::after_thread_sync", "sm100/frame.py* (end)*", True, _ONLY_SYNCHRONOUS),
+    Review("drop", "tcgen05.fence::before_thread_sync", "sm100/cta_pair.py* (begin)*", True, _NOTHING_BEFORE),
+    Review("drop", "tcgen05.fence::after_thread_sync", "sm100/cta_pair.py* (begin)*", True, _LATER_FENCE),
+    Review("drop", "tcgen05.fence::before_thread_sync", "sm100/cta_pair.py* (end)*", True, _FENCED_BEFORE),
+    Review("drop", "tcgen05.fence::after_thread_sync", "sm100/cta_pair.py* (end)*", True, _ONLY_SYNCHRONOUS),
     *(
         # Where the accumulator is released after the stores, the last load's wait stands in front of a fence.proxy too.
         Review(
-            "drop", "tcgen05.wait::ld*", "sm100/*epilogue.py*", True, _LATER_WAIT, following=following,
+            "drop", "tcgen05.wait::ld*", "sm100/*", True, _LATER_WAIT, following=following,
             but_not=("sm100-one-cta: fence.proxy.async*",),
         )
         for following in ("tcgen05.wait::ld*", "fence.proxy.async*", "cp.async.bulk.wait_group*")
@@ -116,7 +116,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "relaxed",
         "mbarrier.try_wait*",
-        "pipes.py* in sm100/*epilogue.py*",
+        "pipes.py* in sm100/* (*Epilogue*",
         True,
         "the accumulator lies in tensor memory, which the tcgen05.fence after the wait orders; nothing else is shared",
     ),
@@ -134,19 +134,19 @@ REVIEWS: tuple[Review, ...] = (
     # Not what an election follows, nor a wait for an empty accumulator: those are the first waits of the MMA warp, to
     # which a compiler gives the place of the drain.
     Review(
-        "relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in *load.py* (run)", True, _NOTHING_FOLLOWS,
+        "relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in * ([LRS]*oad.run)", True, _NOTHING_FOLLOWS,
         following="[!e]*", but_not=("sm100-on-chip-one-cta: mbarrier.try_wait.parity.relaxed*",),
     ),
     # The drain of two stages, unrolled, of which the compiler gives the second another place.
     Review(
-        "relaxed", "mbarrier.try_wait*", "pipes.py* (make_pipes) in strips_load.py* (run)", True, _NOTHING_FOLLOWS,
+        "relaxed", "mbarrier.try_wait*", "pipes.py* (make_pipes) in strips.py* (StripLoad.run)", True, _NOTHING_FOLLOWS,
         target="images-sm90-split", following="[!e]*",
     ),
     *(
         Review(
             "drop",
             "mbarrier.try_wait*",
-            "pipes.py* (_wait) in *load.py*",
+            "pipes.py* (_wait) in * ([LRS]*oad.*)",
             True,
             "the drain of a CTA without a cluster: only its own warps arrive, and shared memory outlives them",
             following=following,
@@ -157,7 +157,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "mbarrier.try_wait*",
-        "pipes.py* (_wait) in *load.py*",
+        "pipes.py* (_wait) in * ([LRS]*oad.*)",
         True,
         "no other CTA shares this one's operands: only its own warps arrive, and shared memory outlives them",
         target="gemm-sm90-split",
@@ -171,7 +171,7 @@ REVIEWS: tuple[Review, ...] = (
         "as with TMA, which kernels in the field acquire at CTA scope whichever CTA issued it",
         target="gemm-sm90-split",
     ),
-    Review("cluster->cta", "mbarrier.try_wait*", "sm90/gemm/split_k.py* (drain)*", True, _NOTHING_FOLLOWS),
+    Review("cluster->cta", "mbarrier.try_wait*", "sm90/gemm.py* (*drain)*", True, _NOTHING_FOLLOWS),
     *(
         Review("cluster->cta", opcode, "*", True, _ALONE, target=target)
         for opcode in ("mbarrier.try_wait*", "mbarrier.arrive*")
@@ -180,7 +180,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "bar.warp.sync",
-        "sm90/gemm/split_k.py* (release)*",
+        "sm90/gemm.py* (*release)*",
         True,
         "the store of the tile's last buffer, after the last sums were read, has synchronised the warp already",
     ),
@@ -201,19 +201,19 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "bar.sync",
-        "sm90/transposed/mma.py* (_await_turn)",
+        "sm90/transposed.py* (*_await_turn)",
         True,
         "turns spread the load on the tensor cores over time; stages and accumulators are guarded by other barriers",
     ),
-    Review("drop", "wgmma.fence*", "*sm90/*mma.py* (run)", True, _WGMMA_FENCE),
-    Review("drop", "wgmma.fence*", "*sm90/*mma.py* (_stage)", True, _WGMMA_FENCE),
-    Review("drop", "wgmma.fence*", "*sm90/*mma.py* (_pass_turn)", True, _WGMMA_FENCE),
-    Review("drop", "wgmma.fence*", "*sm90/*mma.py* (_hand_over)", True, _WGMMA_FENCE),
-    Review("drop", "bar.warp.sync", "sm100/pipes.py* (release_accumulator)*", True, _COLLECTIVE),
+    Review("drop", "wgmma.fence*", "*sm90/* (*run)", True, _WGMMA_FENCE),
+    Review("drop", "wgmma.fence*", "*sm90/* (*_stage)", True, _WGMMA_FENCE),
+    Review("drop", "wgmma.fence*", "*sm90/* (*_pass_turn)", True, _WGMMA_FENCE),
+    Review("drop", "wgmma.fence*", "*sm90/* (*_hand_over)", True, _WGMMA_FENCE),
+    Review("drop", "bar.warp.sync", "sm100/cta_pair.py* (*release_accumulator)*", True, _COLLECTIVE),
     Review(
         "drop",
         "bar.warp.sync",
-        "sm100/patch_embed/stores.py* (finish_tile)*",
+        "sm100/patch_embed.py* (*finish_tile)*",
         True,
         "the one behind the rows that are read back: a lane has stored what it read, and so has its value, before the "
         "tcgen05.ld.sync.aligned of the next tile, which a warp executes as one; only behind it a lane overwrites",
@@ -222,7 +222,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "bar.warp.sync",
-        "sm100/*weight.py* (fill_tensor_memory)*",
+        "sm100/transposed.py* (fill_tensor_memory)*",
         True,
         "the lanes only write tensor memory before, by tcgen05.st and tcgen05.wait::st, which a warp executes as one: "
         "when the elected lane has passed the wait, the stores of all lanes are complete, and its own tcgen05.fence "
@@ -231,7 +231,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "bar.warp.sync",
-        "sm100/transposed/staging.py* (acquire)*",
+        "sm100/transposed.py* (*acquire)*",
         True,
         "the warp writes to the buffer after release_accumulator, whose bar.warp.sync lies in between too: one load of "
         "tensor memory fills the buffer, and it is the last of its accumulator",

@@ -256,5 +256,8 @@ TARGETS: dict[str, KernelTarget] = {
 SCHEDULES = {name: dataclasses.replace(options, strict=True) for name, options in mutated.SCHEDULES.items()}
 """As mutants of our kernels are judged: strictly."""
 
-ROLE_FILES = ("load.py", "/mma.py", "/epilogue.py", "/weight.py", "/kernel.py")
+ROLE_FILES = (
+    "/load.py", "/strips.py", "/cta_pair.py", "/transposed.py", "/gemm.py", "/patch_embed.py", "/patch_embed_images.py",
+    "/patch_embed_resident.py", "/gather.py",
+)  # fmt: skip
 """Ends of the names of files with the code of warp roles."""

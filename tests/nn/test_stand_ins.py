@@ -336,6 +336,7 @@ def test_an_adapter_around_a_converted_convolution(dora: bool) -> None:
     assert is_converted(adapted.base_model.model.proj.base_layer)
     assert type(adapted.base_model.model.proj.lora_A["default"]) is torch.nn.Conv2d
     assert error(adapted(IMAGES), expected) < BF16
+    assert error(adapted.merge_and_unload()(IMAGES), expected) < BF16
 
 
 def test_a_linear_layer_made_by_an_adapter() -> None:

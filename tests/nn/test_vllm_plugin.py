@@ -86,6 +86,25 @@ def test_a_patch_embedding_is_replaced_and_others_are_not(vllm, monkeypatch, pre
     assert torch.equal(overlapping(pixels), expected)
 
 
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [
+        ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+        ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+        ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    ],
+    ids=["siglip", "clip", "imagenet"],
+)
+@torch.no_grad()
+def test_the_range_of_fp8_has_white_and_black_of_every_tower(vllm, mean, std):
+    integration.register("fp8")
+    layer = vllm.layer(3, 16, 14, stride=14)
+    mean, std = (torch.tensor(value)[:, None, None] for value in (mean, std))
+    pixels = (torch.randint(0, 2, (2, 3, 42, 30)) - mean) / std
+    expected = torch.nn.functional.conv2d(pixels, layer.weight, layer.bias, stride=14)
+    assert (layer(pixels) - expected).norm() / expected.norm() < 7e-2
+
+
 @torch.no_grad()
 def test_layers_over_features_are_vllms(vllm):
     """Such as GLM's, which halves a grid: FP8 of a scale for pixels would not reach the magnitudes of features."""

@@ -144,7 +144,7 @@ def test_an_entry_of_other_sources_or_versions_is_rebuilt(root, monkeypatch):
 
 def test_the_fingerprint_covers_sources_versions_and_platform(monkeypatch):
     origin = cache._origin()
-    assert {"kernels/sm90/transposed/mma.py", "kernels/sm100/mma.py", "plan/patch_embed/sm90.py", "compile.py"} <= set(
+    assert {"kernels/sm90/transposed.py", "kernels/sm100/cta_pair.py", "plan/patch_embed_sm90.py", "compile.py"} <= set(
         origin["sources"]
     )
     assert origin["dsl"]["nvidia-cutlass-dsl"] == cutlass.__version__

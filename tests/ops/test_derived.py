@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import sys
 import weakref
 
 import pytest
@@ -40,6 +42,14 @@ def reassign_data(parameter):
     parameter.data = parameter.data * 5
 
 
+def through_numpy(parameter):
+    parameter.detach().numpy()[:] = 6.0
+
+
+def swap(parameter):
+    torch.utils.swap_tensors(parameter, torch.nn.Parameter(torch.randn(4)))
+
+
 def load(parameter):
     torch.nn.ParameterList([parameter]).load_state_dict({"0": torch.full((4,), 7.0)})
 
@@ -53,8 +63,18 @@ def load(parameter):
         lambda p: torch.optim.SGD([p], lr=1.0).step(setattr(p, "grad", torch.ones(4))),
         reassign_data,
         load,
+        lambda p: p.data.mul_(-1),
+        lambda p: torch._foreach_lerp_([p.data], [torch.full((4,), 3.0)], 0.5),
+        lambda p: p.data[2:].neg_(),
+        lambda p: p.data.copy_(p.data.flip(0).clone()),  # sums and norms stay the same
+        lambda p: p.data.fill_(float("nan")),
+        through_numpy,
+        swap,
     ],
-    ids=["in place", "view", "copy", "optimizer", "data", "load_state_dict"],
+    ids=[
+        "in place", "view", "copy", "optimizer", "data", "load_state_dict", "through data", "average through data",
+        "view of data", "order through data", "nan", "numpy", "swap",
+    ],
 )
 def test_changed_sources_are_built_anew(change):
     cache, source = DerivedTensors(), torch.nn.Parameter(torch.randn(4))
@@ -62,8 +82,89 @@ def test_changed_sources_are_built_anew(change):
     with torch.no_grad():
         change(source)
     after = doubled(cache, source)
-    assert torch.equal(after, source * 2)
+    assert torch.allclose(after, source * 2, equal_nan=True)
     assert not torch.equal(after, before)
+    assert doubled(cache, source) is after
+
+
+def test_memory_that_comes_back_with_other_numbers():
+    """``.data`` of another place and of the first one again: neither its address nor the version counter tells."""
+    cache, source = DerivedTensors(), torch.nn.Parameter(torch.ones(4))
+    doubled(cache, source)
+    memory = source.data
+    source.data = torch.ones(4)
+    memory.fill_(3.0)
+    source.data = memory
+    assert torch.equal(doubled(cache, source), torch.full((4,), 6.0))
+
+
+def test_a_second_derivation_of_numbers_that_come_and_go():
+    cache, source = DerivedTensors(), torch.nn.Parameter(torch.ones(4))
+    doubled(cache, source, "first")
+    source.data.fill_(3.0)
+    doubled(cache, source, "second")
+    source.data.fill_(1.0)
+    for key in ("first", "second"):
+        assert torch.equal(doubled(cache, source, key), torch.full((4,), 2.0))
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_on_a_gpu_constants_are_compared_once_something_trains(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(derived.DERIVED, "compares_on_gpu", False)
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
+    cache, source = derived.DERIVED, torch.ones(4).as_subclass(OnGpu)
+
+    def derive() -> torch.Tensor:
+        return cache.get("of a GPU", (source,), lambda: torch.Tensor(source.detach()) * 2)
+
+    before = derive()
+    source.data.mul_(-1)
+    assert derive() is before
+    torch.optim.SGD(torch.nn.Linear(2, 2).parameters()).step()
+    assert torch.equal(derive(), torch.full((4,), -2.0))
+    source.data.mul_(-1)
+    after = derive()
+    assert torch.equal(after, torch.full((4,), 2.0)) and derive() is after
+    source.data.mul_(-1)
+    with cache.freeze():
+        assert derive() is after
+    assert torch.equal(derive(), torch.full((4,), -2.0))
+
+
+def test_on_a_gpu_constants_are_compared_once_peft_is_imported(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
+    cache, source = DerivedTensors(), torch.ones(4).as_subclass(OnGpu)
+
+    def derive() -> torch.Tensor:
+        return cache.get("of a GPU", (source,), lambda: torch.Tensor(source.detach()) * 2)
+
+    before = derive()
+    source.data.mul_(-1)
+    assert derive() is before
+    monkeypatch.setitem(sys.modules, "peft", None)
+    for factor in (-2.0, 2.0):
+        assert torch.equal(derive(), torch.full((4,), factor))
+        source.data.mul_(-1)
+
+
+def test_copies_and_files_of_a_source_have_nothing_of_what_is_known_of_it(tmp_path):
+    cache, sources = DerivedTensors(), [torch.ones(4), torch.nn.Parameter(torch.ones(4))]
+    for source in sources:
+        first = doubled(cache, source)
+        torch.save(source, tmp_path / "file")
+        for other in (copy.deepcopy(source), torch.load(tmp_path / "file", weights_only=True)):
+            assert torch.equal(other, source)
+            assert doubled(cache, other) is not first
+            other.data.mul_(3)
+            assert torch.equal(doubled(cache, other), torch.full((4,), 6.0))
+        assert doubled(cache, source) is first
 
 
 def test_entries_die_with_their_source():
@@ -139,7 +240,8 @@ def test_another_stream_waits_for_the_build(monkeypatch):
     assert recorded == [streams[1]]  # the allocator must not hand out the memory while this stream reads it
 
 
-def test_clear_after_a_write_that_leaves_no_trace():
+def test_clear_after_a_write_that_nothing_notices(monkeypatch):
+    monkeypatch.setattr(DerivedTensors, "_is_compared", lambda *_: False)
     cache, source = DerivedTensors(), torch.ones(4)
     doubled(cache, source)
     source.numpy()[:] = 5.0

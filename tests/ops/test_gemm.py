@@ -295,3 +295,22 @@ def test_no_rows(backend):
         gemm(torch.empty(0, 64, dtype=torch.bfloat16), b, bias=bias[:8], backend=backend)
     with pytest.raises(ValueError, match="stages = 1 is not possible"):
         gemm(torch.empty(0, 64, dtype=torch.bfloat16), b, config=Sm90GemmConfig(stages=1), backend=backend)
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    a, b = torch.zeros(4, 30).double(), torch.zeros(16, 42).bfloat16()[:, ::3]
+    with pytest.raises(TypeError) as error:
+        gemm(a, b, bias=torch.zeros(3, dtype=torch.int32), out_dtype=torch.int8, activation="relu")
+    for part in (
+        "a has dtype torch.float64, allowed: torch.bfloat16", "bias has dtype torch.int32", r"b has strides [42, 3]",
+        "they must be equal", "out_dtype = torch.int8", "activation = 'relu'", "a has K = 30 and b has K = 14",
+        "bias has shape [3], allowed: [N] = [16]",
+    ):  # fmt: skip
+        assert part in str(error.value)
+    with pytest.raises(ValueError) as error:
+        gemm(torch.zeros(4, 30).bfloat16(), torch.zeros(16, 21).bfloat16(), bias=torch.zeros(2, device="meta"))
+    for part in ("a has K = 30, allowed: multiples of 8", "b has K = 21, allowed: multiples of 8", "bias is on meta"):
+        assert part in str(error.value)
+    with pytest.raises(ValueError) as error:  # where extents mean nothing, the rest is said all the same
+        gemm(torch.zeros(30).bfloat16(), torch.zeros(16, 30).bfloat16().T)
+    assert "a has shape [30]" in str(error.value) and "b has strides [1, 30]" in str(error.value)

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, gemm, reference
 from cute_kernels.config import GemmProblem
 from cute_kernels.plan import make_plan
-from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
+from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 from tests.nightly import NIGHTLY, by_day, nightly
 from tests.ops.exact import fp32, fractions, nearest
 

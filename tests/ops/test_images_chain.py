@@ -20,7 +20,7 @@ from cute_kernels.compile import compile_plan
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
 from cute_kernels.plan import make_plan
-from cute_kernels.plan.patch_embed_images.chain import RowsChainPlan
+from cute_kernels.plan.images_chain import RowsChainPlan
 from cute_kernels.runtime.constants import DERIVED
 from tests.nightly import NIGHTLY, nightly
 

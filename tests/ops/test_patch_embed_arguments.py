@@ -119,3 +119,16 @@ def test_a_lazily_negated_scale_has_its_sign():
         assert not combined.is_neg() and float(combined) == 0.5
         combined = scales.combine_scales(other, negated)
         assert not combined.is_neg() and float(combined) == 0.5
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    x, weight = torch.zeros(2, 3, 40), torch.zeros(12, 32, dtype=torch.int8)
+    factors = {"scale_a": torch.ones(1).double(), "scale_b": torch.ones(9)}
+    with pytest.raises(TypeError) as error:
+        patch_embed(x, weight, torch.zeros(5), torch.zeros(7, 16), **factors)
+    for part in (
+        "x has dtype torch.float32, allowed", "x has K = 40 and weight has K = 32", "weight has N = 12",
+        "bias has shape [5]", "pos_embed has shape [7, 16]", "pos_embed has S = 7", "scale_a has dtype torch.float64",
+        "scale_b has shape [9]",
+    ):  # fmt: skip
+        assert part in str(error.value)

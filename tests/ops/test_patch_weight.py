@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from cute_kernels import reference
@@ -139,6 +140,32 @@ def test_it_travels():
         prepare_patch_weight(conv_weight(), precision="bf16").set_extra_state(prepared.get_extra_state())
 
 
+@pytest.mark.parametrize("precision", ["int8", "int16", "bf16", "fp16"])
+def test_safetensors_hold_it(precision, tmp_path):
+    """Alone and in a model, read into a weight of other numbers; and what earlier states have, a dictionary."""
+    prepared = prepare_patch_weight(conv_weight(), precision=precision, mean=MEAN, std=STD)
+    other = prepare_patch_weight(conv_weight(seed=9), precision=precision)
+    safetensors.torch.save_file(prepared.state_dict(), tmp_path / "weight.safetensors")
+    other.load_state_dict(safetensors.torch.load_file(tmp_path / "weight.safetensors"))
+    assert other.state_dict().keys() == prepared.state_dict().keys()
+    assert all(torch.equal(other.state_dict()[name], value) for name, value in prepared.state_dict().items())
+    assert (other.mean, other.std) == (prepared.mean, prepared.std) == (MEAN, STD)
+    model = torch.nn.ModuleDict({"patch": prepared, "head": torch.nn.Linear(4, 4)})
+    safetensors.torch.save_model(model, str(tmp_path / "model.safetensors"))
+    again = torch.nn.ModuleDict({
+        "patch": prepare_patch_weight(conv_weight(seed=9), precision=precision), "head": torch.nn.Linear(4, 4)
+    })  # fmt: skip
+    safetensors.torch.load_model(again, str(tmp_path / "model.safetensors"))
+    assert torch.equal(again["patch"].raw, prepared.raw) and again["patch"].mean == MEAN
+    before = {"schema": 1, "precision": precision, "order": "chw", "patch": 14, "channels": 3, "mean": MEAN, "std": STD}
+    again["patch"].load_state_dict(prepared.state_dict() | {"_extra_state": before})
+
+
+def test_moving_it_moves_the_object_itself():
+    prepared = prepare_patch_weight(conv_weight())
+    assert prepared.to("meta") is prepared and prepared.raw.is_meta
+
+
 OTHER_STATES = {
     "another precision": lambda: prepare_patch_weight(conv_weight(seed=9), precision="bf16").state_dict(),
     "another patch": lambda: prepare_patch_weight(conv_weight(patch=16), precision="int16").state_dict(),
@@ -147,6 +174,9 @@ OTHER_STATES = {
     "a part": lambda: {name: value for name, value in state_of().items() if name != "raw_low"},
     "no extra state": lambda: {name: value for name, value in state_of().items() if name != "_extra_state"},
     "another schema": lambda: state_of() | {"_extra_state": {"schema": 99}},
+    "no state": lambda: state_of() | {"_extra_state": torch.zeros(3, dtype=torch.uint8)},
+    "floats": lambda: state_of() | {"_extra_state": torch.rand(3)},
+    "a list": lambda: state_of() | {"_extra_state": torch.tensor(list(b"[1]"), dtype=torch.uint8)},
 }
 
 
@@ -162,7 +192,7 @@ def test_a_state_that_does_not_fit_changes_nothing(name, strict):
     model = torch.nn.ModuleDict({"patch": prepared})
     before = {name: buffer.clone() for name, buffer in prepared.named_buffers()}
     state = {f"patch.{key}": value for key, value in OTHER_STATES[name]().items()}
-    with pytest.raises((ValueError, RuntimeError), match="precision|schema|stays as it is"):
+    with pytest.raises((ValueError, RuntimeError), match="precision|schema|stays as it is|state of a"):
         model.load_state_dict(state, strict=strict)
     assert all(torch.equal(buffer, before[name]) for name, buffer in prepared.named_buffers())
     assert (prepared.mean, prepared.std) == (MEAN, STD)

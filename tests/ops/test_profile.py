@@ -15,17 +15,7 @@ import torch
 from cute_kernels.commands.cli import main
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.plan import Plan, make_plan
-from cute_kernels.plan.profile import (
-    BEGIN,
-    COUNT,
-    FINISH,
-    HEADER,
-    SM,
-    Phase,
-    profile_shape,
-    wait_phase,
-    with_profile,
-)
+from cute_kernels.plan.base import BEGIN, COUNT, FINISH, HEADER, SM, Phase, profile_shape, wait_phase, with_profile
 from cute_kernels.profiling import (
     Profile,
     decode,

@@ -348,7 +348,7 @@ def test_chunks_take_turns_further_on_in_images_and_result(launches):
 def test_memory_between_kernels_is_not_kept(launches):
     calls = remember(images_op.PATCH_EMBED_IMAGES, values := pictures())
     (call,) = calls.calls.values()
-    held, _, _ = call.__globals__["keep"]
+    held, _ = call.__globals__["keep"]
     assert not any(tensor.shape == (12, 608) for tensor in held)
     assert call.__globals__["x_size"] == (12, 608) and call.__globals__["x_type"] is torch.uint8
     assert run(calls, values) is not None

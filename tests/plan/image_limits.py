@@ -12,7 +12,7 @@ from typing import Any
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig, Sm90PatchEmbedConfig, Sm90RowsConfig
 from cute_kernels.plan import ARCHS, make_plan
-from cute_kernels.plan.patch_embed_images.sm90_default import plan_sm90_images
+from cute_kernels.plan.images_sm90 import plan_sm90_images
 from tests.plan.limits import TMA_ROWS, Limit, MakePlan
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)

@@ -6,7 +6,7 @@ import pytest
 from cutlass import Int32
 
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
-from cute_kernels.kernels.sm100.cluster import ClusterPlace
+from cute_kernels.kernels.sm100.cta_pair import ClusterPlace
 from cute_kernels.plan import make_plan
 
 

@@ -15,7 +15,7 @@ import pytest
 import cute_kernels.plan
 from cute_kernels.config import PatchEmbedProblem
 from cute_kernels.plan import ARCHS, make_plan, sm90_transposed
-from cute_kernels.plan.profile import with_profile
+from cute_kernels.plan.base import with_profile
 from tests.plan import (
     embed_limits_sm100,
     gather_limits,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
 from cute_kernels.plan import PLANNERS, make_plan
 from cute_kernels.plan.base import ARCHS
-from cute_kernels.plan.patch_embed_images.gather_default import modelled_clocks, search_space
+from cute_kernels.plan.images_gather import modelled_clocks, search_space
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, "bfloat16", precision="bf16", table_rows=196)
 replace = dataclasses.replace

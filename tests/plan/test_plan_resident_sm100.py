@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.kernels.graph import graph_of
+from cute_kernels.model.b200 import RESOLUTION
 from cute_kernels.plan import ARCHS, PLANNERS, Sm100PatchEmbedPlan, Sm100ResidentPlan, make_plan, predict
-from cute_kernels.plan.patch_embed.sm100_default import counted_clocks
-from cute_kernels.plan.patch_embed.sm100_resident_limits import candidates, check
-from cute_kernels.plan.patch_embed.sm100_time import RESOLUTION
-from cute_kernels.plan.sm100_transposed_limits import is_legal
+from cute_kernels.plan.patch_embed_resident import candidates, check
+from cute_kernels.plan.sm100_choice import counted_clocks
+from cute_kernels.plan.sm100_transposed import is_legal
 
 HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)
 replace = dataclasses.replace

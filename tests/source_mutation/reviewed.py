@@ -9,7 +9,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         'reports.append(EntryReport(path, path.lstat().st_size, headers[ -1]["key"] if headers else "", problem))',
     ): "an entry has one header",
     (
-        "cute_kernels/plan/patch_embed_images/base.py",
+        "cute_kernels/plan/images.py",
         'integers = p.precision == "int8"',
         'integers = p.precision >= "int8"',
     ): "no other name of a precision sorts behind int8",

@@ -116,10 +116,10 @@ def _inline_tensor_load(emitter: BlockEmitter, node: Node) -> bool:
 
 
 def _inline_matrix(emitter: BlockEmitter, node: Node, name: str, registers: list[int]) -> bool:
-    address, _, transposed, *_ = node.anchor.args
+    _, address, _, transposed, *_ = node.anchor.args
     where = emitter.operand(address, True)
     operands = emitter.program.list([node.instruction.index, int(transposed), *registers, 0])
-    emitter.fast(node, name, a=where, b=operands)
+    emitter.fast(node, f"{name}_at_u{address.bits}", a=where, b=operands)
     return True
 
 
@@ -130,7 +130,7 @@ def _inline_load_matrix(emitter: BlockEmitter, node: Node) -> bool:
 
 def _inline_store_matrix(emitter: BlockEmitter, node: Node) -> bool:
     """stmatrix by the whole warp."""
-    values = node.anchor.args[3]
+    values = node.anchor.args[-1]
     return _inline_matrix(emitter, node, "store_matrix", [emitter.operand(value, True) for value in values])
 
 

@@ -51,21 +51,25 @@ FORM(load_together) {
   DONE(warp_load_together(m->tables, AT(s64, i->a), elements, m->active, instruction, space, size, count));
 }
 
-// ldmatrix and stmatrix at the addresses a, by the whole warp. The list b: instruction, whether the matrices are
-// transposed, and offsets of the registers, ended by 0.
-static int matrices(const Instruction *i, uint8_t *s, const Machine *m, int write) {
+// ldmatrix and stmatrix at the addresses a, of shared memory (32 bits) or generic (64), by the whole warp. The list b:
+// instruction, whether the matrices are transposed, and offsets of the registers, ended by 0.
+static int matrices(const Instruction *i, uint8_t *s, const Machine *m, const int64_t addresses[LANES], int write) {
   const uint32_t *list = m->program->lists + i->b;
-  const u32 *a = ROW_OF(u32, i->a);
-  int64_t addresses[LANES];
   uint8_t *registers[LANES];
   int32_t count = 0;
   if (m->active != UINT32_MAX) return 0;
-  EACH_LANE addresses[lane] = a[lane];
   for (const uint32_t *offset = list + 2; *offset; offset++) registers[count++] = s + *offset;
   return warp_matrices(m->tables, addresses, registers, count, (int32_t)list[1], write, (int32_t)list[0]);
 }
-FORM(load_matrix) { DONE(matrices(i, s, m, 0)); }
-FORM(store_matrix) { DONE(matrices(i, s, m, 1)); }
+#define MATRICES(type, window, write)                                                                                 \
+  int64_t addresses[LANES];                                                                                           \
+  const type *a = ROW_OF(type, i->a);                                                                                 \
+  EACH_LANE addresses[lane] = (int64_t)((u64)a[lane] - (window));                                                     \
+  DONE(matrices(i, s, m, addresses, write))
+FORM(load_matrix_at_u32) { MATRICES(u32, 0, 0); }
+FORM(load_matrix_at_u64) { MATRICES(u64, SHARED_WINDOW, 0); }
+FORM(store_matrix_at_u32) { MATRICES(u32, 0, 1); }
+FORM(store_matrix_at_u64) { MATRICES(u64, SHARED_WINDOW, 1); }
 
 // Parameters at imm: `a` elements of b bytes, to the words of the list c.
 FORM(parameters) {
@@ -286,7 +290,8 @@ FORM(bulk_wait_group) { (void)s; DONE(m->tables->bulk_wait(m->tables, m->active,
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation unit_operations[] = {
     ENTRY(load_at_u32), ENTRY(load_at_u64), ENTRY(store_at_u32), ENTRY(store_at_u64), ENTRY(load_together),
-    ENTRY(load_matrix), ENTRY(store_matrix), ENTRY(parameters), ENTRY(agreed_u8), ENTRY(agreed_u16),
+    ENTRY(load_matrix_at_u32), ENTRY(load_matrix_at_u64), ENTRY(store_matrix_at_u32), ENTRY(store_matrix_at_u64),
+    ENTRY(parameters), ENTRY(agreed_u8), ENTRY(agreed_u16),
     ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(read_clock), ENTRY(event), ENTRY(event_of_members), ENTRY(event_of_warp),
     ENTRY(tensor_load), ENTRY(try_wait), ENTRY(arrive), ENTRY(arrive_each), ENTRY(arrive_expect), ENTRY(copy_in), ENTRY(copy_out),
     ENTRY(tensor_mma), ENTRY(tensor_commit), ENTRY(bulk_unwatched), ENTRY(bulk_group), ENTRY(bulk_wait_group),

@@ -166,7 +166,7 @@ def _parts(instruction: Instruction) -> tuple[str, str, str, int]:
     return space, name, type_, count
 
 
-def _lower(block: BlockBuilder, instruction: Instruction, first: int) -> tuple[list[Value], int]:
+def lower_atomic(block: BlockBuilder, instruction: Instruction, first: int) -> tuple[list[Value], int]:
     space, name, type_, count = _parts(instruction)
     operands = list(instruction.operands[first:])
     if "L2::cache_hint" in instruction.parts:
@@ -176,7 +176,7 @@ def _lower(block: BlockBuilder, instruction: Instruction, first: int) -> tuple[l
     items = operands[1].items if isinstance(operands[1], Vector) and bits < 128 else operands[1:]
     if len(items) != (2 if name == "cas" else count):
         raise instruction.refuse(f"{len(items)} source values")
-    strength = access_strength(instruction.parts[1:-1], atomic=True)
+    strength = access_strength(instruction.parts[1:-1], atomic=True, write=instruction.parts[0] == "red")
     if bits == 128:
         halves = [block.whole(half) for item in items for half in block.split(block.value(item, bits), 2)]
         call = Call(atomic_wide, [space, name, strength, address, tuple(halves)])
@@ -189,7 +189,7 @@ def _lower(block: BlockBuilder, instruction: Instruction, first: int) -> tuple[l
 @family("atom", varies=always_varies)
 def _atom(block: BlockBuilder, instruction: Instruction) -> None:
     """atom on integers, f16, bf16 (packed and vectors), f32, f64, exch and cas of b128; global, shared, generic."""
-    results, _ = _lower(block, instruction, 1)
+    results, _ = lower_atomic(block, instruction, 1)
     destination = instruction.operands[0]
     items = destination.items if isinstance(destination, Vector) and results[0].bits < 128 else (destination,)
     if len(items) != len(results):
@@ -201,7 +201,7 @@ def _atom(block: BlockBuilder, instruction: Instruction) -> None:
 @family("red", destinations=0)
 def _red(block: BlockBuilder, instruction: Instruction) -> None:
     """red: atom without a result."""
-    _lower(block, instruction, 0)
+    lower_atomic(block, instruction, 0)
 
 
 # --- asynchronous stores and reductions in a cluster ------------------------------------------------------------------

@@ -1,12 +1,12 @@
-"""Comparison (setp) and selection (selp)."""
+"""Comparison (setp, set) and selection (selp)."""
 
 from __future__ import annotations
 
 from cute_kernels.emulator.graph.block import BlockBuilder
-from cute_kernels.emulator.graph.values import PureOp, Value
+from cute_kernels.emulator.graph.values import Constant, Pack, PureOp, Value
 from cute_kernels.emulator.instructions.integers import INTEGERS, binary, storage
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Pair
-from cute_kernels.emulator.ptx.families import family, qualifiers
+from cute_kernels.emulator.ptx.families import family
 
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
@@ -19,58 +19,99 @@ def integer_compare(relation: str, type_: str) -> PureOp:
     return PureOp(f"setp_{relation}_{type_}", (storage(type_),) * 2, "pred")
 
 
-def _compare_integers(block: BlockBuilder, instruction: Instruction) -> Value:
-    """The predicate of setp on integers and bits."""
-    qualifiers(instruction, *_COMPARE, *_UNSIGNED, "and", "or", "xor", "b16", "b32", "b64", *INTEGERS)
-    relation, type_ = instruction.parts[1], instruction.parts[-1]
+def _integers(block: BlockBuilder, instruction: Instruction, relation: str, type_: str) -> Value:
+    """Whether a relation of integers or bits holds."""
     if relation in _UNSIGNED and type_[0] != "u" or relation not in ("eq", "ne") and type_[0] == "b":
         legal = "eq, ne" if type_[0] == "b" else "eq, ne, lt, le, gt, ge"
-        raise instruction.refuse(f"setp.{relation}.{type_}: .{type_} is compared by {legal}")
+        raise instruction.refuse(f"{instruction.parts[0]}.{relation}.{type_}: .{type_} is compared by {legal}")
     a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
-    holds = block.pure(integer_compare(_UNSIGNED.get(relation, relation), type_), a, b)
-    return block.first_lane(holds) if block.context.is_uniform_of_tid(instruction) else holds
+    return block.pure(integer_compare(_UNSIGNED.get(relation, relation), type_), a, b)
 
 
 _RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
+_FLOATS = ("f16", "bf16", "f32", "f64")
+_PAIRS = ("f16x2", "bf16x2")
+_TYPES = (*INTEGERS, "b16", "b32", "b64", *_FLOATS, *_PAIRS)
 
 
-def _compare_floats(block: BlockBuilder, instruction: Instruction) -> Value:
-    """The predicate of setp on floats: plain relations are false when unordered, the ...u ones true."""
-    qualifiers(instruction, *_RELATIONS, "and", "or", "xor", "f16", "bf16", "f32", "f64")
-    relation, type_ = instruction.parts[1], instruction.parts[-1]
-    a, b = (block.value(operand, TYPE_BITS[type_]) for operand in instruction.operands[1:3])
-    stored = type_ if type_ in ("f32", "f64") else "u16"
-    return block.pure(PureOp(f"setp_{relation}_{type_}", (stored, stored), "pred"), a, b)
+def _floats(block: BlockBuilder, instruction: Instruction, relation: str, type_: str) -> list[Value]:
+    """Whether a relation of floats holds, of pairs for both: plain ones are false when unordered, those with u true."""
+    a, b = (block.whole(block.value(operand, TYPE_BITS[type_])) for operand in instruction.operands[1:3])
+    element = type_.removesuffix("x2")
+    stored = element if element in ("f32", "f64") else "u16"
+    op = PureOp(f"setp_{relation}_{element}", (stored, stored), "pred")
+    if type_ == element:
+        return [block.pure(op, a, b)]
+    return [block.pure(op, x, y) for x, y in zip(block.split(a, 2), block.split(b, 2))]
 
 
-def _compare_into(block: BlockBuilder, instruction: Instruction, holds: Value) -> None:
-    """Writes the destinations of setp: ``p`` or ``p|q`` with q = !p, and the ``.and/.or/.xor`` combination."""
+def _compared(block: BlockBuilder, instruction: Instruction, type_: str, others: tuple[str, ...] = ()) -> list[Value]:
+    """What a comparison says of each element of ``type_``, before which ``others`` stand in the opcode."""
+    relation, more = instruction.parts[1], instruction.parts[2 : -1 - len(others)]
+    if relation not in _RELATIONS and relation not in _UNSIGNED:
+        known = ", ".join((*_RELATIONS, *_UNSIGNED))
+        raise instruction.refuse(f"{instruction.parts[0]}.{relation}: the comparison comes first, one of {known}")
+    for part in more:
+        if part not in ("and", "or", "xor"):
+            raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
+    if type_ not in _TYPES:
+        raise instruction.refuse(f"{instruction.parts[0]} of .{type_} is not implemented")
+    if type_ in (*_FLOATS, *_PAIRS):
+        if relation in _UNSIGNED:
+            raise instruction.refuse(f"{instruction.parts[0]}.{relation} of .{type_} does not exist")
+        return _floats(block, instruction, relation, type_)
+    return [_integers(block, instruction, relation, type_)]
+
+
+def _combined(block: BlockBuilder, instruction: Instruction, holds: list[Value]) -> list[Value]:
+    """With the last operand, where the opcode has .and, .or or .xor."""
     combine = [part for part in instruction.parts[2:-1] if part in ("and", "or", "xor")]
-    other = block.logic_not(holds)
-    if combine:
-        condition = block.value(instruction.operands[3], 1)
-        op = binary(combine[0], "pred")
-        holds, other = block.pure(op, holds, condition), block.pure(op, other, condition)
-    destination = instruction.operands[0]
-    if isinstance(destination, Pair):
-        block.define(destination.value, holds)
-        block.define(destination.predicate, other)
-    else:
-        block.define(destination, holds)
+    if not combine:
+        return holds
+    condition = block.value(instruction.operands[3], 1)
+    return [block.pure(binary(combine[0], "pred"), each, condition) for each in holds]
 
 
 @family("setp")
 def _setp(block: BlockBuilder, instruction: Instruction) -> None:
-    """setp on integers and bits; and on floats."""
-    relation, type_ = instruction.parts[1], instruction.parts[-1]
-    if relation not in _RELATIONS and relation not in _UNSIGNED:
-        known = ", ".join((*_RELATIONS, *_UNSIGNED))
-        raise instruction.refuse(f"setp.{relation}: the comparison comes first, one of {known}")
-    if type_ in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2"):
-        holds = _compare_floats(block, instruction)
+    """setp on integers and bits; and on floats, f16x2 and bf16x2 with a predicate for each."""
+    holds = _compared(block, instruction, instruction.parts[-1])
+    if len(holds) == 1 and instruction.parts[-1] not in _FLOATS and block.context.is_uniform_of_tid(instruction):
+        holds = [block.first_lane(holds[0])]
+    if len(holds) == 1:
+        holds.append(block.logic_not(holds[0]))
+    first, second = _combined(block, instruction, holds)
+    destination = instruction.operands[0]
+    if isinstance(destination, Pair):
+        block.define(destination.value, first)
+        block.define(destination.predicate, second)
     else:
-        holds = _compare_integers(block, instruction)
-    _compare_into(block, instruction, holds)
+        block.define(destination, first)
+
+
+#: Type of a result of set -> (true, bits of each).
+_TRUE = {
+    **{f"{kind}{bits}": ((1 << bits) - 1, bits) for kind in "us" for bits in (16, 32)},
+    "f32": (0x3F800000, 32), "f16": (0x3C00, 16), "bf16": (0x3F80, 16), "f16x2": (0x3C00, 16), "bf16x2": (0x3F80, 16),
+}  # fmt: skip
+
+
+@family("set")
+def _set(block: BlockBuilder, instruction: Instruction) -> None:
+    """set: all ones, or 1.0, where a comparison holds, else 0; of f16x2 and bf16x2 in both halves."""
+    if len(instruction.parts) < 4 or instruction.parts[-2] not in _TRUE:
+        raise instruction.refuse("set.<comparison>.<result>.<type> is implemented")
+    result, type_ = instruction.parts[-2:]
+    holds = _combined(block, instruction, _compared(block, instruction, type_, (result,)))
+    true, bits = _TRUE[result]
+    if type_ in _PAIRS:
+        true, bits = (0xFFFF, 16) if result in ("u32", "s32") else (true, bits)
+        if TYPE_BITS[result] != 32 or result == "f32":
+            raise instruction.refuse(f"set of .{type_} into .{result} does not exist")
+    elif result in _PAIRS:
+        raise instruction.refuse(f"set of .{type_} into .{result} does not exist")
+    chosen = [block.select(each, Constant(true, bits), Constant(0, bits)) for each in holds]
+    block.define(instruction.operands[0], chosen[0] if len(chosen) == 1 else Pack(chosen))
 
 
 @family(*(f"selp.{k}{b}" for k in "bsu" for b in (16, 32, 64)), "selp.f32", "selp.f64")

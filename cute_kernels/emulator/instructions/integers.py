@@ -83,15 +83,18 @@ def _sad(block: BlockBuilder, instruction: Instruction) -> None:
     apply(block, instruction, of_one_type(f"sad_{type_}", type_, 3))
 
 
-def _wide(type_: str) -> PureOp:
-    return PureOp(f"mul_wide_{type_}", (type_, type_), f"{type_[0]}{2 * TYPE_BITS[type_]}")
+def multiply(half: str, type_: str) -> PureOp:
+    """mul.lo, mul.hi, mul.wide."""
+    if half == "wide":
+        return PureOp(f"mul_wide_{type_}", (type_, type_), f"{type_[0]}{2 * TYPE_BITS[type_]}")
+    return binary(f"mul.{half}", type_)
 
 
 def _product(block: BlockBuilder, instruction: Instruction) -> Value:
     half, type_ = instruction.parts[1:3]
     bits = TYPE_BITS[type_]
     a, b = (block.value(operand, bits) for operand in instruction.operands[1:3])
-    return block.pure(_wide(type_) if half == "wide" else binary(f"mul.{half}", type_), a, b)
+    return block.pure(multiply(half, type_), a, b)
 
 
 _MULTIPLY = [f"{half}.{t}" for half in ("lo", "hi", "wide") for t in INTEGERS if (half, t[1:]) != ("wide", "64")]
@@ -241,6 +244,18 @@ def _counting(block: BlockBuilder, instruction: Instruction) -> None:
     name, type_ = instruction.parts
     source = f"u{TYPE_BITS[type_]}"
     apply(block, instruction, PureOp(f"{name}_{type_}", (source,), source if name == "brev" else "u32"))
+
+
+@family(*(f"bfind.shiftamt.{k}{b}" for k in "us" for b in (32, 64)))
+def _bfind_shift(block: BlockBuilder, instruction: Instruction) -> None:
+    """bfind.shiftamt: by how much to shift left so that the bit found is the highest; all ones where there is none."""
+    type_ = instruction.parts[2]
+    bits = TYPE_BITS[type_]
+    value = block.whole(block.value(instruction.operands[1], bits))
+    found, none = block.pure(PureOp(f"bfind_{type_}", (f"u{bits}",), "u32"), value), Constant(-1, 32)
+    amount = block.pure(binary("sub", "u32"), Constant(bits - 1, 32), found)
+    missing = block.pure(PureOp("setp_eq_b32", ("u32", "u32"), "pred"), found, none)
+    block.define(instruction.operands[0], block.select(missing, none, amount))
 
 
 @family("fns.b32")

@@ -1,4 +1,4 @@
-"""Warp-wide loads and stores of matrices: ldmatrix, stmatrix. Of 16-bit elements they are 8x8.
+"""Matrices of a warp between memory and registers: ldmatrix, stmatrix, movmatrix. Of 16-bit elements they are 8x8.
 
 Lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i. Lane l holds, in register i, the elements
 ``2 * (l % 4)`` and the next one of row ``l / 4``; with ``.trans`` of column ``l / 4``.
@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.graph.values import Value
+from cute_kernels.emulator.instructions.accesses import space_of
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import require_whole_warp
 from cute_kernels.emulator.observe.races.memory_order import watch
@@ -55,24 +58,31 @@ def bytes_of_registers(registers: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(parts).reshape(-1, _ROW_BYTES)
 
 
-def _row_addresses(warp: Any, mask: int, address: Any, rows: int, name: str) -> np.ndarray:
+def _row_addresses(warp: Any, mask: int, space: str, address: Any, rows: int, name: str) -> np.ndarray:
+    """Of shared memory, int64 [rows]; ``space`` is shared or generic, as for the functions below."""
     require_whole_warp(warp, mask, name)
-    return np.broadcast_to(np.asarray(address, np.int64), (32,))[:rows]
+    given = np.broadcast_to(np.asarray(address, np.int64), (32,))[:rows]
+    places = [space_of(warp, space, each) for each in given.tolist()]
+    for (found, _), each in zip(places, given.tolist()):
+        if found != "shared":
+            message = f"{name} at the generic address {each:#x}, which is not one of shared memory"
+            raise IllegalAccess(message).know("out-of-bounds")
+    return np.array([place for _, place in places], np.int64)
 
 
-def load_matrix(warp: Any, mask: int, address: Any, count: int, transposed: bool) -> np.ndarray:
+def load_matrix(warp: Any, mask: int, space: str, address: Any, count: int, transposed: bool) -> np.ndarray:
     """ldmatrix of 16-bit elements: uint32 [count, 32] (one register: [32])."""
-    registers = registers_of_rows(_load(warp, mask, address, _ROWS * count), transposed)
+    registers = registers_of_rows(_load(warp, mask, space, address, _ROWS * count), transposed)
     return registers if count > 1 else registers[0]
 
 
-def load_bytes(warp: Any, mask: int, address: Any, count: int) -> np.ndarray:
+def load_bytes(warp: Any, mask: int, space: str, address: Any, count: int) -> np.ndarray:
     """ldmatrix of 8-bit elements: uint32 [2 count, 32]."""
-    return registers_of_bytes(_load(warp, mask, address, 16 * count))
+    return registers_of_bytes(_load(warp, mask, space, address, 16 * count))
 
 
-def _load(warp: Any, mask: int, address: Any, rows: int) -> np.ndarray:
-    addresses = _row_addresses(warp, mask, address, rows, "ldmatrix")
+def _load(warp: Any, mask: int, space: str, address: Any, rows: int) -> np.ndarray:
+    addresses = _row_addresses(warp, mask, space, address, rows, "ldmatrix")
     if warp.cluster.meter is not None:
         warp.cluster.meter.matrices("ldmatrix", addresses)
     raw = warp.cluster.memory.load(addresses, _ROW_BYTES)
@@ -81,28 +91,34 @@ def _load(warp: Any, mask: int, address: Any, rows: int) -> np.ndarray:
 
 
 def store_matrix(
-    warp: Any, mask: int, address: Any, count: int, transposed: bool, values: tuple[Any, ...]
+    warp: Any, mask: int, space: str, address: Any, count: int, transposed: bool, values: tuple[Any, ...]
 ) -> None:
     """stmatrix of 16-bit elements."""
-    _store(warp, mask, address, rows_of_registers(_registers(values), transposed))
+    _store(warp, mask, space, address, rows_of_registers(_registers(values), transposed))
 
 
-def store_bytes(warp: Any, mask: int, address: Any, values: tuple[Any, ...]) -> None:
+def store_bytes(warp: Any, mask: int, space: str, address: Any, values: tuple[Any, ...]) -> None:
     """stmatrix of 8-bit elements."""
-    _store(warp, mask, address, bytes_of_registers(_registers(values)))
+    _store(warp, mask, space, address, bytes_of_registers(_registers(values)))
 
 
 def _registers(values: tuple[Any, ...]) -> np.ndarray:
     return np.stack([np.broadcast_to(np.asarray(value, np.uint32), (32,)) for value in values])
 
 
-def _store(warp: Any, mask: int, address: Any, rows: np.ndarray) -> None:
-    addresses = _row_addresses(warp, mask, address, len(rows), "stmatrix")
+def _store(warp: Any, mask: int, space: str, address: Any, rows: np.ndarray) -> None:
+    addresses = _row_addresses(warp, mask, space, address, len(rows), "stmatrix")
     warp.cluster.progress += 1
     if warp.cluster.meter is not None:
         warp.cluster.meter.matrices("stmatrix", addresses)
     warp.cluster.memory.store(addresses, rows)
     watch(warp, (1 << len(addresses)) - 1, "shared", addresses, _ROW_BYTES, True)
+
+
+def _place(block: BlockBuilder, instruction: Instruction, operand: Any) -> tuple[str, Value]:
+    """(shared or generic, address)."""
+    space = "shared" if {"shared", "shared::cta"} & set(instruction.parts) else "generic"
+    return space, address_value(block, operand, 64 if space == "generic" else 32)
 
 
 def _form(instruction: Instruction, registers: Any, shape: str) -> tuple[int, bool, bool, tuple[Any, ...]]:
@@ -118,8 +134,6 @@ def _form(instruction: Instruction, registers: Any, shape: str) -> tuple[int, bo
         raise instruction.refuse(
             f"m8n8 matrices of b16, x1, x2 or x4, and {shape} ones of b8, {few}, transposed, are implemented"
         )
-    if not {"shared", "shared::cta"} & set(parts):
-        raise instruction.refuse("a generic address is not implemented; .shared is")
     items = registers.items if isinstance(registers, Vector) else (registers,)
     needed = counts[0] * (each if octets else 1)
     if len(items) != needed:
@@ -129,25 +143,41 @@ def _form(instruction: Instruction, registers: Any, shape: str) -> tuple[int, bo
 
 @family("ldmatrix", varies=always_varies)
 def _ldmatrix(block: BlockBuilder, instruction: Instruction) -> None:
-    """ldmatrix.m8n8.b16, with .trans; .m16n16.trans.b8."""
+    """ldmatrix.m8n8.b16, with .trans; .m16n16.trans.b8; of shared memory, by generic addresses too."""
     count, transposed, octets, items = _form(instruction, instruction.operands[0], "m16n16")
-    address = address_value(block, instruction.operands[1])
+    space, address = _place(block, instruction, instruction.operands[1])
     kinds = [("u32", False)] * len(items)
     if octets:
-        results = block.call(load_bytes, address, count, results=kinds)
+        results = block.call(load_bytes, space, address, count, results=kinds)
     else:
-        results = block.call(load_matrix, address, count, transposed, results=kinds)
+        results = block.call(load_matrix, space, address, count, transposed, results=kinds)
     for item, value in zip(items, results):
         block.define(item, value)
 
 
 @family("stmatrix", destinations=0)
 def _stmatrix(block: BlockBuilder, instruction: Instruction) -> None:
-    """stmatrix.m8n8.b16, with .trans; .m16n8.trans.b8."""
+    """stmatrix.m8n8.b16, with .trans; .m16n8.trans.b8; to shared memory, by generic addresses too."""
     count, transposed, octets, items = _form(instruction, instruction.operands[1], "m16n8")
-    address = address_value(block, instruction.operands[0])
+    space, address = _place(block, instruction, instruction.operands[0])
     values = [block.whole(block.value(item, 32)) for item in items]
-    call = Call(store_bytes, [address, tuple(values)])
+    call = Call(store_bytes, [space, address, tuple(values)])
     if not octets:
-        call = Call(store_matrix, [address, count, transposed, tuple(values)])
+        call = Call(store_matrix, [space, address, count, transposed, tuple(values)])
     block.anchor(call, [], [address, *values])
+
+
+def transpose(warp: Any, mask: int, value: Any) -> np.ndarray:
+    """movmatrix: uint32 [32]."""
+    require_whole_warp(warp, mask, "movmatrix")
+    return registers_of_rows(rows_of_registers(_registers((value,)), False), True)[0]
+
+
+@family("movmatrix", varies=always_varies)
+def _movmatrix(block: BlockBuilder, instruction: Instruction) -> None:
+    """movmatrix.m8n8.trans.b16: a matrix in registers, transposed."""
+    if instruction.parts[1:] != ("sync", "aligned", "m8n8", "trans", "b16"):
+        raise instruction.refuse("movmatrix.sync.aligned.m8n8.trans.b16 is implemented")
+    value = block.value(instruction.operands[1], 32)
+    (result,) = block.call(transpose, value, results=[("u32", False)])
+    block.define(instruction.operands[0], result)

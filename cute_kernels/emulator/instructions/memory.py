@@ -10,7 +10,7 @@ from cute_kernels.emulator.graph.values import CANONICAL, Anchor, Constant, Pack
 from cute_kernels.emulator.instructions.accesses import load_uniform
 from cute_kernels.emulator.instructions.convert import extend
 from cute_kernels.emulator.instructions.integers import binary
-from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, sync_order
+from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, fence_order
 from cute_kernels.emulator.observe.races.sync_point import Row
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
 from cute_kernels.emulator.ptx.families import family, never_varies, qualifiers
@@ -53,12 +53,23 @@ class _Access:
                 raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
         self.strength = access_strength(parts, write=instruction.parts[0] == "st")
         self.bits = TYPE_BITS[self.type]
-        if self.bits > 64:
-            raise instruction.refuse(f"{instruction.parts[0]} of type .{self.type} is not implemented")
-        self.nbytes = self.bits // 8
+        if self.bits > 64 and self.count > 1:
+            raise instruction.refuse(f"{instruction.parts[0]} of more than one .{self.type} does not exist")
+        #: An operand of 128 bits is moved as two elements.
+        self.parts = max(self.bits // 64, 1)
+        self.size = self.bits // self.parts // 8
+
+    @property
+    def elements(self) -> int:
+        """How many of ``size`` bytes are moved."""
+        return self.count * self.parts
 
     def storage(self) -> str:
-        return CANONICAL[self.bits]
+        return CANONICAL[8 * self.size]
+
+    def items(self, operand: Any) -> tuple[Any, ...]:
+        """The registers of a data operand; one of 128 bits is in halves, a list itself."""
+        return operand.items if isinstance(operand, Vector) and self.bits <= 64 else (operand,)
 
 
 def address_of(block: BlockBuilder, operand: Any) -> tuple[Value, int]:
@@ -117,12 +128,11 @@ def _is_private(block: BlockBuilder, space: str, operand: Memory) -> bool:
 
 
 @family("ld", "ldu", varies=_load_varies)
-def _ld(block: BlockBuilder, instruction: Instruction) -> None:
+def lower_load(block: BlockBuilder, instruction: Instruction) -> None:
     """ld: param, const, global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Access(instruction)
     base, offset = address_of(block, instruction.operands[1])
-    destination = instruction.operands[0]
-    targets = destination.items if isinstance(destination, Vector) else (destination,)
+    targets = access.items(instruction.operands[0])
     if len(targets) != access.count:
         raise instruction.refuse(f"{access.count} destinations are needed")
     if access.space == "param" and not base.uniform:
@@ -131,18 +141,19 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
         address = address_value(block, instruction.operands[1], max(base.bits, 32))
         results = block.call(
             load_uniform,
-            *(access.space, address, access.nbytes, access.count, access.strength),
-            results=[(access.storage(), True)] * access.count,
+            *(access.space, address, access.size, access.elements, access.strength),
+            results=[(access.storage(), True)] * access.elements,
         )
-    elif access.bits == 64 and access.count > 1:
+    elif access.size == 8 and access.elements > 1:
         # 64-bit elements of vector loads are pairs of f32 nearly always: keep the halves apart.
-        anchor = Load(access.space, base, offset, 4, 2 * access.count, access.strength)
-        halves = block.anchor(anchor, [("u32", False)] * (2 * access.count), [base])
-        results = [Pack(halves[i : i + 2]) for i in range(0, len(halves), 2)]
+        anchor = Load(access.space, base, offset, 4, 2 * access.elements, access.strength)
+        results = block.anchor(anchor, [("u32", False)] * (2 * access.elements), [base])
     else:
-        anchor = Load(access.space, base, offset, access.nbytes, access.count, access.strength)
-        results = block.anchor(anchor, [(access.storage(), False)] * access.count, [base])
-    for target, value in zip(targets, results):
+        anchor = Load(access.space, base, offset, access.size, access.elements, access.strength)
+        results = block.anchor(anchor, [(access.storage(), False)] * access.elements, [base])
+    each = len(results) // access.count
+    values = [Pack(results[i : i + each]) for i in range(0, len(results), each)] if each > 1 else results
+    for target, value in zip(targets, values):
         if isinstance(target, Register) and block.bits_of(target.name) > value.bits:
             type_ = access.type if access.type[0] in "su" else f"u{access.bits}"
             value = block.pure(extend(type_, block.bits_of(target.name), value.bits), value)
@@ -150,7 +161,7 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 @family("st", destinations=0)
-def _st(block: BlockBuilder, instruction: Instruction) -> None:
+def lower_store(block: BlockBuilder, instruction: Instruction) -> None:
     """st: global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Access(instruction)
     if access.space == "param":
@@ -158,16 +169,15 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
     if "const" in instruction.parts:
         raise instruction.refuse("constant memory is read-only: st.const does not exist")
     base, offset = address_of(block, instruction.operands[0])
-    source = instruction.operands[1]
-    items = source.items if isinstance(source, Vector) else (source,)
+    items = access.items(instruction.operands[1])
     if len(items) != access.count:
         raise instruction.refuse(f"{access.count} sources are needed")
     values = []
     for item in items:
         value = block.value(item, access.bits)
-        value = block.whole(value) if value.bits <= 64 else value
-        values.append(block.resize(value, access.bits) if value.bits != access.bits else value)
-    block.anchor(Store(access.space, base, offset, access.nbytes, values, access.strength), [], [base, *values])
+        for part in block.split(value, access.parts) if access.parts > 1 else (value,):
+            values.append(block.resize(block.whole(part), 8 * access.size))
+    block.anchor(Store(access.space, base, offset, access.size, values, access.strength), [], [base, *values])
 
 
 # --- no effect on results, and fences -------------------------------------------------------------------------------
@@ -205,10 +215,10 @@ def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(fence_proxy_async, of_shared or not of_global, of_global or not of_shared)
 
 
-def fence_memory(warp: Any, mask: int, order: int) -> None:
+def fence_memory(warp: Any, mask: int, order: int, kind: str) -> None:
     """fence and membar: for the race detector."""
     if warp.agent is not None:
-        warp.agent.fence(mask, order)
+        warp.cluster.tracker.fence(warp, mask, order, kind)
 
 
 def fence_initialised(warp: Any, mask: int) -> None:
@@ -228,4 +238,6 @@ def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     if "mbarrier_init" in parts:
         block.call(fence_initialised)
     elif "proxy" not in parts:
-        block.call(fence_memory, sync_order(parts))
+        sequential = "sc" in parts or instruction.parts[0] == "membar"
+        kind = "sc" if sequential else next((part for part in parts if part in ("acquire", "release")), "acq_rel")
+        block.call(fence_memory, fence_order(parts), kind)

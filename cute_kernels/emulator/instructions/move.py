@@ -9,8 +9,9 @@ import numpy as np
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.graph.block import BlockBuilder
-from cute_kernels.emulator.graph.values import FULL, Constant, Pack, of_one_type
+from cute_kernels.emulator.graph.values import FULL, Constant, Pack, Value, of_one_type
 from cute_kernels.emulator.instructions.integers import binary, shift_by
+from cute_kernels.emulator.instructions.members import call_members, check_members, varies_with_members
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Immediate, Instruction, Pair, Register, Sink, Symbol, Vector
 from cute_kernels.emulator.ptx.families import family, never_varies, qualifiers
 from cute_kernels.emulator.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
@@ -66,31 +67,37 @@ def _cvta(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], source)
 
 
-@family("mapa.shared::cluster.u32")
+def _shared_address(block: BlockBuilder, instruction: Instruction) -> Value:
+    """The first source, an address of shared memory or (without a space) a generic one, as 32 bits of a cluster's."""
+    if instruction.parts[-1] == "u32":
+        return block.value(instruction.operands[1], 32)
+    address = block.whole(block.value(instruction.operands[1], 64))
+    if "shared::cluster" not in instruction.parts:
+        address = block.pure(binary("sub", "u64"), address, Constant(SHARED_WINDOW, 64))
+    return block.resize(address, 32)
+
+
+@family("mapa.shared::cluster.u32", "mapa.shared::cluster.u64", "mapa.u64")
 def _lower_mapa(block: BlockBuilder, instruction: Instruction) -> None:
-    """mapa: the same shared offset in another CTA of the cluster."""
-    address, rank = (block.value(operand, 32) for operand in instruction.operands[1:])
+    """mapa: the same shared offset in another CTA of the cluster; of generic addresses too."""
+    address, rank = _shared_address(block, instruction), block.value(instruction.operands[2], 32)
     # A rank outside the cluster is no error here: lanes that never use their result may compute it.
-    block.define(instruction.operands[0], block.pure(of_one_type("map_address", "u32", 2), address, rank))
+    result = block.pure(of_one_type("map_address", "u32", 2), address, rank)
+    if instruction.parts[-1] == "u64":
+        result = block.resize(result, 64)
+        if "shared::cluster" not in instruction.parts:
+            result = block.pure(binary("add", "u64"), result, Constant(SHARED_WINDOW, 64))
+    block.define(instruction.operands[0], result)
 
 
-@family("getctarank.shared::cluster.u32")
+@family("getctarank.shared::cluster.u32", "getctarank.shared::cluster.u64", "getctarank.u64")
 def _getctarank(block: BlockBuilder, instruction: Instruction) -> None:
-    """getctarank: CTA rank of a shared address."""
-    address = block.value(instruction.operands[1], 32)
+    """getctarank: CTA rank of a shared address; of generic addresses too."""
+    address = _shared_address(block, instruction)
     block.define(instruction.operands[0], block.pure(shift_by("shr", "u32", 24), address))
 
 
 # --- between lanes --------------------------------------------------------------------------------------------------
-
-
-def check_members(warp: Any, mask: int, members: int, name: str) -> None:
-    """All lanes that membermask names have to execute the instruction together, and it must name the executing ones."""
-    if members & warp.live & ~mask or mask & ~members:
-        raise BarrierMisuse(
-            f"{name} with membermask {members:#010x} is executed by lanes {mask:#010x} of a warp with live lanes "
-            f"{warp.live:#010x}"
-        )
 
 
 def elect_leader(warp: Any, mask: int, members: int) -> int:
@@ -105,17 +112,20 @@ def _elect_lane(warp: Any, mask: int, members: int) -> int:
 
 def _elect_varies(instruction: Instruction, varies: Any) -> list[bool]:
     destination = instruction.operands[0]
-    return [False, True] if isinstance(destination, Pair) and isinstance(destination.value, Register) else [True]
+    if not isinstance(destination, Pair) or not isinstance(destination.value, Register):
+        return [True]
+    return [varies_with_members(instruction, varies), True]
 
 
 @family("elect.sync", varies=_elect_varies)
 def _lower_elect(block: BlockBuilder, instruction: Instruction) -> None:
     """elect.sync: the lowest lane of the mask (PTX leaves the choice open, but it must always be the same)."""
-    members = block.agreed(block.value(instruction.operands[1], 32))
+    members = block.value(instruction.operands[1], 32)
     pair = instruction.operands[0]
-    block.define(pair.predicate, block.call(elect_leader, members, results=[("pred", False)])[0])
+    block.define(pair.predicate, call_members(block, elect_leader, members=members, results=[("pred", False)])[0])
     if not isinstance(pair.value, Sink):
-        block.define(pair.value, block.call(_elect_lane, members, results=[("u32", True)], effects=False)[0])
+        (lane,) = call_members(block, _elect_lane, members=members, results=[("u32", True)], effects=False)
+        block.define(pair.value, lane)
 
 
 def _shuffle(warp: Any, mask: int, mode: str, value: Any, lane: Any, clamp: Any, members: int) -> tuple[Any, int]:
@@ -170,26 +180,25 @@ def _is_broadcast(instruction: Instruction) -> bool:
 
 
 def _shuffle_varies(instruction: Instruction, varies: Any) -> bool:
-    return not _is_broadcast(instruction) or varies(instruction.operands[2])
+    return not _is_broadcast(instruction) or varies(instruction.operands[2]) or varies_with_members(instruction, varies)
 
 
 @family(*(f"shfl.sync.{mode}.b32" for mode in ("idx", "up", "down", "bfly")), varies=_shuffle_varies)
 def _shfl(block: BlockBuilder, instruction: Instruction) -> None:
     """shfl.sync: exchange between lanes."""
     value, lane, clamp, members = (block.value(operand, 32) for operand in instruction.operands[1:])
-    members = block.agreed(members)
     destination = instruction.operands[0]
     if _is_broadcast(instruction) and lane.uniform:
-        (result,) = block.call(_broadcast, value, lane, members, results=[("u32", True)])
+        (result,) = call_members(block, _broadcast, value, lane, members=members, results=[("u32", True)])
         if isinstance(destination, Pair):
             block.define(destination.predicate, Constant(1, 1))
             destination = destination.value
         block.define(destination, result)
         return
-    arguments = (instruction.parts[2], value, lane, clamp, members)
-    (result,) = block.call(_shuffle_value, *arguments, results=[("u32", False)])
+    arguments = (instruction.parts[2], value, lane, clamp)
+    (result,) = call_members(block, _shuffle_value, *arguments, members=members, results=[("u32", False)])
     if isinstance(destination, Pair):
-        (valid,) = block.call(_shuffle_valid, *arguments, results=[("pred", False)])
+        (valid,) = call_members(block, _shuffle_valid, *arguments, members=members, results=[("pred", False)])
         block.define(destination.predicate, valid)
         destination = destination.value
     block.define(destination, result)
@@ -203,16 +212,17 @@ def _vote(warp: Any, mask: int, mode: str, predicate: Any, members: int) -> Any:
     return {"all": voters == mask, "any": voters != 0, "uni": voters in (0, mask)}[mode]
 
 
-@family("vote.sync", varies=never_varies)
+@family("vote.sync", varies=varies_with_members)
 def _lower_vote(block: BlockBuilder, instruction: Instruction) -> None:
     """vote.sync.all/any/uni.pred and vote.sync.ballot.b32."""
     mode, type_ = instruction.parts[2:]
     if mode not in ("all", "any", "uni", "ballot"):
         raise instruction.refuse(f"vote.sync.{mode} is not implemented")
     predicate = block.value(instruction.operands[1], 1)
-    members = block.agreed(block.value(instruction.operands[2], 32))
+    members = block.value(instruction.operands[2], 32)
     result = ("u32", True) if mode == "ballot" else ("pred", True)
-    block.define(instruction.operands[0], block.call(_vote, mode, predicate, members, results=[result])[0])
+    (voted,) = call_members(block, _vote, mode, predicate, members=members, results=[result])
+    block.define(instruction.operands[0], voted)
 
 
 def _active(warp: Any, mask: int) -> int:
@@ -234,12 +244,12 @@ def _reduce(warp: Any, mask: int, name: str, signed: bool, value: Any, members: 
     return int(ufunc.reduce(lanes)) & FULL
 
 
-@family("redux.sync", varies=never_varies)
+@family("redux.sync", varies=varies_with_members)
 def _redux(block: BlockBuilder, instruction: Instruction) -> None:
     """redux.sync: integer reduction over a warp."""
     name, type_ = instruction.parts[2:]
     if type_ not in ("u32", "s32", "b32") or name not in ("add", "min", "max", "and", "or", "xor"):
         raise instruction.refuse(f"redux.sync.{name}.{type_} is not implemented")
-    value, members = block.value(instruction.operands[1], 32), block.agreed(block.value(instruction.operands[2], 32))
-    (result,) = block.call(_reduce, name, type_ == "s32", value, members, results=[("u32", True)])
+    value, members = (block.value(operand, 32) for operand in instruction.operands[1:])
+    (result,) = call_members(block, _reduce, name, type_ == "s32", value, members=members, results=[("u32", True)])
     block.define(instruction.operands[0], result)

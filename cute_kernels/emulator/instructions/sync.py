@@ -13,8 +13,8 @@ from typing import Any
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import FULL, Constant
+from cute_kernels.emulator.instructions.members import call_members, check_members
 from cute_kernels.emulator.instructions.memory import address_value
-from cute_kernels.emulator.instructions.move import check_members
 from cute_kernels.emulator.observe.races.memory_order import masks_by_address, sync_order
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Sink
@@ -109,11 +109,11 @@ def converged(warp: Any, mask: int) -> None:
 @family("bar.warp.sync", destinations=0)
 def _bar_warp_sync(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.warp.sync."""
-    members = block.agreed(block.value(instruction.operands[0], 32))
+    members = block.value(instruction.operands[0], 32)
     if isinstance(members, Constant) and members.value == FULL and not block.divergent:
         block.call(converged)  # all 32 lanes execute this block together
     else:
-        block.call(warp_sync, members)
+        call_members(block, warp_sync, members=members)
 
 
 # --- cluster barrier ------------------------------------------------------------------------------------------------

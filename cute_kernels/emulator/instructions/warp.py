@@ -10,7 +10,7 @@ import numpy as np
 from cute_kernels.emulator.core.pure_operations import evaluate
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import FULL
-from cute_kernels.emulator.instructions.move import check_members
+from cute_kernels.emulator.instructions.members import call_members, check_members, varies_with_members
 from cute_kernels.emulator.instructions.sync import lanes_in
 from cute_kernels.emulator.ptx.decode import Instruction, Pair
 from cute_kernels.emulator.ptx.families import always_varies, family, never_varies, qualifiers
@@ -48,7 +48,7 @@ def _bar_red(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(destination, block.call(*call, results=[(parts[-1], True)], blocking=True)[0])
 
 
-def match(warp: Any, mask: int, value: Any, members: int, every: bool) -> np.ndarray:
+def match(warp: Any, mask: int, every: bool, value: Any, members: int) -> np.ndarray:
     """match.sync: mask of the lanes with the same value; with ``every`` all or none."""
     check_members(warp, mask, members, "match.sync")
     lanes = np.broadcast_to(np.asarray(value), 32)
@@ -62,7 +62,7 @@ def match(warp: Any, mask: int, value: Any, members: int, every: bool) -> np.nda
 
 def match_all_holds(warp: Any, mask: int, value: Any, members: int) -> int:
     """The predicate of match.all.sync."""
-    return mask if int(match(warp, mask, value, members, True)[block_lanes(mask)][0]) == mask else 0
+    return mask if int(match(warp, mask, True, value, members)[block_lanes(mask)][0]) == mask else 0
 
 
 @family("match.any.sync", "match.all.sync", varies=always_varies)
@@ -72,13 +72,13 @@ def _match(block: BlockBuilder, instruction: Instruction) -> None:
     if type_ not in ("b32", "b64"):
         raise instruction.refuse(f"{instruction.opcode} is not implemented")
     value = block.whole(block.value(instruction.operands[1], int(type_[1:])))
-    members = block.agreed(block.value(instruction.operands[2], 32))
+    members = block.value(instruction.operands[2], 32)
     destination = instruction.operands[0]
     if isinstance(destination, Pair):
-        (holds,) = block.call(match_all_holds, value, members, results=[("pred", False)])
+        (holds,) = call_members(block, match_all_holds, value, members=members, results=[("pred", False)])
         block.define(destination.predicate, holds)
         destination = destination.value
-    (masks,) = block.call(match, value, members, mode == "all", results=[("u32", False)])
+    (masks,) = call_members(block, match, mode == "all", value, members=members, results=[("u32", False)])
     block.define(destination, masks)
 
 
@@ -94,10 +94,10 @@ def reduce_f32(warp: Any, mask: int, name: str, magnitude: bool, nan: bool, valu
 
 
 @family(*(f"redux.sync.{name}{a}{n}.f32" for name in ("min", "max") for a in ("", ".abs") for n in ("", ".NaN")),
-        varies=never_varies)  # fmt: skip
+        varies=varies_with_members)  # fmt: skip
 def _redux_f32(block: BlockBuilder, instruction: Instruction) -> None:
     """redux.sync.min, .max on f32, with .abs and .NaN."""
     parts = instruction.parts
-    value, members = block.value(instruction.operands[1], 32), block.agreed(block.value(instruction.operands[2], 32))
-    call = (reduce_f32, parts[2], "abs" in parts, "NaN" in parts, value, members)
-    block.define(instruction.operands[0], block.call(*call, results=[("u32", True)])[0])
+    value, members = (block.value(operand, 32) for operand in instruction.operands[1:])
+    call = (reduce_f32, parts[2], "abs" in parts, "NaN" in parts, value)
+    block.define(instruction.operands[0], call_members(block, *call, members=members, results=[("u32", True)])[0])

@@ -8,6 +8,8 @@ later stages see one flat name space.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.ptx.decode_functions import Call, Function, expansion, read_call, returning
 from cute_kernels.emulator.ptx.decode_operands import PARTS, OperandReader
@@ -24,7 +26,9 @@ from cute_kernels.emulator.ptx.program import (
     Operand,
     Parameter,
     Register,
+    Symbol,
     Variable,
+    Vector,
 )
 
 _MOST_REGISTERS = 1 << 20  # of a kernel: far above what any compiler writes
@@ -221,17 +225,31 @@ class Body:
             instructions.append(_instruction(index, statement, sources[key], self.call_parameters, self.registers))
             if Register(CARRY) in instructions[-1].operands:
                 self.registers[CARRY] = "pred"
+        # A CTA has the shared arrays that its kernel uses, as ptxas allocates them, not those of the module's others.
+        used = {operand.name for each in instructions for operand in _symbols(each.operands)}
+        of_module = [v for v in module_variables if v.space != "shared" or v.name in used or not v.nbytes]
         return Kernel(
             self.name,
             tuple(self.parameters),
             self.registers,
             tuple(instructions),
             self.labels,
-            module_variables + tuple(self.variables),
+            (*of_module, *self.variables),
             self.reqntid,
             self.reqnctapercluster,
             self.most_threads,
         )
+
+
+def _symbols(operands: Iterable[Operand]) -> Iterator[Symbol]:
+    """The names of variables and labels among operands."""
+    for operand in operands:
+        if isinstance(operand, Symbol):
+            yield operand
+        elif isinstance(operand, Vector):
+            yield from _symbols(operand.items)
+        elif isinstance(operand, Memory):
+            yield from _symbols((operand.base, *operand.extra))
 
 
 def _location_key(tokens: list[Token]) -> str:

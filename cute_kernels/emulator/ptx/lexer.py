@@ -12,7 +12,7 @@ _PATTERN = re.compile(
     (?: (?P<space>\s+) | (?P<comment>//[^\n]*|/\*.*?\*/) |
     (?P<float>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}) |
     (?P<decimal>\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+) |
-    (?P<number>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?) |
+    (?P<number>WARP_SZ(?![\w$.])|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?) |
     (?P<string>"[^"\n]*") |
     (?P<name>[.%$_A-Za-z](?:[\w$.]|::)*) |
     (?P<sign>[-+|!@{}\[\](),;:<>=~*]) ) [ \t]*
@@ -116,6 +116,8 @@ class Reader:
 
 def integer(text: str, line: int | None = None) -> int:
     """The value of an integer literal, which has 64 bits at most (PTX ISA, "Integer Constants")."""
+    if text == "WARP_SZ":  # the predefined constant of PTX
+        return 32
     digits = text.rstrip("U")
     base = {"0x": 16, "0b": 2}.get(digits[:2].lower(), 8 if len(digits) > 1 and digits[0] == "0" else 10)
     try:

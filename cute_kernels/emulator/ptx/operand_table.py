@@ -54,6 +54,15 @@ def _setp(parts: Parts) -> str:
     return "p|q?:pred, a, b" + (", c:pred" if set(_COMBINES) & set(parts) else "")
 
 
+def _result_type(parts: Parts) -> str:
+    """The type before the last one."""
+    return parts[-2] if len(parts) > 2 and is_type(parts[-2]) else "b32"
+
+
+def _set(parts: Parts) -> str:
+    return f"d:{_result_type(parts)}, a, b" + (", c:pred" if set(_COMBINES) & set(parts) else "")
+
+
 def _cvt(parts: Parts) -> str:
     types = [part for part in parts if is_type(part)]
     if any(part in HELD_IN or part in ("bf16", "bf16x2") for part in types):  # newer forms: no wider registers
@@ -129,6 +138,13 @@ def _halves(parts: Parts) -> str:
     return ", immHalfSplitoff:imm" if "16x32bx2" in parts else ""
 
 
+def _warp_mma(parts: Parts) -> str:
+    """Of the sparse forms the metadata and the selector follow."""
+    bits = "b64" if "f64" in parts else "b32"
+    sparse = ", {e}1:b32, f:imm" if parts[1:2] != ("sync",) else ""
+    return ", ".join(f"{{{name}}}:{bits}" for name in "dabc") + sparse
+
+
 _MMA = "b_desc:b64, idesc:u32, {disable_output_lane}:b32, enable_input_d:pred, scale_input_d:imm?"
 _TENSOR_MMA = "; ".join(
     f"[d_tmem], {a}, {rest}"
@@ -177,6 +193,14 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "lop3": "d, a, b, c, immLut:imm",
     "dp4a dp2a": "d:u32, a:u32, b:u32, c:u32",
     "setp": _setp,
+    "set": _set,
+    "slct": lambda parts: "d:R, a:R, b:R, c".replace("R", _result_type(parts)),
+    "cnot": "d, a",
+    "testp": "p:pred, a",
+    "mul24": "d, a, b",
+    "mad24": "d, a, b, c",
+    "szext": "d, a, b:u32",
+    "isspacep": "p:pred, a:u32/u64",
     "selp": "d, a, b, p:pred",
     "cvt": _cvt,
     # moves, exchange between lanes
@@ -195,6 +219,8 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "atom": _atom,
     "red": _reduce,
     "st.async red.async": lambda parts: f"[a], {_data('b', 'T', parts)}, [mbar]",
+    "multimem.ld_reduce": lambda parts: f"{_data('d', 'T', parts)}, [a]",
+    "multimem.st multimem.red": _reduce,
     "prefetch prefetchu": "[a]",
     "discard applypriority": "[a], size:imm",
     "createpolicy": "policy, fraction:f32?",
@@ -202,6 +228,7 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "createpolicy.cvt": "policy, access_property",
     "ldmatrix": "{r}:b32, [p]",
     "stmatrix": "[p], {r}:b32",
+    "movmatrix": "d:b32, a:b32",
     # asynchronous copies
     "cp.async": _cp_async,
     "cp.async.commit_group cp.async.wait_all cp.async.bulk.commit_group": "",
@@ -231,7 +258,7 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "clusterlaunchcontrol.try_cancel": "[addr], [mbar]",
     "clusterlaunchcontrol.query_cancel": _query_cancel,
     # tensor cores
-    "mma": "{d}:b32, {a}:b32, {b}:b32, {c}:b32",
+    "mma": _warp_mma,
     "wgmma.mma_async": _WGMMA,
     "wgmma.fence wgmma.commit_group": "",
     "wgmma.wait_group": "N:imm",

@@ -28,4 +28,6 @@ def _in_halves(instruction: Instruction, wide: set[str]) -> Instruction:
 def _halves(operand: Operand, wide: set[str]) -> Operand:
     if isinstance(operand, Register) and operand.name in wide:
         return Vector(tuple(Register(operand.name + half) for half in _HALVES))
+    if isinstance(operand, Vector):
+        return Vector(tuple(_halves(item, wide) for item in operand.items))
     return operand

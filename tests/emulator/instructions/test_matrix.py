@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,18 @@ from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAc
 from cute_kernels.emulator.instructions import matrix as instructions_matrix
 from tests.emulator.matrix_cases import MatrixMove, matrix_cases
 from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, launch, module
-from tests.emulator.python_units import units
+from tests.emulator.python_units import units, with_both_units
 from tests.emulator.record_matrix_on_gpu import digest, result_array
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "matrix_h200.json").read_text())
+
+
+def generic(text: str) -> str:
+    """The same matrices at generic addresses."""
+    lines = text.splitlines()
+    at = next(n for n, line in enumerate(lines) if "matrix." in line)
+    move = lines[at].replace(".shared", "").replace("[%i]", "[%x]")
+    return "\n".join([*lines[:at], "cvt.u64.u32 %x, %i; cvta.shared.u64 %x, %x;", move, *lines[at + 1 :]])
 
 
 def run(case: MatrixMove, text: str | None = None, block: int = 128) -> np.ndarray:
@@ -36,10 +45,36 @@ def test_every_element(case: MatrixMove) -> None:
     assert digest(out) == RECORDED[repr(case)]
 
 
+@pytest.mark.parametrize("case", list(matrix_cases()), ids=repr)
+def test_generic_addresses(case: MatrixMove) -> None:
+    for out in with_both_units(lambda: run(case, generic(case.ptx()))):
+        assert np.array_equal(out, case.expected())
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_generic_addresses_of_other_memory_are_reported(store: bool) -> None:
+    case = MatrixMove(store, 1, False)
+    text = generic(case.ptx())
+    assert "cvta.shared.u64 %x, %x;" in text
+
+    def words(given: str) -> str:
+        with pytest.raises(IllegalAccess) as caught:
+            run(case, given)
+        return str(caught.value)
+
+    for given, expected in (
+        (text.replace("cvta.shared.u64 %x, %x;", ""), "not one of shared memory"),  # the window is missing
+        (text.replace("cvta.shared.u64 %x, %x;", "mov.u64 %x, %image;"), "not one of shared memory"),
+        (text.replace("[%x]", "[%x+8]"), "misaligned"),
+        (text.replace("[%x]", "[%x+1048576]"), "leaves its"),
+    ):
+        assert all(expected in found for found in with_both_units(lambda given=given: words(given)))
+
+
 @pytest.mark.parametrize("store", [False, True])
 @pytest.mark.parametrize(
     ("old", "new"),
-    [(".m8n8", ".m16n16"), (".b16", ".b8"), (".x2", ".x4"), (".x2", ""), (".shared.b16", ".b16")],
+    [(".m8n8", ".m16n16"), (".b16", ".b8"), (".x2", ".x4"), (".x2", ""), (".shared.b16", ".global.b16")],
 )
 def test_other_forms_are_refused(store: bool, old: str, new: str) -> None:
     case = MatrixMove(store, 2, False)
@@ -87,8 +122,11 @@ def test_loads_of_unwritten_memory_are_reported() -> None:
 @pytest.mark.parametrize(
     "options", [Options(), Options(detectors=False), Options(counters=True)], ids=["detectors", "none", "counters"]
 )
+@pytest.mark.parametrize("place", [str, generic], ids=["shared", "generic"])
 @pytest.mark.parametrize("case", list(matrix_cases()), ids=repr)
-def test_the_core_moves_what_is_legal(case: MatrixMove, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_core_moves_what_is_legal(
+    case: MatrixMove, place: Callable[[str], str], options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python, which the core leaves the rest to, is not asked; what is counted is the same."""
     counts = []
     for native in (False, True):
@@ -97,8 +135,8 @@ def test_the_core_moves_what_is_legal(case: MatrixMove, options: Options, monkey
                 monkeypatch.setattr(instructions_matrix, "_row_addresses", None)
             out = result_array(case)
             report = launch(
-                case.ptx(), aligned(case.image()), aligned(case.registers()), out, block=(128, 1, 1), dynamic_smem=4096,
-                options=dataclasses.replace(options),
+                place(case.ptx()), aligned(case.image()), aligned(case.registers()), out, block=(128, 1, 1),
+                dynamic_smem=4096, options=dataclasses.replace(options),
             )  # fmt: skip
             assert np.array_equal(out, case.expected())
             rows = report.units.rows() if options.counters else []
@@ -158,3 +196,26 @@ def test_stores_of_8_bit_elements(count: int) -> None:
 def test_other_forms_of_8_bit_elements_are_refused(move: str) -> None:
     with pytest.raises(UnsupportedPTX, match="of b8, .*, transposed, are implemented"):
         octets(move)
+
+
+TRANSPOSE = f"{THREAD_OUTPUT} ld.global.b32 %r2, [%d1]; MOVE st.global.b32 [%d1], %r3; ret;"
+
+
+def test_a_matrix_in_registers_is_transposed() -> None:
+    """Lane l holds the elements 2 (l % 4) and the next one of row l / 4."""
+    before = np.random.default_rng(2).integers(0, 1 << 16, (8, 8), np.uint16)
+    registers = aligned(before.copy())
+    text = TRANSPOSE.replace("MOVE", "movmatrix.sync.aligned.m8n8.trans.b16 %r3, %r2;")
+    launch(module(text, parameters=1), registers)
+    assert all(registers[i, j] == before[j, i] for i, j in np.ndindex(8, 8))
+
+
+@pytest.mark.parametrize(("move", "kind", "words"), [
+    ("movmatrix.sync.aligned.m8n8.b16 %r3, %r2;", UnsupportedPTX, "movmatrix.*is implemented"),
+    ("movmatrix.sync.aligned.m8n8.trans.b16 %r3, %d1;", UnsupportedPTX, "operand a"),
+    ("setp.lt.u32 %p1, %r1, 9; mov.b32 %r3, 0; @%p1 movmatrix.sync.aligned.m8n8.trans.b16 %r3, %r2;", BarrierMisuse,
+     "executed by lanes"),
+])  # fmt: skip
+def test_other_transpositions_are_refused(move: str, kind: type[EmulatorError], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        launch(module(TRANSPOSE.replace("MOVE", move), parameters=1), aligned(np.zeros((8, 8), np.uint16)))

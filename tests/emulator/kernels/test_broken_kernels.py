@@ -24,7 +24,7 @@ from cute_kernels.emulator.errors import (
     TensorMemoryRace,
 )
 from cute_kernels.kernels.graph import sm100_graph
-from cute_kernels.kernels.sm100.patch_embed.epilogue import Epilogue
+from cute_kernels.kernels.sm100.patch_embed import Epilogue
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 

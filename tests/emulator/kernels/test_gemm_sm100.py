@@ -16,9 +16,9 @@ from cute_kernels.compile import Artifact, compile_plan, compile_uncached
 from cute_kernels.config import Sm100GemmConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRace, TensorMemoryRace
-from cute_kernels.kernels.sm100.cluster import ClusterPlace
+from cute_kernels.kernels.sm100.cta_pair import ClusterPlace
 from cute_kernels.plan import Sm100GemmPlan
-from cute_kernels.plan.gemm.sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
+from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 from tests.emulator.exact_sums import emulate
 from tests.emulator.gemm_inputs import POISON, GemmCase, check, make_gemm_case
 from tests.nightly import by_day, drawn, examples, nightly

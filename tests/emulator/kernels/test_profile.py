@@ -20,7 +20,7 @@ from cute_kernels.config import (
 )
 from cute_kernels.emulator import Options, default_options
 from cute_kernels.plan import Plan
-from cute_kernels.plan.profile import COUNT, HEADER, profile_shape, with_profile
+from cute_kernels.plan.base import COUNT, HEADER, profile_shape, with_profile
 from cute_kernels.profiling import Profile, phase_name, record
 from tests.emulator.exact_sums import emulate as launch
 from tests.emulator.gather_inputs import GatherCase, make_gather_case

@@ -122,7 +122,7 @@ def test_a_handler_that_raises_nothing_runs_and_the_launch_goes_on() -> None:
         given = operands()
         config = Sm90PatchEmbedConfig()
         expected = patch_embed(*given, scale_a=1.0, scale_b=1.0, config=config, backend="emulator")
-        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
         got = patch_embed(*given, scale_a=1.0, scale_b=1.0, config=config, backend="emulator")
         signal.setitimer(signal.ITIMER_REAL, 0)
     finally:

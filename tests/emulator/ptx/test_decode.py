@@ -26,7 +26,7 @@ from cute_kernels.emulator.ptx.decode import (
     parse,
 )
 from tests.emulator.kernel_inputs import make_case
-from tests.emulator.ptx_launch import launch, module
+from tests.emulator.ptx_launch import aligned, launch, module
 
 
 def decode(body: str, **more: object):
@@ -172,6 +172,56 @@ def test_module_variables():
     assert found["two"].initial == b"\x03\x02"
     assert (found["fixed"].nbytes, found["fixed"].align) == (48, 16)
     assert found["dynamic"].nbytes == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("mov.u32 %r1, 1;", set()),
+        ("mov.u32 %r1, a;", {"a"}),
+        ("mov.u32 %r1, a+4;", {"a"}),
+        ("st.shared.u32 [b+8], %r1;", {"b"}),
+        ("cp.async.ca.shared.global [a], [%d1], 4; @%p1 ld.shared.v2.u32 {%r1, %r2}, [c];", {"a", "c"}),
+        ("call use;", {"c"}),
+        (".shared .b8 own[16];", {"own"}),
+    ],
+)
+def test_a_kernel_has_the_shared_arrays_that_it_uses(body: str, expected: set[str]) -> None:
+    """And dynamic memory, which takes no bytes of its own."""
+    head = (
+        ".shared .b8 a[16]; .shared .align 4 .b8 b[16]; .shared .b8 c[16]; .global .u32 g;\n"
+        ".func use() { .reg .u32 %r; ld.shared.u32 %r, [c]; ret; }\n"
+        ".entry other() { .reg .u32 %r; mov.u32 %r, a; mov.u32 %r, b; ret; }"
+    )
+    kernel = parse(module(f"{body} ret;", head=head)).kernels["k"]
+    assert {v.name for v in kernel.variables} == expected | {"g", "dynamic"}
+
+
+def test_a_launch_is_not_charged_for_another_kernel_s_shared_array() -> None:
+    head = ".shared .b8 large[200000];\n.entry other() { .reg .u32 %r; mov.u32 %r, large; ret; }"
+    size = aligned(np.zeros(1, np.uint32))
+    body = "ld.param.u64 %d0, [p0]; mov.u32 %r1, %dynamic_smem_size; st.global.u32 [%d0], %r1; ret;"
+    text = module(body, parameters=1, head=head)
+    for dynamic in (0, 1024, 213_120):
+        launch(text, size, block=(1, 1, 1), dynamic_smem=dynamic, kernel="k")
+        assert size[0] == dynamic
+    with pytest.raises(ValueError, match="200000 bytes of static shared memory"):
+        launch(text.replace("%dynamic_smem_size", "large"), size, block=(1, 1, 1), dynamic_smem=213_120, kernel="k")
+
+
+def test_the_constant_of_the_warp_s_size() -> None:
+    """WARP_SZ is a number wherever one may stand, and only as a whole word."""
+    out = aligned(np.zeros(7, np.uint32))
+    body = """
+        .reg .b32 %q<WARP_SZ>; .reg .b32 WARP_SZ_; .shared .align 4 .b8 room[WARP_SZ]; .shared .align 4 .b8 behind[4];
+        ld.param.u64 %d0, [p0]; mov.u32 %q31, WARP_SZ; mov.u32 WARP_SZ_, 5; mov.u32 %r0, room; mov.u32 %r1, behind;
+        sub.u32 %r1, %r1, %r0; st.global.u32 [%d0], %q31; st.global.u32 [%d0+4], WARP_SZ_; st.global.u32 [%d0+8], %r1;
+        add.s64 %d1, %d0, -20; st.global.u32 [%d1+WARP_SZ], WARP_SZ; mul.lo.u32 %r2, %q31, -WARP_SZ;
+        st.global.u32 [%d0+16], %r2; setp.eq.u32 %p1, %q31, WARP_SZ; selp.u32 %r3, WARP_SZ, 1, %p1;
+        st.global.u32 [%d0+20], %r3; ld.global.u32 %r4, [initial]; st.global.u32 [%d0+24], %r4; ret;
+    """
+    launch(module(body, parameters=1, head=".global .u32 initial = WARP_SZ;"), out, block=(1, 1, 1))
+    assert out.tolist() == [32, 5, 32, 32, 2**32 - 32 * 32, 32, 32]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ BEYOND = {
     r"(bf16|mbarrier.arrive|multicast::cluster|query_cancel).*\{%b\d+_\d(, %b\d+_\d)?\}": "one register is no vector",
     r"\.tensor\.\S+ (%|.*\], %b32_\d($|,))": "addresses are written in brackets",
     r"^createpolicy\S+ (.*\{0f|1|0|%tid|variable)": "destinations are registers, a literal is no vector",
+    r"^(movmatrix|mma\.sp).*%pred_5": "elements of matrices and metadata are no predicates",
+    r"^mma\.sp.*\{%b32_4, %b32_4\}": "metadata is one register",
     r"^(st|red)\.async\S+ \[%b32_0\], %b32_1$": "this form has an mbarrier",
 }
 

@@ -20,6 +20,7 @@ from cute_kernels.emulator.errors import (
     raising,
 )
 from cute_kernels.emulator.facts import Memory, Side, WarpName
+from cute_kernels.emulator.observe.races.abroad import Abroad
 from cute_kernels.emulator.observe.races.conflict import Conflict
 from cute_kernels.emulator.observe.races.earlier_accesses import place, suspects
 from cute_kernels.emulator.observe.races.exits import ExitChecks
@@ -65,9 +66,9 @@ class RaceChecks:
             plane.add_layer()  # of shared and tensor memory almost every place is read
         self.points: dict[int, SyncPoint] = {}
         self.locations: dict[tuple[str, int], SyncPoint] = {}
-        self.foreign: dict[int, np.ndarray] = {}
         self.floor = len(self.epochs)
         launch.floors.append(self.floor)
+        self.abroad = Abroad(self.columns, launch, self.floor)
         self._serials: dict[int, int] = {}
         self.exits = ExitChecks(self.columns, self.ranks, strict)
         self._predecessor = self.columns.named("the launch before")
@@ -104,17 +105,14 @@ class RaceChecks:
         """
         if known[self._predecessor]:
             late &= before >> LANE_BITS >= self.launch.first
-        if not self.foreign or not late.any():
-            return not late.any()
-        for index in np.argwhere(late):
-            identity = int(before[tuple(index)])
+        abroad = self.abroad.known(known) if late.any() else {}
+        for identity in np.unique(before[late]).tolist() if abroad else ():
             number = identity >> LANE_BITS
             floors = self.launch.floors
-            floor = floors[bisect.bisect_right(floors, number) - 1]
-            row = self.foreign.get(floor)
+            row = abroad.get(floors[bisect.bisect_right(floors, number) - 1])
             column = int(self.epochs.columns[number]) + self.epochs.lane(identity)
             if row is not None and column < len(row) and self.epochs.clocks[number] <= row[column]:
-                late[tuple(index)] = False
+                late &= before != identity
         return not late.any()
 
     # --- reports ------------------------------------------------------------------------------------------------------

@@ -176,6 +176,10 @@ class Agent:
         """Whether there has been a fence."""
         return self.words[_FENCED_ORDER] >= 0
 
+    def changed(self) -> None:
+        """To be called after clocks were changed."""
+        self.words[_CHANGES] += 1
+
     def advance(self) -> None:
         """What is accessed from now on is not covered by what was passed on so far."""
         library().agent_advance(self.block_address)

@@ -19,6 +19,7 @@ from cute_kernels.emulator.observe.races.launch_accesses import (
 from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, STRONG, Epochs, Plane, Shadow
 
 if TYPE_CHECKING:
+    from cute_kernels.emulator.observe.races.abroad import Knowledge
     from cute_kernels.emulator.ptx.flow import Flow
     from cute_kernels.emulator.state.gmem import GlobalMemory
 
@@ -37,7 +38,8 @@ class LaunchShadow:
     Attributes:
         regions: shadow per registered region of global memory.
         floors: first epoch of each cluster, in the order in which they ran.
-        released: per address and cluster, the visible row that was released there at a scope of the GPU.
+        released: per address, what was released there to other clusters, see `abroad`.
+        fenced: per address, what was known at any fence.sc that happens before a strong write there.
         first: first epoch of this launch; those before it belong to a launch that may not be over yet.
         flow: of the kernel, to name the instructions of earlier accesses; None: they are not named. `follow` sets it.
         non_coherent: instructions of the kernel that are ld.global.nc, by index.
@@ -50,7 +52,8 @@ class LaunchShadow:
     epochs: Epochs = field(default_factory=Epochs)
     regions: dict[Region, Shadow] = field(default_factory=dict)
     floors: list[int] = field(default_factory=list)
-    released: dict[int, dict[int, np.ndarray]] = field(default_factory=dict)
+    released: dict[int, Knowledge] = field(default_factory=dict)
+    fenced: dict[int, Knowledge] = field(default_factory=dict)
     first: int = 1
     flow: Flow | None = None
     non_coherent: frozenset[int] = frozenset()

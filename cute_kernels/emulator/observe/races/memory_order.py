@@ -11,7 +11,8 @@ import numpy as np
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.state.lane_masks import block_lanes
 
-_WIDE_SCOPES = frozenset({"cluster", "gpu", "sys", "gl"})
+_GRID_SCOPES = frozenset({"gpu", "sys", "gl"})
+_WIDE_SCOPES = _GRID_SCOPES | {"cluster"}
 #: What a strong access does: the orders with which it acquires and releases, None for neither.
 Strength = tuple[int | None, int | None]
 
@@ -22,17 +23,24 @@ def sync_order(parts: Iterable[str]) -> int:
     return (0 if "relaxed" in parts else int(Order.SYNC)) | (int(Order.WIDE) if parts & _WIDE_SCOPES else 0)
 
 
+def fence_order(parts: Iterable[str]) -> int:
+    """`Order` of a fence that is not of a proxy."""
+    parts = set(parts)
+    return sync_order(parts) | (int(Order.GRID) if parts & _GRID_SCOPES else 0)
+
+
 def access_strength(parts: Iterable[str], *, atomic: bool = False, write: bool = False) -> Strength | None:
     """Strength of a load, store or atomic; None for a weak one.
 
-    Atomics are relaxed at the scope of the GPU by default; volatile accesses count as relaxed (PTX ISA).
+    By the PTX ISA atomics are relaxed at the scope of the GPU by default, volatile accesses count as relaxed at that of
+    the system, and red, an atomic ``write``, is no read that could acquire.
     """
     parts = set(parts)
     if not atomic and not parts & {"volatile", "relaxed", "acquire", "release"}:
         return None
-    wide = int(Order.WIDE) if parts & _WIDE_SCOPES or "cta" not in parts else 0
+    wide = 0 if "cta" in parts else int(Order.WIDE) if "cluster" in parts else int(Order.WIDE | Order.GRID)
     acquires, releases = bool(parts & {"acquire", "acq_rel"}), bool(parts & {"release", "acq_rel"})
-    acquire = (int(Order.SYNC) if acquires else 0) | wide if atomic or not write else None
+    acquire = (int(Order.SYNC) if acquires else 0) | wide if not write else None
     release = (int(Order.SYNC) if releases else 0) | wide if atomic or write else None
     return acquire, release
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.facts import Side
+from cute_kernels.emulator.observe.races.abroad import reaches_clusters
 from cute_kernels.emulator.observe.races.checks import RaceChecks
 from cute_kernels.emulator.observe.races.sync_point import Order, Row, SyncPoint
 
@@ -124,26 +123,24 @@ class PointRaces(RaceChecks):
         for address in dict.fromkeys(addresses):
             key = (space, address)
             point = self.locations.get(key)
-            if acquire is not None:
-                if point is not None:
-                    agent.acquire(point, acquire)
-                if acquire & Order.WIDE and acquire & Order.SYNC and space == "global":
-                    self._from_abroad(address)
+            if acquire is not None and point is not None:
+                agent.acquire(point, acquire & ~Order.GRID)
+            if space == "global" and reaches_clusters(acquire):
+                self.abroad.read(agent, mask, address, bool(acquire & Order.SYNC))
+            if space == "global" and reaches_clusters(release):
+                self.abroad.write(agent, mask, address, bool(release & Order.SYNC))
             if release is None or not (release & Order.SYNC or agent.fenced):
                 continue
             if point is None:
                 point = self.locations[key] = self.point()
-            agent.release(point, mask, release)
+            agent.release(point, mask, release & ~Order.GRID)
             point.complete()
-            if space == "global" and release & Order.WIDE:
-                rows = self.launch.released.setdefault(address, {})
-                rows.update(self.foreign)
-                rows[self.floor] = point.available[Row.VISIBLE].copy()
 
-    def _from_abroad(self, address: int) -> None:
-        for floor, row in self.launch.released.get(address, {}).items():
-            if floor != self.floor:
-                self.foreign[floor] = np.maximum(self.foreign.get(floor, 0), row)
+    def fence(self, warp: Warp, mask: int, order: int, kind: str) -> None:
+        """A fence of memory by lanes; ``kind``: "sc", "acq_rel", "acquire" or "release"."""
+        if reaches_clusters(order):
+            self.abroad.fence(warp.agent, mask, kind != "release", kind != "acquire", kind == "sc")
+        warp.agent.fence(mask, order & ~Order.GRID)
 
 
 def _phase_before(phase: int) -> str:

@@ -32,6 +32,7 @@ class Order(enum.IntFlag):
     RELAXED = 0
     SYNC = CONSTANTS["ORDER_SYNC"]  # release of an arrival, acquire of a wait
     WIDE = CONSTANTS["ORDER_WIDE"]  # scope of the cluster or wider; without it the scope is the CTA
+    GRID = 4  # scope of the GPU or the system: known to `abroad` alone
 
 
 ROWS = len(Row)

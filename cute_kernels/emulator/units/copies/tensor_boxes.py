@@ -84,6 +84,18 @@ def tile_sectors(
     return int(((rows + counts[0] - 1) // SECTOR_BYTES - rows // SECTOR_BYTES + 1).sum())
 
 
+def inside_box(tensor_map: TensorMap | Im2colMap, coords: Sequence[int]) -> np.ndarray:
+    """Which bytes of the box of a store belong to elements in bounds: bool in the shape of `_tile_shape`."""
+    inside = np.zeros(_tile_shape(tensor_map), bool)
+    if isinstance(tensor_map, Im2colMap):
+        numbers, _, part = pixel_rows(tensor_map, coords, ())
+        inside[numbers, part] = True
+        return inside
+    _, firsts, counts, _ = _clip(tensor_map, coords, write=False)
+    inside[tuple(slice(first, first + max(count, 0)) for first, count in zip(firsts[::-1], counts[::-1]))] = True
+    return inside
+
+
 def _tile_shape(tensor_map: TensorMap | Im2colMap) -> tuple[int, ...]:
     if isinstance(tensor_map, Im2colMap):
         return tensor_map.pixels, tensor_map.row_bytes

@@ -22,6 +22,7 @@ from cute_kernels.emulator.units.copies.packed_elements import padded, padding_o
 from cute_kernels.emulator.units.copies.tensor_boxes import (
     check_coords,
     global_rows,
+    inside_box,
     load_checked_tile,
     store_tile,
     tile_sectors,
@@ -186,12 +187,13 @@ class TmaUnit:
         rank, offset = self.shared.resolve(source)
         text = store_text(nbytes, source, describe or f"by {thread}")
         bulk = BulkOp(text, place=self.executing())
+        pieces = self._stored_pieces(rank, tensor_map, coords, offset)
         if self.tracker is not None:
-            starts, length = self._checked_pieces(rank, tensor_map, offset)
             read_part, write_part = self.tracker.bulk(
                 self.groups.committed(thread) + 1, text, reduces=reduction is not None
             )
-            self.tracker.async_read(rank, starts, length, read_part)
+            if np.size(pieces[0]):
+                self.tracker.async_read(rank, *pieces, read_part)
             self.tracker.global_rows(*global_rows(tensor_map, coords, self.gmem, write=True), write_part, True)
         self.groups.issue(thread, bulk)
         self.bytes_stored += nbytes
@@ -201,7 +203,7 @@ class TmaUnit:
         box: list[np.ndarray] = []
 
         def read() -> None:
-            box.append(self._read_box(tensor_map, source))
+            box.append(self._read_box(tensor_map, source, pieces))
             bulk.read_done = True
 
         def write() -> None:
@@ -259,36 +261,30 @@ class TmaUnit:
             self.tracker.complete_copy(watched, signal, rank)
         self.barriers.complete_tx(signal, tensor_map.box_bytes)
 
-    def _read_box(self, tensor_map: TensorMap | Im2colMap, source: int) -> np.ndarray:
-        """uint8 [box bytes] in box order (a copy) from its swizzled places in shared memory."""
-        data = self._read_shared(tensor_map, source)
-        return without_padding(data) if tensor_map.padding else data
+    def _read_box(
+        self, tensor_map: TensorMap | Im2colMap, source: int, pieces: tuple[int | np.ndarray, int]
+    ) -> np.ndarray:
+        """uint8 [box bytes] in box order (a copy) from its swizzled places in shared memory.
 
-    def _read_shared(self, tensor_map: TensorMap | Im2colMap, source: int) -> np.ndarray:
-        """uint8 [bytes in shared memory] in box order, a copy."""
+        Raises:
+            IllegalAccess: ``pieces``, those that are stored, are not initialised, or part of an mbarrier.
+        """
         rank, offset = self.shared.resolve(source)
         cta = self.shared.ctas[rank]
-        nbytes = tensor_map.shared_bytes
-        starts, _ = self._pieces(tensor_map, offset)
+        starts, length = pieces
         if isinstance(starts, int):
-            cta.check_range(offset, nbytes, write=False)
-            data = cta.data[offset : offset + nbytes]
-            if tensor_map.swizzle == "none":
-                return data.copy()
-            order = chunk_order(tensor_map.swizzle, nbytes, offset % SWIZZLE_PERIOD)
-            return data.view(np.complex128)[order].view(np.uint8)
-        cta.check_lanes(starts, CHUNK, write=False)
-        return cta.words[CHUNK][starts // CHUNK].view(np.uint8).reshape(-1)
+            cta.check_range(starts, length, write=False)
+        elif starts.size:
+            cta.check_lanes(starts, length, write=False)
+        data = cta.words[CHUNK][_places(tensor_map, offset) // CHUNK].view(np.uint8).reshape(-1)
+        return without_padding(data) if tensor_map.padding else data
 
     @staticmethod
     def _pieces(tensor_map: TensorMap | Im2colMap, offset: int) -> tuple[int | np.ndarray, int]:
         """The shared bytes of a box at ``offset``: one range, or (rows shorter than their pitch) its chunks."""
         if tensor_map.shared_pitch == tensor_map.row_bytes or tensor_map.padding:
             return offset, tensor_map.shared_bytes
-        phase = offset % SWIZZLE_PERIOD
-        rows = tensor_map.box_bytes // tensor_map.row_bytes
-        places = chunk_places(tensor_map.swizzle, rows, tensor_map.row_bytes, phase)
-        return places * CHUNK + (offset - phase), CHUNK
+        return _places(tensor_map, offset), CHUNK
 
     def _checked_pieces(
         self, rank: int, tensor_map: TensorMap | Im2colMap, offset: int
@@ -297,6 +293,22 @@ class TmaUnit:
         starts, length = self._pieces(tensor_map, offset)
         self.shared.ctas[rank].check_bounds(offset, int(np.max(starts)) + length - offset)
         return starts, length
+
+    def _stored_pieces(
+        self, rank: int, tensor_map: TensorMap | Im2colMap, coords: Sequence[int], offset: int
+    ) -> tuple[int | np.ndarray, int]:
+        """`_checked_pieces` of what a store writes, which is not what lies out of the tensor's bounds: chunks, of which
+        there may be none, or bytes where a chunk is cut."""
+        pieces = self._checked_pieces(rank, tensor_map, offset)
+        inside = inside_box(tensor_map, coords)
+        if inside.all():
+            return pieces
+        places = _places(tensor_map, offset)
+        chunks = inside.reshape(len(places), -1)
+        whole = chunks.all(axis=1)
+        if (chunks.any(axis=1) == whole).all():
+            return places[whole], CHUNK
+        return (places[:, None] + np.arange(CHUNK))[chunks], 1
 
     def _targets(
         self, destination: int, barrier: int, cta_group: int | None, multicast: int | None
@@ -320,6 +332,17 @@ class TmaUnit:
                 signal = (target & ~1) | (signal_rank & 1) if cta_group == 2 else target
                 targets.append((shared_address(target, offset), shared_address(signal, signal_offset)))
         return targets
+
+
+def _places(tensor_map: TensorMap | Im2colMap, offset: int) -> np.ndarray:
+    """Shared offsets of the 16-byte chunks of a box at ``offset``, int64 [chunks] in box order."""
+    phase = offset % SWIZZLE_PERIOD
+    if tensor_map.padding and tensor_map.swizzle != "none":
+        return offset + CHUNK * chunk_order(tensor_map.swizzle, tensor_map.shared_bytes, phase)
+    if tensor_map.padding:
+        return np.arange(offset, offset + tensor_map.shared_bytes, CHUNK)
+    rows = tensor_map.box_bytes // tensor_map.row_bytes
+    return CHUNK * chunk_places(tensor_map.swizzle, rows, tensor_map.row_bytes, phase) + (offset - phase)
 
 
 def _decode_for(descriptor: bytes, *, im2col: bool) -> TensorMap | Im2colMap:

@@ -1,17 +1,20 @@
-"""Warp-level matrix multiplication: the arithmetic and the register fragments of mma.sync.
+"""Warp-level matrix multiplication: the arithmetic and the register fragments of mma.sync and mma.sp.
 
 How one instruction adds is in `matrix.arithmetic`: as measured on a GPU of the target's generation, or exactly with one
-rounding to the accumulator's type. Integers are exact and wrap, or saturate with .satfinite.
+rounding to the accumulator's type. Integers are exact and wrap, or saturate with .satfinite. f64 and elements below a
+byte are in `matrix.numpy_products`, the metadata of mma.sp in `matrix.structured_sparsity`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 
 from cute_kernels.emulator.units.matrix.arithmetic import EXACTLY, Arithmetic
+from cute_kernels.emulator.units.matrix.numpy_products import common_bits, doubles, integers, nibbles
 from cute_kernels.emulator.units.matrix.operands import (
     BF16,
     E4M3,
@@ -24,18 +27,50 @@ from cute_kernels.emulator.units.matrix.operands import (
     ElementType,
 )
 from cute_kernels.emulator.units.matrix.products import Kind, multiply_rows
+from cute_kernels.emulator.units.matrix.structured_sparsity import check_places, of_each_row, places
 
 _LEAST_ROWS = 16  # of A in a product
+_LEAST_COLUMNS = 8
 _EIGHT_BITS = {E4M3: ml_dtypes.float8_e4m3fn, E5M2: ml_dtypes.float8_e5m2}
-TYPES = {element.name: element for element in (F16, BF16, TF32, E4M3, E5M2, S8, U8)}
+F64, S4, U4, B1 = ElementType("f64", 8), ElementType("s4", 1), ElementType("u4", 1), ElementType("b1", 1)
+#: Elements that are smaller than a byte, in bits.
+_SMALL = {S4: 4, U4: 4, B1: 1}
+TYPES = {element.name: element for element in (F16, BF16, TF32, E4M3, E5M2, S8, U8, F64, S4, U4, B1)}
 #: Shape -> element types that exist for it (PTX ISA, mma: matrix shapes).
 SHAPES = {
-    (16, 8, 4): ("tf32",),
-    (16, 8, 8): ("f16", "bf16", "tf32"),
-    (16, 8, 16): ("f16", "bf16", "s8", "u8", "e4m3", "e5m2"),
-    (16, 8, 32): ("s8", "u8", "e4m3", "e5m2"),
+    (8, 8, 4): ("f64",),
     (8, 8, 16): ("s8", "u8"),
+    (8, 8, 32): ("s4", "u4"),
+    (8, 8, 128): ("b1",),
+    (16, 8, 4): ("tf32", "f64"),
+    (16, 8, 8): ("f16", "bf16", "tf32", "f64"),
+    (16, 8, 16): ("f16", "bf16", "s8", "u8", "e4m3", "e5m2", "f64"),
+    (16, 8, 32): ("s8", "u8", "e4m3", "e5m2", "s4", "u4"),
+    (16, 8, 64): ("s4", "u4"),
+    (16, 8, 128): ("b1",),
+    (16, 8, 256): ("b1",),
 }
+#: The same of mma.sp.
+SPARSE_SHAPES = {
+    (16, 8, 8): ("tf32",),
+    (16, 8, 16): ("f16", "bf16", "tf32"),
+    (16, 8, 32): ("f16", "bf16", "s8", "u8"),
+    (16, 8, 64): ("s8", "u8", "e4m3", "e5m2", "s4", "u4"),
+    (16, 8, 128): ("s4", "u4"),
+}
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """How metadata places the elements of A.
+
+    Attributes:
+        selector: which threads of every four give the metadata.
+        ordered: ::ordered_metadata.
+    """
+
+    selector: int
+    ordered: bool
 
 
 @dataclass(frozen=True)
@@ -45,8 +80,10 @@ class Form:
     Attributes:
         m, n, k: shape.
         a_type, b_type: element types.
-        c_type: accumulator, ``"f32"``, ``"f16"`` or ``"s32"``, of C and D alike.
+        c_type: accumulator, ``"f32"``, ``"f16"``, ``"s32"`` or ``"f64"``, of C and D alike.
         saturate: integers saturate.
+        variant: of f64 how sums are rounded, of b1 the operation on bits.
+        sparsity: of mma.sp.
     """
 
     m: int
@@ -56,20 +93,32 @@ class Form:
     b_type: ElementType
     c_type: str
     saturate: bool = False
+    variant: str = ""
+    sparsity: Sparsity | None = None
+
+    @property
+    def register_bits(self) -> int:
+        """Of each register of an operand."""
+        return 64 if self.a_type is F64 else 32
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of a row of A in registers."""
+        return self.k * _SMALL.get(self.a_type, 8 * self.a_type.nbytes) // (16 if self.sparsity else 8)
 
     @property
     def a_registers(self) -> int:
-        """32-bit registers of A in each thread."""
-        return self.m * self.k * self.a_type.nbytes // 128
+        """Registers of A in each thread."""
+        return self.m * self.stored_bytes // (4 * self.register_bits)
 
     @property
     def b_registers(self) -> int:
-        """32-bit registers of B in each thread."""
-        return self.n * self.k * self.b_type.nbytes // 128
+        """Registers of B in each thread."""
+        return self.n * self.stored_bytes * (2 if self.sparsity else 1) // (4 * self.register_bits)
 
     @property
     def c_registers(self) -> int:
-        """32-bit registers of C, and of D, in each thread."""
+        """Registers of C, and of D, in each thread."""
         return self.m * self.n * (2 if self.c_type == "f16" else 4) // 128
 
 
@@ -77,10 +126,10 @@ class Form:
 
 
 def operand_rows(registers: np.ndarray, rows: int) -> np.ndarray:
-    """Rows of A, or columns of B: uint32 [count, registers, 32] -> uint8 [count, rows, bytes of K].
+    """Rows of A, or columns of B: [count, registers, 32] -> uint8 [count, rows, bytes of K].
 
-    Register j of lane l is row ``l / 4 + 8 * (j % (rows / 8))``; its four bytes are number ``l % 4`` of the 16 bytes of
-    K that the registers ``j / (rows / 8)`` hold.
+    Register j of lane l is row ``l / 4 + 8 * (j % (rows / 8))``; its bytes are number ``l % 4`` of the four pieces of K
+    that the registers ``j / (rows / 8)`` hold. Registers have 32 bits, of f64 64.
     """
     count, size, _ = registers.shape
     eights = rows // 8
@@ -89,7 +138,7 @@ def operand_rows(registers: np.ndarray, rows: int) -> np.ndarray:
 
 
 def accumulator_rows(registers: np.ndarray, rows: int, dtype: type) -> np.ndarray:
-    """C: uint32 [count, registers, 32] -> [count, rows, 8].
+    """C: [count, registers, 32] -> [count, rows, 8].
 
     Lane l holds the columns ``2 * (l % 4)`` and the next one, of row ``l / 4`` and then of row ``l / 4 + 8``.
     """
@@ -99,47 +148,93 @@ def accumulator_rows(registers: np.ndarray, rows: int, dtype: type) -> np.ndarra
 
 
 def accumulator_registers(matrix: np.ndarray) -> np.ndarray:
-    """The inverse: [count, rows, 8] -> uint32 [count, registers, 32]."""
+    """The inverse: [count, rows, 8] -> [count, registers, 32]."""
     count, rows, _ = matrix.shape
+    words = np.uint64 if matrix.itemsize == 8 else np.uint32
     lanes = matrix.reshape(count, rows // 8, 8, 4, 2).transpose(0, 2, 3, 1, 4).reshape(count, 32, -1)
-    return np.ascontiguousarray(lanes).view(np.uint32).transpose(0, 2, 1)
+    return np.ascontiguousarray(lanes).view(words).transpose(0, 2, 1)
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
 def multiply(
-    form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray, arithmetic: Arithmetic = EXACTLY
-) -> np.ndarray:
-    """D of ``count`` instructions: uint32 [count, registers, 32] of A, B and C -> the same of D."""
+    form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray, arithmetic: Arithmetic = EXACTLY,
+    metadata: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """D of ``count`` instructions: [count, registers, 32] of A, B and C -> the same of D.
+
+    Registers are uint32, of f64 uint64; ``metadata`` of mma.sp is uint32 [count, 32].
+    """
     rows = operand_rows(a, form.m), operand_rows(b, form.n)
-    dtype = np.uint16 if form.c_type == "f16" else np.uint32
-    cells = np.zeros((len(a), form.n, max(form.m, _LEAST_ROWS)), np.uint32)
-    cells[:, :, : form.m] = accumulator_rows(c, form.m, dtype).transpose(0, 2, 1)
-    if form.a_type in _EIGHT_BITS and arithmetic.splits_fp8():
-        _multiply_in_halves(form, *rows, cells, arithmetic)
+    dtype = {"f16": np.uint16, "f64": np.uint64}.get(form.c_type, np.uint32)
+    old = accumulator_rows(c, form.m, dtype)
+    if form.sparsity is not None:
+        d = _multiply_sparse(form, *rows, old, arithmetic, metadata)
+    elif form.a_type is F64:
+        d = doubles(*(x.view(np.uint64) for x in rows), old, form.variant)
+    elif form.a_type is B1:
+        d = common_bits(*rows, old, form.variant)
+    elif form.a_type in _SMALL:
+        d = _multiply_nibbles(form, rows[0][:, :, None], rows[1][:, None], old)
     else:
-        sums = arithmetic.sums("mma", form.a_type.name, form.c_type)
-        kinds = Kind(form.a_type), Kind(form.b_type)
-        padded = (_padded(x, least) for x, least in zip(rows, (_LEAST_ROWS, form.n)))
-        multiply_rows(*padded, cells, kinds, form.c_type, add=True, saturate=form.saturate, sums=sums)
-    return accumulator_registers(cells[:, :, : form.m].transpose(0, 2, 1).astype(dtype))
+        cells = np.zeros((len(a), form.n, max(form.m, _LEAST_ROWS)), np.uint32)
+        cells[:, :, : form.m] = old.transpose(0, 2, 1)
+        _accumulate(form, (form.a_type, form.b_type), rows, cells, arithmetic)
+        d = cells[:, :, : form.m].transpose(0, 2, 1)
+    return accumulator_registers(d.astype(dtype))
+
+
+def _multiply_nibbles(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    return integers(nibbles(a, form.a_type is S4), nibbles(b, form.b_type is S4), c, form.saturate)
+
+
+def _multiply_sparse(
+    form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray, arithmetic: Arithmetic, metadata: np.ndarray
+) -> np.ndarray:
+    """D [count, 16, 8]: each row of A is multiplied with what of B its elements go with, as a dense product."""
+    unit = np.uint16 if form.a_type.nbytes > 1 else np.uint8
+    stored, sparsity = a.view(unit), form.sparsity
+    where = places(metadata, sparsity.selector, form.stored_bytes, stored.itemsize)
+    check_places(where, stored, ordered=sparsity.ordered, tf32=form.a_type is TF32)
+    chosen = of_each_row(b.view(unit), where).view(np.uint8)
+    if form.a_type in _SMALL:
+        return _multiply_nibbles(form, a[:, :, None], chosen, c)
+    # Columns of B are the rows of these products.
+    cells = np.zeros((len(a) * form.m, _LEAST_COLUMNS, _LEAST_ROWS), np.uint32)
+    cells[:, 0, : form.n] = c.reshape(-1, form.n)
+    rows = chosen.reshape(-1, form.n, form.stored_bytes), a.reshape(-1, 1, form.stored_bytes)
+    _accumulate(form, (form.b_type, form.a_type), rows, cells, arithmetic)
+    return cells[:, 0, : form.n].reshape(c.shape)
+
+
+def _accumulate(
+    form: Form, types: tuple[ElementType, ElementType], rows: tuple[np.ndarray, np.ndarray], cells: np.ndarray,
+    arithmetic: Arithmetic,
+) -> None:  # fmt: skip
+    """Products of rows of operands that are not sparse, uint8 [count, rows, bytes of K], added to ``cells``."""
+    if form.a_type in _EIGHT_BITS and arithmetic.splits_fp8():
+        _multiply_in_halves(form, types, rows, cells, arithmetic)
+        return
+    sums = arithmetic.sums("mma", form.a_type.name, form.c_type)
+    kinds = Kind(types[0]), Kind(types[1])
+    multiply_rows(*_padded(rows), cells, kinds, form.c_type, add=True, saturate=form.saturate, sums=sums)
 
 
 def _multiply_in_halves(
-    form: Form, a: np.ndarray, b: np.ndarray, cells: np.ndarray, arithmetic: Arithmetic
-) -> None:
+    form: Form, types: tuple[ElementType, ElementType], rows: tuple[np.ndarray, np.ndarray], cells: np.ndarray,
+    arithmetic: Arithmetic,
+) -> None:  # fmt: skip
     """FP8 as two products of FP16 and an addition of C (`matrix.arithmetic.SPLIT_FP8`), into ``cells``."""
     sums = arithmetic.sums("mma", F16.name, form.c_type)
     halves = [
-        x.view(element).astype(np.float16).reshape(*x.shape[:2], -1, 2, 2)
-        for x, element in ((a, _EIGHT_BITS[form.a_type]), (b, _EIGHT_BITS[form.b_type]))
+        x.view(_EIGHT_BITS[element]).astype(np.float16).reshape(*x.shape[:2], -1, 2, 2)
+        for x, element in zip(rows, types)
     ]
     products = np.zeros_like(cells)
     for half in range(2):
-        rows = [np.ascontiguousarray(x[:, :, :, half]).reshape(*x.shape[:2], -1).view(np.uint8) for x in halves]
-        padded = (_padded(x, least) for x, least in zip(rows, (_LEAST_ROWS, form.n)))
-        multiply_rows(*padded, products, (Kind(F16), Kind(F16)), form.c_type, add=half > 0, sums=sums)
+        parts = [np.ascontiguousarray(x[:, :, :, half]).reshape(*x.shape[:2], -1).view(np.uint8) for x in halves]
+        multiply_rows(*_padded(parts), products, (Kind(F16), Kind(F16)), form.c_type, add=half > 0, sums=sums)
     dtype, bits, nan = (np.float16, np.uint16, 0x7FFF) if form.c_type == "f16" else (np.float32, np.uint32, 0x7FFFFFFF)
     terms = [x.astype(bits).view(dtype) for x in (cells, products)]
     with np.errstate(all="ignore"):
@@ -147,7 +242,8 @@ def _multiply_in_halves(
     cells[...] = np.where(np.isnan(total), nan, total.view(bits))
 
 
-def _padded(rows: np.ndarray, least: int) -> np.ndarray:
-    """With zeros up to the rows and the bytes of K that a product has."""
-    count, size, nbytes = rows.shape
-    return np.pad(rows, ((0, 0), (0, max(least - size, 0)), (0, K_BYTES - nbytes)))
+def _padded(rows: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Both operands with zeros up to the rows and the bytes of K that a product has."""
+    for array, least in zip(rows, (_LEAST_ROWS, _LEAST_COLUMNS)):
+        count, size, nbytes = array.shape
+        yield np.pad(array, ((0, 0), (0, max(least - size, 0)), (0, K_BYTES - nbytes)))

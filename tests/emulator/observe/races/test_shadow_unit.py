@@ -347,10 +347,10 @@ def test_a_write_that_is_in_order_ends_the_reads_of_earlier_clusters(native: boo
     for cluster in range(3):
         if cluster:
             history.enter_cluster()
-            history.tracker.strong(history.warps[0], FULL, "global", flag, Order.SYNC | Order.WIDE, None)
+            history.tracker.strong(history.warps[0], FULL, "global", flag, Order.SYNC | Order.WIDE | Order.GRID, None)
         history.globally(0, [0], [0], nbytes, False)
         if cluster < 2:
-            history.tracker.strong(history.warps[0], FULL, "global", flag, None, Order.SYNC | Order.WIDE)
+            history.tracker.strong(history.warps[0], FULL, "global", flag, None, Order.SYNC | Order.WIDE | Order.GRID)
     (shadow,) = history.launch.regions.values()
     plane = shadow.coarse if nbytes == 16 else shadow.fine
     assert plane.foreign[0]

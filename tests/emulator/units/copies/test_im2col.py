@@ -20,10 +20,12 @@ from hypothesis import strategies as st
 
 from cute_kernels.emulator import GlobalMemory, Im2colMap, TensorMap, host
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
+from cute_kernels.emulator.state.smem import shared_address
 from cute_kernels.emulator.units.copies.tensor_boxes import load_tile
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, decode, encode
 from tests.emulator import host_kernels as kernels
 from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.units.copies.test_tma import DATA, Machine
 
 
 def map_of(array: np.ndarray, lower, upper, channels: int, pixels: int, steps, swizzle: str = "none") -> Im2colMap:
@@ -283,8 +285,7 @@ INSTRUCTION [%d0, {COORDS}], [%r3]; cp.async.bulk.commit_group; cp.async.bulk.wa
 NO_OFFSETS = "global.shared::cta.im2col_no_offs.bulk_group"
 
 
-@pytest.mark.parametrize("reduction", ["", "add"])
-@pytest.mark.parametrize(
+STORES = pytest.mark.parametrize(
     ("shape", "upper", "pixels", "steps", "coords"),
     [
         ((2, 11, 32), (0,), 18, (1,), (16, 5, 0)),
@@ -292,6 +293,30 @@ NO_OFFSETS = "global.shared::cta.im2col_no_offs.bulk_group"
         ((2, 3, 4, 5, 16), (0, 0, 0), 100, (1, 1, 1), (0, 1, 1, 1, 0)),
     ],
 )
+
+
+@STORES
+def test_a_store_reads_the_pixels_in_bounds(shape, upper, pixels: int, steps, coords):
+    """What it does not store need not hold data; without one element of what it stores, it is reported."""
+    array = aligned(np.zeros(shape, np.uint32))
+    tensor_map = map_of(array, (0,) * len(upper), upper, 8, pixels, steps)
+    numbers = np.arange(array.size, dtype=np.int64).reshape(shape) + 1
+    needed = np.flatnonzero(walked(numbers, tensor_map, coords, (0,) * len(upper)).reshape(-1) > 0)
+    assert 0 < len(needed) < pixels * 8
+    for left_out in (-1, needed[0], needed[-1]):
+        machine = Machine(array)
+        for place in needed[needed != left_out].tolist():
+            machine.shared.view(shared_address(0, DATA + 4 * place), 4, write=True)[...] = 1
+        if left_out < 0:
+            machine.tma.store(encode(tensor_map), coords, DATA, thread=0, im2col=True)
+            assert array.view(np.uint32).astype(bool).sum() == len(needed)
+            continue
+        with pytest.raises(IllegalAccess, match="read of uninitialised shared memory"):
+            machine.tma.store(encode(tensor_map), coords, DATA, thread=0, im2col=True)
+
+
+@pytest.mark.parametrize("reduction", ["", "add"])
+@STORES
 def test_store_instruction(shape, upper, pixels: int, steps, coords, reduction: str):
     rng = np.random.default_rng(2)
     array = aligned(rng.integers(0, 1 << 32, shape, np.uint32))

@@ -328,6 +328,41 @@ def test_source_may_be_overwritten_only_after_the_thread_waited(policy: str):
     machine.crew.store(0, machine.shared, *overwrite)
 
 
+def stored_from(case: dict) -> set[int]:
+    """Offsets in the box of what a store takes to elements of the tensor: found by storing the offsets themselves."""
+    digits = []
+    for fill in (np.arange(SHARED_BYTES), np.arange(SHARED_BYTES) >> 8, ~np.arange(SHARED_BYTES)):
+        memory = np.zeros(GLOBAL_BYTES, np.uint8)
+        tensor_map = tensor_map_of(case, memory.ctypes.data)
+        machine = Machine(memory, detectors=False)
+        machine.fill(fill.astype(np.uint8))
+        machine.tma.store(encode(tensor_map), case["coords"], DATA + case["offset"], thread=0)
+        digits.append(memory[tensor_map.address - memory.ctypes.data :])
+    size = tensor_map.element_bits // 8
+    inside = np.zeros(len(digits[0]), bool)
+    shape, strides = (*tensor_map.extents[::-1], size), (*tensor_map.strides[::-1], size, 1)
+    np.lib.stride_tricks.as_strided(inside, shape, strides)[...] = True
+    inside &= digits[0] != digits[2]  # what was stored
+    return set((digits[0][inside] + 256 * digits[1][inside].astype(int)).tolist())
+
+
+@pytest.mark.parametrize("number", [n for n in COPIES if CASES[n]["kind"] == "store" and "fault" not in CASES[n]])
+def test_a_store_reads_what_is_in_bounds(number: int):
+    """What it does not store need not hold data; without one byte of what it stores, it is reported."""
+    case, memory = CASES[number], np.zeros(GLOBAL_BYTES, np.uint8)
+    descriptor, needed = encode(tensor_map_of(case, memory.ctypes.data)), sorted(stored_from(case))
+    for left_out in (None, *needed[:: max(len(needed) - 1, 1)]):
+        machine = Machine(memory)
+        for place in needed:
+            if place != left_out:
+                machine.shared.view(shared_address(0, DATA + place), 1, write=True)[...] = 1
+        if left_out is None:
+            machine.tma.store(descriptor, case["coords"], DATA + case["offset"], thread=0)
+            continue
+        with pytest.raises(IllegalAccess, match="read of uninitialised shared memory"):
+            machine.tma.store(descriptor, case["coords"], DATA + case["offset"], thread=0)
+
+
 def test_load_over_a_pending_store_is_a_race():
     array = np.zeros((16, 128), np.uint8)
     machine = Machine(array)

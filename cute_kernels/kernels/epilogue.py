@@ -1,0 +1,164 @@
+"""Scale, bias + position, rounding: registers to registers, one function per contract of `cute_kernels.reference`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32
+
+from cute_kernels.kernels import ptx
+
+
+@cute.jit
+def scale_add_round(
+    accumulator: cute.Tensor,
+    table: cute.Tensor | None,
+    scale: Float32 | cute.Tensor,
+    epilogue: cutlass.Constexpr,
+    packed_f32: cutlass.Constexpr[bool],
+) -> cute.Tensor:
+    """``accumulator * scale + table`` in BF16, elementwise over one thread's registers.
+
+    Args:
+        accumulator: FP32 registers; overwritten.
+        table: registers of the same count, FP32 for ``"f32"`` and BF16 for ``"bf16x2"``; None adds nothing.
+        scale: dequantisation multiplier, or registers of one for each element.
+        epilogue: ``"f32"``: one fused multiply-add and one rounding to BF16. ``"bf16x2"``: the product is rounded to
+            FP32, then to BF16, and the sum with the BF16 table is rounded to BF16 again.
+        packed_f32: the architecture has two-wide FP32 arithmetic (sm_100 and later).
+
+    Returns:
+        BF16 registers.
+    """
+    out = cute.make_rmem_tensor(cute.make_layout(cute.size(accumulator)), BFloat16)
+    count = cute.size(accumulator)
+    for i in cutlass.range_constexpr(0, count, 2):
+        pair = (accumulator[i], accumulator[i + 1])
+        addends = None
+        if cutlass.const_expr(epilogue == "f32" and table is not None):
+            addends = (table[i], table[i + 1])
+        scales = (scale, scale)
+        if cutlass.const_expr(isinstance(scale, cute.Tensor)):
+            scales = (scale[i], scale[i + 1])
+        accumulator[i], accumulator[i + 1] = _scale_add(pair, addends, scales, packed_f32)
+    out.store(accumulator.load().to(BFloat16))
+    if cutlass.const_expr(epilogue == "bf16x2" and table is not None):
+        packed, packed_table = cute.recast_tensor(out, Int32), cute.recast_tensor(table, Int32)
+        for i in cutlass.range_constexpr(count // 2):
+            packed[i] = cute.arch.add_packed_bf16x2(packed[i], packed_table[i], rnd="rn")
+    return out
+
+
+def _scale_add(
+    pair: tuple[Float32, Float32],
+    addends: tuple[Float32, Float32] | None,
+    scales: tuple[Float32, Float32],
+    packed_f32: bool,
+) -> tuple[Float32, Float32]:
+    if packed_f32:
+        if addends is None:
+            return ptx.mul_rn_f32x2(pair, scales)
+        return ptx.fma_rn_f32x2(pair, scales, addends)
+    if addends is None:
+        return tuple(ptx.mul_rn_f32(value, scale) for value, scale in zip(pair, scales, strict=True))
+    return tuple(ptx.fma_rn_f32(*operands) for operands in zip(pair, scales, addends, strict=True))
+
+
+# --- scale of an accumulator: one for the call, or a product of factors of rows and features -------------------------
+
+
+@dataclass(frozen=True)
+class Scales:
+    """``scale[m, n] = fp32(row[m] * feature[n])``, where a factor that is the same for all is the call's number.
+
+    Attributes:
+        call: that number, a view of its place in memory, or None where rows and features both have factors.
+        rows: ``[M]`` FP32, or None.
+        features: ``[N]`` FP32, or None.
+    """
+
+    call: Float32 | cute.Tensor | None
+    rows: cute.Tensor | None
+    features: cute.Tensor | None
+
+    def loaded(self) -> Scales:
+        """With the call's number in a register; global memory may be read from here on."""
+        call = self.call[0] if isinstance(self.call, cute.Tensor) else self.call
+        return Scales(call, self.rows, self.features)
+
+    @cute.jit
+    def row(self, row: Int32) -> Float32:
+        """The factor of a row, or of the last one for a row beyond it, which nobody stores; with the call's number."""
+        factor = self.rows[min(row, cute.size(self.rows) - 1)]
+        if cutlass.const_expr(self.call is not None):
+            factor = ptx.mul_rn_f32(factor, self.call)
+        return factor
+
+    @cute.jit
+    def feature(self, feature: Int32) -> Float32:
+        """The factor of a feature, likewise."""
+        factor = self.features[min(feature, cute.size(self.features) - 1)]
+        if cutlass.const_expr(self.call is not None):
+            factor = ptx.mul_rn_f32(factor, self.call)
+        return factor
+
+
+def scales_of(
+    by_pointer: bool,
+    scale: Float32 | cute.Pointer | None,
+    row_scale: cute.Pointer | None,
+    feature_scale: cute.Pointer | None,
+    m: Int32,
+    n: Int32,
+) -> Scales:
+    """What a host function is given, as views."""
+    call = cute.make_tensor(scale, cute.make_layout(1)) if by_pointer else scale
+    rows = None if row_scale is None else cute.make_tensor(row_scale, cute.make_layout((m,)))
+    features = None if feature_scale is None else cute.make_tensor(feature_scale, cute.make_layout((n,)))
+    return Scales(call, rows, features)
+
+
+# --- activations of an epilogue, register to register, by the contract of `cute_kernels.reference.activations` -------
+
+
+# The contract's numbers, written down independently of the reference.
+EXP2_COEFFICIENTS = (
+    1.0, 0.6931471824645996, 0.24022646248340607, 0.05550328642129898, 0.009618489071726799, 0.0013399930903688073,
+    0.0001534581242594868,
+)  # fmt: skip
+LOG2_E = 1.4426950216293335
+GELU_LINEAR, GELU_CUBIC = 1.5957691669464111, 0.0713548138737678
+LEAST_EXPONENT, INFINITE_EXPONENT = -126.0, 128.0
+
+ROUNDER = 12582912.0
+"""1.5 * 2^23: an FP32 sum with it has no fraction bits, and its low bits are the addend rounded to an integer."""
+
+
+@cute.jit
+def activate(value: Float32, activation: cutlass.Constexpr[str]) -> Float32:
+    """One of `cute_kernels.config.ACTIVATIONS` of one register."""
+    if cutlass.const_expr(activation == "silu"):
+        return _times_sigmoid(value, value)
+    if cutlass.const_expr(activation == "gelu_tanh"):
+        square = ptx.mul_rn_f32(value, value)
+        slope = ptx.fma_rn_f32(Float32(GELU_CUBIC), square, Float32(GELU_LINEAR))
+        return _times_sigmoid(value, ptx.mul_rn_f32(value, slope))
+    return value
+
+
+@cute.jit
+def _times_sigmoid(x: Float32, z: Float32) -> Float32:
+    """``x / (1 + 2**(-z log2(e)))``."""
+    t = ptx.mul_rn_f32(z, Float32(-LOG2_E))
+    t = ptx.min_f32(ptx.max_f32(t, Float32(LEAST_EXPONENT)), Float32(INFINITE_EXPONENT))
+    shifted = ptx.add_rn_f32(t, Float32(ROUNDER))
+    fraction = ptx.sub_rn_f32(t, ptx.sub_rn_f32(shifted, Float32(ROUNDER)))
+    power = Float32(EXP2_COEFFICIENTS[-1])
+    for coefficient in EXP2_COEFFICIENTS[-2::-1]:
+        power = ptx.fma_rn_f32(power, fraction, Float32(coefficient))
+    # At 128 the polynomial is 1, and the exponent's field becomes infinity's; next to it, it is below 1.
+    power = ptx.add_exponent(power, shifted)
+    return ptx.div_rn_f32(x, ptx.add_rn_f32(power, Float32(1.0)))
+

@@ -1,0 +1,214 @@
+"""The persistent, warp-specialised dense GEMM on Blackwell: allocate, build pipes, dispatch to roles.
+
+The roles that load and multiply are those of the patch embed; a stage may hold two waves of ``a``, tiles run in groups
+of row blocks, and the epilogue stores through a short ring of buffers.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.blackwell_helpers as sm100_utils
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+
+from cute_kernels import dsl
+from cute_kernels.kernels import ptx
+from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, Tma, finish
+from cute_kernels.kernels.graph import sm100_graph
+from cute_kernels.kernels.host import ELEMENT_TYPES
+from cute_kernels.kernels.load import Load, tma_operand
+from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.sm100.cta_pair import (
+    ClusterPlace,
+    Mma,
+    Sm100Pipe,
+    begin,
+    cluster_place,
+    clusters_of_grid,
+    end,
+    release_accumulator,
+    stage_tensor,
+    tensor_memory,
+)
+from cute_kernels.kernels.staging import WarpStaging, warp_staging
+from cute_kernels.kernels.tiles import GroupedOrder
+from cute_kernels.plan import LANES, Sm100GemmPlan
+
+# --- epilogue warps: accumulators -> bias, rounding -> ring of swizzled store buffers -> TMA stores ------------------
+
+
+BIAS_VECTOR = 4
+"""FP32 values of one 16-byte load; all lanes of a warp read the same ones."""
+
+
+@dataclass(frozen=True)
+class GemmEpilogue:
+    """Drains accumulators, one warp at a time: nothing but the accumulator's barriers is shared between warps.
+
+    Attributes:
+        accumulators: tensor-memory view ``[.., accumulator * waves + wave]`` of this CTA's 128 rows of each wave.
+        staging: this warp's store buffers of 32 rows x 128 bytes.
+        bias: FP32 values by column, or None.
+        place: of this CTA in its cluster.
+        warp: hardware warp id, whose remainder by 4 is the quarter of the tensor-memory lanes that it may reach.
+    """
+
+    plan: Sm100GemmPlan
+    accumulators: cute.Tensor
+    staging: WarpStaging
+    bias: cute.Tensor | None
+    accumulator: Sm100Pipe
+    order: GroupedOrder
+    place: ClusterPlace
+    warp: Int32
+
+    @cute.jit
+    def run(self) -> None:
+        plan = self.plan
+        width, dtype = plan.tmem_load_width, ELEMENT_TYPES[plan.problem.out_dtype]
+        lane = cute.arch.lane_idx()
+        quarter = self.warp % 4
+
+        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), Float32)
+        # (128 rows, width columns, 1, chunks, accumulators)
+        chunks = cute.flat_divide(self.accumulators[(None, None), 0, 0, None], (plan.cta_m, width))
+        tmem_load = tcgen05.make_tmem_copy(load_atom, chunks[None, None, 0, 0, 0]).get_slice(quarter * LANES + lane)
+        source = tmem_load.partition_S(chunks)
+        fragment_shape = tmem_load.partition_D(cute.make_identity_tensor((plan.cta_m, width))).shape
+        row_chunks = self.staging.row_chunks(lane)
+
+        state = self.accumulator.consumer_state()
+        for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            m_tile, n_tile, batch = self.order.coordinates(tile)
+            m_tile, n_tile = m_tile * plan.pairs[0] + self.place.m, n_tile * plan.pairs[1] + self.place.n
+            first_column = n_tile * plan.config.tile_n
+            for i in cutlass.range_constexpr(plan.regions_per_tile):
+                wave, region = divmod(i, plan.regions_per_tile // plan.waves)
+                if cutlass.const_expr(region == 0):
+                    self.accumulator.wait_full(state, wave)
+                    ptx.tcgen05_fence_after_thread_sync()
+                buffer = i % plan.config.store_stages
+                self.staging.acquire()
+                for part in cutlass.range_constexpr(plan.store_columns // width):
+                    column = region * plan.store_columns + part * width
+                    fragment = cute.make_rmem_tensor(fragment_shape, Float32)
+                    bias = self._load_bias(first_column + column, width)
+                    index = self.accumulator.slot(state, wave)
+                    cute.copy(tmem_load, source[None, None, None, 0, column // width, index], fragment)
+                    cute.arch.fence_view_async_tmem_load()
+                    if cutlass.const_expr(column + width == plan.config.tile_n):
+                        release_accumulator(self.accumulator, state, wave)
+                    registers = cute.make_tensor(fragment.iterator, cute.make_layout(width))
+                    values = finish(registers, bias, plan.problem.activation, dtype)
+                    self.staging.write_row(values, row_chunks, buffer, part * width)
+                row_block = (m_tile * plan.waves + wave) * (plan.mma_m // LANES) + self.place.rank * 4 + quarter
+                self.staging.store(buffer, row_block, first_column // plan.store_columns + region, batch)
+            state.advance()
+        self.staging.finish()
+
+    @cute.jit
+    def _load_bias(self, column: Int32, width: cutlass.Constexpr[int]) -> cute.Tensor | None:
+        if cutlass.const_expr(self.bias is None):
+            return None
+        values = cute.make_rmem_tensor(cute.make_layout((BIAS_VECTOR, width // BIAS_VECTOR)), Float32)
+        vectors = cute.logical_divide(self.bias, cute.make_layout(BIAS_VECTOR))
+        for i in cutlass.range_constexpr(width // BIAS_VECTOR):
+            cute.autovec_copy(vectors[None, column // BIAS_VECTOR + i], values[None, i])
+        return cute.make_tensor(values.iterator, cute.make_layout(width))
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------------
+
+
+class GemmKernel(GemmHost):
+    """Host entry and kernel for one plan."""
+
+    plan: Sm100GemmPlan
+
+    def __init__(self, plan: Sm100GemmPlan) -> None:
+        super().__init__(plan, sm100_graph(plan))
+        self.tile_mnk = (plan.mma_m, plan.config.tile_n, plan.tile_k)
+
+    def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
+        plan = self.plan
+        tiled_mma = sm100_utils.make_trivial_tiled_mma(
+            self.dtype, self.dtype, OperandMajorMode.K, OperandMajorMode.K, Float32, tcgen05.CtaGroup.TWO,
+            self.tile_mnk[:2],
+        )  # fmt: skip
+        a_layout, b_layout = (cute.slice_(layout, (None, None, None, 0)) for layout in self._stage_layouts(tiled_mma))
+        rest = (self.tile_mnk, tiled_mma, (plan.cta_group, *plan.pairs, 1))
+        a_tma = cute.nvgpu.make_tiled_tma_atom_A(_load(plan.pairs[1]), a, a_layout, *rest)
+        b_tma = cute.nvgpu.make_tiled_tma_atom_B(_load(plan.pairs[0]), b, b_layout, *rest)
+        return tiled_mma, (a_tma.atom, a_tma.tma_tensor), (b_tma.atom, b_tma.tma_tensor)
+
+    def _stage_layouts(self, tiled_mma: cute.TiledMma) -> tuple[cute.ComposedLayout, cute.ComposedLayout]:
+        """Buffers of ``a`` by stage and wave, and of ``b`` by stage."""
+        stages = self.plan.config.stages
+        return (
+            sm100_utils.make_smem_layout_a(tiled_mma, self.tile_mnk, self.dtype, stages * self.plan.waves),
+            sm100_utils.make_smem_layout_b(tiled_mma, self.tile_mnk, self.dtype, stages),
+        )
+
+    @cute.kernel
+    def kernel(self, args: DeviceArguments) -> None:
+        plan = self.plan
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        place = cluster_place(plan, cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
+
+        storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
+        barriers = cute.recast_ptr(storage, dtype=Int64)
+        tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
+        a_stages, b_stages, staging = (storage + region.offset for region in plan.smem[1:])
+        pipes = make_pipes(self.graph, barriers, functools.partial(Sm100Pipe, place=place))
+        begin(plan, self.graph, warp, barriers, tmem_address, (args.a_atom, args.b_atom, args.out_atom))
+
+        order = GroupedOrder(
+            args.m_tiles, args.n_tiles, args.batches, plan.config.group_m, cute.arch.cluster_idx()[0],
+            clusters_of_grid(plan),
+        )  # fmt: skip
+        a_layout, b_layout = self._stage_layouts(args.tiled_mma)
+        a_tensor = stage_tensor(a_stages, a_layout, self.dtype)
+        b_tensor = stage_tensor(b_stages, b_layout, self.dtype)
+        count = plan.accumulators * plan.waves
+        accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, tmem_address)
+
+        if warp == plan.load_warp:
+            mma = args.tiled_mma.get_slice(place.rank)
+            along_m, along_n = (plan.pairs[0], place.m), (plan.pairs[1], place.n)
+            a = cute.local_tile(args.a, cute.slice_(self.tile_mnk, (None, 0, None)), (None, None, None))
+            b = cute.local_tile(args.b, cute.slice_(self.tile_mnk, (0, None, None)), (None, None, None))
+            Load(
+                tma_operand((args.a_atom, mma.partition_A(a)), a_tensor, 3, plan.waves, along_m, along_n, place.a_mask),
+                tma_operand((args.b_atom, mma.partition_B(b)), b_tensor, 3, 1, along_n, along_m, place.b_mask),
+                pipes["operands"], order, args.k_blocks, place.leads,
+            ).run()  # fmt: skip
+        elif warp == plan.mma_warp:
+            if place.leads:
+                Mma(
+                    args.tiled_mma, args.tiled_mma.make_fragment_A(a_tensor), args.tiled_mma.make_fragment_B(b_tensor),
+                    accumulators, pipes["operands"], pipes["accumulator"], order, args.k_blocks,
+                    plan.waves, plan.config.idle_clocks,
+                ).run()  # fmt: skip
+        else:
+            ring = warp_staging(
+                staging, (warp - plan.first_epilogue_warp) * plan.config.store_stages, plan.store_rows,
+                plan.config.store_stages, args.out_atom, args.out, ELEMENT_TYPES[plan.problem.out_dtype],
+            )  # fmt: skip
+            GemmEpilogue(
+                plan, accumulators, ring, args.bias, pipes["accumulator"], order, place, warp
+            ).run()  # fmt: skip
+        end(plan, warp, accumulators)
+
+
+def _load(sharers: int) -> cpasync.CopyBulkTensorTileG2SOp | cpasync.CopyBulkTensorTileG2SMulticastOp:
+    """TMA load into CTAs of pairs, of which each of the ``sharers`` CTAs loads its part for all."""
+    kind = cpasync.CopyBulkTensorTileG2SMulticastOp if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp
+    return kind(tcgen05.CtaGroup.TWO)
+
+
+dsl.name_kernel(GemmKernel.kernel, "gemm_sm100a")
+

@@ -1,0 +1,729 @@
+"""The persistent, warp-specialised GEMM with a fused epilogue: allocate, build pipes, dispatch to roles.
+
+Each pair of CTAs walks tiles of 256 x tile_n, or each CTA tiles of 128 x tile_n. The load warp of each CTA streams
+operands, the leader's MMA warp issues UMMAs into one of two accumulators in tensor memory, and the epilogue warps drain
+the other.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.blackwell_helpers as sm100_utils
+from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+
+from cute_kernels import dsl
+from cute_kernels.kernels import ptx
+from cute_kernels.kernels.epilogue import Scales, scale_add_round
+from cute_kernels.kernels.graph import sm100_graph
+from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands
+from cute_kernels.kernels.load import Load, Operand, tma_operand
+from cute_kernels.kernels.pipes import make_pipes, stamp_waits
+from cute_kernels.kernels.sm100.cta_pair import (
+    IntegerMmaOp,
+    Mma,
+    Sm100Pipe,
+    begin,
+    cluster_place,
+    clusters_of_grid,
+    end,
+    release_accumulator,
+    stage_tensor,
+    tensor_memory,
+)
+from cute_kernels.kernels.staging import CHUNK_BYTES, WarpStaging, staging_layout, warp_staging
+from cute_kernels.kernels.stamps import NO_STAMPS, Stamps, idle, make_stamps
+from cute_kernels.kernels.tiles import SnakeOrder, TableRows
+from cute_kernels.plan import LANES, VECTOR_BYTES, Sm100PatchEmbedPlan
+from cute_kernels.plan.base import Phase
+from cute_kernels.plan.patch_embed import WEIGHT_TYPES
+from cute_kernels.plan.patch_embed_sm100 import BLOCK, DIRECT_BYTES
+
+# --- which rows of the output a tile, a CTA and a warp have: consecutive ones, or images at positions ----------------
+
+
+@dataclass(frozen=True)
+class WarpRows:
+    """The 32 rows of a warp in one tile, at one position.
+
+    Attributes:
+        block: block of 32 images, in flat order of 32 rows.
+        position: of all of them, 0 in flat order; possibly beyond the last one.
+    """
+
+    block: Int32
+    position: Int32
+
+
+@dataclass(frozen=True)
+class TileRows:
+    """Rows of a tile: images run fastest, positions next; flat order has one position, whose images are the rows.
+
+    Attributes:
+        rank: which CTA of the pair.
+        images, positions: of the problem.
+        position_tiles: tiles along the positions, which run faster than those of images.
+    """
+
+    plan: Sm100PatchEmbedPlan
+    rank: Int32
+    images: Int32
+    positions: Int32
+    position_tiles: Int32
+
+    @cute.jit
+    def split(self, m_tile: Int32) -> tuple[Int32, Int32]:
+        """``m_tile -> (tile of images, tile of positions)``."""
+        image_tile, position_tile = m_tile, Int32(0)
+        if cutlass.const_expr(self.plan.config.order == "position"):
+            image_tile = m_tile // self.position_tiles
+            position_tile = m_tile - image_tile * self.position_tiles
+        return image_tile, position_tile
+
+    @cute.jit
+    def box(self, m_tile: Int32) -> tuple[Int32, Int32]:
+        """(image block, position block) of what this CTA loads, in boxes of ``cta_images`` x ``cta_positions``."""
+        plan = self.plan
+        image_block, position_block = self.split(m_tile)
+        if cutlass.const_expr(plan.config.tile_positions >= plan.cta_group):
+            position_block = position_block * plan.cta_group + self.rank
+        else:
+            image_block = image_block * plan.cta_group + self.rank
+        return image_block, position_block
+
+    @cute.jit
+    def of_warp(self, m_tile: Int32, quarter: Int32) -> WarpRows:
+        """The rows of a quarter of this CTA's lanes."""
+        plan = self.plan
+        blocks = plan.tile_images // LANES
+        image_tile, position_tile = self.split(m_tile)
+        place = self.rank * (plan.cta_m // LANES) + quarter
+        position = position_tile * plan.config.tile_positions + place // blocks
+        return WarpRows(image_tile * blocks + place % blocks, position)
+
+    @cute.jit
+    def row(self, rows: WarpRows, lane: Int32) -> Int32:
+        """The row of ``x`` and of the output that a lane has; one that exists if it is beyond images or positions.
+
+        In flat order a row beyond the last one stays what it is.
+        """
+        row = rows.block * LANES + lane
+        if cutlass.const_expr(self.plan.config.order == "position"):
+            position = min(rows.position, self.positions - 1)
+            row = min(row, self.images - 1) * self.positions + position
+        return row
+
+
+@dataclass(frozen=True)
+class RowsOperand(Operand):
+    """``x`` as this CTA loads it: TMA view ``[box, image block, k_block, position block]``.
+
+    Attributes:
+        rows: of the tiles.
+    """
+
+    rows: TileRows | None = None
+
+    def place(self, tile: Int32, batch: tuple) -> tuple[Int32, ...]:
+        return self.rows.box(tile)
+
+
+# --- what an epilogue thread reads from global memory for its row: bias + position, and factors of the scale ---------
+
+
+FACTORS = 4
+"""Factors of features in one load of 16 bytes."""
+
+
+def table_view(
+    plan: Sm100PatchEmbedPlan, pointer: cute.Pointer | None, rows: Int32, columns: Int32
+) -> cute.Tensor | None:
+    """``[rows, columns]`` over the table of `Plan.table_shape`, both modes hierarchical unless it is row-major.
+
+    Args:
+        rows: rows of the table in memory.
+        columns: its columns, a multiple of a tile's.
+    """
+    if pointer is None:
+        return None
+    if plan.config.table == "row_major":
+        pitch = cute.assume(columns, divby=plan.tile_n)
+        return cute.make_tensor(pointer, cute.make_layout((rows, columns), stride=(pitch, 1)))
+    vector = BLOCK if plan.config.table == "blocked" else VECTOR_BYTES * 8 // pointer.dtype.width
+    chunks = columns // vector
+    layout = cute.make_layout(
+        ((LANES, cute.ceil_div(rows, LANES)), (vector, chunks)),
+        stride=((vector, cute.assume(chunks * (LANES * vector), divby=LANES * vector)), (1, LANES * vector)),
+    )
+    return cute.make_tensor(pointer, layout)
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """Reads the bias + position table, 16 bytes at a time.
+
+    Attributes:
+        table: view of `table_view`, or None.
+        rows: of the tiles.
+        table_rows: which row of the table a row of the output gets, in flat order.
+    """
+
+    plan: Sm100PatchEmbedPlan
+    table: cute.Tensor | None
+    rows: TileRows
+    table_rows: TableRows
+
+    @cute.jit
+    def row(self, rows: WarpRows, lane: Int32) -> Int32:
+        """The row of the table that a lane adds: in position order the same for all lanes of the warp."""
+        if cutlass.const_expr(self.table is None):
+            return Int32(0)
+        if cutlass.const_expr(self.plan.config.order == "position"):
+            return min(rows.position, self.rows.positions - 1)
+        return self.table_rows.of(self.rows.row(rows, lane))
+
+    @cute.jit
+    def first(self, rows: WarpRows, lane: Int32, column: Int32) -> Int32:
+        """Elements from where the table begins to a lane's row at the first column of its warp, a multiple of 64."""
+        if cutlass.const_expr(self.table is None):
+            return Int32(0)
+        row, layout = self.row(rows, lane), self.table.layout
+        if cutlass.const_expr(self.plan.config.table == "row_major"):
+            return cute.crd2idx((row, column), layout)
+        place = ((row % LANES, row // LANES), (0, column // self.plan.table_shape[3]))
+        return cute.crd2idx(place, layout)
+
+    @cute.jit
+    def load(
+        self, first: Int32, column: cutlass.Constexpr[int], width: cutlass.Constexpr[int]
+    ) -> cute.Tensor | None:
+        """``width`` values of a row, from a column of the warp on; ``first`` is where its columns begin."""
+        if cutlass.const_expr(self.table is None):
+            return None
+        vector = VECTOR_BYTES * 8 // self.table.element_type.width
+        values = cute.make_rmem_tensor(cute.make_layout((vector, width // vector)), self.table.element_type)
+        base = self.table.iterator + cute.assume(first, divby=vector)
+        for i in cutlass.range_constexpr(width // vector):
+            chunk = cute.make_tensor(base + self._further(column + i * vector), cute.make_layout(vector))
+            cute.autovec_copy(chunk, values[None, i])
+        return cute.make_tensor(values.iterator, cute.make_layout(width))
+
+    def _further(self, column: int) -> int:
+        """Elements from the first column of a warp to another one: whole chunks of the layout, and what is left."""
+        if self.plan.config.table == "row_major":
+            return column
+        vector = self.plan.table_shape[3]
+        return column // vector * (LANES * vector) + column % vector
+
+
+@dataclass(frozen=True)
+class ScaleReader:
+    """The multipliers of a thread's row, and of its columns.
+
+    Attributes:
+        scales: dequantisation multipliers.
+    """
+
+    scales: Scales
+
+    @cute.jit
+    def row_factor(self, row: Int32) -> Float32 | None:
+        """What of the multiplier is the same in the whole row, or None."""
+        if cutlass.const_expr(self.scales.rows is None):
+            return self.scales.call
+        return self.scales.row(row)
+
+    @cute.jit
+    def multiplier(
+        self, row_factor: Float32 | None, column: Int32, width: cutlass.Constexpr[int]
+    ) -> Float32 | cute.Tensor:
+        """The multiplier of this thread's row, or those of ``width`` columns.
+
+        All lanes of a warp read the same 16 bytes. Of the features beyond N, a multiple of 8, nothing is stored.
+        """
+        features = self.scales.features
+        if cutlass.const_expr(features is None):
+            return row_factor
+        values = cute.make_rmem_tensor(cute.make_layout((FACTORS, width // FACTORS)), Float32)
+        for i in cutlass.range_constexpr(width // FACTORS):
+            first = cute.assume(min(column + i * FACTORS, cute.size(features) - FACTORS), divby=FACTORS)
+            cute.autovec_copy(cute.make_tensor(features.iterator + first, cute.make_layout(FACTORS)), values[None, i])
+        flat = cute.make_tensor(values.iterator, cute.make_layout(width))
+        if cutlass.const_expr(row_factor is not None):
+            for i in cutlass.range_constexpr(0, width, 2):
+                flat[i], flat[i + 1] = ptx.mul_rn_f32x2((flat[i], flat[i + 1]), (row_factor, row_factor))
+        return flat
+
+
+# --- how a warp's rows of the output leave: registers -> staging -> global memory, one class per way -----------------
+# Every class has ``write`` (values of this thread's row from a column of the warp on), ``finish_tile`` and ``finish``
+# (before the CTA exits). Nothing is shared between warps.
+
+
+BYTES = 2
+"""Of an element of the output."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where all warps of a CTA store.
+
+    Attributes:
+        staging: this CTA's staging area.
+        atom: TMA store of a region, or None where threads store.
+        out: its TMA view ``[images, N, positions]``, or that of the memory itself.
+        rows: of the tiles.
+        stamps: of the warp.
+    """
+
+    plan: Sm100PatchEmbedPlan
+    staging: cute.Pointer
+    atom: cute.CopyAtom | None
+    out: cute.Tensor
+    rows: TileRows
+    stamps: Stamps = NO_STAMPS
+
+    def of_warp(self, columns: int, offset: Int32, lane: Int32) -> TmaStores | CoalescedStores | DirectStores:
+        """The stores of a warp with so many columns, whose staging begins at byte ``offset``."""
+        plan = self.plan
+        if plan.config.store == "direct":
+            return DirectStores(plan, self.out, self.rows, lane, self.stamps)
+        if plan.config.store == "coalesced":
+            pitch = plan.padded_row_bytes(columns)
+            base = self.staging + cute.assume(offset, divby=CHUNK_BYTES)
+            return CoalescedStores(plan, base, pitch, columns, self.out, self.rows, lane, self.stamps)
+        ring = warp_staging(
+            self.staging, offset // plan.store_region_bytes, LANES, plan.store_buffers(columns), self.atom, self.out,
+            BFloat16,
+        )  # fmt: skip
+        return TmaStores(plan, ring, ring.row_chunks(lane), columns, self.stamps)
+
+
+@dataclass(frozen=True)
+class TmaStores:
+    """Swizzled regions of 64 columns, whose TMA stores are issued in groups.
+
+    Attributes:
+        ring: the warp's buffers.
+        row_chunks: where this thread's row of the first buffer keeps its chunks.
+        columns: of the warp.
+    """
+
+    plan: Sm100PatchEmbedPlan
+    ring: WarpStaging
+    row_chunks: tuple[cute.Pointer, ...]
+    columns: int
+    stamps: Stamps
+
+    @cute.jit
+    def write(
+        self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32
+    ) -> None:
+        width = self.plan.store_columns
+        region = column // width
+        group = next(group for group in self.plan.store_groups(self.columns) if group.first <= region < group.end)
+        if cutlass.const_expr(column == group.first * width):
+            self.stamps.mark(Phase.BUFFER)
+            self.ring.acquire(group.pending)
+        self.stamps.mark(Phase.STAGING)
+        self.ring.write_row(values, self.row_chunks, region % self.ring.buffers, column % width)
+        if cutlass.const_expr(column + cute.size(values) == group.end * width):
+            self.stamps.mark(Phase.STORE)
+            self.ring.publish()
+            for i in cutlass.range_constexpr(group.first, group.end):
+                block = first_column // width + i
+                self.ring.issue(i % self.ring.buffers, rows.block, block, rows.position)
+            self.ring.commit()
+
+    def finish_tile(self, rows: WarpRows, first_column: Int32) -> None:
+        """All groups of the tile are issued."""
+
+    def finish(self) -> None:
+        self.ring.finish()
+
+
+@dataclass(frozen=True)
+class CoalescedStores:
+    """Padded rows of staging: each thread writes its own row, then the warp reads row by row and stores it.
+
+    Attributes:
+        base: the warp's staging.
+        pitch: bytes from row to row.
+        columns: of the warp, ``columns / 32`` of which a lane reads of every row.
+        out: ``[images, N, positions]`` over the output.
+    """
+
+    plan: Sm100PatchEmbedPlan
+    base: cute.Pointer
+    pitch: int
+    columns: int
+    out: cute.Tensor
+    rows: TileRows
+    lane: Int32
+    stamps: Stamps
+
+    @cute.jit
+    def write(
+        self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32
+    ) -> None:
+        self.stamps.mark(Phase.STAGING)
+        count = CHUNK_BYTES // BYTES
+        packed = cute.make_tensor(values.iterator, cute.make_layout((count, cute.size(values) // count)))
+        row = self.base + cute.assume(self.lane * self.pitch, divby=CHUNK_BYTES)
+        for i in cutlass.range_constexpr(cute.size(values) // count):
+            target = cute.recast_ptr(row + (column * BYTES + i * CHUNK_BYTES), dtype=BFloat16)
+            cute.autovec_copy(packed[None, i], cute.make_tensor(target, cute.make_layout(count)))
+
+    @cute.jit
+    def finish_tile(self, rows: WarpRows, first_column: Int32) -> None:
+        """Stores the rows that there are; N may end inside the columns of the warp, and is a multiple of 8."""
+        self.stamps.mark(Phase.STORE)
+        count = self.columns // LANES
+        cute.arch.sync_warp()
+        there = min(self.rows.images - rows.block * LANES, LANES)
+        if rows.position >= self.rows.positions:
+            there = Int32(0)
+        column = first_column + self.lane * count
+        if column < cute.size(self.out, mode=[1]):
+            target = _element(self.out, rows.block * LANES, column, rows.position, count * BYTES)
+            mine = self.base + cute.assume(self.lane * (count * BYTES), divby=count * BYTES)
+            for i in cutlass.range(there, unroll=8):
+                staged = mine + cute.assume(i * self.pitch, divby=CHUNK_BYTES)
+                source = cute.make_tensor(cute.recast_ptr(staged, dtype=BFloat16), cute.make_layout(count))
+                row = target + cute.assume(Int64(i) * self.out.stride[0], divby=count)
+                cute.autovec_copy(source, cute.make_tensor(row, cute.make_layout(count)))
+        # The next tile overwrites what other lanes read here.
+        cute.arch.sync_warp()
+
+    def finish(self) -> None:
+        """Threads' own stores outlive them."""
+
+
+@dataclass(frozen=True)
+class DirectStores:
+    """Every thread stores its own row, 32 bytes at a time.
+
+    Attributes:
+        out: ``[images, N, positions]`` over the output, N a multiple of 16.
+    """
+
+    plan: Sm100PatchEmbedPlan
+    out: cute.Tensor
+    rows: TileRows
+    lane: Int32
+    stamps: Stamps
+
+    @cute.jit
+    def write(
+        self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32
+    ) -> None:
+        self.stamps.mark(Phase.STORE)
+        count = DIRECT_BYTES // BYTES
+        image = rows.block * LANES + self.lane
+        there = (image < self.rows.images) & (rows.position < self.rows.positions)
+        words = cute.recast_tensor(values, Int32)
+        for i in cutlass.range_constexpr(cute.size(values) // count):
+            first = first_column + column + i * count
+            target = _element(self.out, image, first, rows.position, DIRECT_BYTES)
+            inside = there & (first < cute.size(self.out, mode=[1]))
+            ptx.st_global_v8(target, tuple(words[i * 8 + j] for j in range(8)), Int32(inside))
+
+    def finish_tile(self, rows: WarpRows, first_column: Int32) -> None:
+        """Everything is stored."""
+
+    def finish(self) -> None:
+        """Threads' own stores outlive them."""
+
+
+@cute.jit
+def _element(
+    out: cute.Tensor, image: Int32, column: Int32, position: Int32, alignment: cutlass.Constexpr[int]
+) -> cute.Pointer:
+    """Where an element of the output is; offsets pass 2^31."""
+    elements = Int64(image) * out.stride[0] + Int64(position) * out.stride[2] + Int64(column)
+    return out.iterator + cute.assume(elements, divby=alignment // BYTES)
+
+
+# --- epilogue warps: accumulators -> scale, bias + position, BF16 -> stores ------------------------------------------
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Drains accumulators, one warp at a time: nothing but the accumulator's barriers is shared between warps.
+
+    Attributes:
+        accumulators: tensor-memory view ``[.., accumulator]`` of this CTA's 128 rows.
+        output: where the warps store.
+        table, scales: what they read.
+        rows: of the tiles.
+    """
+
+    plan: Sm100PatchEmbedPlan
+    accumulators: cute.Tensor
+    output: Output
+    table: TableReader
+    scales: ScaleReader
+    accumulator: Sm100Pipe
+    order: SnakeOrder
+    rows: TileRows
+
+    @cute.jit
+    def run(self, warp: Int32) -> None:
+        """Picks this warp's share of columns; one unrolled copy of the loop exists per distinct width."""
+        plan = self.plan
+        columns, first_column, offset = Int32(0), Int32(0), Int32(0)
+        for i in cutlass.range_constexpr(plan.config.epilogue_warps):
+            if warp == plan.first_epilogue_warp + i:
+                begin, end = plan.epilogue_columns[i]
+                columns, first_column, offset = Int32(end - begin), Int32(begin), Int32(plan.staging_offsets[i])
+        widths = sorted({end - begin for begin, end in plan.epilogue_columns})
+        for i in cutlass.range_constexpr(len(widths)):
+            if columns == widths[i]:
+                self._drain(warp, widths[i], first_column, offset)
+
+    @cute.jit
+    def _drain(self, warp: Int32, columns: cutlass.Constexpr[int], first_column: Int32, offset: Int32) -> None:
+        plan, config = self.plan, self.plan.config
+        width = config.tmem_load_width
+        step = width * config.tmem_loads
+        lane = cute.arch.lane_idx()
+        quarter = self.lane_quarter(warp)
+
+        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), self.accumulators.element_type)
+        # (128 rows, width columns, 1, chunks, accumulators)
+        chunks = cute.flat_divide(self.accumulators[(None, None), 0, 0, None], (plan.cta_m, width))
+        tmem_load = tcgen05.make_tmem_copy(load_atom, chunks[None, None, 0, 0, 0]).get_slice(quarter * LANES + lane)
+        source = tmem_load.partition_S(chunks)
+        fragment_shape = tmem_load.partition_D(cute.make_identity_tensor((plan.cta_m, width))).shape
+        stores = self.output.of_warp(columns, offset, lane)
+
+        state = self.accumulator.consumer_state()
+        for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.accumulator.stamps.mark(Phase.TILE)
+            m_tile, n_tile = self.order.coordinates(tile)
+            rows = self.rows.of_warp(m_tile, quarter)
+            row_factor = self.scales.row_factor(self.rows.row(rows, lane))
+            first = n_tile * plan.tile_n + first_column
+            table_first = self.table.first(rows, lane, first)
+            ahead = []
+            if cutlass.const_expr(config.table_ahead):
+                ahead = self._load_table(table_first, 0)
+            self.accumulator.wait_full(state)
+            if cutlass.const_expr(config.stagger_clocks > 0):
+                self.accumulator.stamps.mark(Phase.STAGGER)
+                idle((warp - plan.first_epilogue_warp) * config.stagger_clocks)
+                self.accumulator.stamps.mark(Phase.READ)
+            ptx.tcgen05_fence_after_thread_sync()
+            for column in cutlass.range_constexpr(0, columns, step):
+                if cutlass.const_expr(column > 0):
+                    self.accumulator.stamps.mark(Phase.READ)
+                addends = ahead
+                if cutlass.const_expr(not config.table_ahead):
+                    addends = self._load_table(table_first, column)
+                elif cutlass.const_expr(column + step < columns):
+                    ahead = self._load_table(table_first, column + step)
+                fragments = []
+                for i in cutlass.range_constexpr(config.tmem_loads):
+                    fragment = cute.make_rmem_tensor(fragment_shape, self.accumulators.element_type)
+                    chunk = (first_column + column) // width + i
+                    cute.copy(tmem_load, source[None, None, None, 0, chunk, state.index], fragment)
+                    fragments.append(fragment)
+                cute.arch.fence_view_async_tmem_load()
+                if cutlass.const_expr(config.early_release and column + step == columns):
+                    release_accumulator(self.accumulator, state)
+                for i in cutlass.range_constexpr(config.tmem_loads):
+                    self.accumulator.stamps.mark(Phase.MATH)
+                    begin = column + i * width
+                    scale = self.scales.multiplier(row_factor, first + begin, width)
+                    registers = _as_floats(cute.make_tensor(fragments[i].iterator, cute.make_layout(width)))
+                    values = scale_add_round(registers, addends[i], scale, config.epilogue, packed_f32=True)
+                    stores.write(values, begin, rows, first)
+            stores.finish_tile(rows, first)
+            if cutlass.const_expr(not config.early_release):
+                release_accumulator(self.accumulator, state)
+            state.advance()
+        stores.finish()
+
+    @cute.jit
+    def _load_table(self, row: Int32, column: cutlass.Constexpr[int]) -> list[cute.Tensor | None]:
+        """What is added to the columns of one step, for each of its loads."""
+        width = self.plan.config.tmem_load_width
+        return [self.table.load(row, column + i * width, width) for i in range(self.plan.config.tmem_loads)]
+
+    @staticmethod
+    def lane_quarter(warp: Int32) -> Int32:
+        """Quarter of the tensor-memory lanes that a warp may reach, by its hardware id (PTX ISA, tcgen05.ld)."""
+        return warp % 4
+
+
+def _as_floats(sums: cute.Tensor) -> cute.Tensor:
+    """The registers themselves, or integers rounded to FP32."""
+    if sums.element_type is Float32:
+        return sums
+    values = cute.make_rmem_tensor(sums.layout, Float32)
+    values.store(sums.load().to(Float32))
+    return values
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceArguments:
+    """What the host function hands to the kernel: TMA atoms with their views, layouts, table, scale and sizes."""
+
+    tiled_mma: cute.TiledMma
+    x_atom: cute.CopyAtom
+    x: cute.Tensor
+    x_layout: cute.ComposedLayout
+    x_boxes: cute.ComposedLayout
+    weight_atom: cute.CopyAtom
+    weight: cute.Tensor
+    weight_layout: cute.ComposedLayout
+    out_atom: cute.CopyAtom | None
+    out: cute.Tensor
+    table: cute.Tensor | None
+    table_index: cute.Tensor | None
+    table_rows: Int32
+    rows: Int32
+    images: Int32
+    positions: Int32
+    position_tiles: Int32
+    scales: Scales
+    order_m_tiles: Int32
+    order_n_tiles: Int32
+    k_blocks: Int32
+
+
+class PatchEmbedKernel(RowsHost):
+    """Host entry and kernel for one plan: one compiled kernel serves all sizes."""
+
+    plan: Sm100PatchEmbedPlan
+
+    def __init__(self, plan: Sm100PatchEmbedPlan) -> None:
+        super().__init__(plan, sm100_graph(plan))
+        self.element = ELEMENT_TYPES[plan.problem.in_dtype]
+        self.weight_element = ELEMENT_TYPES[WEIGHT_TYPES[plan.problem.in_dtype]]
+        self.accumulator = Int32 if plan.sums_integers else Float32
+
+    def arguments(self, operands: RowsOperands) -> DeviceArguments:
+        plan, config, o = self.plan, self.plan.config, operands
+        tiled_mma = self._tiled_mma()
+        tile_mnk = (plan.tile_m, plan.tile_n, plan.tile_k)
+        x_layout = sm100_utils.make_smem_layout_a(tiled_mma, tile_mnk, self.element, config.stages)
+        weight_layout = sm100_utils.make_smem_layout_b(tiled_mma, tile_mnk, self.weight_element, config.stages)
+        cluster_vmnk = cute.tiled_divide(cute.make_layout((*plan.cluster,)), (tiled_mma.thr_id,))
+        load = cpasync.CopyBulkTensorTileG2SOp(self.group)
+        x_atom, x_view = cpasync.make_tiled_tma_atom(load, o.x, self._x_boxes(1), self._x_box())
+        weight_tma = cute.nvgpu.make_tiled_tma_atom_B(
+            load, o.weight, cute.slice_(weight_layout, (None, None, None, 0)), tile_mnk, tiled_mma, cluster_vmnk.shape
+        )
+        out_atom, out = None, o.out
+        if config.store == "tma":
+            box = (LANES, plan.store_columns)
+            out_atom, out = cpasync.make_tiled_tma_atom(
+                cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(*box), box
+            )
+        n_tiles = cute.ceil_div(o.n, plan.tile_n)
+        height = o.table_rows + int(plan.problem.table_index)
+        position_tiles = cute.ceil_div(o.positions, config.tile_positions)
+        return DeviceArguments(
+            tiled_mma, x_atom, x_view, x_layout, self._x_boxes(config.stages), weight_tma.atom, weight_tma.tma_tensor,
+            weight_layout, out_atom, out, table_view(plan, o.table, height, n_tiles * plan.tile_n), o.table_index,
+            o.table_rows, o.rows, o.images, Int32(o.positions), Int32(position_tiles), o.scales,
+            cute.ceil_div(o.images, plan.tile_images) * position_tiles, n_tiles, cute.ceil_div(o.k, plan.tile_k),
+        )  # fmt: skip
+
+    @property
+    def group(self) -> tcgen05.CtaGroup:
+        return tcgen05.CtaGroup.TWO if self.plan.cta_group == 2 else tcgen05.CtaGroup.ONE
+
+    def _x_box(self) -> tuple[int, int, int]:
+        """``[images, 128 bytes of K, positions]`` of a CTA's rows: TMA puts them one after another, images fastest."""
+        return (self.plan.cta_images, self.plan.tile_k, self.plan.cta_positions)
+
+    def _x_boxes(self, stages: int) -> cute.ComposedLayout:
+        """The bytes of the stages of ``x`` as TMA fills them: `_x_box` and, of several, their number."""
+        atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, self.element)
+        layout = cute.tile_to_shape(atom, (*self._x_box(), stages), order=(0, 1, 2, 3))
+        return layout if stages > 1 else cute.slice_(layout, (None, None, None, 0))
+
+    def _tiled_mma(self) -> cute.TiledMma:
+        shape, group = (self.plan.tile_m, self.plan.tile_n), self.group
+        if self.plan.sums_integers:
+            operation = IntegerMmaOp(self.element, self.weight_element, shape, group, tcgen05.OperandSource.SMEM)
+            return cute.make_tiled_mma(cute.make_mma_atom(operation))
+        return sm100_utils.make_trivial_tiled_mma(
+            self.element, self.weight_element, OperandMajorMode.K, OperandMajorMode.K, Float32, group, shape
+        )
+
+    @cute.kernel
+    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
+        plan = self.plan
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.ctas > 1 else Int32(0)
+
+        storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
+        barriers = cute.recast_ptr(storage, dtype=Int64)
+        tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
+        x_stages, weight_stages, staging = (storage + region.offset for region in plan.smem[1:])
+        place = cluster_place(plan, rank)
+        pipes = make_pipes(self.graph, barriers, functools.partial(Sm100Pipe, place=place))
+
+        atoms = (args.x_atom, args.weight_atom, args.out_atom)
+        begin(plan, self.graph, warp, barriers, tmem_address, tuple(atom for atom in atoms if atom is not None))
+
+        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
+        rows = TileRows(plan, rank, args.images, args.positions, args.position_tiles)
+        order = SnakeOrder(
+            args.order_m_tiles, args.order_n_tiles, cute.arch.block_idx()[0] // plan.ctas, clusters_of_grid(plan),
+            plan.config.snake,
+        )  # fmt: skip
+        x_tensor = stage_tensor(x_stages, args.x_layout, self.element)
+        weight_tensor = stage_tensor(weight_stages, args.weight_layout, self.weight_element)
+        accumulators = tensor_memory(
+            args.tiled_mma, (plan.tile_m, plan.tile_n), plan.accumulators, tmem_address, self.accumulator
+        )
+
+        if warp == plan.load_warp:
+            self._load(args, x_stages, weight_tensor, pipes["operands"], order, rows, place).run()
+        elif warp == plan.mma_warp:
+            if place.leads:
+                Mma(
+                    args.tiled_mma, args.tiled_mma.make_fragment_A(x_tensor),
+                    args.tiled_mma.make_fragment_B(weight_tensor), accumulators,
+                    pipes["operands"], pipes["accumulator"], order, args.k_blocks,
+                ).run()  # fmt: skip
+        else:
+            self._epilogue(args, accumulators, staging, pipes["accumulator"], order, rows).run(warp)
+
+        stamps.finish()
+        end(plan, warp, accumulators)
+
+    def _load(self, args, x_stages, weight_tensor, pipe, order, rows, place) -> Load:
+        plan = self.plan
+        boxes = cute.local_tile(args.x, self._x_box(), (None, None, None))
+        stages = stage_tensor(x_stages, args.x_boxes, self.element)
+        x = tma_operand((args.x_atom, boxes), stages, 3)
+        weight = cute.local_tile(args.weight, (plan.tile_n, plan.tile_k), (None, None))
+        weight = args.tiled_mma.get_slice(rows.rank).partition_B(weight)
+        return Load(
+            RowsOperand(x.atom, x.source, x.stages, rows=rows),
+            tma_operand((args.weight_atom, weight), weight_tensor, 3), pipe, order, args.k_blocks, place.leads,
+        )  # fmt: skip
+
+    def _epilogue(self, args, accumulators, staging, pipe, order, rows) -> Epilogue:
+        plan = self.plan
+        table_rows = TableRows(args.table_rows, args.table_index, args.rows)
+        return Epilogue(
+            plan, accumulators, Output(plan, staging, args.out_atom, args.out, rows, pipe.stamps),
+            TableReader(plan, args.table, rows, table_rows), ScaleReader(args.scales.loaded()), pipe, order, rows,
+        )  # fmt: skip
+
+
+dsl.name_kernel(PatchEmbedKernel.kernel, "patch_embed_sm100a")
+

@@ -1,0 +1,275 @@
+"""The persistent GEMM over images for Blackwell: allocate, build pipes, dispatch to roles.
+
+The output is computed transposed, ``D[feature, patch] = weight * patches^T``: 128 features of the weight, or both terms
+of 64, stay in each CTA for the whole launch, and strips of images, which TMA reads where they lie, are the N operand.
+The load warp of each CTA streams strips, the leader's MMA warp issues, and the epilogue warps drain one part of the
+accumulators while another is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import cpasync, tcgen05
+
+from cute_kernels import dsl
+from cute_kernels.kernels import ptx
+from cute_kernels.kernels.graph import sm100_transposed_graph
+from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, ImagesOperands
+from cute_kernels.kernels.sm100.transposed import (
+    MATRICES,
+    MMA_STEPS,
+    TransposedEpilogue,
+    TransposedKernel,
+    make_mma,
+    smem_tma,
+    staging_layout,
+    warp_staging,
+)
+from cute_kernels.kernels.strips import (
+    TABLE_VALUES,
+    TERM_FACTOR,
+    StripLoad,
+    images_layout,
+    operand_layout,
+    out_layout,
+    row_swizzle,
+    scale_of_feature,
+    strip_boxes,
+    strip_layout,
+    table_view,
+)
+from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.plan import LANES, Sm100ImagesPlan
+from cute_kernels.plan.images import STRIP_PATCH
+from cute_kernels.plan.images_strips import BLOCK_FEATURES
+from cute_kernels.plan.tiles import COLUMN_GROUP
+
+# --- strips of images as the N operand of tcgen05.mma, where they land -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Operand stages that begin at ``strips`` in shared memory."""
+
+    plan: Sm100ImagesPlan
+    strips: cute.Pointer
+
+    def fragments(self, tiled_mma: cute.TiledMma, first: int, columns: int) -> cute.Tensor:
+        """Shared-memory descriptors ``[.., k step in block, block]`` of this CTA's patches of a part of the columns."""
+        plan = self.plan
+        count, first = columns // plan.cta_group, first // plan.cta_group
+        if plan.pixel_bytes == 2:
+            rows, blocks = STRIP_PATCH * plan.cta_patches, plan.config.stages * plan.config.stage_blocks
+            layout = cute.make_layout(
+                ((count, STRIP_PATCH), 1, MMA_STEPS, blocks), stride=((STRIP_PATCH, 1), 0, rows, MMA_STEPS * rows)
+            )
+            strips = self.strips + plan.pixel_bytes * STRIP_PATCH * first
+            strips = cute.recast_ptr(strips, row_swizzle(plan.row_parts[0]), dtype=ELEMENT_TYPES[plan.problem.in_dtype])
+            return tiled_mma.make_fragment_B(cute.make_tensor(strips, layout))
+        whole = operand_layout(plan, plan.row_parts[0])
+        chunks, step, block = whole.stride[1], 2 * whole.stride[1][1], whole.stride[2]
+        layout = cute.make_layout(
+            ((count, (STRIP_PATCH, 2)), 1, MMA_STEPS, whole.shape[2]), stride=((STRIP_PATCH, chunks), 0, step, block)
+        )
+        strips = self.strips + STRIP_PATCH * first
+        return tiled_mma.make_fragment_B(cute.make_tensor(strips, layout))
+
+
+# --- epilogue warps: sums -> FP32, scale, bias + position, rounding -> transposed staging -> TMA stores --------------
+
+
+BLOCKS = LANES // BLOCK_FEATURES
+"""Blocks of 16 lanes of a warp: of 16 features each, or the two terms of 16 features."""
+
+
+@dataclass(frozen=True)
+class Epilogue(TransposedEpilogue):
+    """Of patches out of images, stored to ``[box, tile of a grid row, block of features, image tile, grid row]``.
+
+    Integer sums by the contracts ``int8`` and ``int16`` of the reference; FP32 sums get the table by one addition, and
+    are rounded.
+
+    Attributes:
+        table: ``[4, 32, period, padded features / 16, position tiles]`` view of the table, or None: see
+            `StripsPlan.table_shape`.
+        scales: of the four or two features of a thread, ``lane / 4 + 8 i``; None of FP32 sums.
+        row_tiles: tiles along a grid row.
+    """
+
+    plan: Sm100ImagesPlan
+    table: cute.Tensor | None
+    scales: tuple[Float32, ...] | None
+    row_tiles: Int32
+
+    def registers(self) -> cute.Tensor | None:
+        """``[4, blocks of 16 features, period]``: read anew where the position changes, with images fastest rarely."""
+        if self.table is None:
+            return None
+        values = cute.make_rmem_tensor(cute.make_layout((TABLE_VALUES, self._blocks, self.plan.table_period)), Float32)
+        values.fill(0.0)
+        return values
+
+    @cute.jit
+    def fetch(self, registers: cute.Tensor | None, row_block: Int32, position: Int32, held: Int32) -> Int32:
+        if cutlass.const_expr(registers is not None):
+            tile = position if self.plan.problem.table_rows > 1 else Int32(0)
+            if tile != held:
+                self._load_table(registers, tile)
+                held = tile
+        return held
+
+    @cute.jit
+    def finish(
+        self, sums: cute.Tensor, registers: cute.Tensor | None, held: Int32, row: cutlass.Constexpr[int],
+        row_block: Int32, position: Int32,
+    ) -> cute.Tensor:  # fmt: skip
+        matrices = MATRICES // self.plan.terms
+        values = cute.make_rmem_tensor(cute.make_layout((2, matrices)), Float32)
+        for i in cutlass.range_constexpr(matrices):
+            pair = (Float32(sums[0, i % 2, i // 2]), Float32(sums[1, i % 2, i // 2]))
+            if cutlass.const_expr(self.plan.terms == 2):
+                factor, low = Float32(TERM_FACTOR), (Float32(sums[0, i, 1]), Float32(sums[1, i, 1]))
+                pair = ptx.fma_rn_f32x2(pair, (factor, factor), low)
+            scale = (Float32(1.0), Float32(1.0)) if self.scales is None else (self.scales[i], self.scales[i])
+            if cutlass.const_expr(registers is None and self.scales is None):
+                values[0, i], values[1, i] = pair
+            elif cutlass.const_expr(registers is None):
+                values[0, i], values[1, i] = ptx.mul_rn_f32x2(pair, scale)
+            else:
+                j = row // COLUMN_GROUP % self.plan.table_period
+                addends = (registers[2 * (i % 2), i // 2, j], registers[2 * (i % 2) + 1, i // 2, j])
+                values[0, i], values[1, i] = ptx.fma_rn_f32x2(pair, scale, addends)
+        rounded = cute.make_rmem_tensor(cute.make_layout((2, matrices)), self.staging.dtype)
+        rounded.store(values.load().to(self.staging.dtype))
+        return rounded
+
+    @cute.jit
+    def store(self, row_block: Int32, position: Int32) -> None:
+        grid_row = position // self.row_tiles
+        row_tile = position - grid_row * self.row_tiles
+        self.staging.store(row_tile, self.feature_block, row_block, grid_row)
+
+    @property
+    def _blocks(self) -> int:
+        """Blocks of 16 features of this warp."""
+        return BLOCKS // self.plan.terms
+
+    @cute.jit
+    def _load_table(self, values: cute.Tensor, tile: Int32) -> None:
+        for j in cutlass.range_constexpr(self.plan.table_period):
+            for block in cutlass.range_constexpr(self._blocks):
+                source = self.table[None, self.staging.lane, j, self.feature_block * self._blocks + block, tile]
+                cute.autovec_copy(source, values[None, block, j])
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceArguments:
+    """What the host function hands to the kernel: TMA atoms with their views, weight, table, scales and sizes.
+
+    ``weight`` is ``[N, K]`` in memory, or its TMA view where ``weight_atom`` loads it into shared memory.
+    """
+
+    images_atom: cute.CopyAtom
+    images: cute.Tensor
+    weight_atom: cute.CopyAtom | None
+    weight: cute.Tensor
+    weight_low: cute.Tensor | None
+    out_atom: cute.CopyAtom
+    out: cute.Tensor
+    table: cute.Tensor | None
+    scale: cute.Tensor | None
+    image_tiles: Int32
+    row_tiles: Int32
+    position_tiles: Int32
+    groups: Int32
+
+
+class PatchEmbedImagesKernel(ImagesHost, TransposedKernel):
+    """Host entry and kernel for one plan."""
+
+    plan: Sm100ImagesPlan
+
+    def __init__(self, plan: Sm100ImagesPlan) -> None:
+        super().__init__(plan, sm100_transposed_graph(plan))
+
+    def arguments(self, operands: ImagesOperands) -> DeviceArguments:
+        plan, o = self.plan, operands
+        images = cute.make_tensor(o.images, images_layout(plan, o.batch, o.height, o.width))
+        out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
+        group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
+        images_atom, images_view = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileG2SOp(group), images, strip_layout(plan, 1), plan.load_box
+        )
+        out_atom, out_view = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._out_box
+        )
+        weight_atom, weight = None, o.weight
+        if plan.config.weight == "smem":
+            weight_atom, weight = smem_tma(plan, make_mma(plan, plan.parts[0][1]), weight)
+        row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
+        position_tiles = row_tiles * o.grid_height
+        groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
+        scale = None if o.scale is None else cute.make_tensor(o.scale, cute.make_layout((o.n,)))
+        return DeviceArguments(
+            images_atom, images_view, weight_atom, weight, o.weight_low, out_atom, out_view,
+            table_view(plan, o.table, groups, position_tiles), scale, cute.ceil_div(o.batch, plan.tile_images),
+            row_tiles, position_tiles, groups,
+        )  # fmt: skip
+
+    @cute.kernel
+    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
+        self.run(args, profile)
+
+    def atoms(self, args: DeviceArguments) -> tuple[cute.CopyAtom, ...]:
+        return args.images_atom, args.out_atom
+
+    def order(self, args: DeviceArguments, first: Int32, step: Int32) -> ImageOrder | PositionOrder:
+        kind = ImageOrder if self.plan.config.order == "row" else PositionOrder
+        return kind(args.image_tiles, args.position_tiles, first, step)
+
+    def load(self, args, stages, pipe, order, place) -> StripLoad:
+        plan = self.plan
+        source, boxes = strip_boxes(plan, (args.images_atom, args.images), stages, (1, 0))
+        return StripLoad(
+            plan, args.images_atom, source, boxes, pipe, order, args.row_tiles,
+            image_step=plan.cta_group, first_images=place.rank, announces=place.leads,
+        )  # fmt: skip
+
+    def operand(self, stages: cute.Pointer) -> Strips:
+        return Strips(self.plan, stages)
+
+    def terms(self, args: DeviceArguments) -> tuple[cute.Tensor, cute.Tensor | None]:
+        return args.weight, args.weight_low
+
+    @property
+    def _out_box(self) -> tuple[int, int, int, int]:
+        """``[patches, features, images, grid rows]`` of a warp's part of a tile."""
+        return (self.plan.tile_patches, self.plan.warp_features, self.plan.tile_images, 1)
+
+    def _staging_layout(self) -> cute.ComposedLayout:
+        """Patches follow each other, image after image, as those of a tile do."""
+        plan, row = self.plan, self.plan.warp_features
+        return staging_layout(self._out_box, (row, 1, row * plan.tile_patches, row * plan.columns), row)
+
+    def epilogue(self, args, accumulators, staging, pipe, order, slab, quarter) -> Epilogue:
+        plan = self.plan
+        block = slab * plan.epilogue_warps + quarter
+        scales, lane = None, cute.arch.lane_idx()
+        ring = warp_staging(plan, staging, self._staging_layout(), args.out_atom, args.out, self._out_box, quarter)
+        if cutlass.const_expr(args.scale is not None):
+            first = block * plan.warp_features + lane // 4
+            scales = tuple(scale_of_feature(args.scale, first + 8 * i) for i in range(plan.warp_features // 8))
+        return Epilogue(
+            plan, accumulators, ring, pipe, order, block, quarter, args.table, scales, args.row_tiles
+        )
+
+
+dsl.name_kernel(PatchEmbedImagesKernel.kernel, "patch_embed_images_sm100a")
+

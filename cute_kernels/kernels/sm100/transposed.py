@@ -1,0 +1,658 @@
+"""What the device functions of the kernels whose weight stays on chip have in common: allocate, dispatch to roles."""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.blackwell_helpers as sm100_utils
+from cutlass import Boolean, Float32, Int32, Int64, Uint8
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05, warp
+
+from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types
+from cute_kernels.kernels import ptx
+from cute_kernels.kernels.graph import Graph
+from cute_kernels.kernels.host import ELEMENT_TYPES
+from cute_kernels.kernels.pipes import Pipe, make_pipes, stamp_waits
+from cute_kernels.kernels.sm100.cta_pair import (
+    ClusterPlace,
+    IntegerMmaOp,
+    Sm100Pipe,
+    begin,
+    cluster_place,
+    end,
+    release_accumulator,
+)
+from cute_kernels.kernels.stamps import make_stamps
+from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Phase
+from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
+from cute_kernels.plan.tiles import COLUMN_GROUP
+
+# --- the instruction of the transposed product, and its accumulators in tensor memory --------------------------------
+
+
+MMA_STEPS = 4
+"""MMAs of K = 32 bytes in one K block of 128 bytes."""
+
+LANE_STRIDE = 1 << 16
+"""Tensor-memory addresses have the lane in their upper half."""
+
+
+def accumulator_type(plan: Sm100TransposedPlan) -> type:
+    """Of integers 32-bit integers, which are exact."""
+    return Int32 if plan.weight_dtype == "int8" else Float32
+
+
+def make_mma(plan: Sm100TransposedPlan, columns: int) -> cute.TiledMma:
+    """The instruction of one part of a tile: ``kind::i8``, ``kind::f8f6f4``, or ``kind::f16`` of 16-bit elements."""
+    group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
+    source = tcgen05.OperandSource.TMEM if plan.config.weight == "tmem" else tcgen05.OperandSource.SMEM
+    shape = (plan.lanes * plan.cta_group, columns)
+    weight, rows = ELEMENT_TYPES[plan.weight_dtype], ELEMENT_TYPES[plan.problem.in_dtype]
+    if plan.weight_dtype == "int8":
+        return cute.make_tiled_mma(IntegerMmaOp(weight, rows, shape, group, source))
+    return sm100_utils.make_trivial_tiled_mma(
+        weight, rows, OperandMajorMode.K, OperandMajorMode.K, Float32, group, shape, source
+    )
+
+
+def accumulators_of_parts(plan: Sm100TransposedPlan, tmem: cute.Pointer) -> tuple[cute.Tensor, ...]:
+    """Tensor-memory view ``[.., accumulator]`` of each part of the columns."""
+    return tuple(_accumulators(plan, tmem, first, columns) for first, columns in plan.parts)
+
+
+def _accumulators(plan: Sm100TransposedPlan, tmem: cute.Pointer, first: int, columns: int) -> cute.Tensor:
+    shape = ((plan.lanes, columns), 1, 1, plan.config.accumulators)
+    return cute.make_tensor(
+        cute.recast_ptr(tmem + first, dtype=accumulator_type(plan)),
+        cute.make_layout(shape, stride=((LANE_STRIDE, 1), 0, 0, plan.columns)),
+    )
+
+
+# --- the weight of a CTA's features where it stays for the whole launch: tensor memory, or shared memory -------------
+
+
+_FILL_COLUMNS = 32
+"""Columns of tensor memory that one tcgen05.st of a warp writes, from as many registers."""
+
+
+# ---- tensor memory --------------------------------------------------------------------------------------------------
+
+
+@cute.jit
+def fill_tensor_memory(
+    plan: cutlass.Constexpr[Sm100TransposedPlan], terms: tuple[cute.Tensor, cute.Tensor | None], tmem: cute.Pointer,
+    slab: Int32, thread: Int32, pipe: Sm100Pipe,
+) -> None:  # fmt: skip
+    """Epilogue warp: writes the weight of its features, K-major, four bytes to a column; and says so.
+
+    Of two terms, the first half of its lanes gets the high one of as many features and the other half their low one.
+    Lanes beyond the last feature get the weight of that one: TMA clips what is computed of it.
+
+    Args:
+        plan: says where.
+        terms: ``[N, K]`` each in global memory, the high one first; the other one is None where there is one.
+        tmem: the columns of the weight.
+        slab: which features of the weight.
+        thread: lane of tensor memory.
+        pipe: of the weight.
+    """
+    columns = plan.weight_columns
+    memory = cute.make_tensor(tmem, cute.make_layout((plan.lanes, columns), stride=(LANE_STRIDE, 1)))
+    chunks = cute.flat_divide(memory, (plan.lanes, _FILL_COLUMNS))
+    atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(_FILL_COLUMNS)), Int32)
+    store = tcgen05.make_tmem_copy(atom, chunks[None, None, 0, 0]).get_slice(thread)
+    target = store.partition_D(chunks)
+    shape = store.partition_S(cute.make_identity_tensor((plan.lanes, _FILL_COLUMNS))).shape
+    own = plan.warp_features
+    feature = thread if plan.terms == 1 else thread // LANES * own + thread % own
+    feature = min(slab * plan.features + feature, terms[0].shape[0] - 1)
+    for i in cutlass.range(columns // _FILL_COLUMNS, unroll=1):
+        registers = cute.make_rmem_tensor(shape, Int32)
+        words = cute.make_tensor(registers.iterator, cute.make_layout(_FILL_COLUMNS))
+        _load_words(_words(plan, terms[0], feature), i, words)
+        if cutlass.const_expr(plan.terms == 2):
+            if thread % LANES >= own:
+                _load_words(_words(plan, terms[1], feature), i, words)
+        cute.copy(store, registers, target[None, None, None, 0, i])
+    cute.arch.fence_view_async_tmem_store()
+    ptx.tcgen05_fence_before_thread_sync()
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        pipe.arrive_full_at_leader(pipe.producer_state())
+
+
+def _words(plan: Sm100TransposedPlan, weight: cute.Tensor, feature: Int32) -> cute.Tensor:
+    """One feature's K, four bytes in a word."""
+    k, itemsize = weight.shape[1], ITEMSIZE[plan.weight_dtype]
+    divisor = k if isinstance(k, int) else VECTOR_BYTES // itemsize
+    row = cute.recast_ptr(weight.iterator + cute.assume(feature * k, divby=divisor), dtype=Int32)
+    return cute.make_tensor(row, cute.make_layout(k * itemsize // 4))
+
+
+@cute.jit
+def _load_words(words: cute.Tensor, chunk: Int32, registers: cute.Tensor) -> None:
+    """Chunk ``chunk`` of a feature's words, zeros beyond them: K, in whole vectors, may end inside the last one."""
+    count = cute.size(words)
+    if cutlass.const_expr(isinstance(count, int) and count % _FILL_COLUMNS == 0):
+        source = cute.make_tensor(words.iterator, cute.make_layout((_FILL_COLUMNS, count // _FILL_COLUMNS)))
+        cute.autovec_copy(source[None, chunk], registers)
+    else:
+        width = cutlass.const_expr(VECTOR_BYTES // 4)
+        vectors = cute.make_tensor(registers.iterator, cute.make_layout((width, _FILL_COLUMNS // width)))
+        vectors.fill(0)
+        for i in cutlass.range_constexpr(_FILL_COLUMNS // width):
+            first = cute.assume(chunk * _FILL_COLUMNS + i * width, divby=width)
+            if first < count:
+                cute.autovec_copy(
+                    cute.make_tensor(words.iterator + first, cute.make_layout(width)), vectors[None, i]
+                )
+
+
+@dsl_user_op
+def _signed_tensor(pointer: cute.Pointer, layout: cute.Layout, *, loc=None, ip=None) -> cute.Tensor:
+    """Tensor-memory view of si8, as an integer MMA wants it. Elements of ``Int8`` are i8, which it refuses.
+
+    CuTe DSL 4.8.1 has no public way to them.
+    """
+    kind = cute_ir.PtrType.get(mlir_types.si8(), cute_ir.AddressSpace.tmem, 16)
+    return cute.make_tensor(cute_ir.recast_iter(kind, pointer.value, loc=loc, ip=ip), layout, loc=loc, ip=ip)
+
+
+# ---- shared memory --------------------------------------------------------------------------------------------------
+
+
+def smem_layout(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma) -> cute.ComposedLayout:
+    """``[.., K block]``, SWIZZLE_128B."""
+    return sm100_utils.make_smem_layout_a(tiled_mma, _tile(plan), _weight_type(plan), plan.k_blocks)
+
+
+def smem_tensor(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
+    layout = smem_layout(plan, tiled_mma)
+    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=_weight_type(plan)), layout.outer)
+
+
+def smem_tma(
+    plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, weight: cute.Tensor
+) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """TMA load of one K block of a CTA's features: atom and view of ``[N, K]``."""
+    group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
+    block = cute.slice_(smem_layout(plan, tiled_mma), (None, None, None, 0))
+    cluster_vmnk = cute.tiled_divide(cute.make_layout(plan.cluster), (tiled_mma.thr_id,))
+    tma = cute.nvgpu.make_tiled_tma_atom_A(
+        cpasync.CopyBulkTensorTileG2SOp(group), weight, block, _tile(plan), tiled_mma, cluster_vmnk.shape
+    )
+    return tma.atom, tma.tma_tensor
+
+
+def _tile(plan: Sm100TransposedPlan) -> tuple[int, int, int]:
+    return (plan.lanes * plan.cta_group, plan.parts[0][1], plan.tile_k)
+
+
+def _weight_type(plan: Sm100TransposedPlan) -> type:
+    return ELEMENT_TYPES[plan.weight_dtype]
+
+
+@dataclass(frozen=True)
+class WeightLoad:
+    """Load warp: fetches the weight into shared memory, once.
+
+    Attributes:
+        atom, source, blocks: TMA view ``[box, group of features, K block]`` and buffers ``[box, K block]``.
+        group: of this cluster.
+        announces: whether this CTA announces the bytes; those of a pair complete on the leader's barrier.
+    """
+
+    plan: Sm100TransposedPlan
+    atom: cute.CopyAtom
+    source: cute.Tensor
+    blocks: cute.Tensor
+    pipe: Sm100Pipe
+    group: Int32
+    announces: Boolean
+
+    @cute.jit
+    def run(self) -> None:
+        state = self.pipe.producer_state()
+        if self.announces:
+            with cute.arch.elect_one():
+                self.pipe.announce_bytes(state)
+        for block in cutlass.range_constexpr(self.plan.k_blocks):
+            barrier = self.pipe.full_barrier(state)
+            cute.copy(self.atom, self.source[None, self.group, block], self.blocks[None, block], tma_bar_ptr=barrier)
+
+
+def weight_load(
+    plan: Sm100TransposedPlan, tma: tuple[cute.CopyAtom, cute.Tensor], stages: cute.Pointer, pipe: Sm100Pipe,
+    group: Int32, place: ClusterPlace,
+) -> WeightLoad:  # fmt: skip
+    """The load of this CTA's part of the weight.
+
+    Args:
+        plan: what is loaded.
+        tma: of `smem_tma`.
+        stages: the weight in shared memory.
+        pipe: of the weight.
+        group: of features, of this cluster.
+        place: of this CTA.
+    """
+    tiled_mma = make_mma(plan, plan.parts[0][1])
+    tile_m, _, tile_k = _tile(plan)
+    boxes = tiled_mma.get_slice(place.rank).partition_A(cute.local_tile(tma[1], (tile_m, tile_k), (None, None)))
+    blocks, source = cpasync.tma_partition(
+        tma[0], 0, cute.make_layout(1), cute.group_modes(smem_tensor(plan, tiled_mma, stages), 0, 3),
+        cute.group_modes(boxes, 0, 3),
+    )  # fmt: skip
+    return WeightLoad(plan, tma[0], source, blocks, pipe, group, place.leads)
+
+
+# ---- the operand of the MMAs ----------------------------------------------------------------------------------------
+
+
+def weight_fragments(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, place: cute.Pointer) -> cute.Tensor:
+    """The A operand ``[.., k step]`` in the memory in which it stays; ``place`` is where it begins there."""
+    if plan.config.weight == "smem":
+        return cute.group_modes(tiled_mma.make_fragment_A(smem_tensor(plan, tiled_mma, place)), 2, 4)
+    shape = tiled_mma.partition_shape_A((plan.lanes * plan.cta_group, plan.k_blocks * plan.tile_k))
+    layout = tiled_mma.make_fragment_A(shape).layout
+    if plan.weight_dtype == "int8":
+        return _signed_tensor(place, layout)
+    return cute.make_tensor(cute.recast_ptr(place, dtype=_weight_type(plan)), layout)
+
+
+# --- MMA warp of the leader CTA: rows of ``x`` and the resident weight -> accumulators -------------------------------
+
+
+class RowsOperand(Protocol):
+    """The N operand as it lies in shared memory."""
+
+    def fragments(self, tiled_mma: cute.TiledMma, first: int, columns: int) -> cute.Tensor:
+        """Shared-memory descriptors ``[.., k step in block, block]`` of this CTA's rows of a part of the columns."""
+
+
+@dataclass(frozen=True)
+class Mma:
+    """Issues the MMAs of every tile of this cluster, part by part.
+
+    All parts read the same stages: the first waits for them, the last frees them. While the MMAs of one part run, the
+    epilogue drains the part before.
+
+    Attributes:
+        rows: operand stages in shared memory.
+        weight: where it begins, in shared or in tensor memory.
+        accumulators: of each part, tensor-memory view ``[.., accumulator]``.
+        weight_ready: pipe of the weight, filled once.
+    """
+
+    plan: Sm100TransposedPlan
+    rows: RowsOperand
+    weight: cute.Pointer
+    accumulators: tuple[cute.Tensor, ...]
+    operands: Sm100Pipe
+    accumulator: Sm100Pipe
+    weight_ready: Sm100Pipe
+    order: PositionOrder | ImageOrder
+
+    @cute.jit
+    def run(self) -> None:
+        plan = self.plan
+        parts, blocks = len(plan.parts), plan.config.stage_blocks
+        # Made here: `set` rebinds them in staged code, which objects shared with other roles do not survive.
+        mmas = [make_mma(plan, columns) for _, columns in plan.parts]
+        rows = [self.rows.fragments(mmas[i], *plan.parts[i]) for i in range(parts)]
+        weight = weight_fragments(plan, mmas[0], self.weight)
+        full = self.operands.consumer_state()
+        out = self.accumulator.producer_state()
+        # What epilogue warps wrote to tensor memory is ordered before the MMAs by the fence of each accumulator, below.
+        self.weight_ready.wait_full(self.weight_ready.consumer_state())
+        for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.operands.stamps.mark(Phase.TILE)
+            first = full.clone()
+            for part in cutlass.range_constexpr(parts):
+                # The epilogue's reads of these columns, ordered by the barrier, must precede MMAs that overwrite them.
+                self.accumulator.wait_empty(out, part)
+                ptx.tcgen05_fence_after_thread_sync()
+                target = self.accumulators[part][None, None, None, out.index]
+                stage = first.clone()
+                for i in cutlass.range_constexpr(plan.tile_stages):
+                    if cutlass.const_expr(part == 0):
+                        self.operands.wait_full(stage)
+                    # The last stage of a tile may have room for more blocks than K has.
+                    steps = min(blocks, plan.k_blocks - i * blocks) * MMA_STEPS
+                    for j in cutlass.range_constexpr(steps):
+                        step = i * blocks * MMA_STEPS + j
+                        mmas[part].set(tcgen05.Field.ACCUMULATE, step > 0)
+                        columns = rows[part][None, None, j % MMA_STEPS, stage.index * blocks + j // MMA_STEPS]
+                        cute.gemm(mmas[part], target, weight[None, None, step], columns, target)
+                    if cutlass.const_expr(part == parts - 1):
+                        with cute.arch.elect_one():
+                            self.operands.commit_empty(stage)
+                        full.advance()
+                    stage.advance()
+                self.operands.stamps.mark(Phase.COMMIT)
+                with cute.arch.elect_one():
+                    self.accumulator.commit_full(out, part)
+            out.advance()
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------------
+
+
+class WeightArguments(Protocol):
+    """What every kernel's arguments have: ``[N, K]`` in memory, or its TMA view where ``weight_atom`` loads it."""
+
+    weight_atom: cute.CopyAtom | None
+    weight: cute.Tensor
+    groups: Int32
+
+
+class TransposedKernel:
+    """Device side of a plan. A subclass says what is loaded and multiplied beside the weight, and what is stored."""
+
+    plan: Sm100TransposedPlan
+    graph: Graph
+
+    def atoms(self, args: Any) -> tuple[cute.CopyAtom, ...]:
+        """Descriptors to be prefetched."""
+        raise NotImplementedError
+
+    def order(self, args: Any, first: Int32, step: Int32) -> Any:
+        """The tiles of a cluster."""
+        raise NotImplementedError
+
+    def load(self, args: Any, stages: cute.Pointer, pipe: Pipe, order: Any, place: ClusterPlace) -> Any:
+        """The role of the load warp, beside that for a weight in shared memory."""
+        raise NotImplementedError
+
+    def operand(self, stages: cute.Pointer) -> RowsOperand:
+        """The stages as MMAs read them."""
+        raise NotImplementedError
+
+    def terms(self, args: Any) -> tuple[cute.Tensor, cute.Tensor | None]:
+        """The weight in memory, and its second term."""
+        return args.weight, None
+
+    def epilogue(
+        self, args: Any, accumulators: tuple, staging: cute.Pointer, pipe: Pipe, order: Any, slab: Int32, quarter: Int32
+    ) -> Any:
+        """The role of an epilogue warp, which has a quarter of the lanes of the features of a CTA."""
+        raise NotImplementedError
+
+    @cute.jit
+    def run(self, args: WeightArguments, profile: cute.Pointer | None) -> None:
+        """The whole kernel."""
+        plan = self.plan
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.ctas > 1 else Int32(0)
+        place = cluster_place(plan, rank)
+
+        storage = cute.arch.get_dyn_smem(Uint8, alignment=plan.swizzle_period)
+        barriers = cute.recast_ptr(storage, dtype=Int64)
+        tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
+        weight, stages, staging = (storage + region.offset for region in plan.smem[1:])
+        pipes = make_pipes(self.graph, barriers, functools.partial(Sm100Pipe, place=place))
+
+        begin(plan, self.graph, warp, barriers, tmem_address, self.atoms(args))
+
+        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
+        tmem = cute.arch.retrieve_tmem_ptr(Int32, 16, tmem_address)
+        accumulators = accumulators_of_parts(plan, tmem)
+        cluster = cute.arch.block_idx()[0] // plan.ctas
+        clusters = cute.arch.grid_dim()[0] // plan.ctas
+        group = cluster % args.groups
+        order = self.order(args, cluster // args.groups, clusters // args.groups)
+
+        if warp == plan.load_warp:
+            if cutlass.const_expr(plan.config.weight == "smem"):
+                weight_load(plan, (args.weight_atom, args.weight), weight, pipes["weight"], group, place).run()
+            self.load(args, stages, pipes["operands"], order, place).run()
+        elif warp == plan.mma_warp:
+            if place.leads:
+                resident = weight if plan.config.weight == "smem" else tmem + plan.weight_column
+                edges = (pipes[name] for name in ("operands", "accumulator", "weight"))
+                Mma(plan, self.operand(stages), resident, accumulators, *edges, order).run()
+        else:
+            slab = group * plan.ctas + rank
+            quarter = warp % 4
+            if cutlass.const_expr(plan.config.weight == "tmem"):
+                lane = quarter * LANES + cute.arch.lane_idx()
+                fill_tensor_memory(plan, self.terms(args), tmem + plan.weight_column, slab, lane, pipes["weight"])
+            self.epilogue(args, accumulators, staging, pipes["accumulator"], order, slab, quarter).run()
+
+        stamps.finish()
+        end(plan, warp, accumulators[0])
+
+
+# --- a warp's staging buffer: its 32 or 16 features x the rows of a tile, transposed on their way to TMA -------------
+
+
+_MATRIX_FEATURES = 8
+"""Of a matrix of stmatrix, 16 bytes of a row."""
+
+_BANK_BYTES = 128
+"""After which a swizzle XORs differently: the banks of shared memory."""
+
+
+def staging_layout(
+    box: tuple[int, ...], strides: tuple[int, ...], features: int = LANES
+) -> cute.ComposedLayout:
+    """A box of rows of 32 elements of 16 bits, SWIZZLE_64B, or of 16, SWIZZLE_32B."""
+    bits = (features // _MATRIX_FEATURES).bit_length() - 1
+    return cute.make_composed_layout(cute.make_swizzle(bits, 4, 3), 0, cute.make_layout(box, stride=strides))
+
+
+@dataclass(frozen=True)
+class TransposedStaging:
+    """One buffer of rows of features, and the TMA store that reads it. Nothing is shared between warps.
+
+    A thread holds features ``lane / 4 + 8 i``, and of every 8 rows two neighbouring ones (PTX ISA, tcgen05.ld
+    .16x256b). stmatrix with ``.trans`` turns that into rows of features.
+
+    Attributes:
+        buffer: begins on 512 bytes, the period of SWIZZLE_64B.
+        atom, source, target: TMA store of the buffer to a box of the output; TMA clips what is beyond the output.
+        lane: of the warp.
+        dtype: of the output, 16 bits.
+        features: of a row: 32 or 16.
+    """
+
+    buffer: cute.Pointer
+    atom: cute.CopyAtom
+    source: cute.Tensor
+    target: cute.Tensor
+    lane: Int32
+    dtype: type
+    features: int
+
+    def addresses(self) -> tuple[cute.CopyAtom, cute.Pointer]:
+        """stmatrix, and where this lane's row of the first 8 rows is.
+
+        Lanes 8 i to 8 i + 7 give the row addresses of matrix i: features 8 i to 8 i + 7 of 8 rows. SWIZZLE_64B XORs
+        address bits 4-5 with bits 7-8, which are ``row / 2 % 4`` as a buffer begins on 512 bytes; SWIZZLE_32B bit 4
+        with bit 7, ``row / 4 % 2``. Of two matrices the other lanes' addresses are not read.
+        """
+        matrices, row_bytes = self.features // _MATRIX_FEATURES, 2 * self.features
+        row, chunk = self.lane % 8, self.lane // 8
+        chunk = chunk if self.features == LANES else chunk % matrices
+        place = chunk ^ row // (_BANK_BYTES // row_bytes) % matrices
+        offset = cute.assume(row * row_bytes + place * VECTOR_BYTES, divby=VECTOR_BYTES)
+        first = cute.recast_ptr(self.buffer + offset, dtype=self.dtype)
+        return cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=matrices), self.dtype), first
+
+    @cute.jit
+    def acquire(self) -> None:
+        """Waits until the TMA store before has read the buffer."""
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+        cute.arch.sync_warp()
+
+    def write(self, addresses: tuple[cute.CopyAtom, cute.Pointer], values: cute.Tensor, row: int) -> None:
+        """Writes a thread's values of 8 rows, two of each of its features, from ``row`` on."""
+        atom, first = addresses
+        layout = cute.make_layout((2 * self.features // _MATRIX_FEATURES, 1))
+        rows = cute.make_tensor(first + row * self.features, layout)
+        cute.copy(atom, cute.make_tensor(values.iterator, layout), rows)
+
+    @cute.jit
+    def store(self, *coordinates: Int32) -> None:
+        """Starts the TMA store of the whole buffer to a box of the output, given its coordinates."""
+        cute.arch.fence_view_async_shared()
+        cute.arch.sync_warp()
+        cute.copy(self.atom, self.source, self.target[(None, *coordinates)])
+        cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def finish(self) -> None:
+        """The CTA must not exit before TMA has read its staging."""
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+def warp_staging(
+    plan: Sm100TransposedPlan, storage: cute.Pointer, layout: cute.ComposedLayout, atom: cute.CopyAtom,
+    out: cute.Tensor, box: tuple[int, ...], quarter: Int32,
+) -> TransposedStaging:  # fmt: skip
+    """The buffer of the warp that drains a quarter of the lanes.
+
+    Args:
+        plan: says how large it is.
+        storage: staging of the CTA.
+        layout: of `staging_layout`.
+        atom: TMA store made with that layout.
+        out: TMA view of the output.
+        box: what is stored at once.
+        quarter: which warp.
+    """
+    buffer = storage + cute.assume(quarter * plan.staging_bytes, divby=512)
+    dtype, modes = ELEMENT_TYPES[plan.problem.out_dtype], len(box)
+    staged = cute.make_tensor(cute.recast_ptr(buffer, layout.inner, dtype=dtype), layout.outer)
+    boxes = cute.local_tile(out, box, (None,) * modes)
+    source, target = cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, modes), cute.group_modes(boxes, 0, modes)
+    )
+    return TransposedStaging(buffer, atom, source, target, cute.arch.lane_idx(), dtype, plan.warp_features)
+
+
+# --- epilogue warps: the loop that drains accumulators of 32 features each, part by part -----------------------------
+
+
+MATRICES = LANES // 8
+"""Blocks of 8 features in the lanes of a warp: a thread has one feature of each, ``lane / 4 + 8 i``."""
+
+
+@dataclass(frozen=True)
+class TransposedEpilogue:
+    """Drains accumulators, one warp at a time, 32 features each, or both sums of 16.
+
+    A subclass says what becomes of the sums.
+
+    Attributes:
+        accumulators: of each part, tensor-memory view ``[.., accumulator]`` of this CTA's 128 lanes.
+        staging: this warp's buffer.
+        accumulator: pipe of the accumulators.
+        feature_block: this warp's block of 32 or 16 features.
+        quarter: of the lanes of tensor memory, all that this warp may reach.
+    """
+
+    plan: Sm100TransposedPlan
+    accumulators: tuple[cute.Tensor, ...]
+    staging: TransposedStaging
+    accumulator: Sm100Pipe
+    order: PositionOrder | ImageOrder
+    feature_block: Int32
+    quarter: Int32
+
+    @abstractmethod
+    def registers(self) -> cute.Tensor | None:
+        """What a thread keeps of the table, if anything."""
+
+    @abstractmethod
+    def fetch(self, registers: cute.Tensor | None, row_block: Int32, position: Int32, held: Int32) -> Int32:
+        """Before a tile: loads what the registers do not hold yet.
+
+        Args:
+            registers: to be filled.
+            row_block, position: what the tile order gives.
+            held: what was returned for the tile before, -1 at first.
+
+        Returns:
+            A number for `finish` and for the next tile.
+        """
+
+    @abstractmethod
+    def finish(
+        self, sums: cute.Tensor, registers: cute.Tensor | None, held: Int32, row: int, row_block: Int32,
+        position: Int32,
+    ) -> cute.Tensor:  # fmt: skip
+        """Rounded values of a warp's features x 8 rows, matrix by matrix of stmatrix: ``[2 rows, 4 or 2 features]``.
+
+        Args:
+            sums: ``[2 rows, +8 features, +16 features]``, or with two terms ``[2 rows, +8 features, term]``.
+            registers, held: as filled and returned by `fetch`.
+            row: of the tile, the first of the 8.
+            row_block, position: what the tile order gives.
+        """
+
+    @abstractmethod
+    def store(self, row_block: Int32, position: Int32) -> None:
+        """Starts the TMA store of a tile."""
+
+    @cute.jit
+    def run(self) -> None:
+        plan = self.plan
+        width = plan.config.tmem_load_width
+        load_atom = cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(width // COLUMN_GROUP)), self._kind)
+        # (128 lanes, width columns, 1, chunks, accumulators)
+        tiler = (plan.lanes, width)
+        chunks = [cute.flat_divide(part[(None, None), 0, 0, None], tiler) for part in self.accumulators]
+        lane = self.quarter * LANES + self.staging.lane
+        load = tcgen05.make_tmem_copy(load_atom, chunks[0][None, None, 0, 0, 0]).get_slice(lane)
+        sources = [load.partition_S(part) for part in chunks]
+        shape = load.partition_D(cute.make_identity_tensor(tiler)).shape
+        addresses = self.staging.addresses()
+
+        registers, held = self.registers(), Int32(-1)
+        state = self.accumulator.consumer_state()
+        row_block, position = self.order.start()
+        stride = self.order.stride()
+        for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.accumulator.stamps.mark(Phase.TILE)
+            held = self.fetch(registers, row_block, position, held)
+            for part in cutlass.range_constexpr(len(plan.parts)):
+                columns = plan.parts[part][1]
+                self.accumulator.wait_full(state, part)
+                ptx.tcgen05_fence_after_thread_sync()
+                if cutlass.const_expr(part == 0):
+                    self.accumulator.stamps.mark(Phase.BUFFER)
+                    self.staging.acquire()
+                for chunk in cutlass.range_constexpr(columns // width):
+                    if cutlass.const_expr(part == 0 or chunk > 0):
+                        self.accumulator.stamps.mark(Phase.READ)
+                    fragment = cute.make_rmem_tensor(shape, self._kind)
+                    cute.copy(load, sources[part][None, None, None, 0, chunk, state.index], fragment)
+                    cute.arch.fence_view_async_tmem_load()
+                    self.accumulator.stamps.mark(Phase.MATH)
+                    if cutlass.const_expr((chunk + 1) * width == columns):
+                        release_accumulator(self.accumulator, state, part)
+                    # (2 columns, +8 lanes, groups of 8 columns, +16 lanes)
+                    layout = cute.make_layout((2, 2, width // COLUMN_GROUP, 2))
+                    sums = cute.make_tensor(fragment.iterator, layout)
+                    for group in cutlass.range_constexpr(width // COLUMN_GROUP):
+                        column = chunk * width + group * COLUMN_GROUP
+                        row = plan.row_of(part, column)
+                        values = self.finish(sums[None, None, group, None], registers, held, row, row_block, position)
+                        self.staging.write(addresses, values, plan.staged_row(part, column))
+            self.accumulator.stamps.mark(Phase.STORE)
+            self.store(row_block, position)
+            state.advance()
+            row_block, position = self.order.advance(row_block, position, stride)
+        self.staging.finish()
+
+    @property
+    def _kind(self) -> type:
+        """Element type of the accumulators."""
+        return self.accumulators[0].element_type
+

@@ -1,0 +1,398 @@
+"""The persistent GEMM over 16-bit images for Hopper: allocate, build pipes, dispatch to roles.
+
+As the dense GEMM, with patches that TMA gathers out of the images themselves: boxes of pixels are a K-major operand as
+they land (`cute_kernels.plan.images_gather`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int16, Int32, Int64, Uint8
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+
+from cute_kernels import dsl
+from cute_kernels.kernels.gemm import Tma
+from cute_kernels.kernels.graph import sm90_gather_graph
+from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, ImagesOperands
+from cute_kernels.kernels.load import Operand, tma_operand
+from cute_kernels.kernels.pipes import Pipe, make_pipes, stamp_waits
+from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
+from cute_kernels.kernels.sm90.gemm import GemmMma
+from cute_kernels.kernels.staging import WarpStaging
+from cute_kernels.kernels.stamps import make_stamps
+from cute_kernels.kernels.tiles import PatchOrder
+from cute_kernels.plan.base import ITEMSIZE, Phase
+from cute_kernels.plan.images_gather import BLOCK_PIXELS, Sm90GatherPlan
+from cute_kernels.plan.shared_operands import WARPGROUP_ROWS
+
+# --- TMA producer warp: patches out of images, and the weight -> operand stages --------------------------------------
+
+
+@dataclass(frozen=True)
+class Load:
+    """Fills operand stages for every tile of this cluster.
+
+    Each CTA of a cluster loads its share of a box of patches and multicasts it to all of them, so a stage may be filled
+    only when the warpgroups of every CTA have released it; each CTA's full barrier expects the whole stage.
+
+    Attributes:
+        atom, source, patches: TMA view ``[box, tile of a grid row, of a grid column, of images, rows of pixels]`` and
+            buffers ``[box, stage]``. Pixels beyond the images are loaded as zeros: a stage always has all its bytes.
+        weight: this CTA's features.
+        channel_blocks: blocks of rows of pixels from one channel to the next.
+    """
+
+    plan: Sm90GatherPlan
+    atom: cute.CopyAtom
+    source: cute.Tensor
+    patches: cute.Tensor
+    weight: Operand
+    operands: Pipe
+    order: PatchOrder
+    channel_blocks: Int32
+
+    @cute.jit
+    def run(self) -> None:
+        plan = self.plan
+        blocks = plan.problem.patch // plan.pixel_rows
+        state = self.operands.producer_state()
+        for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.operands.stamps.mark(Phase.TILE)
+            row_tile, column_tile, image_tile, n_tile = self.order.coordinates(tile)
+            weight = self.weight.place(n_tile, ())
+            for channel in cutlass.range(plan.problem.channels, unroll=1):
+                for block in cutlass.range(blocks, unroll=1):
+                    self.operands.wait_empty(state)
+                    with cute.arch.elect_one():
+                        self.operands.announce_bytes(state)
+                    barrier = self.operands.full_barrier(state)
+                    rows = channel * self.channel_blocks + block
+                    box = self.source[None, 0, row_tile, column_tile, image_tile, rows]
+                    self._copy(box, self.patches[None, state.index], barrier)
+                    self.weight.fetch(weight, channel * blocks + block, state.index, barrier)
+                    state.advance()
+        self.operands.drain(state)
+
+    def _copy(self, box: cute.Tensor, target: cute.Tensor, barrier: cute.Pointer) -> None:
+        ctas = self.plan.config.cluster
+        if ctas > 1:
+            cute.copy(self.atom, box, target, tma_bar_ptr=barrier, mcast_mask=Int16((1 << ctas) - 1))
+        else:
+            cute.copy(self.atom, box, target, tma_bar_ptr=barrier)
+
+
+# --- consumer warpgroup: operand stages -> WGMMA accumulators -> bias + position, rounding, store buffers, TMA -------
+
+
+@dataclass(frozen=True)
+class GatherMma(GemmMma):
+    """Computes and stores this warpgroup's patches of the tiles of its cluster.
+
+    A WGMMA's 64 rows are one patch of each of 64 pieces. Waves of a tile run through the places of a patch in a piece
+    first, then through blocks of 64 pieces.
+
+    Attributes:
+        bias: table ``[2, padded features / 2, rows]``, or None.
+        grid: patches of a column and of a row of an image.
+    """
+
+    plan: Sm90GatherPlan
+    order: PatchOrder
+    grid: tuple[Int32, Int32] = (0, 0)
+
+    @property
+    def activation(self) -> str:
+        return "none"
+
+    @cute.jit
+    def _place(self, tile: Int32) -> tuple[Int32, ...]:
+        """Of a tile: its first piece of a grid row, grid row, image and column."""
+        plan, config = self.plan, self.plan.config
+        row_tile, column_tile, image_tile, n_tile = self.order.coordinates(tile)
+        column = (n_tile * config.cluster + self.rank_n) * config.tile_n
+        return row_tile * plan.pieces, column_tile * config.tile_rows, image_tile * config.tile_images, column
+
+    def _wave(self, wave: int) -> tuple[Int32 | int, Int32 | int]:
+        """Place of a wave's patches in their pieces, and first of its 64 pieces."""
+        q = self.plan.config.row_patches
+        number = wave if self.plan.config.pingpong else self.warpgroup * self.plan.waves + wave
+        return number % q, number // q * WARPGROUP_ROWS
+
+    def _piece(self, place: tuple[Int32, ...], row: Int32) -> tuple[Int32, Int32, Int32]:
+        """Piece of a grid row, grid row and image of a row of the operand."""
+        pieces, rows = self.plan.pieces, self.plan.config.tile_rows
+        return place[0] + row % pieces, place[1] + row // pieces % rows, place[2] + row // (pieces * rows)
+
+    def _block(self, place: tuple[Int32, ...], wave: int, region: int) -> tuple[Int32, ...]:
+        """The box of the output that a store buffer goes to: features, place in a piece, piece, grid row, image."""
+        plan = self.plan
+        column = place[3] // plan.store_columns + region
+        patch, first = self._wave(wave)
+        piece, grid_row, image = self._piece(place, first + self.thread // 32 * plan.store_rows)
+        _, _, pieces, rows, images = plan.store_box
+        return column, patch, piece // pieces, grid_row // rows, image // images
+
+    @cute.jit
+    def _addends(
+        self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
+    ) -> cute.Tensor | None:
+        """Table values of the eight accumulators of one column group: two rows, of the same position or not."""
+        if cutlass.const_expr(self.bias is None):
+            return None
+        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
+        pair = cute.make_rmem_tensor(cute.make_layout(2), Float32)
+        pairs = (place[3] + column) // 2 + self.thread % 4
+        for row in cutlass.range_constexpr(2):
+            if cutlass.const_expr(row == 0 or not self.plan.one_position):
+                table_row = self._table_row(place, wave, row)
+            for half in cutlass.range_constexpr(2):
+                if cutlass.const_expr(row == 1 and self.plan.one_position):
+                    pair[0], pair[1] = values[half * 4], values[half * 4 + 1]
+                else:
+                    cute.autovec_copy(self.bias[None, pairs + half * 4, table_row], pair)
+                values[half * 4 + row * 2], values[half * 4 + row * 2 + 1] = pair[0], pair[1]
+        return values
+
+    @cute.jit
+    def _table_row(
+        self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], half: cutlass.Constexpr[int]
+    ) -> Int32:
+        """Position of a thread's row of a wave; beyond the grid, where TMA clips, a last one: the table ends there."""
+        plan = self.plan
+        if cutlass.const_expr(plan.problem.table_rows == 1):
+            return Int32(0)
+        patch, first = self._wave(wave)
+        row = first + self.thread // 32 * plan.store_rows + self.thread % 32 // 4 + 8 * half
+        piece, grid_row, _ = self._piece(place, row)
+        height, width = self.grid
+        return min(grid_row, height - 1) * width + min(piece * plan.config.row_patches + patch, width - 1)
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------------
+
+
+_SWIZZLES = {
+    32: warpgroup.SmemLayoutAtomKind.K_SW32, 64: warpgroup.SmemLayoutAtomKind.K_SW64,
+    128: warpgroup.SmemLayoutAtomKind.K_SW128,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DeviceArguments:
+    """What the host function hands to the kernel: TMA atoms with their views, table and sizes in patches and tiles."""
+
+    tiled_mma: cute.TiledMma
+    images_atom: cute.CopyAtom
+    images: cute.Tensor
+    weight_atom: cute.CopyAtom
+    weight: cute.Tensor
+    out_atom: cute.CopyAtom
+    out: cute.Tensor
+    table: cute.Tensor | None
+    grid_height: Int32
+    grid_width: Int32
+    image_tiles: Int32
+    column_tiles: Int32
+    row_tiles: Int32
+    n_tiles: Int32
+
+
+class PatchGatherKernel(ImagesHost):
+    """Host entry and kernel for one plan."""
+
+    plan: Sm90GatherPlan
+
+    def __init__(self, plan: Sm90GatherPlan) -> None:
+        super().__init__(plan, sm90_gather_graph(plan))
+        self.dtype, self.out_dtype = (
+            ELEMENT_TYPES[name] for name in (plan.problem.in_dtype, plan.problem.out_dtype)
+        )
+
+    def arguments(self, operands: ImagesOperands) -> DeviceArguments:
+        plan, config, problem, o = self.plan, self.plan.config, self.plan.problem, operands
+        images = cute.make_tensor(o.images, self._images_layout(o.batch, o.height, o.width))
+        out = cute.make_tensor(o.out, self._out_layout(o.batch, o.grid_height, o.grid_width, o.n))
+        tiled_mma = cute.make_tiled_mma(
+            warpgroup.MmaF16BF16Op(
+                self.dtype, Float32, (WARPGROUP_ROWS, config.tile_n, 16), warpgroup.OperandSource.SMEM,
+                OperandMajorMode.K, OperandMajorMode.K,
+            )
+        )  # fmt: skip
+        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
+        images_tma = cpasync.make_tiled_tma_atom(
+            load, images, self._box_layout(1), plan.box, num_multicast=config.cluster
+        )
+        weight_tma = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileG2SOp(), o.weight, self._weight_layout(1), (config.tile_n, BLOCK_PIXELS)
+        )
+        out_tma = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(1), plan.store_box
+        )
+        n_tiles = cute.ceil_div(o.n, config.cluster * config.tile_n)
+        table = None
+        if o.table is not None:
+            pairs = n_tiles * (config.cluster * config.tile_n // 2)
+            rows = o.grid_height * o.grid_width if problem.table_rows > 1 else 1
+            table = cute.make_tensor(o.table, cute.make_ordered_layout((2, pairs, rows), order=(0, 1, 2)))
+        return DeviceArguments(
+            tiled_mma, images_tma.atom, images_tma.tma_tensor, weight_tma.atom, weight_tma.tma_tensor, out_tma.atom,
+            out_tma.tma_tensor, table, o.grid_height, o.grid_width, cute.ceil_div(o.batch, config.tile_images),
+            cute.ceil_div(o.grid_height, config.tile_rows), cute.ceil_div(o.grid_width, config.tile_patches), n_tiles,
+        )  # fmt: skip
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def _images_layout(self, batch: Int32, height: Int32, width: Int32) -> cute.Layout:
+        """Contiguous ``[B, C, H, W]`` seen as ``[pixels of a piece, pieces, grid rows, B, rows of pixels]``.
+
+        The last mode has the rows of the upper edge of the image in every channel; a grid row is as many rows further
+        down as a patch is high. Rows of 16 bytes and more for TMA.
+        """
+        p, plan = self.plan.problem, self.plan
+        piece = plan.box[0]
+        width = cute.assume(width, divby=p.patch)
+        grid_row = cute.assume(width * p.patch, divby=p.patch)
+        image = cute.assume(height * width * p.channels, divby=p.patch)
+        return cute.make_layout(
+            (piece, width // piece, height // p.patch, batch, height * p.channels),
+            stride=(1, piece, grid_row, image, width),
+        )
+
+    def _out_layout(self, batch: Int32, grid_height: Int32, grid_width: Int32, n: Int32) -> cute.Layout:
+        """Contiguous ``[B, S, N]`` seen as ``[N, patches of a piece, pieces, grid rows, B]``."""
+        patches, divisor = self.plan.config.row_patches, 16 // ITEMSIZE[self.plan.problem.out_dtype]
+        n, piece, grid_row, image = (
+            cute.assume(value, divby=divisor)
+            for value in (n, patches * n, grid_width * n, grid_height * grid_width * n)
+        )
+        return cute.make_layout(
+            (n, patches, grid_width // patches, grid_height, batch), stride=(1, n, piece, grid_row, image)
+        )
+
+    def _box_layout(self, stages: int) -> cute.ComposedLayout:
+        """The stages as TMA fills them: ``[pixels of a piece, pieces, grid rows, images, rows of pixels, stages]``."""
+        box = self.plan.box
+        shape = box if stages == 1 else (*box, stages)
+        return self._swizzled(cute.make_ordered_layout(shape, order=tuple(range(len(shape)))))
+
+    def _operand_layout(self) -> cute.ComposedLayout:
+        """The same bytes as an operand: ``[patches, 64 pixels of K, stages]``.
+
+        Patches run through 64 pieces, then through the places in a piece, then through blocks of 64 pieces.
+        """
+        plan = self.plan
+        piece, patch, rows = plan.box[0], plan.problem.patch, plan.box_rows
+        blocks = rows // WARPGROUP_ROWS
+        patches = cute.make_layout(
+            (WARPGROUP_ROWS, (plan.config.row_patches, blocks)), stride=(piece, (patch, WARPGROUP_ROWS * piece))
+        )
+        pixels = cute.make_layout((patch, plan.pixel_rows), stride=(1, rows * piece))
+        stages = cute.make_layout(plan.config.stages, stride=rows * piece * plan.pixel_rows)
+        return self._swizzled(
+            cute.make_layout(
+                (patches.shape, pixels.shape, stages.shape), stride=(patches.stride, pixels.stride, stages.stride)
+            )
+        )
+
+    def _swizzled(self, layout: cute.Layout) -> cute.ComposedLayout:
+        """By the bytes of a row of the operand, as TMA writes them."""
+        atom = warpgroup.make_smem_layout_atom(_SWIZZLES[self.plan.row_bytes], self.dtype)
+        return cute.make_composed_layout(atom.inner, 0, layout)
+
+    def _weight_layout(self, stages: int) -> cute.ComposedLayout:
+        """``[features, 128 bytes of K, stages]``, K-major, SWIZZLE_128B; without the last mode for a single stage."""
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.dtype)
+        layout = cute.tile_to_shape(atom, (self.plan.config.tile_n, BLOCK_PIXELS, stages), order=(0, 1, 2))
+        return layout if stages > 1 else cute.slice_(layout, (None, None, 0))
+
+    def _staging_layout(self, buffers: int) -> cute.ComposedLayout:
+        """What a warp stores from its buffers, SWIZZLE_128B: rows of 128 bytes of features."""
+        box = self.plan.store_box
+        shape = box if buffers == 1 else (*box, buffers)
+        layout = cute.make_ordered_layout(shape, order=tuple(range(len(shape))))
+        return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, layout)
+
+    # ---- device ----------------------------------------------------------------------------------------------------
+
+    @cute.kernel
+    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
+        plan, config = self.plan, self.plan.config
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if config.cluster > 1 else Int32(0)
+
+        storage = cute.arch.get_dyn_smem(Uint8, alignment=plan.swizzle_period)
+        barriers = cute.recast_ptr(storage, dtype=Int64)
+        patches, weight, staging = (storage + region.offset for region in plan.smem[1:])
+        pipes = make_pipes(self.graph, barriers, Sm90Pipe)
+        pipe = pipes["operands"]
+
+        begin(self.graph, warp == plan.load_warp, barriers, (args.images_atom, args.weight_atom, args.out_atom))
+
+        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
+        order = PatchOrder(
+            args.image_tiles, args.column_tiles, args.row_tiles, args.n_tiles, config.order == "row",
+            cute.arch.block_idx()[0] // config.cluster, cute.arch.grid_dim()[0] // config.cluster,
+        )  # fmt: skip
+        weight_stages = self._stages(weight, self._weight_layout(max(2, config.stages)))
+
+        if warp >= plan.load_warp:
+            cute.arch.setmaxregister_decrease(plan.producer_registers)
+            if warp == plan.load_warp:
+                self._load(args, patches, weight_stages, pipe, order, rank).run()
+        else:
+            cute.arch.setmaxregister_increase(plan.consumer_registers)
+            self._mma(args, patches, weight_stages, staging, pipe, order, rank, warp).run()
+        stamps.finish()
+
+    def _stages(self, pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
+        return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=self.dtype), layout.outer)
+
+    def _load(self, args, patches, weight_stages, pipe, order, rank) -> Load:
+        plan, config = self.plan, self.plan.config
+        boxes = self._stages(patches, self._box_layout(config.stages))
+        pixels = cute.local_tile(args.images, plan.box, (None,) * 5)
+        stages, source = cpasync.tma_partition(
+            args.images_atom, rank, cute.make_layout(config.cluster),
+            cute.group_modes(boxes, 0, 5), cute.group_modes(pixels, 0, 5),
+        )  # fmt: skip
+        features = cute.local_tile(args.weight, (config.tile_n, BLOCK_PIXELS), (None, None))
+        weight: Tma = (args.weight_atom, features)
+        operand = tma_operand(weight, weight_stages, 2, tile=(config.cluster, rank))
+        channel_blocks = args.grid_height * (plan.problem.patch // plan.pixel_rows)
+        return Load(plan, args.images_atom, source, stages, operand, pipe, order, channel_blocks)
+
+    def _mma(self, args, patches, weight_stages, staging, pipe, order, rank, warp) -> GatherMma:
+        plan, config = self.plan, self.plan.config
+        group, thread = warp // 4, cute.arch.thread_idx()[0] % 128
+        slice_ = args.tiled_mma.get_slice(thread)
+        operand = self._stages(patches, self._operand_layout())
+        fragments = args.tiled_mma.make_fragment_A(slice_.partition_A(operand))
+        part = 0 if cutlass.const_expr(config.pingpong) else group
+        shape = (1, plan.waves, BLOCK_PIXELS // 16, config.stages)
+        fragments = cute.local_tile(fragments, shape, (0, part, 0, 0))
+        features = args.tiled_mma.make_fragment_B(slice_.partition_B(weight_stages))
+        return GatherMma(
+            plan, args.tiled_mma, fragments, features, pipe, self._ring(staging, args, warp), args.table, order,
+            Int32(plan.k_blocks), group, thread, Int32(0), rank, 0, None, self.graph.named_barriers[0].identifier,
+            (args.grid_height, args.grid_width),
+        )  # fmt: skip
+
+    def _ring(self, staging: cute.Pointer, args: DeviceArguments, warp: Int32) -> WarpStaging:
+        """The store buffers of one warp."""
+        plan, buffers = self.plan, self.plan.config.store_stages
+        size = plan.store_rows * plan.k_block_bytes
+        base = staging + cute.assume(warp * (buffers * size), divby=size)
+        layout = self._staging_layout(max(2, buffers))
+        staged = cute.make_tensor(cute.recast_ptr(base, layout.inner, dtype=self.out_dtype), layout.outer)
+        boxes = cute.local_tile(args.out, plan.store_box, (None,) * 5)
+        source, target = cpasync.tma_partition(
+            args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 5), cute.group_modes(boxes, 0, 5)
+        )
+        return WarpStaging(base, plan.store_rows, buffers, args.out_atom, source, target)
+
+
+dsl.name_kernel(PatchGatherKernel.kernel, "patch_embed_gather_sm90a")
+

@@ -1,0 +1,495 @@
+"""The persistent dense GEMM on Hopper: allocate, build pipes, dispatch to roles.
+
+One warp loads, two consumer warpgroups multiply and store: together, half of a tile each, or in turn, a tile each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, TFloat32
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
+
+from cute_kernels import dsl
+from cute_kernels.kernels import ptx
+from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, Tma, finish
+from cute_kernels.kernels.graph import sm90_gemm_graph
+from cute_kernels.kernels.host import ELEMENT_TYPES
+from cute_kernels.kernels.load import Load, clear_unloaded, tma_operand
+from cute_kernels.kernels.pipes import Pipe, PipelineState, make_pipes
+from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
+from cute_kernels.kernels.staging import WarpStaging, warp_staging
+from cute_kernels.kernels.tiles import GroupedOrder
+from cute_kernels.plan import Sm90GemmPlan
+from cute_kernels.plan.base import Phase
+
+# --- adding up the slices of a tile that the CTAs of a cluster share along K, through distributed shared memory ------
+
+
+GROUP = 4
+"""FP32 values of a 16-byte store: two rows and two columns of an accumulator."""
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """The sums of one warp's rows over every slice of K, which one of the CTAs adds up and finishes.
+
+    CTA ``i`` of a split finishes the rows of its warps ``i * finished_warps`` to ``(i + 1) * finished_warps - 1``; the
+    same warps of the other CTAs send it their sums. Nothing is shared between the warps of a CTA.
+
+    Attributes:
+        sums: stage ``w`` is full when warp ``w`` of this CTA has received every other slice's sums, and empty when what
+            warp ``w`` of this CTA sent has been read.
+        buffers: where warp ``w % finished_warps`` receives, `Sm90GemmPlan.received_bytes` each.
+        slice: this CTA's slice of K.
+        first: this CTA's place among those that share operands; slice ``i`` has CTA ``first + i * sharing_ctas`` there.
+        warp: index of this warp among the consumers.
+    """
+
+    plan: Sm90GemmPlan
+    sums: Pipe
+    buffers: cute.Pointer
+    slice: Int32
+    first: Int32
+    warp: Int32
+
+    @property
+    def finisher(self) -> Int32:
+        """The slice whose CTA finishes this warp's rows."""
+        return self.warp // self.plan.finished_warps
+
+    def _cta(self, slice_: Int32) -> Int32:
+        return self.first + slice_ * self.plan.sharing_ctas
+
+    def _group(self, distance: Int32, index: int) -> cute.Pointer:
+        """Where 16 bytes of this lane arrive from slice ``slice ^ distance``: 512 bytes of a warp are contiguous."""
+        offset = (self.warp % self.plan.finished_warps) * self.plan.received_bytes
+        offset += (distance - 1) * self.plan.partial_bytes
+        offset += index * 512 + cute.arch.lane_idx() * 16
+        return cute.recast_ptr(self.buffers + cute.assume(offset, divby=16), dtype=Float32)
+
+    @cute.jit
+    def send(self, accumulator: cute.Tensor, phase: Int32) -> None:
+        """Sends this warp's sums to the CTA that finishes its rows.
+
+        Args:
+            accumulator: sums of this warp over its slice.
+            phase: parity of the tile's number in this cluster.
+        """
+        groups = cute.size(accumulator) // GROUP
+        bits = cute.make_tensor(
+            cute.recast_ptr(accumulator.iterator, dtype=Int32), cute.make_layout((GROUP, groups))
+        )
+        self.sums.wait_empty_phase(self.sums.empty + self.warp, phase ^ 1)
+        for index in cutlass.range_constexpr(groups):
+            cute.arch.store_async_dsmem(
+                self._group(self.slice ^ self.finisher, index), tuple(bits[i, index] for i in range(GROUP)),
+                self.sums.full + self.warp, self._cta(self.finisher),
+            )  # fmt: skip
+
+    @cute.jit
+    def receive(self, phase: Int32) -> None:
+        """Waits for the sums of the other slices.
+
+        Args:
+            phase: parity of the tile's number in this cluster.
+        """
+        full = self.sums.full + self.warp
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(full, self.plan.received_bytes)
+        self.sums.wait_full_phase(full, phase)
+
+    def add(self, values: cute.Tensor, first: int) -> None:
+        """Adds the sums of the other slices, as they are needed: all of them at once would not fit the registers.
+
+        The additions form a balanced binary tree over the slices. Each one commutes, so that the result does not depend
+        on which slice is this CTA's.
+
+        Args:
+            values: accumulators of groups of four.
+            first: number of their first group.
+        """
+        for group in range(cute.size(values) // GROUP):
+            size = 1
+            while size < self.plan.config.split_k:
+                subtree = self._sum(size, 2 * size, first + group)
+                for i in range(GROUP):
+                    values[group * GROUP + i] = values[group * GROUP + i] + subtree[i]
+                size *= 2
+
+    def _sum(self, begin: int, end: int, index: int) -> list[Float32]:
+        """The sum over the slices at distances ``begin`` to ``end - 1``, a power of two of them, as a tree."""
+        if end - begin == 1:
+            source = cute.make_tensor(self._group(Int32(begin), index), cute.make_layout(GROUP))
+            loaded = cute.make_rmem_tensor(cute.make_layout(GROUP), Float32)
+            cute.autovec_copy(source, loaded)
+            return [loaded[i] for i in range(GROUP)]
+        middle = (begin + end) // 2
+        left, right = self._sum(begin, middle, index), self._sum(middle, end, index)
+        return [a + b for a, b in zip(left, right, strict=True)]
+
+    @cute.jit
+    def release(self) -> None:
+        """After the last `add` of a tile: the senders may write the sums of their next one."""
+        cute.arch.sync_warp()
+        lane = cute.arch.lane_idx()
+        if lane < self.plan.config.split_k - 1:
+            cute.arch.mbarrier_arrive(self.sums.empty + self.warp, self._cta(self.slice ^ (lane + 1)))
+
+    @cute.jit
+    def drain(self, phase: Int32) -> None:
+        """At the end: a CTA must outlive the signals that its sums have been read.
+
+        Args:
+            phase: as for the next tile, if there were one.
+        """
+        if self.slice != self.finisher:
+            ptx.mbarrier_try_wait_relaxed_cluster(self.sums.empty + self.warp, phase ^ 1)
+
+
+# --- consumer warpgroup: operand stages -> WGMMA accumulators -> bias, rounding, store buffers, TMA ------------------
+
+
+MMA_STEPS = 4
+"""WGMMAs of 16 elements of K in one K block of 64."""
+
+COLUMN_GROUP = 16
+"""Columns of which a thread has eight values: rows ``lane / 4`` and ``lane / 4 + 8``, columns ``lane % 4 * 2`` and the
+next one, and the same eight columns on (PTX ISA, wgmma accumulator layout)."""
+
+
+@dataclass(frozen=True)
+class GemmMma:
+    """Computes and stores this warpgroup's rows of the tiles of its cluster.
+
+    Attributes:
+        tiled_mma: 64 x tile_n x 16 instruction of one warpgroup.
+        a_fragments, b_fragments: shared-memory descriptors ``[.., wave, k step, stage]`` of this warpgroup's rows, and
+            ``[.., k step, stage]``.
+        staging: store buffers of this warp, 16 rows x 128 bytes each.
+        bias: FP32 values by column, or None.
+        warpgroup, thread: index of the warpgroup, and of the thread in it.
+        rank_m, rank_n: this CTA among those of its cluster that share operands.
+        first_cta: the first of them.
+        partials: what this warp and those of other CTAs do with slices of K; None without a split.
+        turn: first of the named barriers by which warpgroups hand the tensor cores to each other.
+    """
+
+    plan: Sm90GemmPlan
+    tiled_mma: cute.TiledMma
+    a_fragments: cute.Tensor
+    b_fragments: cute.Tensor
+    operands: Sm90Pipe
+    staging: WarpStaging
+    bias: cute.Tensor | None
+    order: GroupedOrder
+    k_blocks: Int32
+    warpgroup: Int32
+    thread: Int32
+    rank_m: Int32
+    rank_n: Int32
+    first_cta: Int32 | int
+    partials: PartialSums | None
+    turn: int
+
+    @cute.jit
+    def run(self) -> None:
+        plan = self.plan
+        shape = self.tiled_mma.partition_shape_C((plan.warpgroup_rows, plan.config.tile_n))
+        accumulator = cute.make_rmem_tensor(shape, Float32)
+        state = self.operands.consumer_state()
+        first, step = self.order.first, self.order.step
+        if cutlass.const_expr(plan.config.pingpong):
+            # Tiles go to the warpgroups in turn, and the stages of the other one's tile are not ours.
+            if self.warpgroup > 0:
+                state.advance(self.k_blocks)
+            first += self.warpgroup * step
+            step *= 2
+        phase = Int32(0)
+        for tile in cutlass.range(first, self.order.tiles, step, unroll=1):
+            self.operands.stamps.mark(Phase.TILE)
+            self._await_turn(tile)
+            released = state.clone()
+            self._stage(accumulator, False, state)
+            state.advance()
+            for _ in cutlass.range(1, self.k_blocks, unroll=1):
+                self._stage(accumulator, True, state)
+                state.advance()
+                # At most the newest group outstanding: the one that read the stage before is complete.
+                self.operands.stamps.mark(Phase.MMA)
+                warpgroup.wait_group(1)
+                self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
+                released.advance()
+            self._hand_over(tile)
+            if cutlass.const_expr(plan.config.pingpong):
+                state.advance(self.k_blocks)
+            self.operands.stamps.mark(Phase.MMA)
+            warpgroup.wait_group(0)
+            self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
+            if cutlass.const_expr(self.partials is None):
+                self._store(accumulator, tile)
+            else:
+                if self.partials.slice == self.partials.finisher:
+                    self.partials.receive(phase)
+                    self._store(accumulator, tile)
+                    self.partials.release()
+                else:
+                    self.partials.send(accumulator, phase)
+                phase ^= 1
+        self.staging.finish()
+        if cutlass.const_expr(self.partials is not None):
+            self.partials.drain(phase)
+
+    @cute.jit
+    def _stage(self, accumulator: cute.Tensor, accumulate: cutlass.Constexpr[bool], state: PipelineState) -> None:
+        """Issues the WGMMAs of one stage as one group."""
+        self.operands.wait_full(state)
+        warpgroup.fence()
+        for step in cutlass.range_constexpr(MMA_STEPS):
+            self.tiled_mma.set(warpgroup.Field.ACCUMULATE, accumulate or step > 0)
+            a = self.a_fragments[None, None, step, state.index]
+            b = self.b_fragments[None, None, step, state.index]
+            cute.gemm(self.tiled_mma, accumulator, a, b, accumulator)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def _await_turn(self, tile: Int32) -> None:
+        """The first tile of a cluster needs no permission."""
+        if cutlass.const_expr(self.plan.config.pingpong):
+            self.operands.stamps.mark(Phase.TURN)
+            if tile != self.order.first:
+                cute.arch.barrier(barrier_id=self.turn + self.warpgroup, number_of_threads=256)
+
+    @cute.jit
+    def _hand_over(self, tile: Int32) -> None:
+        """The last WGMMA of this tile is issued: lets the other warpgroup begin the next tile, if there is one."""
+        if cutlass.const_expr(self.plan.config.pingpong):
+            if tile + self.order.step < self.order.tiles:
+                cute.arch.barrier_arrive(barrier_id=self.turn + 1 - self.warpgroup, number_of_threads=256)
+
+    @cute.jit
+    def _store(self, accumulator: cute.Tensor, tile: Int32) -> None:
+        """Adds the bias, rounds, stages and stores one tile; returns as soon as the last TMA store is issued."""
+        plan, config = self.plan, self.plan.config
+        place = self._place(tile)
+        groups, dtype = plan.store_columns // COLUMN_GROUP, ELEMENT_TYPES[plan.problem.out_dtype]
+        for i in cutlass.range_constexpr(plan.regions_per_tile):
+            wave, region = divmod(i, plan.regions_per_tile // plan.waves)
+            buffer = i % config.store_stages
+            # Before the wait for a buffer, which the loads may then overlap.
+            biases = [self._addends(place, wave, (region * groups + j) * COLUMN_GROUP) for j in range(groups)]
+            self.operands.stamps.mark(Phase.BUFFER)
+            self.staging.acquire()
+            self.operands.stamps.mark(Phase.MATH)
+            for group in cutlass.range_constexpr(groups):
+                column = (region * groups + group) * COLUMN_GROUP
+                values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
+                for j in cutlass.range_constexpr(8):
+                    # Accumulators of a wave: pair, row half, 8 columns.
+                    values[j] = accumulator[(j % 2, j // 2 % 2, column // 8 + j // 4), wave, 0]
+                if cutlass.const_expr(self.partials is not None):
+                    self.partials.add(values, (wave * config.tile_n + column) // 8)
+                rounded = finish(values, biases[group], self.activation, dtype)
+                self._stage_group(rounded, buffer, group)
+            self.operands.stamps.mark(Phase.STORE)
+            self.staging.store(buffer, *self._block(place, wave, region))
+
+    @property
+    def activation(self) -> str:
+        return self.plan.problem.activation
+
+    @cute.jit
+    def _place(self, tile: Int32) -> tuple[Int32, ...]:
+        """Where a tile is: this warp's first row, the first column, the batch."""
+        plan, config = self.plan, self.plan.config
+        m_tile, n_tile, batch = self.order.coordinates(tile)
+        row = (m_tile * config.cluster_m + self.rank_m) * config.tile_m + self.thread // 32 * plan.store_rows
+        if cutlass.const_expr(not config.pingpong):
+            row += self.warpgroup * plan.warpgroup_rows
+        return row, (n_tile * config.cluster_n + self.rank_n) * config.tile_n, batch
+
+    def _addends(self, place: tuple[Int32, ...], wave: int, column: int) -> cute.Tensor | None:
+        """What is added to the eight accumulators of a column group that begins at ``column`` of the tile."""
+        return self._load_bias(place[1] + column)
+
+    def _block(self, place: tuple[Int32, ...], wave: int, region: int) -> tuple[Int32, ...]:
+        """The box of the output that a store buffer goes to."""
+        row, first_column, batch = place
+        row_block = row // self.plan.store_rows + wave * (64 // self.plan.store_rows)
+        return row_block, first_column // self.plan.store_columns + region, batch
+
+    @cute.jit
+    def _load_bias(self, column: Int32) -> cute.Tensor | None:
+        """Values of the eight accumulators of one column group; both rows have the same ones."""
+        if cutlass.const_expr(self.bias is None):
+            return None
+        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
+        pair = cute.make_rmem_tensor(cute.make_layout(2), Float32)
+        pairs = cute.logical_divide(self.bias, cute.make_layout(2))
+        for half in cutlass.range_constexpr(2):
+            cute.autovec_copy(pairs[None, column // 2 + half * 4 + self.thread % 4], pair)
+            for row in cutlass.range_constexpr(2):
+                values[half * 4 + row * 2], values[half * 4 + row * 2 + 1] = pair[0], pair[1]
+        return values
+
+    @cute.jit
+    def _stage_group(self, values: cute.Tensor, buffer: cutlass.Constexpr[int], group: cutlass.Constexpr[int]) -> None:
+        """Writes 16 rows x 16 columns of the warp to a store buffer."""
+        lane = self.thread % 32
+        if cutlass.const_expr(values.element_type is Float32):
+            # Two neighbouring columns are half of a 16-byte chunk; stmatrix moves 16-bit elements only.
+            for half in cutlass.range_constexpr(2):
+                for row_half in cutlass.range_constexpr(2):
+                    chunk = group * 4 + half * 2 + lane % 4 // 2
+                    target = self.staging.chunk(lane // 4 + row_half * 8, chunk) + self.staging.offset(buffer)
+                    target = cute.recast_ptr(target + cute.assume(lane % 2 * 8, divby=8), dtype=Float32)
+                    pair = cute.make_tensor(values.iterator + half * 4 + row_half * 2, cute.make_layout(2))
+                    cute.autovec_copy(pair, cute.make_tensor(target, cute.make_layout(2)))
+        else:
+            # Lanes 8 i to 8 i + 7 give the row addresses of matrix i: rows 0-7, rows 8-15, and both 8 columns on.
+            address = self.staging.chunk(lane % 16, group * 2 + lane // 16) + self.staging.offset(buffer)
+            target = cute.make_tensor(cute.recast_ptr(address, dtype=values.element_type), cute.make_layout((8, 1)))
+            atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), values.element_type)
+            cute.copy(atom, cute.make_tensor(values.iterator, cute.make_layout((8, 1))), target)
+
+
+# --- WGMMA on TF32 operands, which CuTe DSL 4.8 has no operation for -------------------------------------------------
+
+
+TF32_K = 8
+"""Elements of K of one instruction: 32 bytes, as of every element type."""
+
+
+class MmaTf32Op(warpgroup.MmaF16BF16Op):
+    """``wgmma.mma_async.m64nNk8.f32.tf32.tf32``: FP32 accumulators, both operands K-major.
+
+    The operation of 16-bit operands with another element type: the compiler makes the instruction from the types, and
+    only the checks of that class stand in the way.
+    """
+
+    descriptive_name = "warpgroup TF32 MMA Operation"
+
+    def _verify(self) -> None:
+        if self.a_dtype is not cutlass.TFloat32 or self.acc_dtype is not cutlass.Float32:
+            raise TypeError(f"{self.a_dtype} operands with {self.acc_dtype} accumulators, allowed: TFloat32, Float32")
+        if self.shape_mnk[2] != TF32_K:
+            raise ValueError(f"shape_mnk = {self.shape_mnk}, allowed: K = {TF32_K}")
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------------
+
+
+class GemmKernel(GemmHost):
+    """Host entry and kernel for one plan."""
+
+    plan: Sm90GemmPlan
+
+    def __init__(self, plan: Sm90GemmPlan) -> None:
+        super().__init__(plan, sm90_gemm_graph(plan))
+
+    def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
+        plan, config = self.plan, self.plan.config
+        operation = MmaTf32Op if self.dtype is TFloat32 else warpgroup.MmaF16BF16Op
+        tiled_mma = cute.make_tiled_mma(
+            operation(
+                self.dtype, Float32, (64, config.tile_n, plan.mma_k), warpgroup.OperandSource.SMEM,
+                OperandMajorMode.K, OperandMajorMode.K,
+            )
+        )  # fmt: skip
+        a_tma = self._load_atom(a, plan.loaded_rows, config.cluster_n)
+        return tiled_mma, a_tma, self._load_atom(b, config.tile_n, config.cluster_m)
+
+    def _load_atom(self, tensor: cute.Tensor, rows: int, sharers: int) -> Tma:
+        """TMA load of ``rows`` rows of one K block, of which each of the ``sharers`` CTAs loads its part for all."""
+        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp()
+        layout = self._stage_layout(rows)
+        return cpasync.make_tiled_tma_atom(load, tensor, layout, (rows, self.plan.tile_k), num_multicast=sharers)
+
+    def _stage_layout(self, rows: int, stages: int | None = None) -> cute.ComposedLayout:
+        """``[rows, 128 bytes of K]``, K-major, SWIZZLE_128B; with ``stages`` a last mode of stages."""
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.dtype)
+        layout = cute.tile_to_shape(atom, (rows, self.plan.tile_k, stages or 1), order=(0, 1, 2))
+        return layout if stages else cute.slice_(layout, (None, None, 0))
+
+    @cute.kernel
+    def kernel(self, args: DeviceArguments) -> None:
+        plan, config = self.plan, self.plan.config
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.ctas > 1 else Int32(0)
+        first_cta, first_block, k_blocks = 0, 0, args.k_blocks
+        if cutlass.const_expr(config.split_k > 1):
+            # The CTAs of one slice of K share operands; slices follow each other.
+            slice_ = rank // plan.sharing_ctas
+            rank = rank % plan.sharing_ctas
+            first_cta = slice_ * plan.sharing_ctas
+            first_block = slice_ * k_blocks // config.split_k
+            k_blocks = (slice_ + 1) * k_blocks // config.split_k - first_block
+        rank_m, rank_n = rank % config.cluster_m, rank // config.cluster_m
+
+        storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
+        barriers = cute.recast_ptr(storage, dtype=Int64)
+        a_stages, b_stages, staging, *more = (storage + region.offset for region in plan.smem[1:])
+        pipes = make_pipes(self.graph, barriers, Sm90Pipe)
+        pipe = pipes["operands"]
+
+        if cutlass.const_expr(plan.loaded_rows < config.tile_m):
+            # wgmma reads them; begin() synchronises the CTA before it does.
+            loaded_bytes = plan.loaded_rows * plan.k_block_bytes
+            clear_unloaded(a_stages, config.stages, plan.a_stage_bytes, loaded_bytes, plan.threads)
+        begin(self.graph, warp == plan.load_warp, barriers, (args.a_atom, args.b_atom, args.out_atom))
+
+        order = GroupedOrder(
+            args.m_tiles, args.n_tiles, args.batches, config.group_m, cute.arch.block_idx()[0] // plan.ctas,
+            cute.arch.grid_dim()[0] // plan.ctas,
+        )  # fmt: skip
+        a_tensor = self._stages(a_stages, config.tile_m)
+        b_tensor = self._stages(b_stages, config.tile_n)
+
+        if warp >= plan.load_warp:
+            cute.arch.setmaxregister_decrease(plan.producer_registers)
+            if warp == plan.load_warp:
+                along_m, along_n = (config.cluster_m, rank_m), (config.cluster_n, rank_n)
+                # A row of CTAs shares a, a column of CTAs shares b.
+                row_of_ctas = Int32(sum(1 << config.cluster_m * i for i in range(config.cluster_n)))
+                row_of_ctas = row_of_ctas << (rank_m + first_cta)
+                column_of_ctas = Int32((1 << config.cluster_m) - 1) << (rank_n * config.cluster_m + first_cta)
+                loaded = cute.local_tile(a_tensor, (plan.loaded_rows, plan.tile_k, config.stages), (0, 0, 0))
+                a, b = self._tiles(args.a, plan.loaded_rows), self._tiles(args.b, config.tile_n)
+                Load(
+                    tma_operand((args.a_atom, a), loaded, 2, 1, along_m, along_n, row_of_ctas),
+                    tma_operand((args.b_atom, b), b_tensor, 2, 1, along_n, along_m, column_of_ctas),
+                    pipe, order, k_blocks, first_block=first_block,
+                ).run()  # fmt: skip
+        else:
+            cute.arch.setmaxregister_increase(plan.consumer_registers)
+            group = warp // 4
+            part = 0 if cutlass.const_expr(config.pingpong) else group
+            mine = cute.local_tile(a_tensor, (plan.warpgroup_rows, plan.tile_k, config.stages), (part, 0, 0))
+            thread = cute.arch.thread_idx()[0] % 128
+            mma = args.tiled_mma.get_slice(thread)
+            ring = warp_staging(
+                staging, warp * config.store_stages, plan.store_rows, config.store_stages, args.out_atom, args.out,
+                ELEMENT_TYPES[plan.problem.out_dtype],
+            )  # fmt: skip
+            partials = None
+            if cutlass.const_expr(config.split_k > 1):
+                partials = PartialSums(plan, pipes["partials"], more[0], slice_, rank, warp)
+            GemmMma(
+                plan, args.tiled_mma, args.tiled_mma.make_fragment_A(mma.partition_A(mine)),
+                args.tiled_mma.make_fragment_B(mma.partition_B(b_tensor)), pipe, ring, args.bias, order, k_blocks,
+                group, thread, rank_m, rank_n, first_cta, partials, self.graph.named_barriers[0].identifier,
+            ).run()  # fmt: skip
+
+    def _stages(self, pointer: cute.Pointer, rows: int) -> cute.Tensor:
+        layout = self._stage_layout(rows, self.plan.config.stages)
+        return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=self.dtype), layout.outer)
+
+    def _tiles(self, view: cute.Tensor, rows: int) -> cute.Tensor:
+        """TMA view ``[rows, K, batch]`` by boxes of one K block."""
+        return cute.local_tile(view, (rows, self.plan.tile_k), (None, None, None))
+
+
+dsl.name_kernel(GemmKernel.kernel, "gemm_sm90a")
+

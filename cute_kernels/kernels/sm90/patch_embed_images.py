@@ -1,0 +1,609 @@
+"""The persistent integer GEMM over images for Hopper: allocate, build pipes, dispatch to roles.
+
+As the kernel over FP8 rows, with patches that TMA reads out of the images themselves: a strip of whole pieces of image
+rows is a K-major operand as it lands (`cute_kernels.plan.images`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int8, Int16, Int32, Int64, Uint8, Uint32
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+
+from cute_kernels import dsl
+from cute_kernels.kernels import ptx
+from cute_kernels.kernels.gemm import Tma
+from cute_kernels.kernels.graph import sm90_graph
+from cute_kernels.kernels.host import ImagesHost, ImagesOperands
+from cute_kernels.kernels.load import Operand, tma_operand
+from cute_kernels.kernels.pipes import PipelineState, make_pipes, stamp_waits
+from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
+from cute_kernels.kernels.sm90.transposed import MMA_STEPS, ROWS_PER_STORE, Mma, TransposedStaging, resident_weight
+from cute_kernels.kernels.stamps import make_stamps
+from cute_kernels.kernels.strips import (
+    TABLE_VALUES,
+    TERM_FACTOR,
+    StripLoad,
+    images_layout,
+    operand,
+    out_layout,
+    scale_of_feature,
+    strip_boxes,
+    strip_layout,
+    table_view,
+)
+from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.plan.base import Phase
+from cute_kernels.plan.images_sm90 import REPACK_WARPS, Sm90ImagesPlan
+from cute_kernels.plan.images_strips import REPACKED, REPACKED_ROWS, RowPart
+from cute_kernels.plan.tiles import COLUMN_GROUP
+
+# --- epilogue of a consumer warpgroup: integer sums -> FP32, scale, bias + position, BF16 -> staging -> TMA ----------
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Drains one warpgroup's sums of 64 features x the patches of a tile: ``int8`` and ``int16`` of the reference.
+
+    Attributes:
+        staging: this warpgroup's buffer, stored to ``[box, tile of a grid row, 64-feature block, image tile, grid
+            row]``.
+        table: ``[4, 32, period, padded features / 16, position tiles]`` view of the table, or None: see
+            `StripsPlan.table_shape`.
+        scales: of the two features of a thread.
+        held: registers ``[4, period]`` of table values, and of which position tile they are: read anew only where that
+            changes, which with images running fastest is once per many tiles. None if registers do not allow it.
+        row_tiles: tiles along a grid row.
+        feature_block: this warpgroup's block of 64 features.
+        thread: index in the warpgroup.
+    """
+
+    plan: Sm90ImagesPlan
+    staging: TransposedStaging
+    table: cute.Tensor | None
+    scales: tuple[Float32, Float32]
+    held: tuple[cute.Tensor, cute.Tensor] | None
+    row_tiles: Int32
+    feature_block: Int32
+    thread: Int32
+
+    @cute.jit
+    def prefetch(self, image_tile: Int32, position_tile: Int32) -> None:
+        """Fetches the table values of a tile, if they have a place and are not there."""
+        if cutlass.const_expr(self.held is not None):
+            values, position = self.held
+            if self._table_tile(position_tile) != position[0]:
+                for j in cutlass.range_constexpr(self.plan.table_period):
+                    self._load(values[None, j], j, position_tile)
+                position[0] = self._table_tile(position_tile)
+
+    @cute.jit
+    def store(self, sums: cute.Tensor, fetched: None, image_tile: Int32, position_tile: Int32) -> None:
+        """Converts, stages and stores one tile; returns as soon as the TMA store is issued."""
+        groups = ROWS_PER_STORE // COLUMN_GROUP
+        addresses = self.staging.addresses()
+        self.staging.acquire()
+        for i in cutlass.range_constexpr(self.plan.tile_rows // ROWS_PER_STORE):
+            values = cute.make_rmem_tensor(cute.make_layout(TABLE_VALUES * groups), Float32)
+            for group in cutlass.range_constexpr(groups):
+                addends = self._addends(i * groups + group, position_tile)
+                for j in cutlass.range_constexpr(TABLE_VALUES):
+                    total = self._total(sums, (i * groups + group) * TABLE_VALUES + j)
+                    scale = self.scales[j // 2]
+                    if cutlass.const_expr(addends is None):
+                        values[group * TABLE_VALUES + j] = ptx.mul_rn_f32(total, scale)
+                    else:
+                        values[group * TABLE_VALUES + j] = ptx.fma_rn_f32(total, scale, addends[j])
+            rounded = cute.make_rmem_tensor(cute.make_layout(TABLE_VALUES * groups), BFloat16)
+            rounded.store(values.load().to(BFloat16))
+            self.staging.write(addresses, rounded, i)
+        grid_row = position_tile // self.row_tiles
+        self.staging.store(position_tile - grid_row * self.row_tiles, self.feature_block, image_tile, grid_row)
+
+    @cute.jit
+    def finish(self) -> None:
+        self.staging.finish()
+
+    def _total(self, sums: cute.Tensor, i: int) -> Float32:
+        """FP32 of the ``i``-th sum; of two terms the sums of the high one come first."""
+        total = Float32(sums[i])
+        if self.plan.terms == 1:
+            return total
+        return ptx.fma_rn_f32(total, Float32(TERM_FACTOR), Float32(sums[self.plan.tile_rows // 2 + i]))
+
+    def _addends(self, group: int, position_tile: Int32) -> cute.Tensor | None:
+        """Table values of the ``group``-th 8 columns."""
+        if self.table is None:
+            return None
+        j = group % self.plan.table_period
+        if self.held is not None:
+            return self.held[0][None, j]
+        values = cute.make_rmem_tensor(cute.make_layout(TABLE_VALUES), Float32)
+        self._load(values, j, position_tile)
+        return values
+
+    def _load(self, values: cute.Tensor, j: int, position_tile: Int32) -> None:
+        block = self.feature_block * 4 + self.thread // 32
+        source = self.table[None, self.thread % 32, j, block, self._table_tile(position_tile)]
+        cute.autovec_copy(source, values)
+
+    def _table_tile(self, position_tile: Int32) -> Int32:
+        return position_tile if self.plan.problem.table_rows > 1 else Int32(0)
+
+
+# --- weights in shared memory, K block by K block; of two terms, and the products with both --------------------------
+
+
+def integer_mma(plan: Sm90ImagesPlan, source: warpgroup.OperandSource) -> cute.TiledMma:
+    """64 features x a tile's patches x 32 bytes; ``source`` is where the features' weight comes from."""
+    op = warpgroup.MmaI8Op(
+        Int8, Uint8, Int32, (64, plan.tile_rows, 32), source, OperandMajorMode.K, OperandMajorMode.K
+    )
+    return cute.make_tiled_mma(op)
+
+
+# ---- the weight in shared memory -----------------------------------------------------------------------------------
+
+
+def weight_layout(plan: Sm90ImagesPlan, blocks: int) -> cute.ComposedLayout:
+    """``[features, 128 bytes of K, blocks]``, K-major, SWIZZLE_128B; without the last mode for a single block."""
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, Int8)
+    layout = cute.tile_to_shape(atom, (plan.features, plan.k_block_bytes, blocks), order=(0, 1, 2))
+    return layout if blocks > 1 else cute.slice_(layout, (None, None, 0))
+
+
+def weight_tensor(plan: Sm90ImagesPlan, memory: cute.Pointer, blocks: int) -> cute.Tensor:
+    """`weight_layout` of so many blocks over shared memory."""
+    layout = weight_layout(plan, blocks)
+    return cute.make_tensor(cute.recast_ptr(memory, layout.inner, dtype=Int8), layout.outer)
+
+
+def weight_tma(plan: Sm90ImagesPlan, weight: cute.Tensor) -> Tma:
+    """TMA load of one K block of a CTA's features: atom and view of ``[N, K]``."""
+    tma = cpasync.make_tiled_tma_atom(
+        cpasync.CopyBulkTensorTileG2SOp(), weight, weight_layout(plan, 1), (plan.features, plan.k_block_bytes)
+    )
+    return tma.atom, tma.tma_tensor
+
+
+@dataclass(frozen=True)
+class WeightLoad:
+    """Load warp: fetches what stays in shared memory, once.
+
+    Attributes:
+        low: the low term.
+        high: the high term, of which the K blocks are fetched that registers do not hold; None if there are none.
+        slab: which features of the weight this CTA computes.
+    """
+
+    plan: Sm90ImagesPlan
+    low: Operand
+    high: Operand | None
+    pipe: Sm90Pipe
+    slab: Int32
+
+    @cute.jit
+    def run(self) -> None:
+        plan = self.plan
+        state = self.pipe.producer_state()
+        with cute.arch.elect_one():
+            self.pipe.announce_bytes(state)
+        for block in cutlass.range_constexpr(plan.shared_blocks):
+            term = self.low if block < plan.k_blocks else self.high
+            k_block = block if block < plan.k_blocks else block - plan.k_blocks + plan.held_blocks
+            term.fetch(term.place(self.slab, ()), k_block, block, self.pipe.full_barrier(state))
+
+
+def weight_operand(plan: Sm90ImagesPlan, tma: Tma, memory: cute.Pointer, blocks: int) -> Operand:
+    """What loads K blocks of a CTA's features, given atom and view, into buffers in shared memory."""
+    boxes = cute.local_tile(tma[1], (plan.features, plan.k_block_bytes), (None, None))
+    return tma_operand((tma[0], boxes), weight_tensor(plan, memory, blocks), 2)
+
+
+def weight_load(
+    plan: Sm90ImagesPlan, terms: tuple[Tma, Tma | None], memory: cute.Pointer, pipe: Sm90Pipe, slab: Int32
+) -> WeightLoad:
+    """What `WeightLoad` needs of both terms' TMA, the low one's first, and of the shared memory of the weight."""
+
+    low, high = (None if tma is None else weight_operand(plan, tma, memory, plan.shared_blocks) for tma in terms)
+    return WeightLoad(plan, low, high, pipe, slab)
+
+
+def shared_weight(
+    plan: Sm90ImagesPlan, memory: cute.Pointer, warpgroup_index: Int32
+) -> tuple[cute.TiledMma, cute.Tensor]:
+    """The instruction that reads it, and this warpgroup's descriptors ``[.., k step in block, block]``."""
+    tiled_mma = integer_mma(plan, warpgroup.OperandSource.SMEM)
+    slice_ = tiled_mma.get_slice(cute.arch.thread_idx()[0] % 128)
+    fragments = tiled_mma.make_fragment_A(slice_.partition_A(weight_tensor(plan, memory, plan.shared_blocks)))
+    return tiled_mma, cute.local_tile(fragments, (1, 1, MMA_STEPS, plan.shared_blocks), (0, warpgroup_index, 0, 0))
+
+
+# ---- products ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TermsMma(Mma):
+    """As `Mma`, with the same patches multiplied by both terms of the weight; accumulators ``[.., term]``.
+
+    Attributes:
+        shared_mma: the instruction whose weight comes from shared memory.
+        shared: descriptors of that weight, ``[.., k step in block, block]``: the low term's blocks, then those of the
+            high term that registers do not hold.
+    """
+
+    shared_mma: cute.TiledMma
+    shared: cute.Tensor
+
+    def _accumulator_shape(self) -> cute.Shape:
+        return (*self.tiled_mma.partition_shape_C((64, self.plan.tile_rows)), self.plan.terms)
+
+    @cute.jit
+    def _stage(self, accumulator: cute.Tensor, stage: cutlass.Constexpr[int], state: PipelineState) -> None:
+        """Issues the WGMMAs of one stage as one group; stage 0 overwrites the accumulators.
+
+        The terms take turns, so that every other WGMMA leaves shared memory's bandwidth to the rest of the kernel.
+        """
+        self.operands.wait_full(state)
+        warpgroup.fence()
+        plan, blocks = self.plan, self.plan.config.stage_blocks
+        for i in cutlass.range_constexpr(blocks * MMA_STEPS):
+            k_block, step = stage * blocks + i // MMA_STEPS, i % MMA_STEPS
+            if cutlass.const_expr(k_block < plan.k_blocks):
+                patches = self.x_fragments[None, None, step, state.index * blocks + i // MMA_STEPS]
+                first = stage == 0 and i == 0
+                high, low = (accumulator[None, None, None, term] for term in range(2))
+                if cutlass.const_expr(k_block < plan.held_blocks):
+                    self.tiled_mma.set(warpgroup.Field.ACCUMULATE, not first)
+                    weight = self.weight[None, None, k_block * MMA_STEPS + step]
+                    cute.gemm(self.tiled_mma, high, weight, patches, high)
+                else:
+                    block = plan.k_blocks + k_block - plan.held_blocks
+                    self.shared_mma.set(warpgroup.Field.ACCUMULATE, not first)
+                    cute.gemm(self.shared_mma, high, self.shared[None, None, step, block], patches, high)
+                self.shared_mma.set(warpgroup.Field.ACCUMULATE, not first)
+                cute.gemm(self.shared_mma, low, self.shared[None, None, step, k_block], patches, low)
+        warpgroup.commit_group()
+
+
+# --- warps between TMA and the operand: rows of patches of 14 bytes, side by side in a strip, become rows of 16 ------
+
+
+THREADS = REPACK_WARPS * 32
+
+ROW_BYTES = 16
+
+WORDS = 4
+"""Of 4 bytes of a row in the operand."""
+
+PAIR_WORDS = 7
+"""Of two rows of 14 bytes. An odd number: lanes that read every seventh word read different banks."""
+
+
+@dataclass(frozen=True)
+class Repack:
+    """Fills operand stages out of raw strips, one plane of a tile at a time.
+
+    A strip lands as ``[row][patch][14 bytes]``, the patches of all images side by side, and the operand wants ``[row]
+    [patch][16 bytes]``: row i of either, counted through, begins at 14 i and at 16 i. What a thread copies does not
+    depend on where rows of the images end. The last two rows of a patch in the operand are zeros from the beginning, or
+    are not there.
+
+    Attributes:
+        raw, stages: buffers of both.
+        strips, operands: pipes of both.
+        thread: index among the threads of the role.
+    """
+
+    plan: Sm90ImagesPlan
+    raw: cute.Pointer
+    stages: cute.Pointer
+    strips: Sm90Pipe
+    operands: Sm90Pipe
+    order: PositionOrder | ImageOrder
+    thread: Int32
+
+    @cute.jit
+    def run(self) -> None:
+        plan, lane = self.plan, self.thread % 32
+        if cutlass.const_expr(not plan.drops_rows):
+            self._clear()
+        strip, stage = self.strips.consumer_state(), self.operands.producer_state()
+        for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
+            self.strips.stamps.mark(Phase.TILE)
+            for _ in cutlass.range(plan.planes, unroll=1):
+                self.strips.wait_full(strip)
+                raw = self.raw + cute.assume(strip.index * plan.load_pitch, divby=128)
+                buffer = self.stages + cute.assume(stage.index * plan.pixel_stage_bytes, divby=128)
+                if cutlass.const_expr(plan.held_pairs > 1):
+                    self._copy_held(raw, buffer, strip, stage)
+                else:
+                    self.operands.wait_empty(stage)
+                    self._copy(raw, buffer)
+                # WGMMA reads the operand through the async proxy.
+                cute.arch.fence_view_async_shared()
+                cute.arch.sync_warp()
+                self.operands.arrive_written(stage, lane)
+                if cutlass.const_expr(plan.held_pairs == 1):
+                    self.strips.arrive_empty(strip, lane, plan.config.cluster)
+                strip.advance()
+                stage.advance()
+
+    @cute.jit
+    def _copy(self, raw: cute.Pointer, stage: cute.Pointer) -> None:
+        """A pair of rows at a time: a thread stores one before it loads the next."""
+        for i in cutlass.range(self.thread, self._pairs, THREADS, unroll=2):
+            self._store_pair(stage, i, self._load_pair(raw, i))
+
+    @cute.jit
+    def _copy_held(
+        self, raw: cute.Pointer, stage: cute.Pointer, strip_state: PipelineState, stage_state: PipelineState
+    ) -> None:
+        """As many pairs in registers as a thread holds, whose loads do not wait for each other.
+
+        The strip is free when the last ones are loaded, and the stage has to be when the first ones are stored.
+        """
+        held = self.plan.held_pairs
+        rounds = -(-self._pairs // (held * THREADS))
+        for r in cutlass.range_constexpr(rounds):
+            indices = [self.thread + j * THREADS for j in range(r * held, (r + 1) * held) if j * THREADS < self._pairs]
+            pairs = [self._load_pair(raw, cutlass.min(i, Int32(self._pairs - 1))) for i in indices]
+            if cutlass.const_expr(r == rounds - 1):
+                # TMA writes the strip through the async proxy. Without the fence ptxas lets the arrival overtake the
+                # loads, which wait for no result: on an H200 results were wrong.
+                cute.arch.fence_view_async_shared()
+                cute.arch.sync_warp()
+                self.strips.arrive_empty(strip_state, self.thread % 32, self.plan.config.cluster)
+            if cutlass.const_expr(r == 0):
+                self.operands.wait_empty(stage_state)
+            for j in cutlass.range_constexpr(len(pairs)):
+                if cutlass.const_expr((r * held + j + 1) * THREADS <= self._pairs):
+                    self._store_pair(stage, indices[j], pairs[j])
+                elif indices[j] < self._pairs:
+                    self._store_pair(stage, indices[j], pairs[j])
+
+    @property
+    def _pairs(self) -> int:
+        """Pairs of rows of a plane of a tile."""
+        return REPACKED * self.plan.tile_rows // 2
+
+    def _load_pair(self, raw: cute.Pointer, i: Int32) -> list[Uint32]:
+        """The words of two rows: the first begins with a word, the second in the middle of one."""
+        source = cute.recast_ptr(raw + cute.assume(i * PAIR_WORDS * 4, divby=4), dtype=Uint32)
+        words = cute.make_tensor(source, cute.make_layout(PAIR_WORDS))
+        return [words[j] for j in range(PAIR_WORDS)]
+
+    @cute.jit
+    def _store_pair(self, stage: cute.Pointer, i: Int32, w: list[Uint32]) -> None:
+        # Of eight lanes, whose stores of 16 bytes are one wavefront, four write first rows and four second ones.
+        second_first = self.thread // 4 % 2
+        first = (w[0], w[1], w[2], w[3] & Uint32(0xFFFF))
+        second = (*(ptx.shf_r_wrap_b32(w[j], w[j + 1], Uint32(16)) for j in (3, 4, 5)), w[6] >> Uint32(16))
+        self._store(stage, i * 2 + second_first, second_first, second, first)
+        self._store(stage, i * 2 + 1 - second_first, second_first, first, second)
+
+    @cute.jit
+    def _store(self, stage: cute.Pointer, i: Int32, choice: Int32, yes: tuple, no: tuple) -> None:
+        row = cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32)
+        for j in cutlass.range_constexpr(WORDS):
+            row[j] = cutlass.select_(choice != 0, yes[j], no[j])
+        cute.autovec_copy(row, self._row(stage, i))
+
+    @cute.jit
+    def _clear(self) -> None:
+        """Writes the rows that no strip has, of every stage; the first hand-over of each stage orders them."""
+        plan = self.plan
+        zeros = cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32)
+        zeros.fill(0)
+        first, beyond = (rows * plan.tile_rows for rows in (REPACKED, REPACKED_ROWS))
+        for stage in cutlass.range(plan.config.stages, unroll=1):
+            buffer = self.stages + cute.assume(stage * plan.pixel_stage_bytes, divby=128)
+            for i in cutlass.range(first + self.thread, beyond, THREADS, unroll=1):
+                cute.autovec_copy(zeros, self._row(buffer, i))
+
+    def _row(self, stage: cute.Pointer, i: Int32) -> cute.Tensor:
+        target = stage + cute.assume(i * ROW_BYTES, divby=ROW_BYTES)
+        return cute.make_tensor(cute.recast_ptr(target, dtype=Uint32), cute.make_layout(WORDS))
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceArguments:
+    """What the host function hands to the kernel: TMA atoms with their views, weight, table, scales and sizes.
+
+    ``weight`` is ``[N, K]`` in memory. ``streamed`` loads it where it comes with the pixels, ``low`` and ``high`` what
+    of a weight of two terms stays in shared memory, ``rest`` what of split rows the images' own does not: atom and view
+    each.
+    """
+
+    tiled_mma: cute.TiledMma
+    images_atom: cute.CopyAtom
+    images: cute.Tensor
+    rest: Tma | None
+    weight: cute.Tensor
+    streamed: Tma | None
+    low: Tma | None
+    high: Tma | None
+    out_atom: cute.CopyAtom
+    out: cute.Tensor
+    table: cute.Tensor | None
+    scale: cute.Tensor
+    image_tiles: Int32
+    row_tiles: Int32
+    position_tiles: Int32
+    groups: Int32
+
+
+@dataclass(frozen=True)
+class SplitMma(Mma):
+    """With descriptors of their own for the shorter parts of split rows, the last block of every stage."""
+
+    rest_fragments: cute.Tensor
+
+    def _columns(self, stage: Int32, block: int, step: int) -> cute.Tensor:
+        longer, shorter = self.plan.row_parts
+        if block < longer.blocks:
+            return self.x_fragments[None, None, step, stage * longer.blocks + block]
+        return self.rest_fragments[None, None, step, stage * shorter.blocks + block - longer.blocks]
+
+
+class PatchEmbedImagesKernel(ImagesHost):
+    """Host entry and kernel for one plan."""
+
+    plan: Sm90ImagesPlan
+
+    def __init__(self, plan: Sm90ImagesPlan) -> None:
+        super().__init__(plan, sm90_graph(plan))
+
+    def arguments(self, operands: ImagesOperands) -> DeviceArguments:
+        plan, config, o = self.plan, self.plan.config, operands
+        out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
+        first, *others = (self._images_tma(o, part) for part in plan.row_parts)
+        out_atom, out_view = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._out_box()
+        )
+        row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
+        position_tiles = row_tiles * o.grid_height
+        groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
+        return DeviceArguments(
+            integer_mma(plan, warpgroup.OperandSource.RMEM if plan.resident else warpgroup.OperandSource.SMEM),
+            *first, others[0] if others else None, o.weight, None if plan.resident else weight_tma(plan, o.weight),
+            weight_tma(plan, o.weight_low) if plan.terms > 1 else None,
+            weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None, out_atom, out_view,
+            table_view(plan, o.table, groups, position_tiles), cute.make_tensor(o.scale, cute.make_layout((o.n,))),
+            cute.ceil_div(o.batch, plan.tile_images), row_tiles, position_tiles, groups,
+        )  # fmt: skip
+
+    def _images_tma(self, o: ImagesOperands, part: RowPart) -> Tma:
+        """Atom and view of a part of the rows of patches."""
+        cluster = self.plan.config.cluster
+        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
+        images = cute.make_tensor(
+            o.images + part.offset, images_layout(self.plan, o.batch, o.height, o.width, part)
+        )
+        return cpasync.make_tiled_tma_atom(
+            load, images, strip_layout(self.plan, 1, part), self.plan.box_of(part), num_multicast=cluster
+        )
+
+    def _out_box(self) -> tuple[int, int, int, int]:
+        """``[patches, features, images, grid rows]`` of a warpgroup's part of a tile."""
+        return (self.plan.tile_patches, 64, self.plan.tile_images, 1)
+
+    def _staging_layout(self) -> cute.ComposedLayout:
+        """That box in BF16, SWIZZLE_128B: patches follow each other, image after image, as the columns of a tile do."""
+        outer = cute.make_layout(
+            self._out_box(), stride=(64, 1, 64 * self.plan.tile_patches, 64 * self.plan.tile_rows)
+        )
+        return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, outer)
+
+    @cute.kernel
+    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
+        plan, config = self.plan, self.plan.config
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if config.cluster > 1 else Int32(0)
+
+        storage = cute.arch.get_dyn_smem(Uint8, alignment=plan.swizzle_period)
+        barriers = cute.recast_ptr(storage, dtype=Int64)
+        weight, strips, staging, *raw = (storage + region.offset for region in plan.smem[1:])
+        pipes = make_pipes(self.graph, barriers, Sm90Pipe)
+        pipe = pipes["operands"]
+
+        begin(self.graph, warp == plan.load_warp, barriers, (args.images_atom, args.out_atom))
+
+        stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
+        cluster = cute.arch.block_idx()[0] // config.cluster
+        clusters = cute.arch.grid_dim()[0] // config.cluster
+        slab = cluster % args.groups * config.cluster + cta_rank
+        kind = ImageOrder if config.order == "row" else PositionOrder
+        order = kind(args.image_tiles, args.position_tiles, cluster // args.groups, clusters // args.groups)
+
+        if warp >= plan.load_warp:
+            cute.arch.setmaxregister_decrease(plan.producer_registers)
+            if warp == plan.load_warp:
+                if cutlass.const_expr(plan.terms > 1):
+                    weight_load(plan, (args.low, args.high), weight, pipes["weight"], slab).run()
+                loaded = (raw[0], pipes["raw"]) if plan.repacks else (strips, pipe)
+                self._load(args, weight, *loaded, order, slab, cta_rank).run()
+            elif cutlass.const_expr(plan.repacks):
+                thread = cute.arch.thread_idx()[0] - (plan.load_warp + 1) * 32
+                Repack(plan, raw[0], strips, pipes["raw"], pipe, order, thread).run()
+        else:
+            cute.arch.setmaxregister_increase(plan.consumer_registers)
+            if cutlass.const_expr(plan.terms > 1):
+                pipes["weight"].wait_full(pipes["weight"].consumer_state())
+            self._mma(args, weight, strips, staging, pipe, order, slab, warp // 4).run()
+        stamps.finish()
+
+    def _load(self, args, shared, strips, pipe, order, slab, cta_rank) -> StripLoad:
+        ctas = self.plan.config.cluster
+        weight = None
+        if cutlass.const_expr(not self.plan.resident):
+            weight = weight_operand(self.plan, args.streamed, shared, self.plan.ring_blocks)
+        source, blocks = strip_boxes(self.plan, (args.images_atom, args.images), strips, (ctas, cta_rank))
+        rest = None
+        if cutlass.const_expr(self.plan.splits):
+            rest = (args.rest[0], *strip_boxes(self.plan, args.rest, strips, (ctas, cta_rank), self.plan.row_parts[1]))
+        multicast = Int16((1 << ctas) - 1) if ctas > 1 else None
+        return StripLoad(
+            self.plan, args.images_atom, source, blocks, pipe, order, args.row_tiles, multicast=multicast,
+            rest=rest, weight=weight, slab=slab,
+        )  # fmt: skip
+
+    def _mma(self, args, shared, strips, staging, pipe, order, slab, warpgroup_index) -> Mma:
+        plan, config = self.plan, self.plan.config
+        thread = cute.arch.thread_idx()[0] % 128
+        slice_ = args.tiled_mma.get_slice(thread)
+        feature_block = slab * config.warpgroups + warpgroup_index
+        if cutlass.const_expr(plan.resident):
+            # A layout has elements; those of a block that no WGMMA reads are not loaded.
+            columns = max(1, plan.held_blocks) * plan.k_block_bytes
+            weight = resident_weight(args.tiled_mma, slice_, args.weight, feature_block, columns)
+        else:
+            streamed = weight_tensor(plan, shared, plan.ring_blocks)
+            mine = cute.local_tile(streamed, (64, plan.k_block_bytes, plan.ring_blocks), (warpgroup_index, 0, 0))
+            weight = args.tiled_mma.make_fragment_A(slice_.partition_A(mine))
+        fragments, *others = (
+            args.tiled_mma.make_fragment_B(slice_.partition_B(operand(plan, strips, part))) for part in plan.row_parts
+        )
+
+        buffer = staging + cute.assume(warpgroup_index * plan.staging_bytes, divby=plan.swizzle_period)
+        layout = self._staging_layout()
+        staged = cute.make_tensor(cute.recast_ptr(buffer, layout.inner, dtype=BFloat16), layout.outer)
+        boxes = cute.local_tile(args.out, self._out_box(), (None,) * 4)
+        source, target = cpasync.tma_partition(
+            args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 4), cute.group_modes(boxes, 0, 4)
+        )
+        named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
+        buffer = TransposedStaging(
+            buffer, args.out_atom, source, target, thread, named["staged 0"] + warpgroup_index, pipe.stamps
+        )
+        feature = feature_block * 64 + thread // 32 * 16 + thread % 32 // 4
+        scales = (scale_of_feature(args.scale, feature), scale_of_feature(args.scale, feature + 8))
+        epilogue = Epilogue(
+            plan, buffer, args.table, scales, self._held(), args.row_tiles, feature_block, thread
+        )
+        common = (
+            plan, args.tiled_mma, Int32, weight, fragments, pipe, epilogue, order, Int32(plan.tile_stages),
+            warpgroup_index, thread, named["turn 0"],
+        )  # fmt: skip
+        if cutlass.const_expr(plan.splits):
+            return SplitMma(*common, *others)
+        return Mma(*common) if plan.terms == 1 else TermsMma(*common, *shared_weight(plan, shared, warpgroup_index))
+
+    def _held(self) -> tuple[cute.Tensor, cute.Tensor] | None:
+        if not self.plan.holds_table:
+            return None
+        values = cute.make_rmem_tensor(cute.make_layout((TABLE_VALUES, self.plan.table_period)), Float32)
+        values.fill(0.0)
+        position = cute.make_rmem_tensor(cute.make_layout(1), Int32)
+        position.fill(-1)
+        return values, position
+
+
+dsl.name_kernel(PatchEmbedImagesKernel.kernel, "patch_embed_images_sm90a")
+

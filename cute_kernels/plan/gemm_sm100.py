@@ -1,0 +1,195 @@
+"""Plan of the SM100a dense GEMM: CTA pairs, one or two waves of UMMA per stage, a short ring of store buffers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cute_kernels.config import GemmProblem, Sm100GemmConfig
+from cute_kernels.plan.base import LANES, Arch, TmemRegion, reject, require
+from cute_kernels.plan.cta_pair import CtaPairs
+from cute_kernels.plan.gemm import GemmPlan, check_tile_order
+from cute_kernels.plan.shared_operands import check_stores_and_stages
+
+LEVEL_8 = Sm100GemmConfig()
+LEVEL_7 = Sm100GemmConfig(block_m=256, stages=4)
+
+WIDE = Sm100GemmConfig(tile_n=256, stages=6)
+"""256 x 256 per pair: the widest UMMA, both accumulators in all of tensor memory."""
+
+ONE_ACCUMULATOR = Sm100GemmConfig(block_m=256, tile_n=256, stages=4, accumulators=1)
+"""512 x 256 per pair: two waves of the widest UMMA fill tensor memory, and the epilogue overlaps only wave by wave."""
+
+
+@dataclass(frozen=True)
+class Sm100GemmPlan(CtaPairs, GemmPlan):
+    """A pair of CTAs (``cta_group::2``) computes ``waves`` UMMA tiles of 256 x ``tile_n`` side by side.
+
+    Each CTA holds 128 rows of every wave and loads those rows of ``a`` and half of the tile's rows of ``b``.
+    """
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.gemm:GemmKernel"
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm100_graph"
+
+    config: Sm100GemmConfig
+
+    cta_group: int = 2
+    cta_m: int = 128
+    load_warp: int = 0
+    mma_warp: int = 1
+    first_epilogue_warp: int = 2
+    epilogue_warps: int = 4
+    tmem_load_width: int = 32
+    store_rows: int = LANES
+    barrier_region: str = "barriers and tensor-memory address"
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def waves(self) -> int:
+        """UMMA tiles of 256 rows in one tile of the pair; they share the stage of ``b``."""
+        return self.config.block_m // self.cta_m
+
+    @property
+    def mma_m(self) -> int:
+        return self.cta_m * self.cta_group
+
+    @property
+    def pairs(self) -> tuple[int, int]:
+        """CTA pairs of a cluster along rows and columns."""
+        return self.config.cluster_m // self.cta_group, self.config.cluster_n
+
+    @property
+    def ctas(self) -> int:
+        return self.config.cluster_m * self.config.cluster_n
+
+    @property
+    def sharing_pairs(self) -> int:
+        return sum(self.pairs) - 1
+
+    @property
+    def cluster_rows(self) -> int:
+        return self.config.block_m * self.config.cluster_m
+
+    @property
+    def cluster_columns(self) -> int:
+        return self.config.tile_n * self.config.cluster_n
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def a_stage_bytes(self) -> int:
+        return self.config.block_m * self.k_block_bytes
+
+    @property
+    def storing_warps(self) -> int:
+        return self.epilogue_warps
+
+    @property
+    def accumulators(self) -> int:
+        return self.config.accumulators
+
+    @property
+    def tmem_columns(self) -> int:
+        """Accumulators of every wave, in the powers of two that tcgen05.alloc hands out."""
+        return self.accumulators * self.waves * self.config.tile_n
+
+    @property
+    def tmem(self) -> tuple[TmemRegion, ...]:
+        columns = self.config.tile_n
+        count = self.accumulators * self.waves
+        return tuple(TmemRegion(f"accumulator {i}", i * columns, columns) for i in range(count))
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c, rows = self.config, self.waves * self.mma_m
+        return [
+            ("tile", f"{rows} x {c.tile_n} per CTA pair, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("cluster", f"{c.cluster_m} x {c.cluster_n} CTAs, {self.cluster_rows} x {self.cluster_columns}"),
+            ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
+            ("order", f"groups of {c.group_m} blocks of rows"),
+            ("epilogue", f"{c.store_stages} store stages of {self.store_rows} x {self.store_columns} per warp"),
+            ("TMEM accumulators", f"{self.accumulators} x {self.waves} x {c.tile_n} columns"),
+            ("TMEM total", f"{self.tmem_columns} of {self.arch.tmem_columns} columns"),
+        ]
+
+
+def plan_sm100_gemm(problem: GemmProblem, config: Sm100GemmConfig | None, arch: Arch, sm_count: int) -> Sm100GemmPlan:
+    """The plan, or ValueError; `default_config` when ``config`` is None."""
+    config = default_config(problem, arch, sm_count) if config is None else config
+    require("block_m", config.block_m, (128, 256), "one or two UMMA tiles of 128 rows per CTA")
+    require("tile_n", config.tile_n, (64, 128, 256), "N of a UMMA in swizzle atoms of b, both CTAs holding half")
+    require("cluster_m", config.cluster_m, (2, 4), "CTAs of a cluster along the rows: one pair or two")
+    require("cluster_n", config.cluster_n, (1, 2), "pairs of a cluster along the columns")
+    require("accumulators", config.accumulators, (1, 2), "of a whole tile in tensor memory")
+    if config.stages < 2:
+        reject("stages", config.stages, "TMA and tensor core overlap only with two stages or more", 2)
+    if not 0 <= config.idle_clocks < 2**16:
+        reject("idle_clocks", config.idle_clocks, "clocks between the MMAs of two stages", 0)
+    plan = Sm100GemmPlan(problem, config, arch, sm_count)
+    if plan.tmem_columns > arch.tmem_columns:
+        size = f"{config.accumulators} accumulators of {plan.waves} x {config.tile_n} columns"
+        reject("tile_n", config.tile_n, f"{size} exceed {arch.tmem_columns} TMEM columns", config.tile_n // 2)
+    plan.check_sm_count()
+    check_tile_order(plan)
+    check_stores_and_stages(plan)
+    return plan
+
+
+CANDIDATES = {WIDE: 1.96, LEVEL_7: 1.96, LEVEL_8: 1.0}
+"""What the chooser chooses from, and the time of a tile over that of Level 8's, which has half the outputs.
+
+In the CUDA original's table Level 7 is 1.0 to 5.5% faster than Level 8 at 6144, 8192 and 12288, where both fill the
+device equally, and slower at 4096, where it does not. `WIDE` has tiles of the size of Level 7's. Nobody has timed it,
+but per FLOP it does no more of anything that the emulator counts and less of most (docs/experiments.md).
+"""
+
+
+def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm100GemmConfig:
+    """The candidate that finishes its turns first.
+
+    One rule that reproduces the CUDA original's table: time is the turns of the busiest cluster times the cost of a
+    tile. Larger tiles read less, but leave more clusters idle in the last turn of small problems.
+    """
+    def cost(config: Sm100GemmConfig) -> float:
+        plan = Sm100GemmPlan(problem, config, arch, sm_count)
+        return -(-plan.tiles // max(1, sm_count // plan.ctas)) * CANDIDATES[config]
+
+    return min(CANDIDATES, key=cost)
+
+
+TUNED = (
+    dataclasses.replace(WIDE, cluster_m=4),
+    dataclasses.replace(WIDE, cluster_n=2),
+    dataclasses.replace(WIDE, cluster_m=4, cluster_n=2),
+    ONE_ACCUMULATOR,
+    dataclasses.replace(LEVEL_8, cluster_m=4),
+    dataclasses.replace(LEVEL_8, tile_n=64, stages=9, store_stages=1),
+)
+"""What a tuner tries besides: less traffic at a cost that no count shows, and tiles for small problems."""
+
+
+def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm100GemmPlan]:
+    """Legal plans that are worth timing on a device: the chooser's choice, its candidates, and the others."""
+    chosen = default_config(problem, arch, sm_count)
+    plans = []
+    for config in dict.fromkeys((chosen, *CANDIDATES, *TUNED)):
+        with contextlib.suppress(ValueError):
+            plans.append(plan_sm100_gemm(problem, config, arch, sm_count))
+    return plans
+
+
+__all__ = [
+    "CANDIDATES",
+    "LEVEL_7",
+    "LEVEL_8",
+    "ONE_ACCUMULATOR",
+    "TUNED",
+    "WIDE",
+    "Sm100GemmPlan",
+    "default_config",
+    "plan_sm100_gemm",
+    "search_space",
+]
+

@@ -1,0 +1,345 @@
+"""Plan of the SM90a dense GEMM: two consumer warpgroups, cooperative or in turn, multicast in small clusters."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cute_kernels.config import GemmProblem, Sm90GemmConfig
+from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require
+from cute_kernels.plan.gemm import GemmPlan, check_tile_order
+from cute_kernels.plan.shared_operands import WgmmaPair, check_accumulators, check_stores_and_stages
+
+SWIZZLE_ROWS = 8
+"""Rows of a SWIZZLE_128B atom."""
+
+MAX_CLUSTER = 8
+"""CTAs of a cluster that every device of the architecture can hold (CUDA C++ programming guide)."""
+
+GPC_SHARE = (8, 9)
+"""Multiprocessors of which clusters of four or eight can be resident at once: 16 of the 18 of a GPC. With one cluster
+more, it runs after all others: 32 clusters of 2 x 2 took twice the time of 64 of 2 x 1 on an H200 of 132, which holds
+30 (docs/measurements.md)."""
+
+SPLIT_REGISTERS = 128
+"""Accumulators with which the sums of more than two slices of K do not fit a consumer thread."""
+
+
+@dataclass(frozen=True)
+class Sm90GemmPlan(GemmPlan, WgmmaPair):
+    """The persistent WGMMA kernel, as `WgmmaPair` says, with a split of K."""
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gemm:GemmKernel"
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_gemm_graph"
+
+    config: Sm90GemmConfig
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def tile_m(self) -> int:
+        return self.config.tile_m
+
+    @property
+    def sharing_ctas(self) -> int:
+        """CTAs that load operands for each other: those of a cluster with the same slice of K."""
+        return self.config.cluster_m * self.config.cluster_n
+
+    @property
+    def ctas(self) -> int:
+        return self.sharing_ctas * self.config.split_k
+
+    @property
+    def cluster_rows(self) -> int:
+        return self.config.tile_m * self.config.cluster_m
+
+    @property
+    def cluster_columns(self) -> int:
+        return self.config.tile_n * self.config.cluster_n
+
+    @property
+    def clusters(self) -> int:
+        """As many as are resident at once. Clusters do not cross GPCs."""
+        usable = self.sm_count
+        if self.ctas > 2:
+            usable = max(self.ctas, usable * GPC_SHARE[0] // GPC_SHARE[1])
+        return min(usable // self.ctas, self.tiles)
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        return (self.ctas, 1, 1)
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def loaded_rows(self) -> int:
+        """Rows of a tile of ``a`` that are loaded: all, or a power of two that covers M where that is at most half.
+
+        TMA is slow to fill rows that do not exist: 16 rows took 21.0 us in tiles of 128 rows where 128 rows took 9.7
+        (4096 x 4096, two slices of K, one H200; bench/results/h200-gemm-tune-2026-11-21.json). What is not loaded is
+        cleared once per launch. Whole swizzle atoms for each of the CTAs that share the tile.
+        """
+        least = max(SWIZZLE_ROWS * self.config.cluster_n, 1 << (self.problem.m - 1).bit_length())
+        return least if 2 * least <= self.config.tile_m and self.config.cluster_m == 1 else self.config.tile_m
+
+    @property
+    def loaded_bytes(self) -> int:
+        """What completes on the barrier of a stage: its bytes but for the rows of ``a`` that are not loaded."""
+        return self.stage_bytes - (self.config.tile_m - self.loaded_rows) * self.k_block_bytes
+
+    @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        return super().compiled_in | {"loaded_rows": self.loaded_rows}
+
+    @property
+    def finished_warps(self) -> int:
+        """Consumer warps of a tile whose rows one CTA adds up and stores; the other CTAs' warps send it theirs."""
+        return self.storing_warps // self.config.split_k
+
+    @property
+    def partial_bytes(self) -> int:
+        """FP32 sums of one warp's rows over one slice of K."""
+        return self.waves * self.store_rows * self.config.tile_n * 4
+
+    @property
+    def received_bytes(self) -> int:
+        """What the other CTAs of a split send to one warp that finishes its rows."""
+        return (self.config.split_k - 1) * self.partial_bytes
+
+    @property
+    def more_smem(self) -> tuple[tuple[str, int, int], ...]:
+        if self.config.split_k == 1:
+            return ()
+        return (("partial sums", self.finished_warps * self.received_bytes, 128),)
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c = self.config
+        schedule = "pingpong: a tile per warpgroup" if c.pingpong else "cooperative: half of a tile per warpgroup"
+        registers = f"{self.accumulator_registers} of accumulators, {self.consumer_registers} per consumer thread"
+        slices = f", {c.split_k} slices of K each" if c.split_k > 1 else ""
+        return [
+            ("tile", f"{c.tile_m} x {c.tile_n}, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("schedule", schedule),
+            ("cluster", f"{c.cluster_m} x {c.cluster_n} CTAs, {self.cluster_rows} x {self.cluster_columns}{slices}"),
+            ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
+            ("order", f"groups of {c.group_m} blocks of rows"),
+            *([("rows loaded", f"{self.loaded_rows} of a tile")] if self.loaded_rows < c.tile_m else []),
+            ("registers", registers),
+            ("epilogue", f"{c.store_stages} store stages of {self.store_rows} x {self.store_columns} per warp"),
+        ]
+
+
+def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig | None, arch: Arch, sm_count: int) -> Sm90GemmPlan:
+    """The plan, or ValueError; `default_config` when ``config`` is None."""
+    if sm_count < 1:
+        reject("sm_count", sm_count, "a cluster needs a multiprocessor", 1)
+    config = default_config(problem, arch, sm_count) if config is None else config
+    rows = (64, 128, 192) if config.pingpong else (128, 256)
+    require("tile_m", config.tile_m, rows, "64 rows or a multiple for each warpgroup")
+    require("tile_n", config.tile_n, tuple(range(64, 257, 64)), "N of a WGMMA in whole store buffers")
+    for name in ("cluster_m", "cluster_n"):
+        require(name, getattr(config, name), (1, 2, 4), "CTAs of a cluster along one dimension")
+    require("split_k", config.split_k, (1, 2, 4, 8), "slices of K in one cluster, each finishing as many warps' rows")
+    if config.split_k > 1 and config.pingpong:
+        reject("split_k", config.split_k, "warpgroups that take turns do not split K; use pingpong=False", 1)
+    if config.stages < 2:
+        reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more", 2)
+    plan = Sm90GemmPlan(problem, config, arch, sm_count)
+    if plan.ctas > MAX_CLUSTER:
+        rule = f"{config.cluster_m} x {config.cluster_n} x {config.split_k} CTAs exceed the {MAX_CLUSTER} of a cluster"
+        name = "split_k" if config.split_k > 1 else "cluster_n"
+        reject(name, getattr(config, name), rule, max(1, MAX_CLUSTER * getattr(config, name) // plan.ctas))
+    if config.split_k > plan.k_blocks:
+        rule = f"every slice of K needs a block of {plan.tile_k}, and k = {problem.k} has {plan.k_blocks}"
+        reject("split_k", config.split_k, rule, 1 << (plan.k_blocks.bit_length() - 1))
+    if sm_count < plan.ctas:
+        reject("sm_count", sm_count, f"a cluster needs {plan.ctas} multiprocessors", plan.ctas)
+    check_accumulators(plan)
+    if config.split_k > 2 and plan.accumulator_registers >= SPLIT_REGISTERS:
+        rule = f"beside {plan.accumulator_registers} registers of accumulators, sums of more than two slices spill"
+        reject("split_k", config.split_k, f"{rule}{_way_to_split(plan)}", 2)
+    check_tile_order(plan)
+    check_stores_and_stages(plan)
+    return plan
+
+
+def _way_to_split(plan: Sm90GemmPlan) -> str:
+    """What to set for a split of K that the tile is too large for, for a report; "" if no smaller tile helps."""
+    for tile_n in (192, 128, 64):
+        for stores in dict.fromkeys((plan.config.store_stages, 2, 1)):
+            config = dataclasses.replace(plan.config, tile_n=tile_n, store_stages=stores)
+            if dataclasses.replace(plan, config=config).accumulator_registers >= SPLIT_REGISTERS:
+                continue
+            try:
+                plan_sm90_gemm(plan.problem, config, plan.arch, plan.sm_count)
+            except ValueError:
+                continue
+            settings = f"tile_n={tile_n}" + (f", store_stages={stores}" if stores != plan.config.store_stages else "")
+            return f"; split_k={config.split_k} is possible with {settings}"
+    return ""
+
+
+_CANDIDATES = (
+    (128, 256, False, 4, 2, ((2, 1),), (1,)),
+    (256, 128, False, 4, 2, ((2, 1),), (1,)),
+    (256, 192, False, 3, 2, ((1, 2), (2, 1), (1, 1)), (1,)),
+    (128, 192, True, 4, 2, ((2, 1), (1, 2), (1, 1)), (1,)),
+    (192, 128, True, 4, 2, ((2, 1), (1, 2)), (1,)),
+    (128, 128, True, 6, 2, ((2, 1), (1, 2), (1, 1), (1, 4)), (1,)),
+    (128, 128, False, 5, 2, ((2, 1), (1, 2)), (1, 2)),
+    (128, 128, False, 4, 2, ((1, 1), (2, 1)), (4,)),
+    (64, 192, True, 5, 3, ((2, 1), (1, 2), (4, 1), (1, 1)), (1,)),
+    (64, 128, True, 8, 2, ((2, 1), (1, 2), (4, 1), (1, 4), (1, 1)), (1,)),
+    (64, 64, True, 8, 1, ((2, 2), (2, 1), (1, 2), (1, 1)), (1,)),
+    (128, 64, False, 8, 1, ((2, 1), (1, 1)), (1, 2)),
+    (128, 64, False, 8, 1, ((1, 2), (1, 4)), (2,)),
+    (128, 64, False, 7, 1, ((1, 1), (1, 2)), (4,)),
+    (128, 64, False, 6, 1, ((1, 1),), (8,)),
+)
+"""Rows, columns and pingpong of a tile, stages, store stages, clusters and splits of K."""
+
+CANDIDATES = tuple(
+    Sm90GemmConfig(tile_m, tile_n, stages, *cluster, pingpong, store_stages, split_k=split_k)
+    for tile_m, tile_n, pingpong, stages, store_stages, clusters, splits in _CANDIDATES
+    for cluster in clusters
+    for split_k in splits
+)
+"""What the chooser chooses from: what pays at some size, by the timings or by the model fitted to them."""
+
+TILES = (
+    (128, 256, False), (256, 128, False), (256, 192, False), (128, 192, True), (192, 128, True), (128, 128, True),
+    (128, 128, False), (64, 256, True), (64, 192, True), (64, 128, True), (64, 64, True), (128, 64, False),
+)  # fmt: skip
+"""Rows, columns and pingpong of the tiles that a tuner tries."""
+
+CLUSTERS = ((2, 1), (1, 2), (1, 1), (2, 2), (4, 1), (1, 4))
+"""Clusters that a tuner tries."""
+
+MACS_PER_CLOCK = 2048
+"""Multiply-adds of 16-bit operands per SM and clock: a wgmma of 64 x 256 x 16 takes 128 clocks."""
+
+BLOCK_MACS = 64
+"""Multiply-adds of 16-bit operands per output that take the time of one K block, of any element type: 128 bytes."""
+
+# The constants from here on were fitted to the timings that `default_config` names (`python -m bench.tune fit
+# --operation gemm`). They rank configurations; they do not predict microseconds.
+
+FETCHED_BYTES_PER_CLOCK = 95
+"""Operand bytes that a CTA gets from L2 per clock, while WGMMAs run."""
+
+FIRST_BYTES_PER_CLOCK = 500
+"""What those of its first tile add to a launch, when all CTAs fetch and nothing is in L2 yet."""
+
+BLOCK_CLOCKS = 110
+"""Of every K block: its barriers, and the issue of its WGMMAs."""
+
+PINGPONG_GAIN = 0.034
+"""Share of its WGMMAs' time that a warpgroup saves which does not wait for another one at every K block."""
+
+TILE_CLOCKS = 48
+"""Of every tile, besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
+
+EPILOGUE_CLOCKS_PER_KELEMENT = 78
+"""Of a warpgroup, to convert, stage and store 1024 output elements of a tile."""
+
+LAUNCH_CLOCKS = 5000
+"""Of a launch, whatever it computes."""
+
+CLUSTER_CLOCKS = 85
+"""Of a launch, per CTA of a cluster: they start and end together."""
+
+SPLIT_CLOCKS = 780
+"""Of an exchange of partial sums besides its bytes, per doubling of the slices."""
+
+SPLIT_BYTES_PER_CLOCK = 17
+"""Partial sums that a CTA receives through distributed shared memory per clock."""
+
+NEAR_L2_BYTES = 16 << 20
+"""Rows of ``a`` that clusters work on at the same time: if more than this, they are not found in L2 by a later turn."""
+
+RESIDENT_B_BYTES = 12 << 20
+"""``b`` up to this stays in L2 through a launch, whatever the order of the tiles."""
+
+
+def modelled_clocks(plan: Sm90GemmPlan) -> float:
+    """Modelled time of a launch: the turns of the busiest cluster, and what is left to do after its last WGMMA."""
+    c = plan.config
+    blocks = -(-plan.k_blocks // c.split_k)
+    wgmma = blocks * BLOCK_MACS * c.tile_m * c.tile_n / MACS_PER_CLOCK * (1 - PINGPONG_GAIN * c.pingpong)
+    fetched = (plan.loaded_rows / c.cluster_n + c.tile_n / c.cluster_m) * blocks * plan.k_block_bytes
+    # Almost the larger of both: they overlap, but for where both take as long.
+    mainloop = (wgmma**4 + (fetched / FETCHED_BYTES_PER_CLOCK) ** 4) ** 0.25 + TILE_CLOCKS + blocks * BLOCK_CLOCKS
+    epilogue = plan.warpgroup_rows * c.tile_n / 1024 * EPILOGUE_CLOCKS_PER_KELEMENT
+    once = LAUNCH_CLOCKS + CLUSTER_CLOCKS * plan.ctas + fetched / FIRST_BYTES_PER_CLOCK
+    exchange = 0.0
+    if c.split_k > 1:
+        exchange = SPLIT_CLOCKS * math.log2(c.split_k)
+        exchange += plan.finished_warps * plan.received_bytes / SPLIT_BYTES_PER_CLOCK
+    turns = -(-plan.tiles // plan.clusters)
+    if not c.pingpong:
+        return once + turns * (mainloop + epilogue + exchange)
+    # In turn, a warpgroup has the other one's mainloop to store in, but nothing hides the last tile's epilogue.
+    return once + turns * max(mainloop, (mainloop + epilogue) / 2) + epilogue
+
+
+def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmConfig:
+    """The candidate with the least modelled time.
+
+    The constants were fitted to bench/results/h200-gemm-tune-2026-11-21.json and h200-gemm-configs-2026-11-21.json;
+    `python -m pytest tests/bench/test_gemm_choice.py` says how near to the fastest the choice is there.
+    """
+    costs = []
+    for index, c in enumerate(CANDIDATES):
+        idle = (c.cluster_m - 1) * c.tile_m >= problem.m or (c.cluster_n - 1) * c.tile_n >= problem.n
+        plan = Sm90GemmPlan(problem, c, arch, sm_count)
+        if idle or plan.ctas > sm_count or plan.k_blocks < c.split_k:
+            continue  # a CTA of every cluster would compute nothing, or no cluster fits
+        costs.append((modelled_clocks(plan), index, c))
+    config = min(costs)[2]
+    return dataclasses.replace(config, group_m=tile_group(Sm90GemmPlan(problem, config, arch, sm_count)))
+
+
+def tile_group(plan: Sm90GemmPlan) -> int:
+    """Row blocks down which the tiles run before the next column: 8, or 1 where that reads ``a`` from DRAM once.
+
+    A group of rows that a turn of the clusters cuts in two is read twice, if the rows in flight do not stay in L2 that
+    long. With groups of one row block at most one block is cut; ``b``, which is then read anew for every row block,
+    has to stay in L2 (`python -m bench.tile_order` models both).
+    """
+    columns = -(-plan.problem.n // plan.cluster_columns)
+    k_bytes = plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
+    in_flight = plan.clusters / columns * plan.cluster_rows * k_bytes
+    tall = columns < plan.clusters and in_flight > NEAR_L2_BYTES
+    return 1 if tall and plan.problem.n * k_bytes <= RESIDENT_B_BYTES else plan.config.group_m
+
+
+def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90GemmPlan]:
+    """Legal plans that are worth timing, the one with the least modelled time first."""
+    plans = []
+    for (tile_m, tile_n, pingpong), (cluster_m, cluster_n) in itertools.product(TILES, CLUSTERS):
+        if (cluster_m - 1) * tile_m >= problem.m or (cluster_n - 1) * tile_n >= problem.n:
+            continue  # a CTA of every cluster would have nothing to do
+        config = Sm90GemmConfig(tile_m, tile_n, 2, cluster_m, cluster_n, pingpong, 1)
+        idle = Sm90GemmPlan(problem, config, arch, sm_count).tiles * config.cluster_m * config.cluster_n * 2 <= sm_count
+        for split_k in (1, 2, 4, 8) if idle and not pingpong else (1,):
+            plan = _filled(problem, dataclasses.replace(config, split_k=split_k), arch, sm_count)
+            if plan is not None:
+                plans.append(plan)
+    return sorted(plans, key=modelled_clocks)
+
+
+def _filled(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: int) -> Sm90GemmPlan | None:
+    """With as many stages as fit beside two or three store buffers, or one; None if that is illegal."""
+    regions = Sm90GemmPlan(problem, config, arch, sm_count).regions_per_tile
+    config = dataclasses.replace(config, store_stages=next(count for count in (2, 3, 1) if regions % count == 0))
+    least = Sm90GemmPlan(problem, config, arch, sm_count)
+    stages = config.stages + (arch.smem_bytes - least.smem_bytes) // least.stage_bytes
+    try:
+        return plan_sm90_gemm(problem, dataclasses.replace(config, stages=min(stages, 8)), arch, sm_count)
+    except ValueError:
+        return None
+

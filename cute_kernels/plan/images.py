@@ -1,0 +1,180 @@
+"""What plans of the patch embed of images have in common: the problem's limits, and how tiles cut images up."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
+from cute_kernels.plan.base import ITEMSIZE, Operand, Plan, profile_operand, reject, require, round_up, sizes
+from cute_kernels.plan.patchify import CONVERSIONS
+
+STRIP_PATCH = 16
+"""Pixels of a patch's row, 16 bytes in uint8: what one row of a core matrix is."""
+
+BOX_BYTES = 256
+"""Bytes of uint8 pixels in a row of a TMA box, and elements in any other of its dimensions (CUDA driver API)."""
+
+MOST_PATCHES = BOX_BYTES // STRIP_PATCH
+
+
+PIXEL_TYPES = {"int8": "uint8", "int16": "uint8", "bf16": "bfloat16", "fp16": "float16"}
+"""Element type of the images by precision, for those precisions that have a kernel."""
+
+
+INTEGERS = ("int8", "int16")
+"""Precisions whose weights are integers, of one or of two terms of 8 bits."""
+
+GATHERED_PATCHES = (16, 32, 64)
+"""Sides of patches whose rows of 16-bit pixels are 32, 64 or 128 bytes, which TMA swizzles as a whole."""
+
+
+def multiplied_type(pixels: str, precision: str) -> str:
+    """Element type that pixels of type ``pixels`` are given to a kernel as, to which they are rounded where it differs.
+
+    With integer weights they have to be bytes; floating-point ones are multiplied by numbers of their own type.
+    """
+    return PIXEL_TYPES[precision] if precision in ("bf16", "fp16") else pixels
+
+
+def pixel_types(patch: int, precision: str) -> tuple[str, ...]:
+    """Element types that images may have, the one that is multiplied first.
+
+    A pass that lays out rows also rounds; it is there where TMA cannot read patches of this side as 16-bit numbers.
+    """
+    multiplied = PIXEL_TYPES[precision]
+    if multiplied == "uint8" or patch in GATHERED_PATCHES:
+        return (multiplied,)
+    rounded = (pixels for pixels, rows in CONVERSIONS.items() if multiplied in rows and pixels != multiplied)
+    return (multiplied, *rounded)
+
+
+@dataclass(frozen=True)
+class ImagesPlan(Plan):
+    """A kernel that reads patches out of images. A tile has patches of the same positions in ``tile_images`` images."""
+
+    operation: ClassVar[str] = "patch_embed_images"
+
+    problem: PatchEmbedImagesProblem
+    config: ImagesConfig
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """In memory: ``images`` [B, C, H, W], ``weight`` [N, K], ``scale`` [N], ``table`` as the plan's `table_shape`.
+
+        Written is ``out`` [B, S, N]. K is the plan's `weight_columns_of_k`, the pixels of a patch by (channel, row,
+        column) unless the plan says otherwise. Integer weights alone have a scale; those of two terms have the low one,
+        ``weight_low`` [N, K], as well.
+        """
+        p = self.problem
+        integers = p.precision in INTEGERS
+        return (
+            Operand("images", p.in_dtype),
+            Operand("weight", "int8" if integers else p.in_dtype),
+            Operand("weight_low", "int8", present=self.terms == 2),
+            Operand("scale", "float32", alignment=4, present=integers),
+            Operand("table", "float32", present=p.table_rows > 0),
+            Operand("out", p.out_dtype, written=True),
+            *sizes(batch=p.batch, height=p.height, width=p.width, n=p.n, clusters=self.clusters),
+            profile_operand(self.profile),
+        )
+
+    @property
+    def runs(self) -> str:
+        source = "strips" if self.problem.precision in INTEGERS else "gather"
+        return f"{source}: one kernel reads the images"
+
+    @property
+    def terms(self) -> int:
+        """Of a weight, each multiplied by the same pixels into sums of its own."""
+        return 2 if self.problem.precision == "int16" else 1
+
+    @property
+    def weight_columns_of_k(self) -> int:
+        """Columns of the weight as the kernel reads it."""
+        return self.problem.k
+
+    @property
+    @abstractmethod
+    def table_shape(self) -> tuple[int, ...] | None:
+        """Of the bias + position table as the kernel reads it; None without one."""
+
+    @property
+    @abstractmethod
+    def tile_patches(self) -> int:
+        """Neighbouring patches of a grid row in a tile."""
+
+    @property
+    def tile_images(self) -> int:
+        return self.config.tile_images
+
+    @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        return {"table": min(self.problem.table_rows, 2)}
+
+    @property
+    def launch_facts(self) -> dict[str, Any]:
+        return {"table_shape": self.table_shape}
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles along a grid row; of the last one, patches beyond the image are loaded as zeros and not stored."""
+        return -(-self.problem.grid_width // self.tile_patches)
+
+    @property
+    def position_tiles(self) -> int:
+        """Tiles of an image."""
+        return self.row_tiles * self.problem.grid_height
+
+    @property
+    def image_tiles(self) -> int:
+        return -(-self.problem.batch // self.tile_images)
+
+    def describe_problem(self) -> str:
+        p = self.problem
+        layout = "NHWC" if p.channels_last else "NCHW"
+        images = f"[{p.batch}, {p.channels}, {p.height}, {p.width}] {p.in_dtype} {layout}"
+        return f"{images}, patches of {p.patch}, {p.n} features, {p.precision}, table rows {p.table_rows}"
+
+
+def check_images_problem(p: PatchEmbedImagesProblem) -> None:
+    """Limits of TMA and of the element types, whatever the kernel."""
+    require("precision", p.precision, tuple(PIXEL_TYPES), "contracts that have a kernel")
+    rule = f"element types of images that a kernel multiplies with precision {p.precision!r}"
+    require("in_dtype", p.in_dtype, pixel_types(p.patch, p.precision), rule)
+    require("out_dtype", p.out_dtype, ("bfloat16", "float16", "float32"), "element types that an epilogue rounds to")
+    if p.channels_last and p.precision not in INTEGERS:
+        rule = "sums of rounded products have the order of the channels; those of integers are exact in any"
+        reject("channels_last", p.channels_last, rule, False)
+    if p.patch < 1:
+        reject("patch", p.patch, "a patch has pixels", STRIP_PATCH)
+    for name, value, multiple in (("height", p.height, p.patch), ("width", p.width, p.patch)):
+        if value < 1 or value % multiple:
+            rule = f"an image has whole patches of {multiple}"
+            reject(name, value, rule, max(multiple, round_up(value - multiple // 2, multiple)))
+    # Coordinates of TMA are 32-bit, and a tile may begin up to its own length before the end of the tensor.
+    largest = 2**31 - 256
+    features = 16 // ITEMSIZE[p.out_dtype]
+    for name, value, multiple, rule in (
+        ("batch", p.batch, 1, ""),
+        ("channels", p.channels, 1, ""),
+        ("n", p.n, features, "an output row must be a multiple of 16 bytes for TMA; zero-pad it"),
+    ):
+        if not 1 <= value <= largest:
+            limit = f"TMA coordinates allow 1 to {largest}"
+            reject(name, value, limit, round_up(min(max(value, 1), largest), multiple))
+        if value % multiple:
+            reject(name, value, rule, round_up(value, multiple))
+    strides = (
+        ("height", p.height, p.channels * p.width, p.patch, "an image"),
+        ("n", p.n, p.positions, features, "an image's embeddings"),
+    )
+    for name, value, rest, multiple, what in strides:
+        if value * rest >= 2**31:
+            rule = f"{what} of {value * rest:,} elements: strides are 32-bit"
+            reject(name, value, rule, max(multiple, (2**31 - 1) // rest // multiple * multiple))
+    legal = tuple(dict.fromkeys((0, 1, p.positions)))
+    require("table_rows", p.table_rows, legal, "a table has 0 (absent), 1 (bias only) or S rows")
+

@@ -1,0 +1,272 @@
+"""Plan of two kernels in turn: a pass that lays out images as rows of patches, and the patch embed of rows.
+
+For images whose patches TMA cannot read as operands. The second kernel is launched as the first one's dependent
+(programmatic dependent launch), so that it sets itself up while the pass runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from cute_kernels.config import PatchEmbedConfig, PatchEmbedImagesProblem, PatchEmbedProblem, Sm90RowsConfig
+from cute_kernels.plan.base import VECTOR_BYTES, Arch, Operand, Plan, reject, require, round_up
+from cute_kernels.plan.images import GATHERED_PATCHES, INTEGERS, PIXEL_TYPES, STRIP_PATCH
+from cute_kernels.plan.images_strips import REPACKED, may_split, row_bytes, why_no_operand
+from cute_kernels.plan.patch_embed import PatchEmbedPlan, check_problem
+from cute_kernels.plan.patch_embed_sm90 import plan_sm90
+from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
+from cute_kernels.plan.sm100_choice import plan_sm100
+
+MOST_FLOAT_CHANNELS = 3
+"""Of 16-bit images: 128 of 512 columns of tensor memory for each channel's weight, and at least 16 for accumulators."""
+
+ONE_TERM = ("int8", "bf16", "fp16")
+"""Precisions of a single product."""
+
+FEW_PATCHES = 2048
+"""Up to here rows of slow lengths are gathered nevertheless: one launch takes less time than two."""
+
+SLOW_ROWS = (32, 64)
+"""Rows of patches between these bytes that cannot be split: gathering 48 bytes took 1.58 ms sustained at 4736 images of
+224 x 224 on an H200, a pass and the kernel over rows 1.16; of the 96 bytes of 32 pixels 1.23 and 1.25
+(docs/measurements.md)."""
+
+REPACKED_CHANNELS = 3
+REPACKED_PATCHES, REPACKED_FEATURES = 1024, 1024
+"""From so many patches on rows of 14 bytes are repacked in shared memory, which every 128 features do anew, up to so
+many features. In a CUDA graph on an H200 one image for 768 features took 1.34 of the time of a pass and rows, 8 images
+0.88 (before warps held several pairs); 4736 images for 1024 features take 0.92, 512 images for 1152 features 1.04
+(docs/measurements.md)."""
+
+CHUNK_STEP = VECTOR_BYTES
+"""Images of which so many are whole 16 bytes, whatever the size of one."""
+
+Reason = Callable[[PatchEmbedImagesProblem], str]
+
+
+def why_rows_on_sm90(problem: PatchEmbedImagesProblem) -> str:
+    """Why these images are not read by a kernel of SM90a itself; empty where they are, or where nothing else is."""
+    if problem.precision == "int8":
+        return why_no_operand(problem) or _why_faster(problem)
+    if problem.precision in INTEGERS:
+        return ""
+    if problem.patch not in GATHERED_PATCHES:
+        return f"a row of {problem.patch} pixels of 16 bits is not the 32, 64 or 128 bytes that TMA swizzles"
+    return ""
+
+
+def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
+    """Likewise of SM100a."""
+    if problem.precision == "int8":
+        return _why_no_strips(problem)
+    if problem.precision in INTEGERS:
+        return ""
+    if problem.patch != STRIP_PATCH:
+        return f"a row of {problem.patch} pixels of 16 bits is not the 32 bytes of one MMA step"
+    if problem.channels > MOST_FLOAT_CHANNELS:
+        return f"the weight of {problem.channels} channels of 16 bits leaves no room in tensor memory"
+    return ""
+
+
+def _why_faster(problem: PatchEmbedImagesProblem) -> str:
+    nbytes = row_bytes(problem)
+    if nbytes == REPACKED:
+        return _why_not_repacked(problem)
+    slow = SLOW_ROWS[0] < nbytes < SLOW_ROWS[1] and not may_split(problem)
+    if slow and problem.batch * problem.positions > FEW_PATCHES:
+        return f"rows of {nbytes} bytes, which TMA lengthens to {SLOW_ROWS[1]}, take longer than a pass over the images"
+    return ""
+
+
+def _why_not_repacked(problem: PatchEmbedImagesProblem) -> str:
+    rows, patches = f"rows of {REPACKED} bytes", problem.batch * problem.positions
+    if problem.n > REPACKED_FEATURES:
+        return f"repacking {rows} for more than {REPACKED_FEATURES} features takes longer than a pass"
+    if problem.channels > REPACKED_CHANNELS:
+        return f"{rows} are repacked for {REPACKED_CHANNELS} channels at most"
+    if patches < REPACKED_PATCHES:
+        return f"repacking {rows} of fewer than {REPACKED_PATCHES} patches takes longer than a pass"
+    return ""
+
+
+def _why_no_strips(problem: PatchEmbedImagesProblem) -> str:
+    if problem.channels_last:
+        return "channels are last, and strips are made of neighbouring pixels of one channel"
+    if problem.patch != STRIP_PATCH:
+        return f"a row of {problem.patch} pixels of a patch is not the {STRIP_PATCH} bytes that strips are made of"
+    return ""
+
+
+@dataclass(frozen=True)
+class RowsChainPlan(Plan):
+    """A pass over the images, then the patch embed of the rows that it writes; chunk by chunk where there are several.
+
+    Each kernel waits for all of the one before it, so that the rows of a chunk may lie where those of the last one lay.
+    From the second chunk on the pass reads its images before it waits: it begins when the kernel before it has waited
+    for the first pass, which had waited for whatever wrote the images.
+
+    Rows count the pixels of a patch by (channel, row, column); where the channels are last by (row, column, channel),
+    as the images do, and the weight likewise. They are zero-padded to 16 bytes, or what the layout says.
+
+    Attributes:
+        config: of the second kernel.
+        rows: plan of the second kernel, for one chunk.
+        reason: why there are two.
+        layout: of chunks and rows.
+    """
+
+    operation: ClassVar[str] = "patch_embed_images"
+
+    problem: PatchEmbedImagesProblem
+    config: PatchEmbedConfig
+    rows: PatchEmbedPlan
+    reason: str
+    layout: Sm90RowsConfig
+
+    @cached_property
+    def patchify(self) -> PatchifyPlan:
+        """The first kernel, for one chunk."""
+        return plan_patchify(_pass_of(self.problem, self.chunk_images, self.layout), self.arch)
+
+    @property
+    def chunk_images(self) -> int:
+        """Images of a chunk; the last one may have fewer."""
+        return min(self.layout.chunk_images or self.problem.batch, self.problem.batch)
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.problem.batch // self.chunk_images)
+
+    @property
+    def runs(self) -> str:
+        each = f" for each of {self.chunks} chunks of {self.chunk_images} images" * (self.chunks > 1)
+        return f"patchify, then patch_embed{each}: {self.reason}"
+
+    @property
+    def launches(self) -> tuple[Plan, ...]:
+        return (self.patchify, self.rows)
+
+    @cached_property
+    def turns(self) -> tuple[tuple[Plan, Mapping[str, slice]], ...]:
+        batch, positions = self.problem.batch, self.problem.positions
+        found: list[tuple[Plan, Mapping[str, slice]]] = []
+        for start in range(0, batch, self.chunk_images):
+            count = min(self.chunk_images, batch - start)
+            images, x = slice(start, start + count), slice(count * positions)
+            out = slice(start * positions, (start + count) * positions)
+            front, product = self.launches if count == self.chunk_images else self._rest(count)
+            front = dataclasses.replace(front, reads_early=start > 0)
+            found += [(front, {"images": images, "x": x}), (product, {"x": x, "out": out})]
+        return tuple(found)
+
+    def _rest(self, images: int) -> tuple[PatchifyPlan, PatchEmbedPlan]:
+        """The kernels for fewer images, with the same configuration, whose table they read."""
+        front = plan_patchify(_pass_of(self.problem, images, self.layout), self.arch)
+        return front, _plan_rows(self.problem, images, front, self.config, self.arch, self.sm_count)
+
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        return ("x",)
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """What the pass reads, and everything of the second kernel: ``x`` [images of a chunk * S, K] lies between."""
+        return (self.patchify.operands[0], *self.rows.operands)
+
+    @property
+    def table_shape(self) -> tuple[int, ...] | None:
+        """As the second kernel reads it."""
+        return self.rows.table_shape
+
+    def describe_problem(self) -> str:
+        p = self.problem
+        layout = "NHWC" if p.channels_last else "NCHW"
+        images = f"[{p.batch}, {p.channels}, {p.height}, {p.width}] {p.in_dtype} {layout}"
+        return f"{images}, patches of {p.patch}, {p.n} features, {p.precision}, table rows {p.table_rows}"
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        """What each kernel says of itself."""
+        return [
+            (f"{part.operation}: {what}", value) for part in self.launches for what, value in part.describe()[2:]
+        ]
+
+    def describe(self) -> list[tuple[str, str]]:
+        first, second = (part.describe_problem() for part in self.launches)
+        return [
+            ("problem", self.describe_problem()),
+            ("architecture", f"{self.arch.name}, {self.sm_count} SMs"),
+            ("source", f"rows of patches, made by a pass in front: {self.reason}"),
+            ("kernel 1, patchify", first),
+            ("kernel 2, patch_embed", f"{second}, chained by programmatic dependent launch"),
+            ("chunks", self._describe_chunks()),
+            *self.describe_tiles(),
+        ]
+
+    def _describe_chunks(self) -> str:
+        rows = f"{self.rows.problem.m * self.patchify.vectors * VECTOR_BYTES:,} B of rows"
+        if self.chunks == 1:
+            return f"1, {rows}"
+        return f"{self.chunks} of {self.chunk_images} images, {rows} that each writes anew"
+
+
+def _pass_of(p: PatchEmbedImagesProblem, images: int, layout: Sm90RowsConfig) -> PatchifyProblem:
+    return PatchifyProblem(
+        batch=images, channels=p.channels, height=p.height, width=p.width, patch=p.patch, in_dtype=p.in_dtype,
+        out_dtype=PIXEL_TYPES[p.precision], channels_last=p.channels_last, order="hwc" if p.channels_last else "chw",
+        row_multiple=layout.row_multiple,
+    )  # fmt: skip
+
+
+_ROWS_PLANNERS = {"sm_90a": plan_sm90, "sm_100a": plan_sm100}
+
+
+def _plan_rows(
+    problem: PatchEmbedImagesProblem, images: int, first: PatchifyPlan, config: PatchEmbedConfig | None, arch: Arch,
+    sm_count: int,
+) -> PatchEmbedPlan:  # fmt: skip
+    """The second kernel's plan for some of the images, behind the first one's."""
+    product = PatchEmbedProblem(
+        m=images * problem.positions, n=problem.n, k=first.row_elements, table_rows=problem.table_rows,
+        in_dtype=PIXEL_TYPES[problem.precision], out_dtype=problem.out_dtype,
+        feature_scale=problem.precision == "int8",
+    )  # fmt: skip
+    check_problem(product)
+    return _ROWS_PLANNERS[arch.name](product, config, arch, sm_count)
+
+
+def plan_chain(
+    why: Reason, problem: PatchEmbedImagesProblem, config: PatchEmbedConfig | Sm90RowsConfig | None, arch: Arch,
+    sm_count: int,
+) -> RowsChainPlan:  # fmt: skip
+    """The plan, or ValueError from either kernel's plan; the second one's default where ``config`` is None."""
+    require("precision", problem.precision, ONE_TERM, "a kernel over rows multiplies weights of one term")
+    layout, config = (config, None) if isinstance(config, Sm90RowsConfig) else (Sm90RowsConfig(), config)
+    _check_chunk(layout.chunk_images)
+    chunk = min(layout.chunk_images or problem.batch, problem.batch)
+    first = plan_patchify(_pass_of(problem, chunk, layout), arch)
+    if chunk < problem.batch and config is None:
+        # Launches that follow each other reach the power limit as one of all images does, whose tiles are made for it.
+        whole = _plan_rows(problem, problem.batch, first, None, arch, sm_count)
+        if not whole.positions_in_order or chunk % whole.tile_images == 0:
+            config = whole.config
+    rows = _plan_rows(problem, chunk, first, config, arch, sm_count)
+    reason = why(problem) or "the configuration is that of a kernel over rows"
+    plan = RowsChainPlan(problem, rows.config, arch, sm_count, rows, reason, layout)
+    plan.turns  # noqa: B018  the last chunk has limits of its own
+    return plan
+
+
+def _check_chunk(images: int) -> None:
+    if images < 0 or images % CHUNK_STEP:
+        rule = f"a chunk begins on {VECTOR_BYTES} bytes: multiples of {CHUNK_STEP} images, 0 for all at once"
+        reject("chunk_images", images, rule, round_up(max(images, 0), CHUNK_STEP))
+
+
+plan_sm90_chain = functools.partial(plan_chain, why_rows_on_sm90)
+plan_sm100_chain = functools.partial(plan_chain, why_rows_on_sm100)
+

@@ -1,0 +1,398 @@
+"""Plan of the SM90a kernel that multiplies 16-bit patches out of images, both operands from shared memory.
+
+A piece is ``row_patches`` neighbouring patches of a grid row. A TMA box has some rows of the pixels of a few pieces of
+a grid row, in a few grid rows and images. It lands as ``[row][image][grid row][piece][pixels]``, swizzled by the bytes
+of the last mode: a K-major operand whose rows hold the patches of a piece side by side. So WGMMAs of 64 rows take the
+patches of a tile by their place in their pieces, and nothing has to be rearranged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
+from cute_kernels.plan import gemm_sm90 as dense
+from cute_kernels.plan.base import Arch, SmemRegion, reject, require, smem_map
+from cute_kernels.plan.gemm_sm90 import GPC_SHARE
+from cute_kernels.plan.images import GATHERED_PATCHES, ImagesPlan
+from cute_kernels.plan.shared_operands import (
+    SWIZZLE_BYTES,
+    WARPGROUP_ROWS,
+    WgmmaPair,
+    check_accumulators,
+    check_store_stages,
+    check_stores_and_stages,
+)
+
+BLOCK_PIXELS = 64
+"""Pixels of a patch in one stage: 128 bytes of K."""
+
+ROW_PATCHES = (1, 2, 4)
+"""Patches of a piece that a configuration may ask for."""
+
+
+def multiplies_floats(problem: PatchEmbedImagesProblem) -> bool:
+    """Whether a problem is one of this kernel's."""
+    return problem.precision in ("bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Sm90GatherPlan(ImagesPlan, WgmmaPair):
+    """The persistent WGMMA kernel over gathered patches: rows of a tile are patches, columns features."""
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gather:PatchGatherKernel"
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_gather_graph"
+
+    config: Sm90GatherConfig
+
+    k_block_bytes: int = SWIZZLE_BYTES
+    swizzle_period: int = 1024
+    barrier_bytes: int = 1024
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def tile_patches(self) -> int:
+        return self.config.tile_patches
+
+    @property
+    def tile_m(self) -> int:
+        c = self.config
+        return c.tile_patches * c.tile_rows * c.tile_images
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a grid row in a tile, each of ``row_patches`` patches."""
+        return self.config.tile_patches // self.config.row_patches
+
+    @property
+    def box_rows(self) -> int:
+        """Pieces of a tile: rows of the operand in shared memory."""
+        return self.tile_m // self.config.row_patches
+
+    @property
+    def pixel_rows(self) -> int:
+        """Rows of a patch's pixels in one stage."""
+        return BLOCK_PIXELS // self.problem.patch
+
+    @property
+    def box(self) -> tuple[int, int, int, int, int]:
+        """Pixels, pieces, grid rows, images and rows of pixels that fill a stage."""
+        c = self.config
+        return (c.row_patches * self.problem.patch, self.pieces, c.tile_rows, c.tile_images, self.pixel_rows)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of the operand in shared memory, and so of its swizzle: 32, 64 or 128."""
+        return 2 * self.box[0]
+
+    @property
+    def k_blocks(self) -> int:
+        return self.problem.k // BLOCK_PIXELS
+
+    @property
+    def position_tiles(self) -> int:
+        return self.row_tiles * self.column_tiles
+
+    @property
+    def column_tiles(self) -> int:
+        """Tiles along a column of the patch grid."""
+        return -(-self.problem.grid_height // self.config.tile_rows)
+
+    @property
+    def n_tiles(self) -> int:
+        return -(-self.problem.n // (self.config.cluster * self.config.tile_n))
+
+    @property
+    def tiles(self) -> int:
+        """Turns of a cluster, whose CTAs take neighbouring features of the same patches."""
+        return self.image_tiles * self.position_tiles * self.n_tiles
+
+    @property
+    def padded_n(self) -> int:
+        """Features rounded up to whole tiles, so that table reads need no bounds check."""
+        return self.n_tiles * self.config.cluster * self.config.tile_n
+
+    @property
+    def sharing_ctas(self) -> int:
+        return self.config.cluster
+
+    @property
+    def ctas(self) -> int:
+        return self.config.cluster
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        return (self.config.cluster, 1, 1)
+
+    @property
+    def clusters(self) -> int:
+        """As many as are resident at once. Clusters do not cross GPCs."""
+        usable = self.sm_count
+        if self.config.cluster > 2:
+            usable = max(self.config.cluster, usable * GPC_SHARE[0] // GPC_SHARE[1])
+        return max(1, min(usable // self.config.cluster, self.tiles))
+
+    # ---- output and table ------------------------------------------------------------------------------------------
+
+    @property
+    def store_box(self) -> tuple[int, int, int, int, int]:
+        """Features, patches of a piece, pieces, grid rows and images that a warp stores from one buffer."""
+        pieces = min(self.pieces, self.store_rows)
+        rows = min(self.config.tile_rows, self.store_rows // pieces)
+        return (self.store_columns, 1, pieces, rows, self.store_rows // (pieces * rows))
+
+    @property
+    def one_position(self) -> bool:
+        """A thread's two rows of a WGMMA, eight apart, are of the same position in two images, or of one bias."""
+        return self.problem.table_rows == 1 or self.pieces * self.config.tile_rows <= self.store_rows // 2
+
+    @property
+    def table_shape(self) -> tuple[int, int] | None:
+        """``[rows, padded_n]``: the positions in row-major order of the patch grid, or one row for a bias alone."""
+        return (self.problem.table_rows, self.padded_n) if self.problem.table_rows else None
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order."""
+        stages = self.config.stages
+        return smem_map((
+            ("barriers", self.barrier_bytes, 128),
+            (f"patches: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
+            (f"weight: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
+            (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
+        ))  # fmt: skip
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c = self.config
+        patches = f"{c.tile_images} images x {c.tile_rows} grid rows x {c.tile_patches} patches = {self.tile_m}"
+        schedule = "pingpong: a tile per warpgroup" if c.pingpong else "cooperative: half of a tile per warpgroup"
+        order = f"{self.image_tiles} of images x {self.position_tiles} of positions x {self.n_tiles} of features"
+        table = "none" if self.table_shape is None else f"{self.table_shape}"
+        return [
+            ("source", f"TMA boxes of {self.box} pixels, pieces, grid rows, images, rows"),
+            ("tile", f"{patches} x {c.tile_n} features, {self.k_blocks} K blocks of {BLOCK_PIXELS}"),
+            ("schedule", schedule),
+            ("tiles", f"{self.tiles} = {order}, {c.order}"),
+            ("clusters", f"{self.clusters} of {c.cluster} CTAs with neighbouring features"),
+            ("registers", f"{self.accumulator_registers} of accumulators, {self.consumer_registers} per thread"),
+            ("epilogue", f"table {table}, {c.store_stages} store stages of {self.store_rows} x {self.store_columns}"),
+        ]
+
+
+def check_gather_problem(p: PatchEmbedImagesProblem) -> None:
+    """What this kernel cannot gather."""
+    require("patch", p.patch, GATHERED_PATCHES, "a patch's row of pixels is 32, 64 or 128 bytes, which TMA swizzles")
+
+
+def check_gather(plan: Sm90GatherPlan) -> None:
+    """Every limit of a configuration that leaves nothing open, but for those of `check_numbers`."""
+    c, p = plan.config, plan.problem
+    if plan.sm_count < c.cluster:
+        reject("sm_count", plan.sm_count, f"a cluster needs {c.cluster} multiprocessors", c.cluster)
+    _check_tile(plan)
+    if p.grid_width % c.row_patches:
+        rule = f"TMA reads whole pieces, and a grid row has {p.grid_width} patches"
+        reject("row_patches", c.row_patches, rule, math.gcd(c.row_patches, p.grid_width))
+    if plan.row_bytes > SWIZZLE_BYTES:
+        rule = f"{c.row_patches} patches of {p.patch} pixels are {plan.row_bytes} bytes, those of a swizzled row 128"
+        reject("row_patches", c.row_patches, rule, BLOCK_PIXELS // p.patch)
+    shared = next(extent for extent in (*reversed(plan.box), c.cluster) if extent > 1)
+    if shared % c.cluster:
+        rule = f"CTAs load equal shares of {shared} rows, images or patches of a box"
+        reject("cluster", c.cluster, rule, math.gcd(c.cluster, shared))
+    check_accumulators(plan)
+    check_store_stages(plan)
+    check_stores_and_stages(plan)
+
+
+def check_numbers(plan: Sm90GatherPlan) -> None:
+    """Tiles and table, which are counted with 32 bits."""
+    c, p = plan.config, plan.problem
+    if plan.tiles + plan.clusters >= 2**31:
+        fit = (2**31 - 1 - plan.clusters) // (plan.position_tiles * plan.n_tiles) * c.tile_images
+        reject("batch", p.batch, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)
+    if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
+        rule = f"the table is indexed with 32 bits and has {plan.padded_n} padded columns"
+        reject("height", p.height, rule, (2**31 - 1) // (plan.padded_n * p.grid_width) * p.patch)
+
+
+def _check_tile(plan: Sm90GatherPlan) -> None:
+    """Powers of two, so that what a warp stores is a box; as many patches as the warpgroups take."""
+    c = plan.config
+    for name in ("tile_patches", "tile_rows", "tile_images"):
+        value = getattr(c, name)
+        if value & (value - 1) or value > 256:
+            nearest = min(256, 1 << max(0, value.bit_length() - 1))
+            reject(name, value, "extents of a tile are powers of two up to 256, of TMA's boxes", nearest)
+    if c.tile_patches % c.row_patches:
+        rule = f"a tile has whole pieces of {c.row_patches} patches"
+        reject("tile_patches", c.tile_patches, rule, c.row_patches)
+    legal = (64, 128) if c.pingpong else (128, 256)
+    rows = c.tile_patches * c.tile_rows
+    if plan.tile_m not in legal:
+        fit = [count // rows for count in legal if count >= rows]
+        rule = f"{plan.tile_m} patches of a tile, {' or '.join(map(str, legal))} are what two warpgroups take"
+        if fit:
+            reject("tile_images", c.tile_images, rule, min(fit, key=lambda images: abs(images - c.tile_images)))
+        reject("tile_rows", c.tile_rows, rule, max(1, legal[-1] // c.tile_patches))
+    if plan.box_rows < WARPGROUP_ROWS:
+        rule = f"a WGMMA takes a patch of each of {WARPGROUP_ROWS} pieces, a tile of {plan.tile_m} has {plan.box_rows}"
+        reject("row_patches", c.row_patches, rule, plan.tile_m // WARPGROUP_ROWS)
+
+
+# --- which tiles the SM90a kernel over gathered patches gets, where its configuration leaves that open ---------------
+
+
+MOST_STAGES = 8
+"""More have made no GEMM of this package faster."""
+
+GATHER_CLOCKS = 2.2
+"""Of a row of a box, whatever its bytes up to 128: the loads alone of 4736 BF16 images of 224 x 224 in boxes of 32-byte
+rows took 0.44 to 0.50 ms on an H200."""
+
+TILE_N = (64, 128, 192, 256)
+CLUSTERS = (1, 2, 4)
+
+
+def plan_sm90_gather(
+    problem: PatchEmbedImagesProblem, config: Sm90GatherConfig | None, arch: Arch, sm_count: int
+) -> Sm90GatherPlan:
+    """The plan, or ValueError; what a config leaves open is what the model finds fastest."""
+    check_gather_problem(problem)
+    if sm_count < 1:
+        reject("sm_count", sm_count, "a cluster needs a multiprocessor", 1)
+    if config is not None:
+        _check_fields(config)
+    plan = _resolve(problem, config, arch, sm_count)
+    check_gather(plan)
+    check_numbers(plan)
+    return plan
+
+
+def _check_fields(c: Sm90GatherConfig) -> None:
+    """What can be told of a field by itself."""
+    for name in ("tile_patches", "tile_rows", "tile_images"):
+        if getattr(c, name) < 0:
+            reject(name, getattr(c, name), "powers of two; 0 chooses", 0)
+    require("row_patches", c.row_patches, (0, *ROW_PATCHES), "patches of which TMA reads one row of pixels; 0 chooses")
+    require("tile_n", c.tile_n, (0, *TILE_N), "N of a WGMMA in whole store buffers; 0 chooses")
+    require("cluster", c.cluster, (0, *CLUSTERS), "CTAs that share the patches of a tile; 0 chooses")
+    require("order", c.order, ("row", "image"), "images or positions run fastest")
+    if c.store_stages < 0:
+        reject("store_stages", c.store_stages, "store buffers of a warp; 0 chooses", 0)
+    if c.stages < 2 and c.stages != 0:
+        reject("stages", c.stages, "TMA and WGMMA overlap only with two stages or more; 0 fills the memory", 2)
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolve(
+    problem: PatchEmbedImagesProblem, config: Sm90GatherConfig | None, arch: Arch, sm_count: int
+) -> Sm90GatherPlan:
+    """The plan of least modelled time among those that leave given fields as they are; a wrong one where all are."""
+    plans = [
+        _filled(Sm90GatherPlan(problem, candidate, arch, sm_count), config or Sm90GatherConfig())
+        for candidate in _candidates(problem, config)
+    ]
+    legal = [plan for plan in plans if _is_legal(plan)]
+    return min(legal or plans, key=modelled_clocks)
+
+
+def _is_legal(plan: Sm90GatherPlan) -> bool:
+    try:
+        check_gather(plan)
+    except ValueError:
+        return False
+    return True
+
+
+def _candidates(problem: PatchEmbedImagesProblem, config: Sm90GatherConfig | None) -> Iterator[Sm90GatherConfig]:
+    c = config or Sm90GatherConfig()
+    schedules = (c.pingpong,) if config is not None else (False, True)
+    tile_n = (c.tile_n,) if c.tile_n else TILE_N
+    clusters = (c.cluster,) if c.cluster else CLUSTERS
+    side = BLOCK_PIXELS // problem.patch
+    fit = [q for q in ROW_PATCHES if q <= side and problem.grid_width % q == 0]
+    row_patches = (c.row_patches,) if c.row_patches else (fit[-1], fit[0]) if len(fit) > 1 else tuple(fit)
+    for pingpong, q in itertools.product(schedules, row_patches):
+        for tile_m in (64, 128) if pingpong else (128, 256):
+            shape = _shape(problem, c, q, tile_m)
+            if tile_m < q * WARPGROUP_ROWS and not c.row_patches:
+                continue
+            for n, cluster in itertools.product(tile_n, clusters):
+                yield dataclasses.replace(
+                    c, **shape, row_patches=q, tile_n=n, cluster=cluster, pingpong=pingpong, stages=c.stages or 2,
+                    store_stages=c.store_stages or 1,
+                )  # fmt: skip
+
+
+def _shape(problem: PatchEmbedImagesProblem, c: Sm90GatherConfig, row_patches: int, tile_m: int) -> dict[str, int]:
+    """Extents of a tile of ``tile_m`` patches that cover the images with the fewest tiles.
+
+    Of those, the one with the longest pieces of grid rows, whose pixels are neighbours in memory.
+    """
+    shapes = []
+    for patches in (c.tile_patches,) if c.tile_patches else _powers(row_patches, tile_m):
+        for rows in (c.tile_rows,) if c.tile_rows else _powers(1, max(1, tile_m // patches)):
+            images = c.tile_images or max(1, tile_m // (patches * rows))
+            tiles = -(-problem.grid_width // patches) * -(-problem.grid_height // rows) * -(-problem.batch // images)
+            wrong = patches * rows * images != tile_m
+            shapes.append(((wrong, tiles, -patches, rows), (patches, rows, images)))
+    return dict(zip(("tile_patches", "tile_rows", "tile_images"), min(shapes)[1], strict=True))
+
+
+def _powers(first: int, most: int) -> list[int]:
+    """``first`` times powers of two up to ``most``; ``first`` in any case."""
+    values = [first]
+    while 2 * values[-1] <= most:
+        values.append(2 * values[-1])
+    return values
+
+
+def _filled(plan: Sm90GatherPlan, given: Sm90GatherConfig) -> Sm90GatherPlan:
+    """With store buffers, and as many stages as shared memory holds beside them, at least two, where these are open."""
+    if not given.store_stages:
+        stores = next(count for count in (2, 3, 1) if plan.regions_per_tile % count == 0)
+        plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, store_stages=stores))
+    if given.stages:
+        return plan
+    room = plan.config.stages + (plan.arch.smem_bytes - plan.smem_bytes) // plan.stage_bytes
+    stages = max(2, min(room, MOST_STAGES))
+    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, stages=stages))
+
+
+def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[Sm90GatherPlan]:
+    """Legal plans that are worth timing, the one with the least modelled time first; of each, both orders."""
+    given = Sm90GatherConfig()
+    plans = [_filled(Sm90GatherPlan(problem, c, arch, sm_count), given) for c in _candidates(problem, None)]
+    found = []
+    for plan in sorted(filter(_is_legal, plans), key=modelled_clocks):
+        configs = [dataclasses.replace(plan.config, order=order) for order in ("image", "row")]
+        found += [dataclasses.replace(plan, config=config) for config in configs]
+    return found
+
+
+def modelled_clocks(plan: Sm90GatherPlan) -> float:
+    """Modelled time of a launch: `cute_kernels.plan.gemm_sm90.modelled_clocks`, and the rows that TMA gathers."""
+    c = plan.config
+    wgmma = plan.k_blocks * dense.BLOCK_MACS * plan.tile_m * c.tile_n / dense.MACS_PER_CLOCK
+    gather = plan.k_blocks * plan.pixel_rows * plan.box_rows * GATHER_CLOCKS / c.cluster
+    fetched = plan.k_blocks * plan.k_block_bytes * (plan.tile_m / c.cluster + c.tile_n) / dense.FETCHED_BYTES_PER_CLOCK
+    # Almost the largest of them: they overlap, but for where several take as long.
+    mainloop = (wgmma**4 + gather**4 + fetched**4) ** 0.25 + dense.TILE_CLOCKS + plan.k_blocks * dense.BLOCK_CLOCKS
+    epilogue = plan.warpgroup_rows * c.tile_n / 1024 * dense.EPILOGUE_CLOCKS_PER_KELEMENT
+    once = dense.LAUNCH_CLOCKS + dense.CLUSTER_CLOCKS * c.cluster
+    turns = -(-plan.tiles // plan.clusters)
+    if not c.pingpong:
+        return once + turns * (mainloop + epilogue)
+    return once + turns * max(mainloop, (mainloop + epilogue) / 2) + epilogue
+

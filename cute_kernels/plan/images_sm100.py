@@ -1,0 +1,250 @@
+"""Plan of the SM100a kernel over images: strips are the N operand of tcgen05, the weight stays on chip."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
+from cute_kernels.model import b200
+from cute_kernels.model.prediction import Prediction
+from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require, round_up
+from cute_kernels.plan.images import BOX_BYTES, INTEGERS, MOST_PATCHES
+from cute_kernels.plan.images_strips import (
+    StripsPlan,
+    check_gathered_problem,
+    check_strips_problem,
+    check_table,
+    images_step,
+)
+from cute_kernels.plan.patch_embed import WEIGHT_TYPES
+from cute_kernels.plan.sm100_transposed import (
+    COLUMN_STEP,
+    MOST_COLUMNS,
+    Sm100TransposedPlan,
+    check_parts,
+    check_stages,
+    complete,
+    is_legal,
+    launch_clocks,
+    transposed_work,
+)
+
+
+@dataclass(frozen=True)
+class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
+    """The persistent tcgen05 kernel over strips: rows of ``x`` are patches, of which a CTA loads its own images."""
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed_images:PatchEmbedImagesKernel"
+    stage_name: ClassVar[str] = "strips"
+
+    config: Sm100ImagesConfig
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def cta_images(self) -> int:
+        return self.tile_images // self.cta_group
+
+    @property
+    def weight_dtype(self) -> str:
+        return WEIGHT_TYPES[self.problem.in_dtype]
+
+    # ---- printing --------------------------------------------------------------------------------------------------
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c = self.config
+        what = f"{self.tile_images} images x {self.tile_patches} patches of a grid row"
+        features = self.features * self.cta_group
+        return [
+            ("source", f"{c.source}: TMA boxes of {self.stage_box} pixels, images, rows, channels in each CTA"),
+            ("tile", f"{what} = {self.columns} columns x {features} features, {self.k_blocks} K blocks of 128"),
+            *self.describe_parts(),
+            ("tiles", f"{self.tiles} = {self.image_tiles} of images x {self.position_tiles} of positions, {c.order}"),
+            ("epilogue", f"tcgen05.ld.16x256b.x{c.tmem_load_width // 8}, table {self.table_shape or 'none'}"),
+            *self.describe_memory(),
+        ]
+
+
+# --- limits of the SM100a kernel over images, and which configuration a problem gets where it is left open -----------
+
+
+def plan_sm100_images(
+    problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig | None, arch: Arch, sm_count: int
+) -> Sm100ImagesPlan:
+    """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
+    integers = problem.precision in INTEGERS
+    check_strips_problem(problem) if integers else check_gathered_problem(problem)
+    config = config or Sm100ImagesConfig()
+    rule = f"how patches of {problem.in_dtype} come out of the images"
+    require("source", config.source, ("auto", "strips" if integers else "gather"), rule)
+    require("cta_group", config.cta_group, (0, 1, 2), "CTAs of one MMA; 0 chooses")
+    if problem.precision == "int16":
+        require("weight", config.weight, ("auto", "tmem"), "two terms of a weight are rows of tensor memory in turn")
+    require("weight", config.weight, ("auto", "tmem", "smem"), "where the weight stays")
+    require("accumulators", config.accumulators, (0, 1, 2), "accumulators in tensor memory; 0 chooses")
+    require("tmem_load_width", config.tmem_load_width, (16, 32), "columns whose registers an epilogue warp holds")
+    require("stage_blocks", config.stage_blocks, (1, 2), "halves of a patch of one channel in a stage")
+    require("order", config.order, ("row", "image"), "images or positions run fastest")
+    if not 0 <= config.tile_patches <= MOST_PATCHES:
+        rule = f"a row of a TMA box has {BOX_BYTES} bytes at most; 0 chooses"
+        reject("tile_patches", config.tile_patches, rule, min(max(config.tile_patches, 1), MOST_PATCHES))
+    if config.stages < 2 and config.stages != 0:
+        reject("stages", config.stages, "TMA and MMA overlap only with two stages or more; 0 fills the memory", 2)
+    if sm_count < config.cta_group:
+        reject("sm_count", sm_count, f"a pair needs {config.cta_group} multiprocessors", config.cta_group)
+    _check_channels(problem, config, arch)
+    plan = resolve(problem, config, arch, sm_count)
+    check(plan)
+    return plan
+
+
+def _check_channels(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch) -> None:
+    """Of the memory in which the weight stays, the smallest tile takes a part."""
+    per_channel = Sm100ImagesPlan(dataclasses.replace(problem, channels=1), _smallest(config, "tmem"), arch, 1)
+    tmem = (arch.tmem_columns - COLUMN_STEP) // per_channel.weight_columns
+    beside = dataclasses.replace(per_channel, config=_smallest(config, "smem"))
+    smem = (arch.smem_bytes - (beside.smem_bytes - beside.weight_bytes)) // beside.weight_bytes
+    best = max(tmem, smem) if per_channel.terms == 1 else tmem
+    most = {"tmem": tmem, "smem": smem, "auto": best}[config.weight]
+    if problem.channels > most:
+        rule = (
+            f"the weight of {per_channel.features} features has "
+            f"{problem.channels * per_channel.weight_columns} columns of tensor memory or "
+            f"{problem.channels * beside.weight_bytes:,} B of shared memory, and stays there"
+        )
+        reject("channels", problem.channels, rule, most)
+
+
+def _smallest(config: Sm100ImagesConfig, weight: str) -> Sm100ImagesConfig:
+    return dataclasses.replace(
+        config, tile_patches=1, tile_images=COLUMN_STEP, cta_group=1, weight=weight, accumulators=1,
+        part_columns=COLUMN_STEP, stages=2, stage_blocks=1,
+    )  # fmt: skip
+
+
+# ---- limits of a complete configuration -----------------------------------------------------------------------------
+
+
+def check(plan: Sm100ImagesPlan) -> None:
+    """Raises ValueError for the first limit that is broken."""
+    _check_tile(plan)
+    _check_tensor_memory(plan)
+    check_parts(plan)
+    check_stages(plan, "tile_images", plan.tile_images, lambda: _most_images(plan))
+    check_table(plan)
+
+
+def _images_step(plan: Sm100ImagesPlan) -> int:
+    return images_step(plan.tile_patches, COLUMN_STEP) * plan.cta_group
+
+
+def _check_tile(plan: Sm100ImagesPlan) -> None:
+    """The columns of a tile are a legal N, and so is each CTA's share of them."""
+    step, images = _images_step(plan), plan.tile_images
+    largest = MOST_COLUMNS // plan.tile_patches // step * step
+    if images % step or not 1 <= images <= largest:
+        rule = (
+            f"with {plan.tile_patches} patches and {plan.cta_group} CTAs multiples of {step} up to {largest} make N = "
+            f"{COLUMN_STEP * plan.cta_group} to {MOST_COLUMNS}"
+        )
+        reject("tile_images", images, rule, min(max(round_up(images, step), step), largest))
+
+
+def _check_tensor_memory(plan: Sm100ImagesPlan) -> None:
+    config, most = plan.config, plan.arch.tmem_columns
+    room = most - plan.weight_columns
+    if plan.accumulator_columns <= room:
+        return
+    rule = (
+        f"{plan.weight_columns} columns of weight and {config.accumulators} accumulators of {plan.columns} make "
+        f"{plan.weight_columns + plan.accumulator_columns}, tensor memory has {most}"
+    )
+    if plan.columns <= room:
+        reject("accumulators", config.accumulators, rule, room // plan.columns)
+    step = _images_step(plan)
+    images = room // config.accumulators // plan.tile_patches // step * step
+    if images:
+        reject("tile_images", plan.tile_images, rule, images)
+    most = room // config.accumulators // plan.tile_images
+    legal = (p for p in range(most, 0, -1) if not plan.tile_images % (images_step(p, COLUMN_STEP) * plan.cta_group))
+    reject("tile_patches", plan.tile_patches, rule, next(legal, 1))
+
+
+def _most_images(plan: Sm100ImagesPlan) -> int:
+    """Of a tile with which two stages fit."""
+    step = _images_step(plan)
+    for images in range(plan.tile_images - step, step, -step):
+        columns = images * plan.tile_patches
+        config = dataclasses.replace(plan.config, tile_images=images, part_columns=columns, stages=2)
+        if dataclasses.replace(plan, config=config).smem_bytes <= plan.arch.smem_bytes:
+            return images
+    return step
+
+
+# ---- what a problem gets --------------------------------------------------------------------------------------------
+
+
+def predict(plan: Sm100ImagesPlan) -> Prediction:
+    """The modelled time of a launch on a B200, by costs that are fitted to rows: no time of images was at hand."""
+    p = plan.problem
+    pixels = p.batch * p.channels * p.height * p.width * ITEMSIZE[p.in_dtype]
+    weight = plan.terms * p.n * p.k * ITEMSIZE[plan.weight_dtype]
+    table = p.table_rows * p.n * ITEMSIZE["float32"]
+    out = p.batch * p.positions * p.n * ITEMSIZE[p.out_dtype]
+    return b200.predict(transposed_work(plan, pixels + weight + table + out))
+
+
+@functools.lru_cache(maxsize=1024)
+def resolve(
+    problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch, sm_count: int
+) -> Sm100ImagesPlan:
+    """The plan with what the configuration leaves open filled in: of all legal shapes the one of least cost.
+
+    Shared memory keeps the weight where the configuration says so, or where no shape leaves it room in tensor memory.
+    Of equal shapes the first is taken, so that CTAs work alone where a pair gains nothing. Where none is legal, it is
+    the cheapest, whose limit `check` then names.
+    """
+    weights = (config.weight,) if config.weight != "auto" else ("tmem", "smem")
+    if problem.precision == "int16":
+        weights = ("tmem",)
+    cheapest = None
+    for weight in weights:
+        plans = sorted(_candidates(problem, config, arch, sm_count, weight), key=launch_clocks)
+        cheapest = cheapest or plans[0]
+        for plan in plans:
+            if is_legal(plan, check):
+                return plan
+    return cheapest
+
+
+def _candidates(
+    problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch, sm_count: int, weight: str
+) -> Iterator[Sm100ImagesPlan]:
+    """Complete configurations, with a single CTA and wide tiles first."""
+    groups = (config.cta_group,) if config.cta_group else (1, 2) if sm_count > 1 else (1,)
+    source = "strips" if problem.precision in INTEGERS else "gather"
+    for group, patches in itertools.product(groups, _patches(problem, config)):
+        step = images_step(patches, COLUMN_STEP) * group
+        largest = max(step, MOST_COLUMNS // patches // step * step)
+        most = min(largest, round_up(problem.batch, step))
+        images = (config.tile_images,) if config.tile_images else range(most, 0, -step)
+        for count in images:
+            shape = dataclasses.replace(
+                config, source=source, cta_group=group, weight=weight, tile_patches=patches, tile_images=count
+            )
+            yield complete(Sm100ImagesPlan(problem, shape, arch, sm_count))
+
+
+def _patches(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig) -> tuple[int, ...]:
+    """The grid row in 1 to 3 more pieces than it needs; and 16 patches, of which one image is a legal tile."""
+    if config.tile_patches:
+        return (config.tile_patches,)
+    least = -(-problem.grid_width // MOST_PATCHES)
+    pieces = (-(-problem.grid_width // (least + i)) for i in range(4))
+    return tuple(dict.fromkeys((*pieces, MOST_PATCHES)))
+

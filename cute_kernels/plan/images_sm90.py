@@ -1,0 +1,597 @@
+"""Plan of the SM90a kernel over uint8 images: pixels through shared memory, weights in registers or with the pixels."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
+from cute_kernels.model.prediction import Prediction
+from cute_kernels.plan import patch_embed_sm90 as rows
+from cute_kernels.plan.base import ITEMSIZE, Arch, SmemRegion, check_smem, reject, require, round_up, smem_map
+from cute_kernels.plan.images import BOX_BYTES, MOST_PATCHES, STRIP_PATCH
+from cute_kernels.plan.images_gather import GATHER_CLOCKS
+from cute_kernels.plan.images_strips import (
+    BLOCK_BYTES,
+    REPACKED,
+    SPANS,
+    SPLIT_BLOCKS,
+    StripsPlan,
+    check_integers,
+    check_strips_problem,
+    check_table,
+    images_step,
+    may_split,
+    row_bytes,
+    span_of,
+    why_no_operand,
+)
+from cute_kernels.plan.sm90_transposed import (
+    ADDRESSING_REGISTERS,
+    BLOCK_REGISTERS,
+    WARPGROUP_FEATURES,
+    TransposedPlan,
+    check_barriers,
+    check_registers,
+    ring_stages,
+)
+
+ROWS_PER_STORE = 16
+"""Columns of a WGMMA that one stmatrix.x4 of a warp covers."""
+
+REPACK_WARPS = 7
+"""Warps that lengthen rows of patches, the ones that two producer warpgroups have beside the one that loads: three of
+one warpgroup could not keep up with TMA and the tensor cores (docs/measurements.md)."""
+
+REPACK_REGISTERS = {1: (240, 136), 2: (208, 48), 3: (144, 40)}
+"""Registers per consumer and per producer thread by consumer warpgroups, beside two producer warpgroups. A thread that
+repacks holds two rows twice, which 48 have room for."""
+
+RAW_STAGES = 2
+"""Strips on their way to them at least: one is loaded while the other is repacked."""
+
+MOST_COLUMNS = 256
+"""The largest N of a WGMMA."""
+
+
+@dataclass(frozen=True)
+class Sm90ImagesPlan(StripsPlan, TransposedPlan):
+    """The persistent WGMMA kernel over strips, as `TransposedPlan` says."""
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed_images:PatchEmbedImagesKernel"
+
+    config: Sm90ImagesConfig
+
+    @property
+    def resident(self) -> bool:
+        return self.config.weight == "registers"
+
+    @property
+    def runs(self) -> str:
+        weight = "" if self.resident else ", with the weight beside them"
+        return f"{self.config.source}: one kernel reads the images{weight}"
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """A second producer warpgroup where rows are repacked, whose warps stand between TMA and the operand."""
+        if not self.repacks:
+            return super().roles
+        return ("mma",) * (4 * self.config.warpgroups) + ("load",) + ("repack",) * REPACK_WARPS
+
+    @property
+    def stage_ctas(self) -> int:
+        """What a CTA repacks it keeps."""
+        return 1 if self.repacks else super().stage_ctas
+
+    @property
+    def load_stages(self) -> int:
+        return self.config.raw_stages or RAW_STAGES if self.repacks else super().load_stages
+
+    @property
+    def held_pairs(self) -> int:
+        """Pairs of rows that a thread of the warps that repack loads before it stores the first."""
+        return self.config.repack_pairs or 1
+
+    @property
+    def drops_rows(self) -> bool:
+        return self.repacks and self.config.skip_zeros
+
+    def multiplies(self, block: int, step: int) -> bool:
+        if not self.config.skip_zeros:
+            return True
+        first = block * self.k_block_bytes + step * self.mma_k_bytes
+        if self.repacks:
+            return first < REPACKED * self.span
+        # Rows of a step or more alone can have a whole one of zeros.
+        return self.splits or self.span < self.mma_k_bytes or first % self.span < self.row_bytes
+
+    # ---- registers -------------------------------------------------------------------------------------------------
+
+    @property
+    def consumer_registers(self) -> int:
+        return REPACK_REGISTERS[self.config.warpgroups][0] if self.repacks else super().consumer_registers
+
+    @property
+    def producer_registers(self) -> int:
+        return REPACK_REGISTERS[self.config.warpgroups][1] if self.repacks else super().producer_registers
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Each term of a weight has sums of its own."""
+        return self.terms * self.tile_rows // 2
+
+    @property
+    def held_blocks(self) -> int:
+        """K blocks of a resident weight whose fragments stay in registers: of one term all.
+
+        Of two, as many of the high one as there is room for beside two sets of accumulators.
+        """
+        if self.terms == 1:
+            return self.k_blocks
+        room = self.consumer_registers - self.accumulator_registers - ADDRESSING_REGISTERS
+        return min(self.k_blocks, max(0, room // BLOCK_REGISTERS))
+
+    @property
+    def weight_registers(self) -> int:
+        return self.held_blocks * BLOCK_REGISTERS if self.resident else 0
+
+    @property
+    def handover_stage(self) -> int:
+        """Of two terms, whose weight leaves shared memory for a ring of one tile: half a tile behind.
+
+        A stage is free only when every warpgroup has read it. A warpgroup that is half a tile behind stores while the
+        other one multiplies, and of the ring the other half can be filled meanwhile.
+        """
+        behind = super().handover_stage
+        return behind if self.terms == 1 else max(behind, min(self.tile_stages, self.config.stages) // 2)
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def shared_blocks(self) -> int:
+        """K blocks of the weight that stay in shared memory: the low term, then the rest of the high one."""
+        return self.terms * self.k_blocks - self.held_blocks
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the weight that stays in shared memory."""
+        return self.shared_blocks * self.features * self.k_block_bytes
+
+    @property
+    def weight_stage_bytes(self) -> int:
+        """Of a streamed weight in a stage."""
+        return 0 if self.resident else self.features * self.k_block_bytes * self.config.stage_blocks
+
+    @property
+    def ring_blocks(self) -> int:
+        """K blocks of all stages."""
+        return self.config.stages * self.config.stage_blocks
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.pixel_stage_bytes + self.weight_stage_bytes
+
+    @property
+    def staging_bytes(self) -> int:
+        """Per warpgroup: ``tile_rows`` rows of 64 features, 128 bytes a row as SWIZZLE_128B needs."""
+        return self.tile_rows * WARPGROUP_FEATURES * ITEMSIZE[self.problem.out_dtype]
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order: of the weight what stays, or its part of the stages."""
+        stages = self.config.stages
+        weight = self.weight_bytes + stages * self.weight_stage_bytes
+        return smem_map((
+            ("barriers", self.barrier_bytes, 128),
+            (f"weight: {self.config.weight}, {self.shared_blocks} K blocks", weight, self.swizzle_period),
+            (f"{self.config.source}: {stages} stages", stages * self.pixel_stage_bytes, self.swizzle_period),
+            ("output staging", self.config.warpgroups * self.staging_bytes, self.swizzle_period),
+            *((("strips before they are repacked", self.load_stages * self.load_pitch, 128),) if self.repacks else ()),
+        ))  # fmt: skip
+
+    # ---- bias + position table -------------------------------------------------------------------------------------
+
+    @property
+    def table_registers(self) -> int:
+        """Table values of a thread for all columns of a tile."""
+        return 4 * self.table_period if self.problem.table_rows else 0
+
+    @property
+    def holds_table(self) -> bool:
+        """The values stay in registers until the position changes; otherwise they are read where they are added."""
+        return 0 < self.table_registers <= self.consumer_registers - self.needed_registers
+
+    @property
+    def prefetches_table(self) -> bool:
+        return self.holds_table
+
+    @property
+    def tile_positions(self) -> int:
+        return self.tile_patches
+
+    @property
+    def rows_of_tiles(self) -> str:
+        return "position"
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c = self.config
+        what = f"{self.tile_images} images x {self.tile_patches} patches of a grid row"
+        table = "none" if self.table_shape is None else f"{self.table_shape}, {'held' if self.holds_table else 'read'}"
+        return [
+            ("source", f"{c.source}: TMA boxes of {self.stage_box} pixels, images, rows, channels; {self._row}"),
+            ("tile", f"{what} = {self.tile_rows} columns x {self.features} features, {self.k_blocks} K blocks of 128"),
+            ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
+            ("tiles", f"{self.tiles} = {self.image_tiles} of images x {self.position_tiles} of positions, {c.order}"),
+            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.groups} groups of features"),
+            ("weight", f"{c.weight}, {self.weight_registers} registers per thread"),
+            ("registers", f"{self.needed_registers} + table, of {self.consumer_registers} per consumer thread"),
+            ("epilogue", f"table {table}, pingpong {c.pingpong}"),
+        ]
+
+    @property
+    def _row(self) -> str:
+        spans = " + ".join(str(part.span) for part in self.row_parts)
+        return f"a patch's row of {self.row_bytes} bytes takes {spans}"
+
+
+# --- limits of the SM90a kernel over uint8 images, and which configuration a problem gets ----------------------------
+# Few images get the configuration of least predicted time, by the model of the kernel over rows
+# (`cute_kernels.plan.patch_embed_sm90`), which has the same consumers, epilogue and stages. Many reach the power
+# limit, where the weight stays in registers if these hold it, and the shape of least padding is taken.
+
+
+USUAL_COLUMNS = 128
+"""Columns of a tile beside a weight in registers: two warpgroups' accumulators fit beside that of 768 inputs."""
+
+TERMS_COLUMNS = 112
+"""Likewise of a weight of two terms: beside 128 features' of 768 inputs shared memory holds the stages of one tile."""
+
+FEW_OPERATIONS = 1e10
+"""Multiplications and additions up to which the model of a launch chooses: 43 images of 196 patches, 768 inputs and 768
+features. At 64 the weight is faster in registers (17.7 us in a CUDA graph on an H200, 18.2 streamed), though the kernel
+over rows streams its own up to there."""
+
+MACS_PER_CLOCK = 4096
+"""Integer products of a multiprocessor, dense (H200 data sheet: 1,979 TOP/s)."""
+
+SHARED_BYTES_PER_CLOCK = 128
+
+CLOCKS_PER_MICROSECOND = 1755
+"""Of an H200 at few images, where power does not limit."""
+
+LAUNCH_MICROSECONDS = 2.5
+"""Of a launch that has next to nothing to do, by the model of the kernel over rows."""
+
+_UNSHARED = {1: 1.15, 2: 1.0}
+"""Of a CTA without a neighbour that shares its patches, by CTAs of a cluster, and"""
+
+_ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
+"""of the tensor cores in its epilogue, by warpgroups: what they weigh against padding. Estimates."""
+
+FAST_SPLITS = (48,)
+"""Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (docs/measurements.md)."""
+
+RAW_STAGES_BY_CHOICE, CHOSEN_PAIRS = (3, RAW_STAGES), 4
+"""Strips that wait to be repacked, the first number that fits, and pairs of rows that a thread holds."""
+
+FEW_SPLITS = 4096
+"""Patches up to which these rows are gathered nevertheless: of 3,136 gathering took 0.81 of the time in a CUDA graph on
+an H200, of 6,272 1.33 (docs/measurements.md)."""
+
+
+def plan_sm90_images(
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig | None, arch: Arch, sm_count: int
+) -> Sm90ImagesPlan:
+    """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
+    check_operand(problem)
+    # Timed on an H200: 1.474 ms with images fastest, 1.505 with rows of patches (docs/measurements.md).
+    config = config or Sm90ImagesConfig(order="image" if problem.precision == "int16" else "row")
+    source = source_of(problem) if config.source == "auto" else config.source
+    require("source", config.source, ("auto", *_sources(problem)), "how patches come out of these images")
+    require("warpgroups", config.warpgroups, (0, 1, 2, 3), "consumer warpgroups that registers allow; 0 chooses")
+    rule = "pairs of multiprocessors share patches; larger clusters leave some idle; 0 chooses"
+    require("cluster", config.cluster, (0, 1, 2), rule)
+    legal = (0, SPLIT_BLOCKS) if source == "split" else (0, 1, 2)
+    require("stage_blocks", config.stage_blocks, legal, "K blocks of 128 bytes in a stage; 0 chooses")
+    require("order", config.order, ("row", "image"), "images or positions run fastest")
+    rule = "where the weight operand comes from; of two terms, and beside rows that are repacked, it stays"
+    require("weight", config.weight, ("auto", *_weights(problem)), rule)
+    if source == "repack":
+        require("stage_blocks", config.stage_blocks, (0, 2), "a stage is a whole patch of one channel; 0 chooses")
+    if config.raw_stages and (config.raw_stages < RAW_STAGES or source != "repack"):
+        rule = "strips that wait to be repacked, at least two; 0 chooses, and is all that other sources have"
+        reject("raw_stages", config.raw_stages, rule, RAW_STAGES if source == "repack" else 0)
+    legal = (0, 1, 2, 3, 4) if source == "repack" else (0,)
+    require("repack_pairs", config.repack_pairs, legal, "pairs of rows that registers of a thread hold; 0 chooses")
+    if source == "repack" and config.tile_patches % 8:
+        rule = f"a row of a TMA box is whole 16 bytes, of patches of {REPACKED} eight or 16; 0 chooses"
+        reject("tile_patches", config.tile_patches, rule, 8 if config.tile_patches < 12 else 16)
+    if not 0 <= config.tile_patches <= MOST_PATCHES:
+        rule = f"a row of a TMA box of strips has {BOX_BYTES} bytes at most; 0 chooses"
+        reject("tile_patches", config.tile_patches, rule, min(max(config.tile_patches, 1), MOST_PATCHES))
+    if config.stages < 2 and config.stages != 0:
+        reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more; 0 fills the memory", 2)
+    given, config = config, resolve(problem, config, arch, sm_count)
+    if sm_count < config.cluster:
+        reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
+    check_tile(config)
+    plan = Sm90ImagesPlan(problem, config, arch, sm_count)
+    if not _shares(plan):
+        rule = f"each of {config.cluster} CTAs of a cluster loads whole 128 bytes of a strip of {plan.load_bytes}"
+        reject("cluster", config.cluster, rule, 1)
+    if not _divides(plan):
+        share = "its share of the rows of a stage, or of the images of a single row"
+        rule = f"each of {config.cluster} CTAs of a cluster loads {share}"
+        reject("stage_blocks", config.stage_blocks, rule, 2)
+    streams = "streamed" in _weights(problem)
+    otherwise = ("weight", config.weight, "streamed") if streams else ("channels", problem.channels, 1)
+    check_registers(plan, "tile_images", config.tile_patches, images_step(config.tile_patches), otherwise)
+    check_barriers(plan)
+    _check_shared_weight(plan, given)
+    check_smem(plan)
+    check_table(plan)
+    return plan
+
+
+def check_operand(p: PatchEmbedImagesProblem) -> None:
+    """Rows of patches that TMA writes as rows of an operand, of bytes; with two terms strips alone."""
+    check_integers(p)
+    if p.precision == "int16":
+        check_strips_problem(p)
+    reason, most = why_no_operand(p), SPANS[-1] // STRIP_PATCH
+    if reason and p.channels_last and p.channels > most:
+        reject("channels", p.channels, reason, most)
+    if reason:
+        reject("patch", p.patch, reason, STRIP_PATCH)
+
+
+def source_of(p: PatchEmbedImagesProblem) -> str:
+    """Strips where a patch's row is 16 bytes, or becomes as long; of others what took least time."""
+    return _sources(p)[0]
+
+
+def _sources(p: PatchEmbedImagesProblem) -> tuple[str, ...]:
+    """All ways, the usual one first: rows that two swizzles make up may be split instead of lengthened."""
+    if row_bytes(p) == REPACKED:
+        return ("repack",)
+    if span_of(row_bytes(p)) == SPANS[0]:
+        return ("strips",)
+    if not may_split(p):
+        return ("gather",)
+    fast = row_bytes(p) in FAST_SPLITS and p.batch * p.positions > FEW_SPLITS
+    return ("split", "gather") if fast else ("gather", "split")
+
+
+def _weights(p: PatchEmbedImagesProblem) -> tuple[str, ...]:
+    """Where the weight may come from: TMA fills stages with pixels and weight, or warps fill them with pixels."""
+    streams = p.precision == "int8" and row_bytes(p) != REPACKED
+    return ("registers", "streamed") if streams else ("registers",)
+
+
+def check_tile(config: Sm90ImagesConfig) -> None:
+    """The columns of a tile are a legal N of an integer WGMMA, and pairs of its groups of 8 fill a stmatrix."""
+    step = images_step(config.tile_patches)
+    largest = MOST_COLUMNS // config.tile_patches // step * step
+    if config.tile_images % step or not 1 <= config.tile_images <= largest:
+        rule = f"with {config.tile_patches} patches multiples of {step} up to {largest} make N = 16 to 256"
+        reject("tile_images", config.tile_images, rule, min(max(round_up(config.tile_images, step), step), largest))
+
+
+def _check_shared_weight(plan: Sm90ImagesPlan, given: Sm90ImagesConfig) -> None:
+    """A weight of two terms leaves shared memory for two stages and staging; ``given`` is what the caller chose."""
+
+    def fits(channels: int) -> bool:
+        problem = dataclasses.replace(plan.problem, channels=channels)
+        config = resolve(problem, given, plan.arch, plan.sm_count)
+        return _fits(Sm90ImagesPlan(problem, config, plan.arch, plan.sm_count))
+
+    if plan.terms == 1 or _fits(plan):
+        return
+    rule = (
+        f"{plan.shared_blocks} K blocks of a weight of two terms, {plan.weight_bytes:,} B for {plan.features} "
+        "features, leave shared memory without room for two stages and the output"
+    )
+    fewer = (channels for channels in range(plan.problem.channels - 1, 0, -1) if fits(channels))
+    reject("channels", plan.problem.channels, rule, next(fewer, 1))
+
+
+# ---- choice --------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int) -> Sm90ImagesConfig:
+    """The configuration with what it leaves open filled in: shape of the tiles, weight, warpgroups, cluster, stages."""
+    if config.source == "auto":
+        config = dataclasses.replace(config, source=source_of(problem))
+    if config.source == "repack" and not (config.raw_stages and config.repack_pairs):
+        counts = (config.raw_stages,) if config.raw_stages else RAW_STAGES_BY_CHOICE
+        pairs = config.repack_pairs or CHOSEN_PAIRS
+        options = (dataclasses.replace(config, raw_stages=count, repack_pairs=pairs) for count in counts)
+        chosen = [resolve(problem, option, arch, sm_count) for option in options]
+        return next((c for c in chosen if _fits(Sm90ImagesPlan(problem, c, arch, sm_count))), chosen[-1])
+    operations = 2 * problem.batch * problem.positions * problem.n * problem.k
+    few = operations <= FEW_OPERATIONS and len(_weights(problem)) > 1
+    plans = list(_shapes(problem, config, arch, sm_count, few))
+    fit = [plan for plan in plans if _fits(plan)]
+    if fit and config.source == "split" and not few:
+        # More warpgroups have more features, for which TMA brings the rows in two parts less often: on an H200 three
+        # took 0.98 of two's time sustained and 0.92 in bursts, by the model 0.93.
+        by_warpgroups = itertools.groupby(sorted(fit, key=_warpgroups), _warpgroups)
+        plan = min((min(same, key=_cost) for _, same in by_warpgroups), key=_microseconds)
+    elif fit:
+        plan = min(fit, key=_microseconds if few else _cost)
+    else:  # the plan that lacks the fewest registers or the least memory says so
+        plan = min(plans, key=lambda plan: (plan.needed_registers - plan.consumer_registers, plan.smem_bytes))
+    return plan.config
+
+
+def _shapes(
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int, few: bool
+) -> Iterator[Sm90ImagesPlan]:
+    """Plans that a configuration leaves open, with the stages that they would get."""
+    weights = _weights(problem) if config.weight == "auto" else (config.weight,)
+    warpgroups = (config.warpgroups,) if config.warpgroups else (2, 3, 1)
+    clusters = (config.cluster,) if config.cluster else (2, 1) if sm_count > 1 else (1,)
+    for weight, groups in itertools.product(weights, warpgroups):
+        narrow = Sm90ImagesPlan(
+            problem, dataclasses.replace(config, weight=weight, warpgroups=groups, tile_patches=1, tile_images=1), arch,
+            sm_count,
+        )  # fmt: skip
+        room = min(narrow.consumer_registers - narrow.weight_registers, narrow.entry_registers) - ADDRESSING_REGISTERS
+        columns = min(2 * room, USUAL_COLUMNS if few or narrow.resident else MOST_COLUMNS)
+        for cluster, patches, blocks in itertools.product(
+            clusters, _tile_patches(problem, config, few), _stage_blocks(narrow, config.stage_blocks)
+        ):
+            shape = dataclasses.replace(narrow.config, cluster=cluster, tile_patches=patches, stage_blocks=blocks)
+            wide = TERMS_COLUMNS if narrow.terms == 2 else columns
+            options = _tile_images(problem, config, patches, wide, few)
+            for plan in (_with_stages(problem, shape, images, config.stages, arch, sm_count) for images in options):
+                if _fits(plan) or narrow.terms == 1 or config.tile_images:
+                    yield plan
+                else:
+                    yield _narrowed(plan, config.stages)
+
+
+def _with_stages(
+    problem: PatchEmbedImagesProblem, shape: Sm90ImagesConfig, images: int, stages: int, arch: Arch, sm_count: int
+) -> Sm90ImagesPlan:
+    """The plan of a tile of so many images, with the stages that it would get."""
+    plan = Sm90ImagesPlan(
+        problem, dataclasses.replace(shape, tile_images=images, stages=stages or 2), arch, sm_count
+    )
+    if stages or ring_stages(plan) == 2:
+        return plan
+    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, stages=ring_stages(plan)))
+
+
+def _narrowed(plan: Sm90ImagesPlan, stages: int) -> Sm90ImagesPlan:
+    """The widest tile of fewer images that fits beside a weight of two terms, or the narrowest."""
+    step = images_step(plan.tile_patches)
+    for images in range(plan.tile_images - step, step, -step):
+        fewer = _with_stages(plan.problem, plan.config, images, stages, plan.arch, plan.sm_count)
+        if _fits(fewer):
+            return fewer
+    return _with_stages(plan.problem, plan.config, step, stages, plan.arch, plan.sm_count)
+
+
+def _stage_blocks(plan: Sm90ImagesPlan, given: int) -> tuple[int, ...]:
+    """Two where a weight in registers leaves room for such stages, otherwise either.
+
+    The ring beside a weight of two terms is no longer than a tile, and is handed on in the smallest pieces.
+    """
+    if given:
+        return (given,)
+    if plan.splits:
+        return (SPLIT_BLOCKS,)
+    if plan.terms == 2:
+        return (1,)
+    return (2,) if plan.resident else (2, 1)
+
+
+def _tile_patches(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, few: bool) -> tuple[int, ...]:
+    """Any; of repacked rows such that a strip is whole 16 bytes.
+
+    With few images the grid row in four numbers of equal pieces, and 16, of which one image fills a tile.
+    """
+    if config.tile_patches:
+        return (config.tile_patches,)
+    width = problem.grid_width
+    if source_of(problem) == "repack":
+        return (16, 8) if width > 8 else (8,)
+    if not few:
+        return tuple(range(min(MOST_PATCHES, width), 0, -1))
+    least = -(-width // MOST_PATCHES)
+    pieces = (least, least + 1, 2 * least, 4 * least)
+    return tuple(dict.fromkeys((*(-(-width // i) for i in pieces), MOST_PATCHES)))
+
+
+def _tile_images(
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, patches: int, columns: int, few: bool
+) -> tuple[int, ...]:
+    """As many images as fit the columns, and no more than there are, at least one step; with few images, and with the
+    longer stages of split rows, also a half and a quarter of that."""
+    if config.tile_images:
+        return (config.tile_images,)
+    step, fewer = images_step(patches), few or config.source == "split"
+    images = max(step, min(columns // patches, round_up(problem.batch, step)) // step * step)
+    return tuple(sorted({max(step, images // i // step * step) for i in ((1, 2, 4) if fewer else (1,))}))
+
+
+def _fits(plan: Sm90ImagesPlan) -> bool:
+    """Whether registers hold what they have to, shared memory two stages, and each CTA of a cluster loads its share."""
+    return (
+        plan.needed_registers <= plan.consumer_registers
+        and plan.accumulator_registers + ADDRESSING_REGISTERS <= plan.entry_registers
+        and plan.smem_bytes - (plan.config.stages - 2) * plan.stage_bytes <= plan.arch.smem_bytes
+        and _divides(plan)
+        and _shares(plan)
+    )
+
+
+def predict(plan: Sm90ImagesPlan) -> Prediction | None:
+    """The modelled time of a launch: that of the kernel over rows, or of TMA for the rows of the boxes.
+
+    None of a weight of two terms and of rows that are repacked: what these do besides is in none of the facts.
+    """
+    if plan.terms > 1 or plan.repacks:
+        return None
+    boxes = _box_microseconds(plan)
+    prediction = rows.predict(plan)
+    if LAUNCH_MICROSECONDS + boxes <= prediction.microseconds:
+        return prediction
+    parts = {"rows of TMA boxes": boxes, "launch": LAUNCH_MICROSECONDS}
+    return Prediction(sum(parts.values()), parts, rows.CAVEAT)
+
+
+def _warpgroups(plan: Sm90ImagesPlan) -> int:
+    return plan.config.warpgroups
+
+
+def _microseconds(plan: Sm90ImagesPlan) -> float:
+    """Of a launch of few images, as `predict`, for comparisons."""
+    return max(rows.predicted_microseconds(plan), LAUNCH_MICROSECONDS + _box_microseconds(plan))
+
+
+def _box_microseconds(plan: Sm90ImagesPlan) -> float:
+    """What TMA takes for the rows of the boxes, one after the other."""
+    tiles = -(-plan.tiles // (plan.clusters // plan.groups))
+    per_row = 1 if plan.gathers else plan.tile_patches
+    box_rows = len(plan.row_parts) * plan.pixel_stage_bytes // plan.row_span // per_row
+    return tiles * plan.tile_stages * box_rows * GATHER_CLOCKS / plan.config.cluster / CLOCKS_PER_MICROSECOND
+
+
+def _divides(plan: Sm90ImagesPlan) -> bool:
+    """Whether the CTAs of a cluster have equal shares of a box: of its rows, or of a single row of its images."""
+    _, images, rows, _ = plan.stage_box
+    cluster = plan.config.cluster
+    return rows >= cluster or images % cluster == 0
+
+
+def _shares(plan: Sm90ImagesPlan) -> bool:
+    """Whether the parts of a strip that the CTAs of a cluster load lie as TMA writes them."""
+    return not plan.repacks or plan.load_bytes % (BLOCK_BYTES * plan.config.cluster) == 0 or plan.config.cluster == 1
+
+
+def _cost(plan: Sm90ImagesPlan) -> float:
+    """Of shapes that a problem allows, the one of least cost is taken.
+
+    Products of features and patches that do not exist; rows of TMA boxes, of which those of 16 bytes took 2 to 3 times
+    as long as those of 224 on an H200; WGMMAs of few columns, for which a weight fragment is read as often as for many.
+    A streamed weight is written to shared memory and read from it for every tile, and needs a ring of some length.
+    """
+    config, problem = plan.config, plan.problem
+    patches = plan.row_tiles * plan.tile_patches / problem.grid_width
+    cost = (1 + SPANS[0] / (plan.tile_patches * plan.row_bytes)) * (1 + 16 / plan.tile_rows)
+    if plan.resident:
+        cost *= 1.0 if plan.tile_rows <= USUAL_COLUMNS else 2.0
+    else:
+        shared = plan.tile_rows + plan.features + config.warpgroups * (64 + plan.tile_rows)
+        products = plan.features * plan.tile_rows / MACS_PER_CLOCK
+        cost *= max(1.0, shared / SHARED_BYTES_PER_CLOCK / products) * (1 + 1 / (config.stages * config.stage_blocks))
+    return plan.padded_n * patches * cost * _UNSHARED[config.cluster] * _ALONE[config.warpgroups]
+

@@ -1,0 +1,155 @@
+"""What the plans of the patch embed have in common: its operands, its table, and the checks of a problem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
+from cute_kernels.plan.base import (
+    ITEMSIZE,
+    LANES,
+    VECTOR_BYTES,
+    Kind,
+    Operand,
+    Plan,
+    check_smem,
+    profile_operand,
+    reject,
+    require,
+    round_up,
+    sizes,
+)
+
+WEIGHT_TYPES = {
+    "float8_e4m3fn": "float8_e4m3fn", "uint8": "int8", "int8": "int8", "bfloat16": "bfloat16", "float16": "float16",
+}  # fmt: skip
+"""Element type of the weight by that of the rows."""
+
+LARGEST_PRODUCT = {"uint8": 255 * 128, "int8": 128 * 128}
+"""Magnitude of one product of integers; sums of K of them have 32 bits."""
+
+TableLayout = Literal["row_major", "blocked", "interleaved", "paired", "quads"]
+"""Layouts of the bias + position table, see `cute_kernels.operations.table`."""
+
+
+@dataclass(frozen=True)
+class PatchEmbedPlan(Plan):
+    """A persistent GEMM whose epilogue scales and adds a row of the bias + position table."""
+
+    operation: ClassVar[str] = "patch_embed"
+
+    problem: PatchEmbedProblem
+    config: PatchEmbedConfig
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """In memory: ``x`` [M, K], ``weight`` [N, K], ``table`` as `table_shape`, ``index`` [M], ``out`` [M, N].
+
+        ``scale`` is one number, given with the launch or read from memory; ``row_scale`` [M] and ``feature_scale`` [N]
+        are factors of it, or all of it where both are there.
+        """
+        p = self.problem
+        kind: Kind = "value" if p.scale_source == "value" else "pointer"
+        return (
+            Operand("x", p.in_dtype),
+            Operand("weight", WEIGHT_TYPES[p.in_dtype]),
+            Operand("table", self.table_dtype, present=p.table_rows > 0),
+            Operand("index", "int32", alignment=4, present=p.table_index),
+            Operand("out", p.out_dtype, written=True),
+            Operand("scale", "float32", kind, alignment=4, present=p.call_scale),
+            Operand("row_scale", "float32", alignment=4, present=p.row_scale),
+            Operand("feature_scale", "float32", present=p.feature_scale),
+            *sizes(m=p.m, n=p.n, k=p.k, table_rows=p.table_rows, clusters=self.clusters),
+            profile_operand(self.profile),
+        )
+
+    @property
+    def sums_integers(self) -> bool:
+        """Accumulators are 32-bit integers and exact."""
+        return self.problem.in_dtype in LARGEST_PRODUCT
+
+    @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        return {"table": self.problem.table_rows > 0}
+
+    @property
+    def launch_facts(self) -> dict[str, Any]:
+        return {"table_shape": self.table_shape}
+
+    @property
+    def table_height(self) -> int:
+        """Rows of the table in memory: one more, of NaN, where an index chooses the row."""
+        return self.problem.table_rows + self.problem.table_index
+
+    @property
+    def table_dtype(self) -> str:
+        return "float32" if self.config.epilogue == "f32" else "bfloat16"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that a launch cannot do without moving: both operands once, the table, the output."""
+        p = self.problem
+        operands = (p.m + p.n) * p.k * ITEMSIZE[p.in_dtype]
+        return operands + p.table_rows * p.n * ITEMSIZE[self.table_dtype] + p.m * p.n * ITEMSIZE[p.out_dtype]
+
+    def describe_problem(self) -> str:
+        p = self.problem
+        along = [name for name, there in (("row", p.row_scale), ("feature", p.feature_scale)) if there]
+        scale = f", scale per {' and '.join(along)}" if along else ""
+        return f"[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, table rows {p.table_rows}{scale}"
+
+
+def longest_row(in_dtype: str) -> int | None:
+    """The largest K whose sums of products fit 32-bit integers, in whole 16 bytes; None of floating-point numbers."""
+    if in_dtype not in LARGEST_PRODUCT:
+        return None
+    return (2**31 - 1) // LARGEST_PRODUCT[in_dtype] // VECTOR_BYTES * VECTOR_BYTES
+
+
+def check_problem(p: PatchEmbedProblem) -> None:
+    """Limits that TMA and the element types set on every architecture."""
+    require("in_dtype", p.in_dtype, tuple(WEIGHT_TYPES), "element types of rows that have a kernel")
+    if p.out_dtype != "bfloat16":
+        reject("out_dtype", p.out_dtype, "this kernel stores BF16", "bfloat16")
+    if p.scale_source not in ("value", "pointer"):
+        reject("scale_source", p.scale_source, "the scale is a launch parameter or one FP32 in memory", "value")
+    if p.scale_source == "pointer" and not p.call_scale:
+        reject("scale_source", p.scale_source, "rows and features have factors: none is left in memory", "value")
+    # Row coordinates of TMA are 32-bit and a tile may begin one row before the end of the tensor. The limits of n and k
+    # are multiples themselves, so that rounding up stays within them.
+    row_of_16_bytes = "must be a multiple of 16 bytes for TMA"
+    for name, value, largest, multiple, rule in (
+        ("m", p.m, 2**31 - 256, 1, ""),
+        ("n", p.n, 2**31 - 256, VECTOR_BYTES // ITEMSIZE[p.out_dtype], f"an output row {row_of_16_bytes}; zero-pad it"),
+        ("k", p.k, 2**31 - 128, VECTOR_BYTES // ITEMSIZE[p.in_dtype], f"a row {row_of_16_bytes}; zero-pad it"),
+    ):
+        legal = round_up(min(max(value, 1), largest), multiple)
+        if not 1 <= value <= largest:
+            reject(name, value, f"TMA coordinates allow 1 to {largest}", legal)
+        if value % multiple:
+            reject(name, value, rule, legal)
+    most = longest_row(p.in_dtype)
+    if most is not None and p.k > most:
+        reject("k", p.k, f"sums of products of {p.in_dtype} by int8 leave 32 bits", most)
+    if p.table_rows < 0:
+        reject("table_rows", p.table_rows, "a table has 0 (absent), 1 (bias only) or S rows", 0)
+    if p.table_index and not p.table_rows:
+        reject("table_index", p.table_index, "there is no table to index", False)
+
+
+def check_epilogue(epilogue: str) -> None:
+    if epilogue not in ("f32", "bf16x2"):
+        reject("epilogue", epilogue, "rounding contracts are 'f32' and 'bf16x2'", "f32")
+
+
+def check_capacity(plan: PatchEmbedPlan) -> None:
+    """Shared memory, and the 32-bit indices of the table."""
+    check_smem(plan)
+    if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
+        rule = f"the bias + position table is indexed with 32 bits and has {plan.padded_n} padded columns"
+        largest = (2**31 - 1) // plan.padded_n // LANES * LANES - plan.problem.table_index
+        reject("table_rows", plan.problem.table_rows, rule, largest)
+

@@ -1,0 +1,335 @@
+"""Plan of the SM100a kernel over rows whose weight stays on chip: output transposed, rows are the N operand."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
+from cute_kernels.model import b200
+from cute_kernels.plan.base import ITEMSIZE, LANES, Arch, reject, require, round_up
+from cute_kernels.plan.patch_embed import WEIGHT_TYPES, PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
+from cute_kernels.plan.sm100_transposed import (
+    COLUMN_STEP,
+    MOST_COLUMNS,
+    WAVEFRONT,
+    Sm100TransposedPlan,
+    check_parts,
+    check_stages,
+    complete,
+    is_legal,
+    launch_clocks,
+    transposed_work,
+)
+from cute_kernels.plan.tiles import COLUMN_GROUP, RowTiles
+
+_LINES_OF_A_FILL = 32
+"""Wavefronts of one load of the weight's fill: each lane reads 16 bytes of a feature of its own."""
+
+MOST_TABLE_REGISTERS = 32
+"""Table values that a thread fetches before a tile; of tiles of more positions it reads them when they are added."""
+
+
+@dataclass(frozen=True)
+class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
+    """The persistent tcgen05 kernel over rows, of which each CTA of a pair loads half of the images of a tile."""
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed_resident:PatchEmbedKernel"
+
+    config: Sm100ResidentConfig
+
+    table_layout: TableLayout = "quads"
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def tile_rows(self) -> int:
+        return self.config.tile_rows
+
+    @property
+    def weight_dtype(self) -> str:
+        return WEIGHT_TYPES[self.problem.in_dtype]
+
+    @property
+    def cta_images(self) -> int:
+        """Images of a tile that one CTA loads, in flat order rows."""
+        return self.tile_images // self.cta_group
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.cta_rows * self.k_block_bytes * self.config.stage_blocks
+
+    def position_of(self, row: int) -> int:
+        """Of a tile, that of one of its rows as `row_of` counts them."""
+        return row % self.cta_rows // self.cta_images
+
+    def image_of(self, row: int) -> int:
+        """Of a tile, likewise."""
+        return row // self.cta_rows * self.cta_images + row % self.cta_images
+
+    def staged_row(self, part: int, column: int) -> int:
+        """Images of both CTAs side by side, position after position: what one TMA store takes."""
+        row = self.row_of(part, column)
+        return self.position_of(row) * self.tile_images + self.image_of(row)
+
+    # ---- bias + position table -------------------------------------------------------------------------------------
+
+    @property
+    def table_shape(self) -> tuple[int, int, int, int] | None:
+        """``[rows, padded_n / 32, 8, 4]``, or None without bias and positions.
+
+        A thread holds features ``f + 8 i`` of 32, which stand side by side, so that one load brings all four.
+        """
+        if self.problem.table_rows == 0:
+            return None
+        return (self.table_height, self.padded_n // LANES, 8, 4)
+
+    @property
+    def prefetches_table(self) -> bool:
+        """A thread fetches its table values of a tile before it waits for the accumulators."""
+        return self.positions_in_order and 4 * self.config.tile_positions <= MOST_TABLE_REGISTERS
+
+    @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        """Loops over K are unrolled, and a flat order either wraps once in a tile or divides."""
+        return super().compiled_in | {"k_blocks": self.k_blocks, "table_wraps_once": self.table_wraps_once}
+
+    # ---- counted work ----------------------------------------------------------------------------------------------
+
+    @property
+    def table_wavefronts(self) -> int:
+        """Of a CTA's loads of the table in a tile: a line for each warp and position, in flat order for each row."""
+        if self.problem.table_rows == 0:
+            return 0
+        rows = self.config.tile_positions if self.positions_in_order else self.columns
+        return self.epilogue_warps * rows
+
+    @property
+    def fill_wavefronts(self) -> int:
+        """Of bringing the weight to where it stays, once for a launch."""
+        if self.config.weight == "smem":
+            return self.weight_bytes // WAVEFRONT
+        vectors = self.problem.k * ITEMSIZE[self.problem.in_dtype] // 16
+        return self.epilogue_warps * vectors * _LINES_OF_A_FILL
+
+    @property
+    def work(self) -> b200.TileWork:
+        """What the busiest CTA does, in the units that the model of time has costs for."""
+        return transposed_work(self, self.memory_bytes, self.fill_wavefronts)
+
+    # ---- printing --------------------------------------------------------------------------------------------------
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c = self.config
+        rows = f"{self.tile_images} images x {c.tile_positions} positions, {c.order} order"
+        if not self.positions_in_order:
+            rows = f"{self.columns} consecutive rows"
+        features, load = self.features * self.cta_group, f"tcgen05.ld.16x256b.x{c.tmem_load_width // 8}"
+        return [
+            ("tile", f"{self.columns} rows x {features} features, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("rows of a tile", rows),
+            *self.describe_parts(),
+            ("tiles", f"{self.tiles} = {self.row_tiles} x {self.position_tiles} of positions"),
+            ("epilogue", f"{c.epilogue}, {load}, table {self.table_shape or 'none'}"),
+            *self.describe_memory(),
+        ]
+
+
+# --- limits of the SM100a kernel over rows whose weight stays on chip, and what it does where a field is left open ---
+
+
+_LOAD_WIDTHS = (16, 32, 64)
+
+_TRIED_SHAPES = 4
+"""Of tiles, for each memory and group of CTAs, that a tuner times."""
+
+
+def plan_resident(
+    problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch, sm_count: int
+) -> Sm100ResidentPlan:
+    """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
+    require("weight", config.weight, ("auto", "tmem", "smem"), "where the weight stays")
+    require("order", config.order, ("auto", "position", "flat"), "which rows make a tile")
+    require("cta_group", config.cta_group, (0, 1, 2), "CTAs of one MMA; 0 chooses")
+    require("accumulators", config.accumulators, (0, 1, 2), "accumulators in tensor memory; 0 chooses")
+    require("tmem_load_width", config.tmem_load_width, (0, *_LOAD_WIDTHS), "columns of a load; 0 chooses")
+    require("stage_blocks", config.stage_blocks, (1, 2), "K blocks of 128 bytes in a stage")
+    check_epilogue(config.epilogue)
+    if config.stages < 2 and config.stages != 0:
+        reject("stages", config.stages, "TMA and MMA overlap only with two stages or more; 0 fills the memory", 2)
+    if sm_count < config.cta_group:
+        reject("sm_count", sm_count, f"a pair needs {config.cta_group} multiprocessors", config.cta_group)
+    _check_order(problem, config)
+    most = longest_k(problem, config, arch)
+    if problem.k > most:
+        rule = "the weight of 128 features stays on chip beside the smallest tile, and has K times as many bytes"
+        reject("k", problem.k, rule, most)
+    plan = resolve(problem, config, arch, sm_count)
+    check(plan)
+    return plan
+
+
+def longest_k(problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch) -> int:
+    """The largest K whose weight fits where the configuration has it, in whole blocks of 128 bytes."""
+    block = dataclasses.replace(problem, k=128 // ITEMSIZE[problem.in_dtype])
+    plans = {
+        weight: Sm100ResidentPlan(block, _smallest(config, weight), arch, arch.sm_count) for weight in ("tmem", "smem")
+    }
+    beside, stages = plans["smem"], 2 * plans["smem"].stage_bytes
+    fixed = beside.smem_bytes - beside.weight_bytes - stages
+    most = {
+        "tmem": (arch.tmem_columns - COLUMN_STEP) // plans["tmem"].weight_columns,
+        "smem": (arch.smem_bytes - fixed - stages) // beside.weight_bytes,
+    }
+    return block.k * (max(most.values()) if config.weight == "auto" else most[config.weight])
+
+
+def _smallest(config: Sm100ResidentConfig, weight: str) -> Sm100ResidentConfig:
+    return dataclasses.replace(
+        config, weight=weight, order="flat", tile_rows=COLUMN_STEP, tile_positions=1, cta_group=1, accumulators=1,
+        part_columns=COLUMN_STEP, tmem_load_width=16, stages=2, stage_blocks=1,
+    )  # fmt: skip
+
+
+# ---- limits of a complete configuration -----------------------------------------------------------------------------
+
+
+def check(plan: Sm100ResidentPlan) -> None:
+    """Raises ValueError for the first limit that is broken."""
+    _check_tile(plan)
+    _check_tensor_memory(plan)
+    check_parts(plan)
+    check_stages(plan, "tile_rows", plan.columns, lambda: _most_rows(plan))
+    check_capacity(plan)
+
+
+def _check_order(problem: PatchEmbedProblem, config: Sm100ResidentConfig) -> None:
+    if config.order == "position":
+        if problem.table_index:
+            reject("order", config.order, "an index gives every row its own table row", "flat")
+        if problem.m % max(problem.table_rows, 1):
+            rule = f"position order needs whole images of {problem.table_rows} positions, m = {problem.m}"
+            reject("order", config.order, rule, "flat")
+
+
+def _check_tile(plan: Sm100ResidentPlan) -> None:
+    """The columns of a tile are a legal N, and 8 of them belong to one position."""
+    config, step = plan.config, COLUMN_STEP * plan.cta_group
+    if config.tile_rows % step or not step <= config.tile_rows <= MOST_COLUMNS:
+        rule = f"N of an MMA of {plan.cta_group} CTAs is a multiple of {step} up to {MOST_COLUMNS}"
+        reject("tile_rows", config.tile_rows, rule, min(max(round_up(config.tile_rows, step), step), MOST_COLUMNS))
+    most = plan.positions
+    positions = config.tile_positions
+    if positions < 1 or plan.cta_rows % positions or plan.cta_rows // positions % COLUMN_GROUP:
+        rule = f"each CTA has {plan.cta_rows} rows of a tile, a multiple of {COLUMN_GROUP} images at each position"
+        reject("tile_positions", positions, rule, 1)
+    if positions > most:
+        rule = f"{config.order} order has {most} positions"
+        if not plan.positions_in_order:
+            rule = "in flat order the rows of a tile are consecutive ones"
+        reject("tile_positions", positions, rule, 1)
+
+
+def _check_tensor_memory(plan: Sm100ResidentPlan) -> None:
+    config, most = plan.config, plan.arch.tmem_columns
+    room = most - plan.weight_columns
+    if plan.accumulator_columns <= room:
+        return
+    rule = (
+        f"{plan.weight_columns} columns of weight and {config.accumulators} accumulators of {plan.columns} make "
+        f"{plan.weight_columns + plan.accumulator_columns}, tensor memory has {most}"
+    )
+    if plan.columns <= room:
+        reject("accumulators", config.accumulators, rule, room // plan.columns)
+    step = COLUMN_STEP * plan.cta_group
+    reject("tile_rows", plan.columns, rule, max(step, room // config.accumulators // step * step))
+
+
+def _most_rows(plan: Sm100ResidentPlan) -> int:
+    """Of a tile with which two stages fit."""
+    step = COLUMN_STEP * plan.cta_group
+    for rows in range(plan.columns - step, step, -step):
+        config = dataclasses.replace(plan.config, tile_rows=rows, part_columns=rows, stages=2, tile_positions=1)
+        if dataclasses.replace(plan, config=config).smem_bytes <= plan.arch.smem_bytes:
+            return rows
+    return step
+
+
+# ---- what a problem gets --------------------------------------------------------------------------------------------
+
+
+def cost(plan: Sm100ResidentPlan) -> float:
+    """Clocks of a launch by counted work: those of its tiles, and the weight's way to where it stays.
+
+    Reading the table of a flat order takes wavefronts beside the others.
+    """
+    return launch_clocks(plan) + plan.fill_wavefronts
+
+
+@functools.lru_cache(maxsize=1024)
+def resolve(
+    problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch, sm_count: int
+) -> Sm100ResidentPlan:
+    """The plan with what the configuration leaves open filled in: of all legal shapes the one that `quickest` takes.
+
+    Of equal shapes the first is taken, so that CTAs work alone where a pair gains nothing. Where none is legal, it is
+    the one of least counted work, whose limit `check` then names.
+    """
+    plans = list(candidates(problem, config, arch, sm_count))
+    return b200.quickest(plans, cost, lambda plan: is_legal(plan, check)) or min(plans, key=cost)
+
+
+def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm100ResidentPlan]:
+    """Legal plans that are worth timing on a device: of each memory and group of CTAs those of least cost."""
+    plans: list[Sm100ResidentPlan] = []
+    for weight, group in itertools.product(("tmem", "smem"), (1, 2) if sm_count > 1 else (1,)):
+        config = Sm100ResidentConfig(weight=weight, cta_group=group)
+        if problem.k <= longest_k(problem, config, arch):
+            shapes = sorted(candidates(problem, config, arch, sm_count), key=cost)
+            tiles = {(plan.columns, plan.config.order): plan for plan in reversed(shapes) if is_legal(plan, check)}
+            plans += sorted(tiles.values(), key=cost)[:_TRIED_SHAPES]
+    return sorted(plans, key=cost)
+
+
+def candidates(
+    problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch, sm_count: int
+) -> Iterator[Sm100ResidentPlan]:
+    """Complete configurations, with single CTAs and wide tiles first."""
+    weights = ("tmem", "smem") if config.weight == "auto" else (config.weight,)
+    groups = (config.cta_group,) if config.cta_group else (1, 2) if sm_count > 1 else (1,)
+    for weight, group, order in itertools.product(weights, groups, _orders(problem, config)):
+        step = COLUMN_STEP * group
+        for rows in (config.tile_rows,) if config.tile_rows else range(MOST_COLUMNS, 0, -step):
+            positions = config.tile_positions or _positions(problem, order, rows, group)
+            widths = [w for w in _LOAD_WIDTHS if rows // group % w == 0] or [_LOAD_WIDTHS[0]]
+            for width in (config.tmem_load_width,) if config.tmem_load_width else reversed(widths[:2]):
+                shape = dataclasses.replace(
+                    config, weight=weight, cta_group=group, order=order, tile_rows=rows, tile_positions=positions,
+                    tmem_load_width=width,
+                )  # fmt: skip
+                yield complete(Sm100ResidentPlan(problem, shape, arch, sm_count))
+
+
+def _orders(problem: PatchEmbedProblem, config: Sm100ResidentConfig) -> tuple[str, ...]:
+    """Without positions, consecutive rows are all of one position."""
+    if config.order != "auto":
+        return (config.order,)
+    if problem.table_rows <= 1:
+        return ("flat",) if problem.table_index else ("position",)
+    whole = problem.m % problem.table_rows == 0 and not problem.table_index
+    return ("position", "flat") if whole else ("flat",)
+
+
+def _positions(problem: PatchEmbedProblem, order: str, rows: int, group: int) -> int:
+    """Of a tile: those that leave the fewest tiles; of equal numbers the fewest positions."""
+    if order == "flat" or problem.table_rows <= 1:
+        return 1
+    images, positions = problem.m // problem.table_rows, problem.table_rows
+    cta_rows = rows // group
+    legal = [p for p in range(1, min(positions, cta_rows // COLUMN_GROUP) + 1) if cta_rows % (COLUMN_GROUP * p) == 0]
+    return min(legal or [1], key=lambda p: -(-images // (rows // p)) * -(-positions // p))
+

@@ -1,0 +1,509 @@
+"""Plan of the SM100a kernel: CTA pairs, tensor memory, specialised warps."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
+from cute_kernels.model import b200
+from cute_kernels.plan.base import (
+    ITEMSIZE,
+    LANES,
+    VECTOR_BYTES,
+    Arch,
+    SmemRegion,
+    TmemRegion,
+    reject,
+    require,
+    smem_map,
+)
+from cute_kernels.plan.cta_pair import CtaPairs
+from cute_kernels.plan.patch_embed import PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
+from cute_kernels.plan.tiles import RowTiles
+
+# --- what the epilogue warps of the SM100 kernel over rows do: columns of each, staging, stores, table ---------------
+
+
+STORE_COLUMNS = 64
+"""BF16 columns of a staging region: the 128 bytes of a SWIZZLE_128B row."""
+
+DIRECT_BYTES = 32
+"""What a thread stores at once without staging, a sector."""
+
+BLOCK = 32
+"""Rows and columns of a square of a blocked table."""
+
+
+@dataclass(frozen=True)
+class StoreGroup:
+    """Regions of one warp whose TMA stores are issued together.
+
+    Attributes:
+        first, end: regions ``[first, end)`` of the tile.
+        pending: store groups that may be unread when the first of them is written: with all but the newest ``pending``
+            read, the buffers of this group are free. Groups complete in the order in which they were issued.
+    """
+
+    first: int
+    end: int
+    pending: int
+
+
+def store_groups(regions: int, buffers: int, group: int) -> tuple[StoreGroup, ...]:
+    """The groups of a tile of ``regions`` regions, which use ``buffers`` buffers in turn.
+
+    Region ``r`` of a tile has the buffer of the region ``buffers`` before it, in this tile or the one before.
+    """
+    starts = range(0, regions, group)
+
+    def number(region: int) -> int:
+        return region // regions * len(starts) + region % regions // group
+
+    groups = []
+    for first in starts:
+        end = min(first + group, regions)
+        # Of a later tile, so that no number is negative.
+        members = range(regions + first, regions + end)
+        groups.append(StoreGroup(first, end, min(number(r) - 1 - number(r - buffers) for r in members)))
+    return tuple(groups)
+
+
+class Sm100Epilogue:
+    """Mixin of the plan."""
+
+    problem: PatchEmbedProblem
+    config: Sm100PatchEmbedConfig
+
+    @property
+    def epilogue_warps(self) -> int:
+        return self.config.epilogue_warps
+
+    @property
+    def warps(self) -> int:
+        return self.first_epilogue_warp + self.epilogue_warps
+
+    @cached_property
+    def epilogue_columns(self) -> tuple[tuple[int, int], ...]:
+        """Columns ``[begin, end)`` of the tile that each epilogue warp stores.
+
+        A warp reaches only the tensor-memory lanes (= rows) of quarter ``warp_id % 4``, so the rows follow from the
+        hardware warp id. Warps that share a quarter split its columns.
+        """
+        ids = range(self.first_epilogue_warp, self.warps)
+        spans = []
+        for warp in ids:
+            sharers = [w for w in ids if w % 4 == warp % 4]
+            width = self.tile_n // len(sharers)
+            begin = sharers.index(warp) * width
+            spans.append((begin, begin + width))
+        return tuple(spans)
+
+    # ---- staging ---------------------------------------------------------------------------------------------------
+
+    @property
+    def store_region_bytes(self) -> int:
+        """One staging region: 32 rows of 64 output columns, 128 bytes a row as SWIZZLE_128B needs."""
+        return LANES * STORE_COLUMNS * ITEMSIZE[self.problem.out_dtype]
+
+    def store_buffers(self, columns: int) -> int:
+        """Staging regions of a warp with so many columns."""
+        return min(self.config.store_buffers, columns // STORE_COLUMNS)
+
+    def store_groups(self, columns: int) -> tuple[StoreGroup, ...]:
+        """In what order a warp with so many columns issues its TMA stores."""
+        regions = columns // STORE_COLUMNS
+        return store_groups(regions, self.store_buffers(columns), min(self.config.store_group, regions))
+
+    def padded_row_bytes(self, columns: int) -> int:
+        """From one row of padded staging to the next: 16 bytes more than the row, so that the 16-byte stores of eight
+        lanes, one row each, meet eight different groups of four banks."""
+        return columns * ITEMSIZE[self.problem.out_dtype] + VECTOR_BYTES
+
+    def warp_staging_bytes(self, columns: int) -> int:
+        """Staging of a warp with so many columns."""
+        if self.config.store == "tma":
+            return self.store_buffers(columns) * self.store_region_bytes
+        return LANES * self.padded_row_bytes(columns) if self.config.store == "coalesced" else 0
+
+    @cached_property
+    def staging_offsets(self) -> tuple[int, ...]:
+        """Where the staging of each epilogue warp begins, in bytes."""
+        offsets, total = [], 0
+        for begin, end in self.epilogue_columns:
+            offsets.append(total)
+            total += self.warp_staging_bytes(end - begin)
+        return tuple(offsets)
+
+    @property
+    def staging_bytes(self) -> int:
+        return sum(self.warp_staging_bytes(end - begin) for begin, end in self.epilogue_columns)
+
+    # ---- bias + position table -------------------------------------------------------------------------------------
+
+    @property
+    def table_layout(self) -> TableLayout:
+        return self.config.table
+
+    @property
+    def table_shape(self) -> tuple[int, ...] | None:
+        """As `cute_kernels.operations.table.table_geometry` says, or None without bias and positions.
+
+        Interleaved, ``[ceil(rows / 32), padded_n / V, 32, V]`` with V elements in 16 bytes: the 32 lanes of a warp hold
+        32 consecutive rows, so that one 16-byte load per lane reads 512 consecutive bytes, four 128-byte lines instead
+        of the 32 of a row-major table and the 16 of squares of 32 x 32.
+        """
+        if self.problem.table_rows == 0:
+            return None
+        if self.config.table == "row_major":
+            return (self.table_height, self.padded_n)
+        vector = BLOCK if self.config.table == "blocked" else VECTOR_BYTES // ITEMSIZE[self.table_dtype]
+        return (-(-self.table_height // LANES), self.padded_n // vector, LANES, vector)
+
+    @property
+    def table_lines(self) -> int:
+        """128-byte lines that the table loads of one CTA and tile touch, if the rows of a warp begin a block."""
+        if self.problem.table_rows == 0:
+            return 0
+        requests = self.cta_m // LANES * self.tile_n * ITEMSIZE[self.table_dtype] // VECTOR_BYTES
+        if self.config.order == "position":
+            return requests  # all lanes of a warp read the same 16 bytes
+        square = BLOCK * ITEMSIZE[self.table_dtype]  # bytes of one of its rows
+        lines = {"row_major": LANES, "blocked": LANES * square // 128, "interleaved": LANES * VECTOR_BYTES // 128}
+        return requests * lines[self.config.table]
+
+
+def check_epilogue_warps(config: Sm100PatchEmbedConfig) -> None:
+    """Fields that only the epilogue warps see."""
+    require("epilogue_warps", config.epilogue_warps, (4, 5), "four lane quarters, at most one of them shared")
+    require("tmem_load_width", config.tmem_load_width, (16, 32, 64), "a load must divide the columns of a warp")
+    require("tmem_loads", config.tmem_loads, (1, 2), "more loads in flight than two have no registers")
+    require("table", config.table, ("auto", "row_major", "blocked", "interleaved"), "layouts of the table")
+    require("store", config.store, ("tma", "coalesced", "direct"), "ways of the output")
+    require("store_group", config.store_group, (1, 2, 3, 4), "a tile has up to four regions of 64 columns per warp")
+    require("store_buffers", config.store_buffers, (1, 2, 4), "buffers must divide the regions of a warp")
+    if config.stagger_clocks not in range(1 << 16):
+        nearest = min(max(config.stagger_clocks, 0), (1 << 16) - 1)
+        reject("stagger_clocks", config.stagger_clocks, "clocks between two warps, 0 to 65535", nearest)
+    for name, default in (("store_group", 1), ("store_buffers", 4)):
+        if config.store != "tma" and getattr(config, name) != default:
+            reject(name, getattr(config, name), f"store = {config.store!r} issues no TMA stores", default)
+    if config.store_group > config.store_buffers:
+        rule = f"regions that are stored together are staged together, in {config.store_buffers} buffers"
+        reject("store_group", config.store_group, rule, config.store_buffers)
+
+
+def check_columns(plan: Sm100Epilogue) -> None:
+    """What depends on how many columns a warp has, and on the problem."""
+    config = plan.config
+    if config.table_ahead and config.tmem_load_width * config.tmem_loads > 64:
+        rule = "registers do not hold the table values of two steps of 128 columns beside the accumulators"
+        reject("table_ahead", config.table_ahead, rule, False)
+    narrowest = min(end - begin for begin, end in plan.epilogue_columns)
+    if config.tmem_load_width * config.tmem_loads > narrowest:
+        rule = f"{config.tmem_loads} loads of {config.tmem_load_width} columns exceed the {narrowest} of a warp"
+        reject("tmem_loads", config.tmem_loads, rule, 1)
+    vector = DIRECT_BYTES // ITEMSIZE[plan.problem.out_dtype]
+    if config.store == "direct" and plan.problem.n % vector:
+        rule = f"without staging a thread stores {DIRECT_BYTES} bytes at once, n = {plan.problem.n}"
+        reject("store", config.store, rule, "tma")
+
+
+# --- which rows make a tile of the SM100 kernel, where a configuration leaves that open ------------------------------
+# In position order a tile is images at positions. A warp then adds one row of the table to its 32 rows, but tiles that
+# reach beyond the images or the positions are partly empty.
+
+
+Planned = Callable[[Sm100PatchEmbedConfig], Sm100Epilogue]
+
+
+def positions_of(problem: PatchEmbedProblem) -> int:
+    """Positions of an image, 1 where there are none."""
+    return max(problem.table_rows, 1)
+
+
+def allowed_positions(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig) -> tuple[int, ...]:
+    """Values of ``tile_positions`` in position order: 32 images or more in a tile, no more positions than there are."""
+    most = 128 * config.cta_group // LANES
+    return tuple(p for p in (1, 2, 4, 8) if p <= most and p <= positions_of(problem))
+
+
+def check_order(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig) -> None:
+    """Fields of the order, before and after they are resolved."""
+    require("order", config.order, ("auto", "position", "flat"), "which rows make a tile")
+    positions = positions_of(problem)
+    if config.order == "position" and problem.table_index:
+        reject("order", config.order, "an index gives every row its own table row", "flat")
+    if config.order == "position" and problem.m % positions:
+        rule = f"position order needs whole images of {positions} positions, m = {problem.m}"
+        reject("order", config.order, rule, "flat")
+    legal = (0, *allowed_positions(problem, config))
+    rule = f"a tile of {128 * config.cta_group} rows has 32 images or more, and an image has {positions} positions"
+    if config.order == "flat":
+        legal, rule = (0, 1), "in flat order the rows of a tile are consecutive ones"
+    require("tile_positions", config.tile_positions, legal, rule)
+    if config.order == "position" and config.table not in ("auto", "row_major"):
+        reject("table", config.table, "in position order all rows of a warp have the same table row", "row_major")
+
+
+def resolve(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, planned: Planned) -> Sm100PatchEmbedConfig:
+    """The configuration with order, positions of a tile and layout of the table filled in.
+
+    Args:
+        planned: the plan of a configuration without open fields.
+    """
+    table = "interleaved" if config.table == "auto" else config.table
+    flat = dataclasses.replace(config, order="flat", tile_positions=max(config.tile_positions, 1), table=table)
+    whole = problem.m % positions_of(problem) == 0 and not problem.table_index
+    if config.order == "flat" or not whole:
+        return flat
+    counts = (config.tile_positions,) if config.tile_positions else allowed_positions(problem, config)
+    position = min(
+        (dataclasses.replace(config, order="position", tile_positions=p, table="row_major") for p in counts),
+        key=lambda candidate: planned(candidate).tiles,
+    )
+    if config.order == "position" or config.tile_positions > 1:
+        return position
+    if problem.table_rows == 0 or config.table not in ("auto", "row_major"):
+        return flat
+    return min((position, flat), key=lambda candidate: shared_memory_clocks(planned(candidate)))
+
+
+def tile_wavefronts(plan: Sm100Epilogue) -> int:
+    """128-byte wavefronts of one CTA in a tile: TMA fill, operand reads, table, staging.
+
+    All pass through the shared memory and L1 of the SM, one a clock.
+    """
+    operands = plan.k_blocks * plan.stage_bytes // 128
+    staging = 0 if plan.config.store == "direct" else 2 * plan.cta_m * plan.tile_n * 2 // 128
+    return 2 * operands + plan.table_lines + staging
+
+
+def shared_memory_clocks(plan: Sm100Epilogue) -> int:
+    """`tile_wavefronts` of the cluster with the most tiles.
+
+    It is a count, not a prediction of time: what of it runs beside what is not documented.
+    """
+    return -(-plan.tiles // plan.clusters) * tile_wavefronts(plan)
+
+
+# --- the plan --------------------------------------------------------------------------------------------------------
+
+
+LINE = 128
+"""Bytes of a line of shared and global memory."""
+
+TUNED = {
+    "tile_n": (256, 128), "stages": (4, 3, 5, 6, 7, 8), "epilogue_warps": (5, 4), "tmem_load_width": (32, 16, 64),
+}  # fmt: skip
+"""Fields of the configuration that a tuner varies, with their values; the rounding contract is the caller's."""
+
+
+@dataclass(frozen=True)
+class Sm100PatchEmbedPlan(RowTiles, Sm100Epilogue, CtaPairs, PatchEmbedPlan):
+    """The persistent tcgen05 GEMM: CTA pairs, tensor-memory accumulators, specialised warps.
+
+    Tiles are 256 rows by ``tile_n`` columns and belong to a pair of CTAs (``cta_group::2``): each CTA holds 128 rows of
+    the accumulator and loads its 128 rows of ``x`` and half of the tile's weight rows. With ``cta_group::1`` a CTA
+    works alone, on 128 rows. The rows are consecutive ones, or images at positions, images running fastest.
+    """
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed:PatchEmbedKernel"
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm100_graph"
+
+    config: Sm100PatchEmbedConfig
+
+    cta_m: int = 128
+    k_block_bytes: int = 128
+    mma_k_bytes: int = 32
+    accumulators: int = 2
+    waves: int = 1
+    load_warp: int = 0
+    mma_warp: int = 1
+    first_epilogue_warp: int = 2
+    store_columns: int = STORE_COLUMNS
+    swizzle_period: int = 1024
+    barrier_bytes: int = 1024
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def cta_group(self) -> int:
+        return self.config.cta_group
+
+    @property
+    def tile_m(self) -> int:
+        return self.cta_m * self.cta_group
+
+    @property
+    def tile_rows(self) -> int:
+        return self.tile_m
+
+    @property
+    def cta_positions(self) -> int:
+        """Positions of the rows that one CTA loads: those of the tile are dealt out first, images where it has one."""
+        return max(self.config.tile_positions // self.cta_group, 1)
+
+    @property
+    def cta_images(self) -> int:
+        return self.cta_m // self.cta_positions
+
+    @property
+    def tile_n(self) -> int:
+        return self.config.tile_n
+
+    @property
+    def tile_k(self) -> int:
+        """Elements of K in one stage: the 128 bytes that one SWIZZLE_128B row holds."""
+        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
+
+    @property
+    def m_tiles(self) -> int:
+        """Blocks of images times blocks of positions, which run faster."""
+        return self.row_tiles * self.position_tiles
+
+    @property
+    def n_tiles(self) -> int:
+        return -(-self.problem.n // self.tile_n)
+
+    @property
+    def tiles(self) -> int:
+        return self.m_tiles * self.n_tiles
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def a_stage_bytes(self) -> int:
+        return self.cta_m * self.k_block_bytes
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order."""
+        stages = self.config.stages
+        return smem_map((
+            ("barriers and tensor-memory address", self.barrier_bytes, 128),
+            (f"x: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
+            (f"weight: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
+            ("output staging", self.staging_bytes, self.swizzle_period),
+        ))  # fmt: skip
+
+    @property
+    def tmem_columns(self) -> int:
+        """Columns allocated: both accumulators, in the powers of two that tcgen05.alloc hands out."""
+        return self.accumulators * self.tile_n
+
+    @property
+    def tmem(self) -> tuple[TmemRegion, ...]:
+        return tuple(TmemRegion(f"accumulator {i}", i * self.tile_n, self.tile_n) for i in range(self.accumulators))
+
+    @property
+    def padded_n(self) -> int:
+        """Columns rounded up to whole tiles, so that table reads need no bounds check."""
+        return self.n_tiles * self.tile_n
+
+    # ---- counted work ----------------------------------------------------------------------------------------------
+
+    @property
+    def mma_clocks(self) -> float:
+        """Of a tile in one CTA, by the published rate."""
+        return self.cta_m * self.tile_n * self.k_blocks * self.k_block_bytes / b200.MACS_PER_CLOCK
+
+    @property
+    def work(self) -> b200.TileWork:
+        """What the busiest CTA does, in the units that the model of time has costs for.
+
+        Every warp of the epilogue has a quarter of the rows.
+        """
+        config = self.config
+        out_lines = self.cta_m * self.tile_n * ITEMSIZE[self.problem.out_dtype] // LINE
+        stores = {
+            "tma": 2 * out_lines,  # staging is written and read by TMA
+            "coalesced": 3 * out_lines,  # and stored by the warps, line by line
+            "direct": 4 * out_lines,  # 32 bytes of a line at a time
+        }[config.store]
+        columns = max(end - begin for begin, end in self.epilogue_columns)
+        return b200.TileWork(
+            tiles=-(-self.tiles // self.clusters),
+            mma_clocks=self.mma_clocks,
+            operand_bytes=self.k_blocks * self.stage_bytes,
+            lines=self.table_lines + stores,
+            partial_lines=4 * out_lines if config.store == "direct" else 0,
+            waits=-(-columns // (config.tmem_load_width * config.tmem_loads)),
+            columns=columns,
+            memory_bytes=self.memory_bytes,
+        )
+
+    # ---- printing --------------------------------------------------------------------------------------------------
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c = self.config
+        owner = "CTA pair" if self.cta_group == 2 else "CTA"
+        rows = "consecutive"
+        if c.order == "position":
+            rows = f"{self.tile_images} images x {c.tile_positions} positions"
+        loads = f"{c.tmem_loads} x tcgen05.ld.32x32b.x{c.tmem_load_width}"
+        stores = {"tma": "TMA", "coalesced": "rows, coalesced", "direct": "32 bytes per thread"}[c.store]
+        if c.store == "tma":
+            widest = max(end - begin for begin, end in self.epilogue_columns)
+            groups = ", ".join(str(group.end - group.first) for group in self.store_groups(widest))
+            regions = f"regions of {self.store_columns} columns: {groups}"
+            stores = f"{stores}, {regions}; {self.store_buffers(widest)} buffers"
+        return [
+            ("tile", f"{self.tile_m} x {self.tile_n} per {owner}, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("rows of a tile", f"{rows}, {c.order} order"),
+            ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
+            ("epilogue columns by warp", ", ".join(f"{b}-{e}" for b, e in self.epilogue_columns)),
+            ("epilogue", f"{c.epilogue}, {loads}, {c.table} table {self.table_shape}"),
+            ("stores", stores),
+            ("TMEM accumulators", f"{self.accumulators} x {self.tile_n} columns"),
+            ("TMEM total", f"{self.tmem_columns} of {self.arch.tmem_columns} columns"),
+        ]
+
+
+def plan_streamed(
+    problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, arch: Arch, sm_count: int
+) -> Sm100PatchEmbedPlan:
+    """The plan, or ValueError."""
+    require("tile_n", config.tile_n, (128, 256), "two accumulators of tile_n columns share 512 TMEM columns")
+    require("cta_group", config.cta_group, (1, 2), "tcgen05.mma multiplies in one CTA or in a pair")
+    if config.stages < 2:
+        reject("stages", config.stages, "TMA and tensor core overlap only with two stages or more", 2)
+    check_epilogue(config.epilogue)
+    check_epilogue_warps(config)
+    check_order(problem, config)
+
+    def planned(candidate: Sm100PatchEmbedConfig) -> Sm100PatchEmbedPlan:
+        return Sm100PatchEmbedPlan(problem, candidate, arch, sm_count)
+
+    planned(config).check_sm_count()
+    plan = planned(resolve(problem, config, planned))
+    check_order(problem, plan.config)
+    check_columns(plan)
+    check_capacity(plan)
+    return plan
+
+
+def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm100PatchEmbedPlan]:
+    """Legal plans that are worth timing on a device: the default, then those that differ from it, in few fields first.
+
+    The default is the fastest of the notes that it descends from (docs/experiments.md), so that what is near to it
+    is more promising than what is far.
+    """
+    chosen = plan_streamed(problem, Sm100PatchEmbedConfig(), arch, sm_count)
+    names = tuple(TUNED)
+
+    def distance(values: tuple[int, ...]) -> int:
+        return sum(getattr(chosen.config, name) != value for name, value in zip(names, values, strict=True))
+
+    plans = [chosen]
+    for values in sorted(itertools.product(*TUNED.values()), key=distance):
+        with contextlib.suppress(ValueError):
+            config = dataclasses.replace(chosen.config, **dict(zip(names, values, strict=True)))
+            plans.append(plan_streamed(problem, config, arch, sm_count))
+    return list(dict.fromkeys(plans))
+

@@ -1,0 +1,390 @@
+"""Plan of the SM90a kernel: output transposed, weight resident in registers or streamed, warpgroups in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
+from cute_kernels.model.prediction import Prediction
+from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES, Arch, SmemRegion, reject, require, smem_map
+from cute_kernels.plan.patch_embed import PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
+from cute_kernels.plan.sm90_transposed import (
+    WARPGROUP_FEATURES,
+    WARPGROUP_THREADS,
+    TransposedPlan,
+    check_barriers,
+    ring_stages,
+)
+from cute_kernels.plan.sm90_transposed import check_registers as check_consumer_registers
+from cute_kernels.plan.tiles import RowTiles
+
+
+@dataclass(frozen=True)
+class Sm90PatchEmbedPlan(RowTiles, TransposedPlan, PatchEmbedPlan):
+    """The persistent WGMMA kernel over rows, as `TransposedPlan` says."""
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed:PatchEmbedKernel"
+    config: Sm90PatchEmbedConfig
+
+    table_layout: TableLayout = "paired"
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def tile_rows(self) -> int:
+        return self.config.tile_rows
+
+    @property
+    def resident(self) -> bool:
+        return self.config.weight == "registers"
+
+    @property
+    def tile_positions(self) -> int:
+        return self.config.tile_positions
+
+    @property
+    def rows_of_tiles(self) -> str:
+        """Without positions a tile is consecutive rows, whatever the order is called."""
+        return "flat" if self.positions == 1 else self.config.order
+
+    @property
+    def tile_k(self) -> int:
+        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def x_stage_bytes(self) -> int:
+        return self.config.tile_rows * self.k_block_bytes * self.config.stage_blocks
+
+    @property
+    def weight_stage_bytes(self) -> int:
+        streamed = self.config.weight == "streamed"
+        return self.features * self.k_block_bytes * self.config.stage_blocks if streamed else 0
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.x_stage_bytes + self.weight_stage_bytes
+
+    @property
+    def staging_bytes(self) -> int:
+        """Per warpgroup: ``tile_rows`` rows of 64 features, 128 bytes a row as SWIZZLE_128B needs."""
+        return self.config.tile_rows * WARPGROUP_FEATURES * ITEMSIZE[self.problem.out_dtype]
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order."""
+        stages = self.config.stages
+        return smem_map((
+            ("barriers", self.barrier_bytes, 128),
+            (f"x: {stages} stages", stages * self.x_stage_bytes, self.swizzle_period),
+            (f"weight: {self.config.weight}", stages * self.weight_stage_bytes, self.swizzle_period),
+            ("output staging", self.config.warpgroups * self.staging_bytes, self.swizzle_period),
+        ))  # fmt: skip
+
+    # ---- bias + position table -------------------------------------------------------------------------------------
+
+    @property
+    def table_shape(self) -> tuple[int, int, int, int] | None:
+        """``[rows, padded_n / 16, 8, 2]``, or None without bias and positions.
+
+        A thread holds features ``f`` and ``f + 8`` of 16, which stand side by side, so that one load brings both.
+        """
+        if self.problem.table_rows == 0:
+            return None
+        return (self.table_height, self.padded_n // 16, 8, 2)
+
+    @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        """Loops over K are unrolled, and a flat order either wraps once in a tile or divides."""
+        return super().compiled_in | {"k_blocks": self.k_blocks, "table_wraps_once": self.table_wraps_once}
+
+    @property
+    def table_registers(self) -> int:
+        """Table values per thread of a tile: two features for every position, in flat order for every pair of rows."""
+        return 2 * self.config.tile_positions if self.config.order == "position" else self.accumulator_registers
+
+    @property
+    def prefetches_table(self) -> bool:
+        """A thread fetches its table values of a whole tile before its WGMMAs, if registers allow."""
+        one_pair = self.config.order == "position" and self.config.tile_positions == 1
+        return one_pair or self.needed_registers + self.table_registers <= self.consumer_registers
+
+    @property
+    def row_registers(self) -> int:
+        """Factors of a thread's rows of a tile."""
+        return self.config.tile_rows // 4 if self.problem.row_scale else 0
+
+    @property
+    def prefetches_rows(self) -> bool:
+        """Likewise of these factors, beside the table values."""
+        table = self.table_registers if self.problem.table_rows and self.prefetches_table else 0
+        room = self.consumer_registers - self.needed_registers - table
+        return 0 < self.row_registers <= room
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c = self.config
+        registers = self.weight_registers + self.accumulator_registers
+        if c.order == "flat":
+            rows, tiles = "consecutive, image after image", f"{self.tiles}, flat order"
+        else:
+            rows = f"{self.tile_images} images x {c.tile_positions} positions"
+            tiles = f"{self.tiles} = {self.row_tiles} x {self.position_tiles} of positions, {c.order} order"
+        return [
+            ("tile", f"{c.tile_rows} rows x {self.features} features, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("rows of a tile", rows),
+            ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
+            ("tiles", tiles),
+            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.groups} groups of features"),
+            ("weight", f"{c.weight}, {self.weight_registers} registers per thread"),
+            ("registers", f"{registers} + addressing, of {self.consumer_registers} per consumer thread"),
+            ("epilogue", f"{c.epilogue}, table {self.table_shape}, pingpong {c.pingpong}"),
+        ]
+
+
+def plan_configured(
+    problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: Arch, sm_count: int
+) -> Sm90PatchEmbedPlan:
+    """The plan, or ValueError."""
+    # A multiple of 16 is also one of 8, a swizzle atom, in the share of each of two CTAs.
+    rows = tuple(range(16, 257, 16))
+    require("tile_rows", config.tile_rows, rows, "N of a WGMMA, in pairs of 8 rows for stmatrix")
+    require("warpgroups", config.warpgroups, (1, 2, 3), "consumer warpgroups that the register file holds")
+    require("stage_blocks", config.stage_blocks, (1, 2, 3, 4), "K blocks of 128 bytes in a stage")
+    require("cluster", config.cluster, (1, 2), "pairs of multiprocessors share x; larger clusters leave some idle")
+    require("weight", config.weight, ("registers", "streamed"), "where the weight operand comes from")
+    require("order", config.order, ("auto", "position", "flat"), "which rows make a tile")
+    divisors = tuple(i for i in range(1, config.tile_rows // 8 + 1) if config.tile_rows % (8 * i) == 0)
+    require("tile_positions", config.tile_positions, divisors, "the images of a tile are a multiple of 8")
+    if config.stages < 2 and config.stages != 0:
+        reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more; 0 fills the memory", 2)
+    check_epilogue(config.epilogue)
+    config = resolve(problem, config, arch)
+    plan = Sm90PatchEmbedPlan(problem, config, arch, sm_count)
+    if sm_count < config.cluster:
+        reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
+    if problem.table_index and config.order != "flat":
+        reject("order", config.order, "an index gives every row its own table row", "flat")
+    if problem.m % plan.positions:
+        rule = f"position order needs whole images of {plan.positions} positions, m = {problem.m}"
+        reject("order", config.order, rule, "flat")
+    if config.tile_positions > plan.positions:
+        rule = f"{config.order} order has {plan.positions} positions"
+        if config.order == "flat":
+            rule = "in flat order the rows of a tile are consecutive ones"
+        reject("tile_positions", config.tile_positions, rule, 1)
+    if config.tile_positions > 1 and config.tile_positions % config.cluster:
+        rule = f"each of {config.cluster} CTAs of a cluster loads its share of the positions of a tile"
+        reject("tile_positions", config.tile_positions, rule, 1)
+    check_registers(plan)
+    check_barriers(plan)
+    check_capacity(plan)
+    return plan
+
+
+def check_registers(plan: Sm90PatchEmbedPlan) -> None:
+    """As `cute_kernels.plan.sm90_transposed.check_registers`; a streamed weight takes no registers."""
+    check_consumer_registers(plan, "tile_rows", 1, 16, ("weight", plan.config.weight, "streamed"))
+
+
+def resolve(problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: Arch) -> Sm90PatchEmbedConfig:
+    """The configuration with what it leaves open filled in: order of the rows, number of stages."""
+    if config.order == "auto":
+        positions, images = max(problem.table_rows, 1), config.tile_rows // config.tile_positions
+        whole = problem.m % positions == 0
+        filled = config.tile_positions > 1 or problem.m // positions >= images // 2
+        by_position = (positions == 1 or (whole and filled)) and not problem.table_index
+        config = dataclasses.replace(config, order="position" if by_position else "flat")
+    if config.stages == 0:
+        least = Sm90PatchEmbedPlan(problem, dataclasses.replace(config, stages=2), arch, arch.sm_count)
+        config = dataclasses.replace(config, stages=ring_stages(least))
+    return config
+
+
+__all__ = [
+    "VECTOR_BYTES",
+    "WARPGROUP_FEATURES",
+    "WARPGROUP_THREADS",
+    "Sm90PatchEmbedPlan",
+    "plan_configured",
+    "resolve",
+]
+
+
+# --- which SM90 configuration a problem gets: the one with the least predicted time ----------------------------------
+# The prediction is linear in a few facts of a plan, with coefficients fitted to some thousands of timings on an H200
+# (``bench/tune.py`` measures and fits; docs/measurements.md says how well it chooses). It knows bursts only: from
+# `POWER_LIMITED_TERA_OPERATIONS` on, energy decides, and the configuration that was best when sustained is taken.
+
+
+POWER_LIMITED_TERA_OPERATIONS = 0.25
+"""Multiplications and additions from which launches in a row reach the power limit, about 250 images of 1024 rows."""
+
+POWER_LIMITED = Sm90PatchEmbedConfig()
+
+FACTS = (
+    "launch", "tiles of a CTA", "elements of a CTA", "products of a CTA", "shared memory filled by a CTA",
+    "L2 traffic", "resident weight", "resident weight of all CTAs", "first tile", "cluster", "stages of a CTA",
+    "refills of the ring", "L2 traffic of rows that begin inside a line", "positions of a CTA",
+    "table values of a CTA fetched late", "tiles of a CTA of a cluster",
+    "loads of a CTA of rows that begin inside a line",
+)  # fmt: skip
+"""What a coefficient belongs to, in the order of `facts`."""
+
+MICROSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
+    ("streamed", "flat"): (
+        1.758, 0.0, 0.748, 0.211, 0.028, 0.05, 0.0, 0.0, 0.543,
+        0.021, 0.877, 0.198, 0.026, 0.0, 0.0, 0.153, 0.398,
+    ),
+    ("registers", "flat"): (
+        0.146, 0.368, 0.0, 1.414, 0.097, 0.009, 1.949, 1.099, 2.235,
+        0.0, 0.0, 0.168, 0.025, 0.0, 0.205, 0.006, 0.0,
+    ),
+    ("streamed", "position"): (
+        2.5, 0.0, 0.27, 0.332, 0.347, 0.0, 0.0, 0.0, 0.207,
+        0.099, 0.0, 0.67, 0.021, 0.0, 0.0, 0.031, 0.292,
+    ),
+    ("registers", "position"): (
+        0.0, 0.505, 0.0, 1.066, 0.0, 0.0, 1.399, 1.433, 2.107,
+        0.0, 0.0, 0.0, 0.0, 0.738, 0.315, 0.0, 0.268,
+    ),
+}  # fmt: skip
+"""Coefficients of `facts` by where the weight is and the order of the rows."""
+
+
+def facts(plan: TransposedPlan) -> tuple[float, ...]:
+    """What the time of a launch is linear in, in the order of `FACTS`."""
+    config = plan.config
+    tiles = -(-plan.tiles // (plan.clusters // plan.groups))
+    ctas = plan.clusters * config.cluster
+    weight_rows = 0 if plan.resident else plan.features
+    blocks_kib = plan.tile_stages * config.stage_blocks * plan.k_block_bytes / 1024
+    tile_kib = blocks_kib * (plan.tile_rows + weight_rows)
+    l2_kib = blocks_kib * (plan.tile_rows / config.cluster + weight_rows)
+    elements = plan.tile_rows * config.warpgroups
+    # A load is one refill behind the stage that it follows: with s stages, s - 1 of them hide each other's latency.
+    loads = tiles * plan.tile_stages
+    refills = loads / (config.stages - 1) if loads > config.stages else 0.0
+    resident = config.warpgroups * plan.k_blocks if plan.resident else 0
+    return (
+        1.0,
+        tiles,
+        tiles * elements / 1e2,
+        tiles * elements * plan.k_blocks / 1e3,
+        tiles * tile_kib / 1e2,
+        ctas * tiles * l2_kib / 1e3,
+        resident / 10,
+        resident * ctas / 1e3,
+        tile_kib / 1e2,
+        float(config.cluster > 1),
+        tiles * plan.tile_stages / 1e2,
+        refills,
+        ctas * tiles * l2_kib / 1e3 if plan.problem.k % 128 else 0.0,
+        tiles * plan.tile_positions / 1e2,
+        0.0 if plan.prefetches_table else tiles * plan.table_registers * config.warpgroups / 1e2,
+        tiles if config.cluster > 1 else 0.0,
+        tiles * l2_kib / 1e2 if plan.problem.k % 128 else 0.0,
+    )
+
+
+CAVEAT = (
+    "Modelled, from launches on an H200 that were measured: of problems that the fit had not seen, error 6% in the "
+    "median and 54% at the most, rank correlation within a problem 0.90 in the median and 0.68 at the least."
+)
+"""`python -m bench.model` prints these figures."""
+
+
+def predicted_microseconds(plan: TransposedPlan) -> float:
+    """Time of a launch between others of its kind, by the fit."""
+    return sum(a * b for a, b in zip(_coefficients(plan), facts(plan), strict=True))
+
+
+def predict(plan: TransposedPlan) -> Prediction:
+    """The same, with what it consists of."""
+    parts = {name: a * b for name, a, b in zip(FACTS, _coefficients(plan), facts(plan), strict=True) if a * b}
+    return Prediction(sum(parts.values()), parts, CAVEAT)
+
+
+def _coefficients(plan: TransposedPlan) -> tuple[float, ...]:
+    return MICROSECONDS[plan.config.weight, plan.rows_of_tiles]
+
+
+def candidates(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Iterator[Sm90PatchEmbedPlan]:
+    """Legal plans worth comparing."""
+    orders = ["flat"] if problem.table_rows > 1 or problem.table_index else ["position"]
+    if problem.table_rows > 1 and problem.m % problem.table_rows == 0 and not problem.table_index:
+        orders.append("position")
+    choices = itertools.product(orders, ("streamed", "registers"), (1, 2, 3), (128, 96, 64, 32, 16), (1, 2), (1, 2, 3))
+    for order, weight, warpgroups, tile_rows, cluster, blocks in choices:
+        if weight == "registers" and (blocks != 2 or warpgroups == 1):
+            continue  # never best where it was measured
+        if warpgroups == 1 and tile_rows > 64:
+            continue  # not measured: large tiles have work for more
+        if cluster > sm_count:
+            continue
+        for positions in _tile_positions(problem, order, tile_rows, cluster):
+            config = Sm90PatchEmbedConfig(
+                tile_rows, warpgroups, 0, blocks, cluster, weight, order,
+                pingpong=warpgroups > 1, tile_positions=positions,
+            )  # fmt: skip
+            plan = Sm90PatchEmbedPlan(problem, resolve(problem, config, arch), arch, sm_count)
+            try:
+                check_registers(plan)
+                check_capacity(plan)
+            except ValueError:
+                continue
+            yield plan
+
+
+def _tile_positions(problem: PatchEmbedProblem, order: str, tile_rows: int, cluster: int) -> list[int]:
+    """Positions of a tile worth comparing: the fewest and the most with which its images are well filled."""
+    if order == "flat" or problem.table_rows <= 1:
+        return [1]
+    images = problem.m // problem.table_rows
+    possible = []
+    for positions in range(1, tile_rows // 8 + 1):
+        tile_images, rest = divmod(tile_rows, positions)
+        shared = positions == 1 or positions % cluster == 0
+        legal = rest == 0 and tile_images % 8 == 0 and shared and positions <= problem.table_rows
+        if legal and 2 * -(-images // tile_images) * tile_images <= 3 * images:
+            possible.append(positions)
+    return sorted({possible[0], possible[-1]}) if possible else []
+
+
+@functools.lru_cache(maxsize=4096)
+def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm90PatchEmbedConfig:
+    """The configuration for a problem."""
+    images = problem.m // max(problem.table_rows, 1)
+    operations = 2 * problem.m * problem.n * problem.k / 1e12
+    if operations >= POWER_LIMITED_TERA_OPERATIONS and images >= POWER_LIMITED.tile_rows and not problem.table_index:
+        plan = Sm90PatchEmbedPlan(problem, resolve(problem, POWER_LIMITED, arch), arch, sm_count)
+        if problem.m % plan.positions == 0 and plan.needed_registers <= plan.consumer_registers and sm_count > 1:
+            return plan.config
+    plans = list(candidates(problem, arch, sm_count))
+    if not plans:  # something of the problem fits no configuration: the plan of this one says what
+        return resolve(
+            problem, Sm90PatchEmbedConfig(tile_rows=16, warpgroups=1, stages=2, cluster=1, weight="streamed"), arch
+        )
+    return min(plans, key=predicted_microseconds).config
+
+
+def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm90PatchEmbedPlan]:
+    """Legal plans that are worth timing on a device: the chooser's choice, then its candidates by predicted time."""
+    chosen = plan_sm90(problem, None, arch, sm_count)
+    others = sorted(candidates(problem, arch, sm_count), key=predicted_microseconds)
+    return list(dict.fromkeys((chosen, *others)))
+
+
+def plan_sm90(
+    problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig | None, arch: Arch, sm_count: int
+) -> Sm90PatchEmbedPlan:
+    """The plan, or ValueError; `default_config` when ``config`` is None."""
+    config = default_config(problem, arch, sm_count) if config is None else config
+    return plan_configured(problem, config, arch, sm_count)
+

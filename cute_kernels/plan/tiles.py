@@ -1,0 +1,118 @@
+"""What plans of kernels have in common that compute ``out^T = weight * x^T``: every CTA keeps its features."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from cute_kernels.plan.base import Plan
+
+COLUMN_GROUP = 8
+"""Columns of a tensor core's result that its accumulators repeat with: a thread has two of each."""
+
+
+class FeatureSlabs(Plan):
+    """A persistent kernel that takes every tile of ``x`` once for each group of clusters.
+
+    A CTA keeps its `features`, its slab, for the whole launch. The `ctas` of a cluster have neighbouring slabs;
+    `groups` clusters cover all features, and every group walks the tiles in the same order, so that ``x`` comes from
+    DRAM once and from L2 afterwards.
+    """
+
+    @property
+    @abstractmethod
+    def features(self) -> int:
+        """Output features of one CTA."""
+
+    @property
+    @abstractmethod
+    def ctas(self) -> int:
+        """CTAs of a cluster."""
+
+    @property
+    @abstractmethod
+    def tiles(self) -> int:
+        """Tiles of ``x``; each is taken once by every group."""
+
+    @property
+    def slabs(self) -> int:
+        return -(-self.problem.n // self.features)
+
+    @property
+    def groups(self) -> int:
+        """Clusters that together cover all features."""
+        return -(-self.slabs // self.ctas)
+
+    @property
+    def padded_n(self) -> int:
+        """Features rounded up to what all CTAs together compute, so that table reads need no bounds check."""
+        return self.groups * self.ctas * self.features
+
+    @property
+    def clusters(self) -> int:
+        """As many whole groups as the device holds at once, at least one, never more than there are tiles."""
+        resident_groups = self.sm_count // self.ctas // self.groups
+        return max(1, min(resident_groups, self.tiles)) * self.groups
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        return (self.ctas, 1, 1)
+
+    @property
+    def tile_stages(self) -> int:
+        """Stages that one tile takes."""
+        return -(-self.k_blocks // self.config.stage_blocks)
+
+
+# --- what plans share whose tiles are images at neighbouring positions, or consecutive rows --------------------------
+
+
+class RowTiles(Plan):
+    """In position order a tile is `tile_images` images at ``tile_positions`` positions; in flat order rows are rows."""
+
+    @property
+    @abstractmethod
+    def tile_rows(self) -> int:
+        """Rows of a tile."""
+
+    @property
+    def positions(self) -> int:
+        """Positions that the tile order walks: 1 in flat order, where a row is a row."""
+        return max(self.problem.table_rows, 1) if self.config.order == "position" else 1
+
+    @property
+    def rows_per_position(self) -> int:
+        """Images in position order, all rows in flat order."""
+        return self.problem.m // self.positions
+
+    @property
+    def tile_images(self) -> int:
+        """Rows of a tile at each of its positions: images in position order, all rows in flat order."""
+        return self.tile_rows // self.config.tile_positions
+
+    @property
+    def row_tiles(self) -> int:
+        return -(-self.rows_per_position // self.tile_images)
+
+    @property
+    def position_tiles(self) -> int:
+        return -(-self.positions // self.config.tile_positions)
+
+    @property
+    def tiles(self) -> int:
+        return self.row_tiles * self.position_tiles
+
+    @property
+    def positions_in_order(self) -> bool:
+        """Tiles are images at positions; without positions, position order is that of the rows."""
+        return self.config.order == "position" and self.problem.table_rows > 0
+
+    @property
+    def table_wraps_once(self) -> bool | None:
+        """Flat order: the rows of a tile pass the end of the table at most once, so that no row needs a division.
+
+        None where table rows do not follow from rows so: in position order, without a table, with an index.
+        """
+        if self.config.order != "flat" or self.problem.table_rows == 0 or self.problem.table_index:
+            return None
+        return self.problem.table_rows >= self.tile_rows
+
