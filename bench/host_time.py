@@ -91,7 +91,7 @@ def cases(device: str) -> dict[str, Callable[[], object]]:
     def patches(side: int) -> object:
         return cute_kernels.prepare_patch_weight(draw(768, 3, side, side))
 
-    longer = torch.nn.Parameter(draw(256, 768))
+    longer, other = torch.nn.Parameter(draw(256, 768)), draw(768)
     patch_embed, gemm = cute_kernels.patch_embed, cute_kernels.gemm
     operator = torch.ops.cute_kernels.patch_embed
     return {
@@ -106,7 +106,7 @@ def cases(device: str) -> dict[str, Callable[[], object]]:
         "gemm": lambda: gemm(a, b),
         "gemm, bias": lambda: gemm(a, b, bias=addend),
         "torch.empty_like, to compare": lambda: torch.empty_like(a),
-        "tensor.add_(1) of torch, to compare": lambda: a.add_(1),
+        "tensor.add_(1) of torch, to compare": lambda: other.add_(1),
     }
 
 

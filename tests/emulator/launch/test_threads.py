@@ -121,13 +121,13 @@ def test_a_process_that_is_forked_while_another_thread_compiles(monkeypatch) -> 
     monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", "off")
     launch = calls()[1]
     expected, under_way = launch(), threading.Event()
-    original = compile.compile_uncached
+    original = compile.build
 
-    def compiling(plan, **keywords):
+    def compiling(plan):
         under_way.set()
-        return original(plan, **keywords)
+        return original(plan)
 
-    monkeypatch.setattr(compile, "compile_uncached", compiling)
+    monkeypatch.setattr(compile, "build", compiling)
     problem = PatchEmbedProblem(64, 256, 256, 64)
     plans = [make_plan(problem, Sm90PatchEmbedConfig(tile_rows=rows, stages=5)) for rows in (48, 80)]
     thread = threading.Thread(target=compile.compile_plan, args=(plans[0],), kwargs={"emulated": True})
