@@ -42,7 +42,7 @@ def _sm100_tiles() -> Iterable[Sm100GemmConfig]:
     for block_m, tile_n, cluster_m, cluster_n, accumulators in shapes:
         if block_m // 128 * tile_n * accumulators <= 512:
             group_m = 3 if accumulators == 1 else 8
-            yield Sm100GemmConfig(block_m, tile_n, 4, 1, group_m, 0, cluster_m, cluster_n, accumulators)
+            yield Sm100GemmConfig(block_m, tile_n, 4, 1, group_m, cluster_m, cluster_n, accumulators)
 
 
 SM100 = (
