@@ -61,8 +61,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--every", type=count, default=1, metavar="K", help="only every K-th mutant (default: all)")
     workers.add_worker_arguments(parser)
     parser.add_argument(
-        "--launches", type=count, default=3, metavar="N",
-        help="launches of each kernel that a mutant runs, of those that differ in shape (default: at most %(default)s)",
+        "--launches", type=count, metavar="N",
+        help="launches of each kernel that a mutant runs, of those that differ in shape or parameters (default: all)",
     )  # fmt: skip
     parser.add_argument(
         "--fail-under", type=percentage, metavar="PERCENT", help=f"exit with {BELOW} if the score is below this"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
+from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.programs.recorded import RecordedLaunch
 from cute_kernels.executors import Workers
 from cute_kernels.mutation import judge
@@ -18,7 +21,7 @@ from cute_kernels.mutation.target import SCHEDULES, RecordedTarget
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of a program: ``launches`` with different shapes, and its mutants."""
+    """A kernel of a program: its different ``launches``, and its mutants."""
 
     name: str
     launches: tuple[RecordedLaunch, ...]
@@ -30,24 +33,50 @@ class Kernel:
         return self.launches[0].launch.ptx
 
 
-def kernels(launches: Sequence[RecordedLaunch], most_launches: int) -> list[Kernel]:
+def kernels(launches: Sequence[RecordedLaunch], most_launches: int | None = None) -> list[Kernel]:
     """The kernels of a program's launches, in the order of the first one of each.
 
     Args:
         launches: as `Recorder` has them.
-        most_launches: of each kernel, the first of those that differ in grid, block, cluster or shared memory.
+        most_launches: of each kernel, the first of those that differ in grid, block, cluster, shared memory or
+            parameters; None: all of them.
     """
     by_kernel: dict[tuple[str, str], dict[tuple, RecordedLaunch]] = {}
     for each in launches:
-        shape = (each.launch.grid, each.launch.block, each.launch.cluster, each.launch.dynamic_smem)
-        shapes = by_kernel.setdefault(each.kernel, {})
-        # One that may overlap the launch before it shows more than one of its shape that may not.
-        if shape not in shapes or (shapes[shape].previous is None and each.previous is not None):
-            shapes[shape] = each
+        launch = each.launch
+        shape = (launch.grid, launch.block, launch.cluster, launch.dynamic_smem, _sizes(each))
+        different = by_kernel.setdefault(each.kernel, {})
+        # One that may overlap the launch before it shows more than an equal one that may not.
+        if shape not in different or (different[shape].previous is None and each.previous is not None):
+            different[shape] = each
     return [
-        Kernel(name, tuple(shapes.values())[:most_launches], tuple(mutants_of_kernel(ptx, name)))
-        for (ptx, name), shapes in by_kernel.items()
+        Kernel(name, tuple(different.values())[:most_launches], tuple(mutants_of_kernel(ptx, name)))
+        for (ptx, name), different in by_kernel.items()
     ]
+
+
+_MAP_WORDS = 64  # bytes of a tensor map that `cute_kernels.emulator.units.copies.tensor_map` reads
+
+
+def _sizes(launch: RecordedLaunch) -> tuple:
+    """The parameters, with size of the memory and place in it for an address: equal for equal work elsewhere."""
+    spans = sorted(image.span for image in launch.memory)
+    starts = [start for start, _ in spans]
+
+    def without_address(word: int) -> int | tuple[int, int]:
+        at = bisect.bisect_right(starts, word) - 1
+        if at < 0 or word >= spans[at][1]:
+            return word
+        return spans[at][1] - spans[at][0], word - spans[at][0]
+
+    sizes = []
+    for parameter in launch.launch.params:
+        if len(parameter) == MAP_BYTES:  # of a tensor map: what lies behind its words is whatever the host's stack held
+            parameter = parameter[:_MAP_WORDS]
+        whole = len(parameter) & ~7
+        words = [without_address(word) for (word,) in struct.iter_unpack("<Q", parameter[:whole])]
+        sizes.append((*words, parameter[whole:]))
+    return tuple(sizes)
 
 
 class _Campaign:

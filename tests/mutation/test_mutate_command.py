@@ -76,6 +76,29 @@ def test_processes_judge_the_same(recorded: list) -> None:
     assert sorted(v.key for v in shown) == sorted(v.key for v in there) and any(v.killed for v in here)
 
 
+SIZES = """
+if __name__ == "__main__":
+    bias = torch.randn(COLUMNS, device="cuda")
+    for m in (32, 112, 112):  # a tile for each CTA: no stage is used twice; then four
+        x = torch.randn(m, COLUMNS, device="cuda")
+        torch.testing.assert_close(bias_add(x, bias), x + bias)
+"""
+
+
+def test_every_size_is_judged(tmp_path: Path) -> None:
+    """Launches of one grid: what lets a stage be used again is needed by the second size alone."""
+    program = tmp_path / "sizes.py"
+    program.write_text(EXAMPLE.read_text().partition('if __name__ == "__main__":')[0] + SIZES)
+    recorder = Recorder()
+    with capture("sm_90a", Options(), recorder=recorder) as session:
+        assert run_program(str(program), [], session, pytest.fail) == 0
+    (kernel,), (first,) = campaign.kernels(recorder.launches), campaign.kernels(recorder.launches, 1)
+    assert [each.number for each in kernel.launches] == [1, 2] and len(first.launches) == 1
+    waits = [n for n, mutant in enumerate(kernel.mutants) if mutant.mutation == "drop" and "try_wait" in mutant.opcode]
+    killed = [[v.killed for v in campaign.judge_mutants(each, waits, {})] for each in (kernel, first)]
+    assert all(killed[0]) and not all(killed[1])
+
+
 def test_launches_of_one_shape_run_once(recorded: list) -> None:
     """Of two equal shapes the one that may overlap another launch, so that griddepcontrol.wait is needed."""
     assert len(recorded) == 2
