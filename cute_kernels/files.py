@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+def from_here(text: str) -> Path:
+    """A path that a change of the current directory leaves alone, as argparse's ``type``: programs change it."""
+    return Path(text).absolute()
+
+
 def check_program(script: str | Path) -> None:
     """Whether there is a program to run.
 
@@ -66,10 +71,22 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file.
+    """Writes a text file in UTF-8, whole or not at all; what is no regular file, a device or a pipe, gets the text.
 
     Raises:
         OSError: naming the file.
     """
     with writing(path):
-        path.write_text(text)
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        target = path.resolve()  # of a link, what it leads to is written
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            part.write_text(text, encoding="utf-8")
+            if target.exists():
+                part.chmod(target.stat().st_mode & 0o777)
+            part.replace(target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise

@@ -9,7 +9,6 @@ import json
 import linecache
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from cute_kernels import files
@@ -67,7 +66,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--fail-under", type=percentage, metavar="PERCENT", help=f"exit with {BELOW} if the score is below this"
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write score and all verdicts as JSON")
+    parser.add_argument("--output", type=files.from_here, metavar="FILE", help="write score and all verdicts as JSON")
 
 
 def percentage(text: str) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import sys
@@ -265,6 +266,8 @@ class Session:
             finally:
                 cuda_graph.capture_end()
 
+        yield torch, "compile", _uncompiled
+        yield torch.nn.Module, "compile", lambda module, *_, **__: None
         yield torch.cuda, "CUDAGraph", lambda *_, **__: Graph(session)
         yield torch.cuda, "graph", graph
         yield cutlass.testing, "benchmark", _run_once
@@ -275,6 +278,22 @@ class Session:
         for module, name in dsl.context_initialisers():
             yield module, name, lambda device=0: None
         yield from _driver_answers(driver, runtime, session.facts)
+
+
+def _uncompiled(model: Any = None, *_: Any, backend: Any = "inductor", **options: Any) -> Any:
+    """`torch.compile` of its own back ends: the function as it is, since what inductor generates is for a GPU.
+
+    Raises:
+        UnsupportedOperation: a back end that is a function, which would be given a graph.
+    """
+    if not isinstance(backend, str):
+        raise UnsupportedOperation(
+            f"torch.compile with backend {backend!r}: in the emulator functions run as they are, which torch's own "
+            "back ends (inductor, eager, aot_eager, cudagraphs) may; a function would be called with a graph"
+        )
+    if model is None:
+        return functools.partial(_uncompiled, backend=backend, **options)
+    return model
 
 
 class Graph:

@@ -22,7 +22,7 @@ from cute_kernels.emulator.observe import roles
 from cute_kernels.emulator.options import CHOICES, DETECTORS, Options
 from cute_kernels.emulator.programs.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
 from cute_kernels.emulator.programs.program_run import FAULT, REFUSED, exit_status, run_program
-from cute_kernels.files import check_output, check_program, write_text
+from cute_kernels.files import check_output, check_program, from_here, write_text
 
 _STATUSES = "Exit status: what the program passes to sys.exit, unchanged; else\n"
 
@@ -110,10 +110,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="print counts by source line beside the source, per kernel: instructions, shared-memory wavefronts, bank "
         "conflicts, sectors and bytes of global memory",
     )
-    parser.add_argument("--profile-json", type=Path, metavar="FILE", help="write these counts as JSON")
+    parser.add_argument("--profile-json", type=from_here, metavar="FILE", help="write these counts as JSON")
     parser.add_argument(
         "--trace",
-        type=Path,
+        type=from_here,
         metavar="FILE",
         help="write a timeline of the first launch for https://ui.perfetto.dev; FILE-2, FILE-3, ... hold the next ones",
     )
@@ -169,10 +169,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--verbose", action="store_true", help="reports with PTX, all barriers and the emulator's own words"
     )
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write reports and launches as JSON, also when nothing is wrong"
+        "--report", type=from_here, metavar="FILE",
+        help="write reports and launches as JSON, also when nothing is wrong",
     )
     parser.add_argument(
-        "--sarif", type=Path, metavar="FILE", help="write reports as SARIF 2.1.0, for code hosts and editors"
+        "--sarif", type=from_here, metavar="FILE", help="write reports as SARIF 2.1.0, for code hosts and editors"
     )
     parser.add_argument(
         "--strict", action="store_true", help="ask for synchronisation that the PTX ISA shows and NVIDIA's kernels omit"
@@ -370,7 +371,12 @@ def writing_reports(parsed: argparse.Namespace, reporter: Reporter, name: str) -
         outcome.status = 2 if isinstance(error, (ValueError, OSError)) else 1
         raise
     finally:
-        reporter.write_files(outcome)
+        try:
+            reporter.write_files(outcome)
+        except OSError as error:
+            if not outcome.status:
+                raise
+            print(f"cute-kernels: error: {error}", file=sys.stderr)  # the status says what happened before
 
 
 def note_suppressed(outcome: Outcome, going: going_on.GoingOn | None) -> None:

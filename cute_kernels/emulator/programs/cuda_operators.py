@@ -1,13 +1,15 @@
-"""What reaches torch's C++ code with tensors "on cuda" in host memory: operators for CUDA alone, and autograd.
+"""What reaches torch's C++ code with tensors "on cuda" in host memory: operators made in Python, and autograd.
 
-Both see tensors of the CPU. Operators that have a kernel for CUDA but none for the CPU (``device_types="cuda"`` of
-torch.library) get theirs for the CPU too. Backward functions run with the mode of `CudaOnHost` and get gradients on the
-device, where those that torch computed itself would be plain tensors.
+Both see tensors of the CPU. So of operators that Python functions implement (torch.library) the CPU's kernel becomes
+one that looks at the tensors: for those on the device it calls the function for CUDA, or for all devices. Backward
+functions run with the mode of `CudaOnHost` and get gradients on the device, where those that torch computed itself
+would be plain tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 from unittest import mock
@@ -15,6 +17,9 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+_KEYS = ("CPU", "CUDA")
+# A kernel of the CPU that the program has registered comes back when the library that has this one is destroyed.
+_MAY_OVERRIDE = "allow_override" in inspect.signature(torch.library.Library.impl).parameters  # of a newer torch
 _MARK = "_cute_kernels_on_device"
 
 
@@ -35,7 +40,7 @@ class Device(Protocol):
 
 
 class CudaOperators(contextlib.AbstractContextManager):
-    """Registers kernels of operators that have one for CUDA alone, until it is left.
+    """Registers kernels of operators that are implemented in Python, until it is left.
 
     Calls reach a kernel without the mode, which is not active while it handles a call; a kernel for CUDA is therefore
     called as the Python function that was registered, with the mode, and not through torch's dispatcher.
@@ -43,7 +48,7 @@ class CudaOperators(contextlib.AbstractContextManager):
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._kernels: dict[str, Callable[..., Any]] = {}  # those registered for CUDA since it was entered
+        self._kernels: dict[tuple[str, str], Callable[..., Any]] = {}  # by operator and key, since it was entered
         self._prepared: set[str] = set()
         self._libraries: list[torch.library.Library] = []
         self._patch: Any = None
@@ -59,20 +64,30 @@ class CudaOperators(contextlib.AbstractContextManager):
         if name in self._prepared:
             return
         self._prepared.add(name)
-        has = torch._C._dispatch_has_kernel_for_dispatch_key
-        kernel = self._kernels.get(name) or _custom_kernel(name)
-        if kernel is None or not has(name, "CUDA") or has(name, "CPU"):
+        definition = torch._library.custom_ops.OPDEFS.get(name)  # made by torch.library.custom_op
+        made = {} if definition is None else definition._backend_fns
+        kernels = {key: self._kernels.get((name, key)) or made.get(key.lower()) or made.get(None) for key in _KEYS}
+        cpu, cuda = kernels["CPU"], kernels["CUDA"]
+        elsewhere = cpu is None and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
+        if elsewhere or (cuda is None and (cpu is None or definition is None)):
             return
 
         def on_device(*args: Any, **kwargs: Any) -> Any:
             tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
-            if tensors and not any(map(self._device.is_on_device, tensors)):
-                raise NotImplementedError(f"Could not run {name!r} with arguments from the 'CPU' backend: only CUDA")
+            key = "CUDA" if cuda is not None and not tensors else "CPU"
+            key = "CUDA" if any(map(self._device.is_on_device, tensors)) else key
+            kernel = kernels[key]
+            if kernel is None:
+                (other,) = set(_KEYS) - {key}
+                what = f"Could not run {name!r} with arguments from the {key!r} backend"
+                raise NotImplementedError(f"{what}: only {other}")
+            if key == "CPU":
+                return kernel(*args, **kwargs)
             with self._device:
                 return kernel(*args, **kwargs)
 
         library = torch.library.Library(function.namespace, "IMPL")
-        library.impl(name.partition("::")[2], on_device, "CPU")
+        library.impl(name.partition("::")[2], on_device, "CPU", **({"allow_override": True} if _MAY_OVERRIDE else {}))
         self._libraries.append(library)
 
     def __enter__(self) -> CudaOperators:
@@ -80,10 +95,10 @@ class CudaOperators(contextlib.AbstractContextManager):
 
         def impl(library: Any, operator: Any, kernel: Any, dispatch_key: str = "", **keywords: Any) -> Any:
             result = implement(library, operator, kernel, dispatch_key, **keywords)
-            if dispatch_key == "CUDA":
+            if dispatch_key in _KEYS:
                 known = isinstance(operator, torch._ops.OpOverload)
                 name = _base_name(operator) if known else f"{library.ns}::{operator.rpartition('::')[2]}"
-                self._kernels[name] = kernel
+                self._kernels[name, dispatch_key] = kernel
             return result
 
         self._patch = mock.patch.object(torch.library.Library, "impl", impl)
@@ -101,12 +116,6 @@ class CudaOperators(contextlib.AbstractContextManager):
 def _base_name(operator: Any) -> str:
     """Of an overload, as torch.library names it: without ``.default``."""
     return operator.name().removesuffix(".default")
-
-
-def _custom_kernel(name: str) -> Callable[..., Any] | None:
-    """The function for CUDA of an operator that torch.library.custom_op made before."""
-    definition = torch._library.custom_ops.OPDEFS.get(name)
-    return None if definition is None else definition._backend_fns.get("cuda")
 
 
 @contextlib.contextmanager

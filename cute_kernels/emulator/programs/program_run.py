@@ -62,7 +62,7 @@ def as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
 def _run(script: str, session: Session, failed: Callable[..., Any], show_traceback: bool) -> int:
     try:
         try:
-            runpy.run_path(script, run_name="__main__")
+            runpy.run_path(os.path.abspath(script), run_name="__main__")  # as Python itself names it
         finally:
             session.threads.wait()
     except SystemExit as end:

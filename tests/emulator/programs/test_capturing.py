@@ -20,7 +20,7 @@ from cutlass.cute.typing import AddressSpace
 from cute_kernels.commands import cli
 from cute_kernels.emulator import IllegalAccess, Options, capture, host
 from cute_kernels.emulator.captured_launch import CapturedLaunch
-from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation
 from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost, CudaTensor, DeviceFacts
 from tests.emulator import scale_program
 
@@ -303,6 +303,69 @@ def test_operators_for_cuda_alone(monkeypatch, when: str) -> None:
             operator(torch.arange(4.0))
     with pytest.raises(NotImplementedError, match="'CPU' backend"):
         operator(torch.arange(4.0))
+
+
+def define_for(name: str, *kinds: str | None):
+    """An operator whose function for each of these device types says by a factor which it is."""
+    factors = {None: 5.0, "cpu": 2.0, "cuda": 3.0}
+
+    def function(kind: str | None):
+        def scaled(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+            assert kind is None or x.device.type == kind == torch.empty_like(x).device.type
+            out.copy_(x * factors[kind])
+            return torch.empty(x.shape, device=x.device).copy_(x * factors[kind])
+
+        return scaled
+
+    first, *others = kinds
+    made = torch.library.custom_op(
+        f"test_capturing::{name}", function(first), mutates_args=("out",), device_types=first
+    )
+    for kind in others:
+        made.register_kernel(kind, function(kind))
+    made.register_fake(lambda x, out: torch.empty_like(x))
+    return made
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+@pytest.mark.parametrize(
+    ("kinds", "host", "device"),
+    [((None,), 5.0, 5.0), (("cpu", "cuda"), 2.0, 3.0), (("cuda", "cpu"), 2.0, 3.0), (("cpu",), 2.0, None)],
+    ids=str,
+)
+def test_operators_get_the_function_of_the_device(kinds, host, device, when: str) -> None:
+    name = f"of_{when}_{'_'.join(map(str, kinds))}".lower()
+    operator = define_for(name, *kinds) if when == "before" else None
+    with CudaOnHost(FACTS).active():
+        operator = operator or define_for(name, *kinds)
+        for call in (operator, getattr(torch.ops.test_capturing, name)):
+            here, there = torch.arange(4.0), torch.arange(4.0, device="cuda")
+            out = torch.zeros(4)
+            assert call(here, out).tolist() == out.tolist() == [host * x for x in range(4)]
+            if device is None:
+                with pytest.raises(NotImplementedError, match="'CUDA' backend: only CPU"):
+                    call(there, torch.zeros(4, device="cuda"))
+                continue
+            out = torch.zeros(4, device="cuda")
+            result = call(there, out)
+            assert result.is_cuda and result.tolist() == out.tolist() == [device * x for x in range(4)]
+    assert operator(torch.ones(1), out := torch.zeros(1)).tolist() == out.tolist() == [host]
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "eager"}, {"backend": "aot_eager", "fullgraph": True}], ids=str)
+def test_compiled_functions_run_as_they_are(options) -> None:
+    before = torch.compile
+    with capture("sm_90a"):
+        x = torch.arange(4.0, device="cuda")
+        for function in (torch.compile(lambda a: a * 2 + 1, **options), torch.compile(**options)(lambda a: a * 2 + 1)):
+            assert function(x).is_cuda and function(x).tolist() == [1.0, 3.0, 5.0, 7.0]
+        model = torch.nn.Linear(4, 2, device="cuda")
+        expected = model(x)
+        model.compile(**options)
+        assert torch.equal(torch.compile(model, **options)(x), expected) and torch.equal(model(x), expected)
+        with pytest.raises(UnsupportedOperation, match="a function would be called with a graph"):
+            torch.compile(model, backend=lambda graph, inputs: graph)
+    assert torch.compile is before
 
 
 def test_device_memory_is_aligned_and_forgotten_with_its_tensor(device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from cutlass.cute.runtime import from_dlpack
 
+from cute_kernels import files
 from cute_kernels.commands import cli
 from cute_kernels.emulator import EmulatorError, Hang, IllegalAccess, Options, UnsupportedPTX, capture, host, run
 from cute_kernels.emulator.errors import error_behind
@@ -69,7 +71,7 @@ def test_the_replay_command_has_the_roles_and_the_same_script(script: str) -> No
     [
         ([], {}),
         (["--comp", "lazy", "--quiet", "--se=3"], {"completion": "lazy", "quiet": True, "seed": 3}),
-        (["--trace", "program.py"], {"trace": Path("program.py")}),
+        (["--trace", "program.py"], {"trace": Path("program.py").absolute()}),
         (["--keep-ptx=folder", "--no-detectors"], {"keep_ptx": Path("folder"), "no_detectors": True}),
         (["--without", "exits", "--without=tensor_lanes"], {"without": ["exits", "tensor_lanes"]}),
         (["--max-idle-blocks", "-1", "--"], {"max_idle_blocks": -1}),
@@ -303,3 +305,63 @@ def test_an_intercepted_launch_that_is_refused_is_handed_on() -> None:
                 with pytest.raises(EmulatorError, match="is illegal") as caught:
                     exit_program.launch(from_dlpack(y), cutlass.Int32(0), cutlass.Int32(0), cuda.CUstream(0))
     assert len(taken) == 1 and refused == [(caught.value.launch, caught.value)]
+
+
+# --- files that are written when the program is over -----------------------------------------------------------------
+
+FAULTY = """
+import os, sys
+import cutlass, cutlass.cute as cute, torch
+from cutlass.cute.runtime import from_dlpack
+
+@cute.kernel
+def overflow(x: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    x[thread + 1] = thread
+
+@cute.jit
+def call(x: cute.Tensor):
+    overflow(x).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+os.chdir(sys.argv[1])
+call(from_dlpack(torch.zeros(32, dtype=torch.int32, device="cuda")))
+"""
+
+
+def test_a_program_that_changes_the_directory_leaves_files_where_they_were_named(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "fäulty.py").write_text(FAULTY)
+    names = ["--report", "report.json", "--sarif", "report.sarif"]
+    words = ["-m", "cute_kernels", "emulate", "--arch", "sm_90a", *names, "fäulty.py", "elsewhere"]
+    done = run_python(*words, cwd=tmp_path, env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"})
+    assert done.returncode == 3, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "fäulty.py", "report.json", "report.sarif"]
+    assert not list((tmp_path / "elsewhere").iterdir())
+    report = json.loads((tmp_path / "report.json").read_bytes().decode())
+    assert report["status"] == 3 and report["diagnostics"][0]["kind"] == "out-of-bounds"
+    assert "fäulty.py" in (tmp_path / "report.json").read_text(encoding="utf-8")
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    (tmp_path / "right.py").write_text("")
+    words = ["-m", "cute_kernels", "emulate", "--arch", "sm_90a", "--report", "/dev/full"]
+    done = run_python(*words, "faulty.py", ".", cwd=tmp_path)
+    assert done.returncode == 3 and "/dev/full cannot be written: No space left on device" in done.stderr
+    done = run_python(*words, "right.py", cwd=tmp_path)
+    assert done.returncode == 2 and "/dev/full cannot be written: No space left on device" in done.stderr
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.json"
+    files.write_text(path, "first")
+    path.chmod(0o640)
+    with pytest.raises(OSError, match="report.json cannot be written"), monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        files.write_text(path, "second")
+    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    files.write_text(link, "third \N{GREEK SMALL LETTER MU}")
+    assert link.is_symlink() and path.read_bytes() == b"third \xce\xbc"
+    assert path.stat().st_mode & 0o777 == 0o640
