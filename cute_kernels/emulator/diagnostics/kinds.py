@@ -59,6 +59,14 @@ _RACES = (
         detector=True,
     ),
     Kind(
+        "copy-in-flight",
+        "{later} {reads} {space} memory that {earlier} may still be writing",
+        "cp_async_wait_group(N) in the threads that copied, with N at most the number of groups that were committed "
+        "after the one that is read, and behind it a barrier of all who read: with a larger N the copy is still under "
+        "way, whatever barrier follows",
+        detector=True,
+    ),
+    Kind(
         "source-in-use",
         "{later} {reads} {space} memory that {earlier} may still be reading",
         "the issuing thread waits for the operation (cp_async_bulk_wait_group(0, read=True) after its commit, "
@@ -205,6 +213,12 @@ _ACCESSES = (
         "",
         "compare the index with the shape of the tensor: tiles at the border need a predicate, and strides count "
         "elements, not bytes",
+    ),
+    Kind(
+        "offset-overflow",
+        "",
+        "a 32-bit offset overflowed: it is right but for a multiple of 2^32 bytes. Compute the offset in 64 bits: "
+        "cutlass.Int64 coordinates (CuTe DSL multiplies an Int32 coordinate by a static stride in 32 bits)",
     ),
     Kind(
         "read-only",

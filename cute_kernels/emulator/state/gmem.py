@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_OFFSET_RANGE, _MOST_TURNS = 1 << 32, 4  # of offsets in 32 bits, which are a multiple of it off where they overflow
 _WINDOW_ALIGNMENT = 32  # the widest vector access, so that every window can be seen as an array of any access size
 
 
@@ -213,9 +214,21 @@ class GlobalMemory:
         short = f"a {'store' if write else 'load'} of {nbytes} bytes of global memory is outside of all arrays"
         if region is not None:
             short += f"; the nearest is {region.name or 'one without a name'}: {relation}"
-        error.know("out-of-bounds", sentence=short)
+        turns = self._overflow(address, nbytes)
+        if turns is not None:
+            short += f"; {turns * _OFFSET_RANGE:+,} bytes, {abs(turns)} times 2^32, it would be inside of one"
+        error.know("out-of-bounds" if turns is None else "offset-overflow", sentence=short)
         error.address = address
         raise error
+
+    def _overflow(self, address: int, nbytes: int) -> int | None:
+        """How many times 2^32 bytes an access is away from a region that it would be inside of; None: it is not."""
+        near = sorted(range(-_MOST_TURNS, _MOST_TURNS + 1), key=abs)[1:]
+        for turns in near:
+            start = address + turns * _OFFSET_RANGE
+            if any(region.start <= start and start + nbytes <= region.end for region in self._regions):
+                return turns
+        return None
 
     def _nearest(self, address: int, nbytes: int) -> tuple[_Region | None, str]:
         """The nearest region, and how the address lies to it."""

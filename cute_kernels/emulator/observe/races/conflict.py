@@ -92,4 +92,11 @@ class Conflict:
             return "stage-in-use" if self.verb == "writes" else ""
         if self.epochs.generic[number] == 0:  # an asynchronous operation
             return "unfinished-copy" if other.verb == "wrote" else "source-in-use"
-        return ""
+        return "copy-in-flight" if self._not_waited_for(number) else ""
+
+    def _not_waited_for(self, number: int) -> bool:
+        """Whether the earlier access is a cp.async whose own warp has not waited for its group."""
+        label = self.epochs.label(number << LANE_BITS)
+        copiers = (agent for agent in self.agents if label == f"cp.async of {agent.label}")
+        column, clock = int(self.epochs.columns[number]), int(self.epochs.clocks[number])
+        return any(agent.clocks[0, column] < clock for agent in copiers)
