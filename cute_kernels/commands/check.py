@@ -126,7 +126,7 @@ def _check(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) ->
         how["going_on"] = going.known() if going is not None else None
         search = Search(recorder.launches, budget, how, options.results_may_differ, progress, **where)
         finding = search.run()
-    if not options.quiet:
+    if finding is None or not options.quiet:
         print(summary(recorder, search.tally, finding is None), flush=True)
     tally = search.tally
     outcome.summary = {

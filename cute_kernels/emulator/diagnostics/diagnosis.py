@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from cute_kernels.emulator.diagnostics import sources
 from cute_kernels.emulator.diagnostics.arrays import array_at, array_before
 from cute_kernels.emulator.diagnostics.barriers import Barriers
-from cute_kernels.emulator.diagnostics.hangs import cycle, grouped, in_one_sentence, waits_for_first_phase
+from cute_kernels.emulator.diagnostics.hangs import (
+    cycle,
+    grouped,
+    in_one_sentence,
+    waits_for_bytes,
+    waits_for_first_phase,
+)
 from cute_kernels.emulator.diagnostics.kinds import kind as kind_of
 from cute_kernels.emulator.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine
 from cute_kernels.emulator.diagnostics.operations import noun, with_article
@@ -57,7 +63,9 @@ class _Diagnosis:
         error, facts = self.error, self.facts
         waiting = grouped(facts.waits, self.place, self.barriers)
         name = error.kind
-        if name == "hang" and waits_for_first_phase(waiting):
+        if name == "hang" and waits_for_bytes(waiting):
+            name = "transaction-bytes"
+        elif name == "hang" and waits_for_first_phase(waiting):
             name = "first-parity"
         kind, fields = kind_of(name), self._fields()
         message = error.message.splitlines() or [""]

@@ -73,6 +73,11 @@ def waits_for_first_phase(waiting: Sequence[Waiting]) -> bool:
     )
 
 
+def waits_for_bytes(waiting: Sequence[Waiting]) -> bool:
+    """Whether somebody waits for a phase of which the copies have not brought the bytes that were announced."""
+    return any(each.barrier is not None and each.barrier.tx for each in waiting)
+
+
 def cycle(waiting: Sequence[Waiting]) -> tuple[str, ...]:
     """How the groups hold each other up, a sentence each, the last one leading back to the first; none if not known.
 

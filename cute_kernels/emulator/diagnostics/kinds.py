@@ -286,6 +286,13 @@ _OTHERS = (
         "(a consumer's first wait on a full barrier has parity 0, a producer's first wait on an empty ring parity 1)",
     ),
     Kind(
+        "transaction-bytes",
+        "",
+        "the bytes that expect_tx announces and those that copies bring differ: tx_count, or the number given to "
+        "mbarrier_arrive_and_expect_tx, is the bytes of all copies of a phase, elements of the box times their size; "
+        "and every copy names the barrier of its stage",
+    ),
+    Kind(
         "first-parity",
         "",
         "a producer's first wait on an empty ring has parity 1: the phase before the first one counts as complete",

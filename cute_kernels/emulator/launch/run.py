@@ -42,7 +42,7 @@ class Report:
         seconds: of emulation, translation excluded.
         clusters: number of clusters that ran (clusters cancelled by cluster launch control do not run).
         tma_bytes_loaded, tma_bytes_stored: box bytes.
-        mma_instructions: tcgen05.mma executed, and wgmma.mma_async, once per warpgroup.
+        mma_instructions: tcgen05.mma executed, wgmma.mma_async, once per warpgroup, and mma.sync, once per warp.
         shared_bytes: per CTA, static and dynamic.
         tensor_columns: most tensor-memory columns allocated in one CTA.
         units: the work of every unit, or None without `Options.counters`.
@@ -184,15 +184,17 @@ def run(
     if meter is not None:
         ctas = totals["clusters"] * math.prod(launch.cluster)
         units = meter.result(ctas, counters, execution.kernel.instructions)
+    by_opcode = counters.by_opcode()
+    by_warps = sum(count for opcode, count in by_opcode.items() if opcode.split(".")[0] == "mma")
     return Report(
         warp_instructions=counters.total,
         by_role=counters.by_role,
-        by_opcode=counters.by_opcode(),
+        by_opcode=by_opcode,
         seconds=time.perf_counter() - start,
         clusters=totals["clusters"],
         tma_bytes_loaded=totals["loaded"],
         tma_bytes_stored=totals["stored"],
-        mma_instructions=totals["mmas"],
+        mma_instructions=totals["mmas"] + by_warps,
         shared_bytes=launch.shared_bytes - SYSTEM_BYTES,
         tensor_columns=totals["columns"],
         units=units,

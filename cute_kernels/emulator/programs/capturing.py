@@ -403,6 +403,22 @@ def _hardware_info(facts: Any) -> Any:
     )
 
 
+def _properties(runtime: Any, facts: Any) -> Any:
+    """cudaDeviceProp of the emulated device: what programs size their launches by; what is not known stays 0."""
+    found = runtime.cudaDeviceProp()
+    found.name = facts.name.encode()[:255].ljust(256, b"\0")
+    found.major, found.minor = facts.capability
+    found.multiProcessorCount, found.warpSize = facts.multiprocessors, 32
+    found.totalGlobalMem, found.l2CacheSize = facts.memory_bytes, facts.l2_bytes
+    found.sharedMemPerBlock, found.sharedMemPerBlockOptin = 48 << 10, facts.shared_bytes
+    found.reservedSharedMemPerBlock, found.sharedMemPerMultiprocessor = 1 << 10, facts.shared_bytes + (1 << 10)
+    found.regsPerBlock = found.regsPerMultiprocessor = 1 << 16
+    found.maxThreadsPerBlock, found.maxThreadsDim = 1024, [1024, 1024, 64]
+    found.maxThreadsPerMultiProcessor, found.maxGridSize = 2048, [2**31 - 1, 65535, 65535]
+    found.clusterLaunch, found.unifiedAddressing = int(facts.capability[0] >= 9), 1
+    return found
+
+
 def _driver_answers(driver: Any, runtime: Any, facts: Any) -> Iterator[tuple[Any, str, Any]]:
     """Entry points of cuda-python that programs call to find a device; all others fail as they do without a driver."""
     ok, fine = driver.CUresult.CUDA_SUCCESS, runtime.cudaError_t.cudaSuccess
@@ -431,6 +447,7 @@ def _driver_answers(driver: Any, runtime: Any, facts: Any) -> Iterator[tuple[Any
     yield driver, "cuStreamCreate", lambda flags: (ok, driver.CUstream(0))
     yield driver, "cuStreamDestroy", lambda stream: (ok,)
     yield runtime, "cudaGetDeviceCount", lambda: (fine, 1)
+    yield runtime, "cudaGetDeviceProperties", lambda device: (fine, _properties(runtime, facts))
     yield runtime, "cudaGetDevice", lambda: (fine, 0)
     yield runtime, "cudaSetDevice", lambda device: (fine,)
     yield runtime, "cudaDeviceSynchronize", lambda: (fine,)

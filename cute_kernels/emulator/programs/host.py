@@ -197,8 +197,18 @@ class _LaunchAttribute(ctypes.Structure):
 # cudaLaunchAttributeID
 _IGNORE, _COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALISATION, _PREFERRED_CLUSTER_DIMENSION = 0, 2, 4, 6, 11
 _PROGRAMMATIC_EVENT, _LAUNCH_COMPLETION_EVENT = 7, 12
-# May use larger clusters where there is room: none is one legal choice. Events are complete when a launch returns.
-_WITHOUT_EFFECT = (_IGNORE, _PREFERRED_CLUSTER_DIMENSION, _PROGRAMMATIC_EVENT, _LAUNCH_COMPLETION_EVENT)
+_ATTRIBUTES = {  # cudaLaunchAttributeID and CUlaunchAttributeID, which agree: the name, 32-bit words of the value
+    0: ("Ignore", 0), 1: ("AccessPolicyWindow", 8), 2: ("Cooperative", 1), 3: ("SynchronizationPolicy", 1),
+    4: ("ClusterDimension", 3), 5: ("ClusterSchedulingPolicyPreference", 1), 6: ("ProgrammaticStreamSerialization", 1),
+    7: ("ProgrammaticEvent", 4), 8: ("Priority", 1), 9: ("MemSyncDomainMap", 1), 10: ("MemSyncDomain", 1),
+    11: ("PreferredClusterDimension", 3), 12: ("LaunchCompletionEvent", 3), 13: ("DeviceUpdatableKernelNode", 1),
+    14: ("PreferredSharedMemoryCarveout", 1), 16: ("NvlinkUtilCentricScheduling", 1),
+}  # fmt: skip
+# May use larger clusters where there is room: none is one legal choice. Events are complete when a launch returns. The
+# others say where and when CTAs run, or what stays in the L2 cache.
+_WITHOUT_EFFECT = (
+    _IGNORE, _PREFERRED_CLUSTER_DIMENSION, _PROGRAMMATIC_EVENT, _LAUNCH_COMPLETION_EVENT, 1, 3, 5, 8, 14, 16,
+)  # fmt: skip
 
 _INT, _UINT, _POINTER, _TEXT = ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
 _INT_OUT, _POINTER_OUT = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_void_p)
@@ -411,7 +421,8 @@ def _check(launch: CapturedLaunch, attributes: dict[int, tuple[int, ...]]) -> No
     for number, value in attributes.items():
         known = number in (_CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALISATION, *_WITHOUT_EFFECT)
         if not known and not (number == _COOPERATIVE and value[0] == 0):
-            raise UnsupportedPTX(f"launch attribute {number} with value {list(value)}")
+            name, words = _ATTRIBUTES.get(number, ("unknown to the emulator", 1))
+            raise UnsupportedPTX(f"launch attribute {number} ({name}) with value {', '.join(map(str, value[:words]))}")
     name, grid, block, cluster = launch.kernel_name, launch.grid, launch.block, launch.cluster
     if any(size % step for size, step in zip(grid, cluster, strict=True)):
         raise EmulatorError(f"launch of {name}: grid {grid} is no multiple of the cluster {cluster}")

@@ -305,6 +305,20 @@ def test_operators_for_cuda_alone(monkeypatch, when: str) -> None:
         operator(torch.arange(4.0))
 
 
+def test_device_properties() -> None:
+    from cuda.bindings import runtime
+
+    with capture("sm_90a") as session:
+        status, found = runtime.cudaGetDeviceProperties(0)
+        count = runtime.cudaDeviceProp
+        assert status == runtime.cudaError_t.cudaSuccess and isinstance(found, count)
+        facts = torch.cuda.get_device_properties(0)
+        assert bytes(found.name).rstrip(b"\0").decode() == facts.name and (found.major, found.minor) == (9, 0)
+        assert found.multiProcessorCount == facts.multi_processor_count == session.facts.multiprocessors
+        assert (found.sharedMemPerBlockOptin, found.sharedMemPerMultiprocessor) == (227 << 10, 228 << 10)
+        assert found.totalGlobalMem == facts.total_memory and found.warpSize == 32 and found.clusterLaunch == 1
+
+
 def define_for(name: str, *kinds: str | None):
     """An operator whose function for each of these device types says by a factor which it is."""
     factors = {None: 5.0, "cpu": 2.0, "cuda": 3.0}

@@ -134,7 +134,7 @@ def test_only_the_recording_thread_is_affected(compiled):
 def test_illegal_launches_are_named(fill, compiled):
     with pytest.raises(EmulatorError, match=r"grid \(0, 3, 5\), block"):
         host.record(fill, *fill_arguments(16, 0, 0))
-    with pytest.raises(UnsupportedPTX, match="launch attribute 2"):
+    with pytest.raises(UnsupportedPTX, match=r"launch attribute 2 \(Cooperative\) with value 1$"):
         function = compiled(kernels.launch_cooperative, fill_arguments(16, 1, 0))
         host.record(function, *fill_arguments(16, 1, 0))
     with pytest.raises(Exception, match="outside record"):
@@ -143,6 +143,26 @@ def test_illegal_launches_are_named(fill, compiled):
     with pytest.raises(EmulatorError, match="without --keep-ptx"):
         host.record(without, *fill_arguments(16, 1, 0))
     assert host.record(fill, *fill_arguments(16, 1, 0)).grid == (2, 3, 5), "usable after a failure"
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "message"),
+    [
+        (2, 1, r"launch attribute 2 \(Cooperative\) with value 1$"),
+        (10, 3, r"launch attribute 10 \(MemSyncDomain\) with value 3$"),
+        (99, 7, r"launch attribute 99 \(unknown to the emulator\) with value 7$"),
+        (1, 5, None), (2, 0, None), (3, 1, None), (5, 2, None), (8, -1, None), (14, 50, None),
+    ],
+)  # fmt: skip
+def test_launch_attributes_are_named(fill, number: int, value: int, message: str | None) -> None:
+    """Hints to a scheduler or a cache are taken; of another one's 64 bytes those that the value has are shown."""
+    launch = host.record(fill, *fill_arguments(16, 1, 0))
+    attributes = {number: (value, *range(32671, 32686))}
+    if message is None:
+        host._check(launch, attributes)
+        return
+    with pytest.raises(UnsupportedPTX, match=message):
+        host._check(launch, attributes)
 
 
 def test_dynamic_shared_memory_ends_at_227_kib(compiled):
