@@ -17,14 +17,15 @@ asynchronous write    asynchronous read                           causality orde
 
 Accesses are checked and recorded when an operation is issued, so that a race is found whatever the schedule: nothing is
 assumed about when asynchronous work takes effect. Strong operations (atomics, volatile, relaxed and stronger loads and
-stores) do not race with each other. What one lane stores and another lane of its warp loads or stores needs
-bar.warp.sync in between; a store that follows a load by another lane of the same warp is not checked.
+stores) do not race with each other, but for strong stores of two lanes of one warp by two instructions: see
+`RaceTracker._strong_stores`. What one lane stores and another lane of its warp loads or stores needs bar.warp.sync in
+between; a store that follows a load by another lane of the same warp is not checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ import numpy as np
 from cute_kernels.emulator.core.layout import words
 from cute_kernels.emulator.observe.races.happens_before import FULL, NEVER, Agent, Offset
 from cute_kernels.emulator.observe.races.points import PointRaces
-from cute_kernels.emulator.observe.races.shadow import GENERIC, LANE_BITS, STRONG, Part, Rows, Shadow, View
+from cute_kernels.emulator.observe.races.shadow import GENERIC, LANE_BITS, STRONG, Part, Plane, Rows, Shadow, View
 from cute_kernels.emulator.observe.races.sync_point import Order, Row, join, widened
 from cute_kernels.emulator.observe.races.tensor_memory import Operation
 
@@ -118,6 +119,10 @@ class RaceTracker(PointRaces):
             if write:
                 for layer in plane.readers():
                     self._check(part, layer[where], view, rank, agent, "writes", "read")
+                if strong:
+                    stores = self._strong_stores(agent, plane, where)
+                    if stores is not None:
+                        self._check(part, stores, replace(view, strong=False), rank, agent, "writes", "wrote")
                 lane = 0 if not lanes_of else max(some, 0) if isinstance(some, int) else some
                 plane.set_write(where, identity + lane)
             else:
@@ -129,6 +134,30 @@ class RaceTracker(PointRaces):
                     rank, column, agent.clock, f"an access by {agent.label}", place=agent.executing()
                 )
 
+    def _strong_stores(self, agent: Agent, plane: Plane, where: Any) -> np.ndarray | None:
+        """The writes that strong stores of the same warp made by another instruction than the one it executes, 0 at
+        other places; None: there are none.
+
+        Two strong stores are no data race, but which of them comes last is open, unless the place was read strongly in
+        between: coherence then orders the later one behind what was read. Atomics are meant to meet.
+        """
+        here, epochs = agent.executing(), self.epochs
+        if not self._is_store(here):
+            return None
+        before = plane.writes[where]
+        numbers = before >> LANE_BITS
+        chosen = (epochs.columns[numbers] == agent.base) & (epochs.generic[numbers] == STRONG)
+        chosen &= (numbers >= self.floor) & (epochs.places[numbers] != here)
+        if not chosen.any():
+            return None
+        stores = [place for place in np.unique(epochs.places[numbers[chosen]]).tolist() if self._is_store(place)]
+        chosen &= np.isin(epochs.places[numbers], stores)
+        for layer in plane.reads:
+            readers = layer[where] >> LANE_BITS
+            own = epochs.columns[readers] == agent.base + Offset.READ
+            chosen &= ~(own & (epochs.generic[readers] == STRONG) & (readers > 0))
+        return np.where(chosen, before, 0) if chosen.any() else None
+
     def _identity(self, agent: Agent, write: bool, strong: bool, whole: bool) -> int:
         column = agent.base if write and not whole else agent.base + Offset.READ
         text, clock = agent.words[_TEXT] + write, agent.clock
@@ -138,11 +167,11 @@ class RaceTracker(PointRaces):
                 identity = self.epochs.new(column, clock, text, GENERIC, agent.executing())
                 agent.words[_READ_IDENTITY + write] = identity
             return identity
-        key = (write, strong, whole)
+        place = agent.executing()
+        key = (write, strong, whole, place if write and strong else -1)  # see `_strong_stores`
         known = agent.identities.get(key)
         if known is None or known[0] != clock:
             kind = STRONG if strong else GENERIC
-            place = agent.executing()
             known = agent.identities[key] = clock, self.epochs.new(column, clock, text, kind, place)
         return known[1]
 
@@ -303,6 +332,11 @@ class RaceTracker(PointRaces):
 
     def _instruction(self, place: int) -> Instruction | None:
         return self.launch.flow.kernel.instructions[place] if place >= 0 and self.launch.flow is not None else None
+
+    def _is_store(self, place: int) -> bool:
+        instruction = self._instruction(place)
+        return instruction is not None and instruction.parts[0] == "st"
+
     # --- bulk groups and wgmma ----------------------------------------------------------------------------------------
 
     def bulk(self, group: int, text: str, reduces: bool = False) -> tuple[Operation, Operation]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import GlobalMemory, Options, run
-from cute_kernels.emulator.errors import GlobalMemoryRace, ProxyFenceMissing
+from cute_kernels.emulator.errors import GlobalMemoryRace, ProxyFenceMissing, Race
 from tests.emulator import ptx_launch
 from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, module
 
@@ -68,3 +68,37 @@ def test_warps_of_the_same_number_in_two_clusters_are_two_warps(body: str, ctas:
     with pytest.raises(GlobalMemoryRace) as caught:
         ptx_launch.launch(text, np.zeros(64, np.uint32), grid=(ctas, 1, 1), options=Options())
     assert caught.value.kind == kind
+
+
+def two_stores(space: str, first: str, between: str, second: str) -> None:
+    """Lane 1 and then lane 0 access one word, which is 0 at first, by an instruction each."""
+    place = {"shared": "[dynamic]", "global": "[%d0]"}[space]
+    body = f"""{THREAD_OUTPUT} setp.eq.u32 %p1, %r1, 0; setp.eq.u32 %p2, %r1, 1; @%p1 st.shared.b32 [dynamic], 0;
+        bar.warp.sync -1; @%p2 {first.format(space, place)}
+        {between.format(space, place)} @%p1 {second.format(space, place)} ret;"""
+    ptx_launch.launch(
+        module(body, parameters=1), np.zeros(64, np.uint32), options=Options(), hardware="either store may come last"
+    )
+
+
+STRENGTHS = ("", ".volatile", ".relaxed.cta", ".release.gpu")
+
+
+@pytest.mark.parametrize("native", [False, True], indirect=True)
+@pytest.mark.parametrize("space", ["shared", "global"])
+@pytest.mark.parametrize(("first", "second"), [(x, y) for x in STRENGTHS for y in STRENGTHS])
+def test_two_stores_of_two_lanes_to_one_word_race_however_strong(space: str, first: str, second: str, native: bool):
+    stores = [f"st{strength}.{{}}.b32 {{}}, %r1;" for strength in (first, second)]
+    with pytest.raises(Race) as caught:
+        two_stores(space, stores[0], "", stores[1])
+    assert caught.value.kind == "lanes-race"
+    for between in ("bar.warp.sync -1;", "bar.sync 0;"):
+        two_stores(space, stores[0], between, stores[1])
+
+
+@pytest.mark.parametrize("space", ["shared", "global"])
+def test_strong_stores_of_two_lanes_that_atomics_or_a_read_order_do_not_race(space: str):
+    store = "st.volatile.{}.b32 {}, %r1;"
+    two_stores(space, store, "", "red.relaxed.cta.{}.add.u32 {}, 1;")
+    two_stores(space, "atom.relaxed.cta.{}.exch.b32 %r5, {}, 1;", "", store)
+    two_stores(space, store, "@%p1 ld.volatile.{}.b32 %r5, {};", store)
