@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from cute_kernels import emulator
 from cute_kernels.compile import Artifact, compile_plan, host_arguments
+from cute_kernels.emulator import interrupts
 from cute_kernels.kernels.graph import graph_of
 from cute_kernels.plan import Plan
 from cute_kernels.runtime.operands import Operands
@@ -49,9 +50,10 @@ def launch(
     if repeat < 1:
         raise ValueError(f"repeat {repeat}; at least one launch is needed")
     *others, last = plan.launches
-    for kernel in others:
-        _launch(kernel, operands.of(kernel), options, progress, None, 1)
-    return _launch(last, operands.of(last), options, progress, artifact, repeat)
+    with interrupts.deferred():  # from the first argument to the last result: machine code calls Python in between
+        for kernel in others:
+            _launch(kernel, operands.of(kernel), options, progress, None, 1)
+        return _launch(last, operands.of(last), options, progress, artifact, repeat)
 
 
 def _launch(

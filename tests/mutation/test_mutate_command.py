@@ -145,7 +145,7 @@ def test_an_unchanged_kernel_at_fault_is_reported(tmp_path: Path, capsys: pytest
         (["--kernel", "gemm", EXITS, "normal"], 2, "no kernel has such a name; the program launched kernel_cutlass_"),
         (["--jobs", "0", EXITS], 2, "'0' is not a positive integer"),
         (["--fail-under", "101", EXITS], 2, "'101' is not a percentage from 0 to 100"),
-        (["--output", "no/such/folder.json", EXITS], 2, "no folder no/such"),
+        (["--output", "no/such/folder.json", EXITS], 2, "no/such to write"),
         (["no such.py"], 2, "no file no such.py"),
     ],
 )
