@@ -138,7 +138,7 @@ class _Rows(EngineMixin):
         )
         self.engine.check_pixels(rows, by_kernel=takes_over)
         if not takes_over:
-            return super().forward(hidden_states)
+            return super().forward(self.engine.normalised(rows, layer.weight))
         return self.engine.rows(rows, layer.weight, layer.bias)
 
 

@@ -273,7 +273,7 @@ class PatchEngine:
             out = self._fp8(values, self.prepared("rows", weight), bias, table, where).to(weight.dtype)
             return out.view(*rows.shape[:-1], n)
         out_dtype = None
-        if rows.dtype == torch.uint8:
+        if rows.dtype == torch.uint8 and weight.dim() != 5:  # a Conv3d's rows are of two frames, which no image is
             images = self._one_patch_images(flat, weight)
             out_dtype = self._images_out_dtype(images, weight)
         if out_dtype is not None:

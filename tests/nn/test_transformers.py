@@ -20,6 +20,7 @@ from cute_kernels.integrations import transformers as integration
 from cute_kernels.operations.patch_weight import prepare_patch_weight
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # mean, std of openai/clip
 ERRORS = {"bf16": 5e-3, "fp16": 8e-4, "int8": 2e-2, "int16": 1e-4, "fp8": 8e-2}
 
 
@@ -187,6 +188,14 @@ def test_qwen(family, precision):
     # What trains is the library's convolution.
     with torch.enable_grad():
         assert torch.equal(ours(rows), expected)
+    # Raw rows are normalised, whoever multiplies them.
+    raw = torch.randint(0, 256, rows.shape, dtype=torch.uint8)
+    normalisation = CLIP if family.startswith("qwen2") else ([0.5] * 3, [0.5] * 3)
+    mean, std = (torch.tensor(value).repeat_interleave(rows.shape[1] // 3) for value in normalisation)
+    expected = plain((raw / 255 - mean) / std)
+    assert error(ours(raw), expected) < ERRORS[precision]
+    with torch.enable_grad():
+        torch.testing.assert_close(ours(raw), expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
