@@ -66,7 +66,8 @@ def execute(
             f"{guard} {opcode} {', '.join(names)};", *stores, "ret;"]  # fmt: skip
     out = aligned(np.zeros((len(results), 32), operands[0].dtype))
     text = module("\n".join(body)).replace("sm_100a", target)
-    launch(text, aligned(np.concatenate(operands)), out, options=Options(arithmetic=arithmetic))
+    hardware = "sums of another generation" if target == "sm_80" else None
+    launch(text, aligned(np.concatenate(operands)), out, options=Options(arithmetic=arithmetic), hardware=hardware)
     return out
 
 
