@@ -73,17 +73,20 @@ def writing(path: Path) -> Iterator[None]:
 def write_text(path: Path, text: str) -> None:
     """Writes a text file in UTF-8, whole or not at all; what is no regular file, a device or a pipe, gets the text.
 
+    Bytes of arguments that the locale cannot decode, which Python keeps as surrogates, are written as ``\\udc..``.
+
     Raises:
         OSError: naming the file.
     """
+    data = text.encode("utf-8", "backslashreplace")
     with writing(path):
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(data)
             return
         target = path.resolve()  # of a link, what it leads to is written
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
-            part.write_text(text, encoding="utf-8")
+            part.write_bytes(data)
             if target.exists():
                 part.chmod(target.stat().st_mode & 0o777)
             part.replace(target)

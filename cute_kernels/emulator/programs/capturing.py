@@ -227,6 +227,8 @@ class Session:
     @contextlib.contextmanager
     def active(self) -> Iterator[Session]:
         """Redirects CuTe DSL, torch.cuda and what host code asks of the driver."""
+        import torch
+
         from cute_kernels.emulator.programs import call_arguments
 
         with contextlib.ExitStack() as stack:
@@ -235,6 +237,8 @@ class Session:
             for target, name, value in self._replacements():
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
             stack.enter_context(call_arguments.converting_calls())
+            if "torch._dynamo" in sys.modules:  # functions that were compiled before run as they are, too
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(self._recording())
             stack.enter_context(self.threads.active())
             yield self

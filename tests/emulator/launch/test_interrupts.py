@@ -217,6 +217,7 @@ for _ in range(int(sys.argv[1])):
 print(dict(outcomes))
 """
 ENDED = PROGRAM + """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
 def test_spin():
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     run(from_dlpack(x), 1 << 30)

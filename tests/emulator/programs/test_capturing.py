@@ -382,6 +382,27 @@ def test_compiled_functions_run_as_they_are(options) -> None:
     assert torch.compile is before
 
 
+def test_functions_compiled_before_run_as_they_are_inside() -> None:
+    """With the back end as a witness, which is asked outside alone."""
+    asked = []
+
+    def back_end(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        asked.append(graph)
+        return graph.forward
+
+    function = torch.compile(lambda a: a * 2 + 1, backend=back_end)
+    model = torch.nn.Linear(4, 2)
+    model.compile(backend=back_end)
+    plain = torch.compile(lambda a: a * 3)  # by inductor, which knows no "cuda" here
+    with capture("sm_90a"):
+        x = torch.arange(4.0, device="cuda")
+        assert function(x).is_cuda and function(x).tolist() == [1.0, 3.0, 5.0, 7.0]
+        assert plain(x).tolist() == [0.0, 3.0, 6.0, 9.0]
+        assert model(torch.ones(4)).shape == (2,)
+    assert not asked
+    assert function(torch.ones(2)).tolist() == [3.0, 3.0] and len(asked) == 1
+
+
 def test_device_memory_is_aligned_and_forgotten_with_its_tensor(device) -> None:
     tensors = [torch.zeros(n, dtype=torch.uint8, device="cuda") for n in (1, 100, 1000, 33)]
     views = [t[:1] for t in tensors]

@@ -342,6 +342,16 @@ def test_a_program_that_changes_the_directory_leaves_files_where_they_were_named
     assert "fäulty.py" in (tmp_path / "report.json").read_text(encoding="utf-8")
 
 
+def test_a_report_names_arguments_that_the_locale_cannot_decode(tmp_path: Path) -> None:
+    (tmp_path / "drüben").mkdir()
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    words = ["-m", "cute_kernels", "emulate", "--arch", "sm_90a", "--report", "report.json", "faulty.py", "drüben"]
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = run_python(*words, cwd=tmp_path, env=os.environ | locale)
+    assert done.returncode == 3, done.stderr
+    assert json.loads((tmp_path / "report.json").read_bytes())["diagnostics"][0]["kind"] == "out-of-bounds"
+
+
 def test_a_report_that_cannot_be_written_does_not_hide_a_fault(tmp_path: Path) -> None:
     (tmp_path / "faulty.py").write_text(FAULTY)
     (tmp_path / "right.py").write_text("")
