@@ -21,7 +21,7 @@ from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Sin
 from cute_kernels.emulator.ptx.families import as_integer, family, never_varies, qualifiers
 from cute_kernels.emulator.state.lane_masks import block_lanes
 from cute_kernels.emulator.state.named_barriers import lanes_apart
-from cute_kernels.emulator.state.warp import ClusterWait, GridWait, NamedWait, PhaseWait, ProgressWait, RegisterWait
+from cute_kernels.emulator.state.warp import ClusterWait, GridWait, NamedWait, PhaseWait, ProgressWait
 
 _SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # memory is coherent here: for the race detector
 
@@ -420,27 +420,13 @@ def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(wait_for_grid if "wait" in parts else launch_dependents, blocking=True)
 
 
-def resize_registers(warp: Any, mask: int, count: int) -> bool | None:
-    """setmaxnreg: blocks while the CTA's pool has too few free registers."""
-    pool = warp.cta.registers
-    if pool is None:  # not known at entry: ptxas ignores the instruction
-        return True
-    if pool.wanted(warp, count) > pool.free():
-        warp.wait = RegisterWait(warp, count)
-        return None
-    pool.held[warp] = count
-    warp.cluster.progress += 1
-    return True
-
-
-@family("setmaxnreg", destinations=0, blocking=True)
+@family("setmaxnreg", destinations=0)
 def _setmaxnreg(block: BlockBuilder, instruction: Instruction) -> None:
-    """setmaxnreg: takes registers from the CTA's pool, for which it waits, or gives them back."""
+    """setmaxnreg: the count is checked; register allocation has no effect on results."""
     qualifiers(instruction, "inc", "dec", "sync", "aligned", "u32")
     count = as_integer(instruction, instruction.operands[0])
     if count not in range(24, 257, 8):
         raise instruction.refuse(f"{count} registers; legal are multiples of 8 from 24 to 256")
-    block.call(resize_registers, Constant(count, 32), blocking=True)
 
 
 def trap(warp: Any, mask: int) -> None:

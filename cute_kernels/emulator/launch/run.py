@@ -24,7 +24,6 @@ from cute_kernels.emulator.observe.trace import recording
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import Kernel, parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
-from cute_kernels.emulator.state.register_pool import at_entry
 from cute_kernels.emulator.state.smem import SYSTEM_BYTES, gaps
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
 from cute_kernels.emulator.units.sm import Cluster, LaunchFacts
@@ -243,15 +242,6 @@ class Launch:
         self.races = LaunchShadow(memory) if options.looks_for("races") else None
         self.waiting: deque[int] = deque()  # clusters that have not started
 
-    def _registers(self, kernel: Kernel) -> int | None:
-        """Of a thread at the kernel's entry, where its directives say so."""
-        if kernel.reqntid is not None:
-            threads = math.prod(kernel.reqntid)
-        else:
-            threads = kernel.most_threads
-        ctas_per_sm = None if threads is None else kernel.ctas_per_sm
-        return at_entry(threads or 0, most=kernel.most_registers, ctas_per_sm=ctas_per_sm)
-
     def _check_shapes(self, kernel: Kernel) -> None:
         threads = self.block[0] * self.block[1] * self.block[2]
         if threads > 1024:
@@ -327,7 +317,6 @@ class Launch:
             races=self.races,
             blocks=len(self.execution.flow.blocks),
             instructions=self.execution.kernel.instructions,
-            registers=self._registers(self.execution.kernel),
             take_cluster=self._take_cluster,
         )
         return Cluster(index, self._coordinates(index), facts)

@@ -173,22 +173,6 @@ class AllocationWait(Wait):
         return f"waits for {self.columns} free TMEM columns; allocated: {self.cta.tmem.allocations}"
 
 
-class RegisterWait(Wait):
-    """setmaxnreg.inc."""
-
-    kind = "setmaxnreg"
-
-    def __init__(self, warp: Warp, count: int) -> None:
-        self.warp, self.count = warp, count
-
-    def ready(self) -> bool:
-        pool = self.warp.cta.registers
-        return pool.wanted(self.warp, self.count) <= pool.free()
-
-    def describe(self) -> str:
-        return f"waits at setmaxnreg.inc for {self.warp.cta.registers.describe(self.warp, self.count)}"
-
-
 class GridWait(Wait):
     """griddepcontrol, where another launch has to go on first."""
 
