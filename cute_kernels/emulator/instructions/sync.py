@@ -422,7 +422,7 @@ def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
 
 @family("setmaxnreg", destinations=0)
 def _setmaxnreg(block: BlockBuilder, instruction: Instruction) -> None:
-    """setmaxnreg: the count is checked; register allocation has no effect on results."""
+    """setmaxnreg: the count is checked; what is asked for is granted at once."""
     qualifiers(instruction, "inc", "dec", "sync", "aligned", "u32")
     count = as_integer(instruction, instruction.operands[0])
     if count not in range(24, 257, 8):
