@@ -20,12 +20,14 @@ import os
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from cute_kernels import dsl
+from cute_kernels.emulator import interrupts
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, UnsupportedPTX, attaching
 from cute_kernels.emulator.launch.overlap import Finished, Snapshot
 from cute_kernels.emulator.launch.run import Report, run
@@ -44,6 +46,9 @@ ARCHITECTURES = {
     "sm_90a": ((9, 0), "H200 (emulated)", 132, 50 << 20),
     "sm_100a": ((10, 0), "B200 (emulated)", 148, 126 << 20),
 }
+
+_PATIENCE = 0.1
+"""Seconds of waiting for another thread's launch after which signals are looked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,12 +127,24 @@ class Session:
         self._tensors = cuda_tensors.CudaOnHost(self.facts, self._made_on_device)
         self._allocations: dict[int, Any] = {}
         self._launching = threading.RLock()
+        _SESSIONS.add(self)
         self.threads = ProgramThreads(self._inside)
 
     def launch(self, launch: host.CapturedLaunch) -> None:
         """Executes a launch, or adds it to the CUDA graph that is being captured; those of several threads in turn."""
-        with self._launching:
+        with self._in_turn():
             self._launch(launch)
+
+    @contextlib.contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Waits for the launches of other threads; signals end the waiting."""
+        launching = self._launching  # of this process: a fork inside makes another one
+        while not launching.acquire(timeout=_PATIENCE):
+            interrupts.check()
+        try:
+            yield
+        finally:
+            launching.release()
 
     def _launch(self, launch: host.CapturedLaunch) -> None:
         if self._graph is not None:
@@ -193,7 +210,7 @@ class Session:
 
     def refuse(self, launch: host.CapturedLaunch, error: EmulatorError) -> None:
         """Takes note of a launch that is illegal or not implemented."""
-        with self._launching:
+        with self._in_turn():
             self._failed(self._next_number(), launch, error)
 
     def _failed(self, number: int, launch: host.CapturedLaunch, error: EmulatorError) -> None:
@@ -282,6 +299,18 @@ class Session:
         for module, name in dsl.context_initialisers():
             yield module, name, lambda device=0: None
         yield from _driver_answers(driver, runtime, session.facts)
+
+
+_SESSIONS: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """A forked process has no thread whose launches it could wait for."""
+    for session in _SESSIONS:
+        session._launching = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _uncompiled(model: Any = None, *_: Any, backend: Any = "inductor", **options: Any) -> Any:

@@ -257,14 +257,13 @@ class _Recorder:
         ptx, parameters: text of the compiled module and number of the host function's parameters, once the function has
             loaded its library.
         allocations: what the module's kernels allocate in shared memory.
-        error: what went wrong in the last stand-in that failed.
     """
 
     def __init__(self, engine: Any) -> None:
         self.ptx: str | None = None
         self.parameters: int | None = None
         self.allocations: tuple[Allocations, ...] = ()
-        self.error: BaseException | None = None
+        self._errors: dict[int, BaseException] = {}  # of threads: what went wrong in their last stand-in that failed
         self._machine_code = b""
         self._names: list[ctypes.Array] = []
         launch = (_INT, ctypes.POINTER(_LaunchConfig), _TEXT, _POINTER_OUT)
@@ -294,14 +293,16 @@ class _Recorder:
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls something of CuTe DSL that calls stand-ins; it sees their error codes only, the reason is kept here."""
-        self.error = None
+        thread = threading.get_ident()
         with interrupts.deferred():
+            self._errors.pop(thread, None)
             try:
                 result = function(*arguments)
             except Exception as error:
-                raise (self.error or error) from None
-            if self.error is not None and not isinstance(self.error, Exception):
-                raise self.error  # an interrupt that host code went on after
+                raise self._errors.pop(thread, error) from None
+            reason = self._errors.pop(thread, None)
+            if reason is not None and not isinstance(reason, Exception):
+                raise reason  # an interrupt that host code went on after
             return result
 
     def _guarded(self, function: Callable[..., int | None], *arguments: Any) -> int:
@@ -309,7 +310,7 @@ class _Recorder:
         try:
             return function(*arguments) or _SUCCESS
         except BaseException as error:  # noqa: BLE001 - `call` raises it
-            self.error = error
+            self._errors[threading.get_ident()] = error
             return _NOT_SUPPORTED if isinstance(error, UnsupportedPTX) else _FAILURE
 
     @staticmethod

@@ -154,6 +154,84 @@ def test_signals_in_their_order_at_the_end_of_the_outermost() -> None:
             signal.signal(number, handler)
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """SIGUSR1, SIGUSR2 and SIGINT have the handlers of before again."""
+    numbers = signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("checked", [True, False], ids=["in a launch", "at its end"])
+def test_the_second_handler_runs_though_the_first_raises(checked) -> None:
+    seen: list[int] = []
+
+    def raising(*_: object) -> None:
+        raise Late
+
+    signal.signal(signal.SIGUSR1, raising)
+    signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
+    with pytest.raises(Late), interrupts.deferred():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        if checked:
+            interrupts.check()
+    assert seen == [signal.SIGUSR2] and not interrupts.noted and not interrupts._replaced
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("checked", [True, False], ids=["in a launch", "at its end"])
+def test_what_a_handler_installs_stays(checked) -> None:
+    """The first interrupt asks a program to finish, the second one ends it."""
+    found: list[object] = []
+
+    def finish(*_: object) -> None:
+        found.append(signal.getsignal(signal.SIGINT))
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, finish)
+    with interrupts.deferred():
+        os.kill(os.getpid(), signal.SIGINT)
+        if checked:
+            interrupts.check()
+            os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                interrupts.check()
+    assert found == [finish] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_handler_that_leaves_the_next_signal_to_the_system() -> None:
+    signal.signal(signal.SIGUSR1, lambda *_: signal.signal(signal.SIGUSR2, signal.SIG_IGN))
+    signal.signal(signal.SIGUSR2, lambda *_: pytest.fail("is ignored by now"))
+    with interrupts.deferred():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_process_that_another_thread_forks_has_the_handlers() -> None:
+    signal.signal(signal.SIGUSR1, lambda *_: os._exit(42))
+    statuses: list[int] = []
+
+    def fork() -> None:
+        process = os.fork()
+        if process == 0:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os._exit(bool(interrupts.noted))
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+
+    with interrupts.deferred():
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+    assert statuses == [42]
+
+
 def test_another_thread_defers_nothing() -> None:
     handler = signal.getsignal(signal.SIGINT)
     found: list[object] = []
@@ -216,6 +294,37 @@ for _ in range(int(sys.argv[1])):
     outcomes["right" if right(3) else "wrong"] += 1
 print(dict(outcomes))
 """
+THREADS = PROGRAM + """
+import time
+seen, ended = collections.Counter(), threading.Event()
+def work(turns):
+    y = torch.zeros(64, dtype=torch.int32, device="cuda")
+    while not ended.is_set():
+        try:
+            run(from_dlpack(y), turns)
+            seen["thread", "right"] += 1
+        except BaseException as error:
+            seen["thread", type(error).__name__] += 1
+def interrupted(count, longest, turns):
+    for _ in range(count):
+        threading.Timer(longest / 2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.perf_counter()
+        try:
+            run(from_dlpack(x), turns)
+        except BaseException as error:
+            late = time.perf_counter() - start > longest / 2 + 1
+            seen["main", "late" if late else type(error).__name__] += 1
+threads = [threading.Thread(target=work, args=(500,)) for _ in range(3)]
+for thread in threads: thread.start()
+interrupted(20, 0.2, 1 << 30)
+ended.set()
+for thread in threads: thread.join()
+threading.Thread(target=run, args=(from_dlpack(torch.zeros_like(x)), 1 << 30), daemon=True).start()
+time.sleep(0.5)
+interrupted(1, 0.5, 3)  # behind that one, which never ends
+print({key: seen[key] for key in seen if key != ("thread", "right")}, flush=True)
+os._exit(0)
+"""
 ENDED = PROGRAM + """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
 def test_spin():
@@ -233,6 +342,14 @@ def test_random_moments_of_a_program(tmp_path: Path) -> None:
     done = run_python("-m", "cute_kernels", "emulate", *words)
     assert done.returncode == 0, done.stderr
     assert f"{{'interrupted': {count}, 'right': {count}}}" in done.stdout
+
+
+def test_an_interrupt_is_of_the_main_thread_alone(tmp_path: Path) -> None:
+    """Other threads launch the same function, and the main thread does not wait for their launches."""
+    (tmp_path / "threads.py").write_text(THREADS)
+    words = ["emulate", "--arch", "sm_90a", "--quiet", str(tmp_path / "threads.py")]
+    done = run_python("-m", "cute_kernels", *words, timeout=60)
+    assert done.stdout == "{('main', 'KeyboardInterrupt'): 21}\n", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", ["emulate", "check", "mutate"])

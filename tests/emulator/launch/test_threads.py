@@ -144,3 +144,38 @@ def test_a_process_that_is_forked_while_another_thread_compiles(monkeypatch) -> 
             os._exit(status)
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+
+
+FORKED = PROGRAM.split("seen =")[0] + """
+import faulthandler, os, time
+@cute.kernel
+def spin(x: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    for i in cutlass.range(1 << 30, unroll=1):
+        x[thread] = x[thread] * 3 + 1
+        cute.arch.sync_threads()
+
+@cute.jit
+def never(x: cute.Tensor):
+    spin(x).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+endless = cute.compile(never, from_dlpack(x))
+threading.Thread(target=endless, args=(from_dlpack(torch.zeros_like(x)),), daemon=True).start()
+time.sleep(0.5)
+process = os.fork()
+if process == 0:
+    faulthandler.dump_traceback_later(20, exit=True)
+    y = torch.zeros_like(x)
+    run(from_dlpack(x), from_dlpack(y))
+    os._exit(7 if (y == x.flip(0)).all() else 8)
+print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked where the system forks them")
+def test_a_program_forks_while_another_thread_launches(tmp_path) -> None:
+    (tmp_path / "program.py").write_text(FORKED)
+    words = ["emulate", "--arch", "sm_90a", "--quiet", str(tmp_path / "program.py")]
+    done = run_python("-m", "cute_kernels", *words, timeout=60)
+    assert done.stdout == "7\n", done.stdout + done.stderr
