@@ -1,4 +1,4 @@
-"""The list of kernels: of every operation its problem, and for every architecture tunables and planner."""
+"""The list of kernels: of every operation its problem, and for every architecture its kernels."""
 
 from __future__ import annotations
 
@@ -21,65 +21,23 @@ from cute_kernels.config import (
     Sm100ResidentConfig,
 )
 from cute_kernels.config_codec import ConfigCodec
-from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan import gemm_sm90, gemm_sm100, images_sm90, images_sm100, patch_embed_sm90, sm100_choice
+from cute_kernels.plan import (
+    gemm_sm90,
+    gemm_sm100,
+    images_gather,
+    images_sm90,
+    images_sm100,
+    patch_embed_resident,
+    patch_embed_sm90,
+    patch_embed_sm100,
+)
 from cute_kernels.plan.base import Arch, Plan
 from cute_kernels.plan.gemm import check_gemm_problem
 from cute_kernels.plan.images import check_images_problem
-from cute_kernels.plan.images_chain import plan_sm90_chain, plan_sm100_chain, why_rows_on_sm90, why_rows_on_sm100
-from cute_kernels.plan.images_gather import multiplies_floats, plan_sm90_gather, search_space
+from cute_kernels.plan.images_chain import chained, why_not_read_on_sm90, why_rows_on_sm90, why_rows_on_sm100
+from cute_kernels.plan.kernel import Kernel
 from cute_kernels.plan.patch_embed import check_problem
-
-
-@dataclass(frozen=True)
-class Target:
-    """One architecture of an operation.
-
-    Attributes:
-        config: class of its tunables.
-        plan: ``(problem, config or None, arch, sm_count) -> Plan``; chooses where there is no config, and raises
-            ValueError where a limit is broken.
-        search: ``(problem, arch, sm_count)`` -> plans that are worth timing on a device, the most promising first.
-        predict: the modelled time of a plan, where there is a model.
-        others: kernels with tunables of their own, for problems that they take.
-        takes: of another kernel: whether a problem is one of its.
-        also: further classes of tunables that ``plan`` takes, of kernels for the same problems; without a configuration
-            it chooses among all of them.
-        why: says of a plan why the problem gets this kernel, where there are several.
-        fallback: what problems get that none of these kernels takes, and every problem whose configuration asks for it.
-    """
-
-    config: type
-    plan: Callable[[Any, Any, Arch, int], Plan]
-    search: Callable[[Any, Arch, int], list[Any]] | None = None
-    predict: Callable[[Any], Prediction | None] | None = None
-    others: tuple[Target, ...] = ()
-    takes: Callable[[Any], bool] = bool
-    fallback: Target | None = None
-    also: tuple[type, ...] = ()
-    why: Callable[[Any], str] | None = None
-
-    @property
-    def configs(self) -> tuple[type, ...]:
-        """All classes of tunables that ``plan`` takes."""
-        return (self.config, *self.also)
-
-    def of(self, problem: Any, config: Any = None) -> Target:
-        """The kernel that a problem gets, with a configuration or None."""
-        if self.fallback is not None:
-            asked = isinstance(config, self.fallback.configs)
-            if asked or (config is None and self.fallback.takes(problem)):
-                return self.fallback
-        return self.reading(problem)
-
-    def reading(self, problem: Any) -> Target:
-        """The kernel that a problem gets unless it falls back."""
-        return next((other for other in self.others if other.takes(problem)), self)
-
-    @property
-    def kernels(self) -> tuple[Target, ...]:
-        """Everything that is registered of the architecture."""
-        return (self, *self.others, *(() if self.fallback is None else (self.fallback,)))
+from cute_kernels.plan.sm100_transposed import predict
 
 
 @dataclass(frozen=True)
@@ -90,38 +48,61 @@ class Planner:
         operation: its name, that of `Plan.operation`.
         problem: class of its problems.
         check: raises ValueError for a problem that no architecture could run.
-        targets: by the name of the architecture.
+        kernels: by the name of the architecture; a problem gets the first that takes it, and the last takes all.
     """
 
     operation: str
     problem: type
     check: Callable[[Any], None]
-    targets: Mapping[str, Target]
+    kernels: Mapping[str, tuple[Kernel, ...]]
 
-    def target(self, arch: str) -> Target:
-        """That of an architecture.
+    def of(self, arch: str) -> tuple[Kernel, ...]:
+        """The kernels of an architecture.
 
         Raises:
             NotImplementedError: there is none.
         """
-        if arch not in self.targets:
-            raise NotImplementedError(f"{self.operation} has kernels for {', '.join(self.targets)}, not for {arch}")
-        return self.targets[arch]
+        if arch not in self.kernels:
+            raise NotImplementedError(f"{self.operation} has kernels for {', '.join(self.kernels)}, not for {arch}")
+        return self.kernels[arch]
 
-    @property
-    def configs(self) -> dict[str, type]:
-        """The class of each architecture's tunables; of several kernels, that of the first."""
-        return {arch: target.config for arch, target in self.targets.items()}
+    def kernel(self, problem: Any, arch: Arch) -> Kernel:
+        """The kernel that a problem gets without a configuration."""
+        return next(kernel for kernel in self.of(arch.name) if not kernel.takes(problem, arch))
+
+    def plan(self, problem: Any, config: Any, arch: Arch, sm_count: int) -> Plan:
+        """The plan of a configuration's kernel; without one, that of the kernel and configuration that are chosen.
+
+        Raises:
+            NotImplementedError: there is no kernel for the architecture.
+            TypeError: the configuration is none of its kernels'.
+            ValueError: a limit is broken.
+        """
+        kernels = {kernel.config: kernel for kernel in self.of(arch.name)}
+        if config is not None and type(config) not in kernels:
+            allowed = " or ".join(kind.__name__ for kind in kernels)
+            raise TypeError(f"config is {type(config).__name__}, {arch.name} takes {allowed}")
+        self.check(problem)
+        kernel = self.kernel(problem, arch) if config is None else kernels[type(config)]
+        return kernel.plan(problem, config or kernel.choose(problem, arch, sm_count), arch, sm_count)
+
+    def search(self, problem: Any, arch: Arch, sm_count: int) -> list[Plan]:
+        """Plans that are worth timing on a device, all different and the most promising first.
+
+        Of several kernels, what the problem gets and then all by modelled time.
+        """
+        found = [(k, k.search(problem, arch, sm_count)) for k in self.of(arch.name) if k.search is not None]
+        found = [(kernel, plans) for kernel, plans in found if plans]
+        if len(found) < 2:
+            return [plan for _, plans in found for plan in plans]
+        timed = [(kernel.predict(plan).microseconds, plan) for kernel, plans in found for plan in plans]
+        timed.sort(key=lambda pair: pair[0])
+        return list(dict.fromkeys((self.plan(problem, None, arch, sm_count), *(plan for _, plan in timed))))
 
     @property
     def kinds(self) -> dict[type, str]:
         """All classes of tunables, and the architecture of each."""
-        return {
-            config: arch
-            for arch, target in self.targets.items()
-            for kernel in target.kernels
-            for config in kernel.configs
-        }
+        return {kernel.config: arch for arch, kernels in self.kernels.items() for kernel in kernels}
 
     @cached_property
     def codec(self) -> ConfigCodec:
@@ -129,50 +110,92 @@ class Planner:
         return ConfigCodec(self.kinds)
 
 
+_STREAMED = Kernel(
+    Sm100PatchEmbedConfig,
+    patch_embed_sm100.plan_streamed,
+    patch_embed_sm100.FIELDS,
+    patch_embed_sm100.default_config,
+    patch_embed_resident.why_on_chip,
+    patch_embed_sm100.search_space,
+    predict,
+)
+_RESIDENT = Kernel(
+    Sm100ResidentConfig,
+    patch_embed_resident.plan_resident,
+    patch_embed_resident.FIELDS,
+    patch_embed_resident.default_config,
+    search=patch_embed_resident.search_space,
+    predict=predict,
+)
+_ROWS_SM90 = Kernel(
+    Sm90PatchEmbedConfig,
+    patch_embed_sm90.plan_sm90,
+    patch_embed_sm90.FIELDS,
+    patch_embed_sm90.default_config,
+    search=patch_embed_sm90.search_space,
+    predict=patch_embed_sm90.predict,
+)
 PATCH_EMBED = Planner(
-    "patch_embed",
-    PatchEmbedProblem,
-    check_problem,
-    {
-        "sm_100a": Target(
-            Sm100PatchEmbedConfig, sm100_choice.plan_sm100, sm100_choice.search_space, sm100_choice.predict,
-            also=(Sm100ResidentConfig,), why=sm100_choice.why,
-        ),
-        "sm_90a": Target(
-            Sm90PatchEmbedConfig, patch_embed_sm90.plan_sm90, patch_embed_sm90.search_space, patch_embed_sm90.predict
-        ),
-    },
-)  # fmt: skip
+    "patch_embed", PatchEmbedProblem, check_problem, {"sm_100a": (_STREAMED, _RESIDENT), "sm_90a": (_ROWS_SM90,)}
+)
 
+_GATHER = Kernel(
+    Sm90GatherConfig,
+    images_gather.plan_sm90_gather,
+    images_gather.FIELDS,
+    images_gather.default_config,
+    lambda problem, arch: images_gather.why_not_gathered(problem),
+    images_gather.search_space,
+)
+_IMAGES_SM90 = Kernel(
+    Sm90ImagesConfig,
+    images_sm90.plan_sm90_images,
+    images_sm90.FIELDS,
+    images_sm90.default_config,
+    lambda problem, arch: why_not_read_on_sm90(problem),
+    predict=images_sm90.predict,
+)
+_IMAGES_SM100 = Kernel(
+    Sm100ImagesConfig,
+    images_sm100.plan_sm100_images,
+    images_sm100.FIELDS,
+    lambda problem, arch, sm_count: Sm100ImagesConfig(),
+    lambda problem, arch: why_rows_on_sm100(problem),
+    predict=images_sm100.predict,
+)
 PATCH_EMBED_IMAGES = Planner(
     "patch_embed_images",
     PatchEmbedImagesProblem,
     check_images_problem,
     {
-        "sm_90a": Target(
-            Sm90ImagesConfig, images_sm90.plan_sm90_images, predict=images_sm90.predict,
-            others=(Target(Sm90GatherConfig, plan_sm90_gather, search_space, takes=multiplies_floats),),
-            fallback=Target(
-                Sm90PatchEmbedConfig, plan_sm90_chain, takes=lambda problem: bool(why_rows_on_sm90(problem)),
-            ),
-        ),
-        "sm_100a": Target(
-            Sm100ImagesConfig, images_sm100.plan_sm100_images, predict=images_sm100.predict,
-            fallback=Target(
-                Sm100PatchEmbedConfig, plan_sm100_chain, takes=lambda problem: bool(why_rows_on_sm100(problem)),
-                also=(Sm100ResidentConfig,),
-            ),
-        ),
+        "sm_90a": (_IMAGES_SM90, _GATHER, chained(_ROWS_SM90, why_rows_on_sm90)),
+        "sm_100a": (_IMAGES_SM100, chained(_STREAMED, why_rows_on_sm100), chained(_RESIDENT, why_rows_on_sm100)),
     },
-)  # fmt: skip
+)
 
 GEMM = Planner(
     "gemm",
     GemmProblem,
     check_gemm_problem,
     {
-        "sm_100a": Target(Sm100GemmConfig, gemm_sm100.plan_sm100_gemm, gemm_sm100.search_space),
-        "sm_90a": Target(Sm90GemmConfig, gemm_sm90.plan_sm90_gemm, gemm_sm90.search_space),
+        "sm_100a": (
+            Kernel(
+                Sm100GemmConfig,
+                gemm_sm100.plan_sm100_gemm,
+                gemm_sm100.FIELDS,
+                gemm_sm100.default_config,
+                search=gemm_sm100.search_space,
+            ),
+        ),
+        "sm_90a": (
+            Kernel(
+                Sm90GemmConfig,
+                gemm_sm90.plan_sm90_gemm,
+                gemm_sm90.FIELDS,
+                gemm_sm90.default_config,
+                search=gemm_sm90.search_space,
+            ),
+        ),
     },
 )
 
