@@ -41,6 +41,9 @@ many features. In a CUDA graph on an H200 one image for 768 features took 1.34 o
 0.88 (before warps held several pairs); 4736 images for 1024 features take 0.92, 512 images for 1152 features 1.04
 (docs/measurements.md)."""
 
+MOST_TRIED = 8
+"""Configurations of the kernel over rows that a tuner times behind a pass."""
+
 Reason = Callable[[PatchEmbedImagesProblem], str]
 
 
@@ -214,4 +217,11 @@ def chained(rows: Kernel, why: Reason) -> Kernel:
     def takes(problem: PatchEmbedImagesProblem, arch: Arch) -> str:
         return rows.takes(rows_problem(problem, arch), arch)
 
-    return Kernel(rows.config, plan, rows.fields, choose, takes)
+    def search(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[RowsChainPlan]:
+        try:
+            products = rows.search(rows_problem(problem, arch), arch, sm_count)
+        except ValueError:
+            return []
+        return [plan(problem, product.config, arch, sm_count) for product in products[:MOST_TRIED]]
+
+    return Kernel(rows.config, plan, rows.fields, choose, search, takes)

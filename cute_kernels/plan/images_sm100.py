@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -92,6 +93,10 @@ FIELDS = {
     "stage_blocks": Field("halves of a patch of one channel in a stage", (1, 2)),
     "order": TILE_ORDER,
 }
+
+
+_TRIED_SHAPES = 4
+"""Of tiles, for each memory and group of CTAs, that a tuner times."""
 
 
 def plan_sm100_images(
@@ -230,6 +235,19 @@ def resolve(
             if is_legal(plan, check):
                 return plan
     return cheapest
+
+
+def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[Sm100ImagesPlan]:
+    """Legal plans that are worth timing on a device: of each memory and group of CTAs those of least cost."""
+    plans: list[Sm100ImagesPlan] = []
+    with contextlib.suppress(ValueError):
+        plans.append(plan_sm100_images(problem, Sm100ImagesConfig(), arch, sm_count))
+        memories = ("tmem",) if problem.precision == "int16" else ("tmem", "smem")
+        for weight, group in itertools.product(memories, (1, 2) if sm_count > 1 else (1,)):
+            config = Sm100ImagesConfig(cta_group=group)
+            shapes = sorted(_candidates(problem, config, arch, sm_count, weight), key=launch_clocks)
+            plans += [plan for plan in shapes if is_legal(plan, check)][:_TRIED_SHAPES]
+    return list(dict.fromkeys(plans))
 
 
 def _candidates(

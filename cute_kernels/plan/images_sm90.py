@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -15,7 +16,7 @@ from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan import patch_embed_sm90 as rows
 from cute_kernels.plan.base import ITEMSIZE, Arch, SmemRegion, check_smem, reject, require, round_up, smem_map
 from cute_kernels.plan.fields import TWO_TILES, Field, check_fields
-from cute_kernels.plan.images import MOST_PATCHES, STRIP_PATCH, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
+from cute_kernels.plan.images import INTEGERS, MOST_PATCHES, STRIP_PATCH, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
 from cute_kernels.plan.images_gather import GATHER_CLOCKS
 from cute_kernels.plan.images_strips import (
     BLOCK_BYTES,
@@ -280,6 +281,9 @@ FAST_SPLITS = (48,)
 RAW_STAGES_BY_CHOICE, CHOSEN_PAIRS = (3, RAW_STAGES), 4
 """Strips that wait to be repacked, the first number that fits, and pairs of rows that a thread holds."""
 
+TRIED_SHAPES = 3
+"""Of tiles, for each source, memory and number of warpgroups, that a tuner times."""
+
 FEW_SPLITS = 4096
 """Patches up to which these rows are gathered nevertheless: of 3,136 gathering took 0.81 of the time in a CUDA graph on
 an H200, of 6,272 1.33 (docs/measurements.md)."""
@@ -445,6 +449,33 @@ def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Ar
     else:  # the plan that lacks the fewest registers or the least memory says so
         plan = min(plans, key=lambda plan: (plan.needed_registers - plan.consumer_registers, plan.smem_bytes))
     return plan.config
+
+
+def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[Sm90ImagesPlan]:
+    """Legal plans that are worth timing on a device: of each source, memory of the weight and number of warpgroups the
+    shapes of least cost, the chooser's choice first."""
+    if problem.precision not in INTEGERS or why_no_operand(problem):
+        return []
+    chosen = plan_sm90_images(problem, default_config(problem, arch, sm_count), arch, sm_count)
+    found: dict[tuple, list[Sm90ImagesPlan]] = {}
+    for source, few in itertools.product(_sources(problem), (True, False)):
+        given = Sm90ImagesConfig(source=source, order=chosen.config.order)
+        for plan in _shapes(problem, _of_source(given, chosen), arch, sm_count, few):
+            found.setdefault((source, plan.config.weight, plan.config.warpgroups), []).append(plan)
+    plans = [chosen]
+    for shapes in found.values():
+        ranked = sorted({plan.config: plan for plan in shapes if _fits(plan)}.values(), key=_cost)
+        for plan in ranked[:TRIED_SHAPES]:
+            with contextlib.suppress(ValueError):
+                plans.append(plan_sm90_images(problem, plan.config, arch, sm_count))
+    return list(dict.fromkeys(plans))
+
+
+def _of_source(config: Sm90ImagesConfig, chosen: Sm90ImagesPlan) -> Sm90ImagesConfig:
+    """With the buffers of rows that are repacked as the chooser has them."""
+    return dataclasses.replace(
+        config, raw_stages=chosen.config.raw_stages, repack_pairs=chosen.config.repack_pairs
+    )
 
 
 def _shapes(

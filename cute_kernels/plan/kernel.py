@@ -11,7 +11,7 @@ from cute_kernels.plan.base import Arch, Plan
 from cute_kernels.plan.fields import Fields
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """One kernel of an operation on an architecture.
 
@@ -21,8 +21,9 @@ class Kernel:
             where a limit is broken.
         fields: legal values of its tunables.
         choose: ``(problem, arch, sm_count)`` -> the configuration that a problem gets; it may leave fields open.
+        search: ``(problem, arch, sm_count)`` -> plans that are worth timing on a device, the most promising first;
+            none of a problem that it cannot compute.
         takes: why a problem does not get this kernel unless its configuration asks for it; empty where it does.
-        search: ``(problem, arch, sm_count)`` -> plans that are worth timing on a device, the most promising first.
         predict: the modelled time of a plan.
     """
 
@@ -30,6 +31,6 @@ class Kernel:
     plan: Callable[[Any, Any, Arch, int], Plan]
     fields: Fields
     choose: Callable[[Any, Arch, int], Any]
+    search: Callable[[Any, Arch, int], list[Any]]
     takes: Callable[[Any, Arch], str] = lambda problem, arch: ""
-    search: Callable[[Any, Arch, int], list[Any]] | None = None
     predict: Callable[[Any], Prediction | None] | None = None

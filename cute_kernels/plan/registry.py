@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,15 +90,18 @@ class Planner:
     def search(self, problem: Any, arch: Arch, sm_count: int) -> list[Plan]:
         """Plans that are worth timing on a device, all different and the most promising first.
 
-        Of several kernels, what the problem gets and then all by modelled time.
+        Of several kernels, what the problem gets, and then all by modelled time, or in turn where one has no model.
         """
-        found = [(k, k.search(problem, arch, sm_count)) for k in self.of(arch.name) if k.search is not None]
-        found = [(kernel, plans) for kernel, plans in found if plans]
+        kernels = {kernel: kernel.search(problem, arch, sm_count) for kernel in self.of(arch.name)}
+        found = {kernel: plans for kernel, plans in kernels.items() if plans}
         if len(found) < 2:
-            return [plan for _, plans in found for plan in plans]
-        timed = [(kernel.predict(plan).microseconds, plan) for kernel, plans in found for plan in plans]
-        timed.sort(key=lambda pair: pair[0])
-        return list(dict.fromkeys((self.plan(problem, None, arch, sm_count), *(plan for _, plan in timed))))
+            return [plan for plans in found.values() for plan in plans]
+        if all(kernel.predict for kernel in found):
+            timed = [(kernel.predict(plan).microseconds, plan) for kernel, plans in found.items() for plan in plans]
+            plans = [plan for _, plan in sorted(timed, key=lambda pair: pair[0])]
+        else:
+            plans = [plan for turn in itertools.zip_longest(*found.values()) for plan in turn if plan is not None]
+        return list(dict.fromkeys((self.plan(problem, None, arch, sm_count), *plans)))
 
     @property
     def kinds(self) -> dict[type, str]:
@@ -115,8 +119,8 @@ _STREAMED = Kernel(
     patch_embed_sm100.plan_streamed,
     patch_embed_sm100.FIELDS,
     patch_embed_sm100.default_config,
-    patch_embed_resident.why_on_chip,
     patch_embed_sm100.search_space,
+    patch_embed_resident.why_on_chip,
     predict,
 )
 _RESIDENT = Kernel(
@@ -124,7 +128,7 @@ _RESIDENT = Kernel(
     patch_embed_resident.plan_resident,
     patch_embed_resident.FIELDS,
     patch_embed_resident.default_config,
-    search=patch_embed_resident.search_space,
+    patch_embed_resident.search_space,
     predict=predict,
 )
 _ROWS_SM90 = Kernel(
@@ -132,7 +136,7 @@ _ROWS_SM90 = Kernel(
     patch_embed_sm90.plan_sm90,
     patch_embed_sm90.FIELDS,
     patch_embed_sm90.default_config,
-    search=patch_embed_sm90.search_space,
+    patch_embed_sm90.search_space,
     predict=patch_embed_sm90.predict,
 )
 PATCH_EMBED = Planner(
@@ -144,24 +148,26 @@ _GATHER = Kernel(
     images_gather.plan_sm90_gather,
     images_gather.FIELDS,
     images_gather.default_config,
-    lambda problem, arch: images_gather.why_not_gathered(problem),
     images_gather.search_space,
+    lambda problem, arch: images_gather.why_not_gathered(problem),
 )
 _IMAGES_SM90 = Kernel(
     Sm90ImagesConfig,
     images_sm90.plan_sm90_images,
     images_sm90.FIELDS,
     images_sm90.default_config,
+    images_sm90.search_space,
     lambda problem, arch: why_not_read_on_sm90(problem),
-    predict=images_sm90.predict,
+    images_sm90.predict,
 )
 _IMAGES_SM100 = Kernel(
     Sm100ImagesConfig,
     images_sm100.plan_sm100_images,
     images_sm100.FIELDS,
     lambda problem, arch, sm_count: Sm100ImagesConfig(),
+    images_sm100.search_space,
     lambda problem, arch: why_rows_on_sm100(problem),
-    predict=images_sm100.predict,
+    images_sm100.predict,
 )
 PATCH_EMBED_IMAGES = Planner(
     "patch_embed_images",
@@ -184,7 +190,7 @@ GEMM = Planner(
                 gemm_sm100.plan_sm100_gemm,
                 gemm_sm100.FIELDS,
                 gemm_sm100.default_config,
-                search=gemm_sm100.search_space,
+                gemm_sm100.search_space,
             ),
         ),
         "sm_90a": (
@@ -193,7 +199,7 @@ GEMM = Planner(
                 gemm_sm90.plan_sm90_gemm,
                 gemm_sm90.FIELDS,
                 gemm_sm90.default_config,
-                search=gemm_sm90.search_space,
+                gemm_sm90.search_space,
             ),
         ),
     },

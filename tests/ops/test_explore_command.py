@@ -89,7 +89,7 @@ def test_the_timeline_is_of_the_configuration_that_is_asked_for() -> None:
 def test_smaller_problems() -> None:
     gemm = explorer.smaller(GemmProblem(m=4096, n=64, k=4096, batches=3, bias=True))
     assert gemm == GemmProblem(m=512, n=64, k=256, bias=True)
-    with pytest.raises(TypeError, match="problem is int, expected that of an operation"):
+    with pytest.raises(TypeError, match="problem is int, expected one of PatchEmbedProblem"):
         explorer.smaller(3)
 
 
