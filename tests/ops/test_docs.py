@@ -10,13 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from bench import archive
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("cute_kernels", "tests", "bench", "docs", ".ci")
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 FILES = {
     "/" + str(path.relative_to(ROOT))
     for path in [*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
+} | {
+    f"/bench/results/{path.name}/{name}" for path in archive.RESULTS.glob("*.tar.xz") for name in archive.contents(path)
 }
+"""With those in the archives of recorded results."""
 
 WRITTEN = {
     "demo.png", "trace.png", "trace.json", "photo.png", "patch_embed.ptx.json", "build/mutation.json", "state.json",
