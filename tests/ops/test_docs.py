@@ -1,14 +1,19 @@
-"""Documentation names files that exist, and every file of the emulator has its place on the map.
+"""Documentation names files that exist, its generated tables are those of the code, and pages keep their sizes.
 
 Links, anchors and API references are the site's business: ``make docs`` fails where one leads nowhere.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from cute_kernels.config import PatchEmbedImagesProblem
+from cute_kernels.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("cute_kernels", "tests", "bench", "docs", ".ci")
@@ -20,9 +25,9 @@ FILES = {
 
 WRITTEN = {
     "demo.png", "trace.png", "trace.json", "photo.png", "patch_embed.ptx.json", "build/mutation.json", "state.json",
-    "r.json",
+    "r.json", "transpose.py", "broken.py",
 }  # fmt: skip
-"""Files that commands write where they are called."""
+"""Files that commands write, or readers, where they are called."""
 
 NOT_OURS = re.compile(r"^(cute|cute_ext|examples/python)/|\b[A-Z_]+\.")
 """Programs of other projects, by their paths there; names in capitals, which stand for any."""
@@ -45,15 +50,41 @@ def test_files_exist(page: Path) -> None:
     assert not missing
 
 
-def test_the_map_has_every_file_of_the_emulator() -> None:
-    """Each in the table of its folder; those of `core/` are in docs/emulator/core.md."""
-    text = (ROOT / "docs" / "architecture.md").read_text().partition("\n## The emulator\n")[2]
-    _, *parts = re.split(r"^### `([\w/]*)/`", text, flags=re.MULTILINE)
-    tables = dict(zip(parts[::2], parts[1::2]))
-    files = {path.relative_to(ROOT / "cute_kernels") for path in (ROOT / "cute_kernels" / "emulator").rglob("*.py")}
-    files = {path for path in files if not path.name.startswith("__") and "core" not in path.parts}
-    assert len(files) > 100
-    for path in sorted(files):
-        folder = str(path.parent)
-        named = f"`{path.name}`" in tables[folder] or (folder == "emulator/instructions" and "`*.py`" in tables[folder])
-        assert named, f"{path} is not in the table of {folder}"
+def tables() -> ModuleType:
+    """The script that writes the generated tables."""
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_tables_are_those_of_the_code() -> None:
+    """``python docs/tables.py`` would change no page, and no page but these has a generated table."""
+    script = tables()
+    written = {page.name for page in PAGES if "<!-- end -->" in page.read_text()}
+    assert set(script.PAGES) <= written
+    for name in script.PAGES:
+        page = (ROOT / "docs" / name).read_text()
+        assert script.filled(page) == page, f"docs/{name}: run python docs/tables.py"
+
+
+def test_a_table_of_kernels_names_what_a_plan_runs() -> None:
+    """Cells of the page against kernels that are looked up here, one for each of its columns."""
+    page = (ROOT / "docs" / "which_kernel.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    (images,) = (row for row in rows if row[0] == "`int8`" and row[1] == "16")
+    assert images[2:] == ["`sm90/patch_embed_images`", "`sm100/patch_embed_images`"]
+    problem = PatchEmbedImagesProblem(1, 3, 224, 224, 16, 768, table_rows=196)
+    for arch, cell in zip(("sm_90a", "sm_100a"), images[2:]):
+        module = make_plan(problem, arch=arch).kernel.partition(":")[0]
+        assert module == "cute_kernels.kernels." + cell.strip("`").replace("/", ".")
+
+
+def test_every_module_says_what_it_is() -> None:
+    """In the first line of its docstring, which the list of modules shows."""
+    script = tables()
+    found = [path for folder in script.folders() for path in script.modules(folder)]
+    assert len(found) > 200
+    assert not [str(path) for path in found if not script.first_line(path)]
+    page = script.module_page()
+    assert all(f"* `{path.name}`: {script.first_line(path)}" in page for path in found)
