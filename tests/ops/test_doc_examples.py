@@ -73,6 +73,16 @@ def test_the_operations_print_what_is_shown(capsys: pytest.CaptureFixture[str]) 
     assert torch.allclose(product["out"].double(), exact, rtol=1e-5, atol=1e-4)
 
 
+def test_the_swap_of_a_model_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/use_in_your_model.md: the block that needs nothing but transformers."""
+    pytest.importorskip("transformers")
+    (block,) = (block for block in blocks("use_in_your_model.md", "python") if 'backend="emulator"' in block)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        exec(compile(block, "use_in_your_model.md", "exec"), {})
+    assert float(re.fullmatch(r"tensor\((.*)\)\n", capsys.readouterr().out)[1]) > 0.999
+
+
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
     """docs/examples/relu_gemm.py."""
