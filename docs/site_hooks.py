@@ -17,11 +17,10 @@ from mkdocs.structure.files import File, Files
 from cute_kernels.commands import cli
 
 ROOT = Path(__file__).parents[1]
-PICTURES = ROOT / "bench" / "results"
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Adds the generated pages, and the pictures of bench/results that pages show."""
+    """Adds the generated pages."""
     # Links of the README are relative to the repository's root, those of a page to docs/.
     readme = (ROOT / "README.md").read_text().replace("](docs/", "](")
     index = f"---\nhide: [navigation]\n---\n\n{readme}"
@@ -33,14 +32,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     }
     for path, content in generated.items():
         files.append(File.generated(config, path, content=content))
-    for picture in sorted(PICTURES.glob("*.png")):
-        files.append(File.generated(config, f"bench/results/{picture.name}", abs_src_path=str(picture)))
     return files
-
-
-def on_page_markdown(markdown: str, **_: object) -> str:
-    """bench/ lies beside docs/ in the repository and inside of the site."""
-    return markdown.replace("](../bench/results/", "](bench/results/")
 
 
 def notebook() -> str:

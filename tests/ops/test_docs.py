@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from bench import archive
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan import make_plan
 
@@ -21,7 +22,10 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 FILES = {
     "/" + str(path.relative_to(ROOT))
     for path in [*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
+} | {
+    f"/bench/results/{path.name}/{name}" for path in archive.RESULTS.glob("*.tar.xz") for name in archive.contents(path)
 }
+"""With those in the archives of recorded results."""
 
 WRITTEN = {
     "demo.png", "trace.png", "trace.json", "photo.png", "patch_embed.ptx.json", "build/mutation.json", "state.json",
@@ -31,6 +35,29 @@ WRITTEN = {
 
 NOT_OURS = re.compile(r"^(cute|cute_ext|examples/python)/|\b[A-Z_]+\.")
 """Programs of other projects, by their paths there; names in capitals, which stand for any."""
+
+
+SIZES = {
+    "README.md": 8_000,
+    # For everybody.
+    "docs/install.md": 4_500, "docs/tutorial.md": 7_500, "docs/glossary.md": 4_000, "docs/demo.md": 1_500,
+    # Kernel developers.
+    "docs/agents.md": 5_000, "docs/own_kernel.md": 7_500,
+    "docs/emulator/guide.md": 14_000, "docs/emulator/your_kernel.md": 14_500, "docs/emulator/contract.md": 37_500,
+    "docs/emulator/arithmetic.md": 7_500, "docs/emulator/core.md": 9_500, "docs/emulator/counters.md": 8_000,
+    "docs/emulator/programs.md": 5_500, "docs/emulator/programs_outcomes.md": 17_500,
+    "docs/emulator/public_bugs.md": 7_000, "docs/emulator/speed.md": 4_500,
+    # Model engineers.
+    "docs/use_in_your_model.md": 12_000, "docs/operations.md": 5_500, "docs/which_kernel.md": 5_500,
+    "docs/caching.md": 6_000, "docs/performance.md": 37_000,
+    # Explorers.
+    "docs/explore.md": 4_500, "docs/profiling.md": 6_000, "docs/model.md": 8_500, "docs/b200.md": 2_500,
+    "docs/experiments.md": 25_000,
+    # Contributors.
+    "docs/architecture.md": 11_000, "docs/dataflow.md": 15_000, "docs/extending.md": 4_500, "docs/testing.md": 10_500,
+    "docs/mutation.md": 8_500,
+}  # fmt: skip
+"""Bytes that a page may have. Pages of docs/api are a few lines that mkdocstrings expands, 1,000 at most each."""
 
 
 def named_files(text: str) -> set[str]:
@@ -48,6 +75,20 @@ def test_files_exist(page: Path) -> None:
         if not known:
             missing.append(name)
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_keep_their_sizes(page: Path) -> None:
+    """A page that grows beyond its limit has to lose something, or to become two; a new page needs a limit."""
+    name = str(page.relative_to(ROOT))
+    limit = 1_000 if name.startswith("docs/api/") else SIZES[name]
+    assert page.stat().st_size <= limit, f"{name} has {page.stat().st_size:,} bytes, allowed: {limit:,}"
+
+
+def test_sizes_are_of_pages() -> None:
+    """Of pages that exist, and not of some that were larger once: nearly all of a limit is used."""
+    for name, limit in SIZES.items():
+        assert limit - max(1_500, limit // 8) < (ROOT / name).stat().st_size, name
 
 
 def tables() -> ModuleType:
