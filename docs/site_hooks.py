@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages in docs/: the README as the first one, the notebook, the help of every command.
+"""What `make docs` adds to the pages in docs/: the README as the first one, the notebook, commands' help, all modules.
 
 MkDocs calls these functions (https://www.mkdocs.org/user-guide/plugins/#events).
 """
@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+import tables  # beside this file, whose folder MkDocs puts on the path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -23,7 +24,12 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     # Links of the README are relative to the repository's root, those of a page to docs/.
     readme = (ROOT / "README.md").read_text().replace("](docs/", "](")
     index = f"---\nhide: [navigation]\n---\n\n{readme}"
-    generated = {"index.md": index, "explore_cells.md": notebook(), "commands.md": commands()}
+    generated = {
+        "index.md": index,
+        "explore_cells.md": notebook(),
+        "commands.md": commands(),
+        "modules.md": tables.module_page(),
+    }
     for path, content in generated.items():
         files.append(File.generated(config, path, content=content))
     return files
