@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from bench import archive
+from cute_kernels.commands import cli
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan import make_plan
 
@@ -130,3 +132,21 @@ def test_every_module_says_what_it_is() -> None:
     assert not [str(path) for path in found if not script.first_line(path)]
     page = script.module_page()
     assert all(f"* `{path.name}`: {script.first_line(path)}" in page for path in found)
+
+
+def commands(text: str) -> list[str]:
+    """Lines of blocks of code that call ``cute-kernels``, without a prompt, a path and what is said behind ``#``."""
+    lines = "\n".join(re.findall(r"^```.*?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).splitlines()
+    found = (re.match(r"(?:\$ )?(?:\S*/)?cute-kernels (.*)", line) for line in lines)
+    return [match[1] for match in found if match and not match[1].startswith(": ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_are_understood(page: Path) -> None:
+    """Each command of a page has the options that it is shown with."""
+    for command in commands(page.read_text()):
+        cli._parser().parse_args(shlex.split(command, comments=True))
+
+
+def test_commands_are_found() -> None:
+    assert sum(len(commands(page.read_text())) for page in PAGES) > 20
