@@ -328,7 +328,7 @@ class Generator(torch.Generator):
 
 
 class Profile(torch.profiler.profile):
-    """Of what the CPU does: nothing runs on a GPU."""
+    """Profile of what the CPU does: nothing runs on a GPU."""
 
     def __init__(self, *, activities: Any = None, **keywords: Any) -> None:
         super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **keywords)

@@ -80,7 +80,7 @@ class _Symbols:
         self.addresses: dict[str, int] = {}
 
     def raw_register_runtime(self, name: str, address: ctypes.c_void_p) -> None:
-        """As CuTe DSL's engines take symbols."""
+        """Registers a symbol as CuTe DSL's engines take it."""
         self.addresses[name] = address.value
 
 

@@ -206,7 +206,7 @@ class RaceChecks:
         self.report(error)
 
     def _memory(self, part: Part, late: np.ndarray, before: np.ndarray, number: int, rank: int) -> Memory:
-        """As `_where`, of all lanes of the earlier access."""
+        """Memory of all lanes of the earlier access, like `_where`."""
         start, nbytes = self._range(part, late & (before >> LANE_BITS == number))
         if rank >= 0:
             return Memory("shared", start, nbytes, rank)

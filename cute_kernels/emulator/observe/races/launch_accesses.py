@@ -38,7 +38,7 @@ class Runs:
 
     @staticmethod
     def of(codes: np.ndarray) -> Runs:
-        """Of a code for each place, uint8 [places]."""
+        """Runs of equal codes, of a code for each place, uint8 [places]."""
         starts = np.concatenate([[0], np.flatnonzero(codes[1:] != codes[:-1]) + 1])
         return Runs(codes[starts], np.diff(starts, append=len(codes)).astype(np.int32))
 

@@ -56,7 +56,7 @@ def load_text(nbytes: int, target: int, signal: int, who: str) -> str:
 
 
 def store_text(nbytes: int, source: int, who: str) -> str:
-    """Likewise a store."""
+    """Words of a store for reports."""
     return f"TMA store of {nbytes} bytes from shared offset {source & OFFSET_MASK} of CTA {source >> 24}, issued {who}"
 
 
