@@ -106,7 +106,8 @@ _RACES = (
         "global-race",
         "{later} {reads} global memory that {earlier} {read}, and nothing orders the two",
         "let one side own the place, use atomics on both sides, or pass a flag: store or red with .release after the "
-        "first, load with .acquire before the second, at scope .gpu between clusters",
+        "first, load with .acquire before the second, at scope .gpu between clusters; a tensor map is changed after a "
+        "wait for the loads through it (their mbarriers) and for the stores (cp_async_bulk_wait_group)",
         detector=True,
     ),
     Kind(
