@@ -254,6 +254,13 @@ _ACCESSES = (
         detector=True,
     ),
     Kind(
+        "cta-not-begun",
+        "",
+        "in a cluster no CTA may access another one's shared memory before that one has begun: cluster_arrive_relaxed "
+        "and cluster_wait at the start",
+        detector=True,
+    ),
+    Kind(
         "exited-cta",
         "",
         "in a cluster no CTA may exit while another one accesses its shared memory: cluster_arrive and cluster_wait "

@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_kernels.emulator.core.layout import words
-from cute_kernels.emulator.observe.races.happens_before import FULL, NEVER, Agent, Offset
+from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.observe.races.happens_before import FULL, NEVER, WARP_COLUMNS, Agent, Offset
 from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.observe.races.points import PointRaces
 from cute_kernels.emulator.observe.races.shadow import (
@@ -139,11 +140,28 @@ class RaceTracker(PointRaces):
             else:
                 plane.add_read(where, identity, self.epochs, None if floor else known, own_reads, floor)
         if rank >= 0 and rank != agent.rank:
+            self._check_begun(agent, rank)
             columns = [own_reads] if not write else {agent.base + max(n, 0) for n in np.atleast_1d(lanes).tolist()}
             for column in columns:
                 self.exits.access(
                     rank, column, agent.clock, f"an access by {agent.label}", place=agent.executing()
                 )
+
+    def _check_begun(self, agent: Agent, rank: int) -> None:
+        """A CTA's shared memory exists for others when it is known to have begun (CUDA Programming Guide, "Distributed
+        Shared Memory"). Whatever reached the warp from a warp there says so, relaxed or not.
+
+        Raises:
+            IllegalAccess: nothing that a warp of the CTA did is ordered before.
+        """
+        if (agent.base, rank) in self._begun:
+            return
+        self._begun.add((agent.base, rank))
+        order = agent.clocks[Row.ORDER]
+        warps = (other.base for other in self.agents if other.rank == rank)
+        if not any(order[base : base + WARP_COLUMNS].any() for base in warps):
+            message = f"{agent.label} accesses the shared memory of CTA {rank}, which may not have begun yet"
+            self.report(IllegalAccess(message).know("cta-not-begun"))
 
     def _strong_stores(self, agent: Agent, plane: Plane, where: Any) -> np.ndarray | None:
         """The writes that strong stores of the same warp made by another instruction than the one it executes, 0 at
