@@ -54,8 +54,9 @@ _RACES = (
     Kind(
         "stage-in-use",
         "{later} {reads} {space} memory that {earlier} may still be using",
-        "the producer waits, before it refills a stage, for the mbarrier on which every consumer arrives after its "
-        "last access to the stage; in the ring's first turn, which finds it empty, the parity is 1",
+        "the producer waits, before it refills a stage, for the mbarrier on which every consumer (of each CTA that a "
+        "multicast fills) arrives after its last access to the stage; in the ring's first turn, which finds it empty, "
+        "the parity is 1",
         detector=True,
     ),
     Kind(
