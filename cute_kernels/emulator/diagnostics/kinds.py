@@ -54,8 +54,9 @@ _RACES = (
     Kind(
         "stage-in-use",
         "{later} {reads} {space} memory that {earlier} may still be using",
-        "the producer waits, before it refills a stage, for the mbarrier on which every consumer arrives after its "
-        "last access to the stage; in the ring's first turn, which finds it empty, the parity is 1",
+        "the producer waits, before it refills a stage, for the mbarrier on which every consumer (of each CTA that a "
+        "multicast fills) arrives after its last access to the stage; in the ring's first turn, which finds it empty, "
+        "the parity is 1",
         detector=True,
     ),
     Kind(
@@ -106,7 +107,8 @@ _RACES = (
         "global-race",
         "{later} {reads} global memory that {earlier} {read}, and nothing orders the two",
         "let one side own the place, use atomics on both sides, or pass a flag: store or red with .release after the "
-        "first, load with .acquire before the second, at scope .gpu between clusters",
+        "first, load with .acquire before the second, at scope .gpu between clusters; a tensor map is changed after a "
+        "wait for the loads through it (their mbarriers) and for the stores (cp_async_bulk_wait_group)",
         detector=True,
     ),
     Kind(
@@ -250,6 +252,13 @@ _ACCESSES = (
         "",
         "before a CTA exits it waits for all that accesses its shared memory: cp_async_bulk_wait_group(0, read=True) "
         "by the thread that stored, and in a cluster a cluster barrier, or the mbarriers that others signal",
+        detector=True,
+    ),
+    Kind(
+        "cta-not-begun",
+        "",
+        "in a cluster no CTA may access another one's shared memory before that one has begun: cluster_arrive_relaxed "
+        "and cluster_wait at the start",
         detector=True,
     ),
     Kind(

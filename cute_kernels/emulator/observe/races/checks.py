@@ -73,6 +73,7 @@ class RaceChecks:
         self.exits = ExitChecks(self.columns, self.ranks, strict)
         self._predecessor = self.columns.named("the launch before")
         self.agents: list[Agent] = []
+        self._begun: set[tuple[int, int]] = set()  # warps, by their columns, and CTAs that they know to have begun
         self.agent: Agent | None = None
         self.barriers: MBarriers | None = None  # for reports
         self.report: Callable[[EmulatorError], None] = raising
