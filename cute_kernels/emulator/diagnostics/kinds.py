@@ -110,6 +110,14 @@ _RACES = (
         detector=True,
     ),
     Kind(
+        "streams",
+        "",
+        "order the streams: stream.wait_stream(other), an event that one records and the other waits for, or "
+        "synchronize(); a launch that names no stream is in the default stream, for which torch's other streams do not "
+        "wait",
+        detector=True,
+    ),
+    Kind(
         "non-coherent-load",
         "a non-coherent load reads global memory that {earlier} of the same kernel {read}",
         "load by ld.global without .nc, and in the language without what promises that nobody writes (const "

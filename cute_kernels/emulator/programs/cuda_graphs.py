@@ -1,0 +1,47 @@
+"""CUDA graphs of a program."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cute_kernels.emulator.captured_launch import CapturedLaunch
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.programs.capturing import Session
+
+
+class Graph:
+    """A CUDA graph of kernel launches."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.launches: list[CapturedLaunch] = []
+
+    def capture_begin(self, *_: Any, **__: Any) -> None:
+        """From here on launches are remembered instead of executed."""
+        self.session._graph = self
+
+    def capture_end(self) -> None:
+        """Launches execute again."""
+        self.session._graph = None
+
+    def replay(self) -> None:
+        """Executes the remembered launches in order, in the current stream."""
+        for launch in self.launches:
+            self.session.launch(dataclasses.replace(launch, stream=self.session.streams.current))
+
+    def reset(self) -> None:
+        """Forgets the launches."""
+        self.launches = []
+
+    @contextlib.contextmanager
+    def captured(self, *_: Any, **__: Any) -> Iterator[None]:
+        """What is launched inside is remembered."""
+        self.capture_begin()
+        try:
+            yield
+        finally:
+            self.capture_end()
