@@ -2,7 +2,7 @@
 
 Launches run one after the other as they are made. On a GPU those of two streams may run at the same time unless an
 event, a wait of one stream for another or of the host, or the rules of the default stream order them. Each stream has a
-vector clock of the launches that are over when its next one begins; the host has one of those it has waited for.
+vector clock of the launches that are over when its next one begins; those that the host has waited for are forgotten.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ class Streams:
         self._alone: set[int] = set()  # not ordered with the default stream
         self._ticks: Clock = {}
         self._clocks: dict[int, Clock] = {}
-        self._host: Clock = {}
         self._launches: dict[int, deque[Done]] = {}
 
     def forked(self) -> None:
@@ -127,14 +126,14 @@ class Streams:
     def host_waits(self, clock: Clock | None = None) -> None:
         """Whatever is launched from now on is behind what an event waits for; None: everything."""
         with self._lock:
-            self._host = _joined(self._host, self._ticks if clock is None else clock)
+            over = self._ticks if clock is None else clock
             for stream, launches in self._launches.items():
-                while launches and launches[0].tick <= self._host.get(stream, 0):
+                while launches and launches[0].tick <= over.get(stream, 0):
                     launches.popleft()
 
     def _known(self, stream: int) -> Clock:
         """Launches that are over when the next one of a stream begins."""
-        known = _joined(self._clocks.get(stream, {}), self._host)
+        known = dict(self._clocks.get(stream, {}))
         if stream in self._alone:
             return known
         others = (DEFAULT,) if stream != DEFAULT else [each for each in self._ticks if each not in self._alone]
