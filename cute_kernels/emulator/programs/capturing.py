@@ -98,6 +98,8 @@ class Session:
         failures: the errors of those that are not, in order; the program may have caught them.
         traces: files of timelines, of a launch that failed too.
         threads: those that the program started, whose launches count too.
+        streams: those of the program.
+        graph: the CUDA graph that is being captured, or None.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class Session:
         self._order = StreamOrder() if overlap or recorder is not None else None
         self._before: Finished | None = None
         self._memory = GlobalMemory()
-        self._graph: Graph | None = None
+        self.graph: Graph | None = None
         self.streams = Streams()
         self._tensors = cuda_tensors.CudaOnHost(self.facts, self.streams, self._made_on_device)
         self._tensors.report = self._raced
@@ -151,8 +153,8 @@ class Session:
             launching.release()
 
     def _launch(self, launch: host.CapturedLaunch) -> None:
-        if self._graph is not None:
-            self._graph.launches.append(launch)
+        if self.graph is not None:
+            self.graph.launches.append(launch)
             return
         self._memory.clear()
         regions = dict(self._tensors.regions())
@@ -255,7 +257,7 @@ class Session:
         """A torch function makes device memory, which a CUDA graph here cannot hold."""
         if self._order is not None:
             self._order.made(name)
-        if self._graph is not None:
+        if self.graph is not None:
             raise UnsupportedOperation(
                 f"torch operation {name!r} while a CUDA graph is captured; emulated graphs hold kernel launches only"
             )

@@ -5,12 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
+from cute_kernels.emulator.programs.streams import Streams
 
-if TYPE_CHECKING:
-    from cute_kernels.emulator.programs.capturing import Session
+
+class Session(Protocol):
+    """What of a program's session is used here."""
+
+    graph: Graph | None
+    streams: Streams
+
+    def launch(self, launch: CapturedLaunch) -> None:
+        """Executes a launch."""
 
 
 class Graph:
@@ -22,11 +30,11 @@ class Graph:
 
     def capture_begin(self, *_: Any, **__: Any) -> None:
         """From here on launches are remembered instead of executed."""
-        self.session._graph = self
+        self.session.graph = self
 
     def capture_end(self) -> None:
         """Launches execute again."""
-        self.session._graph = None
+        self.session.graph = None
 
     def replay(self) -> None:
         """Executes the remembered launches in order, in the current stream."""

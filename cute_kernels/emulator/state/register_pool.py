@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cute_kernels.emulator.diagnostics.words import ranges
+from cute_kernels.emulator.facts import ranges
 
 _FILE = 65536  # registers of an SM, a quarter of them in each of its partitions, among which warps are dealt in turn
 _GRANULARITY = 8  # registers of a thread are allocated in eights
