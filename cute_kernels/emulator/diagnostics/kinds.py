@@ -112,6 +112,14 @@ _RACES = (
         detector=True,
     ),
     Kind(
+        "streams",
+        "",
+        "order the streams: stream.wait_stream(other), an event that one records and the other waits for, or "
+        "synchronize(); a launch that names no stream is in the default stream, for which torch's other streams do not "
+        "wait",
+        detector=True,
+    ),
+    Kind(
         "non-coherent-load",
         "a non-coherent load reads global memory that {earlier} of the same kernel {read}",
         "load by ld.global without .nc, and in the language without what promises that nobody writes (const "
@@ -305,6 +313,12 @@ _OTHERS = (
         "first-parity",
         "",
         "a producer's first wait on an empty ring has parity 1: the phase before the first one counts as complete",
+    ),
+    Kind(
+        "registers",
+        "",
+        "the warps of a CTA cannot have so many registers together: 32 times the counts of all its warps are at most "
+        "its part of the SM's 65,536, and setmaxnreg.inc waits until warps of others have executed setmaxnreg.dec",
     ),
     Kind("livelock", "", "a loop that polls: what it waits for never happens, or is read once before the loop"),
     Kind(

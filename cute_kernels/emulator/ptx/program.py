@@ -178,6 +178,8 @@ class Kernel:
         reqntid: block shape the kernel was compiled for, or None.
         reqnctapercluster: cluster shape the kernel was compiled for, or None.
         most_threads: per CTA (.maxntid: the product of its extents), or None.
+        most_registers: per thread (.maxnreg), or None.
+        ctas_per_sm: that are to fit an SM at least (.minnctapersm), or None.
     """
 
     name: str
@@ -189,6 +191,8 @@ class Kernel:
     reqntid: tuple[int, int, int] | None = None
     reqnctapercluster: tuple[int, int, int] | None = None
     most_threads: int | None = None
+    most_registers: int | None = None
+    ctas_per_sm: int | None = None
 
     @property
     def parameter_bytes(self) -> int:

@@ -152,6 +152,37 @@ def meeting(parts: Sequence[Sequence[Span]]) -> tuple[Region, int] | None:
     return None
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """A place that two launches have accessed: region, byte of it, and the codes of what each did to it."""
+
+    region: Region
+    byte: int
+    codes: tuple[int, int]
+
+
+def racing(first: Sequence[Span], second: Sequence[Span]) -> Meeting | None:
+    """Where two launches that nothing orders race: one has written, not both atomically; None: nowhere."""
+    earlier = {(span.region, span.start): span for span in first}
+    for span in second:
+        other = earlier.get((span.region, span.start))
+        if other is None or not _race(other.by_granule(), span.by_granule()).any():
+            continue
+        codes = other.by_byte(), span.by_byte()
+        places = np.flatnonzero(_race(*codes))  # pieces of a granule may be of one launch each
+        if len(places):
+            byte = int(places[0])
+            return Meeting(span.region, span.start + byte, (int(codes[0][byte]), int(codes[1][byte])))
+    return None
+
+
+def _race(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where the codes of two launches are a race, bool [places]."""
+    one_way = [((one & WRITTEN) != 0) & (other != 0) | ((one & WRITES) != 0) & ((other & READ) != 0)
+               for one, other in ((a, b), (b, a))]  # fmt: skip
+    return one_way[0] | one_way[1]
+
+
 def _meet(parts: Sequence[np.ndarray]) -> int | None:
     """The first place that one part has written and another has accessed."""
     accessed, written = np.zeros(len(parts[0]), bool), np.zeros(len(parts[0]), bool)
