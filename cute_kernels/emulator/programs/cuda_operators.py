@@ -114,7 +114,7 @@ class CudaOperators(contextlib.AbstractContextManager):
 
 
 def _base_name(operator: Any) -> str:
-    """Of an overload, as torch.library names it: without ``.default``."""
+    """Name of an overload as torch.library names it: without ``.default``."""
     return operator.name().removesuffix(".default")
 
 
