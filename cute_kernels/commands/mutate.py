@@ -133,7 +133,8 @@ def _mutate(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -
     }  # fmt: skip
     if options.output is not None:
         entries = [dataclasses.asdict(verdict) for verdict in verdicts]
-        files.write_text(options.output, json.dumps({"score": score, "mutants": entries}, indent=1) + "\n")
+        document = {"score": score, "mutants": entries}
+        reporter.others.append((options.output, lambda: json.dumps(document, indent=1) + "\n"))
     return BELOW if options.fail_under is not None and 100 * score < options.fail_under else 0
 
 
@@ -184,4 +185,4 @@ def print_kernel(kernel: Kernel, verdicts: list[Verdict], quiet: bool) -> None:
         if verdict.survived:
             print(f"  survives: {verdict.mutation}: PTX line {verdict.line}: {verdict.original}")
             if (source := source_of(kernel.ptx, verdict.line)) is not None:
-                print(f"    {verdict.place}: {linecache.getline(*source).strip()}")
+                files.show(f"    {verdict.place}: {linecache.getline(*source).strip()}")
