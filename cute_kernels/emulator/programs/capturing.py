@@ -288,7 +288,7 @@ class Session:
                 cuda_graph.capture_end()
 
         yield torch, "compile", _uncompiled
-        yield torch.nn.Module, "compile", lambda module, *_, **__: None
+        yield torch.nn.Module, "compile", _leave_uncompiled
         yield torch.cuda, "CUDAGraph", lambda *_, **__: Graph(session)
         yield torch.cuda, "graph", graph
         yield cutlass.testing, "benchmark", _run_once
@@ -318,15 +318,25 @@ def _uncompiled(model: Any = None, *_: Any, backend: Any = "inductor", **options
 
     Raises:
         UnsupportedOperation: a back end that is a function, which would be given a graph.
+        torch._dynamo.exc.InvalidBackend: a name that torch does not know.
     """
     if not isinstance(backend, str):
         raise UnsupportedOperation(
             f"torch.compile with backend {backend!r}: in the emulator functions run as they are, which torch's own "
             "back ends (inductor, eager, aot_eager, cudagraphs) may; a function would be called with a graph"
         )
+    if backend != "inductor":
+        import torch._dynamo
+
+        torch._dynamo.lookup_backend(backend)
     if model is None:
         return functools.partial(_uncompiled, backend=backend, **options)
     return model
+
+
+def _leave_uncompiled(module: Any, *arguments: Any, **options: Any) -> None:
+    """`torch.nn.Module.compile` likewise."""
+    _uncompiled(module, *arguments, **options)
 
 
 class Graph:

@@ -152,14 +152,13 @@ class CudaOnHost(TorchFunctionMode):
 
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         asked = _device_type(kwargs.get("device"))
-        if asked == "cuda":
+        is_program_s = self._operators.prepare(func)
+        if asked == "cuda" and not is_program_s:
             kwargs["device"] = "cpu"
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         inputs, _ = tree_flatten((args, kwargs))
         on_device = asked == "cuda" or asked is None and any(map(self.is_on_device, inputs))
-        if on_device:
-            self._operators.prepare(func)
         result = func(*args, **kwargs)
         if not on_device or getattr(func, "__name__", "") in ("__dlpack__", "numpy", "__array__"):
             return result
