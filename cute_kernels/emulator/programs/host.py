@@ -203,6 +203,7 @@ _ATTRIBUTES = {  # cudaLaunchAttributeID and CUlaunchAttributeID, which agree: t
     7: ("ProgrammaticEvent", 4), 8: ("Priority", 1), 9: ("MemSyncDomainMap", 1), 10: ("MemSyncDomain", 1),
     11: ("PreferredClusterDimension", 3), 12: ("LaunchCompletionEvent", 3), 13: ("DeviceUpdatableKernelNode", 1),
     14: ("PreferredSharedMemoryCarveout", 1), 16: ("NvlinkUtilCentricScheduling", 1),
+    17: ("PortableClusterSizeMode", 1), 18: ("SharedMemoryMode", 1),
 }  # fmt: skip
 # May use larger clusters where there is room: none is one legal choice. Events are complete when a launch returns. The
 # others say where and when CTAs run, or what stays in the L2 cache.

@@ -317,6 +317,48 @@ def test_device_properties() -> None:
         assert found.multiProcessorCount == facts.multi_processor_count == session.facts.multiprocessors
         assert (found.sharedMemPerBlockOptin, found.sharedMemPerMultiprocessor) == (227 << 10, 228 << 10)
         assert found.totalGlobalMem == facts.total_memory and found.warpSize == 32 and found.clusterLaunch == 1
+        assert (list(found.maxThreadsDim), list(found.maxGridSize)) == ([1024, 1024, 64], [2**31 - 1, 65535, 65535])
+
+
+def test_device_attributes() -> None:
+    """Under both names; those that are properties, too, agree with these."""
+    from cuda.bindings import driver, runtime
+
+    names = {"MultiProcessorCount": 148, "MaxBlockDimZ": 64, "KernelExecTimeout": 0, "Integrated": 0, "WarpSize": 32}
+    with capture("sm_100a"):
+        _, device = driver.cuDeviceGet(0)
+        _, properties = runtime.cudaGetDeviceProperties(0)
+        for name, value in names.items():
+            which = getattr(runtime.cudaDeviceAttr, f"cudaDevAttr{name}")
+            assert runtime.cudaDeviceGetAttribute(which, 0) == (runtime.cudaError_t.cudaSuccess, value)
+            known = driver.CUdevice_attribute(which.value)
+            assert driver.cuDeviceGetAttribute(known, device) == (driver.CUresult.CUDA_SUCCESS, value)
+        for member in (m for m in dir(properties) if not m.startswith("_")):
+            which = getattr(runtime.cudaDeviceAttr, f"cudaDevAttr{member[0].upper()}{member[1:]}", None)
+            if which is not None and (value := getattr(properties, member)):
+                assert runtime.cudaDeviceGetAttribute(which, 0)[1] == value, member
+        with pytest.raises(EmulatorError, match="cudaDevAttrGPUDirectRDMASupported"):
+            runtime.cudaDeviceGetAttribute(runtime.cudaDeviceAttr.cudaDevAttrGPUDirectRDMASupported, 0)
+
+
+def test_there_is_no_second_device() -> None:
+    from cuda.bindings import driver, runtime
+
+    which = runtime.cudaDeviceAttr.cudaDevAttrWarpSize
+    with capture("sm_90a"):
+        for call in (lambda: runtime.cudaGetDeviceProperties(5), lambda: runtime.cudaDeviceGetAttribute(which, 1)):
+            assert call() == (runtime.cudaError_t.cudaErrorInvalidDevice, None)
+        assert runtime.cudaSetDevice(1) == (runtime.cudaError_t.cudaErrorInvalidDevice,)
+        assert driver.cuDeviceGet(1) == (driver.CUresult.CUDA_ERROR_INVALID_DEVICE, None)
+        x = torch.ones(2)
+        for call in (
+            *(lambda device=device: torch.ones(2, device=device) for device in ("cuda:1", 1, torch.device("cuda", 1))),
+            lambda: x.cuda(1), lambda: x.to("cuda:1"), lambda: x.to(1), lambda: torch.cuda.set_device(1),
+            lambda: torch.cuda.get_device_properties(1), lambda: torch.cuda.get_device_name("cuda:1"),
+        ):  # fmt: skip
+            with pytest.raises(RuntimeError, match="invalid device ordinal: cuda:1"):
+                call()
+        assert x.cuda(0).is_cuda and x.cuda(device="cuda").is_cuda and x.to("cuda:0").is_cuda
 
 
 def define_for(name: str, *kinds: str | None):
