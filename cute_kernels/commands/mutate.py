@@ -61,7 +61,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     workers.add_worker_arguments(parser)
     parser.add_argument(
         "--launches", type=count, metavar="N",
-        help="launches of each kernel that a mutant runs, of those that differ in shape or parameters (default: all)",
+        help="launches of each kernel that a mutant runs, of those that differ in shape, parameters, number of "
+        "executed instructions, or integers that parameters point to (default: all)",
     )  # fmt: skip
     parser.add_argument(
         "--fail-under", type=percentage, metavar="PERCENT", help=f"exit with {BELOW} if the score is below this"

@@ -193,6 +193,8 @@ class Session:
                 self._order.made("a launch that failed")
             self._failed(number, launch, error)
             raise
+        if self._recorder is not None:
+            self._recorder.ended(report)
         # Of a launch that did something else by overlapping the one before, a repetition begins with other memory.
         self._before = finished if in_turn else None
         if self._order is not None:
