@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from cute_kernels import dsl, forks
-from cute_kernels.emulator import interrupts
+from cute_kernels import dsl, forks, interrupts
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
 from cute_kernels.emulator.launch.overlap import Finished, Snapshot
 from cute_kernels.emulator.launch.run import Report, run

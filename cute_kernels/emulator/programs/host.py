@@ -23,9 +23,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cute_kernels import dsl
+from cute_kernels import dsl, interrupts
 from cute_kernels.dsl.allocations import Allocations
-from cute_kernels.emulator import interrupts
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.units.copies import tensor_map
