@@ -214,7 +214,7 @@ def _folder(text: str) -> Path:
     """The name of a folder, as argparse's ``type``; pathlib takes an empty one for the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("the name is empty, expected that of a folder")
-    return from_here(text)
+    return Path(text)
 
 
 class HelpFormatter(argparse.HelpFormatter):
