@@ -23,7 +23,7 @@ ResidentWeight = Literal["auto", "registers", "streamed"]
 TileOrder = Literal["row", "image"]
 Activation = Literal["none", "silu", "gelu_tanh"]
 ACTIVATIONS = get_args(Activation)
-"""Of the dense GEMM's epilogue: `cute_kernels.reference.activations`."""
+"""Activations of the dense GEMM's epilogue: `cute_kernels.reference.activations`."""
 
 LAUNCH_ARGUMENT = {"launch_argument": True}
 """Metadata of a problem's field that kernels take as an argument of every launch.

@@ -24,7 +24,7 @@ from cute_kernels import extras, forks
 Result = TypeVar("Result")
 
 SCHEMES = ("dask", "ray")
-"""Of the addresses that `connect` takes."""
+"""Schemes of the addresses that `connect` takes."""
 
 _MOST_BREAKS = 3  # of a pool, one after the other without a result in between
 _MOST_STATES = 2  # kept by a worker process
@@ -282,7 +282,7 @@ class _Submitting(Executor):
         self._submit, self.share, self.width = submit, share, width
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future:
-        """As of the base class."""
+        """Overrides the method of the base class."""
         return self._submit(function, *arguments, **keywords)
 
 

@@ -32,7 +32,7 @@ class TraceEvents:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """As the format has them, in the order in which they were added."""
+        """Events as the format has them, in the order in which they were added."""
         return [json.loads(text) for text in self._texts]
 
     def name(self, kind: str, track: Track, name: str) -> None:

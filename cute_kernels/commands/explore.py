@@ -15,7 +15,7 @@ from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem,
 
 _FOLDER = Path(__file__).parent / "notebooks"  # no package: whoever imports a notebook executes it
 _VARIED = ["tile_n=128,256", "stages=2,3,4,6"]
-"""Of patch-embed on SM100, without ``--vary``."""
+"""Values that are tried of patch-embed on SM100 without ``--vary``."""
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:

@@ -51,7 +51,7 @@ def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
 
 
 _OF_INSTALLATION = ("prefix", "shared_libs")
-"""Of CuTe DSL's settings: what they are called by, and where its libraries are."""
+"""CuTe DSL's settings of an installation: the prefix of their names, and where its libraries are."""
 
 
 @contextlib.contextmanager

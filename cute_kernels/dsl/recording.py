@@ -110,12 +110,20 @@ def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder])
                     "are too few or too many arguments, or one is of a type that CuTe DSL passes over, such as a "
                     "Python number in a tuple"
                 )
-            return recorder.call(run, self, exe_args)
+            return recorder.call(run, _of_this_thread(self), exe_args)
 
         compiler.compile = compile_module
         compiler.jit, compiled._load_cuda_library = jit, load_cuda_library
         executor.run_compiled_program = run_compiled_program
         dsl._runtime_can_run_compiled = runtime_can_run_compiled
+
+
+def _of_this_thread(executor: Any) -> Any:
+    """An executor with a status of its own: CuTe DSL has one for the calls of all threads, which read each other's."""
+    threads = executor.__dict__.setdefault("_cute_kernels_threads", threading.local())
+    if not hasattr(threads, "own"):
+        threads.own = type(executor)(executor.jit_module, executor.exec_context, False)
+    return threads.own
 
 
 def _host_parameters(function: Any) -> int | None:

@@ -105,7 +105,7 @@ class _Campaign:
         self.limits = judge.instruction_limits(self.target, self.schedules)
 
     def judge(self, number: int) -> Verdict:
-        """Of the mutant of this number."""
+        """Verdict on the mutant of this number."""
         mutant = self.kernel.mutants[number]
         return judge.judge(self.kernel.name, self.target, mutant, self.schedules, self.limits)
 

@@ -63,7 +63,7 @@ class Sm90GemmPlan(GemmPlan, WgmmaPair):
 
     @property
     def clusters(self) -> int:
-        """As many as are resident at once. Clusters do not cross GPCs."""
+        """Clusters of a launch: as many as are resident at once. Clusters do not cross GPCs."""
         usable = self.sm_count
         if self.ctas > 2:
             usable = max(self.ctas, usable * GPC_SHARE[0] // GPC_SHARE[1])
@@ -235,25 +235,25 @@ FIRST_BYTES_PER_CLOCK = 500
 """What those of its first tile add to a launch, when all CTAs fetch and nothing is in L2 yet."""
 
 BLOCK_CLOCKS = 110
-"""Of every K block: its barriers, and the issue of its WGMMAs."""
+"""Clocks of every K block: its barriers, and the issue of its WGMMAs."""
 
 PINGPONG_GAIN = 0.034
 """Share of its WGMMAs' time that a warpgroup saves which does not wait for another one at every K block."""
 
 TILE_CLOCKS = 48
-"""Of every tile, besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
+"""Clocks of every tile besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
 
 EPILOGUE_CLOCKS_PER_KELEMENT = 78
-"""Of a warpgroup, to convert, stage and store 1024 output elements of a tile."""
+"""Clocks of a warpgroup to convert, stage and store 1024 output elements of a tile."""
 
 LAUNCH_CLOCKS = 5000
-"""Of a launch, whatever it computes."""
+"""Clocks of a launch, whatever it computes."""
 
 CLUSTER_CLOCKS = 85
-"""Of a launch, per CTA of a cluster: they start and end together."""
+"""Clocks of a launch per CTA of a cluster: they start and end together."""
 
 SPLIT_CLOCKS = 780
-"""Of an exchange of partial sums besides its bytes, per doubling of the slices."""
+"""Clocks of an exchange of partial sums besides its bytes, per doubling of the slices."""
 
 SPLIT_BYTES_PER_CLOCK = 17
 """Partial sums that a CTA receives through distributed shared memory per clock."""

@@ -22,7 +22,7 @@ from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patch
 from cute_kernels.plan.sm100_choice import plan_sm100
 
 MOST_FLOAT_CHANNELS = 3
-"""Of 16-bit images: 128 of 512 columns of tensor memory for each channel's weight, and at least 16 for accumulators."""
+"""Channels of 16-bit images: 128 of 512 columns of tensor memory for each one's weight, 16 or more for accumulators."""
 
 ONE_TERM = ("int8", "bf16", "fp16")
 """Precisions of a single product."""
@@ -57,7 +57,7 @@ def why_rows_on_sm90(problem: PatchEmbedImagesProblem) -> str:
 
 
 def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
-    """Likewise of SM100a."""
+    """Why a pass is needed in front of the kernel over rows on SM100a; "" if it is not."""
     if problem.precision == "int8":
         return _why_no_strips(problem)
     if problem.precision in INTEGERS:
@@ -142,7 +142,7 @@ class RowsChainPlan(Plan):
 
     @property
     def table_shape(self) -> tuple[int, ...] | None:
-        """As the second kernel reads it."""
+        """Shape of the table as the second kernel reads it."""
         return self.rows.table_shape
 
     def describe_problem(self) -> str:

@@ -27,13 +27,16 @@ from cute_kernels import dsl, forks, interrupts
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
 from cute_kernels.emulator.launch.overlap import Finished, Snapshot
 from cute_kernels.emulator.launch.run import Report, run
+from cute_kernels.emulator.observe.races.launch_accesses import accesses_of
 from cute_kernels.emulator.observe.roles import of_kernel
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.programs import host
+from cute_kernels.emulator.programs.cuda_graphs import Graph
 from cute_kernels.emulator.programs.device_answers import driver_answers, hardware_info
 from cute_kernels.emulator.programs.kept_launches import KeptLaunches
 from cute_kernels.emulator.programs.recorded import Recorder
 from cute_kernels.emulator.programs.stream_order import StreamOrder
+from cute_kernels.emulator.programs.streams import Streams, answers
 from cute_kernels.emulator.programs.threads import ProgramThreads
 from cute_kernels.emulator.state.gmem import GlobalMemory
 
@@ -92,6 +95,8 @@ class Session:
         failures: the errors of those that are not, in order; the program may have caught them.
         traces: files of timelines, of a launch that failed too.
         threads: those that the program started, whose launches count too.
+        streams: those of the program.
+        graph: the CUDA graph that is being captured, or None.
     """
 
     def __init__(
@@ -120,9 +125,10 @@ class Session:
         self._order = StreamOrder() if overlap or recorder is not None else None
         self._before: Finished | None = None
         self._memory = GlobalMemory()
-        self._graph: Graph | None = None
-        self._tensors = cuda_tensors.CudaOnHost(self.facts, self._made_on_device)
-        self._allocations: dict[int, Any] = {}
+        self.graph: Graph | None = None
+        self.streams = Streams()
+        self._tensors = cuda_tensors.CudaOnHost(self.facts, self.streams, self._made_on_device)
+        self._tensors.report = self._raced
         self._launching = forks.lock()
         self.threads = ProgramThreads(self._inside)
 
@@ -142,17 +148,16 @@ class Session:
             self._launching.release()
 
     def _launch(self, launch: host.CapturedLaunch) -> None:
-        if self._graph is not None:
-            self._graph.launches.append(launch)
+        if self.graph is not None:
+            self.graph.launches.append(launch)
             return
         self._memory.clear()
         regions = dict(self._tensors.regions())
         for address, nbytes in regions.items():
             self._memory.register(address, nbytes, "a tensor on the device")
-        for address, cells in self._allocations.items():
-            self._memory.register(address, cells.nbytes, "an allocation")
-            regions[address] = cells.nbytes
-        overlaps = launch.programmatic and self._order is not None and self._order.directly_follows(regions.items())
+        overlaps = launch.programmatic and self._order is not None and self._order.directly_follows(
+            regions.items(), launch.stream
+        )
         number = self._next_number()
         trace, going_on = self._trace_file(number), self.options.going_on
         if trace is not None:
@@ -181,6 +186,7 @@ class Session:
                 ),
                 programmatic=overlaps and self._overlap,
             )
+            self._look_for_races(launch, number)
             in_turn = True
             if before is not None and finished is not None and overlaps:
                 in_turn = before.let_overlap(finished, self._memory, self.options)
@@ -197,13 +203,28 @@ class Session:
         # Of a launch that did something else by overlapping the one before, a repetition begins with other memory.
         self._before = finished if in_turn else None
         if self._order is not None:
-            self._order.launched(regions.items())
+            self._order.launched(regions.items(), launch.stream)
         if self._kept is not None:
             self._kept.complete(number, launch)
         done = EmulatedLaunch(launch, report, number)
         self.launches.append(done)
         if self._report is not None:
             self._report(done)
+
+    def _look_for_races(self, launch: host.CapturedLaunch, number: int) -> None:
+        """Raises GlobalMemoryRace: the launch that has run may run at the same time as one of another stream."""
+        accesses = self._memory.accesses
+        if accesses is None:  # not looked for
+            return
+        spans = [*accesses_of(accesses), *accesses.elsewhere]
+        race = self.streams.launched(launch, number, spans, self._tensors.lifetimes())
+        if race is not None:
+            self._raced(race)
+
+    def _raced(self, race: EmulatorError) -> None:
+        """Streams race: raises it, unless the program is to go on."""
+        if self.options.going_on is None or not self.options.going_on(race):
+            raise race
 
     def refuse(self, launch: host.CapturedLaunch, error: EmulatorError) -> None:
         """Takes note of a launch that is illegal or not implemented."""
@@ -233,7 +254,7 @@ class Session:
         """A torch function makes device memory, which a CUDA graph here cannot hold."""
         if self._order is not None:
             self._order.made(name)
-        if self._graph is not None:
+        if self.graph is not None:
             raise UnsupportedOperation(
                 f"torch operation {name!r} while a CUDA graph is captured; emulated graphs hold kernel launches only"
             )
@@ -276,18 +297,10 @@ class Session:
 
         session = self
 
-        @contextlib.contextmanager
-        def graph(cuda_graph: Graph, *_: Any, **__: Any) -> Iterator[None]:
-            cuda_graph.capture_begin()
-            try:
-                yield
-            finally:
-                cuda_graph.capture_end()
-
         yield torch, "compile", _uncompiled
         yield torch.nn.Module, "compile", _leave_uncompiled
         yield torch.cuda, "CUDAGraph", lambda *_, **__: Graph(session)
-        yield torch.cuda, "graph", graph
+        yield torch.cuda, "graph", Graph.captured
         yield cutlass.testing, "benchmark", _run_once
         yield cutlass.testing, "_benchmark_for_autotune", _run_untimed
         if "cutlass.cute.testing" in sys.modules or _import("cutlass.cute.testing"):
@@ -296,6 +309,7 @@ class Session:
         for module, name in dsl.context_initialisers():
             yield module, name, lambda device=0: None
         yield from driver_answers(driver, runtime, session.facts)
+        yield from answers(session.streams, driver, runtime)
 
 
 def _uncompiled(model: Any = None, *_: Any, backend: Any = "inductor", **options: Any) -> Any:
@@ -322,31 +336,6 @@ def _uncompiled(model: Any = None, *_: Any, backend: Any = "inductor", **options
 def _leave_uncompiled(module: Any, *arguments: Any, **options: Any) -> None:
     """`torch.nn.Module.compile` likewise."""
     _uncompiled(module, *arguments, **options)
-
-
-class Graph:
-    """A CUDA graph of kernel launches."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.launches: list[host.CapturedLaunch] = []
-
-    def capture_begin(self, *_: Any, **__: Any) -> None:
-        """From here on launches are remembered instead of executed."""
-        self.session._graph = self
-
-    def capture_end(self) -> None:
-        """Launches execute again."""
-        self.session._graph = None
-
-    def replay(self) -> None:
-        """Executes the remembered launches in order."""
-        for launch in self.launches:
-            self.session.launch(launch)
-
-    def reset(self) -> None:
-        """Forgets the launches."""
-        self.launches = []
 
 
 @contextlib.contextmanager

@@ -335,7 +335,7 @@ def _suppression(text: str) -> going_on.Suppression:
 
 
 def make_going_on(parsed: argparse.Namespace, report: Callable[[EmulatorError], Any]) -> going_on.GoingOn | None:
-    """As the options of `add_going_on_arguments` and `add_suppression_arguments` say; None: every report is raised.
+    """Going on as the options of `add_going_on_arguments` and `add_suppression_arguments` say; None: reports raise.
 
     Raises:
         OSError, ValueError: a file of suppressions.
@@ -348,7 +348,7 @@ def make_going_on(parsed: argparse.Namespace, report: Callable[[EmulatorError], 
 
 
 def make_reporter(parsed: argparse.Namespace) -> Reporter:
-    """As the options of `add_run_arguments` say."""
+    """Reporter as the options of `add_run_arguments` say."""
     made = Reporter(lambda schedule: replay_words(parsed, schedule), parsed.verbose, parsed.report, parsed.sarif)
     made.check_files()
     return made

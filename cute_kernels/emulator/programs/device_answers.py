@@ -62,19 +62,12 @@ def driver_answers(driver: Any, runtime: Any, facts: Any) -> Iterator[tuple[Any,
     yield driver, "cuDeviceGet", of_driver(lambda: driver.CUdevice(0))
     yield driver, "cuDeviceGetAttribute", of_driver(attribute)
     yield driver, "cuCtxGetCurrent", lambda: (ok, driver.CUcontext(1))
-    yield driver, "cuCtxSynchronize", lambda: (ok,)
     yield driver, "cuDriverGetVersion", lambda: (ok, 13000)
-    yield driver, "cuStreamSynchronize", lambda stream: (ok,)
-    yield driver, "cuStreamCreate", lambda flags: (ok, driver.CUstream(0))
-    yield driver, "cuStreamDestroy", lambda stream: (ok,)
     yield runtime, "cudaGetDeviceCount", lambda: (fine, 1)
     yield runtime, "cudaGetDeviceProperties", of_runtime(lambda: _properties(runtime, facts, known))
     yield runtime, "cudaDeviceGetAttribute", of_runtime(attribute)
     yield runtime, "cudaGetDevice", lambda: (fine, 0)
     yield runtime, "cudaSetDevice", lambda device: (fine if device == 0 else not_valid,)
-    yield runtime, "cudaDeviceSynchronize", lambda: (fine,)
-    yield runtime, "cudaStreamSynchronize", lambda stream: (fine,)
-    yield runtime, "cudaStreamCreate", lambda: (fine, runtime.cudaStream_t(0))
 
 
 def _properties(runtime: Any, facts: Any, known: dict[int, int]) -> Any:

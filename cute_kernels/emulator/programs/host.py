@@ -79,7 +79,7 @@ class _Symbols:
         self.addresses: dict[str, int] = {}
 
     def raw_register_runtime(self, name: str, address: ctypes.c_void_p) -> None:
-        """As CuTe DSL's engines take symbols."""
+        """Registers a symbol as CuTe DSL's engines take it."""
         self.addresses[name] = address.value
 
 
@@ -396,6 +396,7 @@ class _Recorder:
             params=tuple(ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)),
             ptx=self.ptx,
             programmatic=attributes.get(_PROGRAMMATIC_SERIALISATION, (0,))[0] != 0,
+            stream=config.stream or 0,
             machine_code=self._machine_code,
             allocations=self.allocations,
         )

@@ -68,13 +68,13 @@ class RecordedLaunch:
 
     @property
     def ctas(self) -> int:
-        """Of a cluster."""
+        """Number of CTAs of a cluster."""
         x, y, z = self.launch.cluster
         return x * y * z
 
     @property
     def warps(self) -> int:
-        """Of a CTA."""
+        """Number of warps of a CTA."""
         x, y, z = self.launch.block
         return -(-x * y * z // 32)
 

@@ -44,7 +44,7 @@ LANE_STRIDE = 1 << 16
 
 
 def accumulator_type(plan: Sm100TransposedPlan) -> type:
-    """Of integers 32-bit integers, which are exact."""
+    """Type of the accumulator: of integers 32-bit integers, which are exact."""
     return Int32 if plan.weight_dtype == "int8" else Float32
 
 
@@ -432,7 +432,7 @@ class TransposedKernel:
 
 
 _MATRIX_FEATURES = 8
-"""Of a matrix of stmatrix, 16 bytes of a row."""
+"""Features of a matrix of stmatrix, 16 bytes of a row."""
 
 _BANK_BYTES = 128
 """After which a swizzle XORs differently: the banks of shared memory."""

@@ -227,7 +227,7 @@ def shared_weight(
 
 @dataclass(frozen=True)
 class TermsMma(Mma):
-    """As `Mma`, with the same patches multiplied by both terms of the weight; accumulators ``[.., term]``.
+    """`Mma` with the same patches multiplied by both terms of the weight; accumulators ``[.., term]``.
 
     Attributes:
         shared_mma: the instruction whose weight comes from shared memory.
@@ -277,10 +277,10 @@ THREADS = REPACK_WARPS * 32
 ROW_BYTES = 16
 
 WORDS = 4
-"""Of 4 bytes of a row in the operand."""
+"""Words of 4 bytes of a row in the operand."""
 
 PAIR_WORDS = 7
-"""Of two rows of 14 bytes. An odd number: lanes that read every seventh word read different banks."""
+"""Words of two rows of 14 bytes. An odd number: lanes that read every seventh word read different banks."""
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ class Repack:
     def _copy_held(
         self, raw: cute.Pointer, stage: cute.Pointer, strip_state: PipelineState, stage_state: PipelineState
     ) -> None:
-        """As many pairs in registers as a thread holds, whose loads do not wait for each other.
+        """Repacks as many pairs in registers as a thread holds, whose loads do not wait for each other.
 
         The strip is free when the last ones are loaded, and the stage has to be when the first ones are stored.
         """

@@ -22,6 +22,7 @@ from cute_kernels.emulator import IllegalAccess, Options, capture, host
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation
 from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost, CudaTensor, DeviceFacts
+from cute_kernels.emulator.programs.streams import Streams
 from tests.emulator import scale_program
 
 PROGRAM = str(Path(scale_program.__file__))
@@ -30,7 +31,7 @@ FACTS = DeviceFacts((9, 0), "test device", 7)
 
 @pytest.fixture
 def device():
-    mode = CudaOnHost(FACTS)
+    mode = CudaOnHost(FACTS, Streams())
     with mode.active():
         yield mode
 
@@ -266,7 +267,7 @@ def test_autograd_is_torch_s_own_again_afterwards() -> None:
     names = ("apply", "apply_boxed")
     nodes = torch.autograd.function.BackwardCFunction
     before = [getattr(nodes, name, None) for name in names], torch.autograd._engine_run_backward
-    with CudaOnHost(FACTS).active():
+    with CudaOnHost(FACTS, Streams()).active():
         pass
     assert before == ([getattr(nodes, name, None) for name in names], torch.autograd._engine_run_backward)
 
@@ -291,7 +292,7 @@ EARLY = define_operator("early")
 @pytest.mark.parametrize("when", ["before", "inside"])
 def test_operators_for_cuda_alone(monkeypatch, when: str) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp")  # torch sets it at the first call, and this takes it back
-    with CudaOnHost(FACTS).active():
+    with CudaOnHost(FACTS, Streams()).active():
         operator = EARLY if when == "before" else define_operator("inside")
         x = torch.arange(4.0, device="cuda", requires_grad=True)
         for call in (operator, getattr(torch.ops.test_capturing, operator._name)):
@@ -392,7 +393,7 @@ def define_for(name: str, *kinds: str | None):
 def test_operators_get_the_function_of_the_device(kinds, host, device, when: str) -> None:
     name = f"of_{when}_{'_'.join(map(str, kinds))}".lower()
     operator = define_for(name, *kinds) if when == "before" else None
-    with CudaOnHost(FACTS).active():
+    with CudaOnHost(FACTS, Streams()).active():
         operator = operator or define_for(name, *kinds)
         for call in (operator, getattr(torch.ops.test_capturing, name)):
             here, there = torch.arange(4.0), torch.arange(4.0, device="cuda")
@@ -434,7 +435,7 @@ def define_under(key: str, name: str):
 def test_operators_see_the_device_whatever_key_they_are_registered_for(key: str, when: str) -> None:
     name = f"under_{key or 'none'}_{when}"
     known = define_under(key, name) if when == "before" else None
-    with CudaOnHost(FACTS).active():
+    with CudaOnHost(FACTS, Streams()).active():
         operator, seen = known or define_under(key, name)
         x = torch.arange(3.0, device="cuda", requires_grad="Implicit" in key or not key)
         for call in (operator, operator.default):
@@ -466,7 +467,7 @@ def define_maker(name: str, kinds: str | tuple[str, ...] | None):
 def test_operators_without_tensors(kinds, when: str) -> None:
     name = f"made_{when}_{kinds if isinstance(kinds, (str, type(None))) else 'both'}".lower()
     known = define_maker(name, kinds) if when == "before" else None
-    with CudaOnHost(FACTS).active():
+    with CudaOnHost(FACTS, Streams()).active():
         operator = known or define_maker(name, kinds)
         for call in (operator, getattr(torch.ops.test_capturing, name)):
             for device in ("cuda", "cuda:0", torch.device("cuda")):
@@ -485,7 +486,7 @@ def test_operators_make_tensors_on_the_device_of_their_own_accord() -> None:
     def constant(count: int) -> torch.Tensor:
         return torch.ones(count, device="cuda")
 
-    with CudaOnHost(FACTS).active():
+    with CudaOnHost(FACTS, Streams()).active():
         with torch.profiler.record_function("operators of C++ without tensors"):
             results = moved(torch.ones(2)), constant(2) * 2
         for made in results:

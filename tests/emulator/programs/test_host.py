@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import linecache
 import struct
+import sys
 import threading
+from types import FrameType
 
 import cuda.bindings.driver as cuda
 import cuda.bindings.runtime as runtime
@@ -130,6 +133,42 @@ def test_only_the_recording_thread_is_affected(compiled):
         worker.join()
     with pytest.raises(EmulatorError, match="not compiled under"):
         host.record(functions[0], *arguments)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_launch_that_fails_is_of_its_thread_alone(fill, fails: bool) -> None:
+    """Another thread's call of the function ends between the machine code of this one's and the look at its status."""
+    arguments, between = fill_arguments(4096, 1, 1.0), []
+
+    def launched(failing: bool) -> type | None:
+        def take(_) -> None:
+            if failing:
+                raise ArithmeticError
+
+        try:
+            with host.intercept(take):
+                fill(*arguments)
+        except Exception as error:  # noqa: BLE001 - CuTe DSL's own, for one
+            return type(error)
+        return None
+
+    def step(frame: FrameType, event: str, _: object) -> object:
+        if frame.f_code.co_name != "run_compiled_program" or "cutlass" not in frame.f_code.co_filename:
+            return None if event == "call" else step
+        if event == "line" and "cuda_result.value" in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+            other = threading.Thread(target=lambda: between.append(launched(not fails)))
+            other.start()
+            other.join()
+        return step
+
+    outer = sys.gettrace()
+    sys.settrace(step)
+    try:
+        result = launched(fails)
+    finally:
+        sys.settrace(outer)
+    expected = {True: ArithmeticError, False: None}
+    assert result is expected[fails] and between == [expected[not fails]]
 
 
 def test_illegal_launches_are_named(fill, compiled):

@@ -9,7 +9,7 @@ import torch
 import cute_kernels
 from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, patch_embed
 from cute_kernels.operations import scales
-from tests.ops.test_patch_embed import FP8, make_call, nested, operator_arguments
+from tests.operations.test_patch_embed import FP8, make_call, nested, operator_arguments
 
 BASE = dict(zip(("x", "weight", "bias", "pos_embed"), make_call(n=16, k=32), strict=True))
 BAD_ARGUMENTS = [

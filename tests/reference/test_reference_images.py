@@ -9,7 +9,7 @@ import torch
 
 from cute_kernels import reference
 from cute_kernels.reference import images as module
-from tests.ops import exact
+from tests.reference import exact
 
 N, CHANNELS, PATCH, HEIGHT, WIDTH = 3, 2, 4, 8, 12
 

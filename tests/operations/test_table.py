@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_kernels.operations.table import build_table
-from tests.ops import exact
+from tests.reference import exact
 
 
 @given(

@@ -15,8 +15,8 @@ from cute_kernels.operations.sharding import (
     patch_embed_shardings,
     register,
 )
-from tests.ops import sharded_calls
-from tests.ops.sharded_calls import CASES
+from tests.operations import sharded_calls
+from tests.operations.sharded_calls import CASES
 
 SECONDS = 240
 """After which processes that wait for each other are ended."""

@@ -17,7 +17,7 @@ from cute_kernels.config import GemmProblem
 from cute_kernels.plan import make_plan
 from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 from tests.nightly import NIGHTLY, by_day, nightly
-from tests.ops.exact import fp32, fractions, nearest
+from tests.reference.exact import fp32, fractions, nearest
 
 FP32, BF16 = torch.float32, torch.bfloat16
 TF32 = (11, -136)

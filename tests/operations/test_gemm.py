@@ -19,7 +19,7 @@ from cute_kernels.operations.gemm import prepare_gemm
 from cute_kernels.plan import PLANNERS, make_plan
 from cute_kernels.runtime.gpu import BoundLaunch
 from tests.nightly import NIGHTLY, nightly
-from tests.ops.exact import fp32, fractions, nearest
+from tests.reference.exact import fp32, fractions, nearest
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 PRECISION = {BF16: (8, -133), FP16: (11, -24), FP32: (24, -149)}

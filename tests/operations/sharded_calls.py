@@ -1,6 +1,6 @@
 """The operations on DTensor, by several processes, compared with the same calls on whole tensors.
 
-    python -m tests.ops.sharded_calls RANK WORLD STORE OUTPUT BACKEND
+    python -m tests.operations.sharded_calls RANK WORLD STORE OUTPUT BACKEND
 
 Each process runs all `CASES` in the same order; rank 0 writes what became of each to OUTPUT, as JSON by name. The data
 are small integers wherever they are multiplied, so that sums are exact on every device and results equal bit for bit.
@@ -311,7 +311,7 @@ def in_two_processes(backend: str, folder: Path, seconds: float) -> dict[str, di
         AssertionError: a process failed, or did not end in time; with what it said.
     """
     output = folder / "results.json"
-    program = [sys.executable, "-m", "tests.ops.sharded_calls"]
+    program = [sys.executable, "-m", "tests.operations.sharded_calls"]
     commands = [[*program, str(rank), "2", str(folder / "store"), str(output), backend] for rank in range(2)]
     root = Path(__file__).resolve().parents[2]
     logs = [open(folder / f"{rank}.log", "w+") for rank in range(2)]

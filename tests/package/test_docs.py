@@ -57,3 +57,11 @@ def test_the_map_has_every_file_of_the_emulator() -> None:
         folder = str(path.parent)
         named = f"`{path.name}`" in tables[folder] or (folder == "emulator/instructions" and "`*.py`" in tables[folder])
         assert named, f"{path} is not in the table of {folder}"
+
+
+def test_docstrings_name_the_thing_first() -> None:
+    """A docstring that begins with "Of ..", "As ..", "Likewise" says nothing to whoever reads it alone."""
+    sources = sorted((ROOT / "cute_kernels").rglob("*.py"))
+    starts = re.compile(r'^\s*"""(?:Of|As|Likewise|The same)\b.*', re.MULTILINE)
+    assert [(str(path), start) for path in sources for start in starts.findall(path.read_text())] == []
+    assert len(sources) > 300
