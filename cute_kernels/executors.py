@@ -19,7 +19,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from cute_kernels import extras
+from cute_kernels import extras, forks
 
 Result = TypeVar("Result")
 
@@ -40,7 +40,8 @@ class WorkerLost(RuntimeError):
 
 _states: OrderedDict[str, Any] = OrderedDict()
 _over: set[str] = set()  # keys of `Workers` of this process that are closed: threads may still have tasks of theirs
-_lock = threading.RLock()  # threads of one process share a state, and neither kernels' memory nor the core is for two
+# Threads of one process share a state, and neither kernels' memory nor the core is for two.
+_lock = forks.lock(interrupted=_states.clear)
 
 
 @dataclass(frozen=True)

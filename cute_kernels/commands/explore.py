@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     if options.export is not None:
         page, _ = notebook.execute(cells)
         files.write_text(options.export, page)
-        print(options.export)
+        files.show(str(options.export))
         return 0
     files.write_text(options.notebook, json.dumps(notebook.ipynb(cells), indent=1) + "\n")
     browser = ["--no-browser"] if options.no_browser else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -14,7 +15,9 @@ from cute_kernels.dsl.versions import EMULATOR_VERSIONS, require
 
 _RECORDER = "_cute_kernels_recorder"
 
-_HOOK_LOCK = threading.Lock()
+_HOOK_LOCK = threading.RLock()
+# A fork waits until all five methods are replaced.
+os.register_at_fork(before=_HOOK_LOCK.acquire, after_in_parent=_HOOK_LOCK.release, after_in_child=_HOOK_LOCK.release)
 
 _COMPILING = threading.local()
 """lowered: the module that this thread compiles, and its allocations."""

@@ -40,8 +40,8 @@ TOOLKIT = {"checking", "mutation", "testing"}
 """Parts for any program's kernels: of the package they know the emulator and tools alone, and each other."""
 
 TOOLS = {
-    *("config_codec", "config_types", "dsl", "executors", "extras", "files", "kernel_cache"),
-    *("reference", "trace_events"),
+    *("config_codec", "config_types", "dsl", "executors", "extras", "files", "forks", "interrupts"),
+    *("kernel_cache", "reference", "trace_events"),
 }
 """Parts that import no layer, and that every layer may import."""
 
@@ -92,7 +92,7 @@ def test_tools_and_emulator_stand_alone(graph: grimp.ImportGraph) -> None:
         if part(module) in TOOLS:
             assert imported <= TOOLS, module
         if part(module) == "emulator":
-            assert imported <= {"emulator", "dsl", "extras", "files", "trace_events"}, module
+            assert imported <= {"emulator", "dsl", "extras", "files", "forks", "interrupts", "trace_events"}, module
         if part(module) in TOOLKIT:
             assert imported <= {"emulator", "executors", "extras", *TOOLKIT}, module
         if "emulator" in imported:

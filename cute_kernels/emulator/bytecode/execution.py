@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_kernels.emulator import interrupts
+from cute_kernels import interrupts
 from cute_kernels.emulator.bytecode.emitter import BlockEmitter
 from cute_kernels.emulator.bytecode.lowering import Lowering, lower
 from cute_kernels.emulator.bytecode.program import Bytecode, Program, row_bytes

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator import interrupts
+from cute_kernels import interrupts
 from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.arguments import extents, pack_arguments, parameter_block, require_type

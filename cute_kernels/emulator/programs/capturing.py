@@ -18,17 +18,13 @@ import functools
 import math
 import os
 import sys
-import threading
-import types
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from cute_kernels import dsl
-from cute_kernels.emulator import interrupts
-from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, UnsupportedPTX, attaching
+from cute_kernels import dsl, forks, interrupts
+from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
 from cute_kernels.emulator.launch.overlap import Finished, Snapshot
 from cute_kernels.emulator.launch.run import Report, run
 from cute_kernels.emulator.observe.races.launch_accesses import accesses_of
@@ -36,6 +32,7 @@ from cute_kernels.emulator.observe.roles import of_kernel
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.programs import host
 from cute_kernels.emulator.programs.cuda_graphs import Graph
+from cute_kernels.emulator.programs.device_answers import driver_answers, hardware_info
 from cute_kernels.emulator.programs.kept_launches import KeptLaunches
 from cute_kernels.emulator.programs.recorded import Recorder
 from cute_kernels.emulator.programs.stream_order import StreamOrder
@@ -132,8 +129,7 @@ class Session:
         self.streams = Streams()
         self._tensors = cuda_tensors.CudaOnHost(self.facts, self.streams, self._made_on_device)
         self._tensors.report = self._raced
-        self._launching = threading.RLock()
-        _SESSIONS.add(self)
+        self._launching = forks.lock()
         self.threads = ProgramThreads(self._inside)
 
     def launch(self, launch: host.CapturedLaunch) -> None:
@@ -144,13 +140,12 @@ class Session:
     @contextlib.contextmanager
     def _in_turn(self) -> Iterator[None]:
         """Waits for the launches of other threads; signals end the waiting."""
-        launching = self._launching  # of this process: a fork inside makes another one
-        while not launching.acquire(timeout=_PATIENCE):
+        while not self._launching.acquire(timeout=_PATIENCE):
             interrupts.check()
         try:
             yield
         finally:
-            launching.release()
+            self._launching.release()
 
     def _launch(self, launch: host.CapturedLaunch) -> None:
         if self.graph is not None:
@@ -203,6 +198,8 @@ class Session:
                 self._order.made("a launch that failed")
             self._failed(number, launch, error)
             raise
+        if self._recorder is not None:
+            self._recorder.ended(report)
         # Of a launch that did something else by overlapping the one before, a repetition begins with other memory.
         self._before = finished if in_turn else None
         if self._order is not None:
@@ -301,31 +298,18 @@ class Session:
         session = self
 
         yield torch, "compile", _uncompiled
-        yield torch.nn.Module, "compile", lambda module, *_, **__: None
+        yield torch.nn.Module, "compile", _leave_uncompiled
         yield torch.cuda, "CUDAGraph", lambda *_, **__: Graph(session)
         yield torch.cuda, "graph", Graph.captured
         yield cutlass.testing, "benchmark", _run_once
         yield cutlass.testing, "_benchmark_for_autotune", _run_untimed
         if "cutlass.cute.testing" in sys.modules or _import("cutlass.cute.testing"):
             yield sys.modules["cutlass.cute.testing"], "benchmark", _run_once
-        yield cutlass.utils, "HardwareInfo", lambda *_, **__: _hardware_info(session.facts)
+        yield cutlass.utils, "HardwareInfo", lambda *_, **__: hardware_info(session.facts)
         for module, name in dsl.context_initialisers():
             yield module, name, lambda device=0: None
-        yield from _driver_answers(driver, runtime, session.facts)
+        yield from driver_answers(driver, runtime, session.facts)
         yield from answers(session.streams, driver, runtime)
-
-
-_SESSIONS: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    """A forked process has no thread whose launches it could wait for."""
-    for session in _SESSIONS:
-        session._launching = threading.RLock()
-        session.streams.forked()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def _uncompiled(model: Any = None, *_: Any, backend: Any = "inductor", **options: Any) -> Any:
@@ -333,15 +317,25 @@ def _uncompiled(model: Any = None, *_: Any, backend: Any = "inductor", **options
 
     Raises:
         UnsupportedOperation: a back end that is a function, which would be given a graph.
+        torch._dynamo.exc.InvalidBackend: a name that torch does not know.
     """
     if not isinstance(backend, str):
         raise UnsupportedOperation(
             f"torch.compile with backend {backend!r}: in the emulator functions run as they are, which torch's own "
             "back ends (inductor, eager, aot_eager, cudagraphs) may; a function would be called with a graph"
         )
+    if backend != "inductor":
+        import torch._dynamo
+
+        torch._dynamo.lookup_backend(backend)
     if model is None:
         return functools.partial(_uncompiled, backend=backend, **options)
     return model
+
+
+def _leave_uncompiled(module: Any, *arguments: Any, **options: Any) -> None:
+    """`torch.nn.Module.compile` likewise."""
+    _uncompiled(module, *arguments, **options)
 
 
 @contextlib.contextmanager
@@ -415,57 +409,3 @@ def _run_untimed(callable: Callable[..., Any], *arguments: Any, **keywords: Any)
         keywords.pop(name, None)
     callable(*arguments, **keywords)
     return 0.0
-
-
-def _hardware_info(facts: Any) -> Any:
-    """Stands for cutlass.utils.HardwareInfo: one CTA fits on a multiprocessor."""
-    return types.SimpleNamespace(
-        get_max_active_clusters=lambda cluster_size, stream=None: facts.multiprocessors // cluster_size,
-        get_device_multiprocessor_count=lambda: facts.multiprocessors,
-        get_l2_cache_size_in_bytes=lambda: facts.l2_bytes,
-    )
-
-
-def _properties(runtime: Any, facts: Any) -> Any:
-    """cudaDeviceProp of the emulated device: what programs size their launches by; what is not known stays 0."""
-    found = runtime.cudaDeviceProp()
-    found.name = facts.name.encode()[:255].ljust(256, b"\0")
-    found.major, found.minor = facts.capability
-    found.multiProcessorCount, found.warpSize = facts.multiprocessors, 32
-    found.totalGlobalMem, found.l2CacheSize = facts.memory_bytes, facts.l2_bytes
-    found.sharedMemPerBlock, found.sharedMemPerBlockOptin = 48 << 10, facts.shared_bytes
-    found.reservedSharedMemPerBlock, found.sharedMemPerMultiprocessor = 1 << 10, facts.shared_bytes + (1 << 10)
-    found.regsPerBlock = found.regsPerMultiprocessor = 1 << 16
-    found.maxThreadsPerBlock, found.maxThreadsDim = 1024, [1024, 1024, 64]
-    found.maxThreadsPerMultiProcessor, found.maxGridSize = 2048, [2**31 - 1, 65535, 65535]
-    found.clusterLaunch, found.unifiedAddressing = int(facts.capability[0] >= 9), 1
-    return found
-
-
-def _driver_answers(driver: Any, runtime: Any, facts: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Entry points of cuda-python that programs call to find a device; all others fail as they do without a driver."""
-    ok, fine = driver.CUresult.CUDA_SUCCESS, runtime.cudaError_t.cudaSuccess
-    attribute = driver.CUdevice_attribute
-    attributes = {
-        attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: facts.multiprocessors,
-        attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: facts.l2_bytes,
-        attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: facts.capability[0],
-        attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: facts.capability[1],
-        attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: facts.shared_bytes,
-    }
-
-    def get_attribute(which: Any, device: Any) -> tuple[Any, int]:
-        if which not in attributes:
-            raise UnsupportedPTX(f"host code asks for device attribute {which}")
-        return ok, attributes[which]
-
-    yield driver, "cuInit", lambda flags: (ok,)
-    yield driver, "cuDeviceGetCount", lambda: (ok, 1)
-    yield driver, "cuDeviceGet", lambda ordinal: (ok, driver.CUdevice(ordinal))
-    yield driver, "cuDeviceGetAttribute", get_attribute
-    yield driver, "cuCtxGetCurrent", lambda: (ok, driver.CUcontext(1))
-    yield driver, "cuDriverGetVersion", lambda: (ok, 13000)
-    yield runtime, "cudaGetDeviceCount", lambda: (fine, 1)
-    yield runtime, "cudaGetDeviceProperties", lambda device: (fine, _properties(runtime, facts))
-    yield runtime, "cudaGetDevice", lambda: (fine, 0)
-    yield runtime, "cudaSetDevice", lambda device: (fine,)

@@ -179,14 +179,14 @@ class CudaOnHost(TorchFunctionMode):
 
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         asked = _device_type(kwargs.get("device"))
-        if asked == "cuda":
+        is_program_s = self._operators.prepare(func)
+        if asked == "cuda" and not is_program_s:
             kwargs["device"] = "cpu"
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         inputs, _ = tree_flatten((args, kwargs))
         on_device = asked == "cuda" or asked is None and any(map(self.is_on_device, inputs))
         if on_device:
-            self._operators.prepare(func)
             name = getattr(func, "__name__", "")
             if _synchronises(name, inputs):
                 self.wait(name, inputs)
@@ -273,7 +273,7 @@ class CudaOnHost(TorchFunctionMode):
             with contextlib.nullcontext() if entered_stream is None else entered_stream:
                 yield
 
-        names = ("init", "_lazy_init", "set_device", "empty_cache", "manual_seed", "manual_seed_all")
+        names = ("init", "_lazy_init", "empty_cache", "manual_seed", "manual_seed_all")
         names += ("reset_peak_memory_stats",)
         return {
             **{name: _nothing() for name in names},
@@ -281,9 +281,10 @@ class CudaOnHost(TorchFunctionMode):
             "is_initialized": lambda: True,
             "device_count": lambda: 1,
             "current_device": lambda: 0,
-            "get_device_capability": lambda device=None: facts.capability,
-            "get_device_properties": lambda device=None: properties,
-            "get_device_name": lambda device=None: facts.name,
+            "set_device": _of_device(None),
+            "get_device_capability": _of_device(facts.capability),
+            "get_device_properties": _of_device(properties),
+            "get_device_name": _of_device(facts.name),
             "can_device_access_peer": lambda device, peer: False,
             "synchronize": lambda device=None: self.streams.host_waits(),
             "current_stream": lambda device=None: stream(handle=self.streams.current),
@@ -330,9 +331,20 @@ def _synchronises(function: str, inputs: list) -> bool:
 def _device_type(device: Any) -> str | None:
     if device is None:
         return None
-    if isinstance(device, int):
-        return "cuda"
-    return torch.device(device).type
+    found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if found.type == "cuda" and found.index not in (None, DEVICE.index):
+        raise RuntimeError(f"CUDA error: invalid device ordinal: {found}; emulated programs have one device, {DEVICE}")
+    return found.type
+
+
+def _of_device(answer: Any) -> Callable[..., Any]:
+    """A query that takes a device, the current one by default."""
+
+    def query(device: Any = None) -> Any:
+        _device_type(device)
+        return answer
+
+    return query
 
 
 def _as_cuda(tensor: torch.Tensor) -> torch.Tensor:
@@ -374,6 +386,10 @@ def _to(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
     if len(rest) > 1:
         copy = rest[1]
     return mode.move(tensor, device, tensor.dtype if dtype is None else dtype, copy, kwargs, blocking)
+
+
+def _cuda(mode: CudaOnHost, tensor: torch.Tensor, device: Any = None, *_: Any, **__: Any) -> torch.Tensor:
+    return mode.move(tensor, DEVICE if device is None else device, tensor.dtype, False, {})
 
 
 def _copy(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -420,7 +436,7 @@ def _dlpack(mode: CudaOnHost, args: tuple, kwargs: dict) -> Any:
 
 _HANDLERS: dict[Any, Callable[[CudaOnHost, tuple, dict], Any]] = {
     torch.Tensor.to: _to,
-    torch.Tensor.cuda: lambda mode, args, kwargs: mode.move(args[0], DEVICE, args[0].dtype, False, {}),
+    torch.Tensor.cuda: lambda mode, args, kwargs: _cuda(mode, *args, **kwargs),
     torch.Tensor.cpu: lambda mode, args, kwargs: mode.move(args[0], "cpu", args[0].dtype, False, {}),
     torch.Tensor.pin_memory: lambda mode, args, kwargs: args[0],
     torch.Tensor.is_pinned: lambda mode, args, kwargs: False,

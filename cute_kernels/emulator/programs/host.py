@@ -23,9 +23,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cute_kernels import dsl
+from cute_kernels import dsl, interrupts
 from cute_kernels.dsl.allocations import Allocations
-from cute_kernels.emulator import interrupts
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.units.copies import tensor_map
@@ -203,6 +202,7 @@ _ATTRIBUTES = {  # cudaLaunchAttributeID and CUlaunchAttributeID, which agree: t
     7: ("ProgrammaticEvent", 4), 8: ("Priority", 1), 9: ("MemSyncDomainMap", 1), 10: ("MemSyncDomain", 1),
     11: ("PreferredClusterDimension", 3), 12: ("LaunchCompletionEvent", 3), 13: ("DeviceUpdatableKernelNode", 1),
     14: ("PreferredSharedMemoryCarveout", 1), 16: ("NvlinkUtilCentricScheduling", 1),
+    17: ("PortableClusterSizeMode", 1), 18: ("SharedMemoryMode", 1),
 }  # fmt: skip
 # May use larger clusters where there is room: none is one legal choice. Events are complete when a launch returns. The
 # others say where and when CTAs run, or what stays in the L2 cache.

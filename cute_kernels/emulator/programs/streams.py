@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from cute_kernels import forks
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import GlobalMemoryRace
 from cute_kernels.emulator.observe.races.launch_accesses import WRITES, Meeting, Span, racing
@@ -68,16 +69,12 @@ class Streams:
 
     def __init__(self) -> None:
         self._handles = itertools.count(_FIRST_HANDLE, 0x100)
-        self._lock = threading.RLock()
+        self._lock = forks.lock()
         self._local = threading.local()
         self._alone: set[int] = set()  # not ordered with the default stream
         self._ticks: Clock = {}
         self._clocks: dict[int, Clock] = {}
         self._launches: dict[int, deque[Done]] = {}
-
-    def forked(self) -> None:
-        """A forked process has no thread that would release the lock."""
-        self._lock = threading.RLock()
 
     def create(self, alone: bool) -> int:
         """The handle of a new stream; ``alone``: cudaStreamNonBlocking, as torch's are."""

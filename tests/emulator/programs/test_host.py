@@ -10,6 +10,7 @@ import threading
 from types import FrameType
 
 import cuda.bindings.driver as cuda
+import cuda.bindings.runtime as runtime
 import cutlass
 import cutlass.cute as cute
 import pytest
@@ -189,6 +190,7 @@ def test_illegal_launches_are_named(fill, compiled):
     [
         (2, 1, r"launch attribute 2 \(Cooperative\) with value 1$"),
         (10, 3, r"launch attribute 10 \(MemSyncDomain\) with value 3$"),
+        (17, 2, r"launch attribute 17 \(PortableClusterSizeMode\) with value 2$"),
         (99, 7, r"launch attribute 99 \(unknown to the emulator\) with value 7$"),
         (1, 5, None), (2, 0, None), (3, 1, None), (5, 2, None), (8, -1, None), (14, 50, None),
     ],
@@ -202,6 +204,12 @@ def test_launch_attributes_are_named(fill, number: int, value: int, message: str
         return
     with pytest.raises(UnsupportedPTX, match=message):
         host._check(launch, attributes)
+
+
+def test_all_launch_attributes_of_cuda_python_have_names() -> None:
+    prefix = "cudaLaunchAttribute"
+    known = {number: f"{prefix}{name}" for number, (name, _) in host._ATTRIBUTES.items()}
+    assert {each.value: each.name for each in runtime.cudaLaunchAttributeID}.items() <= known.items()
 
 
 def test_dynamic_shared_memory_ends_at_227_kib(compiled):

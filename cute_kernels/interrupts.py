@@ -1,10 +1,11 @@
-"""Signals that arrive during a launch: their handlers run where the launch can be left.
+"""Signals that arrive during a launch or a compilation: their handlers run where it can be left.
 
 Python runs a handler between any two of its own operations, and what it raises (KeyboardInterrupt, the failure of a
 test that takes too long) comes out there. In a launch that place may be a function that machine code has called, where
-ctypes drops the exception and execution goes on without what was left out, which looks like a fault of the kernel. So
-while a launch runs, handlers of Python are replaced by one that only notes the signal. `check`, between two turns of
-warps, runs the program's handlers; what they raise ends the launch, whose state nobody uses again. They find themselves
+ctypes drops the exception and execution goes on without what was left out, which looks like a fault of the kernel; in
+a compilation by CuTe DSL it may be one whose exceptions abort the process. So while either runs, handlers of Python are
+replaced by one that only notes the signal. `check`, between two turns of warps, runs the program's handlers; what they
+raise ends the launch, whose state nobody uses again. A compilation is left at its end. Handlers find themselves
 installed, and what they install stays. While handlers are replaced and put back, the system holds signals back.
 
 Only the main thread runs handlers, so launches of other threads have nothing to defer.
