@@ -9,11 +9,11 @@ from cute_kernels.plan import Plan
 from cute_kernels.runtime.operands import Operands
 
 ALIGNMENT = 256
-"""Of addresses of device memory."""
+"""Alignment of addresses of device memory in bytes."""
 
 
 def random_operands(plan: Plan, device: str = "cpu") -> Operands:
-    """The same for equal problems on equal devices; on the CPU placed as on a device."""
+    """Random operands: the same for equal problems on equal devices; on the CPU placed as on a device."""
     operation = operation_of(plan.problem)
     with torch.random.fork_rng(devices=[] if device == "cpu" else [device]):
         torch.manual_seed(0)

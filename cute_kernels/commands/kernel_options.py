@@ -18,7 +18,7 @@ OPERATIONS: dict[str, Planner] = {name.replace("_", "-"): planner for name, plan
 """By the name that commands give it."""
 
 DEFAULT_ARCH = "sm_100a"
-"""Of a command without ``--arch``, if there is a kernel for it; otherwise the operation's first."""
+"""Architecture of a command without ``--arch``, if there is a kernel for it; otherwise the operation's first."""
 
 
 MOST_EMULATED = 64
@@ -26,7 +26,7 @@ MOST_EMULATED = 64
 
 
 def tiles_of(plan: Plan) -> int:
-    """Of the kernel of a plan that has the most."""
+    """Tiles of the kernel of a plan that has the most."""
     return max(getattr(part, "tiles", 1) for part in plan.launches)
 
 

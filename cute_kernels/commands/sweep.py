@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def kernel_name(text: str) -> str:
-    """As argparse's ``type``."""
+    """Name of a kernel, for argparse's ``type``."""
     if text in OPERATIONS or text.endswith(".py"):
         return text
     allowed = f"{', '.join(OPERATIONS)}, or a program whose name ends with .py"

@@ -165,7 +165,7 @@ class _Gemm(Operation[GemmArguments]):
         yield rows + 1, {"b": int(batched), "bias": 0}
 
     def variants(self, plan: GemmPlan) -> list[GemmPlan]:
-        """The same tiles in other orders."""
+        """Plans with the same tiles in other orders."""
         own = plan.config.group_m
         if plan.n_tiles == 1:
             return []

@@ -29,7 +29,7 @@ Shardings = Callable[[Mapping[str, Shape], int], Iterator[Sharding]]
 
 
 def register_if_used(name: str, shardings: Shardings) -> None:
-    """As `register`, if somebody has imported DTensor, which takes seconds and is not done here."""
+    """Registers like `register`, if somebody has imported DTensor, which takes seconds and is not done here."""
     if _TENSORS in sys.modules:
         register(name, shardings)
 

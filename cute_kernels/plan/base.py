@@ -330,7 +330,7 @@ FIRST_WAIT = 64
 """From here on phases are waits: two for each edge of the kernel's graph."""
 
 PHASE_BITS = 8
-"""Of a stamp."""
+"""Bits of a stamp that number the phase."""
 
 HEADER = 8
 """Words before the stamps of a warp: `COUNT`, `SM`, `BEGIN`, `FINISH`, and one more, which keeps rows on 64 bytes."""
@@ -340,7 +340,7 @@ COUNT, SM, BEGIN, FINISH = 0, 1, 2, 4
 clock and the time next to it when the roles begin, and when this one ends."""
 
 MOST_WORDS = 2**31 - 1
-"""Of all rows: they are indexed with 32 bits."""
+"""Most 32-bit words of all rows together: they are indexed with 32 bits."""
 
 
 def wait_phase(edge: int, empty: bool) -> int:
@@ -359,7 +359,7 @@ def profile_shape(plan: Plan) -> tuple[int, int, int]:
 
 
 def with_profile(plan: Plan, stamps: int) -> Plan:
-    """The same plan, whose kernel is compiled to write clock stamps into an operand ``profile`` (`profile_shape`).
+    """Plan whose kernel is compiled to write clock stamps into an operand ``profile`` (`profile_shape`).
 
     Args:
         plan: of a kernel that can be profiled, and of one launch.

@@ -75,11 +75,11 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
         return self.cta_rows * self.k_block_bytes * self.config.stage_blocks
 
     def position_of(self, row: int) -> int:
-        """Of a tile, that of one of its rows as `row_of` counts them."""
+        """Position in a tile of one of its rows as `row_of` counts them."""
         return row % self.cta_rows // self.cta_images
 
     def image_of(self, row: int) -> int:
-        """Of a tile, likewise."""
+        """Image in a tile of one of its rows as `row_of` counts them."""
         return row // self.cta_rows * self.cta_images + row % self.cta_images
 
     def staged_row(self, part: int, column: int) -> int:
@@ -113,7 +113,7 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
 
     @property
     def table_wavefronts(self) -> int:
-        """Of a CTA's loads of the table in a tile: a line for each warp and position, in flat order for each row."""
+        """Wavefronts of a CTA's loads of the table in a tile: one a warp and position, in flat order one a row."""
         if self.problem.table_rows == 0:
             return 0
         rows = self.config.tile_positions if self.positions_in_order else self.columns
@@ -121,7 +121,7 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
 
     @property
     def fill_wavefronts(self) -> int:
-        """Of bringing the weight to where it stays, once for a launch."""
+        """Wavefronts of bringing the weight to where it stays, once for a launch."""
         if self.config.weight == "smem":
             return self.weight_bytes // WAVEFRONT
         vectors = self.problem.k * ITEMSIZE[self.problem.in_dtype] // 16
@@ -170,12 +170,12 @@ FIELDS = {
 }
 
 FEW_OUTPUTS = 2**19
-"""Of a multiprocessor: up to here shared memory keeps the weight, which TMA brings there in a fraction of the time that
-32 lines for each load of 16 bytes per lane take on the way into tensor memory; beyond, what the MMAs do not read again
-from shared memory in each tile pays. By the model (docs/model.md); nobody has timed it."""
+"""Outputs of a multiprocessor up to which shared memory keeps the weight: TMA brings it there in a fraction of the time
+that 32 lines for each load of 16 bytes per lane take on the way into tensor memory. Beyond, it pays that MMAs do not
+read the weight again for each tile. By the model (docs/model.md); nobody has timed it."""
 
 _TRIED_SHAPES = 4
-"""Of tiles, for each memory and group of CTAs, that a tuner times."""
+"""Shapes of tiles that a tuner times for each memory and group of CTAs."""
 
 
 def plan_resident(
@@ -286,7 +286,7 @@ def _check_tensor_memory(plan: Sm100ResidentPlan) -> None:
 
 
 def _most_rows(plan: Sm100ResidentPlan) -> int:
-    """Of a tile with which two stages fit."""
+    """Most rows of a tile with which two stages fit."""
     step = COLUMN_STEP * plan.cta_group
     for rows in range(plan.columns - step, step, -step):
         config = dataclasses.replace(plan.config, tile_rows=rows, part_columns=rows, stages=2, tile_positions=1)
@@ -361,7 +361,7 @@ def _orders(problem: PatchEmbedProblem, config: Sm100ResidentConfig) -> tuple[st
 
 
 def _positions(problem: PatchEmbedProblem, order: str, rows: int, group: int) -> int:
-    """Of a tile: those that leave the fewest tiles; of equal numbers the fewest positions."""
+    """Positions of a tile: those that leave the fewest tiles; of equal numbers the fewest positions."""
     if order == "flat" or problem.table_rows <= 1:
         return 1
     images, positions = problem.m // problem.table_rows, problem.table_rows

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from cute_kernels import forks
 from cute_kernels.plan import Plan
 from cute_kernels.runtime import gpu
 from cute_kernels.runtime.constants import DERIVED, PEFT
@@ -101,7 +101,7 @@ class RepeatedCalls:
         self._arguments, self._scales = tuple(arguments), scales
         self.calls: dict[Hashable, Callable[..., torch.Tensor | None]] = {}
         self.recent: dict[int, Callable[..., torch.Tensor | None]] = {}
-        self._lock = threading.RLock()  # a death inside a locked section may forget a call
+        self._lock = forks.lock()  # a death inside a locked section may forget a call
         names = {"calls": self.calls, "recent": self.recent}
         self.run: Callable[..., torch.Tensor | None] = _generate(*_finder(self._arguments), names)
         self._key: Callable[..., tuple] = _generate(*_key_function(self._arguments), {})

@@ -257,7 +257,7 @@ def graph_timer(launch: Callable[[int, int], None]) -> Timer:
 
 
 def replay_timer(launch: Callable[[int, int], None], count: int) -> Timer:
-    """As `graph_timer`, with a given number of launches in the graph."""
+    """Timer like `graph_timer`, with a given number of launches in the graph."""
     return functools.partial(_replay, _captured(launch, count), count, launch)
 
 
