@@ -1,4 +1,11 @@
-"""Plan of the SM90a kernel over uint8 images: pixels through shared memory, weights in registers or with the pixels."""
+"""Plan of the SM90a kernel over uint8 images: pixels through shared memory, weights in registers or with the pixels.
+
+Weights of two terms, 64 features x 112 patches x 768 pixels, have 2,688 clocks of WGMMAs. By arithmetic, wavefronts of
+shared memory per clock of the tensor cores: both terms in shared memory 1.12; a term in each of two warpgroups, which
+exchange sums, 1.00; both in registers, of 32 features, 0.83, but images are fetched for twice as many groups of
+features; the high term in registers (5 blocks of 6) and the rest in shared memory, which is what is done, 0.88. None of
+the others has been timed.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +53,7 @@ ROWS_PER_STORE = 16
 
 REPACK_WARPS = 7
 """Warps that lengthen rows of patches, the ones that two producer warpgroups have beside the one that loads: three of
-one warpgroup could not keep up with TMA and the tensor cores (docs/measurements.md)."""
+one warpgroup could not keep up with TMA and the tensor cores (docs/performance.md)."""
 
 REPACK_REGISTERS = {1: (240, 136), 2: (208, 48), 3: (144, 40)}
 """Registers per consumer and per producer thread by consumer warpgroups, beside two producer warpgroups. A thread that
@@ -274,14 +281,14 @@ _ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
 """of the tensor cores in its epilogue, by warpgroups: what they weigh against padding. Estimates."""
 
 FAST_SPLITS = (48,)
-"""Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (docs/measurements.md)."""
+"""Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (docs/performance.md)."""
 
 RAW_STAGES_BY_CHOICE, CHOSEN_PAIRS = (3, RAW_STAGES), 4
 """Strips that wait to be repacked, the first number that fits, and pairs of rows that a thread holds."""
 
 FEW_SPLITS = 4096
 """Patches up to which these rows are gathered nevertheless: of 3,136 gathering took 0.81 of the time in a CUDA graph on
-an H200, of 6,272 1.33 (docs/measurements.md)."""
+an H200, of 6,272 1.33 (docs/performance.md)."""
 
 
 def plan_sm90_images(
@@ -289,7 +296,7 @@ def plan_sm90_images(
 ) -> Sm90ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
     check_operand(problem)
-    # Timed on an H200: 1.474 ms with images fastest, 1.505 with rows of patches (docs/measurements.md).
+    # Timed on an H200: 1.474 ms with images fastest, 1.505 with rows of patches (docs/performance.md).
     config = config or Sm90ImagesConfig(order="image" if problem.precision == "int16" else "row")
     source = source_of(problem) if config.source == "auto" else config.source
     require("source", config.source, ("auto", *_sources(problem)), "how patches come out of these images")

@@ -219,7 +219,7 @@ __all__ = [
 
 # --- which SM90 configuration a problem gets: the one with the least predicted time ----------------------------------
 # The prediction is linear in a few facts of a plan, with coefficients fitted to some thousands of timings on an H200
-# (``bench/tune.py`` measures and fits; docs/measurements.md says how well it chooses). It knows bursts only: from
+# (``bench/tune.py`` measures and fits; docs/performance.md says how well it chooses). It knows bursts only: from
 # `POWER_LIMITED_TERA_OPERATIONS` on, energy decides, and the configuration that was best when sustained is taken.
 
 

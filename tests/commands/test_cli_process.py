@@ -82,7 +82,7 @@ def unreachable(*_, **__):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shown"), [(["--help"], "usage: python -m cute_kernels.emulator"), ([], "| PTX")]
+    ("arguments", "shown"), [(["--help"], "usage: python -m cute_kernels.emulator"), ([], "# Instructions")]
 )
 def test_emulator_module(arguments, shown):
     command = [sys.executable, "-m", "cute_kernels.emulator", *arguments]

@@ -165,7 +165,7 @@ def test_who_asks_for_one_kernel_gets_it(change) -> None:
 
 
 def test_rows_of_48_bytes_are_split_unless_there_are_few() -> None:
-    """With as many warpgroups as the model finds least; of 96 bytes gathering was faster (docs/measurements.md)."""
+    """With as many warpgroups as the model finds least; of 96 bytes gathering was faster (docs/performance.md)."""
     last = dataclasses.replace(HEADLINE, channels_last=True)
     many, more_features, few = (
         make_plan(dataclasses.replace(last, **change), arch="sm_90a") for change in ({}, {"n": 1024}, {"batch": 20})

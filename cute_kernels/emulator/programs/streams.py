@@ -51,7 +51,7 @@ class Done:
     alive: Callable[[int], bool]
 
     def accesses(self) -> list[Span]:
-        """Of memory that has not been freed since."""
+        """Spans of memory that has not been freed since."""
         return [span for span in self.spans if self.alive(span.region[0])]
 
     def race(self, sentence: str, place: str) -> GlobalMemoryRace:
@@ -292,7 +292,7 @@ class Event:
 
 
 def classes(streams: Streams) -> tuple[type[Stream], type[Event]]:
-    """Of one program."""
+    """Stream and Event of one program."""
     return type("Stream", (Stream,), {"streams": streams}), type("Event", (Event,), {"streams": streams})
 
 
@@ -338,7 +338,7 @@ def answers(streams: Streams, driver: Any, runtime: Any) -> Iterator[tuple[Any, 
 
 
 def _answering(function: Callable[..., Any], success: Any) -> Callable[..., tuple]:
-    """As cuda-python answers: a status, and what there is of a result."""
+    """Answer in the form of cuda-python: a status, and what there is of a result."""
 
     def answer(*arguments: Any) -> tuple:
         result = function(*arguments)

@@ -1,4 +1,9 @@
-"""What the device functions of the kernels whose weight stays on chip have in common: allocate, dispatch to roles."""
+"""What the device functions of the kernels whose weight stays on chip have in common: allocate, dispatch to roles.
+
+Where two accumulators do not fit beside the weight, one is computed in parts with barriers of their own: one part is
+drained while the next is multiplied, over the same stages, which the last part frees. An MMA of a pair takes half of
+its columns from each CTA: the first half of a part's columns are rows of the leader, the others of its neighbour.
+"""
 
 from __future__ import annotations
 
