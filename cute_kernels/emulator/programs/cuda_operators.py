@@ -102,7 +102,7 @@ def _has_kernel(name: str, key: str) -> bool:
 
 
 def _is_of_host_alone(operator: Any) -> bool:
-    """Of C++ whose functions for CUDA are not in this build: those for the CPU do instead."""
+    """Whether an operator is C++ whose functions for CUDA are not in this build: those for the CPU do instead."""
     name = operator.name()
     of_python = f"{operator.namespace}/{name.partition('::')[2].removesuffix('.default')}/CPU" in torch.library._impls
     return not of_python and not torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CUDA")
