@@ -22,7 +22,7 @@ PixelSource = Literal["strips", "gather", "repack", "split"]
 WeightMemory = Literal["tmem", "smem"]
 ResidentWeight = Literal["registers", "streamed"]
 TileOrder = Literal["row", "image"]
-Activation = Literal["none", "silu", "gelu_tanh"]
+Activation = Literal["none", "silu", "gelu", "gelu_tanh"]
 ACTIVATIONS = get_args(Activation)
 """Activations of the dense GEMM's epilogue: `cute_kernels.reference.activations`."""
 

@@ -59,8 +59,9 @@ def gemm(
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU. ``"reference"``: plain torch on any device.
         allow_tf32: accepts float32 operands although 13 of their 24 significant bits are lost; of no effect on others.
-        activation: ``"none"``, ``"silu"`` (``x * sigmoid(x)``) or ``"gelu_tanh"`` (GELU in its tanh form, as
-            `torch.nn.functional.gelu` with ``approximate="tanh"``), at the cost of about 20 instructions per element.
+        activation: ``"none"``, ``"silu"`` (``x * sigmoid(x)``), ``"gelu"`` (GELU in its exact form) or ``"gelu_tanh"``
+            (in its tanh form, as `torch.nn.functional.gelu` with ``approximate="tanh"``), at the cost of about 20
+            instructions per element, of ``"gelu"`` 30.
 
     Returns:
         ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy.
