@@ -11,6 +11,7 @@ import torch
 
 from cute_kernels import reference
 from cute_kernels.config import ACTIVATIONS, Activation, GemmConfig, GemmProblem
+from cute_kernels.dtypes import name_of
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted, random_values
 from cute_kernels.operations.sharding import Shape, Sharding
@@ -138,7 +139,7 @@ class _Gemm(Operation[GemmArguments]):
     def problem(self, args: GemmArguments) -> GemmProblem:
         n, k = args.b.shape[-2:]
         batches = args.a.shape[0] if args.b.dim() == 3 else 1
-        dtypes = (str(dtype).removeprefix("torch.") for dtype in (args.a.dtype, self.output_dtype(args)))
+        dtypes = map(name_of, (args.a.dtype, self.output_dtype(args)))
         has_bias = args.bias is not None
         return GemmProblem(args.a.numel() // max(batches * k, 1), n, k, batches, *dtypes, has_bias, args.activation)
 

@@ -12,6 +12,7 @@ import torch
 
 from cute_kernels import reference
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
+from cute_kernels.dtypes import name_of
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted, random_values
 from cute_kernels.operations.rows import rows_table, tma_readable, tma_rows
@@ -139,9 +140,9 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
     def problems(self, a: PatchEmbedArguments) -> Iterator[Exception]:
         x, bias, pos_embed = a.x, a.bias, a.pos_embed
         n, k = a.weight.shape
-        in_dtype = _name(x.dtype)
+        in_dtype = name_of(x.dtype)
         matching = WEIGHT_TYPES.get(in_dtype)
-        if matching is not None and _name(a.weight.dtype) != matching:
+        if matching is not None and name_of(a.weight.dtype) != matching:
             yield TypeError(f"weight has dtype {a.weight.dtype} with x of {x.dtype}, allowed: torch.{matching}")
         if x.shape[-1] != k:
             yield ValueError(f"x has K = {x.shape[-1]} and weight has K = {k}: they must be equal")
@@ -184,7 +185,7 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
             m=a.x.numel() // k,
             n=n,
             k=round_up(k, ROW_BYTES // a.weight.itemsize),
-            in_dtype=_name(a.x.dtype),
+            in_dtype=name_of(a.x.dtype),
             table_rows=0 if a.bias is None and a.pos_embed is None else positions,
             scale_source="pointer" if in_memory else "value",
             table_index=a.pos_index is not None,
@@ -357,7 +358,3 @@ def _int32_index(pos_index: torch.Tensor) -> torch.Tensor:
     if pos_index.dtype == torch.int64:
         pos_index = pos_index.clamp(-1, 2**31 - 1).to(torch.int32)
     return pos_index.view(-1)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -19,6 +19,7 @@ from cute_kernels.config import (
     Sm90ImagesConfig,
     Sm100ImagesConfig,
 )
+from cute_kernels.dtypes import name_of
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted, random_values
 from cute_kernels.operations.fragment_table import fragment_table
@@ -148,7 +149,7 @@ def _as_multiplied(images: torch.Tensor, weight: torch.Tensor, patch: int) -> to
     precision = _PRECISIONS.get(weight.dtype)
     if precision is None or images.dtype is weight.dtype or (images.dtype is not _RAW and images.dtype not in _FLOATS):
         return images
-    return images if _name(images.dtype) in pixel_types(patch, precision) else images.to(weight.dtype)
+    return images if name_of(images.dtype) in pixel_types(patch, precision) else images.to(weight.dtype)
 
 
 def _constant(*dtypes: torch.dtype, role: Literal["constant", "prepared"] = "constant") -> torch.Tensor | None:
@@ -220,14 +221,14 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         addends = (a.weight_offset, a.bias, a.pos_embed)
         positions = height // a.patch * (width // a.patch)
         precision = _PRECISIONS.get(a.weight.dtype) or ("int8" if a.weight_low is None else "int16")
-        in_dtype = _name(a.images.dtype)
+        in_dtype = name_of(a.images.dtype)
         if in_dtype not in pixel_types(a.patch, precision):
             in_dtype = multiplied_type(in_dtype, precision)
         last = not a.images.is_contiguous() and a.images.is_contiguous(memory_format=torch.channels_last)
         problem = PatchEmbedImagesProblem(
             batch=batch, channels=channels, height=height, width=width, patch=a.patch, n=a.weight.shape[0],
             in_dtype=in_dtype, channels_last=last and precision == "int8", precision=precision,
-            out_dtype=_name(a.out_dtype),
+            out_dtype=name_of(a.out_dtype),
             table_rows=positions if a.pos_embed is not None else int(any(x is not None for x in addends)),
         )  # fmt: skip
         # With the configuration of a kernel that reads images, those that it takes as planes alone are copied.
@@ -379,10 +380,6 @@ def _table_rows(a: PatchEmbedImagesArguments, shape: tuple[int, int]) -> torch.T
     padded = torch.zeros(shape, dtype=torch.float32, device=values.device)
     padded[:, : values.shape[1]] = values
     return padded
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 PATCH_EMBED_IMAGES = _PatchEmbedImages()

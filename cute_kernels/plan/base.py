@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Any, ClassVar, Literal, NoReturn
 
 from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
+from cute_kernels.dtypes import ITEMSIZE
 
 # --- what a kernel's host function takes, as a table: everything that passes arguments follows it --------------------
 # `Plan.operands` is that table for one plan, in the order of the host function's parameters; a stream comes after them.
@@ -64,8 +65,6 @@ def profile_operand(stamps: int) -> Operand:
 
 # --- architectures, limits, memory maps, the plan --------------------------------------------------------------------
 
-
-ITEMSIZE = {"uint8": 1, "int8": 1, "float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 LANES = 32
 """Threads of a warp, and tensor-memory lanes that one warp may reach: quarter ``warp_id % 4`` (PTX ISA, tcgen05 access

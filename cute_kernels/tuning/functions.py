@@ -16,6 +16,7 @@ from cute_kernels.config import (
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
 )
+from cute_kernels.dtypes import name_of
 from cute_kernels.operations.base import ROW_BYTES
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.operations.patch_embed import PATCH_EMBED
@@ -78,7 +79,7 @@ def tune_patch_embed(
     search.check_dtypes(dtype=dtype)
     if table not in get_args(Table):
         raise ValueError(f"table = {table!r}, allowed: {', '.join(map(repr, get_args(Table)))}")
-    in_dtype = str(dtype).removeprefix("torch.")
+    in_dtype = name_of(dtype)
     if in_dtype not in WEIGHT_TYPES:
         raise ValueError(f"dtype = {dtype}, allowed: {', '.join(f'torch.{name}' for name in WEIGHT_TYPES)}")
     problem = PatchEmbedProblem(
@@ -138,7 +139,7 @@ def tune_gemm(
         RuntimeError: a candidate computed something else than the others.
     """
     search.check_dtypes(dtype=dtype, out_dtype=dtype if out_dtype is None else out_dtype)
-    names = (str(value).removeprefix("torch.") for value in (dtype, out_dtype or dtype))
+    names = map(name_of, (dtype, out_dtype or dtype))
     problem = GemmProblem(m, n, k, batches, *names, bias, activation)
     return search.tune(GEMM, problem, device, candidates, rounds)
 
@@ -193,10 +194,10 @@ def tune_patch_embed_images(
         raise ValueError(f"precision = {precision!r}, allowed: {', '.join(map(repr, PIXEL_TYPES))}")
     if table not in ("positions", "bias", "none"):
         raise ValueError(f"table = {table!r}, allowed: 'positions', 'bias', 'none'")
-    in_dtype = PIXEL_TYPES[precision] if dtype is None else str(dtype).removeprefix("torch.")
+    in_dtype = PIXEL_TYPES[precision] if dtype is None else name_of(dtype)
     problem = PatchEmbedImagesProblem(
         images, channels, height, width, patch, n, in_dtype, channels_last, precision,
-        out_dtype=str(out_dtype).removeprefix("torch."),
+        out_dtype=name_of(out_dtype),
     )  # fmt: skip
     rows = {"positions": problem.positions, "bias": 1, "none": 0}[table]
     return search.tune(PATCH_EMBED_IMAGES, dataclasses.replace(problem, table_rows=rows), device, candidates, rounds)
