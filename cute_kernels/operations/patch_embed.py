@@ -11,7 +11,7 @@ import torch
 from cute_kernels import reference
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
 from cute_kernels.operations import arguments
-from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
+from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared
 from cute_kernels.operations.rows import rows_table, tma_readable, tma_rows
 from cute_kernels.operations.scales import combine_numbers, combine_scales, in_kernel_order, is_vector, only_number
 from cute_kernels.plan import PatchEmbedPlan
@@ -25,7 +25,6 @@ from cute_kernels.runtime.repeat import ScaleProduct
 
 __all__ = ["PATCH_EMBED", "PatchEmbedArguments", "choose_backend", "device_facts", "patch_embed", "prepare_launch"]
 
-_BF16, _is_grad_enabled = torch.bfloat16, torch.is_grad_enabled  # looked up once, for the sake of repeated calls
 _ROWS = tuple(getattr(torch, name) for name in WEIGHT_TYPES)
 _WEIGHTS = tuple(dict.fromkeys(getattr(torch, name) for name in WEIGHT_TYPES.values()))
 _ADDENDS = (torch.bfloat16, torch.float16, torch.float32)
@@ -94,20 +93,9 @@ def patch_embed(
         ValueError: a wrong shape, stride, device, scale, backend or config value.
         NotImplementedError: a device without a kernel.
     """
-    direct = backend == "auto" and out_dtype is _BF16 and not dispatch_is_intercepted()
-    if direct:
-        gradients = _is_grad_enabled()
-        out = _repeated.run(
-            x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config, gradients
-        )
-        if out is not None:
-            return out
     if out_dtype is not torch.bfloat16:
         raise ValueError(f"out_dtype = {out_dtype}, allowed: torch.bfloat16")
-    return PATCH_EMBED(
-        direct, x=x, weight=weight, bias=bias, pos_embed=pos_embed, pos_index=pos_index, scale_a=scale_a,
-        scale_b=scale_b, backend=backend, config=config,
-    )  # fmt: skip
+    return PATCH_EMBED.call((x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config))
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +229,6 @@ def tuned_problem(problem: PatchEmbedProblem) -> PatchEmbedProblem:
 
 
 PATCH_EMBED = _PatchEmbed()
-_repeated = PATCH_EMBED.repeated
 
 
 def prepare_launch(

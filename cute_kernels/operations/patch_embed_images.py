@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -19,7 +18,7 @@ from cute_kernels.config import (
     Sm100ImagesConfig,
 )
 from cute_kernels.operations import arguments
-from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
+from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared
 from cute_kernels.operations.fragment_table import fragment_table
 from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, strip_weight
 from cute_kernels.operations.rows import rows_table
@@ -36,7 +35,6 @@ from cute_kernels.runtime.operands import Operands
 __all__ = ["PATCH_EMBED_IMAGES", "PatchEmbedImagesArguments", "patch_embed_images"]
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-_RAW, _is_grad_enabled = torch.uint8, torch.is_grad_enabled  # looked up once, for the sake of repeated calls
 _PRECISIONS = {dtype: name for name, dtype in WIDE_TYPES.items()}
 
 
@@ -105,52 +103,21 @@ def patch_embed_images(
     if not isinstance(images, torch.Tensor):
         raise TypeError(f"images is {type(images).__name__}, expected torch.Tensor")
     held = weight._buffers  # attributes of modules are found much more slowly
-    raw = images.dtype is _RAW
+    raw = images.dtype is torch.uint8
     values = held["raw"] if raw else held["normalised"]
     if values is None:
         raise TypeError(
             f"images has dtype {images.dtype} with a weight of precision {weight.precision!r}, allowed: torch.uint8"
         )
     offset = held["offset"] if raw else None
-    low, scale, patch = held["raw_low"], held["scale"], weight.patch
-    direct = backend == "auto" and not dispatch_is_intercepted()
-    if direct:
-        gradients = _is_grad_enabled()
-        # Found here, the last call with this weight takes one call of a function less than by `run`: 0.4 us of 6.1.
-        call = _repeated.recent.get(id(values))
-        if call is not None:
-            out = call(
-                images, values, low, scale, offset, bias, pos_embed, patch, out_dtype, backend, config, gradients
-            )
-            if out is not None:
-                return out
-        others = values, low, scale, offset, bias, pos_embed, patch, out_dtype, backend, config, gradients
-        out = _repeated.run(images, *others)
-        if out is not None:
-            return out
-        rounded = _as_multiplied(images, values, patch)
-        if rounded is not images:
-            # Rounded here instead of behind the checks, so that what follows is a call that is remembered.
-            images = rounded
-            out = _repeated.run(images, *others)
-            if out is not None:
-                return out
-    return PATCH_EMBED_IMAGES(
-        direct, images=images, weight=values, weight_low=low, weight_scale=scale, weight_offset=offset, bias=bias,
-        pos_embed=pos_embed, patch=patch, out_dtype=out_dtype, backend=backend, config=config,
-    )  # fmt: skip
+    low, scale = held["raw_low"], held["scale"]
+    return PATCH_EMBED_IMAGES.call(
+        (images, values, low, scale, offset, bias, pos_embed, weight.patch, out_dtype, backend, config)
+    )
 
 
-def _as_multiplied(images: torch.Tensor, weight: torch.Tensor, patch: int) -> torch.Tensor:
-    """Pixels of another type than the weight's, in the type in which a kernel that reads images multiplies them."""
-    precision = _PRECISIONS.get(weight.dtype)
-    if precision is None or images.dtype is weight.dtype or (images.dtype is not _RAW and images.dtype not in _FLOATS):
-        return images
-    return images if _name(images.dtype) in pixel_types(patch, precision) else images.to(weight.dtype)
-
-
-def _constant(*dtypes: torch.dtype, role: Literal["constant", "prepared"] = "constant") -> torch.Tensor | None:
-    return arguments.tensor(*dtypes, optional=True, role=role)
+def _constant(*dtypes: torch.dtype) -> torch.Tensor | None:
+    return arguments.tensor(*dtypes, optional=True, role="constant")
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,9 +128,9 @@ class PatchEmbedImagesArguments:
     weight: torch.Tensor = arguments.tensor(
         torch.int8, *_PRECISIONS, shapes=("[N, K]",), dense=True, role="constant"
     )
-    weight_low: torch.Tensor | None = _constant(torch.int8, role="prepared")
-    weight_scale: torch.Tensor | None = _constant(torch.float32, role="prepared")
-    weight_offset: torch.Tensor | None = _constant(torch.float32, role="prepared")
+    weight_low: torch.Tensor | None = _constant(torch.int8)
+    weight_scale: torch.Tensor | None = _constant(torch.float32)
+    weight_offset: torch.Tensor | None = _constant(torch.float32)
     bias: torch.Tensor | None = _constant(*_FLOATS)
     pos_embed: torch.Tensor | None = _constant(*_FLOATS)
     patch: int = arguments.plain("int patch", int)
@@ -232,6 +199,18 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         if isinstance(a.config, Sm100ImagesConfig) or (sm90 and why_no_operand(problem)):
             return dataclasses.replace(problem, channels_last=False)
         return problem
+
+    def converted(self, values: tuple) -> tuple:
+        """With pixels in the type that a kernel which reads images multiplies: rounded behind the checks, they would be
+        another tensor than the one that was given.
+        """
+        images, weight, _, _, _, _, _, patch, *_ = values
+        precision = _PRECISIONS.get(weight.dtype)
+        if precision is None or images.dtype is weight.dtype or images.dtype not in (torch.uint8, *_FLOATS):
+            return values
+        if _name(images.dtype) in pixel_types(patch, precision):
+            return values
+        return images.to(weight.dtype), *values[1:]
 
     def prepare(self, a: PatchEmbedImagesArguments, plan: ImagesPlan | RowsChainPlan) -> Prepared:
         """Makes the images contiguous, aligned and of the weight's type, builds the table, allocates the output."""
@@ -342,4 +321,3 @@ def _name(dtype: torch.dtype) -> str:
 
 
 PATCH_EMBED_IMAGES = _PatchEmbedImages()
-_repeated = PATCH_EMBED_IMAGES.repeated

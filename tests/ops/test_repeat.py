@@ -31,20 +31,13 @@ def launches(monkeypatch):
             self.plan = plan
 
         def with_constants(self, parameters, **constants):
-            return lambda *values: seen.append(constants | dict(zip(parameters, values, strict=True)))
+            return lambda values: seen.append(constants | dict(zip(parameters, values, strict=True)))
 
-    finder = repeat._finder
-
-    def without_device(arguments):
-        source, name = finder(arguments)
-        assert source.count(".is_cuda") == 1
-        return source.replace(".is_cuda", ".is_cpu"), name
-
-    monkeypatch.setattr(repeat, "_finder", without_device)
+    monkeypatch.setattr(repeat, "_HOST", None)
     monkeypatch.setattr(repeat, "gpu", types.SimpleNamespace(bound_launch=Recorder))
     for name, value in (("current_stream", 7), ("current_device", -1), ("is_capturing", False)):
-        monkeypatch.setitem(repeat._SHARED, name, lambda *_, value=value: value)
-    monkeypatch.setitem(repeat._SHARED, "empty_strided", torch._C._dynamo.guards._empty_strided_cpu)
+        monkeypatch.setattr(repeat, f"_{name}", lambda *_, value=value: value)
+    monkeypatch.setattr(repeat, "_empty_strided", torch._C._dynamo.guards._empty_strided_cpu)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=7))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return seen
@@ -59,7 +52,7 @@ def remember(operation, values: dict) -> RepeatedCalls:
 
 
 def run(calls: RepeatedCalls, values: dict, gradients: bool = False) -> torch.Tensor | None:
-    return calls.run(*values.values(), gradients)
+    return calls.run(tuple(values.values()), gradients)
 
 
 def patches(**changes) -> dict:
@@ -194,7 +187,7 @@ def test_tensors_are_compared_in_one_call_or_one_by_one(launches):
     calls = remember(patch_embed_op.PATCH_EMBED, values := patches())
     (call,) = calls.calls.values()
     x, *constants = (values[name] for name in ("x", "weight", "bias", "pos_embed"))
-    same = call.__globals__["same"]
+    same = call.same
     assert same(x, *constants) and same(x.clone(), *constants)
     assert not same(x[:1], *constants) and not same(x.view(torch.float8_e5m2), *constants)
     with torch.inference_mode():
@@ -255,11 +248,9 @@ def test_calls_that_share_a_weight_take_turns(launches):
 def test_another_stream_or_device_is_not_taken_for_the_last_one(launches):
     calls = remember(patch_embed_op.PATCH_EMBED, values := patches())
     assert run(calls, values) is not None
-    (call,) = calls.calls.values()
-    for name in ("current_stream", "current_device"):
+    for name in ("_current_stream", "_current_device"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(call.__globals__, name, lambda *_: 3)
-            patch.setitem(calls.run.__globals__, name, lambda *_: 3)
+            patch.setattr(repeat, name, lambda *_: 3)
             assert run(calls, values) is None
     assert run(calls, values) is not None and len(launches) == 2
 
@@ -336,7 +327,6 @@ def test_two_kernels_in_turn_hand_over_memory_of_the_call(launches, layout):
 def test_memory_between_kernels_is_not_kept(launches):
     calls = remember(images_op.PATCH_EMBED_IMAGES, values := pictures())
     (call,) = calls.calls.values()
-    held, _ = call.__globals__["keep"]
-    assert not any(tensor.shape == (12, 608) for tensor in held)
-    assert call.__globals__["x_size"] == (12, 608) and call.__globals__["x_type"] is torch.uint8
+    assert not any(tensor.shape == (12, 608) for tensor in call.kept)
+    assert call.made[0](()).shape == (12, 608) and call.made[0](()).dtype is torch.uint8
     assert run(calls, values) is not None
