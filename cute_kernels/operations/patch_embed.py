@@ -12,8 +12,8 @@ from cute_kernels import reference
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared
-from cute_kernels.operations.rows import rows_table, tma_readable, tma_rows
 from cute_kernels.operations.scales import combine_numbers, combine_scales, in_kernel_order, is_vector, only_number
+from cute_kernels.operations.table import rows_table
 from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
 from cute_kernels.plan.patch_embed import WEIGHT_TYPES, longest_row
@@ -188,10 +188,10 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
         """Pads K, aligns, builds the table, allocates the output."""
         problem = plan.problem
         weight = a.weight
-        if not tma_readable(weight):
-            weight = DERIVED.get("weight rows", (a.weight,), lambda: tma_rows(a.weight, problem.k))
+        if not _tma_readable(weight):
+            weight = DERIVED.get("weight rows", (a.weight,), lambda: _tma_rows(a.weight, problem.k))
         operands = Operands(
-            x=tma_rows(a.x.view(problem.m, -1), problem.k),
+            x=_tma_rows(a.x.view(problem.m, -1), problem.k),
             weight=weight,
             table=rows_table(plan, (a.bias, a.pos_embed), lambda: (a.bias, a.pos_embed)),
             index=None if a.pos_index is None else _int32_index(a.pos_index),
@@ -287,6 +287,20 @@ def _check_positions(pos_index: torch.Tensor, positions: int) -> None:
 
 
 # --- operands --------------------------------------------------------------------------------------------------------
+
+
+def _tma_readable(rows: torch.Tensor) -> bool:
+    """Whether rows are whole 16 bytes and begin on such."""
+    return rows.shape[-1] * rows.itemsize % ROW_BYTES == 0 and rows.data_ptr() % ROW_BYTES == 0
+
+
+def _tma_rows(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """``rows`` itself if TMA can read it, otherwise an aligned copy with every row zero-padded to ``width``."""
+    if _tma_readable(rows):
+        return rows
+    padded = torch.zeros(rows.shape[0], width, dtype=rows.dtype, device=rows.device)
+    padded[:, : rows.shape[1]] = rows
+    return padded
 
 
 def _int32_index(pos_index: torch.Tensor) -> torch.Tensor:

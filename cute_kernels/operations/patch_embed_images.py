@@ -19,10 +19,9 @@ from cute_kernels.config import (
 )
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared
-from cute_kernels.operations.fragment_table import fragment_table
 from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, strip_weight
-from cute_kernels.operations.rows import rows_table
 from cute_kernels.operations.scales import in_kernel_order
+from cute_kernels.operations.table import fragment_table, rows_table
 from cute_kernels.plan import ImagesPlan, Sm90GatherPlan
 from cute_kernels.plan.images import multiplied_type, pixel_types
 from cute_kernels.plan.images_chain import RowsChainPlan

@@ -9,8 +9,7 @@ from typing import NoReturn
 import torch
 
 from cute_kernels import dsl
-from cute_kernels.compile import Artifact, compile_plan
-from cute_kernels.frames import Frames
+from cute_kernels.compile import Artifact, Frames, compile_plan
 from cute_kernels.plan import Plan
 from cute_kernels.runtime.operands import Operands, picker
 

@@ -19,9 +19,8 @@ import torch
 
 from cute_kernels.plan import Plan
 from cute_kernels.runtime import gpu
-from cute_kernels.runtime.constants import DERIVED, PEFT
+from cute_kernels.runtime.constants import DERIVED, PEFT, Source
 from cute_kernels.runtime.operands import Operands, Picker, picker
-from cute_kernels.runtime.sources import Source
 
 Role = Literal["varies", "constant", "derived", "scale", "static"]
 
