@@ -90,6 +90,7 @@ class RepeatedCall:
         tensors, facts, same: picks arguments that are tensors; `_facts` of each; and whether others have the same, in
             one call.
         constants: of each tensor of the model its place among the arguments, identity, address and version.
+        varying: places of all other tensors.
         generation, then: of `DERIVED`, and the constants as it compares them.
         operands: of each argument that is an operand as it is its place, and what its address is a multiple of.
         factors, number: picks arguments that are factors; what makes one number of them, where it is passed by value.
@@ -108,6 +109,7 @@ class RepeatedCall:
     facts: list[tuple]
     same: Callable[..., bool]
     constants: tuple[tuple[int, int, int, int], ...]
+    varying: tuple[int, ...]
     generation: int
     then: tuple[Source, ...]
     operands: tuple[tuple[int, int], ...]
@@ -122,15 +124,18 @@ class RepeatedCall:
         """Launches, or returns None where something is not as it was."""
         if tuple(map(type, values)) != self.types or self.static(values) != self.given:
             return None
+        for place, number, address, version in self.constants:
+            tensor = values[place]
+            if id(tensor) != number or tensor.data_ptr() != address or tensor._version != version:
+                return None
+        for place in self.varying:
+            if values[place].is_nested:  # by which `same` would end the process
+                return None
         tensors, device = self.tensors(values), self.device
         if not self.same(*tensors) and list(map(_facts, tensors)) != self.facts:
             return None
         if _current_stream(device) != self.stream or _current_device() != device or _is_capturing():
             return None
-        for place, number, address, version in self.constants:
-            tensor = values[place]
-            if id(tensor) != number or tensor.data_ptr() != address or tensor._version != version:
-                return None
         if DERIVED.generation != self.generation or (gradients and any(tensor.requires_grad for tensor in tensors)):
             return None
         if (DERIVED.compares_on_gpu or PEFT in sys.modules) and not self._are_unchanged(values):
@@ -195,11 +200,13 @@ class RepeatedCalls:
             return None
         varying = pick(values)
         device = varying[0].get_device()
-        if device == _HOST:
+        if device == _HOST or any(tensor.is_nested for tensor in varying):  # which have no shape
             return None
         call = self.calls.get(self._key(types, values, varying, _current_stream(device)))
         if call is None:
             return None
+        if len(self.recent) >= _CAPACITY:
+            self.recent.clear()
         self.recent[main] = call
         return call.run(values, gradients)
 
@@ -297,6 +304,7 @@ class RepeatedCalls:
             facts=[_facts(tensor) for tensor in tensors(values)],
             same=_same(tensors(values)),
             constants=tuple((i, id(values[i]), values[i].data_ptr(), values[i]._version) for i in constants),
+            varying=tuple(i for i in given if i not in constants),
             generation=DERIVED.generation,
             then=tuple(Source(values[i], forget) for i in constants),
             operands=tuple((i, alignments[name]) for i, name in as_is.items()),
@@ -362,7 +370,10 @@ def _launch(plan: Plan, parameters: Sequence[str], constants: Mapping[str, Any])
 
 
 def _facts(tensor: torch.Tensor) -> tuple:
-    return type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.get_device(), tensor.is_neg()
+    """What two tensors have in common that a launch takes for each other; nothing of one without strides."""
+    if tensor.layout is not torch.strided:
+        return ()
+    return type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_neg()
 
 
 def _same(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:

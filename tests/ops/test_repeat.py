@@ -279,13 +279,44 @@ def test_a_product_takes_both_operands_and_the_bias_of_the_moment(launches):
     "change",
     [
         {"out_dtype": torch.float32}, {"allow_tf32": True}, {"activation": "silu"}, {"bias": None},
-        {"b": torch.zeros(16, 16).bfloat16()}, {"b": torch.zeros(8, 16).half()}, {"b": 1},
+        {"b": torch.zeros(16, 16).bfloat16()}, {"b": torch.zeros(8, 16).half()}, {"b": 1}, {"allow_tf32": 0},
+        {"b": torch.zeros(8, 16).bfloat16().to_sparse()}, {"b": torch._neg_view(torch.zeros(8, 16).bfloat16())},
+        {"a": torch.nested.nested_tensor([torch.zeros(2, 16), torch.zeros(3, 16)]).bfloat16()},
+        {"b": torch.zeros(8, 16, device="meta").bfloat16()},
     ],  # fmt: skip
 )
-def test_another_product_goes_the_long_way(launches, change):
+@pytest.mark.parametrize("first", [True, False], ids=["the last one", "found by its key"])
+def test_another_product_goes_the_long_way(launches, change, first):
     values = products()
     calls = remember(gemm_op.GEMM, values)
-    assert run(calls, values | change) is None and not launches
+    if first:
+        assert run(calls, values) is not None
+    assert run(calls, values | change) is None and len(launches) == first
+
+
+def test_calls_with_factors_of_other_shapes_stand_beside_each_other(launches):
+    """A number for all, for every row and for every feature are three calls, none of which takes another's place."""
+    first = patches(scale_a=torch.tensor(0.5), scale_b=torch.tensor(0.5))
+    every = [first | change for change in ({}, {"scale_a": torch.rand(2, 16, 1)}, {"scale_b": torch.rand(1, 16)})]
+    calls = RepeatedCalls(patch_embed_op.PATCH_EMBED.repeated._arguments, patch_embed_op.PATCH_EMBED.scales)
+    for values in every:
+        prepared = patch_embed_op.PATCH_EMBED.checked(patch_embed_op.PatchEmbedArguments(**values))
+        calls.put(values, prepared.plan, prepared.operands, prepared.result(), prepared.derive)
+    for values in (*every, *every):
+        assert run(calls, values) is not None
+        for name, operand in (("scale_a", "row_scale"), ("scale_b", "feature_scale")):
+            vector = values[name].numel() > 1
+            assert launches[-1][operand] == (values[name].data_ptr() if vector else None)
+
+
+def test_the_last_calls_with_tensors_that_come_and_go_are_not_kept_for_ever(launches, monkeypatch):
+    monkeypatch.setattr(repeat, "_CAPACITY", 4)
+    calls = remember(gemm_op.GEMM, values := products())
+    for _ in range(20):
+        kept = [values["b"]]  # alive, so that the next has another identity
+        values = values | {"b": values["b"].clone()}
+        assert run(calls, values) is not None and len(calls.recent) <= 4
+        kept.clear()
 
 
 def test_a_call_is_found_by_equal_words_and_numbers_whatever_object_holds_them(launches):
