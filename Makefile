@@ -31,7 +31,7 @@ orders: $(VENV)/.installed-test
 integrations: $(VENV)-integrations/.installed
 	$(VENV)-integrations/bin/python -m pytest tests/integrations $(ARGS)
 
-# Kernels that others wrote, in the emulator, each as it is recorded; prints the table of docs/emulator/programs.md.
+# Kernels that others wrote, in the emulator, each as it is recorded; prints a table. docs/emulator/programs.md
 programs: $(VENV)-programs/.installed
 	$(VENV)-programs/bin/python -m tests.programs $(ARGS)
 

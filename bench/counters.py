@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench import archive, gemm_counters, image_counters, original_counters
 from bench import counter_cases as cases
-from bench import gemm_counters, image_counters, original_counters
 from bench.configs import arch_of
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.emulator import GlobalMemory, Options, run
@@ -426,7 +426,10 @@ def main() -> int:
     elif arguments.command == "gemm":
         print(gemm_counters.table(), gemm_counters.k_block_table(), sep="\n\n")
     else:
-        print(table(*(json.loads(path.read_text())["counts"] for path in (arguments.emulated, arguments.profiled))))
+        emulated_counts, profiled = (
+            json.loads(archive.read_text(path))["counts"] for path in (arguments.emulated, arguments.profiled)
+        )
+        print(table(emulated_counts, profiled))
     return 0
 
 

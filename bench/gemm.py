@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from bench import gemm_cases, patch_embed
+from bench import archive, gemm_cases, patch_embed
 from bench.configs import CONFIG_TYPES, arch_of, check_parsable, parse_config
 from bench.gemm_cases import GemmCase, GemmData
 from bench.peers import OURS, Peer
@@ -76,7 +76,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "the first) after it",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("bench/results"))
+    parser.add_argument("--output", type=Path, default=archive.OUTPUT)
     parser.add_argument("--name", help="of the files, default gemm[-tf32]-SUITE-DATE")
     arguments = parser.parse_args(argv)
     unknown = set(arguments.peers or ()) - {peer.name for peer in PEERS}

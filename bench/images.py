@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from bench import image_cases, patch_embed
+from bench import archive, image_cases, patch_embed
 from bench.cases import BATCHES, fit
 from bench.configs import arch_of, parse_first
 from bench.image_cases import ImagesCase, ImagesData
@@ -86,7 +86,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--settle", type=float, default=0.2, metavar="SECONDS", help="untimed, before a sustained run")
     parser.add_argument("--limit", type=float, default=math.inf, metavar="SECONDS", help="of the whole run, about")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("bench/results"))
+    parser.add_argument("--output", type=Path, default=archive.OUTPUT)
     parser.add_argument("--name", help="of the files, default images-DATE")
     arguments = parser.parse_args(argv)
     chosen = arguments.peers or known

@@ -18,13 +18,12 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from scipy.optimize import nnls
 from scipy.stats import pearsonr, spearmanr
 
-from bench import model_images, tune
+from bench import archive, model_images, tune
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.model import b200
 from cute_kernels.plan import make_plan, patch_embed_sm90, predict
@@ -145,10 +144,7 @@ def correlations(checked: Sequence[Checked]) -> tuple[float, float]:
 
 # --- H200 ------------------------------------------------------------------------------------------------------------
 
-RECORDED = (
-    Path("bench/results/h200-tune-2026-11-21.json"),
-    Path("bench/results/h200-tune-few-2026-11-22.json"),
-)
+RECORDED = (archive.recorded("2026-11-21-h200/tune.json"), archive.recorded("2026-11-22-h200/tune-few.json"))
 
 
 @dataclass(frozen=True)
@@ -187,13 +183,13 @@ def recorded() -> dict[tune.Case, list[tune.Timing]]:
     return {case: timings for path in RECORDED for case, timings in tune.read(path)[1].items()}
 
 
-MODELS = Path("bench/results/h200-models-2026-11-21.json")
+MODELS = archive.recorded("2026-11-21-h200/models.json")
 
 
 def check_models(images: Sequence[int]) -> list[tuple[str, int, float, float]]:
     """Model and positions, images, measured and predicted microseconds of the default configuration in bursts."""
     rows = []
-    for entry in json.loads(MODELS.read_text())["cases"]:
+    for entry in json.loads(archive.read_text(MODELS))["cases"]:
         case = entry["case"]
         (ours,) = (peer for peer in entry["peers"] if peer["name"] == "cute_kernels")
         bursts = [1e3 * run["ms"] for run in ours["runs"] if run["mode"] == "burst"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench import archive
 from bench.configs import parse_first
 from cute_kernels.config import (
     PatchEmbedImagesProblem,
@@ -25,7 +26,7 @@ from cute_kernels.plan.sm100_transposed import is_legal
 # --- images on an H200 -----------------------------------------------------------------------------------------------
 
 RECORDED = tuple(
-    Path(f"bench/results/h200-images-{name}-2026-11-22.json")
+    archive.recorded(f"2026-11-22-h200/images-{name}.json")
     for name in ("few", "chain", "gathered", "b32-tiles", "gathered-last")
 )
 """Launches of the kernel that multiplies int8; no fit has any of them."""
@@ -62,7 +63,7 @@ def check_images() -> list[TimedImages]:
 
 
 def _timed(path: Path) -> Iterator[TimedImages]:
-    for entry in json.loads(path.read_text())["cases"]:
+    for entry in json.loads(archive.read_text(path))["cases"]:
         case = entry["case"]
         grid = case["side"] // case["patch"]
         problem = PatchEmbedImagesProblem(

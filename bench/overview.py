@@ -1,6 +1,6 @@
 """One table of model cases from several runs of bench.patch_embed, and where some complete peer is ahead of us.
 
-    python -m bench.overview bench/results/h200-models-*.json
+    python -m bench.overview 'bench/results/2026-11-21-h200.tar.xz/models*.json'
 
 Runs are put in order of their dates, and a case that several runs measured is taken from the last one: every ratio is
 one of peers that ran interleaved, in one run. Prints Markdown, with the number of cases in which a complete peer was
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import archive
 from bench.peers import OURS
 from bench.results import CaseResult, Results, from_json, markdown, reference_ms
 
@@ -130,7 +131,8 @@ def report(runs: Sequence[Results]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
-    runs = [from_json(path.read_text()) for path in parser.parse_args(argv).files]
+    paths = [found for path in parser.parse_args(argv).files for found in archive.expand(path)]
+    runs = [from_json(archive.read_text(path)) for path in paths]
     print(report(sorted(runs, key=lambda run: run.date)), end="")
     return 0
 

@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 import cute_kernels
+from bench import archive
 from bench import cases as case_module
 from bench import results as results_module
 from bench.cases import Case, CaseData
@@ -64,7 +65,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sustained", type=float, metavar="SECONDS", help="default 0.6, quick 0.2")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--output", type=Path, default=Path("bench/results"))
+    parser.add_argument("--output", type=Path, default=archive.OUTPUT)
     parser.add_argument("--name", help="of the files, default SUITE-DATE")
     arguments = parser.parse_args(argv)
     try:

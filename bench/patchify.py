@@ -1,6 +1,6 @@
 """The pass that lays out images as rows of patches, beside a copy of the same images, on one GPU in the same run.
 
-    python -m bench.patchify                              # 4736 images of 224 x 224: the table of docs/measurements.md
+    python -m bench.patchify                              # 4736 images of 224 x 224
     python -m bench.patchify --images 64 --side 448
 
 The rows are compared with plain torch, element by element with the result poisoned before, and then timed by the

@@ -1,6 +1,6 @@
 """Phases of the warps of the patch embeds on the GPU at hand, from clock stamps that the kernels write.
 
-    python -m bench.profile --output bench/results/h200-profile-2026-11-22        under a minute
+    python -m bench.profile --output build/results/profile        under a minute
 
 Writes OUTPUT.md, what `cute-kernels profile` prints of each case, OUTPUT-CASE.json, the statistics of every warp, and
 OUTPUT-CASE.trace.json, a timeline of two clusters for https://ui.perfetto.dev.
@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=tuple(CASES), help="default: all")
     parser.add_argument("--device", choices=("gpu", "emulator"), default="gpu", help="default: %(default)s")
     options = parser.parse_args(arguments)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
     sections = []
     for name, command in commands(options.output, options.cases, ("--device", options.device)).items():
         text = io.StringIO()

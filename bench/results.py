@@ -214,7 +214,7 @@ def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def report(results: Results, ours: str) -> str:
-    """The tables of a result in Markdown, as docs/measurements.md holds them."""
+    """The tables of a result in Markdown, one that a bench writes beside its JSON."""
     parts = [f"{results.date}, `{results.command}`", ""]
     parts += [f"- {key}: {value}" for key, value in results.environment.items()]
     for result in results.cases:

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from bench import tune_gemm
+from bench import archive, tune_gemm
 from bench.compile_ahead import compile_all
 from bench.configs import CONFIG_TYPES, arch_of
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
@@ -159,7 +159,7 @@ def regret(case: Case, timings: Sequence[Timing], coefficients: dict[tuple[str, 
 
 def read(path: Path) -> tuple[str, dict[Case, list[Timing]]]:
     """Architecture and timings: the inverse of `write`."""
-    document = json.loads(path.read_text())
+    document = json.loads(archive.read_text(path))
     names, arch = document["fields"], document.get("arch", "sm_90a")
     return arch, {
         tuple(entry["case"]): [

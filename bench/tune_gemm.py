@@ -23,7 +23,7 @@ from unittest import mock
 import torch
 from scipy.optimize import least_squares
 
-from bench import results
+from bench import archive, results
 from bench.compile_ahead import compile_all
 from bench.configs import CONFIG_TYPES, arch_of, parse_config
 from bench.gemm_cases import GemmCase, siglip2, squares
@@ -136,7 +136,7 @@ def read(path: Path, arch: str = "sm_90a") -> list[Timings]:
     Raises:
         ValueError: the timings of another operation or architecture.
     """
-    document = json.loads(path.read_text())
+    document = json.loads(archive.read_text(path))
     if document.get("operation") != "gemm":
         raise ValueError(f"{path} has no timings of the dense GEMM")
     if document.get("arch", "sm_90a") != arch:
@@ -158,7 +158,7 @@ OURS = "cute_kernels "
 def read_bench(path: Path) -> list[Timings]:
     """What `bench.gemm --configs` has recorded, one entry per case and way of timing; torch is not kept."""
     found = []
-    for case in results.from_json(path.read_text()).cases:
+    for case in results.from_json(archive.read_text(path)).cases:
         for mode in ("burst", "sustained"):
             ours = [
                 (1e3 * statistics.median(run.ms for run in peer.runs if run.mode == mode),
@@ -227,7 +227,7 @@ def report_fit(paths: Sequence[Path]) -> None:
     """Fits to files of `measure` and of `bench.gemm`, and prints the constants and the regret before and after."""
     measured = []
     for path in paths:
-        own = "operation" in json.loads(path.read_text())
+        own = "operation" in json.loads(archive.read_text(path))
         measured += [(entry, 1.0 if own else BENCH_WEIGHT) for entry in (read(path) if own else read_bench(path))]
     fitted = fit(measured)
     for name, value in fitted.items():

@@ -105,7 +105,7 @@ def _from_disk(plan: Plan, emulated: bool) -> Artifact:
 
 
 def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:
-    """As `compile_plan`, always anew and without a lock: for kernels changed on purpose."""
+    """Compiles like `compile_plan`, always anew and without a lock: for kernels changed on purpose."""
     kernel = build(plan)
     load = functools.partial(_host_function, kernel, emulated)
     return Artifact(kernel.kernel_name, kernel.ptx, kernel.cubin, load)
@@ -248,7 +248,7 @@ def check_names(plan: Plan, given: Mapping[str, object]) -> None:
 
 
 def dsl_arguments(plan: Plan, *, stream: int, **given: float | int | None) -> tuple:
-    """As `host_arguments`, as CuTe DSL takes them: types for tracing, whose values do not reach the generated code."""
+    """Arguments of `host_arguments` as CuTe DSL takes them: types for tracing, whose values do not reach the code."""
     import cuda.bindings.driver as driver
 
     check_names(plan, given)

@@ -23,7 +23,7 @@ ResidentWeight = Literal["auto", "registers", "streamed"]
 TileOrder = Literal["row", "image"]
 Activation = Literal["none", "silu", "gelu_tanh"]
 ACTIVATIONS = get_args(Activation)
-"""Of the dense GEMM's epilogue: `cute_kernels.reference.activations`."""
+"""Activations of the dense GEMM's epilogue: `cute_kernels.reference.activations`."""
 
 LAUNCH_ARGUMENT = {"launch_argument": True}
 """Metadata of a problem's field that kernels take as an argument of every launch.
@@ -189,7 +189,7 @@ class Sm100ResidentConfig:
 class Sm90PatchEmbedConfig:
     """Tunables of the SM90a kernel, which computes ``out^T = weight * x^T``: features are the rows of a WGMMA.
 
-    The measurements behind the defaults are in docs/measurements.md.
+    The measurements behind the defaults are in docs/performance.md.
 
     Attributes:
         tile_rows: rows of ``x`` in a tile, the N of a WGMMA: a multiple of 16 up to 256.

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ConfigCodec:
-    """Of configurations of some classes, all of whose fields are integers, bools or words.
+    """JSON codec of configurations of some classes, all of whose fields are integers, bools or words.
 
     Attributes:
         kinds: the classes by their names.

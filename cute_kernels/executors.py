@@ -19,12 +19,12 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from cute_kernels import extras
+from cute_kernels import extras, forks
 
 Result = TypeVar("Result")
 
 SCHEMES = ("dask", "ray")
-"""Of the addresses that `connect` takes."""
+"""Schemes of the addresses that `connect` takes."""
 
 _MOST_BREAKS = 3  # of a pool, one after the other without a result in between
 _MOST_STATES = 2  # kept by a worker process
@@ -40,7 +40,8 @@ class WorkerLost(RuntimeError):
 
 _states: OrderedDict[str, Any] = OrderedDict()
 _over: set[str] = set()  # keys of `Workers` of this process that are closed: threads may still have tasks of theirs
-_lock = threading.RLock()  # threads of one process share a state, and neither kernels' memory nor the core is for two
+# Threads of one process share a state, and neither kernels' memory nor the core is for two.
+_lock = forks.lock(interrupted=_states.clear)
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,7 @@ class _Submitting(Executor):
         self._submit, self.share, self.width = submit, share, width
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future:
-        """As of the base class."""
+        """Overrides the method of the base class."""
         return self._submit(function, *arguments, **keywords)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,20 @@ from pathlib import Path
 def from_here(text: str) -> Path:
     """A path that a change of the current directory leaves alone, as argparse's ``type``: programs change it."""
     return Path(text).absolute()
+
+
+def current_folder() -> Path | None:
+    """The current folder; None where somebody has removed it, as a program may."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
+def show(text: str) -> None:
+    """Prints text; characters that the encoding of stdout does not have, as in the C locale, as escape sequences."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def check_program(script: str | Path) -> None:
@@ -31,7 +47,7 @@ def check_output(path: Path) -> None:
     Raises:
         OSError: FileNotFoundError without a folder to write into, IsADirectoryError for a folder, PermissionError.
     """
-    folder = path.absolute().parent
+    folder = path.resolve().parent  # of a link, what it leads to is written
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} to write {path} into")
     if path.is_dir():
@@ -73,6 +89,8 @@ def writing(path: Path) -> Iterator[None]:
 def write_text(path: Path, text: str) -> None:
     """Writes a text file in UTF-8, whole or not at all; what is no regular file, a device or a pipe, gets the text.
 
+    So does a file that may be written and not replaced: its folder is read-only, or it is mounted by itself.
+
     Bytes of arguments that the locale cannot decode, which Python keeps as surrogates, are written as ``\\udc..``.
 
     Raises:
@@ -83,13 +101,26 @@ def write_text(path: Path, text: str) -> None:
         if path.exists() and not path.is_file():
             path.write_bytes(data)
             return
-        target = path.resolve()  # of a link, what it leads to is written
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        target = path.resolve()
         try:
-            part.write_bytes(data)
-            if target.exists():
-                part.chmod(target.stat().st_mode & 0o777)
-            part.replace(target)
-        except BaseException:
+            _replace(target, data)
+        except OSError as error:
+            if error.errno not in _NOT_REPLACEABLE or not target.exists():
+                raise
+            target.write_bytes(data)
+
+
+_NOT_REPLACEABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
+
+
+def _replace(target: Path, data: bytes) -> None:
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(data)
+        if target.exists():
+            part.chmod(target.stat().st_mode & 0o777)
+        part.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-            raise
+        raise

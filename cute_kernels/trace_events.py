@@ -11,6 +11,8 @@ from json.encoder import encode_basestring_ascii as _quoted
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cute_kernels.files import write_text
+
 
 class Track(NamedTuple):
     """A row of the picture: threads of one process stand together."""
@@ -30,7 +32,7 @@ class TraceEvents:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """As the format has them, in the order in which they were added."""
+        """Events as the format has them, in the order in which they were added."""
         return [json.loads(text) for text in self._texts]
 
     def name(self, kind: str, track: Track, name: str) -> None:
@@ -70,7 +72,7 @@ class TraceEvents:
         # A reader takes slices that begin together in the order of the file: the outer one has to come first.
         order = sorted(range(len(begins)), key=lambda index: (begins[index], ends[index]))
         events = ", ".join([self._texts[index] for index in order])
-        Path(path).write_text(f'{{"traceEvents": [{events}], "otherData": {{"axis": {_quoted(axis)}}}}}\n')
+        write_text(Path(path), f'{{"traceEvents": [{events}], "otherData": {{"axis": {_quoted(axis)}}}}}\n')
 
 
 def _text(value: str | float) -> str:

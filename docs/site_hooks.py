@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages in docs/: the README as the first one, the notebook, the help of every command.
+"""What `make docs` adds to the pages in docs/: the README as the first one, the notebook, commands' help, all modules.
 
 MkDocs calls these functions (https://www.mkdocs.org/user-guide/plugins/#events).
 """
@@ -10,31 +10,29 @@ import os
 import re
 from pathlib import Path
 
+import tables  # beside this file, whose folder MkDocs puts on the path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from cute_kernels.commands import cli
 
 ROOT = Path(__file__).parents[1]
-PICTURES = ROOT / "bench" / "results"
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Adds the generated pages, and the pictures of bench/results that pages show."""
+    """Adds the generated pages."""
     # Links of the README are relative to the repository's root, those of a page to docs/.
     readme = (ROOT / "README.md").read_text().replace("](docs/", "](")
     index = f"---\nhide: [navigation]\n---\n\n{readme}"
-    generated = {"index.md": index, "explore_cells.md": notebook(), "commands.md": commands()}
+    generated = {
+        "index.md": index,
+        "explore_cells.md": notebook(),
+        "commands.md": commands(),
+        "modules.md": tables.module_page(),
+    }
     for path, content in generated.items():
         files.append(File.generated(config, path, content=content))
-    for picture in sorted(PICTURES.glob("*.png")):
-        files.append(File.generated(config, f"bench/results/{picture.name}", abs_src_path=str(picture)))
     return files
-
-
-def on_page_markdown(markdown: str, **_: object) -> str:
-    """bench/ lies beside docs/ in the repository and inside of the site."""
-    return markdown.replace("](../bench/results/", "](bench/results/")
 
 
 def notebook() -> str:

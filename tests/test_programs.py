@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.programs import __main__ as command
-from tests.programs import clones
+from tests.programs import clones, page
 from tests.programs.cases import HERE, cases
 from tests.programs.clones import CLONES, Clone
-from tests.programs.outcome import Outcome, judge, record, table, write_record
+from tests.programs.outcome import Outcome, judge, record, write_record
 
-PAGE = Path(__file__).parents[1] / "docs" / "emulator" / "programs.md"
 VERDICTS = {"exact", "reported", "refused"}
 
 
@@ -30,16 +30,20 @@ def test_each_case_is_recorded_and_has_a_program():
     assert list(known) == names
 
 
-def test_the_page_has_the_tables():
-    page = PAGE.read_text().splitlines()
-    starts = [number for number, line in enumerate(page) if line == "| of | what | for | result |"]
+def test_the_page_is_that_of_the_record():
+    """And says of every run what became of it: a row, or a place among the exact ones."""
+    text = page.PAGE.read_text()
+    assert page.render() == text, "python -m tests.programs --page writes it"
     suites = [list(cases()), *(list(clone.cases()) for clone in CLONES)]
-    assert len(starts) == len(suites)
-    for first, suite in zip(starts, suites):
-        lines = table(suite, record())
-        assert page[first : first + len(lines) + 1] == [*lines, ""]
-    for clone in CLONES:
-        assert clone.origin in PAGE.read_text()
+    said = re.findall(r"^(\d+) runs: ", text, re.MULTILINE)
+    assert [int(count) for count in said] == [len(suite) for suite in suites]
+    for suite in suites:
+        for case in suite:
+            of, what = case.row
+            name = of.strip("`").rpartition("/")[2]
+            program = f"`{name}`" if of.startswith("`") else what
+            exact = record()[case.name].verdict == "exact"
+            assert (program in text) if exact else (f"| {of} | {what} | " in text)
 
 
 RACE = {"kind": "global-race", "sentence": "a race", "place": {"source": {"file": "a/kernel.py", "line": 7}}}

@@ -61,7 +61,7 @@ class Tally:
 
     @property
     def runs(self) -> int:
-        """Of launches, all together."""
+        """Number of launches of all runs together."""
         return self.systematic + self.random
 
 
@@ -195,7 +195,7 @@ class Search:
                 yield "random", number, schedules.drawn(seed, overlaps=recorded.previous is not None)
 
     def _reduced(self, finding: Finding, workers: Workers) -> Finding:
-        """The same failure under the simplest schedule that shows it, whatever time that takes."""
+        """Finds the simplest schedule that shows the same failure, whatever time that takes."""
         number = next(n for n, each in enumerate(self.launches) if each is finding.recorded)
         simpler = list(finding.schedule.simpler())
         trials = workers.each(_Trials.run, ((number, schedule, None) for schedule in simpler))

@@ -251,7 +251,7 @@ def _ptx(options: argparse.Namespace) -> int:
         facts = launch_facts.launch_facts(part, artifact)
         files.write_text(ptx_path, artifact.ptx)
         files.write_text(facts_path, json.dumps(facts, indent=2) + "\n")
-        print(f"{ptx_path}\n{facts_path}")
+        files.show(f"{ptx_path}\n{facts_path}")
     return 0
 
 

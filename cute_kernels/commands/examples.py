@@ -17,11 +17,11 @@ from cute_kernels.runtime.operands import Operands
 from cute_kernels.tuning.patch_embed import random_arguments
 
 ALIGNMENT = 256
-"""Of addresses of device memory."""
+"""Alignment of addresses of device memory in bytes."""
 
 
 def random_operands(plan: Plan, device: str = "cpu") -> Operands:
-    """The same for equal problems on equal devices; on the CPU placed as on a device."""
+    """Random operands: the same for equal problems on equal devices; on the CPU placed as on a device."""
     with torch.random.fork_rng(devices=[] if device == "cpu" else [device]), torch.device(device):
         torch.manual_seed(0)
         operands = _OF[type(plan.problem)](plan).operands

@@ -15,7 +15,7 @@ from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem,
 
 _FOLDER = Path(__file__).parent / "notebooks"  # no package: whoever imports a notebook executes it
 _VARIED = ["tile_n=128,256", "stages=2,3,4,6"]
-"""Of patch-embed on SM100, without ``--vary``."""
+"""Values that are tried of patch-embed on SM100 without ``--vary``."""
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     if options.export is not None:
         page, _ = notebook.execute(cells)
         files.write_text(options.export, page)
-        print(options.export)
+        files.show(str(options.export))
         return 0
     files.write_text(options.notebook, json.dumps(notebook.ipynb(cells), indent=1) + "\n")
     browser = ["--no-browser"] if options.no_browser else []

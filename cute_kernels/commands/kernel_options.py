@@ -82,13 +82,13 @@ MEANINGS: dict[type, dict[str, str]] = {
 """What a default of 0 stands for, by class of tunables and field."""
 
 KINDS = {name: PLANNERS[name.replace("-", "_")].configs for name in ("patch-embed", "patch-embed-images", "gemm")}
-"""Of each kernel, the class of its tunables by architecture; where problems decide, the first class."""
+"""Class of the tunables of each kernel by architecture; where problems decide, the first class."""
 
 _PROBLEMS_OF = {Sm90GatherConfig: ", bf16 and fp16"}
-"""Of classes that are not an architecture's first, which problems they are for."""
+"""Problems that the classes are for that are not an architecture's first."""
 
 DEFAULT_ARCH = "sm_100a"
-"""Of a command without ``--arch``, if the kernel exists for it; otherwise the kernel's first."""
+"""Architecture of a command without ``--arch``, if the kernel exists for it; otherwise the kernel's first."""
 
 
 MOST_EMULATED = 64
@@ -96,7 +96,7 @@ MOST_EMULATED = 64
 
 
 def tiles_of(plan: Plan) -> int:
-    """Of the kernel of a plan that has the most."""
+    """Tiles of the kernel of a plan that has the most."""
     return max(getattr(part, "tiles", 1) for part in plan.launches)
 
 
@@ -199,7 +199,7 @@ def config_of(options: argparse.Namespace, kernel: str, problem: Any) -> Any:
 
 
 def _named(target: Target, settings: Sequence[str]) -> type:
-    """Of the classes for the same problems, the first that has all tunables of the settings, or the first of all."""
+    """First of the classes for the same problems that has all tunables of the settings, or the first of all."""
     return next((kind for kind in target.configs if _has_all(kind, settings)), target.config)
 
 

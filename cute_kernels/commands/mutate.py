@@ -61,7 +61,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     workers.add_worker_arguments(parser)
     parser.add_argument(
         "--launches", type=count, metavar="N",
-        help="launches of each kernel that a mutant runs, of those that differ in shape or parameters (default: all)",
+        help="launches of each kernel that a mutant runs, of those that differ in shape, parameters, number of "
+        "executed instructions, or integers that parameters point to (default: all)",
     )  # fmt: skip
     parser.add_argument(
         "--fail-under", type=percentage, metavar="PERCENT", help=f"exit with {BELOW} if the score is below this"
@@ -133,7 +134,8 @@ def _mutate(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -
     }  # fmt: skip
     if options.output is not None:
         entries = [dataclasses.asdict(verdict) for verdict in verdicts]
-        files.write_text(options.output, json.dumps({"score": score, "mutants": entries}, indent=1) + "\n")
+        document = {"score": score, "mutants": entries}
+        reporter.others.append((options.output, lambda: json.dumps(document, indent=1) + "\n"))
     return BELOW if options.fail_under is not None and 100 * score < options.fail_under else 0
 
 
@@ -184,4 +186,4 @@ def print_kernel(kernel: Kernel, verdicts: list[Verdict], quiet: bool) -> None:
         if verdict.survived:
             print(f"  survives: {verdict.mutation}: PTX line {verdict.line}: {verdict.original}")
             if (source := source_of(kernel.ptx, verdict.line)) is not None:
-                print(f"    {verdict.place}: {linecache.getline(*source).strip()}")
+                files.show(f"    {verdict.place}: {linecache.getline(*source).strip()}")

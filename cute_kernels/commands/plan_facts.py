@@ -59,7 +59,7 @@ def instruction_mix(plan: Plan) -> Facts:
 
 
 def _artifact(plan: Plan) -> compile.Artifact:
-    """As the emulator runs it, so that one compilation serves everything here."""
+    """Kernel as the emulator runs it, so that one compilation serves everything here."""
     return compile.compile_plan(plan, emulated=True)
 
 

@@ -84,9 +84,8 @@ def run(options: argparse.Namespace) -> int:
     if options.trace is not None:
         emulated = device == "emulator"
         trace = profiling.timeline(profile, clusters=options.clusters, tiles=options.tiles, emulated=emulated)
-        with files.writing(options.trace):
-            trace.write(options.trace, profiling.EMULATED_AXIS if emulated else profiling.AXIS)
-        print(f"\ntimeline: {options.trace.resolve()}; open it with https://ui.perfetto.dev")
+        trace.write(options.trace, profiling.EMULATED_AXIS if emulated else profiling.AXIS)
+        files.show(f"\ntimeline: {options.trace.resolve()}; open it with https://ui.perfetto.dev")
     return 0
 
 

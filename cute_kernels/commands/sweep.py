@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def kernel_name(text: str) -> str:
-    """As argparse's ``type``."""
+    """Name of a kernel, for argparse's ``type``."""
     if text in KINDS or text.endswith(".py"):
         return text
     raise argparse.ArgumentTypeError(f"{text!r}, allowed: {', '.join(KINDS)}, or a program whose name ends with .py")

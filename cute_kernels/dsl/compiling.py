@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from cute_kernels.dsl.versions import require
+from cute_kernels.interrupts import deferred
 
 
 def name_kernel(kernel: Any, name: str) -> None:
@@ -43,14 +44,14 @@ def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
     require()
     import cutlass.cute as cute
 
-    with tempfile.TemporaryDirectory() as directory, default_settings(), _fast_source_lines():
+    with tempfile.TemporaryDirectory() as directory, default_settings(), _fast_source_lines(), deferred():
         # Line tables cost nothing at run time and let profilers and the emulator name the DSL source line.
         options = f"--gpu-arch={arch} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
         return cute.compile(function, *arguments, options=options)
 
 
 _OF_INSTALLATION = ("prefix", "shared_libs")
-"""Of CuTe DSL's settings: what they are called by, and where its libraries are."""
+"""CuTe DSL's settings of an installation: the prefix of their names, and where its libraries are."""
 
 
 @contextlib.contextmanager

@@ -195,7 +195,7 @@ def _runtime_symbol(name: str) -> int | None:
 
 
 def _process_symbol(name: str) -> int | None:
-    """Of the C library and its like."""
+    """Address of a symbol of the process: the C library and its like."""
     return _symbol(ctypes.CDLL(None), name)
 
 

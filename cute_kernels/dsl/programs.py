@@ -15,6 +15,7 @@ from unittest import mock
 
 from cute_kernels.dsl.compiling import instances
 from cute_kernels.dsl.versions import EMULATOR_VERSIONS, require
+from cute_kernels.interrupts import deferred
 
 _COMPILING = threading.local()
 """tvm_ffi: whether the innermost compilation under `compiling_for` asked for TVM-FFI."""
@@ -71,6 +72,14 @@ def compiling_for(arch: str, unsupported: type[Exception] = NotImplementedError)
         function = importlib.import_module("cutlass.base_dsl.jit_executor").JitCompiledFunction
         stack.enter_context(mock.patch.object(function, "export_to_c", export_to_c))
         stack.enter_context(mock.patch.object(cutlass.cute.runtime, "load_module", load_module))
+        base = importlib.import_module("cutlass.base_dsl.dsl").BaseDSL
+        translate = base._func  # of `cute.compile`, and of calls of functions that are not compiled
+
+        def without_interrupts(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with deferred():
+                return translate(self, *args, **kwargs)
+
+        stack.enter_context(mock.patch.object(base, "_func", without_interrupts))
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -14,7 +15,9 @@ from cute_kernels.dsl.versions import EMULATOR_VERSIONS, require
 
 _RECORDER = "_cute_kernels_recorder"
 
-_HOOK_LOCK = threading.Lock()
+_HOOK_LOCK = threading.RLock()
+# A fork waits until all five methods are replaced.
+os.register_at_fork(before=_HOOK_LOCK.acquire, after_in_parent=_HOOK_LOCK.release, after_in_child=_HOOK_LOCK.release)
 
 _COMPILING = threading.local()
 """lowered: the module that this thread compiles, and its allocations."""
@@ -107,12 +110,20 @@ def hook_runtime(recording: Callable[[], bool], make: Callable[[Any], Recorder])
                     "are too few or too many arguments, or one is of a type that CuTe DSL passes over, such as a "
                     "Python number in a tuple"
                 )
-            return recorder.call(run, self, exe_args)
+            return recorder.call(run, _of_this_thread(self), exe_args)
 
         compiler.compile = compile_module
         compiler.jit, compiled._load_cuda_library = jit, load_cuda_library
         executor.run_compiled_program = run_compiled_program
         dsl._runtime_can_run_compiled = runtime_can_run_compiled
+
+
+def _of_this_thread(executor: Any) -> Any:
+    """An executor with a status of its own: CuTe DSL has one for the calls of all threads, which read each other's."""
+    threads = executor.__dict__.setdefault("_cute_kernels_threads", threading.local())
+    if not hasattr(threads, "own"):
+        threads.own = type(executor)(executor.jit_module, executor.exec_context, False)
+    return threads.own
 
 
 def _host_parameters(function: Any) -> int | None:

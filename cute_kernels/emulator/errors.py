@@ -86,7 +86,7 @@ class EmulatorError(RuntimeError):
         return self
 
     def at(self, instruction: Instruction | None, warp: str | None = None) -> EmulatorError:
-        """As `locate`, of an instruction; None: it is not known."""
+        """Locates the error at an instruction like `locate`; None: it is not known."""
         if instruction is None:
             return self.locate(warp=warp)
         source = instruction.source or None

@@ -7,6 +7,7 @@ of it. Nothing here is needed to understand the message.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -160,3 +161,14 @@ class Facts:
     pending: tuple[str, ...] = ()
     sentence: str = ""
     notes: list[str] = field(default_factory=list)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """E.g. "0-3, 7"."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

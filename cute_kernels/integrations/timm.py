@@ -140,7 +140,7 @@ def _kinds() -> tuple[type, ...]:
 
 
 def _pretrained_config(model: torch.nn.Module, name: str) -> dict:
-    """Of the innermost module around the layer that has one."""
+    """Configuration of the pretrained weights: that of the innermost module around the layer that has one."""
     while True:
         owner = model.get_submodule(name) if name else model
         if isinstance(getattr(owner, "pretrained_cfg", None), dict):

@@ -138,7 +138,7 @@ class Graph:
         return tuple(barriers)
 
     def barrier_names(self) -> list[str]:
-        """Of every mbarrier of a CTA by slot, e.g. ``"operands_full[2]"``."""
+        """Names of every mbarrier of a CTA by slot, e.g. ``"operands_full[2]"``."""
         return [f"{barrier.name}[{stage}]" for barrier in self.barriers() for stage in range(barrier.stages)]
 
     @property
@@ -252,7 +252,7 @@ def sm90_graph(plan: TransposedPlan) -> Graph:
 
 
 def sm90_gemm_graph(plan: Sm90GemmPlan) -> Graph:
-    """As `sm90_gather_graph`; with a split of K, an edge from the consumers of each CTA to those of the others.
+    """Graph like `sm90_gather_graph`; with a split of K, an edge from the consumers of each CTA to those of the others.
 
     It has one buffer per warp.
     """
@@ -285,7 +285,7 @@ def sm90_gather_graph(plan: WgmmaPair) -> Graph:
 
 
 def no_graph(plan: Plan) -> Graph:
-    """Of a kernel whose warps all do the same."""
+    """Graph of a kernel whose warps all do the same."""
     return Graph(roles=(), edges=(), ctas=1)
 
 

@@ -71,7 +71,7 @@ ELEMENT_TYPES = {
     "int8": cutlass.Int8,
     "uint8": cutlass.Uint8,
 }
-"""Of numbers, and of what pointers point to. A tensor map of ``"tfloat32"`` makes TMA round FP32 on its way to shared
+"""Types of numbers and of what pointers point to. A map of ``"tfloat32"`` makes TMA round FP32 on its way to shared
 memory."""
 
 

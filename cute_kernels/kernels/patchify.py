@@ -17,7 +17,7 @@ from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.plan.patchify import PITCH_PAD_BYTES, PatchifyPlan
 
 LOADS_AT_ONCE = 3
-"""Of 16 bytes by a thread: three channels of a row of 16 patches of 14 are 588 of them, of 256 threads."""
+"""Pieces of 16 bytes by a thread: three channels of a row of 16 patches of 14 are 588 of them, of 256 threads."""
 
 _WORDS = {1: cutlass.Int8, 2: cutlass.Int16, 4: Int32, 8: Int64}
 """Numbers by their bytes."""

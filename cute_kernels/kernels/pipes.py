@@ -50,13 +50,13 @@ class Pipe:
         self.wait_full_phase(self.full + self.slot(state, part), state.phase)
 
     def wait_empty_phase(self, barrier: cute.Pointer, parity: cutlass.Int32) -> None:
-        """As `wait_empty`, where each stage counts its own phases."""
+        """Waits like `wait_empty`, where each stage counts its own phases."""
         self.stamps.mark(wait_phase(self.index, empty=True))
         _wait(barrier, parity, self.edge.empty)
         self.stamps.mark(_AFTER.get(self.edge.producer, Phase.ISSUE))
 
     def wait_full_phase(self, barrier: cute.Pointer, parity: cutlass.Int32) -> None:
-        """As `wait_full`, where each stage counts its own phases."""
+        """Waits like `wait_full`, where each stage counts its own phases."""
         self.stamps.mark(wait_phase(self.index, empty=False))
         _wait(barrier, parity, self.edge.full)
         self.stamps.mark(_AFTER.get(self.edge.consumer, Phase.ISSUE))

@@ -1,4 +1,7 @@
-"""Output staging: a warp's ring of store buffers in shared memory, and the TMA stores that read them."""
+"""Output staging: a warp's ring of store buffers in shared memory, and the TMA stores that read them.
+
+Regions begin on multiples of 1024 bytes, because SWIZZLE_128B permutes bits of absolute addresses.
+"""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ class Stamps:
 
 
 NO_STAMPS = Stamps()
-"""Of a kernel that is not profiled."""
+"""Stamps of a kernel that is not profiled."""
 
 
 def make_stamps(plan: Plan, profile: cute.Pointer | None, warp: Int32) -> Stamps:
-    """Of this warp.
+    """Stamps of this warp.
 
     Args:
         plan: what was compiled for so many stamps.

@@ -59,7 +59,7 @@ class PositionOrder:
 
 @dataclass(frozen=True)
 class ImageOrder:
-    """As `PositionOrder`, with row blocks running fastest: a cluster stays at a position while it has images.
+    """Order like `PositionOrder`, with row blocks running fastest: a cluster stays at a position while it has images.
 
     What belongs to a position is fetched once for many tiles.
     """

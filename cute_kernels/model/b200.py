@@ -105,11 +105,11 @@ PARTS = {
     "waits for tensor memory": ("waits", "wait"),
     "epilogue columns": ("columns", "column"),
 }
-"""Of a tile: the amount in `TileWork`, its cost in `UnitClocks`."""
+"""Parts of the work of a tile: the amount in `TileWork`, its cost in `UnitClocks`."""
 
 
 def amounts(work: TileWork) -> tuple[float, ...]:
-    """Of a tile, in the order of `PARTS`."""
+    """Clocks of a tile, in the order of `PARTS`."""
     return tuple(getattr(work, amount) for amount, _ in PARTS.values())
 
 
@@ -141,7 +141,7 @@ TimedPlan = TypeVar("TimedPlan", bound=Timed)
 def quickest(
     plans: Sequence[TimedPlan], counted: Callable[[TimedPlan], float], is_legal: Callable[[TimedPlan], bool]
 ) -> TimedPlan | None:
-    """Of the legal plans the one of least modelled time; of those that the model does not tell apart, the one of least
+    """Plan of least modelled time of the legal ones; of those that the model does not tell apart, the one of least
     counted work, and of equal ones the first.
 
     Args:

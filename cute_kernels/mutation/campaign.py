@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.programs.recorded import RecordedLaunch
@@ -38,17 +41,20 @@ def kernels(launches: Sequence[RecordedLaunch], most_launches: int | None = None
 
     Args:
         launches: as `Recorder` has them.
-        most_launches: of each kernel, the first of those that differ in grid, block, cluster, shared memory or
-            parameters; None: all of them.
+        most_launches: of each kernel, the first of those that can behave differently; None: all of them. These differ
+            in grid, block, cluster, shared memory or parameters, in how many instructions they executed, or in integers
+            that parameters point to. What they compute with, such as other numbers of a floating-point type, makes no
+            such difference.
     """
     by_kernel: dict[tuple[str, str], dict[tuple, RecordedLaunch]] = {}
     for each in launches:
         launch = each.launch
-        shape = (launch.grid, launch.block, launch.cluster, launch.dynamic_smem, _sizes(each))
+        shape = (launch.grid, launch.block, launch.cluster, launch.dynamic_smem)
+        behaviour = (*shape, each.warp_instructions, _parameters(each))
         different = by_kernel.setdefault(each.kernel, {})
         # One that may overlap the launch before it shows more than an equal one that may not.
-        if shape not in different or (different[shape].previous is None and each.previous is not None):
-            different[shape] = each
+        if behaviour not in different or (different[behaviour].previous is None and each.previous is not None):
+            different[behaviour] = each
     return [
         Kernel(name, tuple(different.values())[:most_launches], tuple(mutants_of_kernel(ptx, name)))
         for (ptx, name), different in by_kernel.items()
@@ -58,25 +64,36 @@ def kernels(launches: Sequence[RecordedLaunch], most_launches: int | None = None
 _MAP_WORDS = 64  # bytes of a tensor map that `cute_kernels.emulator.units.copies.tensor_map` reads
 
 
-def _sizes(launch: RecordedLaunch) -> tuple:
-    """The parameters, with size of the memory and place in it for an address: equal for equal work elsewhere."""
-    spans = sorted(image.span for image in launch.memory)
-    starts = [start for start, _ in spans]
+_LARGEST_INTEGER = 1 << 25  # the bits of a float32 that is not 0 or smaller than 1e-37 are a larger one
 
-    def without_address(word: int) -> int | tuple[int, int]:
+
+def _parameters(launch: RecordedLaunch) -> tuple:
+    """The parameters, with size of the memory, place in it and integers there for an address: equal for equal work."""
+    images = sorted(launch.memory, key=lambda image: image.address)
+    starts = [image.address for image in images]
+
+    def without_address(word: int) -> int | tuple[int, int, bytes]:
         at = bisect.bisect_right(starts, word) - 1
-        if at < 0 or word >= spans[at][1]:
+        if at < 0 or word >= images[at].span[1]:
             return word
-        return spans[at][1] - spans[at][0], word - spans[at][0]
+        return images[at].content.nbytes, word - starts[at], _integers(images[at].content)
 
-    sizes = []
+    parameters = []
     for parameter in launch.launch.params:
         if len(parameter) == MAP_BYTES:  # of a tensor map: what lies behind its words is whatever the host's stack held
             parameter = parameter[:_MAP_WORDS]
         whole = len(parameter) & ~7
         words = [without_address(word) for (word,) in struct.iter_unpack("<Q", parameter[:whole])]
-        sizes.append((*words, parameter[whole:]))
-    return tuple(sizes)
+        parameters.append((*words, parameter[whole:]))
+    return tuple(parameters)
+
+
+def _integers(content: np.ndarray) -> bytes:
+    """Memory that holds sizes, offsets, indices or flags: a kernel may do other things where these are others."""
+    words = np.pad(content, (0, -len(content) % 4)).view(np.int32)
+    if not words.any() or words.min() <= -_LARGEST_INTEGER or words.max() >= _LARGEST_INTEGER:
+        return b""
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 class _Campaign:
@@ -88,7 +105,7 @@ class _Campaign:
         self.limits = judge.instruction_limits(self.target, self.schedules)
 
     def judge(self, number: int) -> Verdict:
-        """Of the mutant of this number."""
+        """Verdict on the mutant of this number."""
         mutant = self.kernel.mutants[number]
         return judge.judge(self.kernel.name, self.target, mutant, self.schedules, self.limits)
 

@@ -14,7 +14,7 @@ from cute_kernels.emulator.programs.recorded import RecordedLaunch, Replay, diff
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one run: warp instructions, and in words how the result differs from the expected one ("" if it does not)."""
+    """Outcome of one run: warp instructions, and in words how the result differs from the expected one ("" if not)."""
 
     warp_instructions: int
     difference: str
@@ -48,7 +48,7 @@ class RecordedTarget:
         self._expected: dict[tuple[int, Options, bool], Replayed] = {}
 
     def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
-        """As `Target.run`, of all launches: each from the memory that it found, and if ``repeat`` is not 1 behind the
+        """Runs all launches: each from the memory that it found, and if ``repeat`` is not 1 behind the
         launch that it may overlap, or behind itself."""
         overlap, instructions, difference = repeat > 1, 0, ""
         for number, replay in enumerate(self._replays):

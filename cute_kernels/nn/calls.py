@@ -50,7 +50,7 @@ def _why_no_patches(name: str, layer: torch.nn.Conv2d | torch.nn.Conv3d) -> str 
 
 
 def why_own(module: torch.nn.Module, *names: str) -> str | None:
-    """Likewise of a module with methods of the instance in place of its class's."""
+    """Calls of a module with methods of the instance in place of its class's."""
     return next((f"{type(module).__name__} has a {name} of its own" for name in names if name in vars(module)), None)
 
 

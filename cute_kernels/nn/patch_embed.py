@@ -115,7 +115,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         model: torch.nn.Module | None = None,
         **unknown: object,
     ) -> None:
-        """As `from_module`, with checked options."""
+        """Makes a module like `from_module`, with checked options."""
         super().__init__()
         if unknown or not isinstance(options, PatchOptions):
             given = ", ".join(unknown) or f"options = {options!r}"
@@ -160,7 +160,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         antialias: bool = False,
         backend: Backend = "auto",
     ) -> PatchEmbed:
-        """The same embedding, run by the kernels.
+        """Makes the same embedding as a module's, run by the kernels.
 
         Args:
             module: Conv2d ``[N, C, p, p]`` whose kernel is its stride, without padding, dilation or groups; or Linear

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Literal, get_args
 
 import torch
 
+from cute_kernels import forks
 from cute_kernels.nn import availability
 from cute_kernels.nn.origin import Origin
 
@@ -132,7 +132,7 @@ class PositionCache:
         self._entries: OrderedDict[Hashable, object] = OrderedDict()
         self._source: Origin | None = None
         self._ids: tuple[Origin, bool] | None = None
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     def __reduce__(self) -> tuple:
         return PositionCache, (self.mode, self.antialias, self.capacity)

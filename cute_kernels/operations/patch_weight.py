@@ -31,17 +31,17 @@ WIDE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Element type of pixels and weight for the precisions that multiply floating-point numbers."""
 
 _LARGEST = {"int8": 127, "int16": 127 * 256 + 127}
-"""Of an integer weight. Two terms of 8 bits, both signed, reach 127 * 256 + 127."""
+"""Largest value of an integer weight. Two terms of 8 bits, both signed, reach 127 * 256 + 127."""
 
 _MOST_LOST = 0.01
-"""Of a floating-point weight by rounding, in the Euclidean norm. FP16 rounds to 2**-12, but below 2**-14 its steps stay
+"""Most that a weight loses by rounding, in the Euclidean norm. FP16 rounds to 2**-12, but below 2**-14 its steps stay
 2**-24 wide; BF16 rounds to 2**-9 and has FP32's range."""
 
 _MEANS = (-1.0, 2.0)
-"""Of pixels from 0 to 1, with room for models that were trained on odd ones; those of 0 to 255 have means of 100."""
+"""Range of means of pixels from 0 to 1, with room for odd models; those of 0 to 255 have means of 100."""
 
 _STDS = (1e-3, 10.0)
-"""Likewise: pixels of 0 to 255 have deviations of about 60, and one step of a pixel is 1 / 255 = 0.004."""
+"""Range of deviations: pixels of 0 to 255 have about 60, and one step of a pixel is 1 / 255 = 0.004."""
 
 _FP8_IS_ELSEWHERE = "; FP8 images are taken by cute_kernels.nn.PatchEmbed, and FP8 rows by cute_kernels.patch_embed"
 

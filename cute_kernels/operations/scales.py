@@ -96,7 +96,7 @@ def combine_scales(scale_a: float | torch.Tensor | None, scale_b: float | torch.
 
 @functools.lru_cache(maxsize=1024, typed=True)  # True is 1.0 to an untyped cache, and is refused
 def combine_numbers(scale_a: float | None, scale_b: float | None) -> float:
-    """As `combine_scales`, of two numbers."""
+    """Combines two numbers like `combine_scales`."""
     number_a, _ = split_scale("scale_a", scale_a)
     number_b, _ = split_scale("scale_b", scale_b)
     scale = _fp32(_fp32(number_a) * _fp32(number_b))  # FP64 holds the product of two FP32 numbers exactly

@@ -88,7 +88,7 @@ SHARDINGS: dict[str, Callable[[Mapping[str, Shape], int], Iterator[Sharding]]] =
 
 
 def register_if_used(name: str) -> None:
-    """As `register`, if somebody has imported DTensor, which takes seconds and is not done here."""
+    """Registers like `register`, if somebody has imported DTensor, which takes seconds and is not done here."""
     if name in SHARDINGS and _TENSORS in sys.modules:
         register(name)
 

@@ -15,7 +15,7 @@ from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
 # --- what a kernel's host function takes, as a table: everything that passes arguments follows it --------------------
 # `Plan.operands` is that table for one plan, in the order of the host function's parameters; a stream comes after them.
 # From it follow the arguments that CuTe DSL traces and is called with (`cute_kernels.compile`), the argument frame of a
-# bound launch (`cute_kernels.frames`), what the emulator registers as memory, and the facts of a launch. It
+# bound launch (`cute_kernels.compile`), what the emulator registers as memory, and the facts of a launch. It
 # stands beside the plan, since which operands there are and of which type is decided there, and since both those who
 # compile and those who launch have to read it, without torch and without CuTe DSL.
 
@@ -323,7 +323,7 @@ FIRST_WAIT = 64
 """From here on phases are waits: two for each edge of the kernel's graph."""
 
 PHASE_BITS = 8
-"""Of a stamp."""
+"""Bits of a stamp that number the phase."""
 
 HEADER = 8
 """Words before the stamps of a warp: `COUNT`, `SM`, `BEGIN`, `FINISH`, and one more, which keeps rows on 64 bytes."""
@@ -333,7 +333,7 @@ COUNT, SM, BEGIN, FINISH = 0, 1, 2, 4
 clock and the time next to it when the roles begin, and when this one ends."""
 
 MOST_WORDS = 2**31 - 1
-"""Of all rows: they are indexed with 32 bits."""
+"""Most 32-bit words of all rows together: they are indexed with 32 bits."""
 
 
 def wait_phase(edge: int, empty: bool) -> int:
@@ -352,7 +352,7 @@ def profile_shape(plan: Plan) -> tuple[int, int, int]:
 
 
 def with_profile(plan: Plan, stamps: int) -> Plan:
-    """The same plan, whose kernel is compiled to write clock stamps into an operand ``profile`` (`profile_shape`).
+    """Plan whose kernel is compiled to write clock stamps into an operand ``profile`` (`profile_shape`).
 
     Args:
         plan: of a kernel that can be profiled, and of one launch.

@@ -85,7 +85,7 @@ class GemmPlan(StoreBuffers):
 
     @property
     def tiles(self) -> int:
-        """Of all batches together; each is one turn of one cluster."""
+        """Tiles of all batches together; each is one turn of one cluster."""
         return self.m_tiles * self.n_tiles * self.problem.batches
 
     @property

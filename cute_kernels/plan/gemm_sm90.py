@@ -1,4 +1,8 @@
-"""Plan of the SM90a dense GEMM: two consumer warpgroups, cooperative or in turn, multicast in small clusters."""
+"""Plan of the SM90a dense GEMM: two consumer warpgroups, cooperative or in turn, multicast in small clusters.
+
+There is no stream-K order: at the sizes of docs/performance.md the last turn of the clusters is so full that at most
+4% of the multiprocessors' time is lost in all turns together (tests/plan/test_plan_gemm.py).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ MAX_CLUSTER = 8
 GPC_SHARE = (8, 9)
 """Multiprocessors of which clusters of four or eight can be resident at once: 16 of the 18 of a GPC. With one cluster
 more, it runs after all others: 32 clusters of 2 x 2 took twice the time of 64 of 2 x 1 on an H200 of 132, which holds
-30 (docs/measurements.md)."""
+30 (docs/performance.md)."""
 
 SPLIT_REGISTERS = 128
 """Accumulators with which the sums of more than two slices of K do not fit a consumer thread."""
@@ -63,7 +67,7 @@ class Sm90GemmPlan(GemmPlan, WgmmaPair):
 
     @property
     def clusters(self) -> int:
-        """As many as are resident at once. Clusters do not cross GPCs."""
+        """Clusters of a launch: as many as are resident at once. Clusters do not cross GPCs."""
         usable = self.sm_count
         if self.ctas > 2:
             usable = max(self.ctas, usable * GPC_SHARE[0] // GPC_SHARE[1])
@@ -80,7 +84,7 @@ class Sm90GemmPlan(GemmPlan, WgmmaPair):
         """Rows of a tile of ``a`` that are loaded: all, or a power of two that covers M where that is at most half.
 
         TMA is slow to fill rows that do not exist: 16 rows took 21.0 us in tiles of 128 rows where 128 rows took 9.7
-        (4096 x 4096, two slices of K, one H200; bench/results/h200-gemm-tune-2026-11-21.json). What is not loaded is
+        (4096 x 4096, two slices of K, one H200; bench/results: 2026-11-21-h200, gemm-tune.json). What is not loaded is
         cleared once per launch. Whole swizzle atoms for each of the CTAs that share the tile.
         """
         least = max(SWIZZLE_ROWS * self.config.cluster_n, 1 << (self.problem.m - 1).bit_length())
@@ -235,25 +239,25 @@ FIRST_BYTES_PER_CLOCK = 500
 """What those of its first tile add to a launch, when all CTAs fetch and nothing is in L2 yet."""
 
 BLOCK_CLOCKS = 110
-"""Of every K block: its barriers, and the issue of its WGMMAs."""
+"""Clocks of every K block: its barriers, and the issue of its WGMMAs."""
 
 PINGPONG_GAIN = 0.034
 """Share of its WGMMAs' time that a warpgroup saves which does not wait for another one at every K block."""
 
 TILE_CLOCKS = 48
-"""Of every tile, besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
+"""Clocks of every tile besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
 
 EPILOGUE_CLOCKS_PER_KELEMENT = 78
-"""Of a warpgroup, to convert, stage and store 1024 output elements of a tile."""
+"""Clocks of a warpgroup to convert, stage and store 1024 output elements of a tile."""
 
 LAUNCH_CLOCKS = 5000
-"""Of a launch, whatever it computes."""
+"""Clocks of a launch, whatever it computes."""
 
 CLUSTER_CLOCKS = 85
-"""Of a launch, per CTA of a cluster: they start and end together."""
+"""Clocks of a launch per CTA of a cluster: they start and end together."""
 
 SPLIT_CLOCKS = 780
-"""Of an exchange of partial sums besides its bytes, per doubling of the slices."""
+"""Clocks of an exchange of partial sums besides its bytes, per doubling of the slices."""
 
 SPLIT_BYTES_PER_CLOCK = 17
 """Partial sums that a CTA receives through distributed shared memory per clock."""
@@ -289,7 +293,7 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
 def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmConfig:
     """The candidate with the least modelled time.
 
-    The constants were fitted to bench/results/h200-gemm-tune-2026-11-21.json and h200-gemm-configs-2026-11-21.json;
+    The constants were fitted to gemm-tune.json and gemm-configs.json of bench/results, 2026-11-21-h200;
     `python -m pytest tests/bench/test_gemm_choice.py` says how near to the fastest the choice is there.
     """
     costs = []

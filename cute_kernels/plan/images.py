@@ -88,7 +88,7 @@ class ImagesPlan(Plan):
 
     @property
     def terms(self) -> int:
-        """Of a weight, each multiplied by the same pixels into sums of its own."""
+        """Terms of a weight, each multiplied by the same pixels into sums of its own."""
         return 2 if self.problem.precision == "int16" else 1
 
     @property
@@ -99,7 +99,7 @@ class ImagesPlan(Plan):
     @property
     @abstractmethod
     def table_shape(self) -> tuple[int, ...] | None:
-        """Of the bias + position table as the kernel reads it; None without one."""
+        """Shape of the bias + position table as the kernel reads it; None without one."""
 
     @property
     @abstractmethod

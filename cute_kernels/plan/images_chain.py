@@ -22,7 +22,7 @@ from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patch
 from cute_kernels.plan.sm100_choice import plan_sm100
 
 MOST_FLOAT_CHANNELS = 3
-"""Of 16-bit images: 128 of 512 columns of tensor memory for each channel's weight, and at least 16 for accumulators."""
+"""Channels of 16-bit images: 128 of 512 columns of tensor memory for each one's weight, 16 or more for accumulators."""
 
 ONE_TERM = ("int8", "bf16", "fp16")
 """Precisions of a single product."""
@@ -33,14 +33,14 @@ FEW_PATCHES = 2048
 SLOW_ROWS = (32, 64)
 """Rows of patches between these bytes that cannot be split: gathering 48 bytes took 1.58 ms sustained at 4736 images of
 224 x 224 on an H200, a pass and the kernel over rows 1.16; of the 96 bytes of 32 pixels 1.23 and 1.25
-(docs/measurements.md)."""
+(docs/performance.md)."""
 
 REPACKED_CHANNELS = 3
 REPACKED_PATCHES, REPACKED_FEATURES = 1024, 1024
 """From so many patches on rows of 14 bytes are repacked in shared memory, which every 128 features do anew, up to so
 many features. In a CUDA graph on an H200 one image for 768 features took 1.34 of the time of a pass and rows, 8 images
 0.88 (before warps held several pairs); 4736 images for 1024 features take 0.92, 512 images for 1152 features 1.04
-(docs/measurements.md)."""
+(docs/performance.md)."""
 
 Reason = Callable[[PatchEmbedImagesProblem], str]
 
@@ -57,7 +57,7 @@ def why_rows_on_sm90(problem: PatchEmbedImagesProblem) -> str:
 
 
 def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
-    """Likewise of SM100a."""
+    """Why a pass is needed in front of the kernel over rows on SM100a; "" if it is not."""
     if problem.precision == "int8":
         return _why_no_strips(problem)
     if problem.precision in INTEGERS:
@@ -142,7 +142,7 @@ class RowsChainPlan(Plan):
 
     @property
     def table_shape(self) -> tuple[int, ...] | None:
-        """As the second kernel reads it."""
+        """Shape of the table as the second kernel reads it."""
         return self.rows.table_shape
 
     def describe_problem(self) -> str:

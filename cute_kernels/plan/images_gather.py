@@ -90,7 +90,7 @@ class Sm90GatherPlan(ImagesPlan, WgmmaPair):
 
     @property
     def row_bytes(self) -> int:
-        """Of a row of the operand in shared memory, and so of its swizzle: 32, 64 or 128."""
+        """Bytes of a row of the operand in shared memory, and so of its swizzle: 32, 64 or 128."""
         return 2 * self.box[0]
 
     @property
@@ -134,7 +134,7 @@ class Sm90GatherPlan(ImagesPlan, WgmmaPair):
 
     @property
     def clusters(self) -> int:
-        """As many as are resident at once. Clusters do not cross GPCs."""
+        """Clusters of a launch: as many as are resident at once. Clusters do not cross GPCs."""
         usable = self.sm_count
         if self.config.cluster > 2:
             usable = max(self.config.cluster, usable * GPC_SHARE[0] // GPC_SHARE[1])
@@ -257,7 +257,7 @@ MOST_STAGES = 8
 """More have made no GEMM of this package faster."""
 
 GATHER_CLOCKS = 2.2
-"""Of a row of a box, whatever its bytes up to 128: the loads alone of 4736 BF16 images of 224 x 224 in boxes of 32-byte
+"""Clocks of a row of a box of up to 128 bytes: the loads alone of 4736 BF16 images of 224 x 224 in boxes of 32-byte
 rows took 0.44 to 0.50 ms on an H200."""
 
 TILE_N = (64, 128, 192, 256)

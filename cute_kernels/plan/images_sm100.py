@@ -104,7 +104,7 @@ def plan_sm100_images(
 
 
 def _check_channels(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch) -> None:
-    """Of the memory in which the weight stays, the smallest tile takes a part."""
+    """Checks that the smallest tile fits beside the weight, in the memory where that stays."""
     per_channel = Sm100ImagesPlan(dataclasses.replace(problem, channels=1), _smallest(config, "tmem"), arch, 1)
     tmem = (arch.tmem_columns - COLUMN_STEP) // per_channel.weight_columns
     beside = dataclasses.replace(per_channel, config=_smallest(config, "smem"))
@@ -176,7 +176,7 @@ def _check_tensor_memory(plan: Sm100ImagesPlan) -> None:
 
 
 def _most_images(plan: Sm100ImagesPlan) -> int:
-    """Of a tile with which two stages fit."""
+    """Most images of a tile with which two stages fit."""
     step = _images_step(plan)
     for images in range(plan.tile_images - step, step, -step):
         columns = images * plan.tile_patches

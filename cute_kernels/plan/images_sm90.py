@@ -1,4 +1,11 @@
-"""Plan of the SM90a kernel over uint8 images: pixels through shared memory, weights in registers or with the pixels."""
+"""Plan of the SM90a kernel over uint8 images: pixels through shared memory, weights in registers or with the pixels.
+
+Weights of two terms, 64 features x 112 patches x 768 pixels, have 2,688 clocks of WGMMAs. By arithmetic, wavefronts of
+shared memory per clock of the tensor cores: both terms in shared memory 1.12; a term in each of two warpgroups, which
+exchange sums, 1.00; both in registers, of 32 features, 0.83, but images are fetched for twice as many groups of
+features; the high term in registers (5 blocks of 6) and the rest in shared memory, which is what is done, 0.88. None of
+the others has been timed.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +53,7 @@ ROWS_PER_STORE = 16
 
 REPACK_WARPS = 7
 """Warps that lengthen rows of patches, the ones that two producer warpgroups have beside the one that loads: three of
-one warpgroup could not keep up with TMA and the tensor cores (docs/measurements.md)."""
+one warpgroup could not keep up with TMA and the tensor cores (docs/performance.md)."""
 
 REPACK_REGISTERS = {1: (240, 136), 2: (208, 48), 3: (144, 40)}
 """Registers per consumer and per producer thread by consumer warpgroups, beside two producer warpgroups. A thread that
@@ -142,7 +149,7 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
 
     @property
     def handover_stage(self) -> int:
-        """Of two terms, whose weight leaves shared memory for a ring of one tile: half a tile behind.
+        """Hand-over stage of two terms, whose weight leaves shared memory for a ring of one tile: half a tile behind.
 
         A stage is free only when every warpgroup has read it. A warpgroup that is half a tile behind stores while the
         other one multiplies, and of the ring the other half can be filled meanwhile.
@@ -159,12 +166,12 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
 
     @property
     def weight_bytes(self) -> int:
-        """Of the weight that stays in shared memory."""
+        """Bytes of the weight that stays in shared memory."""
         return self.shared_blocks * self.features * self.k_block_bytes
 
     @property
     def weight_stage_bytes(self) -> int:
-        """Of a streamed weight in a stage."""
+        """Bytes of a streamed weight in a stage."""
         return 0 if self.resident else self.features * self.k_block_bytes * self.config.stage_blocks
 
     @property
@@ -249,7 +256,7 @@ USUAL_COLUMNS = 128
 """Columns of a tile beside a weight in registers: two warpgroups' accumulators fit beside that of 768 inputs."""
 
 TERMS_COLUMNS = 112
-"""Likewise of a weight of two terms: beside 128 features' of 768 inputs shared memory holds the stages of one tile."""
+"""Columns with a weight of two terms: beside 128 features of 768 inputs shared memory holds the stages of one tile."""
 
 FEW_OPERATIONS = 1e10
 """Multiplications and additions up to which the model of a launch chooses: 43 images of 196 patches, 768 inputs and 768
@@ -262,26 +269,26 @@ MACS_PER_CLOCK = 4096
 SHARED_BYTES_PER_CLOCK = 128
 
 CLOCKS_PER_MICROSECOND = 1755
-"""Of an H200 at few images, where power does not limit."""
+"""Clock of an H200 at few images, where power does not limit."""
 
 LAUNCH_MICROSECONDS = 2.5
-"""Of a launch that has next to nothing to do, by the model of the kernel over rows."""
+"""Time of a launch that has next to nothing to do, by the model of the kernel over rows."""
 
 _UNSHARED = {1: 1.15, 2: 1.0}
-"""Of a CTA without a neighbour that shares its patches, by CTAs of a cluster, and"""
+"""Factor of a CTA without a neighbour that shares its patches, by CTAs of a cluster, and"""
 
 _ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
 """of the tensor cores in its epilogue, by warpgroups: what they weigh against padding. Estimates."""
 
 FAST_SPLITS = (48,)
-"""Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (docs/measurements.md)."""
+"""Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (docs/performance.md)."""
 
 RAW_STAGES_BY_CHOICE, CHOSEN_PAIRS = (3, RAW_STAGES), 4
 """Strips that wait to be repacked, the first number that fits, and pairs of rows that a thread holds."""
 
 FEW_SPLITS = 4096
 """Patches up to which these rows are gathered nevertheless: of 3,136 gathering took 0.81 of the time in a CUDA graph on
-an H200, of 6,272 1.33 (docs/measurements.md)."""
+an H200, of 6,272 1.33 (docs/performance.md)."""
 
 
 def plan_sm90_images(
@@ -289,7 +296,7 @@ def plan_sm90_images(
 ) -> Sm90ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
     check_operand(problem)
-    # Timed on an H200: 1.474 ms with images fastest, 1.505 with rows of patches (docs/measurements.md).
+    # Timed on an H200: 1.474 ms with images fastest, 1.505 with rows of patches (docs/performance.md).
     config = config or Sm90ImagesConfig(order="image" if problem.precision == "int16" else "row")
     source = source_of(problem) if config.source == "auto" else config.source
     require("source", config.source, ("auto", *_sources(problem)), "how patches come out of these images")
@@ -513,8 +520,8 @@ def _tile_patches(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, fe
 def _tile_images(
     problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, patches: int, columns: int, few: bool
 ) -> tuple[int, ...]:
-    """As many images as fit the columns, and no more than there are, at least one step; with few images, and with the
-    longer stages of split rows, also a half and a quarter of that."""
+    """Images of a tile: as many as fit the columns, and no more than there are, at least one step; with few, and with
+    the longer stages of split rows, also a half and a quarter of that."""
     if config.tile_images:
         return (config.tile_images,)
     step, fewer = images_step(patches), few or config.source == "split"
@@ -553,7 +560,7 @@ def _warpgroups(plan: Sm90ImagesPlan) -> int:
 
 
 def _microseconds(plan: Sm90ImagesPlan) -> float:
-    """Of a launch of few images, as `predict`, for comparisons."""
+    """Microseconds of a launch of few images like `predict`, for comparisons."""
     return max(rows.predicted_microseconds(plan), LAUNCH_MICROSECONDS + _box_microseconds(plan))
 
 
@@ -578,7 +585,7 @@ def _shares(plan: Sm90ImagesPlan) -> bool:
 
 
 def _cost(plan: Sm90ImagesPlan) -> float:
-    """Of shapes that a problem allows, the one of least cost is taken.
+    """Cost by which shapes that a problem allows are compared: the least is taken.
 
     Products of features and patches that do not exist; rows of TMA boxes, of which those of 16 bytes took 2 to 3 times
     as long as those of 224 on an H200; WGMMAs of few columns, for which a weight fragment is read as often as for many.

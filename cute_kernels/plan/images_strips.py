@@ -30,7 +30,7 @@ BLOCK_FEATURES = 16
 """Features of which a thread has two: lane / 4 and lane / 4 + 8."""
 
 BLOCK_BYTES = 128
-"""Of K in a K block."""
+"""Bytes of K in a K block."""
 
 REPACKED = 14
 """Side of the patches whose rows of bytes warps lengthen to 16."""
@@ -119,7 +119,7 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
 
     @property
     def drops_rows(self) -> bool:
-        """Of repacked patches the rows of zeros are in K and not in the stages, since nothing multiplies them."""
+        """Whether rows of zeros of repacked patches are in K and not in the stages, since nothing multiplies them."""
         return False
 
     @property
@@ -155,7 +155,7 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
 
     @property
     def load_stages(self) -> int:
-        """Of what TMA loads: those of the operand, unless warps stand between."""
+        """Stages of what TMA loads: those of the operand, unless warps stand between."""
         return self.config.stages
 
     @property
@@ -208,7 +208,7 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
 
     @property
     def pixel_stage_bytes(self) -> int:
-        """Of the patches in a stage."""
+        """Bytes of the pixels of the patches in a stage."""
         if self.drops_rows:
             return REPACKED * self.row_span * self.cta_patches
         return math.prod(self.stage_box) * self.pixel_bytes
@@ -239,7 +239,7 @@ class StripsPlan(ImagesPlan, FeatureSlabs):
 
 
 def row_bytes(p: PatchEmbedImagesProblem) -> int:
-    """Of the pixels that a patch has side by side in memory."""
+    """Bytes of the pixels that a patch has side by side in memory."""
     return p.patch * ITEMSIZE[p.in_dtype] * (p.channels if p.channels_last else 1)
 
 

@@ -64,11 +64,11 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
         return self.cta_rows * self.k_block_bytes * self.config.stage_blocks
 
     def position_of(self, row: int) -> int:
-        """Of a tile, that of one of its rows as `row_of` counts them."""
+        """Position in a tile of one of its rows as `row_of` counts them."""
         return row % self.cta_rows // self.cta_images
 
     def image_of(self, row: int) -> int:
-        """Of a tile, likewise."""
+        """Image in a tile of one of its rows as `row_of` counts them."""
         return row // self.cta_rows * self.cta_images + row % self.cta_images
 
     def staged_row(self, part: int, column: int) -> int:
@@ -102,7 +102,7 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
 
     @property
     def table_wavefronts(self) -> int:
-        """Of a CTA's loads of the table in a tile: a line for each warp and position, in flat order for each row."""
+        """Wavefronts of a CTA's loads of the table in a tile: one a warp and position, in flat order one a row."""
         if self.problem.table_rows == 0:
             return 0
         rows = self.config.tile_positions if self.positions_in_order else self.columns
@@ -110,7 +110,7 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
 
     @property
     def fill_wavefronts(self) -> int:
-        """Of bringing the weight to where it stays, once for a launch."""
+        """Wavefronts of bringing the weight to where it stays, once for a launch."""
         if self.config.weight == "smem":
             return self.weight_bytes // WAVEFRONT
         vectors = self.problem.k * ITEMSIZE[self.problem.in_dtype] // 16
@@ -145,7 +145,7 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
 _LOAD_WIDTHS = (16, 32, 64)
 
 _TRIED_SHAPES = 4
-"""Of tiles, for each memory and group of CTAs, that a tuner times."""
+"""Shapes of tiles that a tuner times for each memory and group of CTAs."""
 
 
 def plan_resident(
@@ -250,7 +250,7 @@ def _check_tensor_memory(plan: Sm100ResidentPlan) -> None:
 
 
 def _most_rows(plan: Sm100ResidentPlan) -> int:
-    """Of a tile with which two stages fit."""
+    """Most rows of a tile with which two stages fit."""
     step = COLUMN_STEP * plan.cta_group
     for rows in range(plan.columns - step, step, -step):
         config = dataclasses.replace(plan.config, tile_rows=rows, part_columns=rows, stages=2, tile_positions=1)
@@ -325,7 +325,7 @@ def _orders(problem: PatchEmbedProblem, config: Sm100ResidentConfig) -> tuple[st
 
 
 def _positions(problem: PatchEmbedProblem, order: str, rows: int, group: int) -> int:
-    """Of a tile: those that leave the fewest tiles; of equal numbers the fewest positions."""
+    """Positions of a tile: those that leave the fewest tiles; of equal numbers the fewest positions."""
     if order == "flat" or problem.table_rows <= 1:
         return 1
     images, positions = problem.m // problem.table_rows, problem.table_rows

@@ -152,7 +152,7 @@ class Sm100Epilogue:
 
     @property
     def table_shape(self) -> tuple[int, ...] | None:
-        """As `cute_kernels.operations.table.table_geometry` says, or None without bias and positions.
+        """Shape of the table by `cute_kernels.operations.table.table_geometry`, or None without bias and positions.
 
         Interleaved, ``[ceil(rows / 32), padded_n / V, 32, V]`` with V elements in 16 bytes: the 32 lanes of a warp hold
         32 consecutive rows, so that one 16-byte load per lane reads 512 consecutive bytes, four 128-byte lines instead
@@ -410,7 +410,7 @@ class Sm100PatchEmbedPlan(RowTiles, Sm100Epilogue, CtaPairs, PatchEmbedPlan):
 
     @property
     def mma_clocks(self) -> float:
-        """Of a tile in one CTA, by the published rate."""
+        """Clocks of the MMAs of a tile in one CTA, by the published rate."""
         return self.cta_m * self.tile_n * self.k_blocks * self.k_block_bytes / b200.MACS_PER_CLOCK
 
     @property

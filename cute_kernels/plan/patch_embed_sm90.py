@@ -123,7 +123,7 @@ class Sm90PatchEmbedPlan(RowTiles, TransposedPlan, PatchEmbedPlan):
 
     @property
     def prefetches_rows(self) -> bool:
-        """Likewise of these factors, beside the table values."""
+        """Whether these factors are prefetched beside the table values."""
         table = self.table_registers if self.problem.table_rows and self.prefetches_table else 0
         room = self.consumer_registers - self.needed_registers - table
         return 0 < self.row_registers <= room
@@ -189,7 +189,7 @@ def plan_configured(
 
 
 def check_registers(plan: Sm90PatchEmbedPlan) -> None:
-    """As `cute_kernels.plan.sm90_transposed.check_registers`; a streamed weight takes no registers."""
+    """Checks registers like `cute_kernels.plan.sm90_transposed.check_registers`; a streamed weight takes none."""
     check_consumer_registers(plan, "tile_rows", 1, 16, ("weight", plan.config.weight, "streamed"))
 
 
@@ -219,7 +219,7 @@ __all__ = [
 
 # --- which SM90 configuration a problem gets: the one with the least predicted time ----------------------------------
 # The prediction is linear in a few facts of a plan, with coefficients fitted to some thousands of timings on an H200
-# (``bench/tune.py`` measures and fits; docs/measurements.md says how well it chooses). It knows bursts only: from
+# (``bench/tune.py`` measures and fits; docs/performance.md says how well it chooses). It knows bursts only: from
 # `POWER_LIMITED_TERA_OPERATIONS` on, energy decides, and the configuration that was best when sustained is taken.
 
 
@@ -306,7 +306,7 @@ def predicted_microseconds(plan: TransposedPlan) -> float:
 
 
 def predict(plan: TransposedPlan) -> Prediction:
-    """The same, with what it consists of."""
+    """Predicted time of a launch, with what it consists of."""
     parts = {name: a * b for name, a, b in zip(FACTS, _coefficients(plan), facts(plan), strict=True) if a * b}
     return Prediction(sum(parts.values()), parts, CAVEAT)
 

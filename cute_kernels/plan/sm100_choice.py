@@ -67,7 +67,7 @@ def predict(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> Prediction:
 
 
 def counted_clocks(plan: Sm100PatchEmbedPlan | Sm100ResidentPlan) -> float:
-    """Of a launch, as far as counted work tells plans apart."""
+    """Clocks of a launch, as far as counted work tells plans apart."""
     if isinstance(plan, Sm100ResidentPlan):
         return resident.cost(plan)
     return -(-plan.tiles // plan.clusters) * (max(plan.mma_clocks, tile_wavefronts(plan)) + TILE_CLOCKS)

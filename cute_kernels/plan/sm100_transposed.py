@@ -20,7 +20,7 @@ from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.tiles import FeatureSlabs
 
 TMEM_LANES = 128
-"""Of tensor memory, rows of a CTA's accumulator: one for each term of the weight of an output feature."""
+"""Lanes of tensor memory, rows of a CTA's accumulator: one for each term of the weight of an output feature."""
 
 COLUMN_STEP = 16
 """Rows of ``x`` of one CTA in a tile come in multiples of it: N of an MMA is a multiple of 16, of a pair of 32."""
@@ -80,7 +80,7 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
 
     @property
     def terms(self) -> int:
-        """Of a weight, each multiplied by the same rows into sums of its own."""
+        """Terms of a weight, each multiplied by the same rows into sums of its own."""
         return 1
 
     @property
@@ -104,7 +104,7 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
 
     @property
     def columns(self) -> int:
-        """Of an accumulator: the rows of a tile."""
+        """Columns of an accumulator: the rows of a tile."""
         return self.tile_rows
 
     @property
@@ -141,12 +141,12 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
 
     @property
     def weight_bytes(self) -> int:
-        """Of a CTA's features, whichever memory they stay in."""
+        """Bytes of the weight of a CTA's features, whichever memory they stay in."""
         return self.lanes * self.k_blocks * self.k_block_bytes
 
     @property
     def weight_columns(self) -> int:
-        """Of tensor memory: a lane has the weight of its feature, four bytes of K in a column."""
+        """Columns of tensor memory of the weight: a lane has that of its feature, four bytes of K in a column."""
         return self.k_blocks * self.k_block_bytes // 4 if self.config.weight == "tmem" else 0
 
     @property
@@ -173,7 +173,7 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
 
     @property
     def staging_bytes(self) -> int:
-        """Of a warp: the rows of a tile x its features, up to 64 bytes a row; whole periods of SWIZZLE_64B."""
+        """Staging of a warp: the rows of a tile x its features, up to 64 bytes a row; whole periods of SWIZZLE_64B."""
         return round_up(self.columns * self.warp_features * ITEMSIZE[self.problem.out_dtype], 512)
 
     @cached_property
@@ -197,12 +197,12 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
 
     @property
     def mma_clocks(self) -> float:
-        """Of a tile, by the published rate."""
+        """Clocks of the MMAs of a tile, by the published rate."""
         return self.lanes * self.columns * self.k_blocks * self.k_block_bytes / MACS_PER_CLOCK
 
     @property
     def wavefronts(self) -> int:
-        """Of shared memory in one CTA and tile, as the emulator counts them.
+        """Wavefronts of shared memory in one CTA and tile, as the emulator counts them.
 
         ``x`` written by TMA and read by the MMAs, the output staged and read by TMA; a weight in shared memory is read
         by the MMAs of each part.
@@ -213,13 +213,13 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
 
     @property
     def staging_wavefronts(self) -> int:
-        """Of them, those of the output, which the warps write and TMA reads."""
+        """Wavefronts of the output, which the warps write and TMA reads."""
         staged = self.epilogue_warps * self.columns * self.warp_features * ITEMSIZE[self.problem.out_dtype]
         return 2 * staged // WAVEFRONT
 
     @property
     def table_wavefronts(self) -> int:
-        """Of loads of the table in a CTA and tile; 0 where they are few."""
+        """Wavefronts of loads of the table in a CTA and tile; 0 where they are few."""
         return 0
 
     # ---- printing --------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def launch_clocks(plan: Sm100TransposedPlan) -> float:
 
 
 def transposed_work(plan: Sm100TransposedPlan, memory_bytes: int, once_lines: float = 0.0) -> b200.TileWork:
-    """Of the busiest CTA; every warp of the epilogue has a quarter of the features.
+    """Work of the busiest CTA; every warp of the epilogue has a quarter of the features.
 
     Args:
         plan: of rows or of images.

@@ -68,7 +68,7 @@ class TransposedPlan(FeatureSlabs):
 
     @property
     def weight_bytes(self) -> int:
-        """Of the weight that stays in shared memory for the whole launch."""
+        """Bytes of the weight that stays in shared memory for the whole launch."""
         return 0
 
     def multiplies(self, block: int, step: int) -> bool:

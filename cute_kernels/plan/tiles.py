@@ -49,7 +49,7 @@ class FeatureSlabs(Plan):
 
     @property
     def clusters(self) -> int:
-        """As many whole groups as the device holds at once, at least one, never more than there are tiles."""
+        """Clusters: as many whole groups as the device holds at once, at least one, never more than there are tiles."""
         resident_groups = self.sm_count // self.ctas // self.groups
         return max(1, min(resident_groups, self.tiles)) * self.groups
 

@@ -27,7 +27,7 @@ from cute_kernels.runtime import gpu
 from cute_kernels.runtime.operands import Operands
 
 DEFAULT_STAMPS = 16384
-"""Of a warp: 128 KB of memory."""
+"""Stamps of a warp: 128 KB of memory."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ PHASES = 256
 """Numbers that a phase may have."""
 
 NEEDED_TILES = 3
-"""Of a warp: with fewer no tile is between two others."""
+"""Tiles that a warp needs: with fewer no tile is between two others."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def has_equilibrium(profile: Profile) -> bool:
 
 
 def phase_statistics(profile: Profile, *, equilibrium: bool = True) -> list[PhaseStatistics]:
-    """Of every warp of a CTA and each of its phases, over all CTAs; warps without tiles are left out.
+    """Statistics of every warp of a CTA and each of its phases, over all CTAs; warps without tiles are left out.
 
     Args:
         profile: stamps of a launch.
@@ -102,7 +102,7 @@ def phase_statistics(profile: Profile, *, equilibrium: bool = True) -> list[Phas
 
 
 def role_balance(profile: Profile, *, equilibrium: bool = True) -> list[RoleBalance]:
-    """Of every role that has tiles: what a tile takes it, and how much of that it waits.
+    """Balance of every role that has tiles: what a tile takes it, and how much of that it waits.
 
     Roles have the same total where the launch is long. The one that waits least is what the others wait for.
 

@@ -21,7 +21,7 @@ EXP2_COEFFICIENTS = (
     0.0013399930903688073,
     0.0001534581242594868,
 )
-"""Of ``2**f`` on [-1/2, 1/2], ascending; each an FP32 number."""
+"""Coefficients of ``2**f`` on [-1/2, 1/2], ascending; each an FP32 number."""
 
 LOG2_E = 1.4426950216293335
 """FP32."""

@@ -63,7 +63,7 @@ def accumulate_as(
 
 
 def _exponents(values: torch.Tensor, lowest: int) -> torch.Tensor:
-    """As encoded; of zero `_NONE`."""
+    """Exponents as encoded; of zero `_NONE`."""
     exponent = (torch.frexp(values)[1].to(torch.int64) - 1).clamp(min=lowest)
     return torch.where((values == 0) | ~torch.isfinite(values), _NONE, exponent)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from cute_kernels import emulator
+from cute_kernels import emulator, interrupts
 from cute_kernels.compile import Artifact, compile_plan, host_arguments
-from cute_kernels.emulator import interrupts
 from cute_kernels.kernels.graph import graph_of
 from cute_kernels.plan import Plan
 from cute_kernels.runtime.operands import Operands

@@ -30,7 +30,7 @@ class Operands(SimpleNamespace):
     """
 
     def replace(self, **changes: torch.Tensor | float | None) -> Operands:
-        """The same operands but for these."""
+        """Operands with these replaced."""
         return Operands(**(vars(self) | changes))
 
     def of(self, plan: Plan) -> Operands:

@@ -10,13 +10,13 @@ mode are never remembered, and nothing is taken from here while a CUDA graph is 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from cute_kernels import forks
 from cute_kernels.plan import Plan
 from cute_kernels.runtime import gpu
 from cute_kernels.runtime.constants import DERIVED, PEFT, Source
@@ -176,7 +176,7 @@ class RepeatedCalls:
         self.recent: dict[int, RepeatedCall] = {}
         self._varying: dict[tuple[type, ...], Picker] = {}
         self.calls: dict[tuple, RepeatedCall] = {}
-        self._lock = threading.RLock()  # a death inside a locked section may forget a call
+        self._lock = forks.lock()  # a death inside a locked section may forget a call
 
     def run(self, values: tuple, gradients: bool) -> torch.Tensor | None:
         """Launches a remembered call, or returns None if it has to be made the long way.

@@ -13,11 +13,11 @@ import hashlib
 import json
 import os
 import re
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cute_kernels import forks
 from cute_kernels import kernel_cache as cache
 from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
 from cute_kernels.config_codec import ConfigCodec
@@ -26,7 +26,7 @@ from cute_kernels.plan import PLANNERS, make_plan
 SCHEMA = "cute-kernels/tuned/1"
 _NAME = re.compile(r"[0-9a-f]{40}\.tuned")
 Problem = GemmProblem | PatchEmbedProblem
-_LOCK = threading.Lock()
+_LOCK = forks.lock()
 
 
 @dataclass(frozen=True)

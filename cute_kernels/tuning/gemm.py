@@ -67,7 +67,7 @@ def tune_gemm(
 
 
 def variants(plan: GemmPlan) -> list[GemmPlan]:
-    """The same tiles in other orders."""
+    """Plans of the same tiles in other orders."""
     own = plan.config.group_m
     if plan.n_tiles == 1:
         return []

@@ -35,7 +35,7 @@ Timer = Callable[[], float]
 """Runs a candidate once and returns the milliseconds of a launch."""
 
 Timers = Callable[[Any, Sequence[Plan]], "dict[Plan, Timer]"]
-"""Of a problem and its plans, after their results were compared."""
+"""Makes timers of a problem and its plans, after their results were compared."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -214,7 +214,7 @@ def graph_timer(launch: Callable[[int, int], None]) -> Timer:
 
 
 def replay_timer(launch: Callable[[int, int], None], count: int) -> Timer:
-    """As `graph_timer`, with a given number of launches in the graph."""
+    """Timer like `graph_timer`, with a given number of launches in the graph."""
     return functools.partial(_replay, _captured(launch, count), count, launch)
 
 

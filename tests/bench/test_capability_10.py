@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from bench import cases, gemm, gemm_cases, image_cases, images, patch_embed, tune, tune_gemm
+from bench.archive import recorded
 from bench.configs import CONFIG_TYPES, arch_of, parse_config
 from bench.peers import OURS, PeerUnavailable, quack_configs
 from bench.results import from_json
@@ -153,4 +154,4 @@ def test_timings_of_the_tuner_are_read_back(tmp_path: Path, capsys) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"mean 1.000, most 1.000 of the fastest in 1 of 1 cases: {configs[1]}" and len(lines) == 3
     with pytest.raises(ValueError, match="one architecture"):
-        tune.report([path, Path("bench/results/h200-tune-2026-11-21.json")])
+        tune.report([path, recorded("2026-11-21-h200/tune.json")])

@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from pathlib import Path
 
 import pytest
 
+from bench import archive, counters, gemm_counters, image_counters
 from bench import counter_cases as cases
-from bench import counters, gemm_counters, image_counters
 from cute_kernels.config import GemmProblem, Sm100ImagesConfig
 from cute_kernels.plan import ARCHS, make_plan
 from tests.nightly import by_day
 
 CASES = {case.name: case for case in cases.ptx_cases()}
 REQUESTS = cases.CTAS * cases.WARPS
-PROFILED = json.loads(Path("bench/results/h200-counters-2026-11-21.json").read_text())["counts"]
+PROFILED = json.loads(archive.read_text(archive.recorded("2026-11-21-h200/counters.json")))["counts"]
 
 
 def values(case: cases.PtxCase) -> dict[str, float]:

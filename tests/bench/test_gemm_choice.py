@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 
 from bench import tile_order
 from bench import tune_gemm as tuner
+from bench.archive import recorded
 from bench.gemm_cases import siglip2, squares
 from cute_kernels.config import GemmProblem
 from cute_kernels.plan import make_plan
 
-ALL_TUNED = tuner.read(Path("bench/results/h200-gemm-tune-2026-11-21.json"))
+ALL_TUNED = tuner.read(recorded("2026-11-21-h200/gemm-tune.json"))
 TUNED = [entry for entry in ALL_TUNED if entry.case.m > 64]  # of fewer rows, those that do not exist were loaded, too
-FEW_ROWS = tuner.read(Path("bench/results/h200-gemm-few-rows-2026-11-22.json"))
-LONGER = tuner.read_bench(Path("bench/results/h200-gemm-configs-2026-11-21.json"))
+FEW_ROWS = tuner.read(recorded("2026-11-22-h200/gemm-few-rows.json"))
+LONGER = tuner.read_bench(recorded("2026-11-21-h200/gemm-configs.json"))
 
 
 def regrets(timings: list[tuner.Timings]) -> list[float]:

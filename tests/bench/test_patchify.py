@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,8 +9,6 @@ from bench import patchify
 from bench.timing import Protocol
 from tests.bench.test_capability_10 import NoSampler, launched_once
 from tests.gpu import emulated
-
-DOCS = Path(__file__).parents[2] / "docs" / "measurements.md"
 
 
 def test_all_cases_are_compared_and_printed(monkeypatch, capsys) -> None:
@@ -31,11 +26,6 @@ def test_a_wrong_row_is_not_timed(monkeypatch) -> None:
     monkeypatch.setattr(patchify, "build", lambda plan, images, rows: lambda _: rows)
     with emulated.device("sm_90a"), pytest.raises(AssertionError, match=r"1,5\d\d of 1,536 elements are wrong"):
         patchify.run_case("uint8, p = 16", patchify.problem_of("uint8, p = 16", 2, 16), Protocol(), NoSampler(None))
-
-
-def test_the_rows_of_the_published_table_are_cases() -> None:
-    table = re.search(r"\| images \| pass \| copy of the images \|\n\|[-|]+\n((?:\|.*\n)+)", DOCS.read_text())[1]
-    assert re.findall(r"^\| (.*?) \|", table, flags=re.MULTILINE) == list(patchify.CASES)
 
 
 def test_sizes_that_are_refused(capsys) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench import tune
+from bench.archive import recorded
 from cute_kernels.plan import make_plan, patch_embed_sm90
 
-ARCH, RECORDED = tune.read(Path("bench/results/h200-tune-2026-11-21.json"))
-RECORDED |= tune.read(Path("bench/results/h200-tune-few-2026-11-22.json"))[1]
+ARCH, RECORDED = tune.read(recorded("2026-11-21-h200/tune.json"))
+RECORDED |= tune.read(recorded("2026-11-22-h200/tune-few.json"))[1]
 
 
 def test_coefficients_are_those_that_the_fit_gives() -> None:

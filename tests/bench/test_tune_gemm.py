@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 from bench import tune, tune_gemm
+from bench.archive import recorded
 from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import Sm90GemmConfig
 from cute_kernels.plan import GemmPlan, make_plan
@@ -43,7 +44,7 @@ def test_files_survive_and_others_are_refused(tmp_path: Path, capsys: pytest.Cap
     assert lines[-2] == "chosen / fastest, now: mean 1.2500, most 1.5000; 2 of 2 cases"
     assert [line.split(" = ")[0] for line in lines[:-2]] == list(tune_gemm.FITTED)
     with pytest.raises(ValueError, match="no timings of the dense GEMM"):
-        tune_gemm.read(Path("bench/results/h200-tune-2026-11-21.json"))
+        tune_gemm.read(recorded("2026-11-21-h200/tune.json"))
 
 
 def test_regret_needs_the_chosen_configuration() -> None:
@@ -75,7 +76,7 @@ def test_a_fit_finds_the_constants_that_made_the_timings() -> None:
 
 
 def test_a_run_of_bench_gemm_is_read_per_way_of_timing() -> None:
-    found = tune_gemm.read_bench(Path("bench/results/h200-gemm-configs-2026-11-21.json"))
+    found = tune_gemm.read_bench(recorded("2026-11-21-h200/gemm-configs.json"))
     assert len(found) == 2 * 18 and {len(entry.ours) for entry in found} == {9}
     assert all(entry.ours[0][0] == min(value for value, _ in entry.ours) for entry in found)
     assert found[0].case.name == "2048" and 20 < found[0].ours[0][0] < 30

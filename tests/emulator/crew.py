@@ -11,6 +11,7 @@ import numpy as np
 from cute_kernels.emulator.observe.races.happens_before import FULL, Agent, Offset
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, Plane, Shadow
+from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.observe.races.warp_log import WarpLog
 from cute_kernels.emulator.state.gmem import GlobalMemory
@@ -119,7 +120,18 @@ class Crew:
             self.tracker.unit = nothing_decided()
         agents = [self.tracker.make_agent(rank, FULL, f"warp {i}") for i, rank in enumerate(ranks)]
         self.warps = [SimpleNamespace(agent=agent, logger=Logger(self.tracker, agent)) for agent in agents]
+        if len(sizes) > 1:
+            self._begin(agents)
         self.tracker.enter(self.warps[0])
+
+    def _begin(self, agents: list[Agent]) -> None:
+        """A relaxed barrier of the cluster: every CTA is known to have begun."""
+        barrier = self.tracker.point()
+        for agent in agents:
+            agent.release(barrier, FULL, Order.WIDE)
+        barrier.complete()
+        for agent in agents:
+            agent.acquire(barrier, Order.WIDE)
 
     def __getitem__(self, index: int) -> SimpleNamespace:
         return self.warps[index]

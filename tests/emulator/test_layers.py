@@ -21,7 +21,7 @@ LAYERS = (
     ("observe",),
     ("state",),
     ("ptx", "core"),
-    ("options", "interrupts"),
+    ("options",),
     ("errors",),
     ("facts", "captured_launch"),
 )

@@ -8,7 +8,7 @@ from cute_kernels.plan import ARCHS
 
 NEEDS_SM90 = ("test_gemm_split.py", "test_images_gather.py")
 """Files of what only SM90 has a kernel for: the split of K, and 16-bit pixels in patches of 32 and 64.
-`tests/ops/test_gpu_suite.py` asks the plans whether that is still so."""
+`tests/package/test_gpu_suite.py` asks the plans whether that is still so."""
 
 
 def at_hand() -> str | None:

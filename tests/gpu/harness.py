@@ -13,8 +13,9 @@ from cute_kernels.operations.base import Operation
 from cute_kernels.operations.patch_embed import prepare_launch
 from cute_kernels.plan import Plan
 from cute_kernels.runtime import gpu
+from cute_kernels.testing import data
 
-POISON = 0x7FA5
+POISON = data.POISON[torch.bfloat16]
 """Bits of a BF16 NaN that no arithmetic produces (the canonical NaN is 0x7FFF)."""
 
 GUARD_ROWS = 256

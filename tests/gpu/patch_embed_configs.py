@@ -1,7 +1,8 @@
 """What the tests of the patch embed run on each architecture: one `Selection` of configurations per kernel.
 
-A test takes its configurations from `AT_HAND`, so that it says the same of every kernel. `tests/ops/test_gpu_suite.py`
-checks, without a GPU, that every selection is legal and that no test has fewer cases on one architecture.
+A test takes its configurations from `AT_HAND`, so that it says the same of every kernel.
+`tests/package/test_gpu_suite.py` checks, without a GPU, that every selection is legal and that no test has fewer cases
+on one architecture.
 """
 
 from __future__ import annotations

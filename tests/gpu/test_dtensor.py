@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.ops import sharded_calls
-from tests.ops.sharded_calls import CASES
+from tests.operations import sharded_calls
+from tests.operations.sharded_calls import CASES
 
 pytestmark = [pytest.mark.two_gpus, pytest.mark.gpu_only("two GPUs")]
 

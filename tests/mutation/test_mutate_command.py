@@ -99,6 +99,62 @@ def test_every_size_is_judged(tmp_path: Path) -> None:
     assert all(killed[0]) and not all(killed[1])
 
 
+IN_MEMORY = """
+import cutlass, cutlass.cute as cute, torch
+from cutlass.cute.runtime import from_dlpack
+
+@cute.kernel
+def turned(x: cute.Tensor, y: cute.Tensor, turns: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    shared = cute.make_tensor(cute.arch.alloc_smem(cutlass.Float32, 64), cute.make_layout(64))
+    value = x[thread]
+    for _ in cutlass.range(turns[0], unroll=1):
+        shared[thread] = value
+        cute.arch.barrier()
+        value = shared[(thread + 32) % 64]
+        cute.arch.barrier()
+    y[thread] = value
+
+@cute.kernel
+def permuted(x: cute.Tensor, y: cute.Tensor, index: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    shared = cute.make_tensor(cute.arch.alloc_smem(cutlass.Float32, 64), cute.make_layout(64))
+    shared[index[thread]] = x[thread]
+    cute.arch.barrier()
+    y[thread] = shared[thread]
+
+@cute.jit
+def call(x: cute.Tensor, y: cute.Tensor, integers: cute.Tensor, turn: cutlass.Constexpr):
+    if cutlass.const_expr(turn):
+        turned(x, y, integers).launch(grid=(1, 1, 1), block=(64, 1, 1))
+    else:
+        permuted(x, y, integers).launch(grid=(1, 1, 1), block=(64, 1, 1))
+
+places = torch.arange(64, dtype=torch.int32)
+for turn, integers in [
+    (True, torch.tensor([turns], dtype=torch.int32)) for turns in (0, 1, 3, 3)
+] + [(False, index) for index in (places, places.flip(0), places.flip(0))]:
+    x, y = torch.randn(64, device="cuda"), torch.full((64,), torch.nan, device="cuda")
+    call(*map(from_dlpack, (x, y, integers.cuda())), turn)
+    wanted = x.roll(32 * int(integers[0])) if turn else torch.empty_like(x).index_copy_(0, integers.cuda().long(), x)
+    assert torch.equal(y, wanted)
+"""
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("turned", [1, 2, 3]), ("permuted", [5, 6])])
+def test_sizes_and_indices_in_memory_are_judged(name: str, numbers: list[int], tmp_path: Path) -> None:
+    """The first launch needs no barrier; other numbers to compute with, as of the last one, change nothing."""
+    program = tmp_path / "in_memory.py"
+    program.write_text(IN_MEMORY)
+    recorder = Recorder()
+    with capture("sm_90a", Options(), recorder=recorder) as session:
+        assert run_program(str(program), [], session, pytest.fail) == 0
+    (kernel,) = (each for each in campaign.kernels(recorder.launches) if name in each.name)
+    assert [each.number for each in kernel.launches] == numbers
+    dropped = [n for n, mutant in enumerate(kernel.mutants) if mutant.mutation == "drop"]
+    assert dropped and all(verdict.killed for verdict in campaign.judge_mutants(kernel, dropped, {}))
+
+
 def test_launches_of_one_shape_run_once(recorded: list) -> None:
     """Of two equal shapes the one that may overlap another launch, so that griddepcontrol.wait is needed."""
     assert len(recorded) == 2

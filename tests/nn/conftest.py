@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from transformers.utils import import_utils
 
-from tests.ops.conftest import emulated_operations_add_exactly  # noqa: F401  a fixture of these tests, too
+from tests.operations.conftest import emulated_operations_add_exactly  # noqa: F401  a fixture of these tests, too
 
 
 def _directory(module: import_utils._LazyModule) -> list[str]:

@@ -42,7 +42,7 @@ def test_headline() -> None:
     ],
 )
 def test_few_images_get_what_was_fastest_on_an_h200(batch: int, expected: Sm90GatherConfig) -> None:
-    """In a CUDA graph, to within 2.5% (bench/results/h200-images-bf16-few-2026-11-22.json)."""
+    """In a CUDA graph, to within 2.5% (bench/results, 2026-11-22-h200, images-bf16-few.json)."""
     assert make_plan(replace(HEADLINE, batch=batch), None, "sm_90a").config == expected
 
 

@@ -1,9 +1,9 @@
 """Runs kernels that others wrote in the emulator: ``make programs``.
 
 Each case of `tests.programs.cases` runs in a process of its own and is compared with the record, expected.json. The
-command prints the table of docs/emulator/programs.md, and fails where an outcome is another one than recorded, or
-where a result is wrong or a program crashes. With --nvidia-examples or --triton-tutorials it does the same for the
-programs of a public repository that was cloned before.
+command prints a table, and fails where an outcome is another one than recorded, or where a result is wrong or a
+program crashes. With --nvidia-examples or --triton-tutorials it does the same for the programs of a public repository
+that was cloned before. With --page it writes docs/emulator/programs_outcomes.md from the record instead.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.programs import page
 from tests.programs.cases import HERE, Case, cases
 from tests.programs.clones import CLONES
 from tests.programs.outcome import PASSED, Outcome, execute, record, table, write_record
@@ -45,10 +46,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=900, help="for one case; default: %(default)s")
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time; default: %(default)s")
     parser.add_argument("--record", action="store_true", help="take the outcomes into the record")
+    parser.add_argument("--page", action="store_true", help="run nothing, write the page of the record")
     which = parser.add_mutually_exclusive_group()
     for clone in CLONES:
         which.add_argument(f"--{clone.option}", type=Path, metavar="FOLDER", help=f"a clone of {clone.origin}")
     options = parser.parse_args(arguments)
+    if options.page:
+        page.PAGE.write_text(page.render())
+        return 0
     try:
         suite = _suite(options)
     except ValueError as error:

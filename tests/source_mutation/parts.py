@@ -34,20 +34,20 @@ PARTS = {
     "operations": Part(
         ("cute_kernels/operations",),
         (
-            "tests/ops/test_table.py", "tests/ops/test_patch_weight.py", "tests/ops/test_patch_embed.py",
-            "tests/ops/test_patch_embed_arguments.py",
-            "tests/ops/test_gemm.py", "tests/ops/test_tune.py", "tests/ops/test_repeat.py",
-            "tests/ops/test_patch_embed_images.py", "tests/ops/test_emulator_backend.py",
+            "tests/operations/test_table.py", "tests/operations/test_patch_weight.py",
+            "tests/operations/test_patch_embed.py", "tests/operations/test_patch_embed_arguments.py",
+            "tests/operations/test_gemm.py", "tests/commands/test_tune.py", "tests/runtime/test_repeat.py",
+            "tests/operations/test_patch_embed_images.py", "tests/operations/test_emulator_backend.py",
         ),
         900,
     ),
     "runtime": Part(
         ("cute_kernels/runtime", "cute_kernels/kernel_cache.py"),
         (
-            "tests/ops/test_derived.py", "tests/ops/test_tune.py", "tests/ops/test_repeat.py",
-            "tests/ops/test_launch.py", "tests/ops/test_cache.py", "tests/ops/test_patch_embed.py",
-            "tests/ops/test_patch_embed_arguments.py",
-            "tests/ops/test_gemm.py", "tests/ops/test_cli_ptx.py",
+            "tests/runtime/test_derived.py", "tests/commands/test_tune.py", "tests/runtime/test_repeat.py",
+            "tests/runtime/test_launch.py", "tests/runtime/test_cache.py", "tests/operations/test_patch_embed.py",
+            "tests/operations/test_patch_embed_arguments.py",
+            "tests/operations/test_gemm.py", "tests/commands/test_cli_ptx.py",
         ),
         900,
     ),

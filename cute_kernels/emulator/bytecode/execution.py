@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_kernels.emulator import interrupts
+from cute_kernels import interrupts
 from cute_kernels.emulator.bytecode.emitter import BlockEmitter
 from cute_kernels.emulator.bytecode.lowering import Lowering, lower
 from cute_kernels.emulator.bytecode.program import Bytecode, Program, row_bytes
@@ -168,7 +168,8 @@ class _Translator:
         """Index of the first instruction of a block."""
         program, start = self.program, len(self.program.code)
         builder, condition = self.lowering.block(block)
-        program.put("block", a=_HEADER + 8 * block.index, b=block.end - block.start, imm=block.index)
+        count = _HEADER + 8 * block.index
+        program.put("block", a=count, b=block.end - block.start, c=int(not block.continues), imm=block.index)
         variables, ages = self.lowering.variables, None
         if self.in_flight is not None:
             ages = {variables[name]: age for name, age in self.in_flight[block.index].items()}

@@ -136,7 +136,7 @@ def move_in_flight(warp: Any, mask: int, sources: np.ndarray, targets: np.ndarra
 
 
 def rearrange_in_flight(warp: Any, mask: int, sources: np.ndarray, targets: np.ndarray) -> None:
-    """The same for a wgmma, which asks for the whole warp itself."""
+    """Rearranges registers for a wgmma, which asks for the whole warp itself."""
     warp.code.in_flight.move(sources, targets)
 
 

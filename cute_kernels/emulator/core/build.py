@@ -84,7 +84,7 @@ def _more_flags() -> tuple[str, ...]:
 
 
 def _name() -> str:
-    """Of the folder of these sources, compiled with these flags."""
+    """Name of the folder of these sources, compiled with these flags."""
     return _name_with(_more_flags())
 
 

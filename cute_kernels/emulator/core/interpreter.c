@@ -10,11 +10,11 @@ static const Instruction *start_of(const Machine *m, int64_t block) {
   return m->program->code + m->program->starts[block];
 }
 
-FORM(block) {  // a: offset of its count; b: its instructions; imm: its number
+FORM(block) {  // a: offset of its count; b: its instructions; c: a turn may end here; imm: its number
   WarpHeader *header = HEADER;
   AT(s64, i->a)++;
   header->steps += i->b;
-  if (--header->budget <= 0) {
+  if (i->c && --header->budget <= 0) {
     header->pc = (int32_t)i->imm;
     header->entered = 1;
     return leave(m, WAIT);

@@ -74,7 +74,7 @@ def _structures(text: str, constants: dict[str, int]) -> dict[str, type[ctypes.S
 
 
 def _type(text: str, structures: dict[str, type[ctypes.Structure]]) -> Any:
-    """Of a parameter or a result: pointers as addresses."""
+    """ctypes type of a parameter or a result: pointers as addresses."""
     if "*" in text:
         return ctypes.c_void_p
     return _TYPES[text.replace("const", "").split()[0]]
@@ -108,7 +108,7 @@ def assertions() -> str:
 
 
 def words(name: str) -> dict[str, int]:
-    """Of the members of a structure of 64-bit words, the index of each one's first word.
+    """Index of the first word of each member of a structure of 64-bit words.
 
     Raises:
         ValueError: there are members that do not begin at a word.

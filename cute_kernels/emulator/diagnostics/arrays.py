@@ -147,7 +147,7 @@ def _contains(node: ast.expr | None, line: int, column: int) -> bool:
 
 
 def _target(target: ast.expr, value: ast.expr, line: int, column: int) -> str:
-    """Of several variables on both sides, the one that stands where the expression stands."""
+    """Variable that stands where the expression stands, of several on both sides."""
     if isinstance(target, (ast.Tuple, ast.List)):
         if not isinstance(value, (ast.Tuple, ast.List)) or len(value.elts) != len(target.elts):
             return ""

@@ -67,6 +67,8 @@ class _Diagnosis:
             name = "transaction-bytes"
         elif name == "hang" and waits_for_first_phase(waiting):
             name = "first-parity"
+        elif name == "hang" and any(wait.kind == "setmaxnreg" for wait in facts.waits):
+            name = "registers"
         kind, fields = kind_of(name), self._fields()
         message = error.message.splitlines() or [""]
         name_of_kernel = self.kernel

@@ -16,7 +16,7 @@ from cute_kernels.emulator.diagnostics.text import short_path
 from cute_kernels.emulator.facts import WarpName
 
 VERSION = 1
-"""Of the format: it changes when a field changes its meaning or goes away, not when one is added."""
+"""Version of the format: it changes when a field changes its meaning or goes away, not when one is added."""
 SCHEMA = Path(__file__).with_name("schema.json")
 
 
@@ -56,7 +56,7 @@ def document(outcome: Outcome, diagnostics: Iterable[Diagnostic]) -> dict[str, A
 
 
 def tool_version() -> str:
-    """Of the installed package, "unknown" where it runs from its folder."""
+    """Version of the installed package, "unknown" where it runs from its folder."""
     try:
         return importlib.metadata.version("cute-kernels")
     except importlib.metadata.PackageNotFoundError:

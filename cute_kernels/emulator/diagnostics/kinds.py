@@ -54,8 +54,9 @@ _RACES = (
     Kind(
         "stage-in-use",
         "{later} {reads} {space} memory that {earlier} may still be using",
-        "the producer waits, before it refills a stage, for the mbarrier on which every consumer arrives after its "
-        "last access to the stage; in the ring's first turn, which finds it empty, the parity is 1",
+        "the producer waits, before it refills a stage, for the mbarrier on which every consumer (of each CTA that a "
+        "multicast fills) arrives after its last access to the stage; in the ring's first turn, which finds it empty, "
+        "the parity is 1",
         detector=True,
     ),
     Kind(
@@ -106,7 +107,16 @@ _RACES = (
         "global-race",
         "{later} {reads} global memory that {earlier} {read}, and nothing orders the two",
         "let one side own the place, use atomics on both sides, or pass a flag: store or red with .release after the "
-        "first, load with .acquire before the second, at scope .gpu between clusters",
+        "first, load with .acquire before the second, at scope .gpu between clusters; a tensor map is changed after a "
+        "wait for the loads through it (their mbarriers) and for the stores (cp_async_bulk_wait_group)",
+        detector=True,
+    ),
+    Kind(
+        "streams",
+        "",
+        "order the streams: stream.wait_stream(other), an event that one records and the other waits for, or "
+        "synchronize(); a launch that names no stream is in the default stream, for which torch's other streams do not "
+        "wait",
         detector=True,
     ),
     Kind(
@@ -253,6 +263,13 @@ _ACCESSES = (
         detector=True,
     ),
     Kind(
+        "cta-not-begun",
+        "",
+        "in a cluster no CTA may access another one's shared memory before that one has begun: cluster_arrive_relaxed "
+        "and cluster_wait at the start",
+        detector=True,
+    ),
+    Kind(
         "exited-cta",
         "",
         "in a cluster no CTA may exit while another one accesses its shared memory: cluster_arrive and cluster_wait "
@@ -296,6 +313,12 @@ _OTHERS = (
         "first-parity",
         "",
         "a producer's first wait on an empty ring has parity 1: the phase before the first one counts as complete",
+    ),
+    Kind(
+        "registers",
+        "",
+        "the warps of a CTA cannot have so many registers together: 32 times the counts of all its warps are at most "
+        "its part of the SM's 65,536, and setmaxnreg.inc waits until warps of others have executed setmaxnreg.dec",
     ),
     Kind("livelock", "", "a loop that polls: what it waits for never happens, or is read once before the loop"),
     Kind(

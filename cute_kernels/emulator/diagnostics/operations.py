@@ -7,6 +7,7 @@ from cute_kernels.emulator.ptx.program import Instruction
 _PLAIN = {
     "ld": "load", "ldu": "load", "ldmatrix": "ldmatrix", "st": "store", "stmatrix": "stmatrix", "atom": "atomic",
     "red": "atomic", "wgmma": "wgmma", "mbarrier": "mbarrier operation", "bar": "barrier", "barrier": "barrier",
+    "tensormap": "change of a tensor map",
 }  # fmt: skip
 _TENSOR = {"mma": "MMA", "cp": "tcgen05.cp", "ld": "tcgen05.ld", "st": "tcgen05.st", "shift": "tcgen05.shift",
            "alloc": "tcgen05.alloc", "dealloc": "tcgen05.dealloc", "commit": "tcgen05.commit"}  # fmt: skip

@@ -29,6 +29,7 @@ class Reporter:
 
     Attributes:
         diagnostics: what has been reported, in order.
+        others: more files to write in the end, and what gives their texts.
     """
 
     replay: Callable[[Schedule], list[str]] = lambda schedule: []
@@ -36,6 +37,7 @@ class Reporter:
     report_file: Path | None = None
     sarif_file: Path | None = None
     diagnostics: list[Diagnostic] = field(default_factory=list)
+    others: list[tuple[Path, Callable[[], str]]] = field(default_factory=list)
 
     def report(self, schedule: Schedule, error: EmulatorError, *notes: str) -> Diagnostic:
         """Makes a report of an error that was raised under a schedule, prints it with ``notes``, and keeps it."""
@@ -63,15 +65,25 @@ class Reporter:
                 files.check_output(path)
 
     def write_files(self, outcome: Outcome) -> None:
-        """Writes the files that were asked for, of what has been kept.
+        """Writes the files that were asked for, of what has been kept; each, whatever becomes of the others.
 
         Raises:
-            OSError: naming the file.
+            OSError: naming those that could not be written.
         """
-        if self.report_file is not None:
-            files.write_text(self.report_file, dumps(document(outcome, self.diagnostics)))
-        if self.sarif_file is not None:
-            files.write_text(self.sarif_file, dumps(sarif.log(outcome, self.diagnostics)))
+        outputs = [
+            (self.report_file, lambda: dumps(document(outcome, self.diagnostics))),
+            (self.sarif_file, lambda: dumps(sarif.log(outcome, self.diagnostics))),
+            *self.others,
+        ]
+        failures = []
+        for path, text in outputs:
+            try:
+                if path is not None:
+                    files.write_text(path, text())
+            except OSError as error:
+                failures.append(str(error))
+        if failures:
+            raise OSError("; ".join(failures))
 
 
 def _colored() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +14,7 @@ from cute_kernels.emulator.diagnostics.kinds import kind as kind_of
 from cute_kernels.emulator.diagnostics.model import Diagnostic, Place, SourceLine
 from cute_kernels.emulator.diagnostics.text import short_path
 from cute_kernels.emulator.diagnostics.words import names_of_warps
+from cute_kernels.files import current_folder
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
@@ -23,12 +24,12 @@ def log(outcome: Outcome, diagnostics: Sequence[Diagnostic]) -> dict[str, Any]:
     kinds = list(dict.fromkeys(each.kind for each in diagnostics))
     rules = [_rule(name) for name in kinds]
     driver = {"name": "cute-kernels", "version": tool_version(), "rules": rules}
-    command = shlex.join(outcome.arguments)
+    command, folder = shlex.join(outcome.arguments), current_folder()
     run = {
         "tool": {"driver": driver},
         # An exit status of 0 to 4 is a run that has come to its end, with whatever result.
         "invocations": [{"commandLine": command, "exitCode": outcome.status, "executionSuccessful": True}],
-        "originalUriBaseIds": {"ROOT": {"uri": Path.cwd().as_uri() + "/"}},
+        "originalUriBaseIds": {} if folder is None else {"ROOT": {"uri": folder.as_uri() + "/"}},
         "results": [_result(each, kinds.index(each.kind)) for each in diagnostics],
     }
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}

@@ -111,7 +111,7 @@ class Profile:
 
     @property
     def total(self) -> Counter[str]:
-        """Of all lines, by column."""
+        """Counts of all lines, by column."""
         return sum((line.counts for line in self.lines.values()), Counter())
 
     def hot(self, line: LineCounts) -> bool:
@@ -130,7 +130,7 @@ class Profile:
         return {path: dict(sorted(files[path].items())) for path in sorted(files, key=lambda path: -weight[path])}
 
     def document(self) -> dict[str, Any]:
-        """As data for JSON."""
+        """Profile as data for JSON."""
         return {
             "kernel": self.kernel,
             "name": self.name,
@@ -198,7 +198,7 @@ class _Table:
 
 
 def profiles(launches: Iterable[tuple[str, str, UnitCounts]]) -> list[Profile]:
-    """Of (PTX, name of the kernel, counts of a launch), one profile per kernel and text, in order of first launch."""
+    """One profile per kernel and text of (PTX, name of the kernel, counts of a launch), in order of first launch."""
     found: dict[tuple[str, str], Profile] = {}
     for ptx, kernel, units in launches:
         found.setdefault((ptx, kernel), Profile(kernel, short_name(ptx, kernel))).add(ptx, units)

@@ -67,7 +67,7 @@ def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def syntax_tree(path: str) -> ast.Module | None:
-    """Of a Python file; None if it cannot be read, or is none."""
+    """Syntax tree of a Python file; None if it cannot be read, or is none."""
     return _tree("".join(linecache.getlines(path))) if path else None
 
 

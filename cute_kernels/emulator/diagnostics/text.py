@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cute_kernels.emulator.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine
 from cute_kernels.emulator.diagnostics.words import names_of_warps
+from cute_kernels.files import current_folder
 
 _LONGEST = 76  # characters of a source line or instruction that are shown
 _MOST_PLACES = 3  # where it is one of several
@@ -40,8 +41,11 @@ def render(diagnostic: Diagnostic, *, verbose: bool = False, color: bool = False
 
 def short_path(path: str) -> str:
     """Relative to the current folder where it is inside."""
+    folder = current_folder()
+    if folder is None:
+        return path
     absolute = os.path.abspath(path)
-    return os.path.relpath(absolute) if Path(absolute).is_relative_to(Path.cwd()) else path
+    return os.path.relpath(absolute) if Path(absolute).is_relative_to(folder) else path
 
 
 # --- places ---------------------------------------------------------------------------------------------------------

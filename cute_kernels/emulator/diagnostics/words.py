@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from cute_kernels.emulator.facts import WarpName
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """E.g. "0-3, 7"."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+from cute_kernels.emulator.facts import WarpName, ranges
 
 
 def short_names(warps: Sequence[WarpName]) -> str:

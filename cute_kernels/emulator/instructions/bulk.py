@@ -37,6 +37,16 @@ def tensor_descriptor(warp: Any, address: int) -> bytes:
     return bytes(view_bytes(warp, "generic", address, MAP_BYTES))
 
 
+def changing_map(warp: Any, address: int) -> int | None:
+    """The address of a tensor map that the kernel may change while a copy reads it, for the race detector; else None.
+
+    The core keeps no account of what reads maps: copies through these are Python's.
+    """
+    if warp.agent is None or not warp.cluster.tracker.launch.makes_maps:
+        return None
+    return address if space_of(warp, "generic", address)[0] == "global" else None
+
+
 def tma_load(
     warp: Any,
     mask: int,
@@ -57,10 +67,11 @@ def tma_load(
     for number, lane in zip(lane_numbers(mask), values):
         if warp.agent is not None:
             cluster.tracker.enter(warp, number)
-        content = tensor_descriptor(warp, lane[1])
+        content, changing = tensor_descriptor(warp, lane[1]), changing_map(warp, lane[1])
         place = [signed32(c) for c in lane[3 : 3 + count]]
         ctas = lane[3 + count] & 0xFFFF if use_mask else None
-        if offsets is None and cluster.units is not None and cluster.units.learn(lane[1], content):
+        by_core = cluster.units is not None and changing is None and offsets is None
+        if by_core and cluster.units.learn(lane[1], content):
             issuer = Issuer(warp.number, number, warp.executing())
             if cluster.units.load((lane[1], lane[0], lane[2]), place, ctas, cta_group == 2, issuer):
                 continue
@@ -74,6 +85,7 @@ def tma_load(
             multicast=ctas,
             offsets=None if offsets is None else [offset & 0xFFFF for offset in lane[3 + count + use_mask :]],
             describe=f"by {warp.label}",
+            map_address=changing,
         )
 
 
@@ -98,9 +110,10 @@ def tma_store(
             warp.stores_in_bulk(lane)
             if warp.agent is not None:
                 cluster.tracker.enter(warp, lane)
-            content = tensor_descriptor(warp, address)
+            content, changing = tensor_descriptor(warp, address), changing_map(warp, address)
             place = [signed32(c) for c in place]
-            if cluster.units is not None and (cluster.units.learn(address, content) or first) and not im2col:
+            by_core = cluster.units is not None and changing is None and not im2col
+            if by_core and (cluster.units.learn(address, content) or first):
                 if cluster.units.store(address, where, place, Issuer(warp.number, lane, warp.executing())):
                     continue
             cluster.tma.store(
@@ -110,6 +123,7 @@ def tma_store(
                 thread=(warp.cta.rank, warp.index, lane),
                 describe=f"by {warp.label}",
                 im2col=im2col,
+                map_address=changing,
             )
 
 

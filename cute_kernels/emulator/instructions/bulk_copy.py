@@ -7,6 +7,7 @@ from typing import Any
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.instructions.accesses import view_bytes
 from cute_kernels.emulator.instructions.bulk import (
+    changing_map,
     mode_of,
     rank_of,
     signed32,
@@ -141,6 +142,7 @@ def tensor_reduce(
             describe=f"by {warp.label}",
             reduction=operation,
             im2col=im2col,
+            map_address=changing_map(warp, address),
         )
 
 

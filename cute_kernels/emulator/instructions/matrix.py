@@ -59,7 +59,7 @@ def bytes_of_registers(registers: np.ndarray) -> np.ndarray:
 
 
 def _row_addresses(warp: Any, mask: int, space: str, address: Any, rows: int, name: str) -> np.ndarray:
-    """Of shared memory, int64 [rows]; ``space`` is shared or generic, as for the functions below."""
+    """Addresses of rows in shared memory, int64 [rows]; ``space`` is shared or generic, as for the functions below."""
     require_whole_warp(warp, mask, name)
     given = np.broadcast_to(np.asarray(address, np.int64), (32,))[:rows]
     places = [space_of(warp, space, each) for each in given.tolist()]

@@ -31,7 +31,7 @@ _SEMANTICS = ("weak", "relaxed", "acquire", "release", "cta", "cluster", "gpu", 
 
 
 def _of_one_gpu(instruction: Instruction, name: str, *, reduces: bool, keeps: bool = False) -> Instruction:
-    """The same on global memory: ``multimem.<..>`` as ``name``; ``keeps``: with the operation."""
+    """Instruction on global memory that ``multimem.<..>`` is on one GPU, as ``name``; ``keeps``: with the operation."""
     *given, type_ = (part for part in instruction.parts[2:] if part not in ("global", *_ACCUMULATION))
     operations = [part for part in given if part in _OPERATIONS]
     others = [part for part in given if part not in _OPERATIONS]

@@ -21,7 +21,7 @@ from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Sin
 from cute_kernels.emulator.ptx.families import as_integer, family, never_varies, qualifiers
 from cute_kernels.emulator.state.lane_masks import block_lanes
 from cute_kernels.emulator.state.named_barriers import lanes_apart
-from cute_kernels.emulator.state.warp import ClusterWait, GridWait, NamedWait, PhaseWait, ProgressWait
+from cute_kernels.emulator.state.warp import ClusterWait, GridWait, NamedWait, PhaseWait, ProgressWait, RegisterWait
 
 _SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # memory is coherent here: for the race detector
 
@@ -420,13 +420,43 @@ def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(wait_for_grid if "wait" in parts else launch_dependents, blocking=True)
 
 
-@family("setmaxnreg", destinations=0)
-def _setmaxnreg(block: BlockBuilder, instruction: Instruction) -> None:
-    """setmaxnreg: the count is checked; what is asked for is granted at once."""
+def lower_registers(warp: Any, mask: int, count: int) -> None:
+    """setmaxnreg.dec: what the warp has beyond ``count`` per thread is free for others."""
+    pool = warp.cta.registers
+    if pool is not None:
+        pool.held[warp] = min(pool.held[warp], count)
+
+
+def raise_registers(warp: Any, mask: int, count: int) -> bool | None:
+    """setmaxnreg.inc: blocks while the CTA has too few free registers."""
+    pool = warp.cta.registers
+    if pool is None:  # not known at entry: ptxas ignores the instruction
+        return True
+    if not pool.has_room(warp, count):
+        warp.wait = RegisterWait(warp, count)
+        return None
+    pool.held[warp] = max(pool.held[warp], count)
+    return True
+
+
+def _registers(instruction: Instruction) -> int:
     qualifiers(instruction, "inc", "dec", "sync", "aligned", "u32")
     count = as_integer(instruction, instruction.operands[0])
     if count not in range(24, 257, 8):
         raise instruction.refuse(f"{count} registers; legal are multiples of 8 from 24 to 256")
+    return count
+
+
+@family("setmaxnreg.dec", destinations=0)
+def _setmaxnreg_dec(block: BlockBuilder, instruction: Instruction) -> None:
+    """setmaxnreg.dec: gives registers to the other warps of the CTA."""
+    block.call(lower_registers, _registers(instruction))
+
+
+@family("setmaxnreg.inc", destinations=0, blocking=True, own_turn=False)
+def _setmaxnreg_inc(block: BlockBuilder, instruction: Instruction) -> None:
+    """setmaxnreg.inc: takes registers that others of the CTA do not hold, and waits for them."""
+    block.call(raise_registers, _registers(instruction), blocking=True)
 
 
 def trap(warp: Any, mask: int) -> None:

@@ -32,7 +32,7 @@ def _bytes_of(warp: Any, space: str, address: int, *, write: bool) -> np.ndarray
 
 
 def tensormap_replace(warp: Any, mask: int, space: str, address: Any, name: str, ordinal: int, value: Any) -> None:
-    """tensormap.replace by each executing lane, in shared memory through the generic proxy."""
+    """tensormap.replace by each executing lane, through the generic proxy."""
     warp.cluster.progress += 1
     for lane, (where, new) in zip(lane_numbers(mask), each_lane(mask, address, value)):
         cells = _bytes_of(warp, space, where, write=False)
@@ -46,6 +46,14 @@ def tensormap_replace(warp: Any, mask: int, space: str, address: Any, name: str,
                 warp.cluster.tracker.generic(warp, lane, "shared", places, 16, True)
         else:
             _bytes_of(warp, space, where, write=True)[:] = changed
+            _watch(warp, lane, where)
+
+
+def _watch(warp: Any, lane: int, address: int) -> None:
+    """A lane (-1: the warp) writes a tensor map in global memory, which no copy may be reading."""
+    if warp.agent is not None:
+        places = address + np.arange(0, NBYTES, 16, dtype=np.int64)
+        warp.cluster.tracker.generic(warp, lane, "global", places, 16, True)
 
 
 @family("tensormap.replace.tile", destinations=0)
@@ -74,6 +82,7 @@ def copy_tensor_map(warp: Any, mask: int, target: Any, source: Any) -> None:
     warp.cluster.progress += 1
     for where, origin in set(each_lane(mask, target, source)):
         _bytes_of(warp, "global", where, write=True)[:] = _bytes_of(warp, "shared", origin, write=False)
+        _watch(warp, -1, where)
 
 
 @family("tensormap.cp_fenceproxy", destinations=0)

@@ -56,7 +56,7 @@ class ClusterWork:
 
     @staticmethod
     def of(cluster: Cluster, warps: Sequence[Warp], counters: Counters) -> ClusterWork:
-        """Of a cluster that has run: its warps, and empty ``counters``."""
+        """Work of a cluster that has run: its warps, and empty ``counters``."""
         counters.add(warps)
         meter = None
         if cluster.meter is not None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from cute_kernels.emulator import interrupts
+from cute_kernels import interrupts
 
 _PATIENCE = 0.1
 """Seconds without a message after which signals are looked for."""

@@ -39,8 +39,8 @@ def _depends(instruction: Instruction) -> str:
         return "asks for the clusters that are left"
     if name == "call":
         return "prints or stops, in the order of the clusters"
-    if name == "tensormap" or "tensormap::generic" in parts:
-        return "makes tensor maps in global memory, of which the race detector keeps no account"
+    if instruction.makes_maps:
+        return "makes tensor maps in global memory, whose fences the race detector does not follow"
     return ""
 
 

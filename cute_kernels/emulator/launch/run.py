@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator import interrupts
+from cute_kernels import interrupts
 from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.arguments import extents, pack_arguments, parameter_block, require_type
@@ -24,6 +24,7 @@ from cute_kernels.emulator.observe.trace import recording
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import Kernel, parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
+from cute_kernels.emulator.state.register_pool import RegisterShare, at_entry
 from cute_kernels.emulator.state.smem import SYSTEM_BYTES, gaps
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
 from cute_kernels.emulator.units.sm import Cluster, LaunchFacts
@@ -242,6 +243,16 @@ class Launch:
         self.races = LaunchShadow(memory) if options.looks_for("races") else None
         self.waiting: deque[int] = deque()  # clusters that have not started
 
+    def _registers(self, kernel: Kernel) -> RegisterShare | None:
+        """What a CTA has of them, where the kernel's directives say so."""
+        threads = math.prod(kernel.reqntid) if kernel.reqntid is not None else kernel.most_threads
+        ctas = None if threads is None else kernel.ctas_per_sm
+        count = at_entry(threads or 0, most=kernel.most_registers, ctas_per_sm=ctas)
+        if count is None:
+            return None
+        fit = (MAX_SHARED_BYTES + SYSTEM_BYTES) // self.shared_bytes  # fewer where shared memory is short
+        return RegisterShare(count, max(min(ctas or 1, fit), 1))
+
     def _check_shapes(self, kernel: Kernel) -> None:
         threads = self.block[0] * self.block[1] * self.block[2]
         if threads > 1024:
@@ -317,6 +328,7 @@ class Launch:
             races=self.races,
             blocks=len(self.execution.flow.blocks),
             instructions=self.execution.kernel.instructions,
+            registers=self._registers(self.execution.kernel),
             take_cluster=self._take_cluster,
         )
         return Cluster(index, self._coordinates(index), facts)

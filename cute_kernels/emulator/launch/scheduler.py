@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from cute_kernels.emulator import interrupts
+from cute_kernels import interrupts
 from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.facts import WaitState

@@ -23,7 +23,7 @@ W = TypeVar("W", bound=Starvable)
 
 
 def draw_starved(rng: random.Random, warps: Sequence[W]) -> frozenset[W]:
-    """Of the warps of a cluster: all of one role, those of one role in one CTA, or a single one."""
+    """Draws warps of a cluster: all of one role, those of one role in one CTA, or a single one."""
     victim = rng.choice(warps)
     kinds = (
         [warp for warp in warps if warp.track == victim.track],

@@ -87,7 +87,7 @@ def _convert(
         name: _argument(value, compiled.examples.get(name, _UNKNOWN), name, symbols)
         for name, value in bound.arguments.items()
     }
-    return (), {**converted, **{name: compile_arguments.stream() for name in streams}}
+    return (), {**converted, **{name: compile_arguments.stream(torch.cuda.current_stream()) for name in streams}}
 
 
 class _Parts:

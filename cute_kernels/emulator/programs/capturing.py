@@ -18,25 +18,25 @@ import functools
 import math
 import os
 import sys
-import threading
-import types
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from cute_kernels import dsl
-from cute_kernels.emulator import interrupts
-from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, UnsupportedPTX, attaching
+from cute_kernels import dsl, forks, interrupts
+from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
 from cute_kernels.emulator.launch.overlap import Finished, Snapshot
 from cute_kernels.emulator.launch.run import Report, run
+from cute_kernels.emulator.observe.races.launch_accesses import accesses_of
 from cute_kernels.emulator.observe.roles import of_kernel
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.programs import host
+from cute_kernels.emulator.programs.cuda_graphs import Graph
+from cute_kernels.emulator.programs.device_answers import driver_answers, hardware_info
 from cute_kernels.emulator.programs.kept_launches import KeptLaunches
 from cute_kernels.emulator.programs.recorded import Recorder
 from cute_kernels.emulator.programs.stream_order import StreamOrder
+from cute_kernels.emulator.programs.streams import Streams, answers
 from cute_kernels.emulator.programs.threads import ProgramThreads
 from cute_kernels.emulator.state.gmem import GlobalMemory
 
@@ -95,6 +95,8 @@ class Session:
         failures: the errors of those that are not, in order; the program may have caught them.
         traces: files of timelines, of a launch that failed too.
         threads: those that the program started, whose launches count too.
+        streams: those of the program.
+        graph: the CUDA graph that is being captured, or None.
     """
 
     def __init__(
@@ -123,11 +125,11 @@ class Session:
         self._order = StreamOrder() if overlap or recorder is not None else None
         self._before: Finished | None = None
         self._memory = GlobalMemory()
-        self._graph: Graph | None = None
-        self._tensors = cuda_tensors.CudaOnHost(self.facts, self._made_on_device)
-        self._allocations: dict[int, Any] = {}
-        self._launching = threading.RLock()
-        _SESSIONS.add(self)
+        self.graph: Graph | None = None
+        self.streams = Streams()
+        self._tensors = cuda_tensors.CudaOnHost(self.facts, self.streams, self._made_on_device)
+        self._tensors.report = self._raced
+        self._launching = forks.lock()
         self.threads = ProgramThreads(self._inside)
 
     def launch(self, launch: host.CapturedLaunch) -> None:
@@ -138,26 +140,24 @@ class Session:
     @contextlib.contextmanager
     def _in_turn(self) -> Iterator[None]:
         """Waits for the launches of other threads; signals end the waiting."""
-        launching = self._launching  # of this process: a fork inside makes another one
-        while not launching.acquire(timeout=_PATIENCE):
+        while not self._launching.acquire(timeout=_PATIENCE):
             interrupts.check()
         try:
             yield
         finally:
-            launching.release()
+            self._launching.release()
 
     def _launch(self, launch: host.CapturedLaunch) -> None:
-        if self._graph is not None:
-            self._graph.launches.append(launch)
+        if self.graph is not None:
+            self.graph.launches.append(launch)
             return
         self._memory.clear()
         regions = dict(self._tensors.regions())
         for address, nbytes in regions.items():
             self._memory.register(address, nbytes, "a tensor on the device")
-        for address, cells in self._allocations.items():
-            self._memory.register(address, cells.nbytes, "an allocation")
-            regions[address] = cells.nbytes
-        overlaps = launch.programmatic and self._order is not None and self._order.directly_follows(regions.items())
+        overlaps = launch.programmatic and self._order is not None and self._order.directly_follows(
+            regions.items(), launch.stream
+        )
         number = self._next_number()
         trace, going_on = self._trace_file(number), self.options.going_on
         if trace is not None:
@@ -186,6 +186,7 @@ class Session:
                 ),
                 programmatic=overlaps and self._overlap,
             )
+            self._look_for_races(launch, number)
             in_turn = True
             if before is not None and finished is not None and overlaps:
                 in_turn = before.let_overlap(finished, self._memory, self.options)
@@ -197,16 +198,33 @@ class Session:
                 self._order.made("a launch that failed")
             self._failed(number, launch, error)
             raise
+        if self._recorder is not None:
+            self._recorder.ended(report)
         # Of a launch that did something else by overlapping the one before, a repetition begins with other memory.
         self._before = finished if in_turn else None
         if self._order is not None:
-            self._order.launched(regions.items())
+            self._order.launched(regions.items(), launch.stream)
         if self._kept is not None:
             self._kept.complete(number, launch)
         done = EmulatedLaunch(launch, report, number)
         self.launches.append(done)
         if self._report is not None:
             self._report(done)
+
+    def _look_for_races(self, launch: host.CapturedLaunch, number: int) -> None:
+        """Raises GlobalMemoryRace: the launch that has run may run at the same time as one of another stream."""
+        accesses = self._memory.accesses
+        if accesses is None:  # not looked for
+            return
+        spans = [*accesses_of(accesses), *accesses.elsewhere]
+        race = self.streams.launched(launch, number, spans, self._tensors.lifetimes())
+        if race is not None:
+            self._raced(race)
+
+    def _raced(self, race: EmulatorError) -> None:
+        """Streams race: raises it, unless the program is to go on."""
+        if self.options.going_on is None or not self.options.going_on(race):
+            raise race
 
     def refuse(self, launch: host.CapturedLaunch, error: EmulatorError) -> None:
         """Takes note of a launch that is illegal or not implemented."""
@@ -236,7 +254,7 @@ class Session:
         """A torch function makes device memory, which a CUDA graph here cannot hold."""
         if self._order is not None:
             self._order.made(name)
-        if self._graph is not None:
+        if self.graph is not None:
             raise UnsupportedOperation(
                 f"torch operation {name!r} while a CUDA graph is captured; emulated graphs hold kernel launches only"
             )
@@ -279,38 +297,19 @@ class Session:
 
         session = self
 
-        @contextlib.contextmanager
-        def graph(cuda_graph: Graph, *_: Any, **__: Any) -> Iterator[None]:
-            cuda_graph.capture_begin()
-            try:
-                yield
-            finally:
-                cuda_graph.capture_end()
-
         yield torch, "compile", _uncompiled
-        yield torch.nn.Module, "compile", lambda module, *_, **__: None
+        yield torch.nn.Module, "compile", _leave_uncompiled
         yield torch.cuda, "CUDAGraph", lambda *_, **__: Graph(session)
-        yield torch.cuda, "graph", graph
+        yield torch.cuda, "graph", Graph.captured
         yield cutlass.testing, "benchmark", _run_once
         yield cutlass.testing, "_benchmark_for_autotune", _run_untimed
         if "cutlass.cute.testing" in sys.modules or _import("cutlass.cute.testing"):
             yield sys.modules["cutlass.cute.testing"], "benchmark", _run_once
-        yield cutlass.utils, "HardwareInfo", lambda *_, **__: _hardware_info(session.facts)
+        yield cutlass.utils, "HardwareInfo", lambda *_, **__: hardware_info(session.facts)
         for module, name in dsl.context_initialisers():
             yield module, name, lambda device=0: None
-        yield from _driver_answers(driver, runtime, session.facts)
-
-
-_SESSIONS: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    """A forked process has no thread whose launches it could wait for."""
-    for session in _SESSIONS:
-        session._launching = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forked)
+        yield from driver_answers(driver, runtime, session.facts)
+        yield from answers(session.streams, driver, runtime)
 
 
 def _uncompiled(model: Any = None, *_: Any, backend: Any = "inductor", **options: Any) -> Any:
@@ -318,40 +317,25 @@ def _uncompiled(model: Any = None, *_: Any, backend: Any = "inductor", **options
 
     Raises:
         UnsupportedOperation: a back end that is a function, which would be given a graph.
+        torch._dynamo.exc.InvalidBackend: a name that torch does not know.
     """
     if not isinstance(backend, str):
         raise UnsupportedOperation(
             f"torch.compile with backend {backend!r}: in the emulator functions run as they are, which torch's own "
             "back ends (inductor, eager, aot_eager, cudagraphs) may; a function would be called with a graph"
         )
+    if backend != "inductor":
+        import torch._dynamo
+
+        torch._dynamo.lookup_backend(backend)
     if model is None:
         return functools.partial(_uncompiled, backend=backend, **options)
     return model
 
 
-class Graph:
-    """A CUDA graph of kernel launches."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.launches: list[host.CapturedLaunch] = []
-
-    def capture_begin(self, *_: Any, **__: Any) -> None:
-        """From here on launches are remembered instead of executed."""
-        self.session._graph = self
-
-    def capture_end(self) -> None:
-        """Launches execute again."""
-        self.session._graph = None
-
-    def replay(self) -> None:
-        """Executes the remembered launches in order."""
-        for launch in self.launches:
-            self.session.launch(launch)
-
-    def reset(self) -> None:
-        """Forgets the launches."""
-        self.launches = []
+def _leave_uncompiled(module: Any, *arguments: Any, **options: Any) -> None:
+    """`torch.nn.Module.compile` likewise."""
+    _uncompiled(module, *arguments, **options)
 
 
 @contextlib.contextmanager
@@ -425,64 +409,3 @@ def _run_untimed(callable: Callable[..., Any], *arguments: Any, **keywords: Any)
         keywords.pop(name, None)
     callable(*arguments, **keywords)
     return 0.0
-
-
-def _hardware_info(facts: Any) -> Any:
-    """Stands for cutlass.utils.HardwareInfo: one CTA fits on a multiprocessor."""
-    return types.SimpleNamespace(
-        get_max_active_clusters=lambda cluster_size, stream=None: facts.multiprocessors // cluster_size,
-        get_device_multiprocessor_count=lambda: facts.multiprocessors,
-        get_l2_cache_size_in_bytes=lambda: facts.l2_bytes,
-    )
-
-
-def _properties(runtime: Any, facts: Any) -> Any:
-    """cudaDeviceProp of the emulated device: what programs size their launches by; what is not known stays 0."""
-    found = runtime.cudaDeviceProp()
-    found.name = facts.name.encode()[:255].ljust(256, b"\0")
-    found.major, found.minor = facts.capability
-    found.multiProcessorCount, found.warpSize = facts.multiprocessors, 32
-    found.totalGlobalMem, found.l2CacheSize = facts.memory_bytes, facts.l2_bytes
-    found.sharedMemPerBlock, found.sharedMemPerBlockOptin = 48 << 10, facts.shared_bytes
-    found.reservedSharedMemPerBlock, found.sharedMemPerMultiprocessor = 1 << 10, facts.shared_bytes + (1 << 10)
-    found.regsPerBlock = found.regsPerMultiprocessor = 1 << 16
-    found.maxThreadsPerBlock, found.maxThreadsDim = 1024, [1024, 1024, 64]
-    found.maxThreadsPerMultiProcessor, found.maxGridSize = 2048, [2**31 - 1, 65535, 65535]
-    found.clusterLaunch, found.unifiedAddressing = int(facts.capability[0] >= 9), 1
-    return found
-
-
-def _driver_answers(driver: Any, runtime: Any, facts: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Entry points of cuda-python that programs call to find a device; all others fail as they do without a driver."""
-    ok, fine = driver.CUresult.CUDA_SUCCESS, runtime.cudaError_t.cudaSuccess
-    attribute = driver.CUdevice_attribute
-    attributes = {
-        attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: facts.multiprocessors,
-        attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: facts.l2_bytes,
-        attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: facts.capability[0],
-        attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: facts.capability[1],
-        attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: facts.shared_bytes,
-    }
-
-    def get_attribute(which: Any, device: Any) -> tuple[Any, int]:
-        if which not in attributes:
-            raise UnsupportedPTX(f"host code asks for device attribute {which}")
-        return ok, attributes[which]
-
-    yield driver, "cuInit", lambda flags: (ok,)
-    yield driver, "cuDeviceGetCount", lambda: (ok, 1)
-    yield driver, "cuDeviceGet", lambda ordinal: (ok, driver.CUdevice(ordinal))
-    yield driver, "cuDeviceGetAttribute", get_attribute
-    yield driver, "cuCtxGetCurrent", lambda: (ok, driver.CUcontext(1))
-    yield driver, "cuCtxSynchronize", lambda: (ok,)
-    yield driver, "cuDriverGetVersion", lambda: (ok, 13000)
-    yield driver, "cuStreamSynchronize", lambda stream: (ok,)
-    yield driver, "cuStreamCreate", lambda flags: (ok, driver.CUstream(0))
-    yield driver, "cuStreamDestroy", lambda stream: (ok,)
-    yield runtime, "cudaGetDeviceCount", lambda: (fine, 1)
-    yield runtime, "cudaGetDeviceProperties", lambda device: (fine, _properties(runtime, facts))
-    yield runtime, "cudaGetDevice", lambda: (fine, 0)
-    yield runtime, "cudaSetDevice", lambda device: (fine,)
-    yield runtime, "cudaDeviceSynchronize", lambda: (fine,)
-    yield runtime, "cudaStreamSynchronize", lambda stream: (fine,)
-    yield runtime, "cudaStreamCreate", lambda: (fine, runtime.cudaStream_t(0))

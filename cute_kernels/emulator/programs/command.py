@@ -22,7 +22,7 @@ from cute_kernels.emulator.observe import roles
 from cute_kernels.emulator.options import CHOICES, DETECTORS, Options
 from cute_kernels.emulator.programs.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
 from cute_kernels.emulator.programs.program_run import FAULT, REFUSED, exit_status, run_program
-from cute_kernels.files import check_output, check_program, from_here, write_text
+from cute_kernels.files import check_output, check_program, from_here, show
 
 _STATUSES = "Exit status: what the program passes to sys.exit, unchanged; else\n"
 
@@ -266,7 +266,7 @@ def emulate(options: argparse.Namespace) -> int:
             note_suppressed(outcome, going)
             _print_end(options, session)
             if profiled:
-                _write_profile(options, session)
+                _write_profile(options, session, reporter)
 
 
 def run_options(parsed: argparse.Namespace) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def _suppression(text: str) -> going_on.Suppression:
 
 
 def make_going_on(parsed: argparse.Namespace, report: Callable[[EmulatorError], Any]) -> going_on.GoingOn | None:
-    """As the options of `add_going_on_arguments` and `add_suppression_arguments` say; None: every report is raised.
+    """Going on as the options of `add_going_on_arguments` and `add_suppression_arguments` say; None: reports raise.
 
     Raises:
         OSError, ValueError: a file of suppressions.
@@ -348,7 +348,7 @@ def make_going_on(parsed: argparse.Namespace, report: Callable[[EmulatorError], 
 
 
 def make_reporter(parsed: argparse.Namespace) -> Reporter:
-    """As the options of `add_run_arguments` say."""
+    """Reporter as the options of `add_run_arguments` say."""
     made = Reporter(lambda schedule: replay_words(parsed, schedule), parsed.verbose, parsed.report, parsed.sarif)
     made.check_files()
     return made
@@ -408,7 +408,7 @@ def replay_words(parsed: argparse.Namespace, schedule: Schedule, name: str = "em
 def _print_end(options: argparse.Namespace, session: Session) -> None:
     for trace in session.traces:
         if trace.exists():
-            print(f"timeline: {trace.resolve()}; open it with https://ui.perfetto.dev", flush=True)
+            show(f"timeline: {trace.resolve()}; open it with https://ui.perfetto.dev")
     if not options.quiet:
         count, total = len(session.launches), sum(launch.report.seconds for launch in session.launches)
         text = f"emulated: {count} launch{'' if count == 1 else 'es'}"
@@ -419,15 +419,15 @@ def _print_end(options: argparse.Namespace, session: Session) -> None:
             print(f"{text} in {total:.1f} s", flush=True)
 
 
-def _write_profile(options: argparse.Namespace, session: Session) -> None:
+def _write_profile(options: argparse.Namespace, session: Session, reporter: Reporter) -> None:
     launches = [(each.launch.ptx, each.launch.kernel_name, each.report.units) for each in session.launches]
     found = source_profile.profiles((ptx, kernel, units) for ptx, kernel, units in launches if units is not None)
     if options.profile:
         for each in found:
-            print(f"\n{each.text(_bold if sys.stdout.isatty() else str)}", flush=True)
+            show(f"\n{each.text(_bold if sys.stdout.isatty() else str)}")
     if options.profile_json is not None:
         document = {"columns": source_profile.COLUMNS, "kernels": [each.document() for each in found]}
-        write_text(options.profile_json, json.dumps(document, indent=1) + "\n")
+        reporter.others.append((options.profile_json, lambda: json.dumps(document, indent=1) + "\n"))
 
 
 def _bold(text: str) -> str:
@@ -437,4 +437,4 @@ def _bold(text: str) -> str:
 def _print(counters: bool, launch: EmulatedLaunch) -> None:
     print(f"emulated: {launch.summary()}", flush=True)
     if counters and launch.report.units is not None:
-        print(launch.report.units.describe(), flush=True)
+        show(launch.report.units.describe())

@@ -23,7 +23,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As of the base class."""
+        """Overrides the method of the base class."""
         if not self._runs_program:
             return super().parse_known_args(args, namespace)
         args = list(sys.argv[1:] if args is None else args)

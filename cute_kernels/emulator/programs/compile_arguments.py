@@ -96,8 +96,8 @@ def is_environment_stream(value: Any) -> bool:
     return bool(getattr(value, "use_tvm_ffi_env_stream", False))
 
 
-def stream(value: Any = 0) -> Any:
-    """A stream from its handle or from torch's object; the default stream without an argument."""
+def stream(value: Any) -> Any:
+    """A stream from its handle or from torch's object."""
     if isinstance(value, driver.CUstream):
         return value
     return driver.CUstream(getattr(value, "cuda_stream", value))

@@ -1,15 +1,15 @@
-"""What reaches torch's C++ code with tensors "on cuda" in host memory: operators made in Python, and autograd.
+"""What reaches torch's C++ code with tensors "on cuda" in host memory: operators of libraries, and autograd.
 
-Both see tensors of the CPU. So of operators that Python functions implement (torch.library) the CPU's kernel becomes
-one that looks at the tensors: for those on the device it calls the function for CUDA, or for all devices. Backward
-functions run with the mode of `CudaOnHost` and get gradients on the device, where those that torch computed itself
-would be plain tensors.
+Both see tensors of the CPU. So operators outside of aten (torch.library, custom_op) are sent to their kernel for CUDA,
+or for all devices, where a tensor is on the device, and run with the mode of `CudaOnHost`, as the program around them.
+Backward functions run with it too, and get gradients on the device, where those that torch computed itself would be
+plain tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 from unittest import mock
@@ -17,9 +17,8 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-_KEYS = ("CPU", "CUDA")
-# A kernel of the CPU that the program has registered comes back when the library that has this one is destroyed.
-_MAY_OVERRIDE = "allow_override" in inspect.signature(torch.library.Library.impl).parameters  # of a newer torch
+_BACKENDS = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+_OWN = ("CPU", "CUDA", "Autograd", "AutogradCPU", "AutogradCUDA")
 _MARK = "_cute_kernels_on_device"
 
 
@@ -40,82 +39,73 @@ class Device(Protocol):
 
 
 class CudaOperators(contextlib.AbstractContextManager):
-    """Registers kernels of operators that are implemented in Python, until it is left.
+    """Sees to it that kernels of operators outside of aten run as on a device, until it is left.
 
-    Calls reach a kernel without the mode, which is not active while it handles a call; a kernel for CUDA is therefore
-    called as the Python function that was registered, with the mode, and not through torch's dispatcher.
+    Calls reach a kernel without the mode, which is not active while it handles a call. So the operators that are
+    called get a kernel for a dispatch key before those of the devices, which enters the mode and goes on with CUDA's
+    key where a tensor or device argument says so.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._kernels: dict[tuple[str, str], Callable[..., Any]] = {}  # by operator and key, since it was entered
         self._prepared: set[str] = set()
         self._libraries: list[torch.library.Library] = []
-        self._patch: Any = None
 
-    def prepare(self, function: Any) -> None:
-        """Before a call: registers kernels for what is called, if it is an operator that needs one."""
+    def prepare(self, function: Any) -> bool:
+        """Before a call: whether this is an operator that takes arguments as the program gives them."""
         if isinstance(function, torch._ops.OpOverloadPacket):
-            for overload in function.overloads():
-                self.prepare(getattr(function, overload))
+            prepared = [self.prepare(getattr(function, overload)) for overload in function.overloads()]
+            return any(prepared)
         if not isinstance(function, torch._ops.OpOverload) or function.namespace == "aten":
-            return
-        name = _base_name(function)
-        if name in self._prepared:
-            return
-        self._prepared.add(name)
-        definition = torch._library.custom_ops.OPDEFS.get(name)  # made by torch.library.custom_op
-        made = {} if definition is None else definition._backend_fns
-        kernels = {key: self._kernels.get((name, key)) or made.get(key.lower()) or made.get(None) for key in _KEYS}
-        cpu, cuda = kernels["CPU"], kernels["CUDA"]
-        elsewhere = cpu is None and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
-        if elsewhere or (cuda is None and (cpu is None or definition is None)):
-            return
+            return False
+        name = function.name()
+        if name not in self._prepared:
+            self._prepared.add(name)
+            self._implement(function, "BackendSelect", self._backend)
+            # A kernel that is made of other operators is in the place of autograd, and the same for all devices.
+            if _has_kernel(name, "CompositeImplicitAutograd") and not any(_has_kernel(name, key) for key in _OWN):
+                self._implement(function, "AutogradCPU", lambda *_: _keys("AutogradCUDA"))
+        return True
 
-        def on_device(*args: Any, **kwargs: Any) -> Any:
-            tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
-            key = "CUDA" if cuda is not None and not tensors else "CPU"
-            key = "CUDA" if any(map(self._device.is_on_device, tensors)) else key
-            kernel = kernels[key]
-            if kernel is None:
-                (other,) = set(_KEYS) - {key}
-                what = f"Could not run {name!r} with arguments from the {key!r} backend"
-                raise NotImplementedError(f"{what}: only {other}")
-            if key == "CPU":
-                return kernel(*args, **kwargs)
+    def _backend(self, operator: Any, keys: Any, values: list[Any]) -> Any:
+        """Dispatch keys with which a call goes on: those of the device of its tensors, or of its device argument."""
+        if any(map(self._device.is_on_device, values)) and not _is_of_host_alone(operator):
+            return _keys("CUDA")
+        named = [value.type for value in values if isinstance(value, torch.device)]
+        return _keys(torch._C._dispatch_key_for_device(named[0])) if named else keys & _BACKENDS
+
+    def _implement(self, operator: Any, key: str, choose: Callable[[Any, Any, list[Any]], Any]) -> None:
+        def enter(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            chosen = choose(operator, keys, tree_flatten((args, kwargs))[0])
             with self._device:
-                return kernel(*args, **kwargs)
+                return operator.redispatch(chosen, *args, **kwargs)
 
-        library = torch.library.Library(function.namespace, "IMPL")
-        library.impl(name.partition("::")[2], on_device, "CPU", **({"allow_override": True} if _MAY_OVERRIDE else {}))
+        library = torch.library.Library(operator.namespace, "IMPL")
         self._libraries.append(library)
-
-    def __enter__(self) -> CudaOperators:
-        implement = torch.library.Library.impl
-
-        def impl(library: Any, operator: Any, kernel: Any, dispatch_key: str = "", **keywords: Any) -> Any:
-            result = implement(library, operator, kernel, dispatch_key, **keywords)
-            if dispatch_key in _KEYS:
-                known = isinstance(operator, torch._ops.OpOverload)
-                name = _base_name(operator) if known else f"{library.ns}::{operator.rpartition('::')[2]}"
-                self._kernels[name, dispatch_key] = kernel
-            return result
-
-        self._patch = mock.patch.object(torch.library.Library, "impl", impl)
-        self._patch.__enter__()
-        return self
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Warning only once for all operators")  # that has one already
+            library.impl(operator, enter, key, with_keyset=True)
 
     def __exit__(self, *_: Any) -> None:
-        self._patch.__exit__(None, None, None)
         for library in self._libraries:
-            library._destroy()
+            library._destroy()  # what was in the place of its kernels comes back
         self._libraries.clear()
         self._prepared.clear()
 
 
-def _base_name(operator: Any) -> str:
-    """Of an overload, as torch.library names it: without ``.default``."""
-    return operator.name().removesuffix(".default")
+def _keys(name: str) -> Any:
+    return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+
+def _is_of_host_alone(operator: Any) -> bool:
+    """Whether an operator is C++ whose functions for CUDA are not in this build: those for the CPU do instead."""
+    name = operator.name()
+    of_python = f"{operator.namespace}/{name.partition('::')[2].removesuffix('.default')}/CPU" in torch.library._impls
+    return not of_python and not torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CUDA")
 
 
 @contextlib.contextmanager

@@ -14,9 +14,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -27,11 +26,19 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from cute_kernels.emulator.errors import EmulatorError, raising
 from cute_kernels.emulator.programs.cuda_operators import CudaOperators, on_device_backward
 from cute_kernels.emulator.programs.cuda_scaled_mm import has_block_scales, scaled_mm
 from cute_kernels.emulator.programs.guarded_memory import guarded
+from cute_kernels.emulator.programs.streams import DEFAULT, Streams, classes
 
 DEVICE = torch.device("cuda", 0)
+_SYNCHRONISING = {
+    *("item", "tolist", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__"),
+    *("__format__", "equal", "allclose", "is_nonzero", "nonzero", "argwhere", "unique", "unique_consecutive"),
+    *("masked_select", "bincount"),
+}
+"""Functions of torch for whose result the host waits for the current stream, besides copies between host and device."""
 _ALIGNMENT = 512  # bytes, of what the CUDA allocator returns
 
 
@@ -65,13 +72,20 @@ class CudaOnHost(TorchFunctionMode):
 
     Args:
         facts: answers to queries.
+        streams: of the program.
         refuse: called with a function's name for work that must not happen now (tensor operations while a CUDA graph
             is captured); raises or returns.
+
+    Attributes:
+        report: called with a race of what the host reads; raises or returns.
     """
 
-    def __init__(self, facts: DeviceFacts, refuse: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(
+        self, facts: DeviceFacts, streams: Streams, refuse: Callable[[str], None] = lambda name: None
+    ) -> None:
         super().__init__()
-        self.facts, self.refuse = facts, refuse
+        self.facts, self.streams, self.refuse = facts, streams, refuse
+        self.report: Callable[[EmulatorError], None] = raising
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self._operators = CudaOperators(self)
 
@@ -82,6 +96,19 @@ class CudaOnHost(TorchFunctionMode):
                 self._storages.pop(address, None)
             else:
                 yield address, nbytes
+
+    def lifetimes(self) -> Callable[[int], bool]:
+        """Tells later whether a storage that is on the device now, by its address, is still the one there."""
+        storages = {address: storage for address, (storage, _) in list(self._storages.items())}
+        return lambda address: address in storages and not storages[address].expired()
+
+    def wait(self, function: str, inputs: Iterable[Any]) -> None:
+        """The host waits for the current stream, in which a function of torch reads its inputs."""
+        given = [x for x in inputs if self.is_on_device(x) and x.is_contiguous()]
+        race = self.streams.read(f"torch's {function}", [(x.data_ptr(), x.nbytes) for x in given])
+        if race is not None:
+            self.report(race)
+        self.streams.host_waits(self.streams.reached(self.streams.current))
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
@@ -152,14 +179,17 @@ class CudaOnHost(TorchFunctionMode):
 
     def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
         asked = _device_type(kwargs.get("device"))
-        if asked == "cuda":
+        is_program_s = self._operators.prepare(func)
+        if asked == "cuda" and not is_program_s:
             kwargs["device"] = "cpu"
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         inputs, _ = tree_flatten((args, kwargs))
         on_device = asked == "cuda" or asked is None and any(map(self.is_on_device, inputs))
         if on_device:
-            self._operators.prepare(func)
+            name = getattr(func, "__name__", "")
+            if _synchronises(name, inputs):
+                self.wait(name, inputs)
         result = func(*args, **kwargs)
         if not on_device or getattr(func, "__name__", "") in ("__dlpack__", "numpy", "__array__"):
             return result
@@ -191,12 +221,16 @@ class CudaOnHost(TorchFunctionMode):
             self._storages[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
         return _as_cuda(tensor)
 
-    def move(self, tensor: torch.Tensor, device: Any, dtype: Any, copy: bool, rest: dict) -> torch.Tensor:
-        """Tensor.to: ``device`` is a device, its name, or None to stay."""
+    def move(
+        self, tensor: torch.Tensor, device: Any, dtype: Any, copy: bool, rest: dict, waits: bool = True
+    ) -> torch.Tensor:
+        """Tensor.to: ``device`` is a device, its name, or None to stay; ``waits``: not non_blocking."""
         here = self.is_on_device(tensor)
         there = here if device is None else _device_type(device) == "cuda"
         if device is not None and _device_type(device) not in ("cuda", "cpu"):
             return tensor.to(device, dtype=dtype, copy=copy, **rest)
+        if waits and here != there:
+            self.wait("copy to the host", [tensor])
         moved = tensor.to(dtype=dtype, copy=copy or here != there, **rest)
         if not there:
             return moved if type(moved) is not CudaTensor else moved.as_subclass(torch.Tensor)
@@ -232,9 +266,14 @@ class CudaOnHost(TorchFunctionMode):
             max_threads_per_multi_processor=2048,
             regs_per_multiprocessor=65536,
         )
-        stream = Stream()
+        stream, event = classes(self.streams)
 
-        names = ("init", "_lazy_init", "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all")
+        @contextlib.contextmanager
+        def entered(entered_stream: Any) -> Iterator[None]:
+            with contextlib.nullcontext() if entered_stream is None else entered_stream:
+                yield
+
+        names = ("init", "_lazy_init", "empty_cache", "manual_seed", "manual_seed_all")
         names += ("reset_peak_memory_stats",)
         return {
             **{name: _nothing() for name in names},
@@ -242,16 +281,20 @@ class CudaOnHost(TorchFunctionMode):
             "is_initialized": lambda: True,
             "device_count": lambda: 1,
             "current_device": lambda: 0,
-            "get_device_capability": lambda device=None: facts.capability,
-            "get_device_properties": lambda device=None: properties,
-            "get_device_name": lambda device=None: facts.name,
+            "set_device": _of_device(None),
+            "get_device_capability": _of_device(facts.capability),
+            "get_device_properties": _of_device(properties),
+            "get_device_name": _of_device(facts.name),
             "can_device_access_peer": lambda device, peer: False,
-            "current_stream": lambda device=None: stream,
-            "default_stream": lambda device=None: stream,
+            "synchronize": lambda device=None: self.streams.host_waits(),
+            "current_stream": lambda device=None: stream(handle=self.streams.current),
+            "default_stream": lambda device=None: stream(handle=DEFAULT),
+            "set_stream": lambda to: setattr(self.streams, "current", to.cuda_stream),
             "device": lambda device: contextlib.nullcontext(),
-            "stream": lambda stream: contextlib.nullcontext(),
-            "Stream": Stream,
-            "Event": Event,
+            "stream": entered,
+            "Stream": stream,
+            "ExternalStream": lambda stream_ptr, device=None: stream(handle=stream_ptr),
+            "Event": event,
             "memory_allocated": lambda device=None: sum(nbytes for _, nbytes in self.regions()),
             "max_memory_allocated": lambda device=None: sum(nbytes for _, nbytes in self.regions()),
             "mem_get_info": lambda device=None: (facts.memory_bytes, facts.memory_bytes),
@@ -264,62 +307,6 @@ def _nothing() -> Callable[..., None]:
     return lambda *_, **__: None
 
 
-class Stream:
-    """A stream: calls return when their work is complete, so that all streams are in order."""
-
-    cuda_stream = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.device = DEVICE
-
-    def synchronize(self) -> None:
-        """Nothing is outstanding."""
-
-    wait_stream = wait_event = record_event = lambda self, *_: None
-
-    def query(self) -> bool:
-        """Whether all work is complete."""
-        return True
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, 0
-
-
-class Event:
-    """An event; the time between two is that of the emulation, which says nothing about a GPU."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.seconds = time.perf_counter()
-
-    def record(self, stream: Any = None) -> None:
-        """Takes the time."""
-        self.seconds = time.perf_counter()
-
-    def wait(self, stream: Any = None) -> None:
-        """Nothing is outstanding."""
-
-    synchronize = wait
-
-    def query(self) -> bool:
-        """Whether all work before it is complete."""
-        return True
-
-    @property
-    def cuda_event(self) -> int:
-        """A handle, which launches may carry as an attribute."""
-        return id(self)
-
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds."""
-        return 1000 * (end.seconds - self.seconds)
-
-
 class Generator(torch.Generator):
     """A random number generator; of the host for every device."""
 
@@ -328,18 +315,36 @@ class Generator(torch.Generator):
 
 
 class Profile(torch.profiler.profile):
-    """Of what the CPU does: nothing runs on a GPU."""
+    """Profile of what the CPU does: nothing runs on a GPU."""
 
     def __init__(self, *, activities: Any = None, **keywords: Any) -> None:
         super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **keywords)
 
 
+def _synchronises(function: str, inputs: list) -> bool:
+    """Whether the host waits for the result of a function of torch."""
+    if function in ("__getitem__", "__setitem__"):  # of a mask the places are counted
+        return any(isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in inputs[1:])
+    return function in _SYNCHRONISING
+
+
 def _device_type(device: Any) -> str | None:
     if device is None:
         return None
-    if isinstance(device, int):
-        return "cuda"
-    return torch.device(device).type
+    found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if found.type == "cuda" and found.index not in (None, DEVICE.index):
+        raise RuntimeError(f"CUDA error: invalid device ordinal: {found}; emulated programs have one device, {DEVICE}")
+    return found.type
+
+
+def _of_device(answer: Any) -> Callable[..., Any]:
+    """A query that takes a device, the current one by default."""
+
+    def query(device: Any = None) -> Any:
+        _device_type(device)
+        return answer
+
+    return query
 
 
 def _as_cuda(tensor: torch.Tensor) -> torch.Tensor:
@@ -364,7 +369,7 @@ def _to(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
     tensor, *rest = args
     kwargs = dict(kwargs)
     device, dtype, copy = kwargs.pop("device", None), kwargs.pop("dtype", None), kwargs.pop("copy", False)
-    kwargs.pop("non_blocking", None)
+    blocking = not kwargs.pop("non_blocking", False)
     other = kwargs.pop("other", None)
     if rest and isinstance(rest[0], torch.Tensor):
         other = rest.pop(0)
@@ -376,15 +381,23 @@ def _to(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
             dtype = rest.pop(0)
     if other is not None:
         device, dtype = (DEVICE if mode.is_on_device(other) else "cpu"), other.dtype
-    if len(rest) > 1:  # (non_blocking, copy)
+    if rest:  # (non_blocking, copy)
+        blocking = not rest[0]
+    if len(rest) > 1:
         copy = rest[1]
-    return mode.move(tensor, device, tensor.dtype if dtype is None else dtype, copy, kwargs)
+    return mode.move(tensor, device, tensor.dtype if dtype is None else dtype, copy, kwargs, blocking)
+
+
+def _cuda(mode: CudaOnHost, tensor: torch.Tensor, device: Any = None, *_: Any, **__: Any) -> torch.Tensor:
+    return mode.move(tensor, DEVICE if device is None else device, tensor.dtype, False, {})
 
 
 def _copy(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
     if mode.is_on_device(args[0]):
         mode.refuse("copy_")
-    kwargs.pop("non_blocking", None)
+    blocking = not (kwargs.pop("non_blocking", False) or args[2:3] == (True,))
+    if blocking and mode.is_on_device(args[0]) != mode.is_on_device(args[1]):
+        mode.wait("copy_", args[1:2])
     return torch.Tensor.copy_(*args[:2], **kwargs)
 
 
@@ -423,7 +436,7 @@ def _dlpack(mode: CudaOnHost, args: tuple, kwargs: dict) -> Any:
 
 _HANDLERS: dict[Any, Callable[[CudaOnHost, tuple, dict], Any]] = {
     torch.Tensor.to: _to,
-    torch.Tensor.cuda: lambda mode, args, kwargs: mode.move(args[0], DEVICE, args[0].dtype, False, {}),
+    torch.Tensor.cuda: lambda mode, args, kwargs: _cuda(mode, *args, **kwargs),
     torch.Tensor.cpu: lambda mode, args, kwargs: mode.move(args[0], "cpu", args[0].dtype, False, {}),
     torch.Tensor.pin_memory: lambda mode, args, kwargs: args[0],
     torch.Tensor.is_pinned: lambda mode, args, kwargs: False,

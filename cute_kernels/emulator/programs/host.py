@@ -23,9 +23,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cute_kernels import dsl
+from cute_kernels import dsl, interrupts
 from cute_kernels.dsl.allocations import Allocations
-from cute_kernels.emulator import interrupts
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.units.copies import tensor_map
@@ -80,7 +79,7 @@ class _Symbols:
         self.addresses: dict[str, int] = {}
 
     def raw_register_runtime(self, name: str, address: ctypes.c_void_p) -> None:
-        """As CuTe DSL's engines take symbols."""
+        """Registers a symbol as CuTe DSL's engines take it."""
         self.addresses[name] = address.value
 
 
@@ -203,6 +202,7 @@ _ATTRIBUTES = {  # cudaLaunchAttributeID and CUlaunchAttributeID, which agree: t
     7: ("ProgrammaticEvent", 4), 8: ("Priority", 1), 9: ("MemSyncDomainMap", 1), 10: ("MemSyncDomain", 1),
     11: ("PreferredClusterDimension", 3), 12: ("LaunchCompletionEvent", 3), 13: ("DeviceUpdatableKernelNode", 1),
     14: ("PreferredSharedMemoryCarveout", 1), 16: ("NvlinkUtilCentricScheduling", 1),
+    17: ("PortableClusterSizeMode", 1), 18: ("SharedMemoryMode", 1),
 }  # fmt: skip
 # May use larger clusters where there is room: none is one legal choice. Events are complete when a launch returns. The
 # others say where and when CTAs run, or what stays in the L2 cache.
@@ -396,6 +396,7 @@ class _Recorder:
             params=tuple(ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)),
             ptx=self.ptx,
             programmatic=attributes.get(_PROGRAMMATIC_SERIALISATION, (0,))[0] != 0,
+            stream=config.stream or 0,
             machine_code=self._machine_code,
             allocations=self.allocations,
         )

@@ -51,6 +51,7 @@ class RecordedLaunch:
         previous: the launch before it, where this one may begin before that one is over (programmatic stream
             serialisation, and no other work on the device in between), else None.
         roles: names of warps, () where none are given.
+        warp_instructions: how many it executed in the program; 0 where it did not end.
     """
 
     number: int
@@ -58,6 +59,7 @@ class RecordedLaunch:
     memory: tuple[MemoryImage, ...]
     previous: RecordedLaunch | None = None
     roles: tuple[str, ...] = ()
+    warp_instructions: int = 0
 
     @property
     def kernel(self) -> tuple[str, str]:
@@ -66,13 +68,13 @@ class RecordedLaunch:
 
     @property
     def ctas(self) -> int:
-        """Of a cluster."""
+        """Number of CTAs of a cluster."""
         x, y, z = self.launch.cluster
         return x * y * z
 
     @property
     def warps(self) -> int:
-        """Of a CTA."""
+        """Number of warps of a CTA."""
         x, y, z = self.launch.block
         return -(-x * y * z // 32)
 
@@ -136,6 +138,12 @@ class Recorder:
         if digest not in self._known:
             self._known.add(digest)
             self.launches.append(self._last)
+
+    def ended(self, report: Report) -> None:
+        """Notes what the launch that was taken last has executed."""
+        last, self._last = self._last, dataclasses.replace(self._last, warp_instructions=report.warp_instructions)
+        if self.launches[-1] is last:
+            self.launches[-1] = self._last
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,12 @@ def _entry(reader: Reader, files: dict[int, str]) -> tuple[Body, list[Token]]:
         elif token.text == ".maxntid":
             x, y, z = reader.take_triple()
             body.most_threads = x * y * z
-        elif token.text in (".minnctapersm", ".maxnreg", ".maxclusterrank"):
-            reader.take_triple()  # limits for the compiler's register allocation
+        elif token.text == ".maxnreg":
+            body.most_registers, _, _ = reader.take_triple()
+        elif token.text == ".minnctapersm":
+            body.ctas_per_sm, _, _ = reader.take_triple()
+        elif token.text == ".maxclusterrank":
+            reader.take_triple()
         elif token.text in (".explicitcluster", ".blocksareclusters"):
             if token.text == ".blocksareclusters":
                 raise UnsupportedPTX(".blocksareclusters is not supported", ptx_line=token.line)

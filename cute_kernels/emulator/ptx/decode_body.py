@@ -49,6 +49,8 @@ class Body:
         self.parameters: list[Parameter] = []
         self.reqntid: tuple[int, int, int] | None = None
         self.most_threads: int | None = None
+        self.most_registers: int | None = None
+        self.ctas_per_sm: int | None = None
         self.reqnctapercluster: tuple[int, int, int] | None = None
         self.registers: dict[str, str] = {}
         self.statements: list[Statement] = []
@@ -238,6 +240,8 @@ class Body:
             self.reqntid,
             self.reqnctapercluster,
             self.most_threads,
+            self.most_registers,
+            self.ctas_per_sm,
         )
 
 

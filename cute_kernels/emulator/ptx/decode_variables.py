@@ -9,7 +9,7 @@ from cute_kernels.emulator.ptx.program import TYPE_BITS, Variable
 _MOST_ALIGNED = 1 << 24
 """Bytes: shared addresses of a CTA have 24 bits here."""
 MOST_BYTES = {"shared": 232_448, "const": 64 << 10, "local": 512 << 10, "global": 1 << 40}
-"""Of a variable by state space: of a CTA (CUDA programming guide, compute capabilities), of all constants, of a thread;
+"""Most bytes of a variable by state space: of a CTA (CUDA programming guide), of all constants, of a thread;
 more than any device has."""
 
 

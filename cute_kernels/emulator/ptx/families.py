@@ -49,6 +49,8 @@ class Family:
         varies: whether the results can differ between lanes.
         blocking: the warp may have to wait here; such an instruction starts a basic block and is executed again from
             the start of the block until it succeeds.
+        own_turn: a turn of a warp may end in front of a blocking instruction although it need not wait. Without, its
+            block counts as a part of the one before: what is granted at once leaves schedules as they are.
         reads_destinations: the destinations are operands as well (accumulators).
         doc: what the family does, for the list of supported instructions.
     """
@@ -57,6 +59,7 @@ class Family:
     destinations: int
     varies: Varies
     blocking: bool
+    own_turn: bool
     reads_destinations: bool
     doc: str
 
@@ -69,6 +72,7 @@ def family(
     destinations: int = 1,
     varies: Varies = varies_with_operands,
     blocking: bool = False,
+    own_turn: bool = True,
     reads_destinations: bool = False,
 ) -> Callable[[Lower], Lower]:
     """Registers the decorated function for opcodes that start with any of the dotted ``prefixes``."""
@@ -78,7 +82,9 @@ def family(
             key = tuple(prefix.split("."))
             if key in FAMILIES:
                 raise ValueError(f"{prefix} is registered twice")
-            FAMILIES[key] = Family(lower, destinations, varies, blocking, reads_destinations, lower.__doc__ or "")
+            FAMILIES[key] = Family(
+                lower, destinations, varies, blocking, own_turn, reads_destinations, lower.__doc__ or ""
+            )
         return lower
 
     return register

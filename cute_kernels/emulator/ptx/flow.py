@@ -28,6 +28,7 @@ class Block:
         successors: for a conditional branch the target first, then the fall-through. The number of blocks stands for
             the end of the kernel.
         divergent: can be executed by a part of the warp's lanes.
+        continues: no turn of a warp ends in front of it (`Family.own_turn`).
     """
 
     index: int
@@ -38,6 +39,7 @@ class Block:
     live_in: frozenset[str] = frozenset()
     live_out: frozenset[str] = frozenset()
     divergent: bool = False
+    continues: bool = False
 
 
 @dataclass
@@ -101,16 +103,18 @@ def _target(kernel: Kernel, instruction: Instruction) -> int:
 
 def _split(kernel: Kernel) -> list[Block]:
     instructions = kernel.instructions
-    leaders = {0}
+    leaders, continued = {0}, set()
     leaders.update(index for index in kernel.labels.values() if index < len(instructions))
     for instruction in instructions:
         if instruction.parts[0] in CONTROL:
             leaders.add(instruction.index + 1)
         elif find_family(instruction).blocking:
-            leaders.add(instruction.index)
+            (leaders if find_family(instruction).own_turn else continued).add(instruction.index)
+    continued -= leaders
+    leaders |= continued
     starts = sorted(index for index in leaders if index < len(instructions))
     ends = starts[1:] + [len(instructions)]
-    blocks = [Block(i, start, end) for i, (start, end) in enumerate(zip(starts, ends))]
+    blocks = [Block(i, start, end, continues=start in continued) for i, (start, end) in enumerate(zip(starts, ends))]
     block_at = {block.start: block.index for block in blocks}
     block_at[len(instructions)] = len(blocks)
     for block in blocks:

@@ -139,7 +139,7 @@ def _halves(parts: Parts) -> str:
 
 
 def _warp_mma(parts: Parts) -> str:
-    """Of the sparse forms the metadata and the selector follow."""
+    """Operands of a warp's MMA; of the sparse forms the metadata and the selector follow."""
     bits = "b64" if "f64" in parts else "b32"
     sparse = ", {e}1:b32, f:imm" if parts[1:2] != ("sync",) else ""
     return ", ".join(f"{{{name}}}:{bits}" for name in "dabc") + sparse

@@ -135,6 +135,11 @@ class Instruction:
     def opcode(self) -> str:
         return ".".join(self.parts)
 
+    @property
+    def makes_maps(self) -> bool:
+        """Whether it changes a tensor map, or is one of the fences that the PTX ISA asks for when others do."""
+        return self.parts[0] == "tensormap" or "tensormap::generic" in self.parts
+
     def refuse(self, why: str) -> UnsupportedPTX:
         """An error to raise that says where this instruction stands."""
         return UnsupportedPTX(why, ptx_line=self.line, instruction=self.text, source=self.source or None)
@@ -173,6 +178,8 @@ class Kernel:
         reqntid: block shape the kernel was compiled for, or None.
         reqnctapercluster: cluster shape the kernel was compiled for, or None.
         most_threads: per CTA (.maxntid: the product of its extents), or None.
+        most_registers: per thread (.maxnreg), or None.
+        ctas_per_sm: that are to fit an SM at least (.minnctapersm), or None.
     """
 
     name: str
@@ -184,6 +191,8 @@ class Kernel:
     reqntid: tuple[int, int, int] | None = None
     reqnctapercluster: tuple[int, int, int] | None = None
     most_threads: int | None = None
+    most_registers: int | None = None
+    ctas_per_sm: int | None = None
 
     @property
     def parameter_bytes(self) -> int:
@@ -193,6 +202,11 @@ class Kernel:
     def non_coherent(self) -> frozenset[int]:
         """Indices of the instructions that are ld.global.nc."""
         return frozenset(i.index for i in self.instructions if i.parts[0] == "ld" and "nc" in i.parts)
+
+    @functools.cached_property
+    def makes_maps(self) -> bool:
+        """Whether it makes or changes tensor maps."""
+        return any(instruction.makes_maps for instruction in self.instructions)
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,7 @@ class BulkGroups:
         return True
 
     def unobserved(self) -> list[tuple[Any, str | int, int]]:
-        """Of threads that never waited for a store's reads of shared memory: thread, latest such store, its place.
+        """Threads that never waited for a store's reads of shared memory: thread, latest such store, its place.
 
         That is its description, or the identity of its reads if the core issued it. A CTA must not exit in this
         state: its shared memory may be handed to another CTA while still being read.

@@ -219,7 +219,7 @@ class MBarriers:
         return phase
 
     def arrive_drop(self, address: int, count: int = 1, who: str = "") -> int:
-        """As `arrive`, and every later phase expects ``count`` arrivals less."""
+        """Arrives like `arrive`, and every later phase expects ``count`` arrivals less."""
         barrier = self._get(address, "mbarrier.arrive_drop")
         if count > barrier.pending:
             self.arrive(address, count, who)

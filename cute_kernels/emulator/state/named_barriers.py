@@ -109,7 +109,7 @@ class NamedBarriers:
         return self._words[_BARRIERS + number * _WORDS]
 
     def generations(self) -> list[int]:
-        """Likewise, all of them."""
+        """Generations of all named barriers."""
         return self._words[_BARRIERS :: _WORDS].tolist()
 
     def arrivals(self, number: int) -> list[str]:

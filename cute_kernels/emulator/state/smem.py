@@ -187,7 +187,7 @@ class SharedMemory:
             self.report(error)
 
     def check_lanes(self, offsets: np.ndarray, nbytes: int, *, write: bool) -> None:
-        """As `check_range` for one aligned access of ``nbytes`` per lane at int ``offsets [lanes]``."""
+        """Checks like `check_range` one aligned access of ``nbytes`` per lane at int ``offsets [lanes]``."""
         self.check_open()
         low, high = int(offsets.min()), int(offsets.max()) + nbytes
         if low < 0 or high > self.size:

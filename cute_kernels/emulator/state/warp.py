@@ -173,6 +173,21 @@ class AllocationWait(Wait):
         return f"waits for {self.columns} free TMEM columns; allocated: {self.cta.tmem.allocations}"
 
 
+class RegisterWait(Wait):
+    """setmaxnreg.inc."""
+
+    kind = "setmaxnreg"
+
+    def __init__(self, warp: Warp, count: int) -> None:
+        self.warp, self.count = warp, count
+
+    def ready(self) -> bool:
+        return self.warp.cta.registers.has_room(self.warp, self.count)
+
+    def describe(self) -> str:
+        return f"waits at setmaxnreg.inc for {self.warp.cta.registers.describe(self.warp, self.count)}"
+
+
 class GridWait(Wait):
     """griddepcontrol, where another launch has to go on first."""
 

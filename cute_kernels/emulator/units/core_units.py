@@ -137,7 +137,7 @@ class Units:
         return self._executed(library().tensor_load(self._tables.address, arguments, len(coords), pair))
 
     def store(self, tensor_map: int, shared: int, coords: Sequence[int], who: Issuer) -> bool:
-        """Likewise to global memory; the lane has bulk groups."""
+        """Stores to global memory if the core can, like `load`; the lane has bulk groups."""
         arguments = self._arguments((tensor_map, shared, 0), coords, -1, who)
         return self._executed(library().tensor_store(self._tables.address, arguments, len(coords)))
 

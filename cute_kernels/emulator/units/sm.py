@@ -14,6 +14,7 @@ from cute_kernels.emulator.state.async_engine import AsyncEngine, cluster_random
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.mbarrier import MBarriers
 from cute_kernels.emulator.state.named_barriers import NamedBarriers
+from cute_kernels.emulator.state.register_pool import RegisterPool, RegisterShare
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.state.tmem import TensorMemory
 from cute_kernels.emulator.state.tmem_pairs import PairOperation
@@ -95,6 +96,7 @@ class Cta:
         coordinates: %ctaid.
         in_cluster: %cluster_ctaid.
         named: its named barriers.
+        registers: what its warps hold of them, or None where that is not known.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class Cta:
         self.shared_base = rank << 24
         self.warps: list[Warp] = []
         self.named = NamedBarriers(self)
+        self.registers: RegisterPool | None = None
 
     def live_threads(self) -> int:
         """Threads that have not exited, in whole warps."""
@@ -140,6 +143,7 @@ class LaunchFacts:
         races: what the race detector knows of global memory, or None.
         blocks: basic blocks of the kernel.
         instructions: of the kernel.
+        registers: what a CTA has of them, or None where that is not known.
         take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
             None when none is left.
     """
@@ -158,6 +162,7 @@ class LaunchFacts:
     races: LaunchShadow | None
     blocks: int
     instructions: Sequence[Instruction]
+    registers: RegisterShare | None
     take_cluster: Callable[[], tuple[int, int, int] | None]
 
 
@@ -261,6 +266,9 @@ class Cluster:
                     warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)
                     warp.agent.warp = warp
         self.running = dict.fromkeys(warp for cta in self.ctas for warp in cta.warps)
+        if launch.registers is not None:
+            for cta in self.ctas:
+                cta.registers = RegisterPool(launch.registers, cta.warps, self.running.__contains__)
         for cta in self.ctas:
             cta.named.recount()
 

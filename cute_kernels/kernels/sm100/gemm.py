@@ -2,6 +2,11 @@
 
 The roles that load and multiply are those of the patch embed; a stage may hold two waves of ``a``, tiles run in groups
 of row blocks, and the epilogue stores through a short ring of buffers.
+
+Pairs in one column of a cluster multiply the same rows of ``b``, pairs in one row the same rows of ``a``: the CTAs of
+equal rank in them load a part each and multicast it. A stage is free when every pair that reads what its CTA loads has
+committed. Every wave of a tile has accumulator barriers of its own: it is drained when its own last MMA is complete,
+and overwritten when it is drained.
 """
 
 from __future__ import annotations

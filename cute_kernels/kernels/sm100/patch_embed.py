@@ -265,7 +265,7 @@ class ScaleReader:
 
 
 BYTES = 2
-"""Of an element of the output."""
+"""Bytes of an element of the output."""
 
 
 @dataclass(frozen=True)

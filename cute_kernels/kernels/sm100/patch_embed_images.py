@@ -88,7 +88,7 @@ BLOCKS = LANES // BLOCK_FEATURES
 
 @dataclass(frozen=True)
 class Epilogue(TransposedEpilogue):
-    """Of patches out of images, stored to ``[box, tile of a grid row, block of features, image tile, grid row]``.
+    """Epilogue of patches of images, stored to ``[box, tile of a grid row, block of features, image tile, grid row]``.
 
     Integer sums by the contracts ``int8`` and ``int16`` of the reference; FP32 sums get the table by one addition, and
     are rounded.

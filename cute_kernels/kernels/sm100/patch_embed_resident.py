@@ -100,7 +100,7 @@ def row_boxes(
 
 @dataclass(frozen=True)
 class Epilogue(TransposedEpilogue):
-    """Of rows, stored to ``[box, row block, 32-feature block, position block]``.
+    """Epilogue of rows, stored to ``[box, row block, 32-feature block, position block]``.
 
     In position order every 8 columns are images at one position, and a thread adds the same four numbers to all of
     them. In flat order each row has table values of its own.

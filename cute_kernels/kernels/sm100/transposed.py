@@ -1,4 +1,9 @@
-"""What the device functions of the kernels whose weight stays on chip have in common: allocate, dispatch to roles."""
+"""What the device functions of the kernels whose weight stays on chip have in common: allocate, dispatch to roles.
+
+Where two accumulators do not fit beside the weight, one is computed in parts with barriers of their own: one part is
+drained while the next is multiplied, over the same stages, which the last part frees. An MMA of a pair takes half of
+its columns from each CTA: the first half of a part's columns are rows of the leader, the others of its neighbour.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +49,7 @@ LANE_STRIDE = 1 << 16
 
 
 def accumulator_type(plan: Sm100TransposedPlan) -> type:
-    """Of integers 32-bit integers, which are exact."""
+    """Type of the accumulator: of integers 32-bit integers, which are exact."""
     return Int32 if plan.weight_dtype == "int8" else Float32
 
 
@@ -432,7 +437,7 @@ class TransposedKernel:
 
 
 _MATRIX_FEATURES = 8
-"""Of a matrix of stmatrix, 16 bytes of a row."""
+"""Features of a matrix of stmatrix, 16 bytes of a row."""
 
 _BANK_BYTES = 128
 """After which a swizzle XORs differently: the banks of shared memory."""

@@ -109,7 +109,7 @@ class GatherMma(GemmMma):
 
     @cute.jit
     def _place(self, tile: Int32) -> tuple[Int32, ...]:
-        """Of a tile: its first piece of a grid row, grid row, image and column."""
+        """Place of a tile: its first piece of a grid row, grid row, image and column."""
         plan, config = self.plan, self.plan.config
         row_tile, column_tile, image_tile, n_tile = self.order.coordinates(tile)
         column = (n_tile * config.cluster + self.rank_n) * config.tile_n
@@ -279,7 +279,7 @@ class PatchGatherKernel(ImagesHost):
         return self._swizzled(cute.make_ordered_layout(shape, order=tuple(range(len(shape)))))
 
     def _operand_layout(self) -> cute.ComposedLayout:
-        """The same bytes as an operand: ``[patches, 64 pixels of K, stages]``.
+        """Layout of the bytes as an operand: ``[patches, 64 pixels of K, stages]``.
 
         Patches run through 64 pieces, then through the places in a piece, then through blocks of 64 pieces.
         """

@@ -1,6 +1,13 @@
 """The persistent dense GEMM on Hopper: allocate, build pipes, dispatch to roles.
 
 One warp loads, two consumer warpgroups multiply and store: together, half of a tile each, or in turn, a tile each.
+
+In turn, each warpgroup skips the stages of the other one's tile. ``turn[w]`` is signalled when the last WGMMA of a tile
+has been issued, unless no tile follows: a barrier that nobody waits for must not be left half full.
+
+With a split of K, CTA i of s finishes the rows of consumer warps ``8 i / s`` to ``8 (i + 1) / s - 1``: the same warps
+of the others send it their accumulators by ``st.async``, which it adds as it rounds, in one fixed order. Tensor cores
+ignore the low 13 bits of an FP32 number; TMA rounds to TF32 on the way, so that they are zeros.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 Consumer warpgroups own 64 output features each and walk the rows of ``x``, which one TMA warp streams through shared
 memory. The weight stays in registers (or is streamed along), the accumulators are stored transposed.
+
+Warpgroups that issue WGMMAs at any time run in lockstep, and their epilogues leave the tensor cores idle together. With
+a ring of two tiles each has the tensor cores to itself for a tile while another one stores. A stage is refilled when
+every warpgroup of every CTA of the cluster has arrived, since each CTA multicasts into all of them; a warpgroup arrives
+when at most its newest WGMMA group is outstanding, so that the one which read the stage is complete.
 """
 
 from __future__ import annotations

@@ -2,6 +2,15 @@
 
 As the kernel over FP8 rows, with patches that TMA reads out of the images themselves: a strip of whole pieces of image
 rows is a K-major operand as it lands (`cute_kernels.plan.images`).
+
+Rows of 14 pixels begin where no row of an operand can, and TMA cannot gather them: the first coordinate of a box of
+bytes has to be a multiple of 16. Strips of them are loaded into a ring of their own, from which warps copy row i, byte
+14 i on, to byte 16 i of an operand stage. A thread copies two rows at once, which are seven whole words: the lanes of a
+load then read different banks, and of eight lanes four store their second row first, so that stores do.
+
+The low term of a weight of two terms stays in shared memory, with those K blocks of the high one that registers do not
+hold beside the accumulators. Its stages are few: a warpgroup hands the tensor cores on in the middle of a tile, so that
+the other has them while it stores.
 """
 
 from __future__ import annotations
@@ -227,7 +236,7 @@ def shared_weight(
 
 @dataclass(frozen=True)
 class TermsMma(Mma):
-    """As `Mma`, with the same patches multiplied by both terms of the weight; accumulators ``[.., term]``.
+    """`Mma` with the same patches multiplied by both terms of the weight; accumulators ``[.., term]``.
 
     Attributes:
         shared_mma: the instruction whose weight comes from shared memory.
@@ -277,10 +286,10 @@ THREADS = REPACK_WARPS * 32
 ROW_BYTES = 16
 
 WORDS = 4
-"""Of 4 bytes of a row in the operand."""
+"""Words of 4 bytes of a row in the operand."""
 
 PAIR_WORDS = 7
-"""Of two rows of 14 bytes. An odd number: lanes that read every seventh word read different banks."""
+"""Words of two rows of 14 bytes. An odd number: lanes that read every seventh word read different banks."""
 
 
 @dataclass(frozen=True)
@@ -342,7 +351,7 @@ class Repack:
     def _copy_held(
         self, raw: cute.Pointer, stage: cute.Pointer, strip_state: PipelineState, stage_state: PipelineState
     ) -> None:
-        """As many pairs in registers as a thread holds, whose loads do not wait for each other.
+        """Repacks as many pairs in registers as a thread holds, whose loads do not wait for each other.
 
         The strip is free when the last ones are loaded, and the stage has to be when the first ones are stored.
         """

@@ -173,7 +173,7 @@ FRAGMENT_WORDS = 4
 """Registers per thread of a 64 x 32 byte A operand."""
 
 FRAGMENT_K_BYTES = 32
-"""Of K in it."""
+"""Bytes of K in a fragment."""
 
 _REGISTER_BYTES = 32
 

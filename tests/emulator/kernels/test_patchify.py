@@ -10,8 +10,9 @@ from cute_kernels.plan.base import ARCHS
 from cute_kernels.plan.patchify import PatchifyProblem, plan_patchify
 from cute_kernels.runtime.emulated import launch
 from cute_kernels.runtime.operands import Operands
+from cute_kernels.testing import data
 
-POISON = 77
+POISON = data.POISON[torch.uint8]
 
 
 def images_of(problem: PatchifyProblem) -> torch.Tensor:

@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import cutlass.cute as cute
 import numpy as np
 import pytest
 import torch
 
-from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, patch_embed
-from cute_kernels.emulator import Options, default_options, interrupts
+from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, dsl, interrupts, patch_embed
+from cute_kernels.emulator import Options, capture, default_options
 from cute_kernels.executors import Workers
 from tests.emulator.launch.test_cluster_processes import children
 from tests.emulator.ptx_launch import aligned, launch, module
@@ -117,6 +118,39 @@ def test_a_loop_that_never_calls_python(alarms, processes) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     with pytest.raises(KeyboardInterrupt):
         launch(module(ENDLESS, parameters=1), aligned(np.zeros(4, np.int32)), grid=(2, 1, 1), options=options)
+
+
+@pytest.mark.parametrize("how", ["compiled", "called", "of the package"])
+@pytest.mark.parametrize("raises", [KeyboardInterrupt, Late])
+def test_a_compilation_is_left_at_its_end(how: str, raises: type[BaseException], alarms: list) -> None:
+    """In its middle CuTe DSL aborts the process, or reports an internal error of its own."""
+    steps: list[str] = []
+
+    @cute.kernel
+    def empty() -> None:
+        steps.append("traced")
+
+    @cute.jit
+    def call() -> None:
+        steps.append("signal")
+        signal.raise_signal(signal.SIGALRM)
+        empty().launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+    def once() -> None:
+        if how == "of the package":
+            assert dsl.ptx(dsl.compile_function(call, (), "sm_90a"))
+            return
+        with capture("sm_90a") as session:
+            call() if how == "called" else cute.compile(call)()
+        assert len(session.launches) == 1
+
+    alarms[0] = raises
+    with pytest.raises(raises):
+        once()
+    assert steps == ["signal", "traced"] and len(alarms) == 2
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    once()
+    signal.signal(signal.SIGALRM, before)
 
 
 def test_a_handler_that_raises_nothing_runs_and_the_launch_goes_on() -> None:

@@ -75,7 +75,7 @@ def test_our_kernels(name: str, schedule: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sm100-one-cta", "sm90-one-cta"])
 def test_traces_are_what_they_were_before_the_core_recorded_any(name: str, tmp_path: Path) -> None:
-    """The files were recorded when launches with a trace were Python's."""
+    """The files were recorded when launches with a trace were Python's, that of sm90 again for waits of setmaxnreg."""
     recorded = json.loads(lzma.decompress((DATA / f"{name}.json.xz").read_bytes()))["traceEvents"]
     assert_same(recorded, of_target(name, tmp_path / "trace"))
 

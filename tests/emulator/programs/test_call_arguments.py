@@ -43,6 +43,16 @@ def expected(x: torch.Tensor, last: int) -> list[float]:
     return values[:COUNT].tolist() + [0.0] * (32 - COUNT)
 
 
+def test_the_stream_of_the_environment_is_torchs_current_one(session) -> None:
+    tensor, outer, stream = fakes()
+    compiled = cute.compile(kernels.stream_last, tensor, outer, Int32(1), stream, options=TVM_FFI)
+    current = torch.cuda.Stream()
+    y, x = inputs()
+    with torch.cuda.stream(current):
+        compiled(y, given(x), 7)
+    assert session.launches[-1].launch.stream == current.cuda_stream != 0
+
+
 def test_the_stream_may_stand_anywhere() -> None:
     tensor, outer, stream = fakes()
     compiled = {

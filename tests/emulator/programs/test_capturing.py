@@ -22,6 +22,7 @@ from cute_kernels.emulator import IllegalAccess, Options, capture, host
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation
 from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost, CudaTensor, DeviceFacts
+from cute_kernels.emulator.programs.streams import Streams
 from tests.emulator import scale_program
 
 PROGRAM = str(Path(scale_program.__file__))
@@ -30,7 +31,7 @@ FACTS = DeviceFacts((9, 0), "test device", 7)
 
 @pytest.fixture
 def device():
-    mode = CudaOnHost(FACTS)
+    mode = CudaOnHost(FACTS, Streams())
     with mode.active():
         yield mode
 
@@ -266,7 +267,7 @@ def test_autograd_is_torch_s_own_again_afterwards() -> None:
     names = ("apply", "apply_boxed")
     nodes = torch.autograd.function.BackwardCFunction
     before = [getattr(nodes, name, None) for name in names], torch.autograd._engine_run_backward
-    with CudaOnHost(FACTS).active():
+    with CudaOnHost(FACTS, Streams()).active():
         pass
     assert before == ([getattr(nodes, name, None) for name in names], torch.autograd._engine_run_backward)
 
@@ -291,7 +292,7 @@ EARLY = define_operator("early")
 @pytest.mark.parametrize("when", ["before", "inside"])
 def test_operators_for_cuda_alone(monkeypatch, when: str) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp")  # torch sets it at the first call, and this takes it back
-    with CudaOnHost(FACTS).active():
+    with CudaOnHost(FACTS, Streams()).active():
         operator = EARLY if when == "before" else define_operator("inside")
         x = torch.arange(4.0, device="cuda", requires_grad=True)
         for call in (operator, getattr(torch.ops.test_capturing, operator._name)):
@@ -317,6 +318,48 @@ def test_device_properties() -> None:
         assert found.multiProcessorCount == facts.multi_processor_count == session.facts.multiprocessors
         assert (found.sharedMemPerBlockOptin, found.sharedMemPerMultiprocessor) == (227 << 10, 228 << 10)
         assert found.totalGlobalMem == facts.total_memory and found.warpSize == 32 and found.clusterLaunch == 1
+        assert (list(found.maxThreadsDim), list(found.maxGridSize)) == ([1024, 1024, 64], [2**31 - 1, 65535, 65535])
+
+
+def test_device_attributes() -> None:
+    """Under both names; those that are properties, too, agree with these."""
+    from cuda.bindings import driver, runtime
+
+    names = {"MultiProcessorCount": 148, "MaxBlockDimZ": 64, "KernelExecTimeout": 0, "Integrated": 0, "WarpSize": 32}
+    with capture("sm_100a"):
+        _, device = driver.cuDeviceGet(0)
+        _, properties = runtime.cudaGetDeviceProperties(0)
+        for name, value in names.items():
+            which = getattr(runtime.cudaDeviceAttr, f"cudaDevAttr{name}")
+            assert runtime.cudaDeviceGetAttribute(which, 0) == (runtime.cudaError_t.cudaSuccess, value)
+            known = driver.CUdevice_attribute(which.value)
+            assert driver.cuDeviceGetAttribute(known, device) == (driver.CUresult.CUDA_SUCCESS, value)
+        for member in (m for m in dir(properties) if not m.startswith("_")):
+            which = getattr(runtime.cudaDeviceAttr, f"cudaDevAttr{member[0].upper()}{member[1:]}", None)
+            if which is not None and (value := getattr(properties, member)):
+                assert runtime.cudaDeviceGetAttribute(which, 0)[1] == value, member
+        with pytest.raises(EmulatorError, match="cudaDevAttrGPUDirectRDMASupported"):
+            runtime.cudaDeviceGetAttribute(runtime.cudaDeviceAttr.cudaDevAttrGPUDirectRDMASupported, 0)
+
+
+def test_there_is_no_second_device() -> None:
+    from cuda.bindings import driver, runtime
+
+    which = runtime.cudaDeviceAttr.cudaDevAttrWarpSize
+    with capture("sm_90a"):
+        for call in (lambda: runtime.cudaGetDeviceProperties(5), lambda: runtime.cudaDeviceGetAttribute(which, 1)):
+            assert call() == (runtime.cudaError_t.cudaErrorInvalidDevice, None)
+        assert runtime.cudaSetDevice(1) == (runtime.cudaError_t.cudaErrorInvalidDevice,)
+        assert driver.cuDeviceGet(1) == (driver.CUresult.CUDA_ERROR_INVALID_DEVICE, None)
+        x = torch.ones(2)
+        for call in (
+            *(lambda device=device: torch.ones(2, device=device) for device in ("cuda:1", 1, torch.device("cuda", 1))),
+            lambda: x.cuda(1), lambda: x.to("cuda:1"), lambda: x.to(1), lambda: torch.cuda.set_device(1),
+            lambda: torch.cuda.get_device_properties(1), lambda: torch.cuda.get_device_name("cuda:1"),
+        ):  # fmt: skip
+            with pytest.raises(RuntimeError, match="invalid device ordinal: cuda:1"):
+                call()
+        assert x.cuda(0).is_cuda and x.cuda(device="cuda").is_cuda and x.to("cuda:0").is_cuda
 
 
 def define_for(name: str, *kinds: str | None):
@@ -350,20 +393,104 @@ def define_for(name: str, *kinds: str | None):
 def test_operators_get_the_function_of_the_device(kinds, host, device, when: str) -> None:
     name = f"of_{when}_{'_'.join(map(str, kinds))}".lower()
     operator = define_for(name, *kinds) if when == "before" else None
-    with CudaOnHost(FACTS).active():
+    with CudaOnHost(FACTS, Streams()).active():
         operator = operator or define_for(name, *kinds)
         for call in (operator, getattr(torch.ops.test_capturing, name)):
             here, there = torch.arange(4.0), torch.arange(4.0, device="cuda")
             out = torch.zeros(4)
             assert call(here, out).tolist() == out.tolist() == [host * x for x in range(4)]
             if device is None:
-                with pytest.raises(NotImplementedError, match="'CUDA' backend: only CPU"):
+                with pytest.raises(NotImplementedError, match="'CUDA' backend.* only available for .*CPU"):
                     call(there, torch.zeros(4, device="cuda"))
                 continue
             out = torch.zeros(4, device="cuda")
             result = call(there, out)
             assert result.is_cuda and result.tolist() == out.tolist() == [device * x for x in range(4)]
     assert operator(torch.ones(1), out := torch.zeros(1)).tolist() == out.tolist() == [host]
+
+
+LIBRARY = torch.library.Library("test_capturing", "FRAGMENT")
+
+
+def define_under(key: str, name: str):
+    """An operator whose function is registered for a dispatch key, and notes the devices that it sees."""
+    LIBRARY.define(f"{name}(Tensor x) -> Tensor")
+    seen = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append((x.device.type, torch.ones(1, device=x.device).device.type, torch.ones(1, device="cuda").is_cuda))
+        return x * torch.full(x.shape, 3.0, device=x.device)
+
+    if key in ("default", "cuda"):
+        torch.library.impl(f"test_capturing::{name}", key, function)
+    else:
+        LIBRARY.impl(name, function, key)
+    return getattr(torch.ops.test_capturing, name), seen
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+@pytest.mark.parametrize(
+    "key", ["default", "cuda", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd", ""]
+)
+def test_operators_see_the_device_whatever_key_they_are_registered_for(key: str, when: str) -> None:
+    name = f"under_{key or 'none'}_{when}"
+    known = define_under(key, name) if when == "before" else None
+    with CudaOnHost(FACTS, Streams()).active():
+        operator, seen = known or define_under(key, name)
+        x = torch.arange(3.0, device="cuda", requires_grad="Implicit" in key or not key)
+        for call in (operator, operator.default):
+            y = call(x)
+            assert y.is_cuda and y.tolist() == [0.0, 3.0, 6.0]
+        if x.requires_grad:
+            y.sum().backward()
+            assert x.grad.is_cuda and x.grad.tolist() == [3.0] * 3
+        with torch.inference_mode():
+            assert call(torch.ones(1, device="cuda")).tolist() == [3.0]
+        assert seen == [("cuda", "cuda", True)] * 3
+        if key.lower() != "cuda":
+            assert not operator(torch.ones(1)).is_cuda
+            assert seen[3:] == [("cpu", "cpu", True)]
+
+
+def define_maker(name: str, kinds: str | tuple[str, ...] | None):
+    """An operator without tensor arguments, which makes a tensor on a device."""
+
+    @torch.library.custom_op(f"test_capturing::{name}", mutates_args=(), device_types=kinds)
+    def made(count: int, device: torch.device) -> torch.Tensor:
+        return torch.arange(float(count), device=device)
+
+    return made
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+@pytest.mark.parametrize("kinds", ["cuda", ("cpu", "cuda"), None], ids=str)
+def test_operators_without_tensors(kinds, when: str) -> None:
+    name = f"made_{when}_{kinds if isinstance(kinds, (str, type(None))) else 'both'}".lower()
+    known = define_maker(name, kinds) if when == "before" else None
+    with CudaOnHost(FACTS, Streams()).active():
+        operator = known or define_maker(name, kinds)
+        for call in (operator, getattr(torch.ops.test_capturing, name)):
+            for device in ("cuda", "cuda:0", torch.device("cuda")):
+                for made in (call(3, device), call(3, device=device), call(count=3, device=device)):
+                    assert made.is_cuda and made.tolist() == [0.0, 1.0, 2.0]
+        if kinds != "cuda":
+            assert not operator(3, "cpu").is_cuda
+
+
+def test_operators_make_tensors_on_the_device_of_their_own_accord() -> None:
+    @torch.library.custom_op("test_capturing::moved", mutates_args=())
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        return x.cuda() + torch.ones(1, device="cuda")
+
+    @torch.library.custom_op("test_capturing::constant", mutates_args=())
+    def constant(count: int) -> torch.Tensor:
+        return torch.ones(count, device="cuda")
+
+    with CudaOnHost(FACTS, Streams()).active():
+        with torch.profiler.record_function("operators of C++ without tensors"):
+            results = moved(torch.ones(2)), constant(2) * 2
+        for made in results:
+            assert made.is_cuda and made.tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("options", [{}, {"backend": "eager"}, {"backend": "aot_eager", "fullgraph": True}], ids=str)
@@ -379,6 +506,9 @@ def test_compiled_functions_run_as_they_are(options) -> None:
         assert torch.equal(torch.compile(model, **options)(x), expected) and torch.equal(model(x), expected)
         with pytest.raises(UnsupportedOperation, match="a function would be called with a graph"):
             torch.compile(model, backend=lambda graph, inputs: graph)
+        for compile in (torch.compile, lambda model, backend: model.compile(backend=backend)):
+            with pytest.raises(RuntimeError, match="Invalid backend: 'inducter'"):
+                compile(model, backend="inducter")
     assert torch.compile is before
 
 

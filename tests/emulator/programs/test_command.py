@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -331,15 +332,37 @@ call(from_dlpack(torch.zeros(32, dtype=torch.int32, device="cuda")))
 def test_a_program_that_changes_the_directory_leaves_files_where_they_were_named(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "fäulty.py").write_text(FAULTY)
-    names = ["--report", "report.json", "--sarif", "report.sarif"]
+    names = ["--report", "report.json", "--sarif", "report.sarif", "--keep-ptx", "kept"]
     words = ["-m", "cute_kernels", "emulate", "--arch", "sm_90a", *names, "fäulty.py", "elsewhere"]
     done = run_python(*words, cwd=tmp_path, env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"})
     assert done.returncode == 3, done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "fäulty.py", "report.json", "report.sarif"]
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"elsewhere", "fäulty.py", "kept", "report.json", "report.sarif"}
     assert not list((tmp_path / "elsewhere").iterdir())
     report = json.loads((tmp_path / "report.json").read_bytes().decode())
     assert report["status"] == 3 and report["diagnostics"][0]["kind"] == "out-of-bounds"
     assert "fäulty.py" in (tmp_path / "report.json").read_text(encoding="utf-8")
+
+
+def test_a_program_that_removes_its_directory_keeps_its_report(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "faulty.py").write_text(FAULTY.replace("os.chdir(sys.argv[1])", "os.rmdir(os.getcwd())"))
+    names = ["--report", "../report.json", "--sarif", "../report.sarif"]
+    words = ["-m", "cute_kernels", "emulate", "--arch", "sm_90a", *names, "../faulty.py"]
+    done = run_python(*words, cwd=tmp_path / "gone")
+    assert done.returncode == 3 and "error[out-of-bounds]" in done.stderr, done.stderr
+    found = json.loads((tmp_path / "report.json").read_text())["diagnostics"][0]["place"]["source"]
+    assert os.path.samefile(found["file"], tmp_path / "faulty.py")
+    run = json.loads((tmp_path / "report.sarif").read_text())["runs"][0]
+    assert len(run["results"]) == 1 and run["originalUriBaseIds"] == {}
+
+
+def test_a_profile_is_printed_whatever_the_encoding(tmp_path: Path) -> None:
+    right = FAULTY.replace("os.chdir(sys.argv[1])", 'sys.stdout.reconfigure(encoding="ascii")')
+    (tmp_path / "right.py").write_text(right.replace("x[thread + 1] = thread", "x[thread] = thread  # größer"))
+    done = run_python("-m", "cute_kernels", "emulate", "--arch", "sm_90a", "--profile", "right.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "# gr\\xf6\\xdfer" in done.stdout
 
 
 def test_a_report_names_arguments_that_the_locale_cannot_decode(tmp_path: Path) -> None:
@@ -360,6 +383,32 @@ def test_a_report_that_cannot_be_written_does_not_hide_a_fault(tmp_path: Path) -
     assert done.returncode == 3 and "/dev/full cannot be written: No space left on device" in done.stderr
     done = run_python(*words, "right.py", cwd=tmp_path)
     assert done.returncode == 2 and "/dev/full cannot be written: No space left on device" in done.stderr
+
+
+def test_each_file_is_written_whatever_becomes_of_the_others(tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    for full, others in (("report", {"sarif", "profile-json"}), ("profile-json", {"report", "sarif"})):
+        names = [word for name in others for word in (f"--{name}", str(tmp_path / f"{full}-{name}"))]
+        words = ["-m", "cute_kernels", "emulate", "--arch", "sm_90a", f"--{full}", "/dev/full", *names]
+        done = run_python(*words, "faulty.py", ".", cwd=tmp_path)
+        assert done.returncode == 3 and "/dev/full cannot be written: No space left on device" in done.stderr
+        assert all(json.loads((tmp_path / f"{full}-{name}").read_text()) for name in others)
+
+
+@pytest.mark.parametrize("reason", [errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY])
+def test_a_file_that_may_be_written_and_not_replaced_is_written(
+    reason: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is read-only, or of somebody else, or the file is mounted by itself."""
+    path = tmp_path / "report.json"
+    path.write_text("a longer text that was there")
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(reason, os.strerror(reason))))
+    files.check_output(path)
+    files.write_text(path, "new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(OSError, match="other cannot be written"):
+        files.write_text(tmp_path / "other", "new")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

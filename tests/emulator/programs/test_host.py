@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import linecache
 import struct
+import sys
 import threading
+from types import FrameType
 
 import cuda.bindings.driver as cuda
+import cuda.bindings.runtime as runtime
 import cutlass
 import cutlass.cute as cute
 import pytest
@@ -131,6 +135,42 @@ def test_only_the_recording_thread_is_affected(compiled):
         host.record(functions[0], *arguments)
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_launch_that_fails_is_of_its_thread_alone(fill, fails: bool) -> None:
+    """Another thread's call of the function ends between the machine code of this one's and the look at its status."""
+    arguments, between = fill_arguments(4096, 1, 1.0), []
+
+    def launched(failing: bool) -> type | None:
+        def take(_) -> None:
+            if failing:
+                raise ArithmeticError
+
+        try:
+            with host.intercept(take):
+                fill(*arguments)
+        except Exception as error:  # noqa: BLE001 - CuTe DSL's own, for one
+            return type(error)
+        return None
+
+    def step(frame: FrameType, event: str, _: object) -> object:
+        if frame.f_code.co_name != "run_compiled_program" or "cutlass" not in frame.f_code.co_filename:
+            return None if event == "call" else step
+        if event == "line" and "cuda_result.value" in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+            other = threading.Thread(target=lambda: between.append(launched(not fails)))
+            other.start()
+            other.join()
+        return step
+
+    outer = sys.gettrace()
+    sys.settrace(step)
+    try:
+        result = launched(fails)
+    finally:
+        sys.settrace(outer)
+    expected = {True: ArithmeticError, False: None}
+    assert result is expected[fails] and between == [expected[not fails]]
+
+
 def test_illegal_launches_are_named(fill, compiled):
     with pytest.raises(EmulatorError, match=r"grid \(0, 3, 5\), block"):
         host.record(fill, *fill_arguments(16, 0, 0))
@@ -150,6 +190,7 @@ def test_illegal_launches_are_named(fill, compiled):
     [
         (2, 1, r"launch attribute 2 \(Cooperative\) with value 1$"),
         (10, 3, r"launch attribute 10 \(MemSyncDomain\) with value 3$"),
+        (17, 2, r"launch attribute 17 \(PortableClusterSizeMode\) with value 2$"),
         (99, 7, r"launch attribute 99 \(unknown to the emulator\) with value 7$"),
         (1, 5, None), (2, 0, None), (3, 1, None), (5, 2, None), (8, -1, None), (14, 50, None),
     ],
@@ -163,6 +204,12 @@ def test_launch_attributes_are_named(fill, number: int, value: int, message: str
         return
     with pytest.raises(UnsupportedPTX, match=message):
         host._check(launch, attributes)
+
+
+def test_all_launch_attributes_of_cuda_python_have_names() -> None:
+    prefix = "cudaLaunchAttribute"
+    known = {number: f"{prefix}{name}" for number, (name, _) in host._ATTRIBUTES.items()}
+    assert {each.value: each.name for each in runtime.cudaLaunchAttributeID}.items() <= known.items()
 
 
 def test_dynamic_shared_memory_ends_at_227_kib(compiled):

@@ -105,6 +105,8 @@ def test_what_lies_in_between_ends_an_overlap() -> None:
     order.launched(regions(x))
     order.made("zeros")
     assert not order.directly_follows(regions(x))
+    order.launched(regions(x), stream=7)
+    assert order.directly_follows(regions(x), stream=7) and not order.directly_follows(regions(x))
 
 
 @pytest.mark.parametrize(("ctas", "warps"), [(1, 2), (2, 3), (1, 8)])

@@ -73,6 +73,7 @@ class RaceChecks:
         self.exits = ExitChecks(self.columns, self.ranks, strict)
         self._predecessor = self.columns.named("the launch before")
         self.agents: list[Agent] = []
+        self._begun: set[tuple[int, int]] = set()  # warps, by their columns, and CTAs that they know to have begun
         self.agent: Agent | None = None
         self.barriers: MBarriers | None = None  # for reports
         self.report: Callable[[EmulatorError], None] = raising
@@ -206,7 +207,7 @@ class RaceChecks:
         self.report(error)
 
     def _memory(self, part: Part, late: np.ndarray, before: np.ndarray, number: int, rank: int) -> Memory:
-        """As `_where`, of all lanes of the earlier access."""
+        """Memory of all lanes of the earlier access, like `_where`."""
         start, nbytes = self._range(part, late & (before >> LANE_BITS == number))
         if rank >= 0:
             return Memory("shared", start, nbytes, rank)

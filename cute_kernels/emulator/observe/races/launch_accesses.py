@@ -38,7 +38,7 @@ class Runs:
 
     @staticmethod
     def of(codes: np.ndarray) -> Runs:
-        """Of a code for each place, uint8 [places]."""
+        """Runs of equal codes, of a code for each place, uint8 [places]."""
         starts = np.concatenate([[0], np.flatnonzero(codes[1:] != codes[:-1]) + 1])
         return Runs(codes[starts], np.diff(starts, append=len(codes)).astype(np.int32))
 
@@ -150,6 +150,37 @@ def meeting(parts: Sequence[Sequence[Span]]) -> tuple[Region, int] | None:
             if byte is not None:
                 return region, start + byte
     return None
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A place that two launches have accessed: region, byte of it, and the codes of what each did to it."""
+
+    region: Region
+    byte: int
+    codes: tuple[int, int]
+
+
+def racing(first: Sequence[Span], second: Sequence[Span]) -> Meeting | None:
+    """Where two launches that nothing orders race: one has written, not both atomically; None: nowhere."""
+    earlier = {(span.region, span.start): span for span in first}
+    for span in second:
+        other = earlier.get((span.region, span.start))
+        if other is None or not _race(other.by_granule(), span.by_granule()).any():
+            continue
+        codes = other.by_byte(), span.by_byte()
+        places = np.flatnonzero(_race(*codes))  # pieces of a granule may be of one launch each
+        if len(places):
+            byte = int(places[0])
+            return Meeting(span.region, span.start + byte, (int(codes[0][byte]), int(codes[1][byte])))
+    return None
+
+
+def _race(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where the codes of two launches are a race, bool [places]."""
+    one_way = [((one & WRITTEN) != 0) & (other != 0) | ((one & WRITES) != 0) & ((other & READ) != 0)
+               for one, other in ((a, b), (b, a))]  # fmt: skip
+    return one_way[0] | one_way[1]
 
 
 def _meet(parts: Sequence[np.ndarray]) -> int | None:

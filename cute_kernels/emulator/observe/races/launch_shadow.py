@@ -43,6 +43,7 @@ class LaunchShadow:
         first: first epoch of this launch; those before it belong to a launch that may not be over yet.
         flow: of the kernel, to name the instructions of earlier accesses; None: they are not named. `follow` sets it.
         non_coherent: instructions of the kernel that are ld.global.nc, by index.
+        makes_maps: the kernel changes tensor maps, and what reads them is recorded.
         elsewhere: accesses that clusters in other processes made.
         maps: addresses of the tensor maps in global memory that this process used; they are in no shadow.
         block: a `LaunchRegions` of the core, as int64.
@@ -57,6 +58,7 @@ class LaunchShadow:
     first: int = 1
     flow: Flow | None = None
     non_coherent: frozenset[int] = frozenset()
+    makes_maps: bool = False
     elsewhere: list[Span] = field(default_factory=list)
     maps: set[int] = field(default_factory=set)
     block: np.ndarray = field(default_factory=lambda: np.zeros(word_count("LaunchRegions"), np.int64))
@@ -68,6 +70,7 @@ class LaunchShadow:
         """The launch executes this kernel. The core is told of all memory: what it does not know is Python's."""
         self.flow = flow
         self.non_coherent = flow.kernel.non_coherent
+        self.makes_maps = flow.kernel.makes_maps
         self._flags = np.zeros(len(flow.kernel.instructions), np.uint8)
         self._flags[list(self.non_coherent)] = 1
         self.block[_NON_COHERENT] = self._flags.ctypes.data if self.non_coherent else 0

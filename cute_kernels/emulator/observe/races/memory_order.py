@@ -70,7 +70,7 @@ def watch(
 def watch_uniform(
     warp: Any, mask: int, space: str, address: int, nbytes: int, write: bool, strength: Strength | None = None
 ) -> None:
-    """As `watch` for one access of all executing lanes to the same address."""
+    """Watches one access of all executing lanes to the same address."""
     tracker = warp.cluster.tracker
     if tracker is None or space not in ("shared", "global"):
         return

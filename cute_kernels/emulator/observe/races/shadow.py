@@ -28,7 +28,7 @@ _MAPPED_BYTES = 1 << 16
 
 
 def zeros(shape: int | tuple[int, ...], dtype: type[np.generic] = np.int32) -> np.ndarray:
-    """As `numpy.zeros`. Large arrays are pages of the system's own, which cost nothing before they are touched.
+    """Zeros like `numpy.zeros`. Large arrays are pages of the system, which cost nothing before they are touched.
 
     The C library's allocator clears what it has had before: a shadow of which a few places are ever used would cost as
     much as one in full use. They are private: what a forked process writes there is its own.

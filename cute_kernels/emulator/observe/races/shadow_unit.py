@@ -144,7 +144,7 @@ class ShadowUnit:
         return np.array([(*line, tracker.epochs.address) for line in lines], np.int64), *kept
 
     def merged(self, starts: np.ndarray, nbytes: int) -> tuple[np.ndarray, int]:
-        """The same bytes in longer pieces of one length, where they can be put together so."""
+        """Merges the bytes into longer pieces of one length, where they can be put together so."""
         found = self._pieces.get(id(starts))
         if found is None:
             ordered = np.unique(starts)

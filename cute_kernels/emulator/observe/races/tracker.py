@@ -31,9 +31,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_kernels.emulator.core.layout import words
-from cute_kernels.emulator.observe.races.happens_before import FULL, NEVER, Agent, Offset
+from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.observe.races.happens_before import FULL, NEVER, WARP_COLUMNS, Agent, Offset
+from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.observe.races.points import PointRaces
-from cute_kernels.emulator.observe.races.shadow import GENERIC, LANE_BITS, STRONG, Part, Plane, Rows, Shadow, View
+from cute_kernels.emulator.observe.races.shadow import (
+    GENERIC,
+    GRANULE,
+    LANE_BITS,
+    STRONG,
+    Part,
+    Plane,
+    Rows,
+    Shadow,
+    View,
+)
 from cute_kernels.emulator.observe.races.sync_point import Order, Row, join, widened
 from cute_kernels.emulator.observe.races.tensor_memory import Operation
 
@@ -128,11 +140,28 @@ class RaceTracker(PointRaces):
             else:
                 plane.add_read(where, identity, self.epochs, None if floor else known, own_reads, floor)
         if rank >= 0 and rank != agent.rank:
+            self._check_begun(agent, rank)
             columns = [own_reads] if not write else {agent.base + max(n, 0) for n in np.atleast_1d(lanes).tolist()}
             for column in columns:
                 self.exits.access(
                     rank, column, agent.clock, f"an access by {agent.label}", place=agent.executing()
                 )
+
+    def _check_begun(self, agent: Agent, rank: int) -> None:
+        """A CTA's shared memory exists for others when it is known to have begun (CUDA Programming Guide, "Distributed
+        Shared Memory"). Whatever reached the warp from a warp there says so, relaxed or not.
+
+        Raises:
+            IllegalAccess: nothing that a warp of the CTA did is ordered before.
+        """
+        if (agent.base, rank) in self._begun:
+            return
+        self._begun.add((agent.base, rank))
+        order = agent.clocks[Row.ORDER]
+        warps = (other.base for other in self.agents if other.rank == rank)
+        if not any(order[base : base + WARP_COLUMNS].any() for base in warps):
+            message = f"{agent.label} accesses the shared memory of CTA {rank}, which may not have begun yet"
+            self.report(IllegalAccess(message).know("cta-not-begun"))
 
     def _strong_stores(self, agent: Agent, plane: Plane, where: Any) -> np.ndarray | None:
         """The writes that strong stores of the same warp made by another instruction than the one it executes, 0 at
@@ -274,9 +303,10 @@ class RaceTracker(PointRaces):
             view.exempt = operation.own + Offset.READ
         for part in shadow.parts(offsets, nbytes):
             plane, where = part.plane, part.where
-            self._check(part, plane.writes[where], view, rank, operation, "writes", "wrote")
+            # Who read a stage came after the copy that filled it, and says more than that one.
             for layer in plane.readers():
                 self._check(part, layer[where], view, rank, operation, "writes", "read")
+            self._check(part, plane.writes[where], view, rank, operation, "writes", "wrote")
             if fence is not None:
                 self._check_fenced(part, operation, rank)
             plane.set_write(where, operation.identity)
@@ -290,6 +320,33 @@ class RaceTracker(PointRaces):
             late = self._late(generic, fenced, operation)
             if late is not None:
                 self._missing_fence(part, generic, late, rank, operation, "writes", verb)
+
+    # --- tensor maps in global memory ---------------------------------------------------------------------------------
+
+    def load_reads_map(self, address: int, signal: int, text: str) -> tuple[int, int]:
+        """A load by the entered lane reads a tensor map: column and clock of that read, see `Operation.map_read`.
+
+        It is over when the load is. Strictly, that says nothing of loads before it that signal other mbarriers;
+        CUTLASS's grouped GEMMs wait for the last load of a group alone before they change its maps.
+        """
+        key = "map reads", self.agent.base, self.lane, signal & 0xFFFFFF if self.strict else -1
+        column = self.columns.named(key)
+        clock = self._serials[column] = self._serials.get(column, 0) + 1
+        self._map_read(address, column, clock, text)
+        return column, clock
+
+    def store_reads_map(self, address: int, group: int, text: str) -> None:
+        """A store in a bulk group does, until it has read its source (PTX ISA, cp.async.bulk.wait_group.read)."""
+        self._map_read(address, self.bulk_columns(self.agent, self.lane)[0], group, text)
+
+    def _map_read(self, address: int, column: int, clock: int, text: str) -> None:
+        # Neither source nor target of the copy: an access of its own kind. What was written there before is made known
+        # by fence.proxy.tensormap, which is not followed.
+        identity = self.epochs.new(column, clock, text, GENERIC, self.agent.executing())
+        granules = address + np.arange(0, MAP_BYTES, GRANULE, dtype=np.int64)
+        for shadow, offsets, _ in self._regions(granules, GRANULE, False):
+            for part in shadow.parts(offsets, GRANULE):
+                part.plane.add_read(part.where, identity, self.epochs, None, column, self.floor)
 
     # --- copies that signal an mbarrier -------------------------------------------------------------------------------
 
@@ -310,6 +367,11 @@ class RaceTracker(PointRaces):
         number = operation.identity >> LANE_BITS
         self.epochs.clocks[number] = point.completed + 1
         join(point.gathered[Row.ORDER], operation.order)
+        if operation.map_read is not None:
+            column, clock = operation.map_read
+            gathered = point.gathered[: Row.TENSOR, column]
+            np.maximum(gathered, clock, out=gathered)
+            point.add_stream(column)
         apart = rank ^ signal >> 24
         if apart < 2:
             point.copied(bool(apart), operation.identity)

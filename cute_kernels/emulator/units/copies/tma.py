@@ -56,7 +56,7 @@ def load_text(nbytes: int, target: int, signal: int, who: str) -> str:
 
 
 def store_text(nbytes: int, source: int, who: str) -> str:
-    """Likewise a store."""
+    """Words of a store for reports."""
     return f"TMA store of {nbytes} bytes from shared offset {source & OFFSET_MASK} of CTA {source >> 24}, issued {who}"
 
 
@@ -108,6 +108,7 @@ class TmaUnit:
         multicast: int | None = None,
         offsets: Sequence[int] | None = None,
         describe: str = "",
+        map_address: int | None = None,
     ) -> None:
         """cp.async.bulk.tensor.Nd.shared.global.{tile, im2col}.mbarrier::complete_tx::bytes.
 
@@ -121,6 +122,7 @@ class TmaUnit:
             multicast: CTA mask, or None without ``.multicast::cluster``.
             offsets: of ``.im2col``, None in tiled mode.
             describe: who issues, for reports.
+            map_address: of the tensor map in global memory, if the kernel may change it.
 
         Raises:
             IllegalAccess: alignment, bounds, a barrier in a CTA where it may not be, a tensor map of the other mode.
@@ -135,7 +137,7 @@ class TmaUnit:
         if self.meter is not None:
             touched = tile_sectors(tensor_map, coords, offsets, write=False)
             self.meter.bulk("tma.load", nbytes, touched, len(targets))
-        watched = None
+        watched = map_read = None
         for target, signal in targets:
             self.bytes_loaded += nbytes
             text = load_text(nbytes, target, signal, describe or f"by CTA {rank}")
@@ -144,6 +146,9 @@ class TmaUnit:
                 if first:
                     rows = global_rows(tensor_map, coords, self.gmem, offsets, write=False)
                     self.tracker.global_rows(*rows, watched, False)
+                    if map_address is not None:
+                        map_read = self.tracker.load_reads_map(map_address, signal, text)
+                watched.map_read = map_read
             fetch = functools.partial(load_checked_tile, tensor_map, coords, self.gmem, offsets)
             run = functools.partial(self._run_load, tensor_map, fetch, target, signal, watched)
             self.engine.submit(AsyncOp(self._new_queue(), run, text, name=f"load {nbytes} B"))
@@ -158,6 +163,7 @@ class TmaUnit:
         describe: str = "",
         reduction: str | None = None,
         im2col: bool = False,
+        map_address: int | None = None,
     ) -> None:
         """cp.async.bulk.tensor.Nd.global.shared::cta.{tile,im2col_no_offs}.bulk_group, in a bulk group of ``thread``.
 
@@ -169,6 +175,7 @@ class TmaUnit:
             describe: who issues, for reports.
             reduction: operation of cp.reduce.async.bulk.tensor.
             im2col: ``.im2col_no_offs`` instead of ``.tile``.
+            map_address: as for `load`.
 
         Raises:
             IllegalAccess, UnsupportedPTX: as for `load`, and for a negative coordinate.
@@ -189,12 +196,13 @@ class TmaUnit:
         bulk = BulkOp(text, place=self.executing())
         pieces = self._stored_pieces(rank, tensor_map, coords, offset)
         if self.tracker is not None:
-            read_part, write_part = self.tracker.bulk(
-                self.groups.committed(thread) + 1, text, reduces=reduction is not None
-            )
+            group = self.groups.committed(thread) + 1
+            read_part, write_part = self.tracker.bulk(group, text, reduces=reduction is not None)
             if np.size(pieces[0]):
                 self.tracker.async_read(rank, *pieces, read_part)
             self.tracker.global_rows(*global_rows(tensor_map, coords, self.gmem, write=True), write_part, True)
+            if map_address is not None:
+                self.tracker.store_reads_map(map_address, group, text)
         self.groups.issue(thread, bulk)
         self.bytes_stored += nbytes
         if self.meter is not None:

@@ -161,11 +161,11 @@ class CoreWgmmas:
         return form.name, operation_text(form, rank, range(WARPS))
 
     def complete(self, rank: int, warp: int, newest: int) -> bool:
-        """As `WgmmaUnit.complete`."""
+        """Completes groups like `WgmmaUnit.complete`."""
         return not self._unfinished(rank, warp, newest)
 
     def outstanding(self, rank: int, warp: int, newest: int) -> tuple[int, str]:
-        """As `WgmmaUnit.outstanding`."""
+        """Outstanding groups like `WgmmaUnit.outstanding`."""
         unfinished, group = self._unfinished(rank, warp, newest), self._groups[rank * self._of_cta + warp // WARPS]
         if not unfinished:
             return 0, ""

@@ -98,12 +98,12 @@ class Form:
 
     @property
     def register_bits(self) -> int:
-        """Of each register of an operand."""
+        """Bits of each register of an operand."""
         return 64 if self.a_type is F64 else 32
 
     @property
     def stored_bytes(self) -> int:
-        """Of a row of A in registers."""
+        """Bytes of a row of A in registers."""
         return self.k * _SMALL.get(self.a_type, 8 * self.a_type.nbytes) // (16 if self.sparsity else 8)
 
     @property

@@ -43,7 +43,7 @@ _BITS = {"e2m3": 6, "e3m2": 6, "e2m1": 4, "e2m1x2": 4, "ue4m3": 7}
 
 @functools.cache
 def _tables(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Of all 256 codes, of which bits that the type does not have do not count: values, and encoded exponents."""
+    """Values and encoded exponents of all 256 codes, of which bits that the type does not have do not count."""
     dtype, lowest = _TYPES[name]
     codes = np.arange(256, dtype=np.uint8) & np.uint8((1 << _BITS.get(name, 8)) - 1)
     values = codes.view(dtype).astype(np.float64)
@@ -338,7 +338,7 @@ def _least_digits(numbers: Numbers) -> np.ndarray:
 
 
 def _aligned_groups(a: Side, b: Side, c: np.ndarray, d_type: str, sums: Sums) -> np.ndarray:
-    """The same of pairs of FP4, whose products are added in groups before they are aligned."""
+    """Sums of pairs of FP4, whose products are added in groups before they are aligned."""
     groups = a.elements.values.shape[1] // GROUP
     per_scale = groups // a.scales.values.shape[1]
     tops = _exponents_of(c, d_type, sums)

@@ -18,7 +18,7 @@ _TF32 = (0b0100, 0b1110)  # the only pairs of places that mean something
 
 
 def threads_with_metadata(stored_bytes: int, unit: int) -> int:
-    """Of every four threads, those whose metadata an instruction uses; selectors count groups of so many."""
+    """Threads of every four whose metadata an instruction uses; selectors count groups of so many."""
     return stored_bytes // 16 if unit == 2 else stored_bytes // 8
 
 

@@ -86,7 +86,7 @@ class Form:
         return self.n // (4 if self.d_type == "f16" else 2)
 
     def layout(self, which: int) -> tuple[int, int, bool]:
-        """Of B (0) or A (1): rows, bytes of an element, MN-major."""
+        """Layout of B (0) or A (1): rows, bytes of an element, MN-major."""
         if which:
             return ROWS, self.a_type.nbytes, self.a_mn_major
         return self.n, self.b_type.nbytes, self.b_mn_major
@@ -179,7 +179,7 @@ class RegisterFile:
 
     @classmethod
     def of(cls, rows: np.ndarray) -> RegisterFile:
-        """Of a contiguous array, uint32 [registers, 32]."""
+        """Registers in a contiguous array, uint32 [registers, 32]."""
         return cls(rows, np.arange(0, rows.size, 32))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 
 from cute_kernels.emulator import Options
@@ -16,7 +17,7 @@ from cute_kernels.emulator.observe.races.tensor_memory import TensorRaces
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.ptx.flow import analyse
 from tests.emulator.observe.races.test_races import CASES, END, TWINS, TWO_WARPS, WORDS, Twin, run
-from tests.emulator.ptx_launch import module
+from tests.emulator.ptx_launch import aligned, launch, module
 from tests.emulator.python_units import units, with_both_units
 
 EARLIER = re.compile(r"\((one of \d+ instructions in PTX lines \d+ to \d+|PTX line [^)]*)\)")
@@ -216,3 +217,44 @@ def test_many_instructions_of_an_unrolled_loop_have_its_source_line() -> None:
     assert describe(same).endswith(", loop.py:19")
     several = [dataclasses.replace(i, source=f"loop.py:{n}") for n, i in enumerate((first, *others))]
     assert describe(several).endswith(", loop.py:0, loop.py:1, loop.py:2 and 2 more lines")
+
+
+#: CTA 0 fills a buffer of both CTAs. CTA 1 reads its own, and says so by a flag in p0 that orders nothing.
+MULTICAST = """
+    ld.param.u64 %d0, [p0]; mov.u32 %r1, %cluster_ctarank; mov.u32 %r2, %tid.x; mov.b32 %r3, dynamic;
+    setp.ne.u32 %p1, %r1, 0; setp.eq.u32 %p2, %r2, 0; shl.b32 %r4, %r2, 2; add.u32 %r4, %r4, %r3; mov.b16 %h1, 3;
+    @%p2 mbarrier.init.shared.b64 [%r3], 1; @%p2 fence.mbarrier_init.release.cluster;
+    @%p2 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 128;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    @!%p2 bra FILLED; @%p1 bra FILLED;
+    COPY
+    FILLED: mbarrier.try_wait.parity.shared.b64 %p4, [%r3], 0; @!%p4 bra FILLED;
+    @%p1 bra READER;
+    SPIN: ld.relaxed.gpu.global.b32 %r5, [%d0]; setp.eq.u32 %p5, %r5, 0; @%p5 bra SPIN;
+    @%p2 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 128;
+    @!%p2 bra LAST;
+    COPY
+    bra LAST;
+    READER: ld.shared.b32 %r6, [%r4+128]; bar.warp.sync -1;
+    @%p2 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 128; @%p2 st.relaxed.gpu.global.b32 [%d0], 1;
+    LAST: mbarrier.try_wait.parity.shared.b64 %p4, [%r3], 1; @!%p4 bra LAST;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; ret;
+""".replace(
+    "COPY",
+    """cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+        [%r3+128], [%d0+128], 128, [%r3], %h1;""",
+)
+
+
+@pytest.mark.parametrize("native", [False, True], indirect=True)
+@pytest.mark.parametrize("completion", ["eager", "lazy"])
+def test_a_stage_that_is_filled_again_names_who_reads_it(native: bool, completion: str) -> None:
+    """Of a multicast, in the other CTA: the first copy is not known to be over either, but its reader says more."""
+    data = aligned(np.zeros(64, np.int32))
+    options = Options(completion=completion)
+    with pytest.raises(SharedMemoryRace) as caught:
+        launch(module(MULTICAST, parameters=1), data, grid=(2, 1, 1), cluster=(2, 1, 1), options=options)
+    message = str(caught.value)
+    assert "CTA 0 warp 0 writes the 128 bytes at shared offset 1152 of CTA 1, which the load of CTA 1 warp 0" in message
+    assert "ld.shared.b32 %r6, [%r4+128]" in message
+    assert caught.value.kind == "stage-in-use"

@@ -1,0 +1,55 @@
+"""CUDA graphs of a program."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from cute_kernels.emulator.captured_launch import CapturedLaunch
+from cute_kernels.emulator.programs.streams import Streams
+
+
+class Session(Protocol):
+    """What of a program's session is used here."""
+
+    graph: Graph | None
+    streams: Streams
+
+    def launch(self, launch: CapturedLaunch) -> None:
+        """Executes a launch."""
+
+
+class Graph:
+    """A CUDA graph of kernel launches."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.launches: list[CapturedLaunch] = []
+
+    def capture_begin(self, *_: Any, **__: Any) -> None:
+        """From here on launches are remembered instead of executed."""
+        self.session.graph = self
+
+    def capture_end(self) -> None:
+        """Launches execute again."""
+        self.session.graph = None
+
+    def replay(self) -> None:
+        """Executes the remembered launches in order, in the current stream."""
+        for launch in self.launches:
+            self.session.launch(dataclasses.replace(launch, stream=self.session.streams.current))
+
+    def reset(self) -> None:
+        """Forgets the launches."""
+        self.launches = []
+
+    @contextlib.contextmanager
+    def captured(self, *_: Any, **__: Any) -> Iterator[None]:
+        """What is launched inside is remembered."""
+        self.capture_begin()
+        try:
+            yield
+        finally:
+            self.capture_end()

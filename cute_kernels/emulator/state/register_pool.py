@@ -1,0 +1,84 @@
+"""The registers that the warps of a CTA have, and what `setmaxnreg` moves between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cute_kernels.emulator.facts import ranges
+
+_FILE = 65536  # registers of an SM, a quarter of them in each of its partitions, among which warps are dealt in turn
+_GRANULARITY = 8  # registers of a thread are allocated in eights
+
+
+def at_entry(threads: int, *, most: int | None, ctas_per_sm: int | None) -> int | None:
+    """Registers of a thread when a kernel with `setmaxnreg` begins; None where ptxas cannot know and ignores it.
+
+    What ptxas 13.0 gives such kernels: `.maxnreg`, or the most with which `.minnctapersm` CTAs of the declared size
+    fit an SM.
+
+    Args:
+        threads: of a CTA.
+        most: `.maxnreg`.
+        ctas_per_sm: `.minnctapersm`; counts only beside `.reqntid` or `.maxntid`, which the caller knows.
+    """
+    if most is not None:
+        return -(-most // _GRANULARITY) * _GRANULARITY
+    if ctas_per_sm is None:
+        return None
+    warps_of_partition = -(-ctas_per_sm * -(-threads // 32) // 4)
+    fits = _FILE // 4 // (32 * warps_of_partition) // _GRANULARITY * _GRANULARITY
+    return min(fits, 256)
+
+
+@dataclass(frozen=True)
+class RegisterShare:
+    """What the CTAs of a launch have of the registers.
+
+    Attributes:
+        at_entry: registers of a thread when the kernel begins.
+        ctas: CTAs that share an SM at least.
+    """
+
+    at_entry: int
+    ctas: int
+
+
+class RegisterPool:
+    """What of a CTA's registers its warps hold; the rest is free for `setmaxnreg.inc`.
+
+    There are as many as the CTA can have at most, its part of the SM's file: a kernel of 384 threads that enters with
+    168 registers each, 64,512, has been seen to raise them to 65,536 on an H100. Warps that have exited hold none. The
+    PTX ISA says neither, and other readings would report more.
+    """
+
+    def __init__(self, share: RegisterShare, warps: list[Any], runs: Callable[[Any], bool]) -> None:
+        """Args: of the CTA, its warps, whether a warp has not exited."""
+        self.held = dict.fromkeys(warps, share.at_entry)
+        self.total = max(_FILE // share.ctas, 32 * share.at_entry * len(warps))
+        self._runs = runs
+
+    def free(self) -> int:
+        """Registers that no warp holds."""
+        return self.total - 32 * sum(count for warp, count in self.held.items() if self._runs(warp))
+
+    def lacks(self, warp: Any, count: int) -> int:
+        """Registers that a warp does not hold of ``count`` per thread."""
+        return 32 * max(count - self.held[warp], 0)
+
+    def has_room(self, warp: Any, count: int) -> bool:
+        """Whether a warp can have ``count`` per thread now."""
+        return self.lacks(warp, count) <= self.free()
+
+    def describe(self, warp: Any, count: int) -> str:
+        """What a warp lacks, and who holds what, for a report."""
+        holders: dict[int, list[int]] = {}
+        for each, held in self.held.items():
+            if self._runs(each):
+                holders.setdefault(held, []).append(each.index)
+        held = ", ".join(f"warps {ranges(warps)} hold {each} per thread" for each, warps in holders.items())
+        return (
+            f"{self.lacks(warp, count):,} registers: it has {self.held[warp]} per thread and asks for {count}; of the "
+            f"CTA's {self.total:,} {self.free():,} are free ({held})"
+        )

@@ -1,0 +1,175 @@
+"""Tables of the documentation that follow from the code: ``python docs/tables.py`` writes them into their pages.
+
+A generated table stands between ``<!-- NAME: .. -->`` and ``<!-- end -->``; `TABLES` has the function for each name.
+``python docs/tables.py modules`` prints the first line of every module's docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.plan import ARCHS, make_plan
+from cute_kernels.plan.images import PIXEL_TYPES
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "cute_kernels"
+PAGES = ("architecture.md", "which_kernel.md")
+
+ARCHITECTURES = tuple(sorted(ARCHS, reverse=True))
+LAUNCH_SIZES = {"1 image": 1, "64 images": 64}
+"""Images of a call: few, where a launch more counts, and many."""
+
+PATCHES = (8, 14, 16, 28, 32, 48, 64, 96, 112, 128)
+"""Pixels of a patch's side."""
+
+POSITIONS = 196
+ROWS = 64 * POSITIONS
+
+LENGTHS = range(64, 2049, 64)
+"""Values of K."""
+
+SIDE = 224
+"""Pixels of an image's side, rounded down to whole patches."""
+
+FEATURES = 768
+
+
+def first_line(module: Path) -> str:
+    """The first line of a module's docstring."""
+    text = ast.get_docstring(ast.parse(module.read_text())) or ""
+    return text.partition("\n")[0].rstrip()
+
+
+def modules(folder: Path) -> list[Path]:
+    """The modules of a folder but for ``__init__`` and ``__main__``."""
+    return sorted(path for path in folder.glob("*.py") if not path.name.startswith("__"))
+
+
+def folders() -> list[Path]:
+    """The package and every package in it, by their paths."""
+    return sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
+
+
+def folder_table() -> str:
+    """One row for each folder: the first line of its ``__init__.py``, and outside the emulator its modules' names."""
+    rows = ["| folder | what | modules |", "|---|---|---|"]
+    for folder in folders()[1:]:
+        name = str(folder.relative_to(PACKAGE))
+        names = "" if name.startswith("emulator") else ", ".join(path.stem for path in modules(folder))
+        rows.append(f"| `{name}/` | {first_line(folder / '__init__.py')} | {names} |")
+    return "\n".join(rows)
+
+
+def module_page() -> str:
+    """A page with the first line of every module, folder by folder."""
+    parts = ["# Modules\n\nThe first line of every module's docstring."]
+    for folder in folders():
+        lines = [f"* `{path.name}`: {first_line(path)}" for path in modules(folder)]
+        parts.append(f"## `{folder.relative_to(ROOT)}/`\n\n{first_line(folder / '__init__.py')}\n\n" + "\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def kernel_files(problem: object, arch: str) -> str:
+    """The files below ``kernels/`` that a call without a configuration runs, or a dash."""
+    try:
+        plan = make_plan(problem, arch=arch)
+    except (ValueError, NotImplementedError):
+        return "-"
+    files = [launch.kernel.partition(":")[0].removeprefix("cute_kernels.kernels.") for launch in plan.launches]
+    return " + ".join(f"`{file.replace('.', '/')}`" for file in files)
+
+
+def cells(problems: dict[str, object]) -> tuple[str, ...]:
+    """What runs on each architecture; problems are told apart where they get different kernels."""
+    columns = []
+    for arch in ARCHITECTURES:
+        found = {what: kernel_files(problem, arch) for what, problem in problems.items()}
+        same = len(set(found.values())) == 1
+        columns.append(next(iter(found.values())) if same else "; ".join(f"{k}: {v}" for k, v in found.items()))
+    return tuple(columns)
+
+
+def heading(columns: str) -> list[str]:
+    """The first lines of a table whose last columns are the architectures."""
+    count = columns.count("|") + 1 + len(ARCHITECTURES)
+    return [f"| {columns} | {' | '.join(ARCHITECTURES)} |", "|---" * count + "|"]
+
+
+def lines(kinds: dict[str, dict[int, tuple[str, ...]]], shown: Callable[[list[int]], str]) -> list[str]:
+    """Rows ``| kinds | values | cells |``, one for all kinds, and for all neighbouring values, of the same cells."""
+    by_cells: dict[tuple, list[str]] = {}
+    for kind, of_values in kinds.items():
+        by_cells.setdefault(tuple(of_values.items()), []).append(kind)
+    rows = []
+    for of_values, names in by_cells.items():
+        for found, group in itertools.groupby(of_values, key=lambda item: item[1]):
+            values = shown([value for value, _ in group])
+            rows.append(f"| {', '.join(names)} | {values} | {' | '.join(found)} |")
+    return rows
+
+
+def images_problem(precision: str, channels_last: bool, patch: int, batch: int) -> PatchEmbedImagesProblem:
+    """Square images of three channels with bias and positions."""
+    side = SIDE // patch * patch
+    return PatchEmbedImagesProblem(
+        batch, 3, side, side, patch, FEATURES, PIXEL_TYPES[precision], channels_last, precision,
+        table_rows=(side // patch) ** 2,
+    )  # fmt: skip
+
+
+def images_table() -> str:
+    """`patch_embed_images`: precision and layout, patch, and what runs."""
+    kinds = {f"`{precision}`": (precision, False) for precision in PIXEL_TYPES}
+    kinds["`int8` channels_last"] = ("int8", True)
+    found = {
+        name: {
+            patch: cells({size: images_problem(*kind, patch, n) for size, n in LAUNCH_SIZES.items()})
+            for patch in PATCHES
+        }
+        for name, kind in sorted(kinds.items())
+    }
+    return "\n".join([*heading("precision | patch"), *lines(found, lambda patches: ", ".join(map(str, patches)))])
+
+
+def rows_table() -> str:
+    """`patch_embed` and `gemm`: element type, K, and what runs."""
+    operations = {
+        "patch_embed": (
+            ("float8_e4m3fn", "uint8", "int8", "bfloat16", "float16"),
+            lambda dtype, k: PatchEmbedProblem(ROWS, FEATURES, k, POSITIONS, in_dtype=dtype),
+        ),
+        "gemm": (("bfloat16", "float16", "float32"), lambda dtype, k: GemmProblem(ROWS, FEATURES, k, in_dtype=dtype)),
+    }
+    rows = heading("operation | elements | K")
+    for operation, (dtypes, problem) in operations.items():
+        found = {dtype: {k: cells({"": problem(dtype, k)}) for k in LENGTHS} for dtype in dtypes}
+        rows += [f"| `{operation}` {row}" for row in lines(found, lambda ks: f"{ks[0]:,} to {ks[-1]:,}")]
+    return "\n".join(rows)
+
+
+TABLES = {"folders": folder_table, "images": images_table, "rows": rows_table}
+
+
+def filled(page: str) -> str:
+    """A page with its generated tables as they are now."""
+    pattern = r"(<!-- (\w+): [^>]*-->)\n.*?(<!-- end -->)"
+    return re.sub(pattern, lambda m: f"{m[1]}\n\n{TABLES[m[2]]()}\n\n{m[3]}", page, flags=re.DOTALL)
+
+
+def main(arguments: list[str]) -> None:
+    if arguments == ["modules"]:
+        print(module_page())
+        return
+    for name in PAGES:
+        path = ROOT / "docs" / name
+        path.write_text(filled(path.read_text()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,160 @@
+"""Documentation names files that exist, its generated tables are those of the code, and pages keep their sizes.
+
+Links, anchors and API references are the site's business: ``make docs`` fails where one leads nowhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bench import archive
+from cute_kernels.commands import cli
+from cute_kernels.config import PatchEmbedImagesProblem
+from cute_kernels.plan import make_plan
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("cute_kernels", "tests", "bench", "docs", ".ci")
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+FILES = {
+    "/" + str(path.relative_to(ROOT))
+    for path in [*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
+} | {
+    f"/bench/results/{path.name}/{name}" for path in archive.RESULTS.glob("*.tar.xz") for name in archive.contents(path)
+}
+"""With those in the archives of recorded results."""
+
+WRITTEN = {
+    "demo.png", "trace.png", "trace.json", "photo.png", "patch_embed.ptx.json", "build/mutation.json", "state.json",
+    "r.json", "transpose.py", "broken.py",
+}  # fmt: skip
+"""Files that commands write, or readers, where they are called."""
+
+NOT_OURS = re.compile(r"^(cute|cute_ext|examples/python)/|\b[A-Z_]+\.")
+"""Programs of other projects, by their paths there; names in capitals, which stand for any."""
+
+
+SIZES = {
+    "README.md": 8_000,
+    # For everybody.
+    "docs/install.md": 4_500, "docs/tutorial.md": 7_500, "docs/glossary.md": 4_000, "docs/demo.md": 1_500,
+    # Kernel developers.
+    "docs/agents.md": 5_000, "docs/own_kernel.md": 7_500,
+    "docs/emulator/guide.md": 14_000, "docs/emulator/your_kernel.md": 14_500, "docs/emulator/contract.md": 20_000,
+    "docs/emulator/families.md": 21_000,
+    "docs/emulator/arithmetic.md": 7_500, "docs/emulator/core.md": 9_500, "docs/emulator/counters.md": 8_000,
+    "docs/emulator/programs.md": 5_500, "docs/emulator/programs_outcomes.md": 17_500,
+    "docs/emulator/public_bugs.md": 7_000, "docs/emulator/speed.md": 4_500,
+    # Model engineers.
+    "docs/use_in_your_model.md": 12_000, "docs/operations.md": 5_500, "docs/which_kernel.md": 5_500,
+    "docs/caching.md": 6_000, "docs/performance.md": 37_000,
+    # Explorers.
+    "docs/explore.md": 4_500, "docs/profiling.md": 6_000, "docs/model.md": 8_500, "docs/b200.md": 2_500,
+    "docs/experiments.md": 25_000,
+    # Contributors.
+    "docs/architecture.md": 11_000, "docs/dataflow.md": 15_000, "docs/extending.md": 4_500, "docs/testing.md": 10_500,
+    "docs/mutation.md": 8_500,
+}  # fmt: skip
+"""Bytes that a page may have. Pages of docs/api are a few lines that mkdocstrings expands, 1,000 at most each."""
+
+
+def named_files(text: str) -> set[str]:
+    """Whatever reads like a path."""
+    return {name for name in re.findall(r"[\w./-]+\.(?:py|json|md|png|txt)\b", text) if not NOT_OURS.search(name)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_exist(page: Path) -> None:
+    """As the end of a path in the repository, or relative to the page."""
+    missing = []
+    for name in named_files(page.read_text()):
+        tail = "/" + name.removeprefix("./").lstrip("/")
+        known = any(file.endswith(tail) for file in FILES) or (page.parent / name).exists() or name in WRITTEN
+        if not known:
+            missing.append(name)
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_keep_their_sizes(page: Path) -> None:
+    """A page that grows beyond its limit has to lose something, or to become two; a new page needs a limit."""
+    name = str(page.relative_to(ROOT))
+    limit = 1_000 if name.startswith("docs/api/") else SIZES[name]
+    assert page.stat().st_size <= limit, f"{name} has {page.stat().st_size:,} bytes, allowed: {limit:,}"
+
+
+def test_sizes_are_of_pages() -> None:
+    """Of pages that exist, and not of some that were larger once: nearly all of a limit is used."""
+    for name, limit in SIZES.items():
+        assert limit - max(1_500, limit // 8) < (ROOT / name).stat().st_size, name
+
+
+def tables() -> ModuleType:
+    """The script that writes the generated tables."""
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_tables_are_those_of_the_code() -> None:
+    """``python docs/tables.py`` would change no page, and no page but these has a generated table."""
+    script = tables()
+    written = {page.name for page in PAGES if "<!-- end -->" in page.read_text()}
+    assert set(script.PAGES) <= written
+    for name in script.PAGES:
+        page = (ROOT / "docs" / name).read_text()
+        assert script.filled(page) == page, f"docs/{name}: run python docs/tables.py"
+
+
+def test_a_table_of_kernels_names_what_a_plan_runs() -> None:
+    """Cells of the page against kernels that are looked up here, one for each of its columns."""
+    page = (ROOT / "docs" / "which_kernel.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    (images,) = (row for row in rows if row[0] == "`int8`" and row[1] == "16")
+    assert images[2:] == ["`sm90/patch_embed_images`", "`sm100/patch_embed_images`"]
+    problem = PatchEmbedImagesProblem(1, 3, 224, 224, 16, 768, table_rows=196)
+    for arch, cell in zip(("sm_90a", "sm_100a"), images[2:]):
+        module = make_plan(problem, arch=arch).kernel.partition(":")[0]
+        assert module == "cute_kernels.kernels." + cell.strip("`").replace("/", ".")
+
+
+def test_every_module_says_what_it_is() -> None:
+    """In the first line of its docstring, which the list of modules shows."""
+    script = tables()
+    found = [path for folder in script.folders() for path in script.modules(folder)]
+    assert len(found) > 200
+    assert not [str(path) for path in found if not script.first_line(path)]
+    page = script.module_page()
+    assert all(f"* `{path.name}`: {script.first_line(path)}" in page for path in found)
+
+
+def commands(text: str) -> list[str]:
+    """Lines of blocks of code that call ``cute-kernels``, without a prompt, a path and what is said behind ``#``."""
+    lines = "\n".join(re.findall(r"^```.*?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).splitlines()
+    found = (re.match(r"(?:\$ )?(?:\S*/)?cute-kernels (.*)", line) for line in lines)
+    return [match[1] for match in found if match and not match[1].startswith(": ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_are_understood(page: Path) -> None:
+    """Each command of a page has the options that it is shown with."""
+    for command in commands(page.read_text()):
+        cli._parser().parse_args(shlex.split(command, comments=True))
+
+
+def test_commands_are_found() -> None:
+    assert sum(len(commands(page.read_text())) for page in PAGES) > 20
+
+
+def test_docstrings_name_the_thing_first() -> None:
+    """A docstring that begins with "Of ..", "As ..", "Likewise" says nothing to whoever reads it alone."""
+    sources = sorted((ROOT / "cute_kernels").rglob("*.py"))
+    starts = re.compile(r'^\s*"""(?:Of|As|Likewise|The same)\b.*', re.MULTILINE)
+    assert [(str(path), start) for path in sources for start in starts.findall(path.read_text())] == []
+    assert len(sources) > 300

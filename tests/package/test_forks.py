@@ -1,0 +1,102 @@
+"""A process that is forked while another thread has a lock of the package is not kept waiting for that thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from cute_kernels import executors, forks
+from cute_kernels.dsl import recording
+from cute_kernels.emulator import host
+from cute_kernels.nn.positions import PositionCache
+from cute_kernels.operations.gemm import GEMM
+from cute_kernels.runtime import tuned
+
+CALLS, CACHE = GEMM.repeated, PositionCache()
+
+
+def record() -> None:
+    with host.recording_runtime():
+        pass
+
+
+LOCKS = {
+    "hooks of CuTe DSL": (recording._HOOK_LOCK, record),
+    "tuned configurations": (tuned._LOCK, lambda: tuned.lookup(None, None)),
+    "states of workers": (executors._lock, lambda: executors._perform(Here(), lambda state: None, ())),
+    "repeated calls": (CALLS._lock, CALLS.clear),
+    "positions": (CACHE._lock, CACHE.clear),
+}
+
+
+class Here:
+    """A state that is there."""
+
+    def state(self) -> None:
+        """Nothing."""
+
+
+def forked(use: Any) -> int:
+    """Exit status of a child that makes a call; that of a signal if it takes longer than five seconds."""
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)
+        try:
+            use()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded")
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_child_is_not_kept_waiting(name: str) -> None:
+    lock, use = LOCKS[name]
+    use()
+    held = threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            time.sleep(0.3)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    assert forked(use) == 0
+    thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded")
+def test_what_a_lock_guards_is_put_right_where_another_thread_had_it() -> None:
+    """Not where the thread that forks has it, whose work goes on."""
+    put_right = []
+    lock = forks.lock(lambda: put_right.append(1))
+    done, held = threading.Event(), threading.Event()
+
+    def check(times: int) -> None:
+        with lock:
+            if len(put_right) != times:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait()
+
+    with lock:
+        assert forked(lambda: check(0)) == 0
+    assert forked(lambda: check(0)) == 0
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    assert forked(lambda: check(1)) == 0
+    done.set()
+    thread.join()
+    assert not put_right
