@@ -1,6 +1,6 @@
 """The way of a call, the same for every operation: check once, plan, prepare operands, launch, remember.
 
-    operation(arguments)
+    operation(*arguments)
       | RepeatedCalls.run     known --------------------> launch
       v ArgumentTable.check   types, shapes, devices, once
       v Operation.plan        arguments -> problem -> plan
@@ -34,6 +34,7 @@ ROW_BYTES = 16
 """TMA: global row pitch and base address are multiples of 16 bytes."""
 
 # Looked up once, for the sake of repeated calls; see `dispatch_is_intercepted`.
+_is_grad_enabled = torch.is_grad_enabled
 _is_compiling, _is_profiling = torch.compiler.is_compiling, torch.autograd._profiler_enabled
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _functorch_level, _is_tracing = torch._C._functorch.peek_interpreter_stack, torch._C._is_tracing
@@ -121,7 +122,7 @@ class Operation(ABC, Generic[A]):
         self.name = self.planner.operation
         self.table = ArgumentTable(self.arguments)
         self.repeated = RepeatedCalls(
-            [Repeatable(name, row.role, row.optional, row.operand or name) for name, row in self.table.rows.items()],
+            [Repeatable(name, row.role, row.operand or name) for name, row in self.table.rows.items()],
             self.scales,
         )
         self._backend = list(self.table.rows).index("backend")
@@ -195,9 +196,26 @@ class Operation(ABC, Generic[A]):
     def output_dtype(self, a: A) -> torch.dtype:
         """Element type of the result."""
 
+    def converted(self, values: tuple) -> tuple:
+        """Arguments with the same result, of another type where calls with these as they are cannot be remembered."""
+        return values
+
     # ---- the way of a call -------------------------------------------------------------------------------------------
 
-    def __call__(self, direct: bool, **values: Any) -> torch.Tensor:
+    def call(self, values: tuple) -> torch.Tensor:
+        """A call with arguments in the order of the table."""
+        direct = values[self._backend] == "auto" and not dispatch_is_intercepted()
+        if direct:
+            gradients = _is_grad_enabled()
+            out = self.repeated.run(values, gradients)
+            if out is None and (converted := self.converted(values)) is not values:
+                values = converted
+                out = self.repeated.run(values, gradients)
+            if out is not None:
+                return out
+        return self._first(direct, values)
+
+    def _first(self, direct: bool, values: tuple) -> torch.Tensor:
         """A call that is not remembered.
 
         Args:
@@ -206,10 +224,10 @@ class Operation(ABC, Generic[A]):
         """
         flat = self.table.encode(values)
         if direct:
-            gradients = torch.is_grad_enabled()
-            tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
+            gradients = _is_grad_enabled()
+            tensors = [value for value in values if isinstance(value, torch.Tensor)]
             if tensors[0].is_cuda and all(is_plain(tensor, gradients) for tensor in tensors):
-                return self.execute(self.arguments(**values))
+                return self.execute(self.arguments(*values))
         return getattr(torch.ops.cute_kernels, self.name)(*flat)
 
     def check(self, a: A) -> None:
@@ -263,9 +281,9 @@ class Operation(ABC, Generic[A]):
     # ---- the operator ------------------------------------------------------------------------------------------------
 
     def _run(self, *flat: Any) -> torch.Tensor:
-        values = self.table.decode(*flat)
+        values = self.table.decode(flat)
         if values[self._backend] == "auto":
-            out = self.repeated.run(*values, False)  # gradients are the dispatcher's matter here
+            out = self.repeated.run(values, False)  # gradients are the dispatcher's matter here
             if out is not None:
                 return out
         return self.execute(self.arguments(*values))
@@ -273,7 +291,7 @@ class Operation(ABC, Generic[A]):
     def _fake(self, *flat: Any) -> torch.Tensor:
         # DTensor asks for the type of a result before it asks for shardings.
         register_if_used(self.name, self.shardings)
-        a = self.arguments(*self.table.decode(*flat))
+        a = self.arguments(*self.table.decode(flat))
         self.check(a)
         first = next(iter(self.table.tensors_of(a)))[2]
         return first.new_empty(self.output_shape(a), dtype=self.output_dtype(a))

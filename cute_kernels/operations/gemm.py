@@ -13,7 +13,7 @@ from cute_kernels import reference
 from cute_kernels.config import ACTIVATIONS, Activation, GemmConfig, GemmProblem
 from cute_kernels.dtypes import name_of
 from cute_kernels.operations import arguments
-from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted, random_values
+from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
 from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.registry import GEMM as PLANNER
@@ -74,15 +74,7 @@ def gemm(
         ValueError: a wrong shape, stride, device, backend or config value.
         NotImplementedError: a device without a kernel.
     """
-    direct = backend == "auto" and not dispatch_is_intercepted()
-    if direct:
-        out = _repeated.run(a, b, bias, out_dtype, backend, config, allow_tf32, activation, torch.is_grad_enabled())
-        if out is not None:
-            return out
-    return GEMM(
-        direct, a=a, b=b, bias=bias, out_dtype=out_dtype, backend=backend, config=config, allow_tf32=allow_tf32,
-        activation=activation,
-    )  # fmt: skip
+    return GEMM.call((a, b, bias, out_dtype, backend, config, allow_tf32, activation))
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +195,6 @@ class _Gemm(Operation[GemmArguments]):
 
 
 GEMM = _Gemm()
-_repeated = GEMM.repeated
 
 
 def prepare_gemm(

@@ -14,10 +14,10 @@ from cute_kernels import reference
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
 from cute_kernels.dtypes import name_of
 from cute_kernels.operations import arguments
-from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted, random_values
-from cute_kernels.operations.rows import rows_table, tma_readable, tma_rows
+from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
 from cute_kernels.operations.scales import combine_numbers, combine_scales, in_kernel_order, is_vector, only_number
 from cute_kernels.operations.sharding import Shape, Sharding
+from cute_kernels.operations.table import rows_table
 from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
 from cute_kernels.plan.patch_embed import WEIGHT_TYPES, longest_row
@@ -29,7 +29,6 @@ from cute_kernels.runtime.repeat import ScaleProduct
 
 __all__ = ["PATCH_EMBED", "PatchEmbedArguments", "choose_backend", "device_facts", "patch_embed", "prepare_launch"]
 
-_BF16, _is_grad_enabled = torch.bfloat16, torch.is_grad_enabled  # looked up once, for the sake of repeated calls
 _ROWS = tuple(getattr(torch, name) for name in WEIGHT_TYPES)
 _WEIGHTS = tuple(dict.fromkeys(getattr(torch, name) for name in WEIGHT_TYPES.values()))
 _ADDENDS = (torch.bfloat16, torch.float16, torch.float32)
@@ -98,20 +97,9 @@ def patch_embed(
         ValueError: a wrong shape, stride, device, scale, backend or config value.
         NotImplementedError: a device without a kernel.
     """
-    direct = backend == "auto" and out_dtype is _BF16 and not dispatch_is_intercepted()
-    if direct:
-        gradients = _is_grad_enabled()
-        out = _repeated.run(
-            x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config, gradients
-        )
-        if out is not None:
-            return out
     if out_dtype is not torch.bfloat16:
         raise ValueError(f"out_dtype = {out_dtype}, allowed: torch.bfloat16")
-    return PATCH_EMBED(
-        direct, x=x, weight=weight, bias=bias, pos_embed=pos_embed, pos_index=pos_index, scale_a=scale_a,
-        scale_b=scale_b, backend=backend, config=config,
-    )  # fmt: skip
+    return PATCH_EMBED.call((x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config))
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,10 +244,10 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
         """Pads K, aligns, builds the table, allocates the output."""
         problem = plan.problem
         weight = a.weight
-        if not tma_readable(weight):
-            weight = DERIVED.get("weight rows", (a.weight,), lambda: tma_rows(a.weight, problem.k))
+        if not _tma_readable(weight):
+            weight = DERIVED.get("weight rows", (a.weight,), lambda: _tma_rows(a.weight, problem.k))
         operands = Operands(
-            x=tma_rows(a.x.view(problem.m, -1), problem.k),
+            x=_tma_rows(a.x.view(problem.m, -1), problem.k),
             weight=weight,
             table=rows_table(plan, (a.bias, a.pos_embed), lambda: (a.bias, a.pos_embed)),
             index=None if a.pos_index is None else _int32_index(a.pos_index),
@@ -292,7 +280,6 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
 
 
 PATCH_EMBED = _PatchEmbed()
-_repeated = PATCH_EMBED.repeated
 
 
 def prepare_launch(
@@ -351,6 +338,20 @@ def _check_positions(pos_index: torch.Tensor, positions: int) -> None:
 
 
 # --- operands --------------------------------------------------------------------------------------------------------
+
+
+def _tma_readable(rows: torch.Tensor) -> bool:
+    """Whether rows are whole 16 bytes and begin on such."""
+    return rows.shape[-1] * rows.itemsize % ROW_BYTES == 0 and rows.data_ptr() % ROW_BYTES == 0
+
+
+def _tma_rows(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """``rows`` itself if TMA can read it, otherwise an aligned copy with every row zero-padded to ``width``."""
+    if _tma_readable(rows):
+        return rows
+    padded = torch.zeros(rows.shape[0], width, dtype=rows.dtype, device=rows.device)
+    padded[:, : rows.shape[1]] = rows
+    return padded
 
 
 def _int32_index(pos_index: torch.Tensor) -> torch.Tensor:

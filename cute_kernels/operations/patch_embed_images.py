@@ -7,7 +7,6 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -21,12 +20,11 @@ from cute_kernels.config import (
 )
 from cute_kernels.dtypes import name_of
 from cute_kernels.operations import arguments
-from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted, random_values
-from cute_kernels.operations.fragment_table import fragment_table
+from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
 from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, prepare_patch_weight, strip_weight
-from cute_kernels.operations.rows import rows_table
 from cute_kernels.operations.scales import in_kernel_order
 from cute_kernels.operations.sharding import Shape, Sharding
+from cute_kernels.operations.table import fragment_table, rows_table
 from cute_kernels.plan import ImagesPlan, Sm90GatherPlan
 from cute_kernels.plan.images import multiplied_type, pixel_types
 from cute_kernels.plan.images_chain import RowsChainPlan
@@ -39,7 +37,6 @@ from cute_kernels.runtime.operands import Operands
 __all__ = ["PATCH_EMBED_IMAGES", "PatchEmbedImagesArguments", "patch_embed_images"]
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-_RAW, _is_grad_enabled = torch.uint8, torch.is_grad_enabled  # looked up once, for the sake of repeated calls
 _PRECISIONS = {dtype: name for name, dtype in WIDE_TYPES.items()}
 
 
@@ -108,52 +105,21 @@ def patch_embed_images(
     if not isinstance(images, torch.Tensor):
         raise TypeError(f"images is {type(images).__name__}, expected torch.Tensor")
     held = weight._buffers  # attributes of modules are found much more slowly
-    raw = images.dtype is _RAW
+    raw = images.dtype is torch.uint8
     values = held["raw"] if raw else held["normalised"]
     if values is None:
         raise TypeError(
             f"images has dtype {images.dtype} with a weight of precision {weight.precision!r}, allowed: torch.uint8"
         )
     offset = held["offset"] if raw else None
-    low, scale, patch = held["raw_low"], held["scale"], weight.patch
-    direct = backend == "auto" and not dispatch_is_intercepted()
-    if direct:
-        gradients = _is_grad_enabled()
-        # Found here, the last call with this weight takes one call of a function less than by `run`: 0.4 us of 6.1.
-        call = _repeated.recent.get(id(values))
-        if call is not None:
-            out = call(
-                images, values, low, scale, offset, bias, pos_embed, patch, out_dtype, backend, config, gradients
-            )
-            if out is not None:
-                return out
-        others = values, low, scale, offset, bias, pos_embed, patch, out_dtype, backend, config, gradients
-        out = _repeated.run(images, *others)
-        if out is not None:
-            return out
-        rounded = _as_multiplied(images, values, patch)
-        if rounded is not images:
-            # Rounded here instead of behind the checks, so that what follows is a call that is remembered.
-            images = rounded
-            out = _repeated.run(images, *others)
-            if out is not None:
-                return out
-    return PATCH_EMBED_IMAGES(
-        direct, images=images, weight=values, weight_low=low, weight_scale=scale, weight_offset=offset, bias=bias,
-        pos_embed=pos_embed, patch=patch, out_dtype=out_dtype, backend=backend, config=config,
-    )  # fmt: skip
+    low, scale = held["raw_low"], held["scale"]
+    return PATCH_EMBED_IMAGES.call(
+        (images, values, low, scale, offset, bias, pos_embed, weight.patch, out_dtype, backend, config)
+    )
 
 
-def _as_multiplied(images: torch.Tensor, weight: torch.Tensor, patch: int) -> torch.Tensor:
-    """Pixels of another type than the weight's, in the type in which a kernel that reads images multiplies them."""
-    precision = _PRECISIONS.get(weight.dtype)
-    if precision is None or images.dtype is weight.dtype or (images.dtype is not _RAW and images.dtype not in _FLOATS):
-        return images
-    return images if name_of(images.dtype) in pixel_types(patch, precision) else images.to(weight.dtype)
-
-
-def _constant(*dtypes: torch.dtype, role: Literal["constant", "prepared"] = "constant") -> torch.Tensor | None:
-    return arguments.tensor(*dtypes, optional=True, role=role)
+def _constant(*dtypes: torch.dtype) -> torch.Tensor | None:
+    return arguments.tensor(*dtypes, optional=True, role="constant")
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,9 +130,9 @@ class PatchEmbedImagesArguments:
     weight: torch.Tensor = arguments.tensor(
         torch.int8, *_PRECISIONS, shapes=("[N, K]",), dense=True, role="constant"
     )
-    weight_low: torch.Tensor | None = _constant(torch.int8, role="prepared")
-    weight_scale: torch.Tensor | None = _constant(torch.float32, role="prepared")
-    weight_offset: torch.Tensor | None = _constant(torch.float32, role="prepared")
+    weight_low: torch.Tensor | None = _constant(torch.int8)
+    weight_scale: torch.Tensor | None = _constant(torch.float32)
+    weight_offset: torch.Tensor | None = _constant(torch.float32)
     bias: torch.Tensor | None = _constant(*_FLOATS)
     pos_embed: torch.Tensor | None = _constant(*_FLOATS)
     patch: int = arguments.plain("int patch", int)
@@ -236,6 +202,18 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         if isinstance(a.config, Sm100ImagesConfig) or (sm90 and why_no_operand(problem)):
             return dataclasses.replace(problem, channels_last=False)
         return problem
+
+    def converted(self, values: tuple) -> tuple:
+        """With pixels in the type that a kernel which reads images multiplies: rounded behind the checks, they would be
+        another tensor than the one that was given.
+        """
+        images, weight, _, _, _, _, _, patch, *_ = values
+        precision = _PRECISIONS.get(weight.dtype)
+        if precision is None or images.dtype is weight.dtype or images.dtype not in (torch.uint8, *_FLOATS):
+            return values
+        if name_of(images.dtype) in pixel_types(patch, precision):
+            return values
+        return images.to(weight.dtype), *values[1:]
 
     def prepare(self, a: PatchEmbedImagesArguments, plan: ImagesPlan | RowsChainPlan) -> Prepared:
         """Makes the images contiguous, aligned and of the weight's type, builds the table, allocates the output."""
@@ -383,4 +361,3 @@ def _table_rows(a: PatchEmbedImagesArguments, shape: tuple[int, int]) -> torch.T
 
 
 PATCH_EMBED_IMAGES = _PatchEmbedImages()
-_repeated = PATCH_EMBED_IMAGES.repeated

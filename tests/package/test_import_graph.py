@@ -30,7 +30,6 @@ LAYERS = (
     ("runtime",),
     ("compile",),
     ("kernels",),
-    ("frames",),
     ("plan",),
     ("config", "model"),
 )
