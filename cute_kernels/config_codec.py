@@ -126,4 +126,5 @@ def spell(value: object) -> str:
     """A value of a field as `parse_settings` reads it."""
     if value is None:
         return OPEN
+    (value,) = {value}  # to torch.compile an int is a symbol, which has no text, and an element of a set is a constant
     return str(value).lower() if isinstance(value, bool) else str(value)
