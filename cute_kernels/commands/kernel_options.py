@@ -13,6 +13,9 @@ from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
+    Sm80GemmConfig,
+    Sm80ImagesConfig,
+    Sm80PatchEmbedConfig,
     Sm90GatherConfig,
     Sm90GemmConfig,
     Sm90ImagesConfig,
@@ -26,6 +29,11 @@ from cute_kernels.config_codec import parse_settings, spell
 from cute_kernels.plan import PLANNERS, Plan, make_plan
 from cute_kernels.plan.images import PIXEL_TYPES
 from cute_kernels.plan.registry import Target
+
+_SM80 = {
+    "tile_m": (32, 64, 128, 192, 256), "tile_n": (64, 128, 192, 256), "warps_m": (1, 2, 4), "warps_n": (1, 2, 4),
+    "row_bytes": (64, 128),
+}  # fmt: skip
 
 # Legal integers that --help shows, by class of tunables; the plan judges what is given.
 CHOICES: dict[type, dict[str, tuple[int, ...]]] = {
@@ -51,6 +59,9 @@ CHOICES: dict[type, dict[str, tuple[int, ...]]] = {
         "tile_m": (64, 128, 192, 256), "tile_n": (64, 128, 192, 256), "cluster_m": (1, 2, 4),
         "cluster_n": (1, 2, 4), "split_k": (1, 2, 4, 8),
     },
+    Sm80GemmConfig: _SM80,
+    Sm80PatchEmbedConfig: _SM80,
+    Sm80ImagesConfig: _SM80 | {"tile_images": (1, 8)},
 }  # fmt: skip
 
 _CHOSEN = "chosen for the problem"
@@ -114,7 +125,10 @@ def add_kernel(parser: argparse.ArgumentParser, *kernels: str) -> None:
     """``--arch`` and ``--set`` for these kernels; the plan judges the values."""
     lines = []
     for kernel in kernels:
+        archs_of: dict[Target, list[str]] = {}
         for arch, target in _targets(kernel).items():
+            archs_of.setdefault(target, []).append(arch)
+        for arch, target in ((", ".join(archs), target) for target, archs in archs_of.items()):
             for kind in (*target.configs, *(other.config for other in target.others)):
                 tunables = ", ".join(_describe(kind, field) for field in dataclasses.fields(kind))
                 lines.append(f"{kernel}, {arch}{_PROBLEMS_OF.get(kind, '')} ({kind.__name__}): {tunables}.")

@@ -57,6 +57,7 @@ __all__ = [
 _FOR_KERNELS = {
     "dsl_user_op": ("cutlass.cutlass_dsl", "dsl_user_op"),
     "nvvm": ("cutlass._mlir.dialects.nvvm", None),
+    "llvm": ("cutlass._mlir.dialects.llvm", None),
     "cute_ir": ("cutlass._mlir.dialects.cute", None),
     "mlir_types": ("cutlass.cutlass_dsl", "T"),
     "tensor_of": ("cutlass.cute.tensor", "_Tensor"),

@@ -19,17 +19,21 @@ from cute_kernels.plan.base import (
     Plan,
     SmemRegion,
     TmemRegion,
+    arch_of,
     reject,
 )
 from cute_kernels.plan.gemm import GemmPlan
+from cute_kernels.plan.gemm_sm80 import Sm80GemmPlan
 from cute_kernels.plan.gemm_sm90 import Sm90GemmPlan
 from cute_kernels.plan.gemm_sm100 import Sm100GemmPlan
 from cute_kernels.plan.images import ImagesPlan
 from cute_kernels.plan.images_gather import Sm90GatherPlan
+from cute_kernels.plan.images_sm80 import Sm80ImagesPlan
 from cute_kernels.plan.images_sm90 import Sm90ImagesPlan
 from cute_kernels.plan.images_sm100 import Sm100ImagesPlan
 from cute_kernels.plan.patch_embed import PatchEmbedPlan
 from cute_kernels.plan.patch_embed_resident import Sm100ResidentPlan
+from cute_kernels.plan.patch_embed_sm80 import Sm80PatchEmbedPlan
 from cute_kernels.plan.patch_embed_sm90 import Sm90PatchEmbedPlan
 from cute_kernels.plan.patch_embed_sm100 import Sm100PatchEmbedPlan
 from cute_kernels.plan.registry import PLANNERS, Planner, Target
@@ -47,6 +51,9 @@ __all__ = [
     "PatchEmbedPlan",
     "Plan",
     "Planner",
+    "Sm80GemmPlan",
+    "Sm80ImagesPlan",
+    "Sm80PatchEmbedPlan",
     "Sm90GatherPlan",
     "Sm90GemmPlan",
     "Sm90ImagesPlan",
@@ -58,6 +65,7 @@ __all__ = [
     "SmemRegion",
     "Target",
     "TmemRegion",
+    "arch_of",
     "candidate_plans",
     "make_plan",
     "predict",
@@ -121,6 +129,9 @@ def make_plan(
     if arch is None:
         arch = planner.kinds.get(type(config), next(iter(planner.targets)))
     limits = _limits(arch)
+    if config is not None:
+        arch = planner.arch_for(arch, config)
+        limits = _limits(arch)
     target = planner.target(arch).of(problem, config)
     if config is not None and not isinstance(config, target.configs):
         allowed = " or ".join(kind.__name__ for kind in target.configs)

@@ -15,8 +15,10 @@ from typing import ClassVar
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.plan.base import VECTOR_BYTES, Arch, Operand, Plan, require
 from cute_kernels.plan.images import GATHERED_PATCHES, INTEGERS, PIXEL_TYPES, STRIP_PATCH
+from cute_kernels.plan.images_sm80 import copies_rows
 from cute_kernels.plan.images_strips import REPACKED, may_split, row_bytes, why_no_operand
 from cute_kernels.plan.patch_embed import PatchEmbedPlan, check_problem
+from cute_kernels.plan.patch_embed_sm80 import plan_sm80
 from cute_kernels.plan.patch_embed_sm90 import plan_sm90
 from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
 from cute_kernels.plan.sm100_choice import plan_sm100
@@ -66,6 +68,15 @@ def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
         return f"a row of {problem.patch} pixels of 16 bits is not the 32 bytes of one MMA step"
     if problem.channels > MOST_FLOAT_CHANNELS:
         return f"the weight of {problem.channels} channels of 16 bits leaves no room in tensor memory"
+    return ""
+
+
+def why_rows_on_sm80(problem: PatchEmbedImagesProblem) -> str:
+    """Likewise of the kernels of ``mma.sync``."""
+    if problem.channels_last:
+        return "channels are last, and copies are made of neighbouring pixels of one channel"
+    if problem.precision != "int16" and not copies_rows(problem):
+        return f"a row of {problem.patch} pixels of a patch is not the 16, 32 or 64 bytes that are copied at once"
     return ""
 
 
@@ -177,6 +188,7 @@ def _pass_of(p: PatchEmbedImagesProblem) -> PatchifyProblem:
 
 
 _ROWS_PLANNERS = {"sm_90a": plan_sm90, "sm_100a": plan_sm100}
+"""By architecture; of all others those of ``mma.sync``."""
 
 
 def plan_chain(
@@ -191,10 +203,11 @@ def plan_chain(
         feature_scale=problem.precision == "int8",
     )  # fmt: skip
     check_problem(product)
-    rows = _ROWS_PLANNERS[arch.name](product, config, arch, sm_count)
+    rows = _ROWS_PLANNERS.get(arch.name, plan_sm80)(product, config, arch, sm_count)
     reason = why(problem) or "the configuration is that of a kernel over rows"
     return RowsChainPlan(problem, rows.config, arch, sm_count, rows, reason)
 
 
 plan_sm90_chain = functools.partial(plan_chain, why_rows_on_sm90)
 plan_sm100_chain = functools.partial(plan_chain, why_rows_on_sm100)
+plan_sm80_chain = functools.partial(plan_chain, why_rows_on_sm80)

@@ -21,7 +21,7 @@ from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
 from cute_kernels.plan import gemm_sm90 as dense
 from cute_kernels.plan.base import Arch, SmemRegion, reject, require, smem_map
 from cute_kernels.plan.gemm_sm90 import GPC_SHARE
-from cute_kernels.plan.images import GATHERED_PATCHES, ImagesPlan
+from cute_kernels.plan.images import GATHERED_PATCHES, GridTilesPlan
 from cute_kernels.plan.shared_operands import (
     SWIZZLE_BYTES,
     WARPGROUP_ROWS,
@@ -44,7 +44,7 @@ def multiplies_floats(problem: PatchEmbedImagesProblem) -> bool:
 
 
 @dataclass(frozen=True)
-class Sm90GatherPlan(ImagesPlan, WgmmaPair):
+class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
     """The persistent WGMMA kernel over gathered patches: rows of a tile are patches, columns features."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gather:PatchGatherKernel"

@@ -11,6 +11,9 @@ from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
+    Sm80GemmConfig,
+    Sm80ImagesConfig,
+    Sm80PatchEmbedConfig,
     Sm90GatherConfig,
     Sm90GemmConfig,
     Sm90ImagesConfig,
@@ -22,11 +25,28 @@ from cute_kernels.config import (
 )
 from cute_kernels.config_codec import ConfigCodec
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan import gemm_sm90, gemm_sm100, images_sm90, images_sm100, patch_embed_sm90, sm100_choice
-from cute_kernels.plan.base import Arch, Plan
+from cute_kernels.plan import (
+    gemm_sm80,
+    gemm_sm90,
+    gemm_sm100,
+    images_sm80,
+    images_sm90,
+    images_sm100,
+    patch_embed_sm80,
+    patch_embed_sm90,
+    sm100_choice,
+)
+from cute_kernels.plan.base import ARCHS, Arch, Plan
 from cute_kernels.plan.gemm import check_gemm_problem
 from cute_kernels.plan.images import check_images_problem
-from cute_kernels.plan.images_chain import plan_sm90_chain, plan_sm100_chain, why_rows_on_sm90, why_rows_on_sm100
+from cute_kernels.plan.images_chain import (
+    plan_sm80_chain,
+    plan_sm90_chain,
+    plan_sm100_chain,
+    why_rows_on_sm80,
+    why_rows_on_sm90,
+    why_rows_on_sm100,
+)
 from cute_kernels.plan.images_gather import multiplies_floats, plan_sm90_gather, search_space
 from cute_kernels.plan.patch_embed import check_problem
 
@@ -108,6 +128,19 @@ class Planner:
             raise NotImplementedError(f"{self.operation} has kernels for {', '.join(self.targets)}, not for {arch}")
         return self.targets[arch]
 
+    def arch_for(self, arch: str, config: Any) -> str:
+        """The architecture that has a configuration, of those whose binaries a device of ``arch`` runs.
+
+        A device of compute capability 9.0 runs those of sm_90a and of sm_90; ``arch`` where none of them has it.
+        """
+        capability = ARCHS[arch].compute_capability
+        same = [name for name in self.targets if ARCHS[name].compute_capability == capability]
+        kinds = {
+            name: {kind for kernel in self.targets[name].kernels for kind in kernel.configs} for name in (arch, *same)
+            if name in self.targets
+        }  # fmt: skip
+        return next((name for name, of_arch in kinds.items() if type(config) in of_arch), arch)
+
     @property
     def configs(self) -> dict[str, type]:
         """The class of each architecture's tunables; of several kernels, that of the first."""
@@ -115,10 +148,10 @@ class Planner:
 
     @property
     def kinds(self) -> dict[type, str]:
-        """All classes of tunables, and the architecture of each."""
+        """All classes of tunables, and the architecture of each, the first where there are several."""
         return {
             config: arch
-            for arch, target in self.targets.items()
+            for arch, target in reversed(self.targets.items())
             for kernel in target.kernels
             for config in kernel.configs
         }
@@ -127,6 +160,14 @@ class Planner:
     def codec(self) -> ConfigCodec:
         """How its configurations are written down."""
         return ConfigCodec(self.kinds)
+
+
+MMA_SYNC = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
+"""Architectures that the kernels of mma.sync are compiled for."""
+
+
+def _of_any(target: Target) -> dict[str, Target]:
+    return dict.fromkeys(MMA_SYNC, target)
 
 
 PATCH_EMBED = Planner(
@@ -141,6 +182,7 @@ PATCH_EMBED = Planner(
         "sm_90a": Target(
             Sm90PatchEmbedConfig, patch_embed_sm90.plan_sm90, patch_embed_sm90.search_space, patch_embed_sm90.predict
         ),
+        **_of_any(Target(Sm80PatchEmbedConfig, patch_embed_sm80.plan_sm80, patch_embed_sm80.search_space)),
     },
 )  # fmt: skip
 
@@ -163,6 +205,12 @@ PATCH_EMBED_IMAGES = Planner(
                 also=(Sm100ResidentConfig,),
             ),
         ),
+        **_of_any(Target(
+            Sm80ImagesConfig, images_sm80.plan_sm80_images, images_sm80.search_space,
+            fallback=Target(
+                Sm80PatchEmbedConfig, plan_sm80_chain, takes=lambda problem: bool(why_rows_on_sm80(problem)),
+            ),
+        )),
     },
 )  # fmt: skip
 
@@ -173,6 +221,7 @@ GEMM = Planner(
     {
         "sm_100a": Target(Sm100GemmConfig, gemm_sm100.plan_sm100_gemm, gemm_sm100.search_space),
         "sm_90a": Target(Sm90GemmConfig, gemm_sm90.plan_sm90_gemm, gemm_sm90.search_space),
+        **_of_any(Target(Sm80GemmConfig, gemm_sm80.plan_sm80_gemm, gemm_sm80.search_space)),
     },
 )
 
