@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch.autograd import forward_ad
 
 from cute_kernels.operations.arguments import ArgumentTable
-from cute_kernels.operations.sharding import register_if_used
+from cute_kernels.operations.sharding import Shape, Sharding, register_if_used
 from cute_kernels.plan import Plan, Planner, make_plan
 from cute_kernels.runtime import gpu
-from cute_kernels.runtime.devices import choose_backend, device_facts
+from cute_kernels.runtime.devices import choose_backend, device_facts, tuned_config
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import PLAIN_TENSORS, Repeatable, RepeatedCalls, ScaleProduct
 
@@ -69,6 +69,14 @@ def is_plain(tensor: torch.Tensor, gradients: bool) -> bool:
     return type(tensor) in PLAIN_TENSORS and not (gradients and tensor.requires_grad)
 
 
+def random_values(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Normally distributed, of integers all values that there are."""
+    if dtype.is_floating_point:
+        return torch.randn(*shape, dtype=torch.float32, device=device).to(dtype)
+    limits = torch.iinfo(dtype)
+    return torch.randint(limits.min, limits.max + 1, shape, device=device, dtype=dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """A checked call, ready for `cute_kernels.runtime`.
@@ -100,12 +108,14 @@ class Operation(ABC, Generic[A]):
         planner: what is registered of it for planning; its name is that of the operator.
         arguments: the dataclass of its arguments.
         scales: how its factors become one, if it has any.
+        rotated: the argument of which timed launches read one after another.
         repeated: its remembered calls.
     """
 
     planner: Planner
     arguments: type[A]
     scales: ScaleProduct | None = None
+    rotated: str
 
     def __init__(self) -> None:
         self.name = self.planner.operation
@@ -137,9 +147,37 @@ class Operation(ABC, Generic[A]):
     def smallest(self, problem: Any) -> Any:
         """A problem that differs in how many rows or images there are, few, from one that has none."""
 
+    @abstractmethod
+    def smaller(self, problem: Any) -> Any:
+        """A problem that the emulator executes in seconds: a few tiles."""
+
+    @abstractmethod
+    def example(self, problem: Any, device: str = "cpu") -> A:
+        """Random arguments of a call that has this problem, its configuration left open."""
+
+    @abstractmethod
+    def shardings(self, shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:
+        """How a call on DTensors may be divided.
+
+        Args:
+            shapes: of the tensors that are given, by argument.
+            parts: into which a dimension may be divided at most.
+        """
+
+    def variants(self, plan: Plan) -> list[Plan]:
+        """What a tuner tries beside a plan if it is the fastest of the candidates."""
+        return []
+
+    def tuned_problem(self, problem: Any) -> Any:
+        """The problem that a tuned configuration is kept for."""
+        return problem
+
     def chosen_config(self, a: A, problem: Any) -> Any:
-        """The configuration to plan with on a GPU; None leaves it to the plan."""
-        return a.config
+        """The configuration to plan with on a GPU: without one what was found fastest on this kind of device, or None,
+        which leaves it to the plan."""
+        if a.config is not None:
+            return a.config
+        return tuned_config(self.tuned_problem(problem), self.table.tensors_of(a)[0][2].device)
 
     @abstractmethod
     def prepare(self, a: A, plan: Plan) -> Prepared:
@@ -234,7 +272,7 @@ class Operation(ABC, Generic[A]):
 
     def _fake(self, *flat: Any) -> torch.Tensor:
         # DTensor asks for the type of a result before it asks for shardings.
-        register_if_used(self.name)
+        register_if_used(self.name, self.shardings)
         a = self.arguments(*self.table.decode(*flat))
         self.check(a)
         first = next(iter(self.table.tensors_of(a)))[2]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,15 +13,16 @@ import torch
 from cute_kernels import reference
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
 from cute_kernels.operations import arguments
-from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
+from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted, random_values
 from cute_kernels.operations.rows import rows_table, tma_readable, tma_rows
 from cute_kernels.operations.scales import combine_numbers, combine_scales, in_kernel_order, is_vector, only_number
+from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
 from cute_kernels.plan.patch_embed import WEIGHT_TYPES, longest_row
 from cute_kernels.plan.registry import PATCH_EMBED as PLANNER
 from cute_kernels.runtime.constants import DERIVED
-from cute_kernels.runtime.devices import Backend, choose_backend, device_facts, tuned_config
+from cute_kernels.runtime.devices import Backend, choose_backend, device_facts
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import ScaleProduct
 
@@ -130,6 +133,7 @@ class PatchEmbedArguments:
 class _PatchEmbed(Operation[PatchEmbedArguments]):
     planner = PLANNER
     arguments = PatchEmbedArguments
+    rotated = "x"
     scales = ScaleProduct("scale", combine_numbers, combine_scales)
 
     def problems(self, a: PatchEmbedArguments) -> Iterator[Exception]:
@@ -192,9 +196,60 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
         """One image."""
         return dataclasses.replace(problem, m=max(problem.table_rows, 1))
 
-    def chosen_config(self, a: PatchEmbedArguments, problem: PatchEmbedProblem) -> PatchEmbedConfig | None:
-        """Without a config what `cute_kernels.tune_patch_embed` found on this kind of device, if it did."""
-        return tuned_config(tuned_problem(problem), a.x.device) if a.config is None else a.config
+    def smaller(self, problem: PatchEmbedProblem) -> PatchEmbedProblem:
+        """Whole images where those of the problem are."""
+        image = max(problem.table_rows, 1)
+        rows = 512 if problem.table_index or problem.m % image else max(1, 512 // image) * image
+        return dataclasses.replace(problem, m=min(problem.m, rows), n=min(problem.n, 256), k=min(problem.k, 256))
+
+    def example(self, problem: PatchEmbedProblem, device: str = "cpu") -> PatchEmbedArguments:
+        p = problem
+        dtypes = getattr(torch, p.in_dtype), getattr(torch, WEIGHT_TYPES[p.in_dtype])
+        draw = functools.partial(random_values, device=device)
+        x, weight = draw(p.m, p.k, dtype=dtypes[0]), draw(p.n, p.k, dtype=dtypes[1])
+        with_positions = p.table_rows > 1 or p.table_index
+        scale_a = torch.rand(p.m, 1, dtype=torch.float32, device=device) + 0.5 if p.row_scale else 0.05
+        if p.scale_source == "pointer" and not p.row_scale:
+            scale_a = torch.tensor(0.05, dtype=torch.float32, device=device)
+        return PatchEmbedArguments(
+            x=x,
+            weight=weight,
+            bias=draw(p.n, dtype=torch.float32) if p.table_rows and not with_positions else None,
+            pos_embed=draw(p.table_rows, p.n, dtype=torch.float32) if with_positions else None,
+            pos_index=torch.randint(p.table_rows, (p.m,), device=device, dtype=torch.int32) if p.table_index else None,
+            scale_a=scale_a,
+            scale_b=torch.rand(1, p.n, dtype=torch.float32, device=device) + 0.5 if p.feature_scale else None,
+            backend="auto",
+            config=None,
+        )
+
+    def shardings(self, shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:
+        """Images or rows, positions, features.
+
+        Rows ``[B * S, K]`` with a position embedding count positions from their first row, so that only whole images
+        may be divided; features are divided in multiples of the 8 that the operator takes. Multipliers of rows and
+        features are divided with them; those of the rows of a 3-D ``x`` as ``[B * S, 1]`` where the parts are equal,
+        along B.
+        """
+        x, n = shapes["x"], shapes["weight"][0]
+        indexed, positions = "pos_index" in shapes, shapes.get("pos_embed", (1,))[0]
+        row_scale = shapes.get("scale_a", ())
+        by_row = math.prod(row_scale) > 1
+        flat = by_row and len(row_scale) < len(x)
+        rows = {"x": 0} | ({"pos_index": 0} if indexed else {}) | ({"scale_a": 0} if by_row else {})
+        if (len(x) == 3 or indexed or x[0] // positions % parts == 0) and not (flat and x[0] % parts):
+            yield 0, rows
+        if len(x) == 3 and not flat:
+            along = {"pos_index": 1} if indexed else {"pos_embed": 0}
+            yield 1, {"x": 1} | along | ({"scale_a": 1} if by_row else {})
+        if n % (8 * parts) == 0:
+            counted = len(x) == 3 or ("pos_embed" in shapes and not indexed)
+            by_feature = {"scale_b": 1} if math.prod(shapes.get("scale_b", ())) > 1 else {}
+            yield 2 if counted else 1, {"weight": 0, "bias": 0, "pos_embed": 1} | by_feature
+
+    def tuned_problem(self, problem: PatchEmbedProblem) -> PatchEmbedProblem:
+        """From where the number for the call comes costs nothing."""
+        return dataclasses.replace(problem, scale_source="value")
 
     def prepare(self, a: PatchEmbedArguments, plan: PatchEmbedPlan) -> Prepared:
         """Pads K, aligns, builds the table, allocates the output."""
@@ -233,11 +288,6 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
 
     def output_dtype(self, a: PatchEmbedArguments) -> torch.dtype:
         return torch.bfloat16
-
-
-def tuned_problem(problem: PatchEmbedProblem) -> PatchEmbedProblem:
-    """The problem that a tuned configuration is kept for: from where the number for the call comes costs nothing."""
-    return dataclasses.replace(problem, scale_source="value")
 
 
 PATCH_EMBED = _PatchEmbed()

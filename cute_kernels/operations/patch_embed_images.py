@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,11 +20,12 @@ from cute_kernels.config import (
     Sm100ImagesConfig,
 )
 from cute_kernels.operations import arguments
-from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
+from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted, random_values
 from cute_kernels.operations.fragment_table import fragment_table
-from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, strip_weight
+from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, prepare_patch_weight, strip_weight
 from cute_kernels.operations.rows import rows_table
 from cute_kernels.operations.scales import in_kernel_order
+from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.plan import ImagesPlan, Sm80ImagesPlan, Sm90GatherPlan
 from cute_kernels.plan.images import multiplied_type, pixel_types
 from cute_kernels.plan.images_chain import RowsChainPlan
@@ -175,6 +177,7 @@ class PatchEmbedImagesArguments:
 class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
     planner = PLANNER
     arguments = PatchEmbedImagesArguments
+    rotated = "images"
 
     def problems(self, a: PatchEmbedImagesArguments) -> Iterator[Exception]:
         _, channels, height, width = a.images.shape
@@ -283,6 +286,47 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
 
     def smallest(self, problem: PatchEmbedImagesProblem) -> PatchEmbedImagesProblem:
         return dataclasses.replace(problem, batch=1)
+
+    def smaller(self, problem: PatchEmbedImagesProblem) -> PatchEmbedImagesProblem:
+        return dataclasses.replace(problem, batch=min(problem.batch, 2), n=min(problem.n, 256))
+
+    def example(self, problem: PatchEmbedImagesProblem, device: str = "cpu") -> PatchEmbedImagesArguments:
+        p = problem
+        draw = functools.partial(random_values, device=device)
+        kernel = draw(p.n, p.channels, p.patch, p.patch, dtype=torch.float32)
+        weight = prepare_patch_weight(kernel, precision=p.precision, channels=p.channels)
+        images = draw(p.batch, p.channels, p.height, p.width, dtype=getattr(torch, p.in_dtype))
+        if p.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        raw = p.in_dtype == "uint8"
+        return PatchEmbedImagesArguments(
+            images=images,
+            weight=weight.raw if raw else weight.normalised,
+            weight_low=weight.raw_low,
+            weight_scale=weight.scale,
+            weight_offset=weight.offset if raw and p.table_rows else None,
+            bias=draw(p.n, dtype=torch.float32) if p.table_rows else None,
+            pos_embed=draw(p.table_rows, p.n, dtype=torch.float32) if p.table_rows > 1 else None,
+            patch=p.patch,
+            out_dtype=getattr(torch, p.out_dtype),
+            backend="auto",
+            config=None,
+        )
+
+    def shardings(self, shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:
+        """Images, rows of patches, features.
+
+        Rows of pixels are divided where every part has whole patches: positions count them row by row, so that a part's
+        are neighbours. Of the weight, all that is made per feature is divided with it.
+        """
+        images, (n, k) = shapes["images"], shapes["weight"]
+        patch = math.isqrt(k // images[1])
+        yield 0, {"images": 0}
+        if images[2] % (patch * parts) == 0:
+            yield 1, {"images": 2, "pos_embed": 0}
+        if n % (8 * parts) == 0:
+            per_feature = ("weight", "weight_low", "weight_scale", "weight_offset", "bias")
+            yield 2, dict.fromkeys(per_feature, 0) | {"pos_embed": 1}
 
     def reference(self, a: PatchEmbedImagesArguments) -> torch.Tensor:
         return reference.patch_embed_images(

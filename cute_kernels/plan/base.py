@@ -256,6 +256,14 @@ class Plan(ABC):
         """What a launch without this package has to know of its tensors besides the problem, in types that JSON has."""
         return {}
 
+    def smaller_stage(self, nbytes: int) -> tuple[str, object, object]:
+        """The field that makes a stage smaller: its name, value, and the nearest one with which a stage has ``nbytes``.
+
+        Of plans that `check_smem` checks.
+        """
+        blocks = self.config.stage_blocks
+        return "stage_blocks", blocks, nbytes // (self.stage_bytes // blocks)
+
     @property
     def runs(self) -> str:
         """Which kernels run, and why these where a problem may have others."""
@@ -287,12 +295,12 @@ def reject(name: str, value: object, rule: str, nearest: object) -> NoReturn:
 
 
 def require(name: str, value: object, legal: tuple, rule: str) -> None:
-    """Rejects a value that is not one of ``legal``."""
-    if value in legal:
+    """Rejects a value that is not one of ``legal``, but for one that is open."""
+    if value is None or value in legal:
         return
     nearest = legal[0]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        nearest = min((v for v in legal if v is not None), key=lambda v: (abs(v - value), v))
+        nearest = min(legal, key=lambda v: (abs(v - value), v))
     reject(name, value, f"{rule}; legal: {', '.join(map(str, legal))}", nearest)
 
 
@@ -311,9 +319,8 @@ def check_smem(plan: Plan) -> None:
         f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
     )
     if fit < 2:
-        blocks = plan.config.stage_blocks
-        room = (plan.arch.smem_bytes - fixed) // 2
-        reject("stage_blocks", blocks, f"{rule}, and two stages are needed", room // (plan.stage_bytes // blocks))
+        name, value, nearest = plan.smaller_stage((plan.arch.smem_bytes - fixed) // 2)
+        reject(name, value, f"{rule}, and two stages are needed", nearest)
     reject("stages", plan.config.stages, rule, fit)
 
 

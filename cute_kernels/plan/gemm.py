@@ -19,6 +19,7 @@ from cute_kernels.plan.base import (
     sizes,
     smem_map,
 )
+from cute_kernels.plan.fields import Field
 from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, StoreBuffers, check_store_stages
 
 MMA_K_BYTES = 32
@@ -128,6 +129,9 @@ class StagedGemmPlan(GemmPlan, StoreBuffers):
         ))  # fmt: skip
 
 
+GROUP_M = Field("blocks of rows in a group of the tile order", least=1, most=1024)
+
+
 def check_gemm_problem(p: GemmProblem) -> None:
     """Limits that TMA and the element types set on every architecture."""
     require("in_dtype", p.in_dtype, ("bfloat16", "float16", "float32"), "operands of the tensor core, float32 as TF32")
@@ -145,9 +149,6 @@ def check_gemm_problem(p: GemmProblem) -> None:
 
 def check_tile_order(plan: StagedGemmPlan) -> None:
     """The order of the tiles and the ring of store buffers."""
-    c = plan.config
-    if not 1 <= c.group_m <= 1024:
-        reject("group_m", c.group_m, "blocks of rows in a group of the tile order", min(max(c.group_m, 1), 1024))
     if plan.tiles + plan.clusters >= 2**31:
         fit = max(1, plan.problem.m // (-(-plan.tiles // 2**30)))
         reject("m", plan.problem.m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm80GemmConfig
-from cute_kernels.plan.base import Arch, reject, require
-from cute_kernels.plan.gemm import GemmPlan
-from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, plans_of
+from cute_kernels.plan import sm80
+from cute_kernels.plan.base import Arch, reject
+from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.gemm import GROUP_M, GemmPlan
+from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of
 
-ROUNDINGS = ("nearest", "nearest_a", "truncate")
+FIELDS = sm80.FIELDS | {
+    "group_m": GROUP_M,
+    "rounding": Field("how float32 becomes TF32", ("nearest", "nearest_a", "truncate")),
+}
 
 
 @dataclass(frozen=True)
@@ -55,19 +60,19 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
         return [*super().describe_tiles(), *rows]
 
 
-def plan_sm80_gemm(problem: GemmProblem, config: Sm80GemmConfig | None, arch: Arch, sm_count: int) -> Sm80GemmPlan:
-    """The plan, or ValueError; the first of `search_space` when ``config`` is None."""
-    if config is None:
-        return search_space(problem, arch, sm_count)[0]
+def plan_sm80_gemm(problem: GemmProblem, config: Sm80GemmConfig, arch: Arch, sm_count: int) -> Sm80GemmPlan:
+    """The plan, or ValueError."""
     if sm_count < 1:
         reject("sm_count", sm_count, "a CTA needs a multiprocessor", 1)
-    require("rounding", config.rounding, ROUNDINGS, "how float32 becomes TF32")
-    if not 1 <= config.group_m <= 1024:
-        legal = min(max(config.group_m, 1), 1024)
-        reject("group_m", config.group_m, "blocks of rows in a group of the tile order", legal)
+    check_fields(config, FIELDS)
     plan = Sm80GemmPlan(problem, config, arch, sm_count)
     check_tiles(plan)
     return plan
+
+
+def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm80GemmConfig:
+    """That of the least modelled time."""
+    return first_config(search_space(problem, arch, sm_count), Sm80GemmConfig)
 
 
 def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm80GemmPlan]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, Operand, Plan, profile_operand, reject, require, round_up, sizes
+from cute_kernels.plan.fields import Field
 from cute_kernels.plan.patchify import CONVERSIONS
 
 STRIP_PATCH = 16
@@ -18,6 +19,10 @@ BOX_BYTES = 256
 """Bytes of uint8 pixels in a row of a TMA box, and elements in any other of its dimensions (CUDA driver API)."""
 
 MOST_PATCHES = BOX_BYTES // STRIP_PATCH
+
+TILE_PATCHES = Field(f"a row of a TMA box has {BOX_BYTES} bytes at most", least=1, most=MOST_PATCHES)
+TILE_IMAGES = Field("a tile has images", least=1)
+TILE_ORDER = Field("images or positions run fastest", ("row", "image"))
 
 
 PIXEL_TYPES = {"int8": "uint8", "int16": "uint8", "bf16": "bfloat16", "fp16": "float16"}

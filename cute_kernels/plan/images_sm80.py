@@ -11,15 +11,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm80ImagesConfig
+from cute_kernels.plan import sm80
 from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Arch, Operand, reject, require, round_up
+from cute_kernels.plan.fields import Field, check_fields
 from cute_kernels.plan.images import INTEGERS, ImagesPlan
-from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, plans_of
+from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of
 
 COPIED_ROWS = (16, 32, 64)
 """Bytes of a row of a patch, in as many pieces as lanes copy side by side."""
 
 MOST_K = 65_792
 """Pixels of a patch whose products with int8 have sums of 32 bits: (2^31 - 1) / (255 * 128), in whole vectors."""
+
+
+FIELDS = sm80.FIELDS | {"tile_images": Field("images whose patches at a position are neighbouring rows", (1, 8))}
 
 
 def copies_rows(problem: PatchEmbedImagesProblem) -> bool:
@@ -110,9 +115,9 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
 
 
 def plan_sm80_images(
-    problem: PatchEmbedImagesProblem, config: Sm80ImagesConfig | None, arch: Arch, sm_count: int
+    problem: PatchEmbedImagesProblem, config: Sm80ImagesConfig, arch: Arch, sm_count: int
 ) -> Sm80ImagesPlan:
-    """The plan, or ValueError; the first of `search_space` when ``config`` is None."""
+    """The plan, or ValueError."""
     p = problem
     sides = tuple(size // ITEMSIZE[p.in_dtype] for size in COPIED_ROWS)
     require("patch", p.patch, sides, f"a row of a patch is {COPIED_ROWS} bytes, in pieces of 16")
@@ -120,11 +125,9 @@ def plan_sm80_images(
         reject("channels_last", True, "pixels of one channel are copied, which have to be neighbours", False)
     if p.precision in INTEGERS and p.k > MOST_K:
         reject("channels", p.channels, "sums of products of uint8 by int8 leave 32 bits", MOST_K // p.patch**2)
-    if config is None:
-        return search_space(problem, arch, sm_count)[0]
     if sm_count < 1:
         reject("sm_count", sm_count, "a CTA needs a multiprocessor", 1)
-    require("tile_images", config.tile_images, (1, 8), "images whose patches at a position are neighbouring rows")
+    check_fields(config, FIELDS)
     plan = Sm80ImagesPlan(problem, config, arch, sm_count)
     check_tiles(plan)
     check_patches(plan)
@@ -144,6 +147,11 @@ def check_patches(plan: Sm80ImagesPlan) -> None:
     if rows >= 2**31:
         fit = (2**31 - 1) // plan.problem.positions // LANES * LANES
         reject("batch", plan.problem.batch, f"{rows} rows, which are numbered with 32 bits", fit)
+
+
+def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm80ImagesConfig:
+    """That of the least modelled time."""
+    return first_config(search_space(problem, arch, sm_count), Sm80ImagesConfig)
 
 
 def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[Sm80ImagesPlan]:

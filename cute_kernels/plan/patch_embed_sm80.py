@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm80PatchEmbedConfig
+from cute_kernels.plan import sm80
 from cute_kernels.plan.base import Arch, Operand, reject
-from cute_kernels.plan.patch_embed import PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
-from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, plans_of, require_fp8
+from cute_kernels.plan.fields import check_fields
+from cute_kernels.plan.patch_embed import EPILOGUE, PatchEmbedPlan, TableLayout, check_capacity
+from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of, require_fp8
+
+FIELDS = sm80.FIELDS | {"epilogue": EPILOGUE}
 
 
 @dataclass(frozen=True)
@@ -58,19 +62,22 @@ class Sm80PatchEmbedPlan(Sm80Plan, PatchEmbedPlan):
 
 
 def plan_sm80(
-    problem: PatchEmbedProblem, config: Sm80PatchEmbedConfig | None, arch: Arch, sm_count: int
+    problem: PatchEmbedProblem, config: Sm80PatchEmbedConfig, arch: Arch, sm_count: int
 ) -> Sm80PatchEmbedPlan:
-    """The plan, or ValueError; the first of `search_space` when ``config`` is None."""
-    require_fp8(arch.name, problem.in_dtype)
-    if config is None:
-        return search_space(problem, arch, sm_count)[0]
+    """The plan, or ValueError."""
     if sm_count < 1:
         reject("sm_count", sm_count, "a CTA needs a multiprocessor", 1)
-    check_epilogue(config.epilogue)
+    check_fields(config, FIELDS)
+    require_fp8(arch.name, problem.in_dtype)
     plan = Sm80PatchEmbedPlan(problem, config, arch, sm_count)
     check_tiles(plan)
     check_capacity(plan)
     return plan
+
+
+def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm80PatchEmbedConfig:
+    """That of the least modelled time."""
+    return first_config(search_space(problem, arch, sm_count), Sm80PatchEmbedConfig)
 
 
 def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm80PatchEmbedPlan]:

@@ -24,6 +24,7 @@ from cute_kernels.plan.base import (
     reject,
     require,
 )
+from cute_kernels.plan.fields import Field
 
 STEP_BYTES = 32
 """K of one ``mma.sync``: 8 elements of TF32, 16 of 16 bits, 32 of 8 (PTX ISA, mma.m16n8k8, k16 and k32)."""
@@ -144,16 +145,24 @@ class Sm80Plan(Plan):
         ]
 
 
+FIELDS = {
+    "tile_m": Field("rows of a tile, 16 or a multiple for each warp", (32, 64, 128, 192, 256)),
+    "tile_n": Field("columns of a tile, 32 or a multiple for each warp", (64, 128, 192, 256)),
+    "warps_m": Field("warps of a CTA along one dimension", (1, 2, 4)),
+    "warps_n": Field("warps of a CTA along one dimension", (1, 2, 4)),
+    "row_bytes": Field("a row of a stage is swizzled in 4 or 8 pieces of 16 bytes", (64, 128)),
+    "stages": Field("copies and products overlap with two stages or more", least=2, most=8),
+    "resident_ctas": Field("CTAs of a multiprocessor", least=1, most=16),
+}
+
+
 def check_tiles(plan: Sm80Plan) -> None:
     """Every limit that a configuration of `Sm80Config` has."""
     c = plan.config
-    require("row_bytes", c.row_bytes, (64, 128), "a row of a stage is swizzled in 4 or 8 pieces of 16 bytes")
-    for name in ("warps_m", "warps_n"):
-        require(name, getattr(c, name), (1, 2, 4), "warps of a CTA along one dimension")
     warps = c.warps_m * c.warps_n
     require("warps_n", warps, (4, 8), "128 or 256 threads of a CTA copy whole passes of rows: warps_m * warps_n")
     for name, warps_along, least in (("tile_m", c.warps_m, 16), ("tile_n", c.warps_n, 32)):
-        legal = tuple(size for size in (32, 64, 128, 192, 256) if size % (least * warps_along) == 0)
+        legal = tuple(size for size in FIELDS[name].legal if size % (least * warps_along) == 0)
         require(name, getattr(c, name), legal, f"{warps_along} warps along it have multiples of {least} each")
         rows = max(plan.pass_rows, 1)
         if getattr(c, name) % rows:
@@ -161,8 +170,6 @@ def check_tiles(plan: Sm80Plan) -> None:
     if plan.accumulators > MOST_ACCUMULATORS:
         rule = f"a warp's {plan.warp_m} x {plan.warp_n} are {plan.accumulators} sums a thread, {MOST_ACCUMULATORS} fit"
         reject("tile_n", c.tile_n, rule, c.tile_n * MOST_ACCUMULATORS // plan.accumulators)
-    if not 2 <= c.stages <= 8:
-        reject("stages", c.stages, "copies and products overlap with two stages or more", min(max(c.stages, 2), 8))
     check_smem(plan)
     check_residents(plan)
     if plan.k_bytes > 2**31 - 1024:
@@ -178,12 +185,12 @@ def check_residents(plan: Sm80Plan) -> None:
     shared = arch.sm_smem_bytes // (plan.smem_bytes + CTA_SMEM_BYTES)
     registers = arch.register_file // (plan.threads * (plan.accumulators + ADDRESSING_REGISTERS))
     fit = max(1, min(shared, registers))
-    if not 1 <= c.resident_ctas <= fit:
+    if c.resident_ctas > fit:
         rule = (
             f"{plan.smem_bytes:,} B of shared memory and {plan.threads} threads with {plan.accumulators} sums each fit "
             f"a multiprocessor {fit} times"
         )
-        reject("resident_ctas", c.resident_ctas, rule, min(max(c.resident_ctas, 1), fit))
+        reject("resident_ctas", c.resident_ctas, rule, fit)
 
 
 def require_fp8(arch: str, dtype: str) -> None:
@@ -259,3 +266,8 @@ def plans_of(configs: Sequence[C] | Iterator[C], plan: Callable[[C], Sm80Plan]) 
         except ValueError:
             continue  # does not fit this architecture
     return sorted(legal, key=clocks)
+
+
+def first_config(plans: Sequence[Sm80Plan], kind: type[C]) -> C:
+    """That of the first plan; of none the class's own, of which its plan says what is wrong."""
+    return plans[0].config if plans else kind()

@@ -51,7 +51,7 @@ def test_the_page_has_the_tables(checked):
     page = Path("docs/model.md").read_text()
     assert model.b200_table(checked) in page and model.models_table(model.check_models((512, 4736))) in page
     assert model.designs_table() in page
-    assert model_images.images_table(model_images.check_images()) in page and model_images.choice_table() in page
+    assert model_images.images_table(model_images.check_images()) in page
     assert "15% to 36%" in model.small_batches() and "15 to 36% below" in page
     assert "0.46 ms modelled, cuBLAS 0.365" in model.plain_product() and "at 0.365 ms; a kernel" in page
     for cost, digits in dataclasses.asdict(b200.FITTED).items():

@@ -141,9 +141,9 @@ def test_any_call_with_floating_point_weights(
 
 
 def test_a_config_of_the_other_kernel_is_refused() -> None:
-    with pytest.raises(TypeError, match="config is Sm90GatherConfig, sm_90a takes Sm90ImagesConfig"):
+    with pytest.raises(ValueError, match="precision = 'int8' .*floating-point numbers; legal: bf16, fp16"):
         patch_embed_images(IMAGES, gray_weight(), config=SMALL_GATHER)
-    with pytest.raises(TypeError, match="config is Sm90ImagesConfig, sm_90a takes Sm90GatherConfig"):
+    with pytest.raises(ValueError, match="precision = 'bf16' .*strip's pixels are bytes; legal: int8, int16"):
         patch_embed_images(IMAGES, gray_weight(precision="bf16"), config=SMALL)
 
 

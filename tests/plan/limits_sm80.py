@@ -52,6 +52,8 @@ def _of_tiles() -> Iterator[Limit]:
     yield _limit("^warps_n = 16 .*128 or 256 threads", GEMM, {"warps_m": 4}, {"warps_m": 4, "warps_n": 4})
     yield _limit("^tile_m = 96 ", GEMM, {"tile_m": 64}, {"tile_m": 96})
     yield _limit("^tile_n = 32 ", GEMM, {"tile_n": 64}, {"tile_n": 32})
+    narrow = {"warps_m": 1, "warps_n": 4}
+    yield _limit("^tile_n = 64 .*multiples of 32 each", GEMM, narrow | {"tile_m": 64}, narrow | {"tile_n": 64})
     # 256 threads copy 64 rows of four pieces at a time.
     wide = {"tile_n": 128, "warps_n": 4}
     yield _limit("^tile_m = 32 .*64 rows of 64 bytes", GEMM, wide | {"tile_m": 64}, wide | {"tile_m": 32})
