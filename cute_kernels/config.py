@@ -22,6 +22,7 @@ PixelSource = Literal["strips", "gather", "repack", "split"]
 WeightMemory = Literal["tmem", "smem"]
 ResidentWeight = Literal["registers", "streamed"]
 TileOrder = Literal["row", "image"]
+Tf32Rounding = Literal["nearest", "nearest_a", "truncate"]
 Activation = Literal["none", "silu", "gelu", "gelu_tanh"]
 ACTIVATIONS = get_args(Activation)
 """Activations of the dense GEMM's epilogue: `cute_kernels.reference.activations`."""
@@ -515,7 +516,81 @@ class Sm90GemmConfig:
         check_types(self)
 
 
-GemmConfig = Sm100GemmConfig | Sm90GemmConfig
-PatchEmbedConfig = Sm100PatchEmbedConfig | Sm100ResidentConfig | Sm90PatchEmbedConfig
-ImagesConfig = Sm100ImagesConfig | Sm90ImagesConfig | Sm90GatherConfig
+@dataclass(frozen=True)
+class Sm80Config:
+    """Tunables that all kernels of ``mma.sync`` have, of any GPU since Ampere. One CTA computes one tile.
+
+    Attributes:
+        tile_m, tile_n: rows and columns of the output in a tile.
+        warps_m, warps_n: warps of a CTA along rows and along columns, 4 or 8 in all.
+        row_bytes: bytes of K in a stage, 64 or 128: what a row of either operand has of it in shared memory.
+        stages: operand buffers between ``cp.async`` and ``ldmatrix``, 2 to 8.
+        resident_ctas: CTAs that a multiprocessor has room for, by registers and shared memory.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 128
+    warps_m: int = 2
+    warps_n: int = 2
+    row_bytes: int = 64
+    stages: int = 4
+    resident_ctas: int = 1
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@dataclass(frozen=True)
+class Sm80GemmConfig(Sm80Config):
+    """Tunables of the dense GEMM by ``mma.sync``: those of `Sm80Config`, and two more.
+
+    Attributes:
+        group_m: as in `Sm100GemmConfig`.
+        rounding: of float32 operands to TF32. ``"nearest"``: ties to even, as on other architectures; each CTA rounds
+            what it has copied. ``"nearest_a"``: of ``a`` alone; ``b`` has to be TF32 already, and is truncated where it
+            is not. ``"truncate"``: neither is rounded, and the tensor core ignores 13 bits of both: errors of up to one
+            unit instead of half a unit in the last place of TF32, all toward zero.
+
+    Raises:
+        TypeError: a field of the wrong type.
+    """
+
+    group_m: int = 8
+    rounding: Tf32Rounding = "nearest"
+
+
+@dataclass(frozen=True)
+class Sm80PatchEmbedConfig(Sm80Config):
+    """Tunables of the patch embed of rows by ``mma.sync``: those of `Sm80Config`, and one more.
+
+    Attributes:
+        epilogue: as in `Sm100PatchEmbedConfig`.
+
+    Raises:
+        TypeError: a field of the wrong type.
+    """
+
+    epilogue: EpilogueArithmetic = "f32"
+
+
+@dataclass(frozen=True)
+class Sm80ImagesConfig(Sm80Config):
+    """Tunables of the kernel that reads patches out of images and multiplies by ``mma.sync``: those of `Sm80Config`.
+
+    Rows of a tile are patches, columns features; with a weight of two terms each feature has two columns.
+
+    Attributes:
+        tile_images: images whose patches at one position are neighbouring rows: 8, so that eight rows of an accumulator
+            add one row of the table, or 1.
+
+    Raises:
+        TypeError: a field of the wrong type.
+    """
+
+    tile_images: int = 8
+
+
+GemmConfig = Sm100GemmConfig | Sm90GemmConfig | Sm80GemmConfig
+PatchEmbedConfig = Sm100PatchEmbedConfig | Sm100ResidentConfig | Sm90PatchEmbedConfig | Sm80PatchEmbedConfig
+ImagesConfig = Sm100ImagesConfig | Sm90ImagesConfig | Sm90GatherConfig | Sm80ImagesConfig
 Config = PatchEmbedConfig | GemmConfig | ImagesConfig

@@ -44,7 +44,10 @@ def add_kernel(parser: argparse.ArgumentParser, *names: str) -> None:
     """``--arch`` and ``--set`` for the kernels of these operations; the plan judges the values."""
     lines, shown = [], {}
     for name in names:
+        archs: dict[tuple[Kernel, ...], list[str]] = {}
         for arch, kernels in OPERATIONS[name].kernels.items():
+            archs.setdefault(kernels, []).append(arch)
+        for kernels, arch in ((kernels, ", ".join(those)) for kernels, those in archs.items()):
             for kernel in kernels:
                 kind = kernel.config.__name__
                 tunables = ", ".join(_describe(kernel, field) for field in dataclasses.fields(kernel.config))

@@ -18,6 +18,7 @@ def scale_add_round(
     scale: Float32 | cute.Tensor,
     epilogue: cutlass.Constexpr,
     packed_f32: cutlass.Constexpr[bool],
+    adds_bf16: cutlass.Constexpr[bool] = True,
 ) -> cute.Tensor:
     """``accumulator * scale + table`` in BF16, elementwise over one thread's registers.
 
@@ -28,6 +29,7 @@ def scale_add_round(
         epilogue: ``"f32"``: one fused multiply-add and one rounding to BF16. ``"bf16x2"``: the product is rounded to
             FP32, then to BF16, and the sum with the BF16 table is rounded to BF16 again.
         packed_f32: the architecture has two-wide FP32 arithmetic (sm_100 and later).
+        adds_bf16: it has two-wide sums of BF16 (sm_90 and later); earlier ones multiply by 1 and add.
 
     Returns:
         BF16 registers.
@@ -47,7 +49,10 @@ def scale_add_round(
     if cutlass.const_expr(epilogue == "bf16x2" and table is not None):
         packed, packed_table = cute.recast_tensor(out, Int32), cute.recast_tensor(table, Int32)
         for i in cutlass.range_constexpr(count // 2):
-            packed[i] = cute.arch.add_packed_bf16x2(packed[i], packed_table[i], rnd="rn")
+            if cutlass.const_expr(adds_bf16):
+                packed[i] = cute.arch.add_packed_bf16x2(packed[i], packed_table[i], rnd="rn")
+            else:
+                packed[i] = ptx.add_rn_bf16x2_by_fma(packed[i], packed_table[i])
     return out
 
 

@@ -25,7 +25,7 @@ from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, prepar
 from cute_kernels.operations.scales import in_kernel_order
 from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.operations.table import fragment_table, rows_table
-from cute_kernels.plan import ImagesPlan, Sm90GatherPlan
+from cute_kernels.plan import ImagesPlan, Sm80ImagesPlan, Sm90GatherPlan
 from cute_kernels.plan.images import multiplied_type, pixel_types
 from cute_kernels.plan.images_chain import RowsChainPlan
 from cute_kernels.plan.images_strips import why_no_operand
@@ -225,8 +225,7 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
             return self._prepare_chain(a, plan, images)
         operands = Operands(
             images=images,
-            weight=_weight(a.weight, plan),
-            weight_low=None if a.weight_low is None else _weight(a.weight_low, plan),
+            **_weights(a, plan),
             scale=a.weight_scale,
             table=self._table(a, plan),
             out=torch.empty(self.output_shape(a), dtype=a.out_dtype, device=a.images.device),
@@ -254,7 +253,7 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         shape = plan.table_shape
         if shape is None:
             return None
-        if isinstance(plan, Sm90GatherPlan):
+        if isinstance(plan, (Sm90GatherPlan, Sm80ImagesPlan)):
             key = ("table rows", shape)
             return DERIVED.get(key, (a.weight_offset, a.bias, a.pos_embed), lambda: _table_rows(a, shape))
 
@@ -319,6 +318,24 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
 
     def output_dtype(self, a: PatchEmbedImagesArguments) -> torch.dtype:
         return a.out_dtype
+
+
+def _weights(a: PatchEmbedImagesArguments, plan: ImagesPlan) -> dict[str, torch.Tensor | None]:
+    """The operands of the weight: one or two terms, or both in one."""
+    if a.weight_low is None:
+        return {"weight": _weight(a.weight, plan)}
+    if not isinstance(plan, Sm80ImagesPlan):
+        return {"weight": _weight(a.weight, plan), "weight_low": _weight(a.weight_low, plan)}
+    key = ("terms in turn", plan.columns, plan.terms_block)
+    return {"weight": DERIVED.get(key, (a.weight, a.weight_low), lambda: _terms_in_turn(a, plan))}
+
+
+def _terms_in_turn(a: PatchEmbedImagesArguments, plan: Sm80ImagesPlan) -> torch.Tensor:
+    """``[columns, K]``: a block of rows of the high terms, then the low terms of the same features, and so on."""
+    terms = a.weight.new_zeros(2, plan.columns // 2, a.weight.shape[1])
+    terms[0, : a.weight.shape[0]], terms[1, : a.weight.shape[0]] = a.weight, a.weight_low
+    blocks = terms.view(2, -1, plan.terms_block, terms.shape[2])
+    return blocks.transpose(0, 1).reshape(plan.columns, -1)
 
 
 def _weight(weight: torch.Tensor, plan: ImagesPlan) -> torch.Tensor:

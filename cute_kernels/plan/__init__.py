@@ -19,18 +19,22 @@ from cute_kernels.plan.base import (
     Plan,
     SmemRegion,
     TmemRegion,
+    arch_of,
     reject,
 )
 from cute_kernels.plan.gemm import GemmPlan
+from cute_kernels.plan.gemm_sm80 import Sm80GemmPlan
 from cute_kernels.plan.gemm_sm90 import Sm90GemmPlan
 from cute_kernels.plan.gemm_sm100 import Sm100GemmPlan
 from cute_kernels.plan.images import ImagesPlan
 from cute_kernels.plan.images_gather import Sm90GatherPlan
+from cute_kernels.plan.images_sm80 import Sm80ImagesPlan
 from cute_kernels.plan.images_sm90 import Sm90ImagesPlan
 from cute_kernels.plan.images_sm100 import Sm100ImagesPlan
 from cute_kernels.plan.kernel import Kernel
 from cute_kernels.plan.patch_embed import PatchEmbedPlan
 from cute_kernels.plan.patch_embed_resident import Sm100ResidentPlan
+from cute_kernels.plan.patch_embed_sm80 import Sm80PatchEmbedPlan
 from cute_kernels.plan.patch_embed_sm90 import Sm90PatchEmbedPlan
 from cute_kernels.plan.patch_embed_sm100 import Sm100PatchEmbedPlan
 from cute_kernels.plan.registry import PLANNERS, Planner
@@ -49,6 +53,9 @@ __all__ = [
     "PatchEmbedPlan",
     "Plan",
     "Planner",
+    "Sm80GemmPlan",
+    "Sm80ImagesPlan",
+    "Sm80PatchEmbedPlan",
     "Sm90GatherPlan",
     "Sm90GemmPlan",
     "Sm90ImagesPlan",
@@ -59,6 +66,7 @@ __all__ = [
     "Sm100ResidentPlan",
     "SmemRegion",
     "TmemRegion",
+    "arch_of",
     "candidate_plans",
     "choose",
     "make_plan",
@@ -140,6 +148,9 @@ def make_plan(
     if arch is None:
         arch = planner.kinds.get(type(config), next(iter(planner.kernels)))
     limits = _limits(arch)
+    if config is not None:
+        arch = planner.arch_for(arch, config)
+        limits = _limits(arch)
     return planner.plan(problem, config, limits, limits.sm_count if sm_count is None else sm_count)
 
 

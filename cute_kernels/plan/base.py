@@ -81,8 +81,10 @@ class Arch:
     Attributes:
         name: compiler target, e.g. ``"sm_100a"``.
         compute_capability: what a device of this architecture reports.
-        sm_count: multiprocessors of the part that plans are made for when no device is present (148: B200, 132: H200).
+        sm_count: multiprocessors of the part that plans are made for when no device is present: B200, H200,
+            A100, RTX 3090, L40S, RTX 5090.
         smem_bytes: dynamic shared memory that one CTA may ask for.
+        sm_smem_bytes: shared memory of one multiprocessor, of which every CTA takes `CTA_SMEM_BYTES` besides its own.
         tmem_columns: columns of tensor memory, each 128 lanes of 32 bits; 0 where there is none.
         max_registers: registers that one thread may have.
         register_file: 32-bit registers of one multiprocessor.
@@ -92,15 +94,47 @@ class Arch:
     compute_capability: tuple[int, int]
     sm_count: int
     smem_bytes: int
+    sm_smem_bytes: int
     tmem_columns: int
     max_registers: int = 255
     register_file: int = 65536
 
 
+CTA_SMEM_BYTES = 1024
+"""Shared memory that the system keeps of every CTA (CUDA C++ programming guide, from compute capability 8.0 on)."""
+
+_KIB = 1024
 ARCHS = {
-    "sm_100a": Arch("sm_100a", (10, 0), sm_count=148, smem_bytes=232_448, tmem_columns=512),
-    "sm_90a": Arch("sm_90a", (9, 0), sm_count=132, smem_bytes=232_448, tmem_columns=0),
+    arch.name: arch
+    for arch in (
+        Arch("sm_100a", (10, 0), sm_count=148, smem_bytes=227 * _KIB, sm_smem_bytes=228 * _KIB, tmem_columns=512),
+        Arch("sm_90a", (9, 0), sm_count=132, smem_bytes=227 * _KIB, sm_smem_bytes=228 * _KIB, tmem_columns=0),
+        Arch("sm_80", (8, 0), sm_count=108, smem_bytes=163 * _KIB, sm_smem_bytes=164 * _KIB, tmem_columns=0),
+        Arch("sm_86", (8, 6), sm_count=82, smem_bytes=99 * _KIB, sm_smem_bytes=100 * _KIB, tmem_columns=0),
+        Arch("sm_89", (8, 9), sm_count=142, smem_bytes=99 * _KIB, sm_smem_bytes=100 * _KIB, tmem_columns=0),
+        Arch("sm_90", (9, 0), sm_count=132, smem_bytes=227 * _KIB, sm_smem_bytes=228 * _KIB, tmem_columns=0),
+        Arch("sm_120", (12, 0), sm_count=170, smem_bytes=99 * _KIB, sm_smem_bytes=100 * _KIB, tmem_columns=0),
+    )
 }
+"""Devices of a compute capability get the kernels of the first with it: those of sm_90a are WGMMA's, those of sm_90 the
+same mma.sync as everywhere since Ampere, for whoever asks for them by a configuration."""
+
+
+def arch_of(capability: tuple[int, int]) -> str | None:
+    """The architecture of `ARCHS` whose binaries a device of this compute capability runs, or None.
+
+    Binaries of targets without a suffix also run on later minor versions of the same major one; those of ``sm_90a`` and
+    ``sm_100a`` on no other (CUDA C++ programming guide, binary compatibility).
+    """
+    for name, arch in ARCHS.items():
+        if arch.compute_capability == capability:
+            return name
+    older = [
+        arch for arch in ARCHS.values()
+        if not arch.name.endswith("a") and arch.compute_capability[0] == capability[0]
+        and arch.compute_capability < capability
+    ]  # fmt: skip
+    return max(older, key=lambda arch: arch.compute_capability).name if older else None
 
 
 @dataclass(frozen=True)

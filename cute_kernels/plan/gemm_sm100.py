@@ -11,7 +11,7 @@ from cute_kernels.config import GemmProblem, Sm100GemmConfig
 from cute_kernels.plan.base import LANES, Arch, TmemRegion, reject
 from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.fields import Field, check_fields
-from cute_kernels.plan.gemm import GROUP_M, GemmPlan, check_tile_order
+from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import check_stores_and_stages
 
 LEVEL_8 = Sm100GemmConfig()
@@ -25,7 +25,7 @@ ONE_ACCUMULATOR = Sm100GemmConfig(block_m=256, tile_n=256, stages=4, accumulator
 
 
 @dataclass(frozen=True)
-class Sm100GemmPlan(CtaPairs, GemmPlan):
+class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
     """A pair of CTAs (``cta_group::2``) computes ``waves`` UMMA tiles of 256 x ``tile_n`` side by side.
 
     Each CTA holds 128 rows of every wave and loads those rows of ``a`` and half of the tile's rows of ``b``.

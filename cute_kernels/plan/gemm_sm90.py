@@ -16,7 +16,7 @@ from typing import ClassVar
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
 from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require
 from cute_kernels.plan.fields import Field, check_fields
-from cute_kernels.plan.gemm import GROUP_M, GemmPlan, check_tile_order
+from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import WgmmaPair, check_accumulators, check_stores_and_stages
 
 SWIZZLE_ROWS = 8
@@ -35,7 +35,7 @@ SPLIT_REGISTERS = 128
 
 
 @dataclass(frozen=True)
-class Sm90GemmPlan(GemmPlan, WgmmaPair):
+class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     """The persistent WGMMA kernel, as `WgmmaPair` says, with a split of K."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gemm:GemmKernel"

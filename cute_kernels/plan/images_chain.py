@@ -15,6 +15,7 @@ from cute_kernels.config import PatchEmbedConfig, PatchEmbedImagesProblem, Patch
 from cute_kernels.plan.base import VECTOR_BYTES, Arch, Operand, Plan, require
 from cute_kernels.plan.images import INTEGERS, PIXEL_TYPES, STRIP_PATCH
 from cute_kernels.plan.images_gather import why_not_gathered
+from cute_kernels.plan.images_sm80 import copies_rows
 from cute_kernels.plan.images_strips import REPACKED, may_split, row_bytes, why_no_operand
 from cute_kernels.plan.kernel import Kernel
 from cute_kernels.plan.patch_embed import PatchEmbedPlan, check_problem
@@ -71,6 +72,15 @@ def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
         return f"a row of {problem.patch} pixels of 16 bits is not the 32 bytes of one MMA step"
     if problem.channels > MOST_FLOAT_CHANNELS:
         return f"the weight of {problem.channels} channels of 16 bits leaves no room in tensor memory"
+    return ""
+
+
+def why_rows_on_sm80(problem: PatchEmbedImagesProblem) -> str:
+    """Likewise of the kernels of ``mma.sync``."""
+    if problem.channels_last:
+        return "channels are last, and copies are made of neighbouring pixels of one channel"
+    if problem.precision != "int16" and not copies_rows(problem):
+        return f"a row of {problem.patch} pixels of a patch is not the 16, 32 or 64 bytes that are copied at once"
     return ""
 
 

@@ -22,7 +22,7 @@ from cute_kernels.plan import gemm_sm90 as dense
 from cute_kernels.plan.base import Arch, SmemRegion, reject, require, smem_map
 from cute_kernels.plan.fields import Field, check_fields
 from cute_kernels.plan.gemm_sm90 import GPC_SHARE
-from cute_kernels.plan.images import GATHERED_PATCHES, TILE_ORDER, ImagesPlan
+from cute_kernels.plan.images import GATHERED_PATCHES, TILE_ORDER, GridTilesPlan
 from cute_kernels.plan.shared_operands import (
     SWIZZLE_BYTES,
     WARPGROUP_ROWS,
@@ -40,7 +40,7 @@ ROW_PATCHES = (1, 2, 4)
 
 
 @dataclass(frozen=True)
-class Sm90GatherPlan(ImagesPlan, WgmmaPair):
+class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
     """The persistent WGMMA kernel over gathered patches: rows of a tile are patches, columns features."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gather:PatchGatherKernel"

@@ -12,6 +12,9 @@ from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
+    Sm80GemmConfig,
+    Sm80ImagesConfig,
+    Sm80PatchEmbedConfig,
     Sm90GatherConfig,
     Sm90GemmConfig,
     Sm90ImagesConfig,
@@ -23,19 +26,28 @@ from cute_kernels.config import (
 )
 from cute_kernels.config_codec import ConfigCodec
 from cute_kernels.plan import (
+    gemm_sm80,
     gemm_sm90,
     gemm_sm100,
     images_gather,
+    images_sm80,
     images_sm90,
     images_sm100,
     patch_embed_resident,
+    patch_embed_sm80,
     patch_embed_sm90,
     patch_embed_sm100,
 )
-from cute_kernels.plan.base import Arch, Plan
+from cute_kernels.plan.base import ARCHS, Arch, Plan
 from cute_kernels.plan.gemm import check_gemm_problem
 from cute_kernels.plan.images import check_images_problem
-from cute_kernels.plan.images_chain import chained, why_not_read_on_sm90, why_rows_on_sm90, why_rows_on_sm100
+from cute_kernels.plan.images_chain import (
+    chained,
+    why_not_read_on_sm90,
+    why_rows_on_sm80,
+    why_rows_on_sm90,
+    why_rows_on_sm100,
+)
 from cute_kernels.plan.kernel import Kernel
 from cute_kernels.plan.patch_embed import check_problem
 from cute_kernels.plan.sm100_transposed import predict
@@ -105,14 +117,46 @@ class Planner:
 
     @property
     def kinds(self) -> dict[type, str]:
-        """All classes of tunables, and the architecture of each."""
-        return {kernel.config: arch for arch, kernels in self.kernels.items() for kernel in kernels}
+        """All classes of tunables, and the architecture of each, the first where there are several."""
+        return {kernel.config: arch for arch, kernels in reversed(self.kernels.items()) for kernel in kernels}
+
+    def arch_for(self, arch: str, config: Any) -> str:
+        """Of the architectures whose binaries a device of ``arch`` runs, the one that has this configuration.
+
+        A device of compute capability 9.0 runs those of sm_90a and of sm_90. ``arch`` where none of them has it.
+        """
+        capability = ARCHS[arch].compute_capability
+        same = [name for name in (arch, *self.kernels) if ARCHS[name].compute_capability == capability]
+        having = (name for name in same if any(type(config) is k.config for k in self.kernels.get(name, ())))
+        return next(having, arch)
 
     @cached_property
     def codec(self) -> ConfigCodec:
         """How its configurations are written down."""
         return ConfigCodec(self.kinds)
 
+
+MMA_SYNC = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
+"""Architectures that the kernels of ``mma.sync`` are compiled for."""
+
+_GEMM_SM80 = Kernel(
+    Sm80GemmConfig, gemm_sm80.plan_sm80_gemm, gemm_sm80.FIELDS, gemm_sm80.default_config, gemm_sm80.search_space
+)
+_ROWS_SM80 = Kernel(
+    Sm80PatchEmbedConfig,
+    patch_embed_sm80.plan_sm80,
+    patch_embed_sm80.FIELDS,
+    patch_embed_sm80.default_config,
+    patch_embed_sm80.search_space,
+)
+_IMAGES_SM80 = Kernel(
+    Sm80ImagesConfig,
+    images_sm80.plan_sm80_images,
+    images_sm80.FIELDS,
+    images_sm80.default_config,
+    images_sm80.search_space,
+    lambda problem, arch: why_rows_on_sm80(problem),
+)
 
 _STREAMED = Kernel(
     Sm100PatchEmbedConfig,
@@ -140,7 +184,10 @@ _ROWS_SM90 = Kernel(
     predict=patch_embed_sm90.predict,
 )
 PATCH_EMBED = Planner(
-    "patch_embed", PatchEmbedProblem, check_problem, {"sm_100a": (_STREAMED, _RESIDENT), "sm_90a": (_ROWS_SM90,)}
+    "patch_embed",
+    PatchEmbedProblem,
+    check_problem,
+    {"sm_100a": (_STREAMED, _RESIDENT), "sm_90a": (_ROWS_SM90,), **dict.fromkeys(MMA_SYNC, (_ROWS_SM80,))},
 )
 
 _GATHER = Kernel(
@@ -176,6 +223,7 @@ PATCH_EMBED_IMAGES = Planner(
     {
         "sm_90a": (_IMAGES_SM90, _GATHER, chained(_ROWS_SM90, why_rows_on_sm90)),
         "sm_100a": (_IMAGES_SM100, chained(_STREAMED, why_rows_on_sm100), chained(_RESIDENT, why_rows_on_sm100)),
+        **dict.fromkeys(MMA_SYNC, (_IMAGES_SM80, chained(_ROWS_SM80, why_rows_on_sm80))),
     },
 )
 
@@ -202,6 +250,7 @@ GEMM = Planner(
                 gemm_sm90.search_space,
             ),
         ),
+        **dict.fromkeys(MMA_SYNC, (_GEMM_SM80,)),
     },
 )
 

@@ -258,7 +258,7 @@ class RepeatedCalls:
             self.calls[key] = call
 
     def _key(self, types: tuple, values: tuple, varying: tuple, stream: int) -> tuple:
-        """Key of values and types: an argument of another type, bool among them, is illegal and may be equal all the same."""
+        """Key of values and types: an argument of another type, bool among them, is illegal and may be equal."""
         key = [types, varying[0].get_device(), stream, self._static(values), *map(id, self._constants(values))]
         for tensor in varying:
             key += tensor.shape, tensor.dtype

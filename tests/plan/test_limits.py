@@ -16,7 +16,7 @@ import pytest
 
 import cute_kernels.plan
 from cute_kernels.config import PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.plan import ARCHS, PLANNERS, Kernel, make_plan, sm90_transposed
+from cute_kernels.plan import ARCHS, PLANNERS, Kernel, arch_of, make_plan, sm90_transposed
 from cute_kernels.plan.base import with_profile
 from tests.plan import (
     embed_limits_sm100,
@@ -24,6 +24,7 @@ from tests.plan import (
     image_limits,
     image_limits_sm100,
     limits,
+    limits_sm80,
     resident_limits_sm100,
 )
 from tests.plan.limits import E90, E100, G90, G100, Limit, MakePlan, embed, gemm, patchify
@@ -31,7 +32,8 @@ from tests.plan.limits import E90, E100, G90, G100, Limit, MakePlan, embed, gemm
 LIMITS = [
     limit
     for module in (
-        limits, embed_limits_sm100, resident_limits_sm100, image_limits, gather_limits, image_limits_sm100
+        limits, embed_limits_sm100, resident_limits_sm100, image_limits, gather_limits, image_limits_sm100,
+        limits_sm80,
     )
     for limit in module.limits()
 ]  # fmt: skip
@@ -48,16 +50,31 @@ def test_the_limit_is_reached_and_not_passed(limit: Limit) -> None:
 def test_hardware() -> None:
     """CUDA C++ programming guide, technical specifications per compute capability; PTX ISA for tensor memory.
 
-    B200 has 148 multiprocessors and H200 132.
+    Multiprocessors: B200 148, H200 132, A100 108, RTX 3090 82, L40S 142, RTX 5090 170.
     """
     facts = {
-        name: (a.compute_capability, a.sm_count, a.smem_bytes, a.tmem_columns, a.max_registers, a.register_file)
+        name: (a.compute_capability, a.sm_count, a.smem_bytes, a.sm_smem_bytes, a.tmem_columns)
         for name, a in ARCHS.items()
     }
     assert facts == {
-        "sm_100a": ((10, 0), 148, 227 * 1024, 512, 255, 65_536),
-        "sm_90a": ((9, 0), 132, 227 * 1024, 0, 255, 65_536),
+        "sm_100a": ((10, 0), 148, 227 * 1024, 228 * 1024, 512),
+        "sm_90a": ((9, 0), 132, 227 * 1024, 228 * 1024, 0),
+        "sm_80": ((8, 0), 108, 163 * 1024, 164 * 1024, 0),
+        "sm_86": ((8, 6), 82, 99 * 1024, 100 * 1024, 0),
+        "sm_89": ((8, 9), 142, 99 * 1024, 100 * 1024, 0),
+        "sm_90": ((9, 0), 132, 227 * 1024, 228 * 1024, 0),
+        "sm_120": ((12, 0), 170, 99 * 1024, 100 * 1024, 0),
     }
+    assert {(a.max_registers, a.register_file) for a in ARCHS.values()} == {(255, 65_536)}
+
+
+def test_devices_get_the_kernels_of_their_architecture_or_of_an_earlier_one_of_their_generation() -> None:
+    """Binaries of sm_86 run on 8.7, those of sm_120 on 12.1; those of sm_90a and sm_100a on 9.0 and 10.0 alone."""
+    expected = {
+        (7, 5): None, (8, 0): "sm_80", (8, 6): "sm_86", (8, 7): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a",
+        (10, 0): "sm_100a", (10, 3): None, (12, 0): "sm_120", (12, 1): "sm_120",
+    }  # fmt: skip
+    assert {capability: arch_of(capability) for capability in expected} == expected
 
 
 @pytest.mark.parametrize("warpgroups", [1, 2, 3])
@@ -187,8 +204,8 @@ def test_names_that_are_no_names(make: MakePlan, field: str) -> None:
 
 
 def test_architectures() -> None:
-    with pytest.raises(ValueError, match=r"^arch = 'sm_80' .*sm_100a, sm_90a"):
-        make_plan(limits.GemmProblem(8, 8, 8), arch="sm_80")
+    with pytest.raises(ValueError, match=r"^arch = 'sm_70' .*sm_100a, sm_90a, sm_80"):
+        make_plan(limits.GemmProblem(8, 8, 8), arch="sm_70")
 
 
 # --- tables of fields ------------------------------------------------------------------------------------------------
@@ -270,7 +287,7 @@ def refusing_line(make: Callable[[], Any]) -> tuple[str, int]:
 def test_no_check_of_the_plans_is_left_out() -> None:
     """Every call of `reject` and `require` in the sources is what refuses one of the plans of this file."""
     refusals = [limit.beyond for limit in LIMITS] + [make for make, _ in NAMES]
-    refusals.append(lambda: make_plan(limits.GemmProblem(8, 8, 8), arch="sm_80"))
+    refusals.append(lambda: make_plan(limits.GemmProblem(8, 8, 8), arch="sm_70"))
     refusals.append(lambda: with_profile(make_plan(PatchEmbedProblem(256, 256, 256)), 0))
     for make, arch, base, field, legal in FIELDS.values():
         refusals += [make(arch, replace(base, **{field: value})) for value in {-1, 1, 3, 65, 384} - set(legal)]

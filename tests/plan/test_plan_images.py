@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_kernels.config import PatchEmbedImagesProblem, Sm90GemmConfig, Sm90ImagesConfig, Sm100ImagesConfig
+from cute_kernels.config import (
+    PatchEmbedImagesProblem,
+    Sm80ImagesConfig,
+    Sm90GemmConfig,
+    Sm90ImagesConfig,
+    Sm100ImagesConfig,
+)
 from cute_kernels.kernels.graph import graph_of
 from cute_kernels.plan import PLANNERS, make_plan
+from cute_kernels.plan.registry import MMA_SYNC
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
 replace = dataclasses.replace
@@ -32,7 +39,8 @@ def test_headline() -> None:
     assert plan.smem_bytes == 1024 + 6 * 28_672 + 2 * 112 * 128
     assert [barrier.stages for barrier in graph_of(plan).barriers()] == [6, 6]
     kinds = {arch: kernels[0].config for arch, kernels in PLANNERS["patch_embed_images"].kernels.items()}
-    assert kinds == {"sm_90a": Sm90ImagesConfig, "sm_100a": Sm100ImagesConfig}
+    others = dict.fromkeys(MMA_SYNC, Sm80ImagesConfig)
+    assert kinds == {"sm_90a": Sm90ImagesConfig, "sm_100a": Sm100ImagesConfig, **others}
 
 
 @given(
