@@ -118,7 +118,11 @@ class Planner:
     @property
     def kinds(self) -> dict[type, str]:
         """All classes of tunables, and the architecture of each, the first where there are several."""
-        return {kernel.config: arch for arch, kernels in reversed(self.kernels.items()) for kernel in kernels}
+        found: dict[type, str] = {}
+        for arch, kernels in self.kernels.items():
+            for kernel in kernels:
+                found.setdefault(kernel.config, arch)
+        return found
 
     def arch_for(self, arch: str, config: Any) -> str:
         """Of the architectures whose binaries a device of ``arch`` runs, the one that has this configuration.
