@@ -76,7 +76,7 @@ def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
 
 
 def why_rows_on_sm80(problem: PatchEmbedImagesProblem) -> str:
-    """Likewise of the kernels of ``mma.sync``."""
+    """Why the kernel of ``mma.sync`` does not read these images itself; empty where it does."""
     if problem.channels_last:
         return "channels are last, and copies are made of neighbouring pixels of one channel"
     if problem.precision != "int16" and not copies_rows(problem):

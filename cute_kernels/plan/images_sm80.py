@@ -66,7 +66,7 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
 
     @property
     def columns(self) -> int:
-        """Of the product: features, or two for each, of whole blocks."""
+        """Columns of the product: features, or two for each, of whole blocks."""
         n = self.problem.n
         return n if self.terms == 1 else 2 * round_up(n, self.terms_block)
 

@@ -125,7 +125,7 @@ class Planner:
         return found
 
     def arch_for(self, arch: str, config: Any) -> str:
-        """Of the architectures whose binaries a device of ``arch`` runs, the one that has this configuration.
+        """The architecture that has a configuration, among those whose binaries a device of ``arch`` runs.
 
         A device of compute capability 9.0 runs those of sm_90a and of sm_90. ``arch`` where none of them has it.
         """
