@@ -191,7 +191,7 @@ PEFT = "peft"
 
 
 def _after_step(*_: Any) -> None:
-    """What trains writes past version counters: fused optimisers, averages of weights, gathering of shards (FSDP)."""
+    """Turns on comparison on a GPU: fused optimisers, averages and sharding (FSDP) write past version counters."""
     DERIVED.compare_on_gpu()
 
 

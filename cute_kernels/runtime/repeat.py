@@ -215,7 +215,7 @@ class RepeatedCalls:
 
 
 def _memory(name: str, tensor: torch.Tensor) -> dict[str, Any]:
-    """What is allocated in every call in place of this contiguous tensor, by the names in generated code."""
+    """Size, strides and type of what every call allocates for this contiguous tensor, by names in generated code."""
     return {f"{name}_size": tuple(tensor.shape), f"{name}_step": tensor.stride(), f"{name}_type": tensor.dtype}
 
 
@@ -239,7 +239,7 @@ def _never(*_: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What the code of a remembered call depends on.
+    """Key of the code of a remembered call: what it depends on.
 
     Tensors that are there, constants that are contiguous, factors that are tensors of more than one element, tensors
     whose channels are last in memory, operands that live for a call.
@@ -374,7 +374,7 @@ def _guarded(arguments: Sequence[Repeatable], shape: _Shape) -> list[str]:
 
 
 def _differs(a: Repeatable, shape: _Shape, in_key: bool, first: bool) -> list[str]:
-    """What shows that one of them differs, whatever the thread's dispatch state is.
+    """Conditions that show that one of them differs, whatever the thread's dispatch state is.
 
     Types and shapes of what varies, and the device of the first, may be ``in_key`` already.
     """
@@ -394,7 +394,7 @@ def _differs(a: Repeatable, shape: _Shape, in_key: bool, first: bool) -> list[st
 
 
 def _is_another(a: Repeatable, shape: _Shape, found_by: Repeatable | None) -> list[str]:
-    """What shows that an argument is none of the remembered call, in terms of its name."""
+    """Conditions that show that an argument is none of the remembered call, in terms of its name."""
     t = a.name
     if a.kept and a == found_by:
         return []

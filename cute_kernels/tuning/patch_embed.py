@@ -18,7 +18,7 @@ from cute_kernels.runtime.gpu import bound_launch
 from cute_kernels.tuning import search
 
 Table = Literal["positions", "index", "bias", "none"]
-"""What the epilogue adds."""
+"""Kind of table that the epilogue adds."""
 
 
 def tune_patch_embed(

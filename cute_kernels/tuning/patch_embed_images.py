@@ -1,4 +1,4 @@
-"""What is timed of the patch embedding of images, of kernels that read them and of those behind a pass over them."""
+"""Timings of the patch embedding of images, of kernels that read them and of those behind a pass over them."""
 
 from __future__ import annotations
 
