@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import TypeVar
 
 from cute_kernels.config import Config
+from cute_kernels.config_codec import parse_settings
 from cute_kernels.plan import ARCHS, PLANNERS
 
 Kind = TypeVar("Kind", bound=Config)
 
 CONFIG_TYPES: dict[str, dict[str, type[Config]]] = {
-    operation: {arch: target.config for arch, target in planner.targets.items()}
+    operation: {arch: kernels[0].config for arch, kernels in planner.kernels.items()}
     for operation, planner in PLANNERS.items()
 }
-"""Class of the tunables, by operation and architecture."""
-
-_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+"""Class of the first kernel's tunables, by operation and architecture."""
 
 
 def parse_config(text: str, kind: type[Kind]) -> Kind:
@@ -26,19 +24,7 @@ def parse_config(text: str, kind: type[Kind]) -> Kind:
     Raises:
         ValueError: an unknown field, or a value of another type than the field's.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-    values: dict[str, object] = {}
-    for item in text.split(","):
-        name, separator, value = (part.strip() for part in item.partition("="))
-        if not separator or name not in defaults:
-            raise ValueError(f"{item!r} in {text!r}, allowed: name=value with {', '.join(defaults)}")
-        if isinstance(defaults[name], bool):
-            if value not in _BOOLEANS:
-                raise ValueError(f"{item!r}: true or false")
-            values[name] = _BOOLEANS[value]
-        else:
-            values[name] = int(value) if isinstance(defaults[name], int) else value
-    return kind(**values)
+    return parse_settings(kind, text.split(","), kind.__name__)
 
 
 def parse_first(text: str, kinds: Iterable[type[Config]]) -> Config:

@@ -39,33 +39,26 @@ def leave_out_the_device() -> None:
     """Has CPU tensors taken for a device's, on stream 0, and launches nothing; for the rest of this process."""
     import torch
 
-    from cute_kernels.operations import base, gemm, patch_embed, patch_embed_images
+    from cute_kernels.operations import base
     from cute_kernels.runtime import gpu, repeat
 
     nothing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(("abs", ctypes.CDLL(None)))
 
     class NoLaunch(gpu.BoundLaunch):
         def __init__(self, plan: object) -> None:
-            self.plan, self._call, self._name = plan, nothing, "nothing"
-            self._function = types.SimpleNamespace(call=nothing)  # of older checkouts `_call`
+            self.plan, self._name = plan, "nothing"
+            self._given = {operand.name for operand in plan.operands if operand.given} | {"stream"}
+            self._function = types.SimpleNamespace(call=nothing)
 
-    finder = repeat._finder
-
-    def on_the_cpu(arguments: object) -> tuple[str, str]:
-        source, name = finder(arguments)
-        return source.replace(".is_cuda", ".is_cpu"), name
-
-    repeat._finder = on_the_cpu
-    answers = {"current_stream": lambda _: 0, "current_device": lambda: -1, "is_capturing": lambda: False}
-    repeat._SHARED |= answers | {"empty_strided": torch._C._dynamo.guards._empty_strided_cpu}
+    repeat._HOST = None
+    repeat._current_stream, repeat._current_device, repeat._is_capturing = lambda _: 0, lambda: -1, lambda: False
+    repeat._empty_strided = torch._C._dynamo.guards._empty_strided_cpu
     gpu.bound_launch, gpu.launch = NoLaunch, lambda *_: None
     base.choose_backend = lambda *_: "kernel"
-    base.Operation.__call__ = lambda self, _, **values: self.execute(self.arguments(**values))
+    base.Operation._first = lambda self, _, values: self.execute(self.arguments(*values))
     torch.cuda.current_stream = lambda *_: types.SimpleNamespace(cuda_stream=0)
     torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda.synchronize = lambda: None
-    for operation in (gemm.GEMM, patch_embed.PATCH_EMBED, patch_embed_images.PATCH_EMBED_IMAGES):
-        operation.repeated.__init__(operation.repeated._arguments, operation.scales)
 
 
 def cases(device: str) -> dict[str, Callable[[], object]]:
@@ -157,7 +150,9 @@ def run(checkout: Path, rounds: int, without_device: bool) -> dict[str, float]:
     # In front of what is there: on a machine without an environment of its own, dependencies come that way.
     paths = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, __file__, "--measure", "--rounds", str(rounds)]
+    # What takes the device's place replaces parts of the package, which a checkout's own file knows.
+    file = checkout / "bench" / "host_time.py" if without_device else Path(__file__)
+    command = [sys.executable, str(file), "--measure", "--rounds", str(rounds)]
     command += ["--without-device"] * without_device
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=checkout)
     if done.returncode:

@@ -40,6 +40,7 @@ from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
 from cute_kernels import Sm90GatherConfig, Sm90ImagesConfig, Sm90PatchEmbedConfig, Sm100ImagesConfig
 from cute_kernels.config import Config
+from cute_kernels.config_codec import spell
 from cute_kernels.plan import ARCHS, PLANNERS
 
 KINDS: dict[str, dict[str, tuple[type[Config], ...]]] = {
@@ -57,12 +58,10 @@ def architecture() -> str:
 def swept_configs(case: ImagesCase, count: int) -> dict[str, Config]:
     """By their settings, the ``count`` configurations of our kernel that its plans would time first."""
     arch = architecture()
-    target = PLANNERS["patch_embed_images"].targets[arch].of(image_cases.problem(case))
-    if not count or target.search is None:
-        return {}
-    plans = target.search(image_cases.problem(case), ARCHS[arch], ARCHS[arch].sm_count)[:count]
+    planner, limits = PLANNERS["patch_embed_images"], ARCHS[arch]
+    plans = planner.search(image_cases.problem(case), limits, limits.sm_count)[:count] if count else []
     return {
-        ",".join(f"{name}={value}" for name, value in dataclasses.asdict(plan.config).items()): plan.config
+        ",".join(f"{name}={spell(value)}" for name, value in dataclasses.asdict(plan.config).items()): plan.config
         for plan in plans
     }
 

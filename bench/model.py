@@ -293,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(h200_text(check_h200(measured, list(measured))), end="\n\n")
     print(models_table(check_models((512, 4736))), end="\n\n")
     print(small_batches(), designs_table(), plain_product(), sep="\n\n", end="\n\n")
-    print(model_images.images_table(model_images.check_images()), model_images.choice_table(), sep="\n\n")
+    print(model_images.images_table(model_images.check_images()))
     return 0
 
 

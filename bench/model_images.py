@@ -14,14 +14,9 @@ from bench import archive
 from bench.configs import parse_first
 from cute_kernels.config import (
     PatchEmbedImagesProblem,
-    PatchEmbedProblem,
     Sm90ImagesConfig,
-    Sm100PatchEmbedConfig,
-    Sm100ResidentConfig,
 )
-from cute_kernels.plan import ARCHS, PatchEmbedPlan, Sm100ResidentPlan, make_plan, predict, sm100_choice
-from cute_kernels.plan import patch_embed_resident as resident
-from cute_kernels.plan.sm100_transposed import is_legal
+from cute_kernels.plan import ARCHS, make_plan, predict
 
 # --- images on an H200 -----------------------------------------------------------------------------------------------
 
@@ -118,50 +113,3 @@ def picks(checked: list[TimedImages]) -> str:
         f"one that the model puts first took {', '.join(f'{share:.1%}' for share in longer.values())} longer than the "
         "fastest."
     )
-
-
-# --- the choice on a B200 --------------------------------------------------------------------------------------------
-
-SIZES = {
-    "base-p16, 196 positions": (768, 768, 196),
-    "base-p16, 256 positions": (768, 768, 256),
-    "large-p16, 256 positions": (1024, 768, 256),
-    "so400m-p14, 256 positions": (1152, 592, 256),
-    "so400m-p14, 729 positions": (1152, 592, 729),
-    "giant-opt-p16, 256 positions": (1536, 768, 256),
-}
-"""N, K and positions of models."""
-
-BATCHES = (1, 8, 64, 512, 4736)
-
-
-def choice_table() -> str:
-    """Markdown: problems for which counted work alone would take another plan, and what the model says of both."""
-    columns = ("model", "images", "chosen", "modelled, us", "by counted work alone", "modelled, us")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for name, (n, k, positions) in SIZES.items():
-        for images in BATCHES:
-            problem = PatchEmbedProblem(images * positions, n, k, positions)
-            chosen, counted = make_plan(problem, arch="sm_100a"), _least_counted(problem)
-            if chosen != counted:
-                cells = (_describe(chosen), _describe(counted))
-                times = [f"{predict(plan).microseconds:,.1f}" for plan in (chosen, counted)]
-                lines.append(f"| {name} | {images:,} | {cells[0]} | {times[0]} | {cells[1]} | {times[1]} |")
-    lines.append(f"\n{len(lines) - 2} of {len(SIZES) * len(BATCHES)} problems.")
-    return "\n".join(lines)
-
-
-def _least_counted(problem: PatchEmbedProblem) -> PatchEmbedPlan:
-    """Of both designs' legal plans."""
-    arch, config = ARCHS["sm_100a"], Sm100ResidentConfig()
-    plans = sorted(resident.candidates(problem, config, arch, arch.sm_count), key=resident.cost)
-    first = next((plan for plan in plans if is_legal(plan, resident.check)), None)
-    streamed = make_plan(problem, Sm100PatchEmbedConfig(), "sm_100a")
-    return min((plan for plan in (first, streamed) if plan is not None), key=sm100_choice.counted_clocks)
-
-
-def _describe(plan: PatchEmbedPlan) -> str:
-    if not isinstance(plan, Sm100ResidentPlan):
-        return sm100_choice.place(plan)
-    config = plan.config
-    return f"{sm100_choice.place(plan)}, tiles of {config.tile_rows} rows, loads of {config.tmem_load_width}"

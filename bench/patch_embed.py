@@ -89,7 +89,8 @@ def chosen_configs(texts: Sequence[str], arch: str) -> dict[str, PatchEmbedConfi
     Raises:
         ValueError: as `parse_config`.
     """
-    return {text: parse_first(text, PLANNERS["patch_embed"].targets[arch].configs) for text in texts}
+    kinds = [kernel.config for kernel in PLANNERS["patch_embed"].of(arch)]
+    return {text: parse_first(text, kinds) for text in texts}
 
 
 def _cases(arguments: argparse.Namespace) -> list[Case]:

@@ -28,9 +28,9 @@ from bench.compile_ahead import compile_all
 from bench.configs import CONFIG_TYPES, arch_of, parse_config
 from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig
+from cute_kernels.operations.gemm import GEMM
 from cute_kernels.plan import GemmPlan, candidate_plans, make_plan
 from cute_kernels.plan import gemm_sm90 as sm90_gemm
-from cute_kernels.tuning import gemm as tune
 from cute_kernels.tuning import search
 
 CASES = (
@@ -97,17 +97,17 @@ def measure(path: Path, cases: Sequence[GemmCase] = CASES) -> None:
 
 def time_case(case: GemmCase, candidates: Sequence[GemmPlan]) -> Timings:
     """Every candidate, and the fastest one in other orders of its tiles."""
-    rows, weight, bias = tune.gemm_inputs(problem(case))
+    inputs = search.input_sets(GEMM, problem(case))
     out = torch.empty(case.m, case.n, device="cuda", dtype=torch.bfloat16)
 
     def product(i: int, stream: int) -> None:
-        torch.mm(rows[i % len(rows)][0], weight[0].T, out=out)
+        torch.mm(inputs[i % len(inputs)].a[0], inputs[0].b[0].T, out=out)
 
     product(0, 0)
-    timers = {TORCH: search.graph_timer(product), **tune.gemm_timers(problem(case), candidates, (rows, weight, bias))}
+    timers = {TORCH: search.graph_timer(product), **search.timers_of(GEMM, candidates, inputs)}
     times = search.interleaved(timers, ROUNDS)
     best = min(candidates, key=times.__getitem__)
-    orders = tune.gemm_timers(problem(case), tune.variants(best), (rows, weight, bias))
+    orders = search.timers_of(GEMM, GEMM.variants(best), inputs)
     times |= search.interleaved({key: timers[key] for key in (TORCH, best)} | orders, ROUNDS)
     microseconds = {key: 1e3 * value for key, value in times.items()}
     reference = microseconds.pop(TORCH)

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from cute_kernels.operations.patch_embed_images import patch_embed_images
     from cute_kernels.operations.patch_weight import prepare_patch_weight
     from cute_kernels.runtime.constants import clear_cache, frozen_constants
-    from cute_kernels.tuning.gemm import tune_gemm
-    from cute_kernels.tuning.patch_embed import tune_patch_embed
+    from cute_kernels.tuning.functions import tune_gemm, tune_patch_embed, tune_patch_embed_images
 
 __version__ = "0.1.0"
 
@@ -61,6 +60,7 @@ __all__ = [
     "prepare_patch_weight",
     "tune_gemm",
     "tune_patch_embed",
+    "tune_patch_embed_images",
 ]
 
 #: Public name -> the module that defines it, which needs torch.
@@ -71,8 +71,9 @@ _WITH_TORCH = {
     "patch_embed": "operations.patch_embed",
     "patch_embed_images": "operations.patch_embed_images",
     "prepare_patch_weight": "operations.patch_weight",
-    "tune_gemm": "tuning.gemm",
-    "tune_patch_embed": "tuning.patch_embed",
+    "tune_gemm": "tuning.functions",
+    "tune_patch_embed": "tuning.functions",
+    "tune_patch_embed_images": "tuning.functions",
 }
 #: Packages that need torch and whose names are not put here: attribute access imports them.
 _PACKAGES = ("integrations", "nn")

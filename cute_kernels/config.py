@@ -1,7 +1,8 @@
 """The two inputs of planning: what is asked (a problem class per operation) and how (a config class per kernel).
 
 All are frozen, hashable and free of torch and of hardware limits: they check the types of their fields, and
-`cute_kernels.plan` is the only judge of legality.
+`cute_kernels.plan` is the only judge of legality. A field of a config that is None is open: the plan chooses it for the
+problem (`cute_kernels.plan.choose`), and a plan's own config has none.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from cute_kernels.config_types import check_types
 EpilogueArithmetic = Literal["f32", "bf16x2"]
 ScaleSource = Literal["value", "pointer"]
 WeightSource = Literal["registers", "streamed"]
-RowOrder = Literal["auto", "position", "flat"]
-TableFormat = Literal["auto", "row_major", "blocked", "interleaved"]
+RowOrder = Literal["position", "flat"]
+TableFormat = Literal["row_major", "blocked", "interleaved"]
 StorePath = Literal["tma", "coalesced", "direct"]
-PixelSource = Literal["auto", "strips", "gather", "repack", "split"]
-WeightMemory = Literal["auto", "tmem", "smem"]
-ResidentWeight = Literal["auto", "registers", "streamed"]
+PixelSource = Literal["strips", "gather", "repack", "split"]
+WeightMemory = Literal["tmem", "smem"]
+ResidentWeight = Literal["registers", "streamed"]
 TileOrder = Literal["row", "image"]
-Activation = Literal["none", "silu", "gelu_tanh"]
+Tf32Rounding = Literal["nearest", "nearest_a", "truncate"]
+Activation = Literal["none", "silu", "gelu", "gelu_tanh"]
 ACTIVATIONS = get_args(Activation)
 """Activations of the dense GEMM's epilogue: `cute_kernels.reference.activations`."""
 
@@ -96,14 +98,14 @@ class Sm100PatchEmbedConfig:
             tile each, or 1, with tiles of 128 rows.
         order: ``"position"``: a tile is ``rows / tile_positions`` images at ``tile_positions`` positions, so that every
             epilogue warp adds one row of the table to all of its rows; ``"flat"``: consecutive rows, each with a table
-            row of its own; ``"auto"``: the one whose busiest cluster has less to move through shared memory.
+            row of its own; None: the one whose busiest cluster has less to move through shared memory.
         tile_positions: neighbouring positions of a tile in position order, a power of two; a tile has at least 32
-            images, the rows of a warp. 0: as many as give the fewest tiles.
+            images, the rows of a warp. None: as many as give the fewest tiles.
         snake: every other row of tiles runs backwards, so that its first tile takes the last weight again.
         tmem_loads: 1 or 2 ``tcgen05.ld`` in flight before a warp waits for them (F34).
         table: layout of the bias + position table. ``"row_major"``; ``"blocked"``: squares of 32 x 32 (F13);
             ``"interleaved"``: 16 bytes of each of 32 rows side by side, what the lanes of a warp load together;
-            ``"auto"``: row-major in position order, interleaved in flat order.
+            None: row-major in position order, interleaved in flat order.
         table_ahead: table values are loaded one step before they are added (F10).
         store: how the output leaves. ``"tma"``: swizzled staging and TMA stores (F24); ``"coalesced"``: padded rows of
             staging, which warps read back row by row and store; ``"direct"``: 32 bytes of a row per thread, without
@@ -127,11 +129,11 @@ class Sm100PatchEmbedConfig:
     tmem_load_width: int = 32
     epilogue: EpilogueArithmetic = "f32"
     cta_group: int = 2
-    order: RowOrder = "auto"
-    tile_positions: int = 0
+    order: RowOrder | None = None
+    tile_positions: int | None = None
     snake: bool = True
     tmem_loads: int = 1
-    table: TableFormat = "auto"
+    table: TableFormat | None = None
     table_ahead: bool = False
     store: StorePath = "tma"
     store_group: int = 1
@@ -148,8 +150,8 @@ class Sm100ResidentConfig:
     """Tunables of the SM100a kernel whose weight stays on chip, ``out^T = weight * x^T``: features are the lanes of
     tensor memory, 128 per CTA, and rows of ``x`` the columns of an accumulator.
 
-    `Sm100PatchEmbedConfig` has those of the kernel that streams the weight. Fields whose default is 0 or ``"auto"`` are
-    chosen for the problem.
+    `Sm100PatchEmbedConfig` has those of the kernel that streams the weight. Fields whose default is None
+    are chosen for the problem.
 
     Attributes:
         weight: where it stays. ``"tmem"``: tensor memory, 32 columns for 128 bytes of K; ``"smem"``: shared memory, 16
@@ -161,7 +163,7 @@ class Sm100ResidentConfig:
         cta_group: CTAs that multiply together: a pair, each with half of the images of a tile, or 1.
         accumulators, part_columns: as in `Sm100ImagesConfig`.
         tmem_load_width: columns of one ``tcgen05.ld.16x256b``: 16, 32 or 64.
-        stages: operand buffers between TMA and tensor core; 0: two tiles' worth, or what shared memory holds.
+        stages: operand buffers between TMA and tensor core; None: two tiles' worth, or what shared memory holds.
         stage_blocks: K blocks of 128 bytes in one stage, 1 or 2.
         epilogue: as in `Sm100PatchEmbedConfig`.
 
@@ -169,15 +171,15 @@ class Sm100ResidentConfig:
         TypeError: a field of the wrong type.
     """
 
-    weight: WeightMemory = "auto"
-    order: RowOrder = "auto"
-    tile_rows: int = 0
-    tile_positions: int = 0
-    cta_group: int = 0
-    accumulators: int = 0
-    part_columns: int = 0
-    tmem_load_width: int = 0
-    stages: int = 0
+    weight: WeightMemory | None = None
+    order: RowOrder | None = None
+    tile_rows: int | None = None
+    tile_positions: int | None = None
+    cta_group: int | None = None
+    accumulators: int | None = None
+    part_columns: int | None = None
+    tmem_load_width: int | None = None
+    stages: int | None = None
     stage_blocks: int = 1
     epilogue: EpilogueArithmetic = "f32"
 
@@ -194,14 +196,14 @@ class Sm90PatchEmbedConfig:
     Attributes:
         tile_rows: rows of ``x`` in a tile, the N of a WGMMA: a multiple of 16 up to 256.
         warpgroups: consumer warpgroups of a CTA, 1 to 3, each with 64 output features.
-        stages: operand buffers between TMA and WGMMA, at most 64; 0: two tiles' worth, or what shared memory holds.
+        stages: operand buffers between TMA and WGMMA, at most 64; None: two tiles' worth, or what shared memory holds.
         stage_blocks: K blocks of 128 bytes in one stage, 1 to 4: with 2 a warpgroup waits and signals half as often.
         cluster: 1 or 2 CTAs that share every tile of ``x`` by multicast and differ in their features.
         weight: ``"registers"``: each warpgroup keeps its 64 features for the whole launch (K is compiled in);
             ``"streamed"``: weight tiles come through shared memory with ``x``, for any K.
         order: ``"position"``: a tile is ``tile_rows / tile_positions`` images at ``tile_positions`` positions, so that
             bias + position is one vector for each of these; ``"flat"``: consecutive rows, with the table read per
-            element; ``"auto"``: position order for whole images that fill half a tile or more.
+            element; None: position order for whole images that fill half a tile or more.
         tile_positions: neighbouring positions of a tile in position order: few images then fill a tile of many rows.
             The images of a tile are a multiple of 8, the columns of a WGMMA core matrix.
         pingpong: warpgroups take turns on the tensor cores, so that one's epilogue runs under another's WGMMAs.
@@ -214,11 +216,11 @@ class Sm90PatchEmbedConfig:
 
     tile_rows: int = 128
     warpgroups: int = 2
-    stages: int = 0
+    stages: int | None = None
     stage_blocks: int = 2
     cluster: int = 2
     weight: WeightSource = "registers"
-    order: RowOrder = "auto"
+    order: RowOrder | None = None
     pingpong: bool = True
     epilogue: EpilogueArithmetic = "f32"
     tile_positions: int = 1
@@ -298,20 +300,20 @@ class Sm90ImagesConfig:
             shared memory as the WGMMA wants them; ``"gather"``: of the rows of single patches, where these are longer
             than 16 bytes; ``"split"``: likewise of rows of 48 and 96 bytes, each in two boxes, where ``"gather"``
             lengthens them to 64 and 128; ``"repack"``: strips of rows of 14 bytes, which warps lengthen to 16;
-            ``"auto"``: what the images have.
-        tile_patches: 1 to 16, also beyond a grid row; 0: chosen for the problem, as for the fields below.
-        tile_images: such that a tile has a multiple of 16 patches, up to 256; 0: chosen.
-        warpgroups: as in `Sm90PatchEmbedConfig`; 0: what pads the features least, as for ``cluster``.
-        cluster: as in `Sm90PatchEmbedConfig`; 0: chosen.
-        stages: operand buffers between TMA and WGMMA, at most 64; 0: two tiles' worth, or what shared memory holds.
-        stage_blocks: K blocks of 128 bytes in one stage, rows of a patch in one plane: 1 or 2, of split rows 3; 0:
+            None: what the images have.
+        tile_patches: 1 to 16, also beyond a grid row; None: chosen for the problem, as for the fields below.
+        tile_images: such that a tile has a multiple of 16 patches, up to 256; None: chosen.
+        warpgroups: as in `Sm90PatchEmbedConfig`; None: what pads the features least, as for ``cluster``.
+        cluster: as in `Sm90PatchEmbedConfig`; None: chosen.
+        stages: operand buffers between TMA and WGMMA, at most 64; None: two tiles' worth, or what shared memory holds.
+        stage_blocks: K blocks of 128 bytes in one stage, rows of a patch in one plane: 1 or 2, of split rows 3; None:
             chosen.
         pingpong: as in `Sm90PatchEmbedConfig`.
         order: ``"row"``: images run fastest, so that the table is read once per grid row; ``"image"``: positions do.
         weight: ``"registers"``: it stays there for the whole launch; ``"streamed"``: it comes through the stages with
-            the pixels, for few images and for weights that registers do not hold; ``"auto"``: chosen.
-        raw_stages: buffers of strips between TMA and the warps that repack rows of 14 bytes, at least 2; 0: chosen, and
-            of other sources all that is allowed.
+            the pixels, for few images and for weights that registers do not hold; None: chosen.
+        raw_stages: buffers of strips between TMA and the warps that repack rows of 14 bytes, at least 2, and 0 of other
+            sources; None: chosen.
         repack_pairs: pairs of rows of 14 bytes that a thread loads before it stores the first, 1 to 4, likewise.
         skip_zeros: steps of K whose pixels are all zeros, which lengthen rows of 96 bytes to 128 and patches of 14 rows
             to 16, are not multiplied, and repacked rows of zeros take no shared memory.
@@ -321,18 +323,18 @@ class Sm90ImagesConfig:
         ValueError: an integer other than 0 and 1 for ``pingpong`` and ``skip_zeros``.
     """
 
-    source: PixelSource = "auto"
-    tile_patches: int = 0
-    tile_images: int = 0
-    warpgroups: int = 0
-    cluster: int = 0
-    stages: int = 0
-    stage_blocks: int = 0
+    source: PixelSource | None = None
+    tile_patches: int | None = None
+    tile_images: int | None = None
+    warpgroups: int | None = None
+    cluster: int | None = None
+    stages: int | None = None
+    stage_blocks: int | None = None
     pingpong: bool = True
     order: TileOrder = "row"
-    weight: ResidentWeight = "auto"
-    raw_stages: int = 0
-    repack_pairs: int = 0
+    weight: ResidentWeight | None = None
+    raw_stages: int | None = None
+    repack_pairs: int | None = None
     skip_zeros: bool = True
 
     def __post_init__(self) -> None:
@@ -349,8 +351,8 @@ class Sm100ImagesConfig:
 
     Attributes:
         source: ``"strips"`` of uint8 images, as in `Sm90ImagesConfig`; ``"gather"``: TMA boxes of the rows of single
-            patches, of 16-bit images; ``"auto"``: what the images allow.
-        tile_patches: 1 to 16; 0: chosen for the problem, as for the fields below whose default is 0 or ``"auto"``. A
+            patches, of 16-bit images; None: what the images allow.
+        tile_patches: 1 to 16; None: chosen for the problem, as for the fields below whose default is None. A
             tile may be wider than a grid row.
         tile_images: such that each CTA of a group has a multiple of 16 patches, and the tile up to 256.
         cta_group: CTAs that multiply together: a pair, each with half of the images of a tile, or 1.
@@ -360,7 +362,7 @@ class Sm100ImagesConfig:
         part_columns: columns of an accumulator that are multiplied and handed to the epilogue at once, the last part
             may have fewer: while one part is drained the next is multiplied, over the same stages.
         tmem_load_width: columns of one ``tcgen05.ld.16x256b``: 16 or 32.
-        stages: operand buffers between TMA and tensor core; 0: two tiles' worth, or what shared memory holds.
+        stages: operand buffers between TMA and tensor core; None: two tiles' worth, or what shared memory holds.
         stage_blocks: K blocks of 128 bytes in one stage, 8 rows of a patch in one channel each: 1 or 2.
         order: as in `Sm90ImagesConfig`.
 
@@ -368,15 +370,15 @@ class Sm100ImagesConfig:
         TypeError: a field of the wrong type.
     """
 
-    source: PixelSource = "auto"
-    tile_patches: int = 0
-    tile_images: int = 0
-    cta_group: int = 0
-    weight: WeightMemory = "auto"
-    accumulators: int = 0
-    part_columns: int = 0
+    source: PixelSource | None = None
+    tile_patches: int | None = None
+    tile_images: int | None = None
+    cta_group: int | None = None
+    weight: WeightMemory | None = None
+    accumulators: int | None = None
+    part_columns: int | None = None
     tmem_load_width: int = 16
-    stages: int = 0
+    stages: int | None = None
     stage_blocks: int = 2
     order: TileOrder = "row"
 
@@ -393,13 +395,14 @@ class Sm90GatherConfig:
     tiles of its own, 64 or 128.
 
     Attributes:
-        tile_patches, tile_rows, tile_images: 0: chosen such that few patches of the tiles lie outside of the images.
+        tile_patches, tile_rows, tile_images: None: chosen such that few patches of the tiles lie outside of the images.
         row_patches: neighbouring patches of which TMA reads one row of pixels at once, 32 bytes each if p = 16: 1, 2 or
-            4, of 128 bytes at most; the patches of a grid row are a multiple. 0: as many as the grid row allows.
-        tile_n: features of one CTA, multiples of 64 up to 256; 0: chosen.
-        cluster: CTAs with neighbouring features that share the patches by multicast: 1, 2 or 4; 0: chosen.
-        stages: operand buffers of 64 pixels of every patch between TMA and WGMMA; 0: what shared memory holds, up to 8.
-        store_stages: as in `Sm90GemmConfig`; 0: two, or three or one where a tile is no whole number of pairs.
+            4, of 128 bytes at most; the patches of a grid row are a multiple. None: as many as the grid row allows.
+        tile_n: features of one CTA, multiples of 64 up to 256; None: chosen.
+        cluster: CTAs with neighbouring features that share the patches by multicast: 1, 2 or 4; None: chosen.
+        stages: operand buffers of 64 pixels of every patch between TMA and WGMMA; None: what shared memory holds, up
+            to 8.
+        store_stages: as in `Sm90GemmConfig`; None: two, or three or one where a tile is no whole number of pairs.
         pingpong: as in `Sm90GemmConfig`.
         order: ``"row"``: images run fastest; ``"image"``: positions do, so that neighbouring pixels are read together.
 
@@ -408,14 +411,14 @@ class Sm90GatherConfig:
         ValueError: an integer other than 0 and 1 for ``pingpong``.
     """
 
-    tile_patches: int = 0
-    tile_rows: int = 0
-    tile_images: int = 0
-    row_patches: int = 0
-    tile_n: int = 0
-    cluster: int = 0
-    stages: int = 0
-    store_stages: int = 0
+    tile_patches: int | None = None
+    tile_rows: int | None = None
+    tile_images: int | None = None
+    row_patches: int | None = None
+    tile_n: int | None = None
+    cluster: int | None = None
+    stages: int | None = None
+    store_stages: int | None = None
     pingpong: bool = False
     order: TileOrder = "image"
 
@@ -513,7 +516,81 @@ class Sm90GemmConfig:
         check_types(self)
 
 
-GemmConfig = Sm100GemmConfig | Sm90GemmConfig
-PatchEmbedConfig = Sm100PatchEmbedConfig | Sm100ResidentConfig | Sm90PatchEmbedConfig
-ImagesConfig = Sm100ImagesConfig | Sm90ImagesConfig | Sm90GatherConfig
+@dataclass(frozen=True)
+class Sm80Config:
+    """Tunables that all kernels of ``mma.sync`` have, of any GPU since Ampere. One CTA computes one tile.
+
+    Attributes:
+        tile_m, tile_n: rows and columns of the output in a tile.
+        warps_m, warps_n: warps of a CTA along rows and along columns, 4 or 8 in all.
+        row_bytes: bytes of K in a stage, 64 or 128: what a row of either operand has of it in shared memory.
+        stages: operand buffers between ``cp.async`` and ``ldmatrix``, 2 to 8.
+        resident_ctas: CTAs that a multiprocessor has room for, by registers and shared memory.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 128
+    warps_m: int = 2
+    warps_n: int = 2
+    row_bytes: int = 64
+    stages: int = 4
+    resident_ctas: int = 1
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+@dataclass(frozen=True)
+class Sm80GemmConfig(Sm80Config):
+    """Tunables of the dense GEMM by ``mma.sync``: those of `Sm80Config`, and two more.
+
+    Attributes:
+        group_m: as in `Sm100GemmConfig`.
+        rounding: of float32 operands to TF32. ``"nearest"``: ties to even, as on other architectures; each CTA rounds
+            what it has copied. ``"nearest_a"``: of ``a`` alone; ``b`` has to be TF32 already, and is truncated where it
+            is not. ``"truncate"``: neither is rounded, and the tensor core ignores 13 bits of both: errors of up to one
+            unit instead of half a unit in the last place of TF32, all toward zero.
+
+    Raises:
+        TypeError: a field of the wrong type.
+    """
+
+    group_m: int = 8
+    rounding: Tf32Rounding = "nearest"
+
+
+@dataclass(frozen=True)
+class Sm80PatchEmbedConfig(Sm80Config):
+    """Tunables of the patch embed of rows by ``mma.sync``: those of `Sm80Config`, and one more.
+
+    Attributes:
+        epilogue: as in `Sm100PatchEmbedConfig`.
+
+    Raises:
+        TypeError: a field of the wrong type.
+    """
+
+    epilogue: EpilogueArithmetic = "f32"
+
+
+@dataclass(frozen=True)
+class Sm80ImagesConfig(Sm80Config):
+    """Tunables of the kernel that reads patches out of images and multiplies by ``mma.sync``: those of `Sm80Config`.
+
+    Rows of a tile are patches, columns features; with a weight of two terms each feature has two columns.
+
+    Attributes:
+        tile_images: images whose patches at one position are neighbouring rows: 8, so that eight rows of an accumulator
+            add one row of the table, or 1.
+
+    Raises:
+        TypeError: a field of the wrong type.
+    """
+
+    tile_images: int = 8
+
+
+GemmConfig = Sm100GemmConfig | Sm90GemmConfig | Sm80GemmConfig
+PatchEmbedConfig = Sm100PatchEmbedConfig | Sm100ResidentConfig | Sm90PatchEmbedConfig | Sm80PatchEmbedConfig
+ImagesConfig = Sm100ImagesConfig | Sm90ImagesConfig | Sm90GatherConfig | Sm80ImagesConfig
 Config = PatchEmbedConfig | GemmConfig | ImagesConfig

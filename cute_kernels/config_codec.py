@@ -1,83 +1,70 @@
-"""Configurations as something else: parameters of an operator, a JSON document, settings of a command line.
+"""Configurations as text: settings of a command line, an argument of an operator, a JSON document.
 
-One place knows how the fields of a configuration are written down, whatever its class: `Planner.codec` is that of the
-classes of an operation.
+One place knows how the fields of a configuration are written down, whatever its class: ``FIELD=VALUE``, where ``auto``
+is a field that the plan chooses. `Planner.codec` is that of the classes of an operation.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from cute_kernels.config_types import field_type
+
+OPEN = "auto"
+"""How a field that is None is spelled."""
+
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class ConfigCodec:
-    """JSON codec of configurations of some classes, all of whose fields are integers, bools or words.
+    """Configurations of some classes, all of whose fields are integers, bools or words.
 
     Attributes:
         kinds: the classes by their names.
-        has_words: whether any of them has a field that is a word.
     """
+
+    parameters = (("str? config=None", None),)
+    """Declarations in an operator's schema, which has no dataclasses, each with its default."""
 
     def __init__(self, kinds: Iterable[type]) -> None:
         self.kinds = {kind.__name__: kind for kind in kinds}
-        fields = {name: dataclasses.fields(kind) for name, kind in self.kinds.items()}
-        self._words = {n: tuple(f.name for f in found if isinstance(f.default, str)) for n, found in fields.items()}
-        self._numbers = {
-            n: tuple(f.name for f in found if not isinstance(f.default, str)) for n, found in fields.items()
-        }
-        self.has_words = any(self._words.values())
-        self._decoded: dict[tuple, Any] = {}
+        self._names = {name: tuple(part.name for part in dataclasses.fields(kind)) for name, kind in self.kinds.items()}
+        self._decoded: dict[str, Any] = {}
 
-    # ---- parameters of an operator, whose schema has no dataclasses --------------------------------------------------
-
-    @property
-    def parameters(self) -> tuple[tuple[str, Any], ...]:
-        """Declarations in an operator's schema, each with its default: class, integers and, if there are any, words."""
-        words = (("str config_words=''", ""),) if self.has_words else ()
-        return (("str? config_type=None", None), ("int[] config_numbers=[]", ()), *words)
-
-    def encode(self, config: Any) -> tuple[Any, ...]:
-        """Values of `parameters`.
+    def encode(self, config: Any) -> tuple[str | None]:
+        """Values of `parameters`: ``CLASS:FIELD=VALUE,..``.
 
         Raises:
             TypeError: a configuration of another class.
         """
         if config is None:
-            return (None, [], "") if self.has_words else (None, [])
+            return (None,)
         for name, kind in self.kinds.items():
             if type(config) is kind:
-                numbers = [getattr(config, field) for field in self._numbers[name]]
-                words = ",".join([getattr(config, field) for field in self._words[name]])
-                return (name, numbers, words) if self.has_words else (name, numbers)
+                settings = [f"{field}={spell(getattr(config, field))}" for field in self._names[name]]
+                return (f"{name}:{','.join(settings)}",)
         allowed = ", ".join(f"cute_kernels.{name}" for name in self.kinds)
         raise TypeError(f"config is {type(config).__name__}, expected {allowed} or None")
 
-    def decode(self, name: str | None, numbers: Sequence[int] = (), words: str = "") -> Any:
-        """The inverse of `encode`: equal values give the same object, by whose identity a repeated call is found.
+    def decode(self, text: str | None) -> Any:
+        """The inverse of `encode`: equal texts give the same object, by whose identity a repeated call is found.
 
         Raises:
-            ValueError: an unknown class, or another number of fields than it has.
+            ValueError: an unknown class, an unknown field or a value of another type.
         """
-        if name is None:
+        if text is None:
             return None
-        key = (name, tuple(numbers), words)
-        if key not in self._decoded:
-            self._decoded[key] = self._decode(*key)
-        return self._decoded[key]
-
-    def _decode(self, name: str, numbers: tuple[int, ...], words: str) -> Any:
-        kind = self._kind(name)
-        names = (*self._numbers[name], *self._words[name])
-        values = (*numbers, *(words.split(",") if words else ()))
-        if len(names) != len(values):
-            given = f"{list(numbers)} and {words!r}" if self.has_words else f"{list(numbers)}"
-            raise ValueError(f"config_type = {name!r} takes {', '.join(names)}, given {given}")
-        return kind(**dict(zip(names, values, strict=True)))
+        if text not in self._decoded:
+            name, _, settings = text.partition(":")
+            kind = self._kind(name)
+            self._decoded[text] = parse_settings(kind, settings.split(",") if settings else (), name) or kind()
+        return self._decoded[text]
 
     def _kind(self, name: str) -> type:
         if name not in self.kinds:
-            raise ValueError(f"config_type = {name!r}, allowed: {', '.join(map(repr, self.kinds))}")
+            raise ValueError(f"config of class {name!r}, allowed: {', '.join(map(repr, self.kinds))}")
         return self.kinds[name]
 
     # ---- a JSON document ---------------------------------------------------------------------------------------------
@@ -109,7 +96,7 @@ def parse_settings(kind: type, settings: Iterable[str], where: str) -> Any:
     Raises:
         ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice.
     """
-    kinds = {field.name: type(field.default) for field in dataclasses.fields(kind)}
+    kinds = {part.name: field_type(part) for part in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for setting in settings:
         name, separator, text = setting.partition("=")
@@ -118,21 +105,26 @@ def parse_settings(kind: type, settings: Iterable[str], where: str) -> Any:
             raise ValueError(f"setting {setting}: expected FIELD=VALUE; fields for {where}: {', '.join(kinds)}")
         if name in values:
             raise ValueError(f"setting {setting}: {name} is set twice")
-        values[name] = _parse(setting, text.strip(), kinds[name])
+        values[name] = _parse(setting, text.strip(), *kinds[name])
     return kind(**values) if values else None
 
 
-def _parse(setting: str, text: str, kind: type) -> Any:
+def _parse(setting: str, text: str, kind: type, is_open: bool) -> Any:
+    if is_open and text == OPEN:
+        return None
     if kind is bool:
-        if text.lower() not in ("true", "false"):
+        if text.lower() not in _BOOLEANS:
             raise ValueError(f"setting {setting}: expected true or false")
-        return text.lower() == "true"
+        return _BOOLEANS[text.lower()]
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"setting {setting}: expected an integer") from None
+        raise ValueError(f"setting {setting}: expected an integer{f' or {OPEN}' * is_open}") from None
 
 
 def spell(value: object) -> str:
     """A value of a field as `parse_settings` reads it."""
+    if value is None:
+        return OPEN
+    (value,) = {value}  # to torch.compile an int is a symbol, which has no text, and an element of a set is a constant
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import Any
 
 
@@ -19,11 +19,12 @@ def check_types(instance: Any) -> None:
     """
     for part in fields(instance):  # which torch.compile traces; not through a cache of our own
         value = getattr(instance, part.name)
-        if type(value) is _EXACT.get(part.type, str):  # choosers make hundreds of configurations for a problem
+        kind, is_open = field_type(part)
+        if type(value) is kind or (value is None and is_open):
             continue
-        if part.type == "int":
+        if kind is int:
             checked = _integer(part.name, value)
-        elif part.type == "bool":
+        elif kind is bool:
             checked = _boolean(part.name, value)
         elif isinstance(value, str):
             checked = str(value)
@@ -32,7 +33,14 @@ def check_types(instance: Any) -> None:
         object.__setattr__(instance, part.name, checked)
 
 
-_EXACT: dict[str, type] = {"int": int, "bool": bool}
+def field_type(part: Field) -> tuple[type, bool]:
+    """The type of a field of a problem or configuration, ``int``, ``bool`` or ``str``, and whether it may be None."""
+    name = part.type.removesuffix(_OPEN)
+    return _TYPES.get(name, str), name != part.type
+
+
+_OPEN = " | None"
+_TYPES: dict[str, type] = {"int": int, "bool": bool}
 """By annotation; any other is of strings."""
 
 

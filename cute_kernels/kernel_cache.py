@@ -249,10 +249,10 @@ def fingerprint() -> str:
 
 def _origin() -> dict[str, object]:
     package = Path(__file__).parent
-    # Plans are constants of the generated code; dsl/ chooses its options, compile.py its arguments, frames.py how a
+    # Plans are constants of the generated code; dsl/ chooses its options, compile.py its arguments and how a
     # launch passes them.
     modules = [module for folder in ("dsl", "kernels", "plan") for module in (package / folder).rglob("*.py")]
-    sources = sorted([*modules, package / "compile.py", package / "frames.py"])
+    sources = sorted([*modules, package / "compile.py"])
     library = dsl.runtime_library()
     distributions: dict[str, str] = {}
     for distribution in metadata.distributions():

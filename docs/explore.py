@@ -65,8 +65,7 @@ except ValueError as error:
 # On a B200, at the size where time matters: 4736 images of 196 patches. The model multiplies what the busiest CTA does
 # by what a unit of it costs. Its times are modelled, never measured; docs/model.md says how well it does, and that
 # designs unlike those that it was fitted to have an error of a quarter. The last line is what a plan without a
-# configuration gets: of those that the model does not tell from the quickest, the one of least counted work. "bound by"
-# is what takes most of the time.
+# configuration gets. "bound by" is what takes most of the time.
 
 # %%
 large = PatchEmbedProblem(m=4736 * 196, n=768, k=768, table_rows=196)

@@ -16,7 +16,6 @@ from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, Patch
 from cute_kernels.operations.patch_weight import PatchWeight
 from cute_kernels.plan import Plan
 from cute_kernels.plan.registry import PATCH_EMBED_IMAGES as PLANNER
-from cute_kernels.plan.registry import Target
 from cute_kernels.runtime import gpu
 from cute_kernels.runtime.operands import Operands
 
@@ -262,22 +261,32 @@ def build_one_kernel(data: ImagesData) -> Candidate:
     Raises:
         PeerUnavailable: there is none for these images.
     """
-    plan = _plan(data, _weight(data))
-    try:
-        return build_ours(data, _target(plan).reading(plan.problem).config())
-    except (ValueError, NotImplementedError) as error:
-        raise PeerUnavailable(str(error)) from error
+    return _ours_of(data, 1)
 
 
 def build_two_kernels(data: ImagesData) -> Candidate:
-    """Ours, by a pass and the kernel over rows whatever the plan chooses."""
-    plan = _plan(data, _weight(data))
-    chain = _target(plan).fallback.plan(plan.problem, None, plan.arch, plan.sm_count)
-    return build_ours(data, chain.config)
+    """Ours, by a pass and the kernel over rows whatever the plan chooses.
+
+    Raises:
+        PeerUnavailable: there is none for these images.
+    """
+    return _ours_of(data, 2)
 
 
-def _target(plan: Plan) -> Target:
-    return PLANNER.targets[plan.arch.name]
+def _ours_of(data: ImagesData, launches: int) -> Candidate:
+    """Ours, by the first kernel of so many launches, rather one that takes such problems."""
+    plan, reason = _plan(data, _weight(data)), ""
+    problem, arch = plan.problem, plan.arch
+    for kernel in sorted(PLANNER.of(arch.name), key=lambda kernel: bool(kernel.takes(problem, arch))):
+        try:
+            config = kernel.choose(problem, arch, plan.sm_count)
+            found = kernel.plan(problem, config, arch, plan.sm_count)
+        except ValueError as error:
+            reason = reason or str(error)
+            continue
+        if len(found.launches) == launches:
+            return build_ours(data, config)
+    raise PeerUnavailable(reason or "none has so many launches")
 
 
 def build_pass(data: ImagesData) -> Candidate:

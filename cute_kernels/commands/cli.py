@@ -15,9 +15,9 @@ from pathlib import Path
 
 from cute_kernels import __version__, compile, dsl, extras, files, kernel_cache
 from cute_kernels.commands import compare, doctor, explore, profile, sweep
-from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem, arch_of, config_of, count, plan_of
+from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem, arch_of, config_of, count, plan_of
 from cute_kernels.config_codec import spell
-from cute_kernels.plan import predict, runs
+from cute_kernels.plan import predict
 from cute_kernels.runtime import tuned
 from cute_kernels.siglip.models import ARCHITECTURES
 
@@ -187,10 +187,12 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
         description="Plans a launch and prints tiles, warp roles and the shared- and tensor-memory budget. Compiles "
         "nothing and needs no GPU.",
     )
-    parser.add_argument("kernel", nargs="?", choices=tuple(KINDS), default="patch-embed", help="default: %(default)s")
+    parser.add_argument(
+        "kernel", nargs="?", choices=tuple(OPERATIONS), default="patch-embed", help="default: %(default)s"
+    )
     add_problem(parser)
     parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of a B200 or H200)")
-    add_kernel(parser, *KINDS)
+    add_kernel(parser, *OPERATIONS)
     parser.set_defaults(run=_plan)
 
 
@@ -202,7 +204,7 @@ def _plan(options: argparse.Namespace) -> int:
         ("grid, cluster" if single else f"{part.operation}: grid, cluster", f"{part.grid}, {part.cluster}")
         for part in plan.launches
     ]
-    rows = [("runs", runs(plan)), *plan.describe(), *grids, ("config", config)]
+    rows = [("runs", plan.runs), *plan.describe(), *grids, ("config", config)]
     if (prediction := predict(plan)) is not None:
         rows += [("time", str(prediction)), ("", prediction.caveat)]
     width = max(len(name) for name, _ in rows)
@@ -222,13 +224,13 @@ def _add_ptx(commands: argparse._SubParsersAction) -> None:
         "a launch: entry, parameters, grid, cluster, block, shared memory, registers. Of a plan that chains kernels, "
         "FILE-1, FILE-2, ..",
     )
-    parser.add_argument("kernel", choices=tuple(KINDS))
+    parser.add_argument("kernel", choices=tuple(OPERATIONS))
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE",
         help="PTX file; facts go to FILE.json (default: the name of the kernel, e.g. patch_embed.ptx)",
     )  # fmt: skip
     add_problem(parser)
-    add_kernel(parser, *KINDS)
+    add_kernel(parser, *OPERATIONS)
     parser.set_defaults(run=_ptx)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from cute_kernels import extras
 from cute_kernels.commands import plan_facts, profiles
 from cute_kernels.commands.kernel_options import (
-    KINDS,
     MOST_EMULATED,
+    OPERATIONS,
     add_kernel,
     add_problem,
     count,
@@ -35,7 +35,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
             name, metavar=name.upper(),
             help="FIELD=VALUE,.. of the kernel's tunables, or default; or a .csv file",
         )  # fmt: skip
-    parser.add_argument("--kernel", choices=tuple(KINDS), default="patch-embed", help="default: %(default)s")
+    parser.add_argument("--kernel", choices=tuple(OPERATIONS), default="patch-embed", help="default: %(default)s")
     parser.add_argument("--all", action="store_true", help="rows that are equal, too")
     parser.add_argument(
         "--threshold", type=_percent, default=5.0, metavar="PERCENT",
@@ -47,7 +47,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of a B200 or H200)")
     add_problem(parser)
-    add_kernel(parser, *KINDS)
+    add_kernel(parser, *OPERATIONS)
     parser.set_defaults(run=run)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cute_kernels import extras, files
 from cute_kernels.commands import sweep
-from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem, count
+from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem, count
 
 _FOLDER = Path(__file__).parent / "notebooks"  # no package: whoever imports a notebook executes it
 _VARIED = ["tile_n=128,256", "stages=2,3,4,6"]
@@ -41,7 +41,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--no-browser", action="store_true", help="JupyterLab prints its address and opens no browser")
     parser.add_argument("--export", type=Path, metavar="FILE", help="execute it now and write FILE, as .html")
     add_problem(parser)
-    add_kernel(parser, *KINDS)
+    add_kernel(parser, *OPERATIONS)
     parser.set_defaults(run=run)
 
 

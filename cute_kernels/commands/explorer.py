@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +14,8 @@ import torch
 from cute_kernels import emulator, extras
 from cute_kernels.commands import examples, sweep_program, sweep_table, trace_figure
 from cute_kernels.commands.sweep_table import Row
-from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.emulator.programs import capturing
+from cute_kernels.operations.registry import operation_of
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import emulated
 
@@ -34,16 +33,9 @@ def smaller(problem: Any) -> Any:
     """A problem of the same kind that the emulator executes in seconds: a few tiles.
 
     Raises:
-        TypeError: of a problem of no operation with a sweep.
+        TypeError: of a problem of no operation.
     """
-    if isinstance(problem, PatchEmbedProblem):
-        return dataclasses.replace(problem, m=min(problem.m, 512), n=min(problem.n, 256), k=min(problem.k, 256))
-    if isinstance(problem, GemmProblem):
-        sizes = {"m": min(problem.m, 512), "n": min(problem.n, 256), "k": min(problem.k, 256)}
-        return dataclasses.replace(problem, **sizes, batches=1)
-    if isinstance(problem, PatchEmbedImagesProblem):
-        return dataclasses.replace(problem, batch=min(problem.batch, 2), n=min(problem.n, 256))
-    raise TypeError(f"problem is {type(problem).__name__}, expected that of an operation of this package")
+    return operation_of(problem).smaller(problem)
 
 
 def timeline(problem: Any, config: Any, *, seed: int = 1) -> Figure:

@@ -5,90 +5,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from cute_kernels.config import (
-    ACTIVATIONS,
-    GemmProblem,
-    PatchEmbedImagesProblem,
-    PatchEmbedProblem,
-    Sm90GatherConfig,
-    Sm90GemmConfig,
-    Sm90ImagesConfig,
-    Sm90PatchEmbedConfig,
-    Sm100GemmConfig,
-    Sm100ImagesConfig,
-    Sm100PatchEmbedConfig,
-    Sm100ResidentConfig,
-)
-from cute_kernels.config_codec import parse_settings, spell
-from cute_kernels.plan import PLANNERS, Plan, make_plan
+from cute_kernels.config import ACTIVATIONS, GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.config_codec import OPEN, parse_settings, spell
+from cute_kernels.config_types import field_type
+from cute_kernels.plan import ARCHS, PLANNERS, Kernel, Plan, Planner, make_plan
 from cute_kernels.plan.images import PIXEL_TYPES
-from cute_kernels.plan.registry import Target
 
-# Legal integers that --help shows, by class of tunables; the plan judges what is given.
-CHOICES: dict[type, dict[str, tuple[int, ...]]] = {
-    Sm100PatchEmbedConfig: {
-        "tile_n": (128, 256), "epilogue_warps": (4, 5), "tmem_load_width": (16, 32, 64), "cta_group": (1, 2),
-        "tile_positions": (0, 1, 2, 4, 8), "tmem_loads": (1, 2), "store_group": (1, 2, 3, 4),
-        "store_buffers": (1, 2, 4),
-    },
-    Sm100ResidentConfig: {
-        "cta_group": (0, 1, 2), "accumulators": (0, 1, 2), "tmem_load_width": (0, 16, 32, 64), "stage_blocks": (1, 2),
-    },
-    Sm90PatchEmbedConfig: {"warpgroups": (1, 2, 3), "stage_blocks": (1, 2, 3, 4), "cluster": (1, 2)},
-    Sm90ImagesConfig: {"warpgroups": (0, 1, 2, 3), "cluster": (0, 1, 2), "stage_blocks": (0, 1, 2)},
-    Sm90GatherConfig: {"row_patches": (0, 1, 2, 4), "tile_n": (0, 64, 128, 192, 256), "cluster": (0, 1, 2, 4)},
-    Sm100ImagesConfig: {
-        "cta_group": (0, 1, 2), "accumulators": (0, 1, 2), "tmem_load_width": (16, 32), "stage_blocks": (1, 2),
-    },
-    Sm100GemmConfig: {
-        "block_m": (128, 256), "tile_n": (64, 128, 256), "cluster_m": (2, 4), "cluster_n": (1, 2),
-        "accumulators": (1, 2),
-    },
-    Sm90GemmConfig: {
-        "tile_m": (64, 128, 192, 256), "tile_n": (64, 128, 192, 256), "cluster_m": (1, 2, 4),
-        "cluster_n": (1, 2, 4), "split_k": (1, 2, 4, 8),
-    },
-}  # fmt: skip
-
-_CHOSEN = "chosen for the problem"
-_TWO_TILES = "two tiles' worth, or what fits"
-
-MEANINGS: dict[type, dict[str, str]] = {
-    Sm100PatchEmbedConfig: {"tile_positions": _CHOSEN},
-    Sm90PatchEmbedConfig: {"stages": _TWO_TILES},
-    Sm100ResidentConfig: {
-        "stages": _TWO_TILES,
-        **dict.fromkeys(
-            ("tile_rows", "tile_positions", "cta_group", "accumulators", "part_columns", "tmem_load_width"), _CHOSEN
-        ),
-    },
-    Sm90ImagesConfig: {
-        "stages": _TWO_TILES,
-        **dict.fromkeys(("tile_patches", "tile_images", "warpgroups", "cluster", "stage_blocks"), _CHOSEN),
-    },
-    Sm90GatherConfig: {
-        "stages": "what fits, up to 8",
-        "store_stages": "two, or what divides a tile",
-        **dict.fromkeys(("tile_patches", "tile_rows", "tile_images", "row_patches", "tile_n", "cluster"), _CHOSEN),
-    },
-    Sm100ImagesConfig: {
-        "stages": _TWO_TILES,
-        **dict.fromkeys(("tile_patches", "tile_images", "cta_group", "accumulators", "part_columns"), _CHOSEN),
-    },
-}
-"""What a default of 0 stands for, by class of tunables and field."""
-
-KINDS = {name: PLANNERS[name.replace("-", "_")].configs for name in ("patch-embed", "patch-embed-images", "gemm")}
-"""Class of the tunables of each kernel by architecture; where problems decide, the first class."""
-
-_PROBLEMS_OF = {Sm90GatherConfig: ", bf16 and fp16"}
-"""Problems that the classes are for that are not an architecture's first."""
+OPERATIONS: dict[str, Planner] = {name.replace("_", "-"): planner for name, planner in PLANNERS.items()}
+"""By the name that commands give it."""
 
 DEFAULT_ARCH = "sm_100a"
-"""Architecture of a command without ``--arch``, if the kernel exists for it; otherwise the kernel's first."""
+"""Architecture of a command without ``--arch``, if there is a kernel for it; otherwise the operation's first."""
 
 
 MOST_EMULATED = 64
@@ -110,24 +40,24 @@ def count(text: str) -> int:
 # --- tunables --------------------------------------------------------------------------------------------------------
 
 
-def add_kernel(parser: argparse.ArgumentParser, *kernels: str) -> None:
-    """``--arch`` and ``--set`` for these kernels; the plan judges the values."""
-    lines = []
-    for kernel in kernels:
-        for arch, target in _targets(kernel).items():
-            for kind in (*target.configs, *(other.config for other in target.others)):
-                tunables = ", ".join(_describe(kind, field) for field in dataclasses.fields(kind))
-                lines.append(f"{kernel}, {arch}{_PROBLEMS_OF.get(kind, '')} ({kind.__name__}): {tunables}.")
-            if target.fallback is not None:
-                lines.append(f"{kernel}, {arch}, where rows of patches are laid out first: those of patch-embed.")
-                for kind in (kind for kind in target.fallback.also if kind not in PLANNERS["patch_embed"].kinds):
-                    tunables = ", ".join(_describe(kind, field) for field in dataclasses.fields(kind))
-                    lines.append(f"Or, of these and the pass ({kind.__name__}): {tunables}.")
+def add_kernel(parser: argparse.ArgumentParser, *names: str) -> None:
+    """``--arch`` and ``--set`` for the kernels of these operations; the plan judges the values."""
+    lines, shown = [], {}
+    for name in names:
+        archs: dict[tuple[Kernel, ...], list[str]] = {}
+        for arch, kernels in OPERATIONS[name].kernels.items():
+            archs.setdefault(kernels, []).append(arch)
+        for kernels, arch in ((kernels, ", ".join(those)) for kernels, those in archs.items()):
+            for kernel in kernels:
+                kind = kernel.config.__name__
+                tunables = ", ".join(_describe(kernel, field) for field in dataclasses.fields(kernel.config))
+                lines.append(f"{name}, {arch} ({kind}): {f'as of {shown[kind]}' if kind in shown else tunables}.")
+                shown.setdefault(kind, name)
     group = parser.add_argument_group("the kernel", " ".join(lines))
-    archs = dict.fromkeys(arch for kernel in kernels for arch in KINDS[kernel])
-    defaults = {kernel: _default_arch(kernel) for kernel in kernels}
-    common = defaults[kernels[0]]
-    others = "".join(f", of {kernel} {arch}" for kernel, arch in defaults.items() if arch != common)
+    archs = dict.fromkeys(arch for name in names for arch in OPERATIONS[name].kernels)
+    defaults = {name: _default_arch(name) for name in names}
+    common = defaults[names[0]]
+    others = "".join(f", of {name} {arch}" for name, arch in defaults.items() if arch != common)
     group.add_argument("--arch", choices=tuple(archs), help=f"target architecture (default: {common}{others})")
     group.add_argument(
         "--set",
@@ -135,92 +65,72 @@ def add_kernel(parser: argparse.ArgumentParser, *kernels: str) -> None:
         default=[],
         metavar="FIELD=VALUE",
         dest="settings",
-        help="a tunable of the kernel, any number of times; the others keep the values above. Without any, the plan "
-        "chooses for the problem. Of several kernels for the same problems the first is taken that has all of them",
+        help="a tunable of the kernel, any number of times; the others keep the values above, of which auto is chosen "
+        "for the problem. Of several kernels, the one that the problem gets, or the first that has all of them",
     )
 
 
-def _describe(config: type, field: dataclasses.Field) -> str:
-    kind = typing.get_type_hints(config)[field.name]
-    choices = CHOICES[config].get(field.name, (True, False) if kind is bool else typing.get_args(kind))
-    meaning = MEANINGS.get(config, {}).get(field.name, "")
-    default = f"{field.name}={spell(field.default)}" + (f" ({meaning})" if meaning else "")
+def _describe(kernel: Kernel, part: dataclasses.Field) -> str:
+    """``FIELD=DEFAULT``, what an open one is, and the values that there are."""
+    known = kernel.fields.get(part.name)
+    choices = (True, False) if field_type(part)[0] is bool else () if known is None else known.legal
+    meaning = f" ({known.open})" if part.default is None and known is not None else ""
+    default = f"{part.name}={spell(part.default)}{meaning}"
     return f"{default} of {{{', '.join(map(spell, choices))}}}" if choices else default
 
 
-def _targets(kernel: str) -> Mapping[str, Target]:
-    return PLANNERS[kernel.replace("-", "_")].targets
+def _default_arch(name: str) -> str:
+    kernels = OPERATIONS[name].kernels
+    return DEFAULT_ARCH if DEFAULT_ARCH in kernels else next(iter(kernels))
 
 
-def _default_arch(kernel: str) -> str:
-    return DEFAULT_ARCH if DEFAULT_ARCH in KINDS[kernel] else next(iter(KINDS[kernel]))
-
-
-def arch_of(options: argparse.Namespace, kernel: str) -> str:
-    """The architecture of ``--arch``, or the kernel's default.
+def arch_of(options: argparse.Namespace, name: str) -> str:
+    """The architecture of ``--arch``, or the operation's default.
 
     Raises:
-        ValueError: the kernel does not exist for it.
+        ValueError: there is no kernel for it.
     """
-    arch = options.arch or _default_arch(kernel)
-    if arch not in KINDS[kernel]:
-        raise ValueError(f"--arch {arch}: allowed for {kernel}: {', '.join(KINDS[kernel])}")
+    arch = options.arch or _default_arch(name)
+    if arch not in OPERATIONS[name].kernels:
+        raise ValueError(f"--arch {arch}: allowed for {name}: {', '.join(OPERATIONS[name].kernels)}")
     return arch
 
 
-def config_of(options: argparse.Namespace, kernel: str, problem: Any) -> Any:
+def config_of(options: argparse.Namespace, name: str, problem: Any) -> Any:
     """The configuration of ``--arch`` and ``--set``; None, for the plan's choice, without ``--set``.
+
+    It is one of the kernel that the problem gets, if that has all settings, or of the first kernel that has.
 
     Args:
         options: with `add_kernel`.
-        kernel: its name.
-        problem: what it is to compute: on one architecture, problems may differ in their tunables.
+        name: of the operation.
+        problem: what it is to compute.
 
     Raises:
-        ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice.
+        ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice;
+            a problem that no kernel takes.
     """
-    arch = arch_of(options, kernel)
-    target = _targets(kernel)[arch]
-    kind = target.of(problem).config
-    if target.fallback is not None and options.settings:
-        usual = (kind, target.reading(problem).config, target.fallback.config)
-        others = (other for other in target.fallback.also if _has_all(other, options.settings))
-        other = None if any(_has_all(one, options.settings) for one in usual) else next(others, None)
-        if other is not None:
-            return parse_settings(other, options.settings, arch)
-    if target.fallback is not None and kind is target.fallback.config:
-        reading = target.reading(problem).config
-        if not _asks_for(reading, kind, options.settings):
-            return parse_settings(kind, options.settings, f"{arch}, rows of patches")
-        kind = reading
-    elif target.also and options.settings:
-        kind = _named(target, options.settings)
-    return parse_settings(kind, options.settings, arch + _PROBLEMS_OF.get(kind, ""))
+    if not options.settings:
+        return None
+    planner, arch = OPERATIONS[name], ARCHS[arch_of(options, name)]
+    planner.check(problem)
+    usual = planner.kernel(problem, arch)
+    named = [kernel for kernel in planner.of(arch.name) if _has_all(kernel, options.settings)]
+    taking = [kernel for kernel in named if not kernel.takes(problem, arch)]
+    kernel = usual if usual in named else next(iter((*taking, *named)), usual)
+    return parse_settings(kernel.config, options.settings, f"{arch.name}, {kernel.config.__name__}")
 
 
-def _named(target: Target, settings: Sequence[str]) -> type:
-    """First of the classes for the same problems that has all tunables of the settings, or the first of all."""
-    return next((kind for kind in target.configs if _has_all(kind, settings)), target.config)
-
-
-def _has_all(kind: type, settings: Sequence[str]) -> bool:
-    return all(_has(kind, setting) for setting in settings)
-
-
-def _has(kind: type, setting: str) -> bool:
-    """Whether a class has the field of a setting and, where it is one of several words, the word."""
-    name, _, value = (part.strip() for part in setting.partition("="))
-    name = name.replace("-", "_")
-    hints = typing.get_type_hints(kind)
-    words = typing.get_args(hints.get(name))
-    return name in {field.name for field in dataclasses.fields(kind)} and (not words or value in words)
-
-
-def _asks_for(kind: type, other: type, settings: Sequence[str]) -> bool:
-    """Whether settings name tunables of ``kind`` alone, and some that ``other`` does not have."""
-    named = {setting.partition("=")[0].strip().replace("-", "_") for setting in settings}
-    fields, others = ({field.name for field in dataclasses.fields(config)} for config in (kind, other))
-    return named <= fields and not named <= others
+def _has_all(kernel: Kernel, settings: Sequence[str]) -> bool:
+    """Whether a kernel has the fields of all settings and, where they are words, the words."""
+    kinds = {part.name: field_type(part) for part in dataclasses.fields(kernel.config)}
+    for setting in settings:
+        name, _, value = (part.strip() for part in setting.partition("="))
+        name = name.replace("-", "_")
+        kind, is_open = kinds.get(name, (None, False))
+        if kind is None or (kind is str and value not in kernel.fields[name].legal and not (is_open and value == OPEN)):
+            return False
+    return True
 
 
 # --- problems --------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import code
 import contextlib
 import html
 import io
@@ -52,10 +53,18 @@ def ipynb(cells: Sequence[Cell]) -> dict[str, Any]:
     made: list[dict[str, Any]] = []
     for number, cell in enumerate(cells):
         common = {"id": f"cell-{number}", "metadata": {}, "source": cell.source.splitlines(keepends=True)}
-        code = {"cell_type": "code", "execution_count": None, "outputs": []}
-        made.append({"cell_type": "markdown", **common} if cell.markdown else {**code, **common})
+        executed = {"cell_type": "code", "execution_count": None, "outputs": []}
+        made.append({"cell_type": "markdown", **common} if cell.markdown else {**executed, **common})
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+class _Interpreter(code.InteractiveInterpreter):
+    """Runs cells in one namespace; what a cell raises is raised instead of printed."""
+
+    def showtraceback(self) -> None:
+        """Called while the exception is handled."""
+        raise
 
 
 def execute(cells: Sequence[Cell]) -> tuple[str, Mapping[str, Any]]:
@@ -68,14 +77,14 @@ def execute(cells: Sequence[Cell]) -> tuple[str, Mapping[str, Any]]:
         Exception: whatever a cell raises.
     """
     names: dict[str, Any] = {"__name__": "notebook"}
-    parts = []
+    run, parts = _Interpreter(names), []
     for number, cell in enumerate(cells):
         if cell.markdown:
             parts.append(_markdown(cell.source))
             continue
         printed, pictures = io.StringIO(), []
         with contextlib.redirect_stdout(printed), explorer.showing_to(pictures.append):
-            exec(compile(cell.source, f"<cell {number}>", "exec"), names)
+            run.runcode(compile(cell.source, f"<cell {number}>", "exec"))
         parts.append(f"<details><summary>code</summary><pre>{html.escape(cell.source)}</pre></details>")
         if printed.getvalue():
             parts.append(f"<pre>{html.escape(printed.getvalue())}</pre>")

@@ -12,8 +12,8 @@ from typing import Any
 
 from cute_kernels import extras, files
 from cute_kernels.commands.kernel_options import (
-    KINDS,
     MOST_EMULATED,
+    OPERATIONS,
     add_kernel,
     add_problem,
     count,
@@ -31,7 +31,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "hand or in the emulator, and prints the clocks of a tile by role and phase. A launch with stamps is slower "
         "than one without; on a GPU both are timed. Statistics leave out the first and the last tile of each warp.",
     )
-    kernels = tuple(kernel for kernel in KINDS if kernel != "gemm")
+    kernels = tuple(kernel for kernel in OPERATIONS if kernel != "gemm")
     parser.add_argument("kernel", nargs="?", choices=kernels, default="patch-embed", help="default: %(default)s")
     parser.add_argument(
         "--device", choices=("auto", "gpu", "emulator"), default="auto",

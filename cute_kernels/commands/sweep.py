@@ -11,7 +11,7 @@ from typing import Any
 
 from cute_kernels import extras, files
 from cute_kernels.commands import workers
-from cute_kernels.commands.kernel_options import KINDS, add_kernel, add_problem, config_of, count, problem_of
+from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem, config_of, count, problem_of
 from cute_kernels.commands.sweep_program import sweep_program
 from cute_kernels.commands.sweep_table import Row, differing, grid, ranked, sweep
 from cute_kernels.config_codec import parse_settings, spell
@@ -42,7 +42,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "--best", type=count, default=3, metavar="N", help="least times to name (default: %(default)s)"
     )
     add_problem(parser)
-    add_kernel(parser, *KINDS)
+    add_kernel(parser, *OPERATIONS)
     parser.set_defaults(run=run)
 
 
@@ -50,7 +50,7 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     """Adds what configurations are of: a kernel, or a program and its arguments."""
     parser.add_argument(
         "kernel", nargs="?", type=kernel_name, default="patch-embed", metavar="KERNEL",
-        help=f"{', '.join(KINDS)}, or a program SCRIPT.py (default: %(default)s)",
+        help=f"{', '.join(OPERATIONS)}, or a program SCRIPT.py (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--arguments", default="", metavar="'ARGS'", help="a program's other arguments, as one word")
 
@@ -73,9 +73,10 @@ def run(options: argparse.Namespace) -> int:
 
 def kernel_name(text: str) -> str:
     """Name of a kernel, for argparse's ``type``."""
-    if text in KINDS or text.endswith(".py"):
+    if text in OPERATIONS or text.endswith(".py"):
         return text
-    raise argparse.ArgumentTypeError(f"{text!r}, allowed: {', '.join(KINDS)}, or a program whose name ends with .py")
+    allowed = f"{', '.join(OPERATIONS)}, or a program whose name ends with .py"
+    raise argparse.ArgumentTypeError(f"{text!r}, allowed: {allowed}")
 
 
 def _rows_of_program(options: argparse.Namespace, where: Mapping[str, Any]) -> list[Row]:

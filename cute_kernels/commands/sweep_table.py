@@ -11,7 +11,6 @@ from typing import Any
 
 from cute_kernels import compile, extras
 from cute_kernels.commands import plan_facts
-from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.executors import Workers
 from cute_kernels.plan import Plan, SmemRegion, TmemRegion, make_plan, predict
 
@@ -156,30 +155,19 @@ def differing(rows: Sequence[Row]) -> list[str]:
 _ROUNDS = 7  # of all configurations in turn; the median counts
 
 
-def _timers() -> Mapping[type, Callable[[Any, Sequence[Plan]], Mapping[Plan, Callable[[], float]]]]:
-    import cute_kernels.tuning.gemm as gemm
-    import cute_kernels.tuning.patch_embed as patch_embed
-    import cute_kernels.tuning.patch_embed_images as images
-
-    return {
-        PatchEmbedProblem: patch_embed.patch_embed_timers,
-        PatchEmbedImagesProblem: images.images_timers,
-        GemmProblem: gemm.gemm_timers,
-    }
-
-
 def check_measurable(problem: Any) -> None:
     """Refuses to measure where nothing can be.
 
     Raises:
         NotImplementedError: there is no GPU with a kernel, or nothing times this kind of problem.
     """
+    import cute_kernels.operations.registry as registry
     import cute_kernels.tuning.search as search
 
-    if type(problem) not in _timers():
-        raise NotImplementedError(
-            f"nothing times a {type(problem).__name__}, allowed: {', '.join(kind.__name__ for kind in _timers())}"
-        )
+    try:
+        registry.operation_of(problem)
+    except TypeError as reason:
+        raise NotImplementedError(f"nothing times it: {reason}") from None
     with search.device_at_hand("a measured sweep", None):
         pass
 
@@ -193,6 +181,7 @@ def measure(problem: Any, rows: Sequence[Row]) -> list[Row]:
         NotImplementedError: as `check_measurable`.
         RuntimeError: a configuration computes something else than the first one.
     """
+    import cute_kernels.operations.registry as registry
     import cute_kernels.tuning.search as search
 
     check_measurable(problem)
@@ -203,7 +192,9 @@ def measure(problem: Any, rows: Sequence[Row]) -> list[Row]:
                 plan = make_plan(problem, row.config)
                 if plan.arch.name == device.arch:
                     plans[number] = make_plan(problem, row.config, sm_count=device.sm_count)
-        times = search.interleaved(_timers()[type(problem)](problem, list(plans.values())), _ROUNDS)
+        operation, measured = registry.operation_of(problem), list(plans.values())
+        inputs = search.input_sets(operation, problem) if measured else []
+        times = search.interleaved(search.timers_of(operation, measured, inputs), _ROUNDS)
     return [
         dataclasses.replace(row, measured=1e3 * times[plans[number]]) if number in plans else row
         for number, row in enumerate(rows)

@@ -4,8 +4,8 @@ Another version of CuTe DSL is a matter of this folder: compile options and what
 machine code of host functions and how they take their arguments, host functions as object files, and the methods
 through which the emulator takes the place of the CUDA runtime. What differs between versions is decided here too.
 
-Nothing else of the package is imported here, so that the emulator can be used by itself, and CuTe DSL is imported by
-the functions that need it.
+Nothing else of the package is imported here but `forks` and `interrupts`, so that the emulator can be used by itself,
+and CuTe DSL is imported by the functions that need it.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ __all__ = [
 _FOR_KERNELS = {
     "dsl_user_op": ("cutlass.cutlass_dsl", "dsl_user_op"),
     "nvvm": ("cutlass._mlir.dialects.nvvm", None),
+    "llvm": ("cutlass._mlir.dialects.llvm", None),
     "cute_ir": ("cutlass._mlir.dialects.cute", None),
     "mlir_types": ("cutlass.cutlass_dsl", "T"),
     "tensor_of": ("cutlass.cute.tensor", "_Tensor"),

@@ -41,10 +41,10 @@ class Arguments(Protocol):
     """Values of one call.
 
     Attributes:
-        current: the values, whose ``status`` the machine code writes, and the address of an array of pointers to them.
+        current: the values, the address of an array of pointers to them, and the status that the machine code writes.
     """
 
-    current: tuple[Any, int]
+    current: tuple[Any, int, ctypes.c_int32]
 
 
 class HostFunction:
@@ -101,10 +101,10 @@ class HostFunction:
                     self._run(self._load)
                     self._loaded = True
 
-    def _launch(self, values: Any, address: int) -> None:
+    def _launch(self, _: Any, address: int, status: ctypes.c_int32) -> None:
         self.call(address)
-        if values.status:
-            fail("launch", values.status)
+        if status.value:
+            fail("launch", status.value)
 
     def _load(self) -> None:
         library, device, status, count = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32(), ctypes.c_int()

@@ -18,6 +18,7 @@ def scale_add_round(
     scale: Float32 | cute.Tensor,
     epilogue: cutlass.Constexpr,
     packed_f32: cutlass.Constexpr[bool],
+    adds_bf16: cutlass.Constexpr[bool] = True,
 ) -> cute.Tensor:
     """``accumulator * scale + table`` in BF16, elementwise over one thread's registers.
 
@@ -28,6 +29,7 @@ def scale_add_round(
         epilogue: ``"f32"``: one fused multiply-add and one rounding to BF16. ``"bf16x2"``: the product is rounded to
             FP32, then to BF16, and the sum with the BF16 table is rounded to BF16 again.
         packed_f32: the architecture has two-wide FP32 arithmetic (sm_100 and later).
+        adds_bf16: it has two-wide sums of BF16 (sm_90 and later); earlier ones multiply by 1 and add.
 
     Returns:
         BF16 registers.
@@ -47,7 +49,10 @@ def scale_add_round(
     if cutlass.const_expr(epilogue == "bf16x2" and table is not None):
         packed, packed_table = cute.recast_tensor(out, Int32), cute.recast_tensor(table, Int32)
         for i in cutlass.range_constexpr(count // 2):
-            packed[i] = cute.arch.add_packed_bf16x2(packed[i], packed_table[i], rnd="rn")
+            if cutlass.const_expr(adds_bf16):
+                packed[i] = cute.arch.add_packed_bf16x2(packed[i], packed_table[i], rnd="rn")
+            else:
+                packed[i] = ptx.add_rn_bf16x2_by_fma(packed[i], packed_table[i])
     return out
 
 
@@ -130,6 +135,11 @@ EXP2_COEFFICIENTS = (
 )  # fmt: skip
 LOG2_E = 1.4426950216293335
 GELU_LINEAR, GELU_CUBIC = 1.5957691669464111, 0.0713548138737678
+TAIL_COEFFICIENTS = (
+    0.10771887749433517, 0.1075713187456131, 0.10162019729614258, 0.072751484811306, 0.1062641590833664,
+    -0.06705845147371292, 0.167986661195755, -0.12564952671527863, 0.028795305639505386,
+)  # fmt: skip
+TAIL_SLOPE, TAIL_END, HALF_LOG2_E = 0.27000001072883606, 13.0, 0.7213475108146667
 LEAST_EXPONENT, INFINITE_EXPONENT = -126.0, 128.0
 
 ROUNDER = 12582912.0
@@ -145,7 +155,21 @@ def activate(value: Float32, activation: cutlass.Constexpr[str]) -> Float32:
         square = ptx.mul_rn_f32(value, value)
         slope = ptx.fma_rn_f32(Float32(GELU_CUBIC), square, Float32(GELU_LINEAR))
         return _times_sigmoid(value, ptx.mul_rn_f32(value, slope))
+    if cutlass.const_expr(activation == "gelu"):
+        return _gelu(value)
     return value
+
+
+@cute.jit
+def _gelu(x: Float32) -> Float32:
+    """``max(x, 0) - |x| Phi(-|x|)``; a NaN stays one in the quotient, the only place where it is not dropped."""
+    magnitude = ptx.max_f32(x, ptx.mul_rn_f32(x, Float32(-1.0)))
+    end = ptx.min_f32(magnitude, Float32(TAIL_END))
+    t = ptx.div_rn_f32(Float32(1.0), ptx.fma_rn_f32(Float32(TAIL_SLOPE), magnitude, Float32(1.0)))
+    power = _exp2(ptx.mul_rn_f32(ptx.mul_rn_f32(end, end), Float32(-HALF_LOG2_E)))
+    tail = ptx.mul_rn_f32(ptx.mul_rn_f32(_horner(TAIL_COEFFICIENTS, t), t), power)
+    # Of the two zeros the positive one is greater: each stays what it is.
+    return ptx.fma_rn_f32(ptx.mul_rn_f32(end, Float32(-1.0)), tail, ptx.max_f32(x, Float32(-0.0)))
 
 
 @cute.jit
@@ -153,12 +177,23 @@ def _times_sigmoid(x: Float32, z: Float32) -> Float32:
     """``x / (1 + 2**(-z log2(e)))``."""
     t = ptx.mul_rn_f32(z, Float32(-LOG2_E))
     t = ptx.min_f32(ptx.max_f32(t, Float32(LEAST_EXPONENT)), Float32(INFINITE_EXPONENT))
+    return ptx.div_rn_f32(x, ptx.add_rn_f32(_exp2(t), Float32(1.0)))
+
+
+@cute.jit
+def _exp2(t: Float32) -> Float32:
+    """``2**t`` from -126 to 128, where it is infinity."""
     shifted = ptx.add_rn_f32(t, Float32(ROUNDER))
     fraction = ptx.sub_rn_f32(t, ptx.sub_rn_f32(shifted, Float32(ROUNDER)))
-    power = Float32(EXP2_COEFFICIENTS[-1])
-    for coefficient in EXP2_COEFFICIENTS[-2::-1]:
-        power = ptx.fma_rn_f32(power, fraction, Float32(coefficient))
     # At 128 the polynomial is 1, and the exponent's field becomes infinity's; next to it, it is below 1.
-    power = ptx.add_exponent(power, shifted)
-    return ptx.div_rn_f32(x, ptx.add_rn_f32(power, Float32(1.0)))
+    return ptx.add_exponent(_horner(EXP2_COEFFICIENTS, fraction), shifted)
+
+
+@cute.jit
+def _horner(coefficients: cutlass.Constexpr[tuple], x: Float32) -> Float32:
+    """A polynomial whose coefficients ascend."""
+    value = Float32(coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        value = ptx.fma_rn_f32(value, x, Float32(coefficient))
+    return value
 

@@ -54,7 +54,7 @@ class PatchifyKernel:
             block=(plan.threads, 1, 1),
             smem=smem,
             stream=stream,
-            use_pdl=True,
+            use_pdl=plan.overlaps,
         )
 
     @cute.kernel
@@ -67,7 +67,8 @@ class PatchifyKernel:
         storage = cute.recast_ptr(cute.arch.get_dyn_smem(cutlass.Uint8, alignment=16), dtype=self.pixel)
         strips = cutlass.const_expr(1 if problem.channels_last else problem.channels)
 
-        ptx.griddepcontrol()
+        if cutlass.const_expr(plan.overlaps):
+            ptx.griddepcontrol()
         # A channel's strips of an image follow each other; the channels follow each other.
         first = Int64(image) * Int64(strips * grid_rows) + Int64(block - image * grid_rows)
         if cutlass.const_expr(plan.gathers_vectors):

@@ -68,6 +68,15 @@ def mul_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
 
 
 @dsl_user_op
+def add_rn_bf16x2_by_fma(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
+    """Two sums of BF16, each rounded once to nearest even, where ``add.bf16x2`` (sm_90 and later) is missing."""
+    return cute.arch.inline_ptx(
+        "{\n\t.reg .b32 ones;\n\tmov.b32 ones, 0x3F803F80;\n\tfma.rn.bf16x2 {$w0}, {$r0}, ones, {$r1};\n\t}",
+        write_only_types=[Int32], read_only_args=[a, b], loc=loc, ip=ip,
+    )  # fmt: skip
+
+
+@dsl_user_op
 def fma_rn_f32x2(
     a: tuple[Float32, Float32], b: tuple[Float32, Float32], c: tuple[Float32, Float32], *, loc=None, ip=None
 ) -> tuple[Float32, Float32]:

@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 
 from cute_kernels import plan
 from cute_kernels.config import PatchEmbedImagesProblem
+from cute_kernels.dtypes import name_of
 from cute_kernels.plan.images import multiplied_type
 from cute_kernels.runtime import devices
 
@@ -112,10 +113,10 @@ def _has_kernel(
         width=width,
         patch=patch,
         n=features,
-        in_dtype=multiplied_type(str(dtype).removeprefix("torch."), precision),
+        in_dtype=multiplied_type(name_of(dtype), precision),
         precision=precision,
         table_rows=height // patch * (width // patch),
-        out_dtype=str(out_dtype).removeprefix("torch."),
+        out_dtype=name_of(out_dtype),
     )
     try:
         plan.make_plan(problem, None, arch, sm_count=sm_count)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cute_kernels.runtime.constants import DERIVED
-from cute_kernels.runtime.sources import Source
+from cute_kernels.runtime.constants import DERIVED, Source
 
 
 class Origin:

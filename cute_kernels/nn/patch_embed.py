@@ -14,7 +14,7 @@ from cute_kernels.nn.options import Backend, Order, PatchOptions, Pixels, Precis
 from cute_kernels.nn.positions import Interpolation, PositionCache, checked_grid, checked_grids, two_integers
 from cute_kernels.operations.patch_weight import PerChannel
 from cute_kernels.reference.images import patch_rows
-from cute_kernels.runtime.sources import Identity
+from cute_kernels.runtime.constants import Identity
 
 
 class _Source:

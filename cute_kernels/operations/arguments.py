@@ -14,7 +14,7 @@ the checks that need nothing but a tensor's metadata, and what a repeated call l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +56,9 @@ class Row:
         """Values of `tensors` and of `others`. Raises TypeError or ValueError for what cannot be an argument at all."""
         raise NotImplementedError
 
-    def decoded(self, name: str, parameters: list[str]) -> str:
-        """Python expression of the value, from the operator's parameters of this row: the inverse of `encode`."""
-        return parameters[0]
+    def decoder(self) -> Callable[..., Any] | None:
+        """What makes the value of the operator's parameters of this row, the inverse of `encode`; None: it is one."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,8 @@ class ScaleRow(Row):
         number, held = split_scale(name, value)
         return (held,), (number,)
 
-    def decoded(self, name: str, parameters: list[str]) -> str:
-        held, number = parameters
-        return f"{number} if {held} is None else {held}"
+    def decoder(self) -> Callable[..., Any]:
+        return lambda held, number: number if held is None else held
 
 
 @dataclass(frozen=True)
@@ -148,8 +147,8 @@ class ConfigRow(Row):
     def encode(self, name: str, value: Any) -> tuple[tuple, tuple]:
         return (), self.codec.encode(value)
 
-    def decoded(self, name: str, parameters: list[str]) -> str:
-        return f"None if {parameters[0]} is None else decode_config({', '.join(parameters)})"
+    def decoder(self) -> Callable[..., Any]:
+        return self.codec.decode
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,7 @@ def config(codec: ConfigCodec) -> Any:
 
 def backend() -> Any:
     """The field of the backend."""
-    return _field(PlainRow(role="ignored", declaration="str backend", check=lambda name, value: check_backend(value)))
+    return _field(PlainRow(declaration="str backend", check=lambda name, value: check_backend(value)))
 
 
 def plain(declaration: str, kind: type, *, optional: bool = False, default: Any = _REQUIRED) -> Any:
@@ -219,8 +218,7 @@ def plain(declaration: str, kind: type, *, optional: bool = False, default: Any 
         if not isinstance(value, kind) and not (value is None and optional):
             raise TypeError(f"{name} is {type_name(value)}, expected {expected}")
 
-    role: Role = {str: "word", int: "number"}.get(kind, "static")
-    return _field(PlainRow(role, declaration=declaration, check=check, default=default))
+    return _field(PlainRow(declaration=declaration, check=check, default=default))
 
 
 class ArgumentTable:
@@ -229,8 +227,6 @@ class ArgumentTable:
     Attributes:
         kind: the dataclass.
         rows: by name, in the order of the fields.
-        decode: the operator's arguments -> values in the order of the fields. Generated, since the repeated calls of a
-            compiled function come this way.
     """
 
     def __init__(self, kind: type) -> None:
@@ -238,46 +234,43 @@ class ArgumentTable:
         self.rows: dict[str, Row] = {field.name: field.metadata["row"] for field in dataclasses.fields(kind)}
         self._tensors = [text for name, row in self.rows.items() for text in row.tensors(name)]
         self._others = [part for name, row in self.rows.items() for part in row.others(name)]
-        self.decode: Callable[..., tuple] = self._make_decode()
+        parameters = [_parameter(text) for text in (*self._tensors, *(text for text, _ in self._others))]
+        self._defaults = (_REQUIRED,) * len(self._tensors) + tuple(default for _, default in self._others)
+        self._first: list[int] = []
+        self._decoders: list[tuple[int, Callable[..., Any], list[int]]] = []
+        for place, (name, row) in enumerate(self.rows.items()):
+            own = [*row.tensors(name), *(text for text, _ in row.others(name))]
+            places = [parameters.index(_parameter(text)) for text in own]
+            self._first.append(places[0])
+            if (decoder := row.decoder()) is not None:
+                self._decoders.append((place, decoder, places))
 
     @property
     def schema(self) -> str:
         """Parameters of the operator."""
         return ", ".join([*self._tensors, *(text for text, _ in self._others)])
 
-    def encode(self, values: dict[str, Any]) -> list[Any]:
-        """Arguments of the operator.
+    def encode(self, values: Sequence[Any]) -> list[Any]:
+        """Values in the order of the fields -> arguments of the operator.
 
         Raises:
             TypeError, ValueError: a value that cannot be an argument at all.
         """
         tensors: list[Any] = []
         others: list[Any] = []
-        for name, row in self.rows.items():
-            held, more = row.encode(name, values[name])
+        for (name, row), value in zip(self.rows.items(), values, strict=True):
+            held, more = row.encode(name, value)
             tensors.extend(held)
             others.extend(more)
         return tensors + others
 
-    def _make_decode(self) -> Callable[..., tuple]:
-        """That of ``gemm`` reads:
-
-        def decode(a, b, bias, out_dtype, backend, config_type=None, config_numbers=(), allow_tf32=False):
-            return (a, b, bias, out_dtype, backend,
-                    None if config_type is None else decode_config(config_type, config_numbers), allow_tf32)
-        """
-        declared = [(text, _REQUIRED) for text in self._tensors] + self._others
-        parameters = [
-            _parameter(text) + ("" if default is _REQUIRED else f"={default!r}") for text, default in declared
-        ]
-        values, namespace = [], {}
-        for name, row in self.rows.items():
-            own = [*row.tensors(name), *(text for text, _ in row.others(name))]
-            values.append(row.decoded(name, [_parameter(text) for text in own]))
-            if isinstance(row, ConfigRow):
-                namespace["decode_config"] = row.codec.decode
-        exec(f"def decode({', '.join(parameters)}):\n    return ({', '.join(values)})", namespace)  # noqa: S102
-        return namespace["decode"]
+    def decode(self, flat: tuple) -> tuple:
+        """The inverse of `encode`; the dispatcher leaves out last arguments that have their defaults."""
+        flat += self._defaults[len(flat) :]
+        values = [flat[place] for place in self._first]
+        for place, decoder, places in self._decoders:
+            values[place] = decoder(*[flat[i] for i in places])
+        return tuple(values)
 
     def tensors_of(self, arguments: Any) -> list[tuple[str, Row, torch.Tensor]]:
         """Tensors that are there, in the order of the fields."""

@@ -1,6 +1,6 @@
 """The way of a call, the same for every operation: check once, plan, prepare operands, launch, remember.
 
-    operation(arguments)
+    operation(*arguments)
       | RepeatedCalls.run     known --------------------> launch
       v ArgumentTable.check   types, shapes, devices, once
       v Operation.plan        arguments -> problem -> plan
@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch.autograd import forward_ad
 
 from cute_kernels.operations.arguments import ArgumentTable
-from cute_kernels.operations.sharding import register_if_used
+from cute_kernels.operations.sharding import Shape, Sharding, register_if_used
 from cute_kernels.plan import Plan, Planner, make_plan
 from cute_kernels.runtime import gpu
-from cute_kernels.runtime.devices import choose_backend, device_facts
+from cute_kernels.runtime.devices import choose_backend, device_facts, tuned_config
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import PLAIN_TENSORS, Repeatable, RepeatedCalls, ScaleProduct
 
@@ -34,6 +34,7 @@ ROW_BYTES = 16
 """TMA: global row pitch and base address are multiples of 16 bytes."""
 
 # Looked up once, for the sake of repeated calls; see `dispatch_is_intercepted`.
+_is_grad_enabled = torch.is_grad_enabled
 _is_compiling, _is_profiling = torch.compiler.is_compiling, torch.autograd._profiler_enabled
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _functorch_level, _is_tracing = torch._C._functorch.peek_interpreter_stack, torch._C._is_tracing
@@ -69,6 +70,14 @@ def is_plain(tensor: torch.Tensor, gradients: bool) -> bool:
     return type(tensor) in PLAIN_TENSORS and not (gradients and tensor.requires_grad)
 
 
+def random_values(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Normally distributed, of integers all values that there are."""
+    if dtype.is_floating_point:
+        return torch.randn(*shape, dtype=torch.float32, device=device).to(dtype)
+    limits = torch.iinfo(dtype)
+    return torch.randint(limits.min, limits.max + 1, shape, device=device, dtype=dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """A checked call, ready for `cute_kernels.runtime`.
@@ -100,18 +109,20 @@ class Operation(ABC, Generic[A]):
         planner: what is registered of it for planning; its name is that of the operator.
         arguments: the dataclass of its arguments.
         scales: how its factors become one, if it has any.
+        rotated: the argument of which timed launches read one after another.
         repeated: its remembered calls.
     """
 
     planner: Planner
     arguments: type[A]
     scales: ScaleProduct | None = None
+    rotated: str
 
     def __init__(self) -> None:
         self.name = self.planner.operation
         self.table = ArgumentTable(self.arguments)
         self.repeated = RepeatedCalls(
-            [Repeatable(name, row.role, row.optional, row.operand or name) for name, row in self.table.rows.items()],
+            [Repeatable(name, row.role, row.operand or name) for name, row in self.table.rows.items()],
             self.scales,
         )
         self._backend = list(self.table.rows).index("backend")
@@ -137,9 +148,37 @@ class Operation(ABC, Generic[A]):
     def smallest(self, problem: Any) -> Any:
         """A problem that differs in how many rows or images there are, few, from one that has none."""
 
+    @abstractmethod
+    def smaller(self, problem: Any) -> Any:
+        """A problem that the emulator executes in seconds: a few tiles."""
+
+    @abstractmethod
+    def example(self, problem: Any, device: str = "cpu") -> A:
+        """Random arguments of a call that has this problem, its configuration left open."""
+
+    @abstractmethod
+    def shardings(self, shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:
+        """How a call on DTensors may be divided.
+
+        Args:
+            shapes: of the tensors that are given, by argument.
+            parts: into which a dimension may be divided at most.
+        """
+
+    def variants(self, plan: Plan) -> list[Plan]:
+        """What a tuner tries beside a plan if it is the fastest of the candidates."""
+        return []
+
+    def tuned_problem(self, problem: Any) -> Any:
+        """The problem that a tuned configuration is kept for."""
+        return problem
+
     def chosen_config(self, a: A, problem: Any) -> Any:
-        """The configuration to plan with on a GPU; None leaves it to the plan."""
-        return a.config
+        """The configuration to plan with on a GPU: without one what was found fastest on this kind of device, or None,
+        which leaves it to the plan."""
+        if a.config is not None:
+            return a.config
+        return tuned_config(self.tuned_problem(problem), self.table.tensors_of(a)[0][2].device)
 
     @abstractmethod
     def prepare(self, a: A, plan: Plan) -> Prepared:
@@ -157,9 +196,26 @@ class Operation(ABC, Generic[A]):
     def output_dtype(self, a: A) -> torch.dtype:
         """Element type of the result."""
 
+    def converted(self, values: tuple) -> tuple:
+        """Arguments with the same result, of another type where calls with these as they are cannot be remembered."""
+        return values
+
     # ---- the way of a call -------------------------------------------------------------------------------------------
 
-    def __call__(self, direct: bool, **values: Any) -> torch.Tensor:
+    def call(self, values: tuple) -> torch.Tensor:
+        """A call with arguments in the order of the table."""
+        direct = values[self._backend] == "auto" and not dispatch_is_intercepted()
+        if direct:
+            gradients = _is_grad_enabled()
+            out = self.repeated.run(values, gradients)
+            if out is None and (converted := self.converted(values)) is not values:
+                values = converted
+                out = self.repeated.run(values, gradients)
+            if out is not None:
+                return out
+        return self._first(direct, values)
+
+    def _first(self, direct: bool, values: tuple) -> torch.Tensor:
         """A call that is not remembered.
 
         Args:
@@ -168,10 +224,10 @@ class Operation(ABC, Generic[A]):
         """
         flat = self.table.encode(values)
         if direct:
-            gradients = torch.is_grad_enabled()
-            tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
+            gradients = _is_grad_enabled()
+            tensors = [value for value in values if isinstance(value, torch.Tensor)]
             if tensors[0].is_cuda and all(is_plain(tensor, gradients) for tensor in tensors):
-                return self.execute(self.arguments(**values))
+                return self.execute(self.arguments(*values))
         return getattr(torch.ops.cute_kernels, self.name)(*flat)
 
     def check(self, a: A) -> None:
@@ -225,17 +281,17 @@ class Operation(ABC, Generic[A]):
     # ---- the operator ------------------------------------------------------------------------------------------------
 
     def _run(self, *flat: Any) -> torch.Tensor:
-        values = self.table.decode(*flat)
+        values = self.table.decode(flat)
         if values[self._backend] == "auto":
-            out = self.repeated.run(*values, False)  # gradients are the dispatcher's matter here
+            out = self.repeated.run(values, False)  # gradients are the dispatcher's matter here
             if out is not None:
                 return out
         return self.execute(self.arguments(*values))
 
     def _fake(self, *flat: Any) -> torch.Tensor:
         # DTensor asks for the type of a result before it asks for shardings.
-        register_if_used(self.name)
-        a = self.arguments(*self.table.decode(*flat))
+        register_if_used(self.name, self.shardings)
+        a = self.arguments(*self.table.decode(flat))
         self.check(a)
         first = next(iter(self.table.tensors_of(a)))[2]
         return first.new_empty(self.output_shape(a), dtype=self.output_dtype(a))

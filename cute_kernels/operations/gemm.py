@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from cute_kernels import reference
 from cute_kernels.config import ACTIVATIONS, Activation, GemmConfig, GemmProblem
+from cute_kernels.dtypes import name_of
 from cute_kernels.operations import arguments
-from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
+from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
+from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.registry import GEMM as PLANNER
 from cute_kernels.runtime.constants import DERIVED
-from cute_kernels.runtime.devices import Backend, tuned_config
+from cute_kernels.runtime.devices import Backend
 from cute_kernels.runtime.operands import Operands
+
+GROUPS = (1, 4, 8, 16)
+"""Values of ``group_m`` that a tuner tries on the fastest candidate."""
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -55,8 +60,9 @@ def gemm(
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU. ``"reference"``: plain torch on any device.
         allow_tf32: accepts float32 operands although 13 of their 24 significant bits are lost; of no effect on others.
-        activation: ``"none"``, ``"silu"`` (``x * sigmoid(x)``) or ``"gelu_tanh"`` (GELU in its tanh form, as
-            `torch.nn.functional.gelu` with ``approximate="tanh"``), at the cost of about 20 instructions per element.
+        activation: ``"none"``, ``"silu"`` (``x * sigmoid(x)``), ``"gelu"`` (GELU in its exact form) or ``"gelu_tanh"``
+            (in its tanh form, as `torch.nn.functional.gelu` with ``approximate="tanh"``), at the cost of about 20
+            instructions per element, of ``"gelu"`` 30.
 
     Returns:
         ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy.
@@ -68,15 +74,7 @@ def gemm(
         ValueError: a wrong shape, stride, device, backend or config value.
         NotImplementedError: a device without a kernel.
     """
-    direct = backend == "auto" and not dispatch_is_intercepted()
-    if direct:
-        out = _repeated.run(a, b, bias, out_dtype, backend, config, allow_tf32, activation, torch.is_grad_enabled())
-        if out is not None:
-            return out
-    return GEMM(
-        direct, a=a, b=b, bias=bias, out_dtype=out_dtype, backend=backend, config=config, allow_tf32=allow_tf32,
-        activation=activation,
-    )  # fmt: skip
+    return GEMM.call((a, b, bias, out_dtype, backend, config, allow_tf32, activation))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +94,7 @@ class GemmArguments:
 class _Gemm(Operation[GemmArguments]):
     planner = PLANNER
     arguments = GemmArguments
+    rotated = "a"
 
     def problems(self, args: GemmArguments) -> Iterator[Exception]:
         a, b, bias = args.a, args.b, args.bias
@@ -132,16 +131,40 @@ class _Gemm(Operation[GemmArguments]):
     def problem(self, args: GemmArguments) -> GemmProblem:
         n, k = args.b.shape[-2:]
         batches = args.a.shape[0] if args.b.dim() == 3 else 1
-        dtypes = (str(dtype).removeprefix("torch.") for dtype in (args.a.dtype, self.output_dtype(args)))
+        dtypes = map(name_of, (args.a.dtype, self.output_dtype(args)))
         has_bias = args.bias is not None
         return GemmProblem(args.a.numel() // max(batches * k, 1), n, k, batches, *dtypes, has_bias, args.activation)
 
     def smallest(self, problem: GemmProblem) -> GemmProblem:
         return dataclasses.replace(problem, m=1)
 
-    def chosen_config(self, args: GemmArguments, problem: GemmProblem) -> GemmConfig | None:
-        """Without a config what `cute_kernels.tune_gemm` found on this kind of device, if it did."""
-        return tuned_config(problem, args.a.device) if args.config is None else args.config
+    def smaller(self, problem: GemmProblem) -> GemmProblem:
+        sizes = {"m": min(problem.m, 512), "n": min(problem.n, 256), "k": min(problem.k, 256)}
+        return dataclasses.replace(problem, **sizes, batches=1)
+
+    def example(self, problem: GemmProblem, device: str = "cpu") -> GemmArguments:
+        p = problem
+        draw = functools.partial(random_values, dtype=getattr(torch, p.in_dtype), device=device)
+        a, b = (draw(p.batches, rows, p.k) for rows in (p.m, p.n))
+        bias = random_values(p.n, dtype=torch.float32, device=device) if p.bias else None
+        return GemmArguments(a, b, bias, getattr(torch, p.out_dtype), "auto", None, True, p.activation)
+
+    def shardings(self, shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:
+        """Batches, rows of ``a``, rows of ``b``."""
+        rows = len(shapes["a"]) - 2
+        batched = len(shapes["b"]) == 3
+        if rows:
+            yield 0, {"a": 0} | ({"b": 0} if batched else {})
+        yield rows, {"a": rows}
+        yield rows + 1, {"b": int(batched), "bias": 0}
+
+    def variants(self, plan: GemmPlan) -> list[GemmPlan]:
+        """Plans with the same tiles in other orders."""
+        own = plan.config.group_m
+        if plan.n_tiles == 1:
+            return []
+        groups = [group for group in GROUPS if group != own and plan.m_tiles > min(group, own)]
+        return [dataclasses.replace(plan, config=dataclasses.replace(plan.config, group_m=group)) for group in groups]
 
     def prepare(self, args: GemmArguments, plan: GemmPlan) -> Prepared:
         """Aligns, pads the bias, allocates the output with the pitch that TMA needs."""
@@ -172,7 +195,6 @@ class _Gemm(Operation[GemmArguments]):
 
 
 GEMM = _Gemm()
-_repeated = GEMM.repeated
 
 
 def prepare_gemm(

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from cute_kernels import reference
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
+from cute_kernels.dtypes import name_of
 from cute_kernels.operations import arguments
-from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
-from cute_kernels.operations.rows import rows_table, tma_readable, tma_rows
+from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
 from cute_kernels.operations.scales import combine_numbers, combine_scales, in_kernel_order, is_vector, only_number
+from cute_kernels.operations.sharding import Shape, Sharding
+from cute_kernels.operations.table import rows_table
 from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
 from cute_kernels.plan.patch_embed import WEIGHT_TYPES, longest_row
 from cute_kernels.plan.registry import PATCH_EMBED as PLANNER
 from cute_kernels.runtime.constants import DERIVED
-from cute_kernels.runtime.devices import Backend, choose_backend, device_facts, tuned_config
+from cute_kernels.runtime.devices import Backend, choose_backend, device_facts
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import ScaleProduct
 
 __all__ = ["PATCH_EMBED", "PatchEmbedArguments", "choose_backend", "device_facts", "patch_embed", "prepare_launch"]
 
-_BF16, _is_grad_enabled = torch.bfloat16, torch.is_grad_enabled  # looked up once, for the sake of repeated calls
 _ROWS = tuple(getattr(torch, name) for name in WEIGHT_TYPES)
 _WEIGHTS = tuple(dict.fromkeys(getattr(torch, name) for name in WEIGHT_TYPES.values()))
 _ADDENDS = (torch.bfloat16, torch.float16, torch.float32)
@@ -94,20 +97,9 @@ def patch_embed(
         ValueError: a wrong shape, stride, device, scale, backend or config value.
         NotImplementedError: a device without a kernel.
     """
-    direct = backend == "auto" and out_dtype is _BF16 and not dispatch_is_intercepted()
-    if direct:
-        gradients = _is_grad_enabled()
-        out = _repeated.run(
-            x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config, gradients
-        )
-        if out is not None:
-            return out
     if out_dtype is not torch.bfloat16:
         raise ValueError(f"out_dtype = {out_dtype}, allowed: torch.bfloat16")
-    return PATCH_EMBED(
-        direct, x=x, weight=weight, bias=bias, pos_embed=pos_embed, pos_index=pos_index, scale_a=scale_a,
-        scale_b=scale_b, backend=backend, config=config,
-    )  # fmt: skip
+    return PATCH_EMBED.call((x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,14 +122,15 @@ class PatchEmbedArguments:
 class _PatchEmbed(Operation[PatchEmbedArguments]):
     planner = PLANNER
     arguments = PatchEmbedArguments
+    rotated = "x"
     scales = ScaleProduct("scale", combine_numbers, combine_scales)
 
     def problems(self, a: PatchEmbedArguments) -> Iterator[Exception]:
         x, bias, pos_embed = a.x, a.bias, a.pos_embed
         n, k = a.weight.shape
-        in_dtype = _name(x.dtype)
+        in_dtype = name_of(x.dtype)
         matching = WEIGHT_TYPES.get(in_dtype)
-        if matching is not None and _name(a.weight.dtype) != matching:
+        if matching is not None and name_of(a.weight.dtype) != matching:
             yield TypeError(f"weight has dtype {a.weight.dtype} with x of {x.dtype}, allowed: torch.{matching}")
         if x.shape[-1] != k:
             yield ValueError(f"x has K = {x.shape[-1]} and weight has K = {k}: they must be equal")
@@ -180,7 +173,7 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
             m=a.x.numel() // k,
             n=n,
             k=round_up(k, ROW_BYTES // a.weight.itemsize),
-            in_dtype=_name(a.x.dtype),
+            in_dtype=name_of(a.x.dtype),
             table_rows=0 if a.bias is None and a.pos_embed is None else positions,
             scale_source="pointer" if in_memory else "value",
             table_index=a.pos_index is not None,
@@ -192,18 +185,69 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
         """One image."""
         return dataclasses.replace(problem, m=max(problem.table_rows, 1))
 
-    def chosen_config(self, a: PatchEmbedArguments, problem: PatchEmbedProblem) -> PatchEmbedConfig | None:
-        """Without a config what `cute_kernels.tune_patch_embed` found on this kind of device, if it did."""
-        return tuned_config(tuned_problem(problem), a.x.device) if a.config is None else a.config
+    def smaller(self, problem: PatchEmbedProblem) -> PatchEmbedProblem:
+        """Whole images where those of the problem are."""
+        image = max(problem.table_rows, 1)
+        rows = 512 if problem.table_index or problem.m % image else max(1, 512 // image) * image
+        return dataclasses.replace(problem, m=min(problem.m, rows), n=min(problem.n, 256), k=min(problem.k, 256))
+
+    def example(self, problem: PatchEmbedProblem, device: str = "cpu") -> PatchEmbedArguments:
+        p = problem
+        dtypes = getattr(torch, p.in_dtype), getattr(torch, WEIGHT_TYPES[p.in_dtype])
+        draw = functools.partial(random_values, device=device)
+        x, weight = draw(p.m, p.k, dtype=dtypes[0]), draw(p.n, p.k, dtype=dtypes[1])
+        with_positions = p.table_rows > 1 or p.table_index
+        scale_a = torch.rand(p.m, 1, dtype=torch.float32, device=device) + 0.5 if p.row_scale else 0.05
+        if p.scale_source == "pointer" and not p.row_scale:
+            scale_a = torch.tensor(0.05, dtype=torch.float32, device=device)
+        return PatchEmbedArguments(
+            x=x,
+            weight=weight,
+            bias=draw(p.n, dtype=torch.float32) if p.table_rows and not with_positions else None,
+            pos_embed=draw(p.table_rows, p.n, dtype=torch.float32) if with_positions else None,
+            pos_index=torch.randint(p.table_rows, (p.m,), device=device, dtype=torch.int32) if p.table_index else None,
+            scale_a=scale_a,
+            scale_b=torch.rand(1, p.n, dtype=torch.float32, device=device) + 0.5 if p.feature_scale else None,
+            backend="auto",
+            config=None,
+        )
+
+    def shardings(self, shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:
+        """Images or rows, positions, features.
+
+        Rows ``[B * S, K]`` with a position embedding count positions from their first row, so that only whole images
+        may be divided; features are divided in multiples of the 8 that the operator takes. Multipliers of rows and
+        features are divided with them; those of the rows of a 3-D ``x`` as ``[B * S, 1]`` where the parts are equal,
+        along B.
+        """
+        x, n = shapes["x"], shapes["weight"][0]
+        indexed, positions = "pos_index" in shapes, shapes.get("pos_embed", (1,))[0]
+        row_scale = shapes.get("scale_a", ())
+        by_row = math.prod(row_scale) > 1
+        flat = by_row and len(row_scale) < len(x)
+        rows = {"x": 0} | ({"pos_index": 0} if indexed else {}) | ({"scale_a": 0} if by_row else {})
+        if (len(x) == 3 or indexed or x[0] // positions % parts == 0) and not (flat and x[0] % parts):
+            yield 0, rows
+        if len(x) == 3 and not flat:
+            along = {"pos_index": 1} if indexed else {"pos_embed": 0}
+            yield 1, {"x": 1} | along | ({"scale_a": 1} if by_row else {})
+        if n % (8 * parts) == 0:
+            counted = len(x) == 3 or ("pos_embed" in shapes and not indexed)
+            by_feature = {"scale_b": 1} if math.prod(shapes.get("scale_b", ())) > 1 else {}
+            yield 2 if counted else 1, {"weight": 0, "bias": 0, "pos_embed": 1} | by_feature
+
+    def tuned_problem(self, problem: PatchEmbedProblem) -> PatchEmbedProblem:
+        """From where the number for the call comes costs nothing."""
+        return dataclasses.replace(problem, scale_source="value")
 
     def prepare(self, a: PatchEmbedArguments, plan: PatchEmbedPlan) -> Prepared:
         """Pads K, aligns, builds the table, allocates the output."""
         problem = plan.problem
         weight = a.weight
-        if not tma_readable(weight):
-            weight = DERIVED.get("weight rows", (a.weight,), lambda: tma_rows(a.weight, problem.k))
+        if not _tma_readable(weight):
+            weight = DERIVED.get("weight rows", (a.weight,), lambda: _tma_rows(a.weight, problem.k))
         operands = Operands(
-            x=tma_rows(a.x.view(problem.m, -1), problem.k),
+            x=_tma_rows(a.x.view(problem.m, -1), problem.k),
             weight=weight,
             table=rows_table(plan, (a.bias, a.pos_embed), lambda: (a.bias, a.pos_embed)),
             index=None if a.pos_index is None else _int32_index(a.pos_index),
@@ -235,13 +279,7 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
         return torch.bfloat16
 
 
-def tuned_problem(problem: PatchEmbedProblem) -> PatchEmbedProblem:
-    """The problem that a tuned configuration is kept for: from where the number for the call comes costs nothing."""
-    return dataclasses.replace(problem, scale_source="value")
-
-
 PATCH_EMBED = _PatchEmbed()
-_repeated = PATCH_EMBED.repeated
 
 
 def prepare_launch(
@@ -302,12 +340,22 @@ def _check_positions(pos_index: torch.Tensor, positions: int) -> None:
 # --- operands --------------------------------------------------------------------------------------------------------
 
 
+def _tma_readable(rows: torch.Tensor) -> bool:
+    """Whether rows are whole 16 bytes and begin on such."""
+    return rows.shape[-1] * rows.itemsize % ROW_BYTES == 0 and rows.data_ptr() % ROW_BYTES == 0
+
+
+def _tma_rows(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """``rows`` itself if TMA can read it, otherwise an aligned copy with every row zero-padded to ``width``."""
+    if _tma_readable(rows):
+        return rows
+    padded = torch.zeros(rows.shape[0], width, dtype=rows.dtype, device=rows.device)
+    padded[:, : rows.shape[1]] = rows
+    return padded
+
+
 def _int32_index(pos_index: torch.Tensor) -> torch.Tensor:
     """``[rows]`` int32; what does not fit stays no position instead of wrapping round to one."""
     if pos_index.dtype == torch.int64:
         pos_index = pos_index.clamp(-1, 2**31 - 1).to(torch.int32)
     return pos_index.view(-1)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

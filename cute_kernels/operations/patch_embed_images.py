@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -18,13 +18,14 @@ from cute_kernels.config import (
     Sm90ImagesConfig,
     Sm100ImagesConfig,
 )
+from cute_kernels.dtypes import name_of
 from cute_kernels.operations import arguments
-from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, dispatch_is_intercepted
-from cute_kernels.operations.fragment_table import fragment_table
-from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, strip_weight
-from cute_kernels.operations.rows import rows_table
+from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
+from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, prepare_patch_weight, strip_weight
 from cute_kernels.operations.scales import in_kernel_order
-from cute_kernels.plan import ImagesPlan, Sm90GatherPlan
+from cute_kernels.operations.sharding import Shape, Sharding
+from cute_kernels.operations.table import fragment_table, rows_table
+from cute_kernels.plan import ImagesPlan, Sm80ImagesPlan, Sm90GatherPlan
 from cute_kernels.plan.images import multiplied_type, pixel_types
 from cute_kernels.plan.images_chain import RowsChainPlan
 from cute_kernels.plan.images_strips import why_no_operand
@@ -36,7 +37,6 @@ from cute_kernels.runtime.operands import Operands
 __all__ = ["PATCH_EMBED_IMAGES", "PatchEmbedImagesArguments", "patch_embed_images"]
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-_RAW, _is_grad_enabled = torch.uint8, torch.is_grad_enabled  # looked up once, for the sake of repeated calls
 _PRECISIONS = {dtype: name for name, dtype in WIDE_TYPES.items()}
 
 
@@ -105,52 +105,21 @@ def patch_embed_images(
     if not isinstance(images, torch.Tensor):
         raise TypeError(f"images is {type(images).__name__}, expected torch.Tensor")
     held = weight._buffers  # attributes of modules are found much more slowly
-    raw = images.dtype is _RAW
+    raw = images.dtype is torch.uint8
     values = held["raw"] if raw else held["normalised"]
     if values is None:
         raise TypeError(
             f"images has dtype {images.dtype} with a weight of precision {weight.precision!r}, allowed: torch.uint8"
         )
     offset = held["offset"] if raw else None
-    low, scale, patch = held["raw_low"], held["scale"], weight.patch
-    direct = backend == "auto" and not dispatch_is_intercepted()
-    if direct:
-        gradients = _is_grad_enabled()
-        # Found here, the last call with this weight takes one call of a function less than by `run`: 0.4 us of 6.1.
-        call = _repeated.recent.get(id(values))
-        if call is not None:
-            out = call(
-                images, values, low, scale, offset, bias, pos_embed, patch, out_dtype, backend, config, gradients
-            )
-            if out is not None:
-                return out
-        others = values, low, scale, offset, bias, pos_embed, patch, out_dtype, backend, config, gradients
-        out = _repeated.run(images, *others)
-        if out is not None:
-            return out
-        rounded = _as_multiplied(images, values, patch)
-        if rounded is not images:
-            # Rounded here instead of behind the checks, so that what follows is a call that is remembered.
-            images = rounded
-            out = _repeated.run(images, *others)
-            if out is not None:
-                return out
-    return PATCH_EMBED_IMAGES(
-        direct, images=images, weight=values, weight_low=low, weight_scale=scale, weight_offset=offset, bias=bias,
-        pos_embed=pos_embed, patch=patch, out_dtype=out_dtype, backend=backend, config=config,
-    )  # fmt: skip
+    low, scale = held["raw_low"], held["scale"]
+    return PATCH_EMBED_IMAGES.call(
+        (images, values, low, scale, offset, bias, pos_embed, weight.patch, out_dtype, backend, config)
+    )
 
 
-def _as_multiplied(images: torch.Tensor, weight: torch.Tensor, patch: int) -> torch.Tensor:
-    """Pixels of another type than the weight's, in the type in which a kernel that reads images multiplies them."""
-    precision = _PRECISIONS.get(weight.dtype)
-    if precision is None or images.dtype is weight.dtype or (images.dtype is not _RAW and images.dtype not in _FLOATS):
-        return images
-    return images if _name(images.dtype) in pixel_types(patch, precision) else images.to(weight.dtype)
-
-
-def _constant(*dtypes: torch.dtype, role: Literal["constant", "prepared"] = "constant") -> torch.Tensor | None:
-    return arguments.tensor(*dtypes, optional=True, role=role)
+def _constant(*dtypes: torch.dtype) -> torch.Tensor | None:
+    return arguments.tensor(*dtypes, optional=True, role="constant")
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,9 +130,9 @@ class PatchEmbedImagesArguments:
     weight: torch.Tensor = arguments.tensor(
         torch.int8, *_PRECISIONS, shapes=("[N, K]",), dense=True, role="constant"
     )
-    weight_low: torch.Tensor | None = _constant(torch.int8, role="prepared")
-    weight_scale: torch.Tensor | None = _constant(torch.float32, role="prepared")
-    weight_offset: torch.Tensor | None = _constant(torch.float32, role="prepared")
+    weight_low: torch.Tensor | None = _constant(torch.int8)
+    weight_scale: torch.Tensor | None = _constant(torch.float32)
+    weight_offset: torch.Tensor | None = _constant(torch.float32)
     bias: torch.Tensor | None = _constant(*_FLOATS)
     pos_embed: torch.Tensor | None = _constant(*_FLOATS)
     patch: int = arguments.plain("int patch", int)
@@ -175,6 +144,7 @@ class PatchEmbedImagesArguments:
 class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
     planner = PLANNER
     arguments = PatchEmbedImagesArguments
+    rotated = "images"
 
     def problems(self, a: PatchEmbedImagesArguments) -> Iterator[Exception]:
         _, channels, height, width = a.images.shape
@@ -217,14 +187,14 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         addends = (a.weight_offset, a.bias, a.pos_embed)
         positions = height // a.patch * (width // a.patch)
         precision = _PRECISIONS.get(a.weight.dtype) or ("int8" if a.weight_low is None else "int16")
-        in_dtype = _name(a.images.dtype)
+        in_dtype = name_of(a.images.dtype)
         if in_dtype not in pixel_types(a.patch, precision):
             in_dtype = multiplied_type(in_dtype, precision)
         last = not a.images.is_contiguous() and a.images.is_contiguous(memory_format=torch.channels_last)
         problem = PatchEmbedImagesProblem(
             batch=batch, channels=channels, height=height, width=width, patch=a.patch, n=a.weight.shape[0],
             in_dtype=in_dtype, channels_last=last and precision == "int8", precision=precision,
-            out_dtype=_name(a.out_dtype),
+            out_dtype=name_of(a.out_dtype),
             table_rows=positions if a.pos_embed is not None else int(any(x is not None for x in addends)),
         )  # fmt: skip
         # With the configuration of a kernel that reads images, those that it takes as planes alone are copied.
@@ -232,6 +202,18 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         if isinstance(a.config, Sm100ImagesConfig) or (sm90 and why_no_operand(problem)):
             return dataclasses.replace(problem, channels_last=False)
         return problem
+
+    def converted(self, values: tuple) -> tuple:
+        """With pixels in the type that a kernel which reads images multiplies: rounded behind the checks, they would be
+        another tensor than the one that was given.
+        """
+        images, weight, _, _, _, _, _, patch, *_ = values
+        precision = _PRECISIONS.get(weight.dtype)
+        if precision is None or images.dtype is weight.dtype or images.dtype not in (torch.uint8, *_FLOATS):
+            return values
+        if name_of(images.dtype) in pixel_types(patch, precision):
+            return values
+        return images.to(weight.dtype), *values[1:]
 
     def prepare(self, a: PatchEmbedImagesArguments, plan: ImagesPlan | RowsChainPlan) -> Prepared:
         """Makes the images contiguous, aligned and of the weight's type, builds the table, allocates the output."""
@@ -243,8 +225,7 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
             return self._prepare_chain(a, plan, images)
         operands = Operands(
             images=images,
-            weight=_weight(a.weight, plan),
-            weight_low=None if a.weight_low is None else _weight(a.weight_low, plan),
+            **_weights(a, plan),
             scale=a.weight_scale,
             table=self._table(a, plan),
             out=torch.empty(self.output_shape(a), dtype=a.out_dtype, device=a.images.device),
@@ -272,7 +253,7 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         shape = plan.table_shape
         if shape is None:
             return None
-        if isinstance(plan, Sm90GatherPlan):
+        if isinstance(plan, (Sm90GatherPlan, Sm80ImagesPlan)):
             key = ("table rows", shape)
             return DERIVED.get(key, (a.weight_offset, a.bias, a.pos_embed), lambda: _table_rows(a, shape))
 
@@ -285,6 +266,47 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
     def smallest(self, problem: PatchEmbedImagesProblem) -> PatchEmbedImagesProblem:
         return dataclasses.replace(problem, batch=1)
 
+    def smaller(self, problem: PatchEmbedImagesProblem) -> PatchEmbedImagesProblem:
+        return dataclasses.replace(problem, batch=min(problem.batch, 2), n=min(problem.n, 256))
+
+    def example(self, problem: PatchEmbedImagesProblem, device: str = "cpu") -> PatchEmbedImagesArguments:
+        p = problem
+        draw = functools.partial(random_values, device=device)
+        kernel = draw(p.n, p.channels, p.patch, p.patch, dtype=torch.float32)
+        weight = prepare_patch_weight(kernel, precision=p.precision, channels=p.channels)
+        images = draw(p.batch, p.channels, p.height, p.width, dtype=getattr(torch, p.in_dtype))
+        if p.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        raw = p.in_dtype == "uint8"
+        return PatchEmbedImagesArguments(
+            images=images,
+            weight=weight.raw if raw else weight.normalised,
+            weight_low=weight.raw_low,
+            weight_scale=weight.scale,
+            weight_offset=weight.offset if raw and p.table_rows else None,
+            bias=draw(p.n, dtype=torch.float32) if p.table_rows else None,
+            pos_embed=draw(p.table_rows, p.n, dtype=torch.float32) if p.table_rows > 1 else None,
+            patch=p.patch,
+            out_dtype=getattr(torch, p.out_dtype),
+            backend="auto",
+            config=None,
+        )
+
+    def shardings(self, shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:
+        """Images, rows of patches, features.
+
+        Rows of pixels are divided where every part has whole patches: positions count them row by row, so that a part's
+        are neighbours. Of the weight, all that is made per feature is divided with it.
+        """
+        images, (n, k) = shapes["images"], shapes["weight"]
+        patch = math.isqrt(k // images[1])
+        yield 0, {"images": 0}
+        if images[2] % (patch * parts) == 0:
+            yield 1, {"images": 2, "pos_embed": 0}
+        if n % (8 * parts) == 0:
+            per_feature = ("weight", "weight_low", "weight_scale", "weight_offset", "bias")
+            yield 2, dict.fromkeys(per_feature, 0) | {"pos_embed": 1}
+
     def reference(self, a: PatchEmbedImagesArguments) -> torch.Tensor:
         return reference.patch_embed_images(
             a.images, a.weight, a.weight_low, a.weight_scale, _shifted(a), a.pos_embed, a.patch, a.out_dtype
@@ -296,6 +318,24 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
 
     def output_dtype(self, a: PatchEmbedImagesArguments) -> torch.dtype:
         return a.out_dtype
+
+
+def _weights(a: PatchEmbedImagesArguments, plan: ImagesPlan) -> dict[str, torch.Tensor | None]:
+    """The operands of the weight: one or two terms, or both in one."""
+    if a.weight_low is None:
+        return {"weight": _weight(a.weight, plan)}
+    if not isinstance(plan, Sm80ImagesPlan):
+        return {"weight": _weight(a.weight, plan), "weight_low": _weight(a.weight_low, plan)}
+    key = ("terms in turn", plan.columns, plan.terms_block)
+    return {"weight": DERIVED.get(key, (a.weight, a.weight_low), lambda: _terms_in_turn(a, plan))}
+
+
+def _terms_in_turn(a: PatchEmbedImagesArguments, plan: Sm80ImagesPlan) -> torch.Tensor:
+    """``[columns, K]``: a block of rows of the high terms, then the low terms of the same features, and so on."""
+    terms = a.weight.new_zeros(2, plan.columns // 2, a.weight.shape[1])
+    terms[0, : a.weight.shape[0]], terms[1, : a.weight.shape[0]] = a.weight, a.weight_low
+    blocks = terms.view(2, -1, plan.terms_block, terms.shape[2])
+    return blocks.transpose(0, 1).reshape(plan.columns, -1)
 
 
 def _weight(weight: torch.Tensor, plan: ImagesPlan) -> torch.Tensor:
@@ -337,9 +377,4 @@ def _table_rows(a: PatchEmbedImagesArguments, shape: tuple[int, int]) -> torch.T
     return padded
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 PATCH_EMBED_IMAGES = _PatchEmbedImages()
-_repeated = PATCH_EMBED_IMAGES.repeated

@@ -12,14 +12,21 @@ positions side by side: the warp then reads 512 consecutive bytes.
 by side, so that one load brings both.
 
 ``"quads"`` (SM100, weight on chip): a thread holds columns c + 8 i of every 32, by ``tcgen05.ld.16x256b``. Likewise.
+
+`fragment_table` (SM90's kernels of images): as accumulators lie in registers whose columns are patches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
 
+from cute_kernels.plan import PatchEmbedPlan
+from cute_kernels.runtime.constants import DERIVED, Sources
+
+Addends = tuple["torch.Tensor | None", "torch.Tensor | None"]
 Layout = Literal["row_major", "blocked", "interleaved", "paired", "quads"]
 
 LANES = 32
@@ -27,6 +34,7 @@ LOAD_BYTES = 16
 BLOCK_COLUMNS = 32
 THREAD_COLUMNS = {"paired": 2, "quads": 4}
 """Columns of a thread, 8 apart, by layouts that put them side by side."""
+_FRAGMENT_VALUES = 4
 
 
 def table_geometry(
@@ -122,3 +130,73 @@ def build_table(
         return padded.view(height, blocks, count, columns_apart).transpose(2, 3).contiguous()
     row_blocks, chunks, lanes, elements = geometry
     return padded.view(row_blocks, lanes, chunks, elements).transpose(1, 2).contiguous()
+
+
+def rows_table(plan: PatchEmbedPlan, sources: Sources, addends: Callable[[], Addends]) -> torch.Tensor | None:
+    """The bias + position table as the plan lays it out, kept while the constants live unchanged.
+
+    Args:
+        plan: of the kernel over rows.
+        sources: tensors that it is made from, for `cute_kernels.runtime.constants`.
+        addends: gives bias ``[N]`` and positions ``[S, N]``, either of which may be None.
+    """
+    problem = plan.problem
+    if not problem.table_rows:
+        return None
+    dtype = getattr(torch, plan.table_dtype)
+
+    def build() -> torch.Tensor:
+        return build_table(
+            *addends(),
+            positions=problem.table_rows,
+            columns=plan.padded_n,
+            dtype=dtype,
+            layout=plan.table_layout,
+            nan_row=problem.table_index,
+        )
+
+    table = DERIVED.get(("table", plan.table_layout, plan.table_shape, dtype, problem.table_index), sources, build)
+    if tuple(table.shape) != tuple(plan.table_shape):
+        raise AssertionError(f"table {list(table.shape)} does not match the plan's {list(plan.table_shape)}")
+    return table
+
+
+def fragment_table(
+    bias: torch.Tensor | None, pos_embed: torch.Tensor | None, shape: tuple[int, int, int, int, int],
+    grid_width: int, tile_patches: int,
+) -> torch.Tensor:  # fmt: skip
+    """``fp32(bias) + fp32(pos)``, one FP32 addition, for 16 features and 8 columns at a time.
+
+    Args:
+        bias: ``[N]`` or None, in any floating-point type; not both are None.
+        pos_embed: ``[S, N]`` or None, positions in row-major order of the patch grid.
+        shape: ``[position tiles, blocks of 16 features, period, 32, 4]``, `StripsPlan.table_shape`.
+        grid_width: patches of a grid row.
+        tile_patches: neighbouring patches of a tile.
+
+    Returns:
+        float32 of that shape. ``[t, b, j, l, r]`` belongs to feature ``16 b + l / 4 + 8 (r / 2)`` and to patch
+        ``(8 j + 2 (l % 4) + r % 2) % tile_patches`` of position tile t; zero beyond the features and the grid row.
+
+    Raises:
+        ValueError: neither bias nor positions.
+    """
+    if pos_embed is not None:
+        values = pos_embed.to(torch.float32)
+        values = values if bias is None else bias.to(torch.float32) + values
+    elif bias is not None:
+        values, grid_width, tile_patches = bias.to(torch.float32)[None], 1, 1
+    else:
+        raise ValueError("a table needs bias or pos_embed")
+    tiles, blocks, period, _, _ = shape
+    n, row_tiles = values.shape[1], -(-grid_width // tile_patches)
+    padded = torch.zeros(
+        tiles // row_tiles, row_tiles * tile_patches, blocks * 16, dtype=torch.float32, device=values.device
+    )
+    padded[:, :grid_width, :n] = values.view(-1, grid_width, n)
+    lane = torch.arange(LANES, device=values.device)[:, None]
+    value = torch.arange(_FRAGMENT_VALUES, device=values.device)
+    group = torch.arange(period, device=values.device)[:, None, None]
+    patch = (8 * group + 2 * (lane % 4) + value % 2) % tile_patches
+    by_thread = padded.view(tiles, tile_patches, blocks, 2, 8)[:, patch, :, value // 2, lane // 4]
+    return by_thread.permute(3, 4, 0, 1, 2).contiguous()

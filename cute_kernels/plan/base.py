@@ -11,11 +11,12 @@ from enum import IntEnum
 from typing import Any, ClassVar, Literal, NoReturn
 
 from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
+from cute_kernels.dtypes import ITEMSIZE
 
 # --- what a kernel's host function takes, as a table: everything that passes arguments follows it --------------------
 # `Plan.operands` is that table for one plan, in the order of the host function's parameters; a stream comes after them.
 # From it follow the arguments that CuTe DSL traces and is called with (`cute_kernels.compile`), the argument frame of a
-# bound launch (`cute_kernels.frames`), what the emulator registers as memory, and the facts of a launch. It
+# bound launch (`cute_kernels.compile`), what the emulator registers as memory, and the facts of a launch. It
 # stands beside the plan, since which operands there are and of which type is decided there, and since both those who
 # compile and those who launch have to read it, without torch and without CuTe DSL.
 
@@ -65,8 +66,6 @@ def profile_operand(stamps: int) -> Operand:
 # --- architectures, limits, memory maps, the plan --------------------------------------------------------------------
 
 
-ITEMSIZE = {"uint8": 1, "int8": 1, "float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
-
 LANES = 32
 """Threads of a warp, and tensor-memory lanes that one warp may reach: quarter ``warp_id % 4`` (PTX ISA, tcgen05 access
 restrictions)."""
@@ -82,8 +81,10 @@ class Arch:
     Attributes:
         name: compiler target, e.g. ``"sm_100a"``.
         compute_capability: what a device of this architecture reports.
-        sm_count: multiprocessors of the part that plans are made for when no device is present (148: B200, 132: H200).
+        sm_count: multiprocessors of the part that plans are made for when no device is present: B200, H200,
+            A100, RTX 3090, L40S, RTX 5090.
         smem_bytes: dynamic shared memory that one CTA may ask for.
+        sm_smem_bytes: shared memory of one multiprocessor, of which every CTA takes `CTA_SMEM_BYTES` besides its own.
         tmem_columns: columns of tensor memory, each 128 lanes of 32 bits; 0 where there is none.
         max_registers: registers that one thread may have.
         register_file: 32-bit registers of one multiprocessor.
@@ -93,15 +94,47 @@ class Arch:
     compute_capability: tuple[int, int]
     sm_count: int
     smem_bytes: int
+    sm_smem_bytes: int
     tmem_columns: int
     max_registers: int = 255
     register_file: int = 65536
 
 
+CTA_SMEM_BYTES = 1024
+"""Shared memory that the system keeps of every CTA (CUDA C++ programming guide, from compute capability 8.0 on)."""
+
+_KIB = 1024
 ARCHS = {
-    "sm_100a": Arch("sm_100a", (10, 0), sm_count=148, smem_bytes=232_448, tmem_columns=512),
-    "sm_90a": Arch("sm_90a", (9, 0), sm_count=132, smem_bytes=232_448, tmem_columns=0),
+    arch.name: arch
+    for arch in (
+        Arch("sm_100a", (10, 0), sm_count=148, smem_bytes=227 * _KIB, sm_smem_bytes=228 * _KIB, tmem_columns=512),
+        Arch("sm_90a", (9, 0), sm_count=132, smem_bytes=227 * _KIB, sm_smem_bytes=228 * _KIB, tmem_columns=0),
+        Arch("sm_80", (8, 0), sm_count=108, smem_bytes=163 * _KIB, sm_smem_bytes=164 * _KIB, tmem_columns=0),
+        Arch("sm_86", (8, 6), sm_count=82, smem_bytes=99 * _KIB, sm_smem_bytes=100 * _KIB, tmem_columns=0),
+        Arch("sm_89", (8, 9), sm_count=142, smem_bytes=99 * _KIB, sm_smem_bytes=100 * _KIB, tmem_columns=0),
+        Arch("sm_90", (9, 0), sm_count=132, smem_bytes=227 * _KIB, sm_smem_bytes=228 * _KIB, tmem_columns=0),
+        Arch("sm_120", (12, 0), sm_count=170, smem_bytes=99 * _KIB, sm_smem_bytes=100 * _KIB, tmem_columns=0),
+    )
 }
+"""Devices of a compute capability get the kernels of the first with it: those of sm_90a are WGMMA's, those of sm_90 the
+same mma.sync as everywhere since Ampere, for whoever asks for them by a configuration."""
+
+
+def arch_of(capability: tuple[int, int]) -> str | None:
+    """The architecture of `ARCHS` whose binaries a device of this compute capability runs, or None.
+
+    Binaries of targets without a suffix also run on later minor versions of the same major one; those of ``sm_90a`` and
+    ``sm_100a`` on no other (CUDA C++ programming guide, binary compatibility).
+    """
+    for name, arch in ARCHS.items():
+        if arch.compute_capability == capability:
+            return name
+    older = [
+        arch for arch in ARCHS.values()
+        if not arch.name.endswith("a") and arch.compute_capability[0] == capability[0]
+        and arch.compute_capability < capability
+    ]  # fmt: skip
+    return max(older, key=lambda arch: arch.compute_capability).name if older else None
 
 
 @dataclass(frozen=True)
@@ -222,6 +255,14 @@ class Plan(ABC):
         """What a launch without this package has to know of its tensors besides the problem, in types that JSON has."""
         return {}
 
+    def smaller_stage(self, nbytes: int) -> tuple[str, object, object]:
+        """The field that makes a stage smaller: its name, value, and the nearest one with which a stage has ``nbytes``.
+
+        Of plans that `check_smem` checks.
+        """
+        blocks = self.config.stage_blocks
+        return "stage_blocks", blocks, nbytes // (self.stage_bytes // blocks)
+
     @property
     def runs(self) -> str:
         """Which kernels run, and why these where a problem may have others."""
@@ -253,12 +294,12 @@ def reject(name: str, value: object, rule: str, nearest: object) -> NoReturn:
 
 
 def require(name: str, value: object, legal: tuple, rule: str) -> None:
-    """Rejects a value that is not one of ``legal``."""
-    if value in legal:
+    """Rejects a value that is not one of ``legal``, but for one that is open."""
+    if value is None or value in legal:
         return
     nearest = legal[0]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        nearest = min((v for v in legal if v is not None), key=lambda v: (abs(v - value), v))
+        nearest = min(legal, key=lambda v: (abs(v - value), v))
     reject(name, value, f"{rule}; legal: {', '.join(map(str, legal))}", nearest)
 
 
@@ -277,9 +318,8 @@ def check_smem(plan: Plan) -> None:
         f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
     )
     if fit < 2:
-        blocks = plan.config.stage_blocks
-        room = (plan.arch.smem_bytes - fixed) // 2
-        reject("stage_blocks", blocks, f"{rule}, and two stages are needed", room // (plan.stage_bytes // blocks))
+        name, value, nearest = plan.smaller_stage((plan.arch.smem_bytes - fixed) // 2)
+        reject(name, value, f"{rule}, and two stages are needed", nearest)
     reject("stages", plan.config.stages, rule, fit)
 
 

@@ -11,6 +11,7 @@ from cute_kernels.plan.base import (
     ITEMSIZE,
     VECTOR_BYTES,
     Operand,
+    Plan,
     SmemRegion,
     reject,
     require,
@@ -18,6 +19,7 @@ from cute_kernels.plan.base import (
     sizes,
     smem_map,
 )
+from cute_kernels.plan.fields import Field
 from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, StoreBuffers, check_store_stages
 
 MMA_K_BYTES = 32
@@ -25,8 +27,8 @@ MMA_K_BYTES = 32
 
 
 @dataclass(frozen=True)
-class GemmPlan(StoreBuffers):
-    """A persistent GEMM over a grid of output tiles.
+class GemmPlan(Plan):
+    """A GEMM over a grid of output tiles.
 
     A cluster computes ``cluster_rows`` x ``cluster_columns`` of the output at a time; tiles are counted in such blocks.
     """
@@ -35,11 +37,6 @@ class GemmPlan(StoreBuffers):
 
     problem: GemmProblem
     config: GemmConfig
-
-    k_block_bytes: int = SWIZZLE_BYTES
-    swizzle_period: int = 1024
-    barrier_bytes: int = 1024
-    barrier_region: str = "barriers"
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -64,11 +61,6 @@ class GemmPlan(StoreBuffers):
     @property
     def launch_facts(self) -> dict[str, Any]:
         return {"out_pitch": self.out_pitch, "bias_elements": self.padded_n if self.problem.bias else 0}
-
-    @property
-    def tile_k(self) -> int:
-        """Elements of K in one stage."""
-        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
 
     @property
     def mma_k(self) -> int:
@@ -98,6 +90,27 @@ class GemmPlan(StoreBuffers):
         """Elements from one output row to the next: N, rounded up to the 16 bytes that TMA asks of a row."""
         return round_up(self.problem.n, VECTOR_BYTES // ITEMSIZE[self.problem.out_dtype])
 
+    def describe_problem(self) -> str:
+        p = self.problem
+        batch = f"{p.batches} x " if p.batches > 1 else ""
+        activation = "" if p.activation == "none" else f", {p.activation}"
+        return f"{batch}[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, bias {p.bias}{activation}"
+
+
+@dataclass(frozen=True)
+class StagedGemmPlan(GemmPlan, StoreBuffers):
+    """A persistent GEMM: TMA fills stages of both operands, and empties store buffers."""
+
+    k_block_bytes: int = SWIZZLE_BYTES
+    swizzle_period: int = 1024
+    barrier_bytes: int = 1024
+    barrier_region: str = "barriers"
+
+    @property
+    def tile_k(self) -> int:
+        """Elements of K in one stage."""
+        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
+
     @property
     def more_smem(self) -> tuple[tuple[str, int, int], ...]:
         """Regions after those that every dense GEMM has: name, bytes, alignment."""
@@ -115,11 +128,8 @@ class GemmPlan(StoreBuffers):
             *self.more_smem,
         ))  # fmt: skip
 
-    def describe_problem(self) -> str:
-        p = self.problem
-        batch = f"{p.batches} x " if p.batches > 1 else ""
-        activation = "" if p.activation == "none" else f", {p.activation}"
-        return f"{batch}[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, bias {p.bias}{activation}"
+
+GROUP_M = Field("blocks of rows in a group of the tile order", least=1, most=1024)
 
 
 def check_gemm_problem(p: GemmProblem) -> None:
@@ -137,11 +147,8 @@ def check_gemm_problem(p: GemmProblem) -> None:
         reject("k", p.k, "rows of a and b must be multiples of 16 bytes for TMA", round_up(p.k, step))
 
 
-def check_tile_order(plan: GemmPlan) -> None:
+def check_tile_order(plan: StagedGemmPlan) -> None:
     """The order of the tiles and the ring of store buffers."""
-    c = plan.config
-    if not 1 <= c.group_m <= 1024:
-        reject("group_m", c.group_m, "blocks of rows in a group of the tile order", min(max(c.group_m, 1), 1024))
     if plan.tiles + plan.clusters >= 2**31:
         fit = max(1, plan.problem.m // (-(-plan.tiles // 2**30)))
         reject("m", plan.problem.m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)

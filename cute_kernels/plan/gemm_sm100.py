@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
-from cute_kernels.plan.base import LANES, Arch, TmemRegion, reject, require
+from cute_kernels.plan.base import LANES, Arch, TmemRegion, reject
 from cute_kernels.plan.cta_pair import CtaPairs
-from cute_kernels.plan.gemm import GemmPlan, check_tile_order
+from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import check_stores_and_stages
 
 LEVEL_8 = Sm100GemmConfig()
@@ -24,7 +25,7 @@ ONE_ACCUMULATOR = Sm100GemmConfig(block_m=256, tile_n=256, stages=4, accumulator
 
 
 @dataclass(frozen=True)
-class Sm100GemmPlan(CtaPairs, GemmPlan):
+class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
     """A pair of CTAs (``cta_group::2``) computes ``waves`` UMMA tiles of 256 x ``tile_n`` side by side.
 
     Each CTA holds 128 rows of every wave and loads those rows of ``a`` and half of the tile's rows of ``b``.
@@ -115,16 +116,20 @@ class Sm100GemmPlan(CtaPairs, GemmPlan):
         ]
 
 
-def plan_sm100_gemm(problem: GemmProblem, config: Sm100GemmConfig | None, arch: Arch, sm_count: int) -> Sm100GemmPlan:
-    """The plan, or ValueError; `default_config` when ``config`` is None."""
-    config = default_config(problem, arch, sm_count) if config is None else config
-    require("block_m", config.block_m, (128, 256), "one or two UMMA tiles of 128 rows per CTA")
-    require("tile_n", config.tile_n, (64, 128, 256), "N of a UMMA in swizzle atoms of b, both CTAs holding half")
-    require("cluster_m", config.cluster_m, (2, 4), "CTAs of a cluster along the rows: one pair or two")
-    require("cluster_n", config.cluster_n, (1, 2), "pairs of a cluster along the columns")
-    require("accumulators", config.accumulators, (1, 2), "of a whole tile in tensor memory")
-    if config.stages < 2:
-        reject("stages", config.stages, "TMA and tensor core overlap only with two stages or more", 2)
+FIELDS = {
+    "block_m": Field("one or two UMMA tiles of 128 rows per CTA", (128, 256)),
+    "tile_n": Field("N of a UMMA in swizzle atoms of b, both CTAs holding half", (64, 128, 256)),
+    "stages": Field("TMA and tensor core overlap only with two stages or more", least=2),
+    "group_m": GROUP_M,
+    "cluster_m": Field("CTAs of a cluster along the rows: one pair or two", (2, 4)),
+    "cluster_n": Field("pairs of a cluster along the columns", (1, 2)),
+    "accumulators": Field("of a whole tile in tensor memory", (1, 2)),
+}
+
+
+def plan_sm100_gemm(problem: GemmProblem, config: Sm100GemmConfig, arch: Arch, sm_count: int) -> Sm100GemmPlan:
+    """The plan, or ValueError."""
+    check_fields(config, FIELDS)
     plan = Sm100GemmPlan(problem, config, arch, sm_count)
     if plan.tmem_columns > arch.tmem_columns:
         size = f"{config.accumulators} accumulators of {plan.waves} x {config.tile_n} columns"

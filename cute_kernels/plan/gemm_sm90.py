@@ -15,7 +15,8 @@ from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
 from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require
-from cute_kernels.plan.gemm import GemmPlan, check_tile_order
+from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import WgmmaPair, check_accumulators, check_stores_and_stages
 
 SWIZZLE_ROWS = 8
@@ -34,7 +35,7 @@ SPLIT_REGISTERS = 128
 
 
 @dataclass(frozen=True)
-class Sm90GemmPlan(GemmPlan, WgmmaPair):
+class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     """The persistent WGMMA kernel, as `WgmmaPair` says, with a split of K."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gemm:GemmKernel"
@@ -137,21 +138,26 @@ class Sm90GemmPlan(GemmPlan, WgmmaPair):
         ]
 
 
-def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig | None, arch: Arch, sm_count: int) -> Sm90GemmPlan:
-    """The plan, or ValueError; `default_config` when ``config`` is None."""
+FIELDS = {
+    "tile_m": Field("64 rows or a multiple for each warpgroup", (64, 128, 192, 256)),
+    "tile_n": Field("N of a WGMMA in whole store buffers", (64, 128, 192, 256)),
+    "stages": Field("TMA and WGMMA overlap only with two stages or more", least=2),
+    "cluster_m": Field("CTAs of a cluster along one dimension", (1, 2, 4)),
+    "cluster_n": Field("CTAs of a cluster along one dimension", (1, 2, 4)),
+    "group_m": GROUP_M,
+    "split_k": Field("slices of K in one cluster, each finishing as many warps' rows", (1, 2, 4, 8)),
+}
+
+
+def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: int) -> Sm90GemmPlan:
+    """The plan, or ValueError."""
     if sm_count < 1:
         reject("sm_count", sm_count, "a cluster needs a multiprocessor", 1)
-    config = default_config(problem, arch, sm_count) if config is None else config
+    check_fields(config, FIELDS)
     rows = (64, 128, 192) if config.pingpong else (128, 256)
     require("tile_m", config.tile_m, rows, "64 rows or a multiple for each warpgroup")
-    require("tile_n", config.tile_n, tuple(range(64, 257, 64)), "N of a WGMMA in whole store buffers")
-    for name in ("cluster_m", "cluster_n"):
-        require(name, getattr(config, name), (1, 2, 4), "CTAs of a cluster along one dimension")
-    require("split_k", config.split_k, (1, 2, 4, 8), "slices of K in one cluster, each finishing as many warps' rows")
     if config.split_k > 1 and config.pingpong:
         reject("split_k", config.split_k, "warpgroups that take turns do not split K; use pingpong=False", 1)
-    if config.stages < 2:
-        reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more", 2)
     plan = Sm90GemmPlan(problem, config, arch, sm_count)
     if plan.ctas > MAX_CLUSTER:
         rule = f"{config.cluster_m} x {config.cluster_n} x {config.split_k} CTAs exceed the {MAX_CLUSTER} of a cluster"
@@ -303,6 +309,8 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
         if idle or plan.ctas > sm_count or plan.k_blocks < c.split_k:
             continue  # a CTA of every cluster would compute nothing, or no cluster fits
         costs.append((modelled_clocks(plan), index, c))
+    if not costs:  # no cluster fits, which the plan of any says
+        return Sm90GemmConfig()
     config = min(costs)[2]
     return dataclasses.replace(config, group_m=tile_group(Sm90GemmPlan(problem, config, arch, sm_count)))
 

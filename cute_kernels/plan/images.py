@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, Operand, Plan, profile_operand, reject, require, round_up, sizes
+from cute_kernels.plan.fields import Field
 from cute_kernels.plan.patchify import CONVERSIONS
 
 STRIP_PATCH = 16
@@ -18,6 +19,10 @@ BOX_BYTES = 256
 """Bytes of uint8 pixels in a row of a TMA box, and elements in any other of its dimensions (CUDA driver API)."""
 
 MOST_PATCHES = BOX_BYTES // STRIP_PATCH
+
+TILE_PATCHES = Field(f"a row of a TMA box has {BOX_BYTES} bytes at most", least=1, most=MOST_PATCHES)
+TILE_IMAGES = Field("a tile has images", least=1)
+TILE_ORDER = Field("images or positions run fastest", ("row", "image"))
 
 
 PIXEL_TYPES = {"int8": "uint8", "int16": "uint8", "bf16": "bfloat16", "fp16": "float16"}
@@ -53,7 +58,7 @@ def pixel_types(patch: int, precision: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ImagesPlan(Plan):
-    """A kernel that reads patches out of images. A tile has patches of the same positions in ``tile_images`` images."""
+    """A kernel that reads patches out of images."""
 
     operation: ClassVar[str] = "patch_embed_images"
 
@@ -82,11 +87,6 @@ class ImagesPlan(Plan):
         )
 
     @property
-    def runs(self) -> str:
-        source = "strips" if self.problem.precision in INTEGERS else "gather"
-        return f"{source}: one kernel reads the images"
-
-    @property
     def terms(self) -> int:
         """Terms of a weight, each multiplied by the same pixels into sums of its own."""
         return 2 if self.problem.precision == "int16" else 1
@@ -102,6 +102,30 @@ class ImagesPlan(Plan):
         """Shape of the bias + position table as the kernel reads it; None without one."""
 
     @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        return {"table": min(self.problem.table_rows, 2)}
+
+    @property
+    def launch_facts(self) -> dict[str, Any]:
+        return {"table_shape": self.table_shape}
+
+    def describe_problem(self) -> str:
+        p = self.problem
+        layout = "NHWC" if p.channels_last else "NCHW"
+        images = f"[{p.batch}, {p.channels}, {p.height}, {p.width}] {p.in_dtype} {layout}"
+        return f"{images}, patches of {p.patch}, {p.n} features, {p.precision}, table rows {p.table_rows}"
+
+
+@dataclass(frozen=True)
+class GridTilesPlan(ImagesPlan):
+    """A tile has neighbouring patches of a grid row, at the same positions in ``tile_images`` images."""
+
+    @property
+    def runs(self) -> str:
+        source = "strips" if self.problem.precision in INTEGERS else "gather"
+        return f"{source}: one kernel reads the images"
+
+    @property
     @abstractmethod
     def tile_patches(self) -> int:
         """Neighbouring patches of a grid row in a tile."""
@@ -109,14 +133,6 @@ class ImagesPlan(Plan):
     @property
     def tile_images(self) -> int:
         return self.config.tile_images
-
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        return {"table": min(self.problem.table_rows, 2)}
-
-    @property
-    def launch_facts(self) -> dict[str, Any]:
-        return {"table_shape": self.table_shape}
 
     @property
     def row_tiles(self) -> int:
@@ -131,12 +147,6 @@ class ImagesPlan(Plan):
     @property
     def image_tiles(self) -> int:
         return -(-self.problem.batch // self.tile_images)
-
-    def describe_problem(self) -> str:
-        p = self.problem
-        layout = "NHWC" if p.channels_last else "NCHW"
-        images = f"[{p.batch}, {p.channels}, {p.height}, {p.width}] {p.in_dtype} {layout}"
-        return f"{images}, patches of {p.patch}, {p.n} features, {p.precision}, table rows {p.table_rows}"
 
 
 def check_images_problem(p: PatchEmbedImagesProblem) -> None:

@@ -6,7 +6,6 @@ For images whose patches TMA cannot read as operands. The second kernel is launc
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +13,13 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.plan.base import VECTOR_BYTES, Arch, Operand, Plan, require
-from cute_kernels.plan.images import GATHERED_PATCHES, INTEGERS, PIXEL_TYPES, STRIP_PATCH
+from cute_kernels.plan.images import INTEGERS, PIXEL_TYPES, STRIP_PATCH
+from cute_kernels.plan.images_gather import why_not_gathered
+from cute_kernels.plan.images_sm80 import copies_rows
 from cute_kernels.plan.images_strips import REPACKED, may_split, row_bytes, why_no_operand
+from cute_kernels.plan.kernel import Kernel
 from cute_kernels.plan.patch_embed import PatchEmbedPlan, check_problem
-from cute_kernels.plan.patch_embed_sm90 import plan_sm90
 from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
-from cute_kernels.plan.sm100_choice import plan_sm100
 
 MOST_FLOAT_CHANNELS = 3
 """Channels of 16-bit images: 128 of 512 columns of tensor memory for each one's weight, 16 or more for accumulators."""
@@ -42,6 +42,9 @@ many features. In a CUDA graph on an H200 one image for 768 features took 1.34 o
 0.88 (before warps held several pairs); 4736 images for 1024 features take 0.92, 512 images for 1152 features 1.04
 (docs/performance.md)."""
 
+MOST_TRIED = 8
+"""Configurations of the kernel over rows that a tuner times behind a pass."""
+
 Reason = Callable[[PatchEmbedImagesProblem], str]
 
 
@@ -51,9 +54,12 @@ def why_rows_on_sm90(problem: PatchEmbedImagesProblem) -> str:
         return why_no_operand(problem) or _why_faster(problem)
     if problem.precision in INTEGERS:
         return ""
-    if problem.patch not in GATHERED_PATCHES:
-        return f"a row of {problem.patch} pixels of 16 bits is not the 32, 64 or 128 bytes that TMA swizzles"
-    return ""
+    return why_not_gathered(problem)
+
+
+def why_not_read_on_sm90(problem: PatchEmbedImagesProblem) -> str:
+    """Why the kernel over uint8 images does not take a problem; empty where it does."""
+    return why_rows_on_sm90(problem) if problem.precision in INTEGERS else "weights are floating-point numbers"
 
 
 def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
@@ -66,6 +72,15 @@ def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
         return f"a row of {problem.patch} pixels of 16 bits is not the 32 bytes of one MMA step"
     if problem.channels > MOST_FLOAT_CHANNELS:
         return f"the weight of {problem.channels} channels of 16 bits leaves no room in tensor memory"
+    return ""
+
+
+def why_rows_on_sm80(problem: PatchEmbedImagesProblem) -> str:
+    """Likewise of the kernels of ``mma.sync``."""
+    if problem.channels_last:
+        return "channels are last, and copies are made of neighbouring pixels of one channel"
+    if problem.precision != "int16" and not copies_rows(problem):
+        return f"a row of {problem.patch} pixels of a patch is not the 16, 32 or 64 bytes that are copied at once"
     return ""
 
 
@@ -176,13 +191,12 @@ def _pass_of(p: PatchEmbedImagesProblem) -> PatchifyProblem:
     )  # fmt: skip
 
 
-_ROWS_PLANNERS = {"sm_90a": plan_sm90, "sm_100a": plan_sm100}
+def rows_problem(problem: PatchEmbedImagesProblem, arch: Arch) -> PatchEmbedProblem:
+    """What the second kernel computes of the rows that the pass writes.
 
-
-def plan_chain(
-    why: Reason, problem: PatchEmbedImagesProblem, config: PatchEmbedConfig | None, arch: Arch, sm_count: int
-) -> RowsChainPlan:
-    """The plan, or ValueError from either kernel's plan; the second one's default where ``config`` is None."""
+    Raises:
+        ValueError: no pass or no kernel over rows takes these images.
+    """
     require("precision", problem.precision, ONE_TERM, "a kernel over rows multiplies weights of one term")
     first = plan_patchify(_pass_of(problem), arch)
     product = PatchEmbedProblem(
@@ -191,10 +205,33 @@ def plan_chain(
         feature_scale=problem.precision == "int8",
     )  # fmt: skip
     check_problem(product)
-    rows = _ROWS_PLANNERS[arch.name](product, config, arch, sm_count)
-    reason = why(problem) or "the configuration is that of a kernel over rows"
-    return RowsChainPlan(problem, rows.config, arch, sm_count, rows, reason)
+    return product
 
 
-plan_sm90_chain = functools.partial(plan_chain, why_rows_on_sm90)
-plan_sm100_chain = functools.partial(plan_chain, why_rows_on_sm100)
+def chained(rows: Kernel, why: Reason) -> Kernel:
+    """A kernel over rows behind the pass, with the tunables of that kernel.
+
+    Args:
+        rows: the kernel.
+        why: says why images are not read by a kernel itself; empty where they are.
+    """
+
+    def plan(problem: PatchEmbedImagesProblem, config: PatchEmbedConfig, arch: Arch, sm_count: int) -> RowsChainPlan:
+        product = rows.plan(rows_problem(problem, arch), config, arch, sm_count)
+        reason = why(problem) or "the configuration is that of a kernel over rows"
+        return RowsChainPlan(problem, product.config, arch, sm_count, product, reason)
+
+    def choose(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> PatchEmbedConfig:
+        return rows.choose(rows_problem(problem, arch), arch, sm_count)
+
+    def takes(problem: PatchEmbedImagesProblem, arch: Arch) -> str:
+        return rows.takes(rows_problem(problem, arch), arch)
+
+    def search(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[RowsChainPlan]:
+        try:
+            products = rows.search(rows_problem(problem, arch), arch, sm_count)
+        except ValueError:
+            return []
+        return [plan(problem, product.config, arch, sm_count) for product in products[:MOST_TRIED]]
+
+    return Kernel(rows.config, plan, rows.fields, choose, search, takes)

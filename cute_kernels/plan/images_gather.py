@@ -20,8 +20,9 @@ from typing import ClassVar
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
 from cute_kernels.plan import gemm_sm90 as dense
 from cute_kernels.plan.base import Arch, SmemRegion, reject, require, smem_map
+from cute_kernels.plan.fields import Field, check_fields
 from cute_kernels.plan.gemm_sm90 import GPC_SHARE
-from cute_kernels.plan.images import GATHERED_PATCHES, ImagesPlan
+from cute_kernels.plan.images import GATHERED_PATCHES, TILE_ORDER, GridTilesPlan
 from cute_kernels.plan.shared_operands import (
     SWIZZLE_BYTES,
     WARPGROUP_ROWS,
@@ -38,13 +39,8 @@ ROW_PATCHES = (1, 2, 4)
 """Patches of a piece that a configuration may ask for."""
 
 
-def multiplies_floats(problem: PatchEmbedImagesProblem) -> bool:
-    """Whether a problem is one of this kernel's."""
-    return problem.precision in ("bf16", "fp16")
-
-
 @dataclass(frozen=True)
-class Sm90GatherPlan(ImagesPlan, WgmmaPair):
+class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
     """The persistent WGMMA kernel over gathered patches: rows of a tile are patches, columns features."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gather:PatchGatherKernel"
@@ -191,6 +187,7 @@ class Sm90GatherPlan(ImagesPlan, WgmmaPair):
 
 def check_gather_problem(p: PatchEmbedImagesProblem) -> None:
     """What this kernel cannot gather."""
+    require("precision", p.precision, ("bf16", "fp16"), "both operands of the WGMMAs are floating-point numbers")
     require("patch", p.patch, GATHERED_PATCHES, "a patch's row of pixels is 32, 64 or 128 bytes, which TMA swizzles")
 
 
@@ -233,7 +230,7 @@ def _check_tile(plan: Sm90GatherPlan) -> None:
         value = getattr(c, name)
         if value & (value - 1) or value > 256:
             nearest = min(256, 1 << max(0, value.bit_length() - 1))
-            reject(name, value, "extents of a tile are powers of two up to 256, of TMA's boxes", nearest)
+            reject(name, value, _POWERS, nearest)
     if c.tile_patches % c.row_patches:
         rule = f"a tile has whole pieces of {c.row_patches} patches"
         reject("tile_patches", c.tile_patches, rule, c.row_patches)
@@ -264,43 +261,58 @@ TILE_N = (64, 128, 192, 256)
 CLUSTERS = (1, 2, 4)
 
 
+_POWERS = "extents of a tile are powers of two up to 256, of TMA's boxes"
+_POWER = Field(_POWERS, least=1)
+
+FIELDS = {
+    "tile_patches": _POWER,
+    "tile_rows": _POWER,
+    "tile_images": _POWER,
+    "row_patches": Field("patches of which TMA reads one row of pixels", ROW_PATCHES),
+    "tile_n": Field("N of a WGMMA in whole store buffers", TILE_N),
+    "cluster": Field("CTAs that share the patches of a tile", CLUSTERS),
+    "stages": Field("TMA and WGMMA overlap only with two stages or more", least=2, open="what fits, up to 8"),
+    "store_stages": Field("store buffers of a warp", least=1, open="two, or what divides a tile"),
+    "order": TILE_ORDER,
+}
+
+
 def plan_sm90_gather(
-    problem: PatchEmbedImagesProblem, config: Sm90GatherConfig | None, arch: Arch, sm_count: int
+    problem: PatchEmbedImagesProblem, config: Sm90GatherConfig, arch: Arch, sm_count: int
 ) -> Sm90GatherPlan:
     """The plan, or ValueError; what a config leaves open is what the model finds fastest."""
     check_gather_problem(problem)
     if sm_count < 1:
         reject("sm_count", sm_count, "a cluster needs a multiprocessor", 1)
-    if config is not None:
-        _check_fields(config)
+    check_fields(config, FIELDS)
     plan = _resolve(problem, config, arch, sm_count)
     check_gather(plan)
     check_numbers(plan)
     return plan
 
 
-def _check_fields(c: Sm90GatherConfig) -> None:
-    """What can be told of a field by itself."""
-    for name in ("tile_patches", "tile_rows", "tile_images"):
-        if getattr(c, name) < 0:
-            reject(name, getattr(c, name), "powers of two; 0 chooses", 0)
-    require("row_patches", c.row_patches, (0, *ROW_PATCHES), "patches of which TMA reads one row of pixels; 0 chooses")
-    require("tile_n", c.tile_n, (0, *TILE_N), "N of a WGMMA in whole store buffers; 0 chooses")
-    require("cluster", c.cluster, (0, *CLUSTERS), "CTAs that share the patches of a tile; 0 chooses")
-    require("order", c.order, ("row", "image"), "images or positions run fastest")
-    if c.store_stages < 0:
-        reject("store_stages", c.store_stages, "store buffers of a warp; 0 chooses", 0)
-    if c.stages < 2 and c.stages != 0:
-        reject("stages", c.stages, "TMA and WGMMA overlap only with two stages or more; 0 fills the memory", 2)
+def why_not_gathered(problem: PatchEmbedImagesProblem) -> str:
+    """Why a problem is not one of this kernel's; empty where it is."""
+    if problem.precision not in ("bf16", "fp16"):
+        return "weights are integers"
+    if problem.patch not in GATHERED_PATCHES:
+        return f"a row of {problem.patch} pixels of 16 bits is not the 32, 64 or 128 bytes that TMA swizzles"
+    return ""
+
+
+def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm90GatherConfig:
+    """With the tiles of the schedule that the model finds faster."""
+    plans = [_resolve(problem, Sm90GatherConfig(pingpong=turns), arch, sm_count) for turns in (False, True)]
+    return min(plans, key=lambda plan: (not _is_legal(plan), modelled_clocks(plan))).config
 
 
 @functools.lru_cache(maxsize=4096)
 def _resolve(
-    problem: PatchEmbedImagesProblem, config: Sm90GatherConfig | None, arch: Arch, sm_count: int
+    problem: PatchEmbedImagesProblem, config: Sm90GatherConfig, arch: Arch, sm_count: int
 ) -> Sm90GatherPlan:
     """The plan of least modelled time among those that leave given fields as they are; a wrong one where all are."""
     plans = [
-        _filled(Sm90GatherPlan(problem, candidate, arch, sm_count), config or Sm90GatherConfig())
+        _filled(Sm90GatherPlan(problem, candidate, arch, sm_count), config)
         for candidate in _candidates(problem, config)
     ]
     legal = [plan for plan in plans if _is_legal(plan)]
@@ -315,24 +327,22 @@ def _is_legal(plan: Sm90GatherPlan) -> bool:
     return True
 
 
-def _candidates(problem: PatchEmbedImagesProblem, config: Sm90GatherConfig | None) -> Iterator[Sm90GatherConfig]:
-    c = config or Sm90GatherConfig()
-    schedules = (c.pingpong,) if config is not None else (False, True)
+def _candidates(problem: PatchEmbedImagesProblem, c: Sm90GatherConfig) -> Iterator[Sm90GatherConfig]:
+    """Complete but for stages and store buffers."""
     tile_n = (c.tile_n,) if c.tile_n else TILE_N
     clusters = (c.cluster,) if c.cluster else CLUSTERS
     side = BLOCK_PIXELS // problem.patch
     fit = [q for q in ROW_PATCHES if q <= side and problem.grid_width % q == 0]
     row_patches = (c.row_patches,) if c.row_patches else (fit[-1], fit[0]) if len(fit) > 1 else tuple(fit)
-    for pingpong, q in itertools.product(schedules, row_patches):
-        for tile_m in (64, 128) if pingpong else (128, 256):
-            shape = _shape(problem, c, q, tile_m)
-            if tile_m < q * WARPGROUP_ROWS and not c.row_patches:
-                continue
-            for n, cluster in itertools.product(tile_n, clusters):
-                yield dataclasses.replace(
-                    c, **shape, row_patches=q, tile_n=n, cluster=cluster, pingpong=pingpong, stages=c.stages or 2,
-                    store_stages=c.store_stages or 1,
-                )  # fmt: skip
+    for q, tile_m in itertools.product(row_patches, (64, 128) if c.pingpong else (128, 256)):
+        shape = _shape(problem, c, q, tile_m)
+        if tile_m < q * WARPGROUP_ROWS and not c.row_patches:
+            continue
+        for n, cluster in itertools.product(tile_n, clusters):
+            yield dataclasses.replace(
+                c, **shape, row_patches=q, tile_n=n, cluster=cluster, stages=c.stages or 2,
+                store_stages=c.store_stages or 1,
+            )  # fmt: skip
 
 
 def _shape(problem: PatchEmbedImagesProblem, c: Sm90GatherConfig, row_patches: int, tile_m: int) -> dict[str, int]:
@@ -372,8 +382,13 @@ def _filled(plan: Sm90GatherPlan, given: Sm90GatherConfig) -> Sm90GatherPlan:
 
 def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[Sm90GatherPlan]:
     """Legal plans that are worth timing, the one with the least modelled time first; of each, both orders."""
-    given = Sm90GatherConfig()
-    plans = [_filled(Sm90GatherPlan(problem, c, arch, sm_count), given) for c in _candidates(problem, None)]
+    if why_not_gathered(problem):
+        return []
+    plans = [
+        _filled(Sm90GatherPlan(problem, c, arch, sm_count), given)
+        for given in (Sm90GatherConfig(), Sm90GatherConfig(pingpong=True))
+        for c in _candidates(problem, given)
+    ]
     found = []
     for plan in sorted(filter(_is_legal, plans), key=modelled_clocks):
         configs = [dataclasses.replace(plan.config, order=order) for order in ("image", "row")]

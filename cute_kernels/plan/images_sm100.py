@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -13,7 +14,8 @@ from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.model import b200
 from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require, round_up
-from cute_kernels.plan.images import BOX_BYTES, INTEGERS, MOST_PATCHES
+from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.images import INTEGERS, MOST_PATCHES, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
 from cute_kernels.plan.images_strips import (
     StripsPlan,
     check_gathered_problem,
@@ -23,8 +25,13 @@ from cute_kernels.plan.images_strips import (
 )
 from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 from cute_kernels.plan.sm100_transposed import (
+    ACCUMULATORS,
     COLUMN_STEP,
+    CTA_GROUP,
     MOST_COLUMNS,
+    PART_COLUMNS,
+    STAGES,
+    WEIGHT_MEMORY,
     Sm100TransposedPlan,
     check_parts,
     check_stages,
@@ -73,29 +80,37 @@ class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
 # --- limits of the SM100a kernel over images, and which configuration a problem gets where it is left open -----------
 
 
+FIELDS = {
+    "source": Field("how patches come out of the images", ("strips", "gather")),
+    "tile_patches": TILE_PATCHES,
+    "tile_images": TILE_IMAGES,
+    "cta_group": CTA_GROUP,
+    "weight": WEIGHT_MEMORY,
+    "accumulators": ACCUMULATORS,
+    "part_columns": PART_COLUMNS,
+    "tmem_load_width": Field("columns whose registers an epilogue warp holds", (16, 32)),
+    "stages": STAGES,
+    "stage_blocks": Field("halves of a patch of one channel in a stage", (1, 2)),
+    "order": TILE_ORDER,
+}
+
+
+_TRIED_SHAPES = 4
+"""Shapes of tiles for each memory and group of CTAs that a tuner times."""
+
+
 def plan_sm100_images(
-    problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig | None, arch: Arch, sm_count: int
+    problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch, sm_count: int
 ) -> Sm100ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
     integers = problem.precision in INTEGERS
     check_strips_problem(problem) if integers else check_gathered_problem(problem)
-    config = config or Sm100ImagesConfig()
+    check_fields(config, FIELDS)
     rule = f"how patches of {problem.in_dtype} come out of the images"
-    require("source", config.source, ("auto", "strips" if integers else "gather"), rule)
-    require("cta_group", config.cta_group, (0, 1, 2), "CTAs of one MMA; 0 chooses")
+    require("source", config.source, ("strips" if integers else "gather",), rule)
     if problem.precision == "int16":
-        require("weight", config.weight, ("auto", "tmem"), "two terms of a weight are rows of tensor memory in turn")
-    require("weight", config.weight, ("auto", "tmem", "smem"), "where the weight stays")
-    require("accumulators", config.accumulators, (0, 1, 2), "accumulators in tensor memory; 0 chooses")
-    require("tmem_load_width", config.tmem_load_width, (16, 32), "columns whose registers an epilogue warp holds")
-    require("stage_blocks", config.stage_blocks, (1, 2), "halves of a patch of one channel in a stage")
-    require("order", config.order, ("row", "image"), "images or positions run fastest")
-    if not 0 <= config.tile_patches <= MOST_PATCHES:
-        rule = f"a row of a TMA box has {BOX_BYTES} bytes at most; 0 chooses"
-        reject("tile_patches", config.tile_patches, rule, min(max(config.tile_patches, 1), MOST_PATCHES))
-    if config.stages < 2 and config.stages != 0:
-        reject("stages", config.stages, "TMA and MMA overlap only with two stages or more; 0 fills the memory", 2)
-    if sm_count < config.cta_group:
+        require("weight", config.weight, ("tmem",), "two terms of a weight are rows of tensor memory in turn")
+    if config.cta_group is not None and sm_count < config.cta_group:
         reject("sm_count", sm_count, f"a pair needs {config.cta_group} multiprocessors", config.cta_group)
     _check_channels(problem, config, arch)
     plan = resolve(problem, config, arch, sm_count)
@@ -110,7 +125,7 @@ def _check_channels(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig,
     beside = dataclasses.replace(per_channel, config=_smallest(config, "smem"))
     smem = (arch.smem_bytes - (beside.smem_bytes - beside.weight_bytes)) // beside.weight_bytes
     best = max(tmem, smem) if per_channel.terms == 1 else tmem
-    most = {"tmem": tmem, "smem": smem, "auto": best}[config.weight]
+    most = {"tmem": tmem, "smem": smem, None: best}[config.weight]
     if problem.channels > most:
         rule = (
             f"the weight of {per_channel.features} features has "
@@ -209,7 +224,7 @@ def resolve(
     Of equal shapes the first is taken, so that CTAs work alone where a pair gains nothing. Where none is legal, it is
     the cheapest, whose limit `check` then names.
     """
-    weights = (config.weight,) if config.weight != "auto" else ("tmem", "smem")
+    weights = (config.weight,) if config.weight is not None else ("tmem", "smem")
     if problem.precision == "int16":
         weights = ("tmem",)
     cheapest = None
@@ -220,6 +235,19 @@ def resolve(
             if is_legal(plan, check):
                 return plan
     return cheapest
+
+
+def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[Sm100ImagesPlan]:
+    """Legal plans that are worth timing on a device: of each memory and group of CTAs those of least cost."""
+    plans: list[Sm100ImagesPlan] = []
+    with contextlib.suppress(ValueError):
+        plans.append(plan_sm100_images(problem, Sm100ImagesConfig(), arch, sm_count))
+        memories = ("tmem",) if problem.precision == "int16" else ("tmem", "smem")
+        for weight, group in itertools.product(memories, (1, 2) if sm_count > 1 else (1,)):
+            config = Sm100ImagesConfig(cta_group=group)
+            shapes = sorted(_candidates(problem, config, arch, sm_count, weight), key=launch_clocks)
+            plans += [plan for plan in shapes if is_legal(plan, check)][:_TRIED_SHAPES]
+    return list(dict.fromkeys(plans))
 
 
 def _candidates(

@@ -9,6 +9,7 @@ the others has been timed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -21,7 +22,8 @@ from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
 from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan import patch_embed_sm90 as rows
 from cute_kernels.plan.base import ITEMSIZE, Arch, SmemRegion, check_smem, reject, require, round_up, smem_map
-from cute_kernels.plan.images import BOX_BYTES, MOST_PATCHES, STRIP_PATCH
+from cute_kernels.plan.fields import TWO_TILES, Field, check_fields
+from cute_kernels.plan.images import INTEGERS, MOST_PATCHES, STRIP_PATCH, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
 from cute_kernels.plan.images_gather import GATHER_CLOCKS
 from cute_kernels.plan.images_strips import (
     BLOCK_BYTES,
@@ -286,43 +288,60 @@ FAST_SPLITS = (48,)
 RAW_STAGES_BY_CHOICE, CHOSEN_PAIRS = (3, RAW_STAGES), 4
 """Strips that wait to be repacked, the first number that fits, and pairs of rows that a thread holds."""
 
+TRIED_SHAPES = 3
+"""Shapes of tiles for each source, memory and number of warpgroups that a tuner times."""
+
 FEW_SPLITS = 4096
 """Patches up to which these rows are gathered nevertheless: of 3,136 gathering took 0.81 of the time in a CUDA graph on
 an H200, of 6,272 1.33 (docs/performance.md)."""
 
 
+FIELDS = {
+    "source": Field("how patches come out of the images", ("strips", "gather", "repack", "split")),
+    "tile_patches": TILE_PATCHES,
+    "tile_images": TILE_IMAGES,
+    "warpgroups": Field("consumer warpgroups that registers allow", (1, 2, 3)),
+    "cluster": Field("pairs of multiprocessors share patches; larger clusters leave some idle", (1, 2)),
+    "stages": Field("TMA and WGMMA overlap only with two stages or more", least=2, open=TWO_TILES),
+    "stage_blocks": Field("K blocks of 128 bytes in a stage", (1, 2, SPLIT_BLOCKS)),
+    "order": TILE_ORDER,
+    "weight": Field("where the weight operand comes from", ("registers", "streamed")),
+    "raw_stages": Field("strips that wait to be repacked, none of other sources", least=0),
+    "repack_pairs": Field("pairs of rows that registers of a thread hold, none of other sources", (0, 1, 2, 3, 4)),
+}
+
+
+def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm90ImagesConfig:
+    """Everything open but the order of the tiles.
+
+    Of weights of two terms 1.474 ms with images fastest on an H200, 1.505 with rows of patches (docs/measurements.md).
+    """
+    return Sm90ImagesConfig(order="image" if problem.precision == "int16" else "row")
+
+
 def plan_sm90_images(
-    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig | None, arch: Arch, sm_count: int
+    problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int
 ) -> Sm90ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
     check_operand(problem)
-    # Timed on an H200: 1.474 ms with images fastest, 1.505 with rows of patches (docs/performance.md).
-    config = config or Sm90ImagesConfig(order="image" if problem.precision == "int16" else "row")
-    source = source_of(problem) if config.source == "auto" else config.source
-    require("source", config.source, ("auto", *_sources(problem)), "how patches come out of these images")
-    require("warpgroups", config.warpgroups, (0, 1, 2, 3), "consumer warpgroups that registers allow; 0 chooses")
-    rule = "pairs of multiprocessors share patches; larger clusters leave some idle; 0 chooses"
-    require("cluster", config.cluster, (0, 1, 2), rule)
-    legal = (0, SPLIT_BLOCKS) if source == "split" else (0, 1, 2)
-    require("stage_blocks", config.stage_blocks, legal, "K blocks of 128 bytes in a stage; 0 chooses")
-    require("order", config.order, ("row", "image"), "images or positions run fastest")
+    check_fields(config, FIELDS)
+    source = config.source or source_of(problem)
+    require("source", config.source, _sources(problem), "how patches come out of these images")
+    legal = (SPLIT_BLOCKS,) if source == "split" else (1, 2)
+    require("stage_blocks", config.stage_blocks, legal, "K blocks of 128 bytes in a stage")
     rule = "where the weight operand comes from; of two terms, and beside rows that are repacked, it stays"
-    require("weight", config.weight, ("auto", *_weights(problem)), rule)
+    require("weight", config.weight, _weights(problem), rule)
     if source == "repack":
-        require("stage_blocks", config.stage_blocks, (0, 2), "a stage is a whole patch of one channel; 0 chooses")
-    if config.raw_stages and (config.raw_stages < RAW_STAGES or source != "repack"):
-        rule = "strips that wait to be repacked, at least two; 0 chooses, and is all that other sources have"
-        reject("raw_stages", config.raw_stages, rule, RAW_STAGES if source == "repack" else 0)
-    legal = (0, 1, 2, 3, 4) if source == "repack" else (0,)
-    require("repack_pairs", config.repack_pairs, legal, "pairs of rows that registers of a thread hold; 0 chooses")
-    if source == "repack" and config.tile_patches % 8:
-        rule = f"a row of a TMA box is whole 16 bytes, of patches of {REPACKED} eight or 16; 0 chooses"
+        require("stage_blocks", config.stage_blocks, (2,), "a stage is a whole patch of one channel")
+    repacks = source == "repack"
+    if config.raw_stages is not None and (config.raw_stages < RAW_STAGES if repacks else config.raw_stages != 0):
+        rule = "strips that wait to be repacked, at least two, and none of other sources"
+        reject("raw_stages", config.raw_stages, rule, RAW_STAGES if repacks else 0)
+    legal = (1, 2, 3, 4) if repacks else (0,)
+    require("repack_pairs", config.repack_pairs, legal, "pairs of rows that registers of a thread hold")
+    if repacks and config.tile_patches is not None and config.tile_patches % 8:
+        rule = f"a row of a TMA box is whole 16 bytes, of patches of {REPACKED} eight or 16"
         reject("tile_patches", config.tile_patches, rule, 8 if config.tile_patches < 12 else 16)
-    if not 0 <= config.tile_patches <= MOST_PATCHES:
-        rule = f"a row of a TMA box of strips has {BOX_BYTES} bytes at most; 0 chooses"
-        reject("tile_patches", config.tile_patches, rule, min(max(config.tile_patches, 1), MOST_PATCHES))
-    if config.stages < 2 and config.stages != 0:
-        reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more; 0 fills the memory", 2)
     given, config = config, resolve(problem, config, arch, sm_count)
     if sm_count < config.cluster:
         reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
@@ -413,8 +432,10 @@ def _check_shared_weight(plan: Sm90ImagesPlan, given: Sm90ImagesConfig) -> None:
 @functools.lru_cache(maxsize=4096)
 def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int) -> Sm90ImagesConfig:
     """The configuration with what it leaves open filled in: shape of the tiles, weight, warpgroups, cluster, stages."""
-    if config.source == "auto":
+    if config.source is None:
         config = dataclasses.replace(config, source=source_of(problem))
+    if config.source != "repack":
+        config = dataclasses.replace(config, raw_stages=0, repack_pairs=0)
     if config.source == "repack" and not (config.raw_stages and config.repack_pairs):
         counts = (config.raw_stages,) if config.raw_stages else RAW_STAGES_BY_CHOICE
         pairs = config.repack_pairs or CHOSEN_PAIRS
@@ -437,11 +458,38 @@ def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Ar
     return plan.config
 
 
+def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[Sm90ImagesPlan]:
+    """Legal plans that are worth timing on a device: of each source, memory of the weight and number of warpgroups the
+    shapes of least cost, the chooser's choice first."""
+    if problem.precision not in INTEGERS or why_no_operand(problem):
+        return []
+    chosen = plan_sm90_images(problem, default_config(problem, arch, sm_count), arch, sm_count)
+    found: dict[tuple, list[Sm90ImagesPlan]] = {}
+    for source, few in itertools.product(_sources(problem), (True, False)):
+        given = Sm90ImagesConfig(source=source, order=chosen.config.order)
+        for plan in _shapes(problem, _of_source(given, chosen), arch, sm_count, few):
+            found.setdefault((source, plan.config.weight, plan.config.warpgroups), []).append(plan)
+    plans = [chosen]
+    for shapes in found.values():
+        ranked = sorted({plan.config: plan for plan in shapes if _fits(plan)}.values(), key=_cost)
+        for plan in ranked[:TRIED_SHAPES]:
+            with contextlib.suppress(ValueError):
+                plans.append(plan_sm90_images(problem, plan.config, arch, sm_count))
+    return list(dict.fromkeys(plans))
+
+
+def _of_source(config: Sm90ImagesConfig, chosen: Sm90ImagesPlan) -> Sm90ImagesConfig:
+    """With the buffers of rows that are repacked as the chooser has them."""
+    return dataclasses.replace(
+        config, raw_stages=chosen.config.raw_stages, repack_pairs=chosen.config.repack_pairs
+    )
+
+
 def _shapes(
     problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int, few: bool
 ) -> Iterator[Sm90ImagesPlan]:
     """Plans that a configuration leaves open, with the stages that they would get."""
-    weights = _weights(problem) if config.weight == "auto" else (config.weight,)
+    weights = _weights(problem) if config.weight is None else (config.weight,)
     warpgroups = (config.warpgroups,) if config.warpgroups else (2, 3, 1)
     clusters = (config.cluster,) if config.cluster else (2, 1) if sm_count > 1 else (1,)
     for weight, groups in itertools.product(weights, warpgroups):
@@ -465,7 +513,8 @@ def _shapes(
 
 
 def _with_stages(
-    problem: PatchEmbedImagesProblem, shape: Sm90ImagesConfig, images: int, stages: int, arch: Arch, sm_count: int
+    problem: PatchEmbedImagesProblem, shape: Sm90ImagesConfig, images: int, stages: int | None, arch: Arch,
+    sm_count: int,
 ) -> Sm90ImagesPlan:
     """The plan of a tile of so many images, with the stages that it would get."""
     plan = Sm90ImagesPlan(
@@ -476,7 +525,7 @@ def _with_stages(
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, stages=ring_stages(plan)))
 
 
-def _narrowed(plan: Sm90ImagesPlan, stages: int) -> Sm90ImagesPlan:
+def _narrowed(plan: Sm90ImagesPlan, stages: int | None) -> Sm90ImagesPlan:
     """The widest tile of fewer images that fits beside a weight of two terms, or the narrowest."""
     step = images_step(plan.tile_patches)
     for images in range(plan.tile_images - step, step, -step):
@@ -486,7 +535,7 @@ def _narrowed(plan: Sm90ImagesPlan, stages: int) -> Sm90ImagesPlan:
     return _with_stages(plan.problem, plan.config, step, stages, plan.arch, plan.sm_count)
 
 
-def _stage_blocks(plan: Sm90ImagesPlan, given: int) -> tuple[int, ...]:
+def _stage_blocks(plan: Sm90ImagesPlan, given: int | None) -> tuple[int, ...]:
     """Two where a weight in registers leaves room for such stages, otherwise either.
 
     The ring beside a weight of two terms is no longer than a tile, and is handed on in the smallest pieces.

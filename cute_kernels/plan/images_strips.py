@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require, round_up
-from cute_kernels.plan.images import INTEGERS, STRIP_PATCH, ImagesPlan
+from cute_kernels.plan.images import INTEGERS, STRIP_PATCH, GridTilesPlan
 from cute_kernels.plan.tiles import COLUMN_GROUP, FeatureSlabs
 
 BLOCK_FEATURES = 16
@@ -65,7 +65,7 @@ class RowPart:
     blocks: int
 
 
-class StripsPlan(ImagesPlan, FeatureSlabs):
+class StripsPlan(GridTilesPlan, FeatureSlabs):
     """Columns of a tile are its patches, image by image; features are the rows of the tensor core's result."""
 
     @property

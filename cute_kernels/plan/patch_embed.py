@@ -22,6 +22,7 @@ from cute_kernels.plan.base import (
     round_up,
     sizes,
 )
+from cute_kernels.plan.fields import Field
 
 WEIGHT_TYPES = {
     "float8_e4m3fn": "float8_e4m3fn", "uint8": "int8", "int8": "int8", "bfloat16": "bfloat16", "float16": "float16",
@@ -140,9 +141,8 @@ def check_problem(p: PatchEmbedProblem) -> None:
         reject("table_index", p.table_index, "there is no table to index", False)
 
 
-def check_epilogue(epilogue: str) -> None:
-    if epilogue not in ("f32", "bf16x2"):
-        reject("epilogue", epilogue, "rounding contracts are 'f32' and 'bf16x2'", "f32")
+EPILOGUE = Field("rounding contracts", ("f32", "bf16x2"))
+ORDER = Field("which rows make a tile", ("position", "flat"))
 
 
 def check_capacity(plan: PatchEmbedPlan) -> None:

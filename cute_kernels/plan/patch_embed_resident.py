@@ -11,12 +11,18 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
 from cute_kernels.model import b200
-from cute_kernels.plan.base import ITEMSIZE, LANES, Arch, reject, require, round_up
-from cute_kernels.plan.patch_embed import WEIGHT_TYPES, PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
+from cute_kernels.plan.base import ITEMSIZE, LANES, Arch, reject, round_up
+from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.patch_embed import EPILOGUE, ORDER, WEIGHT_TYPES, PatchEmbedPlan, TableLayout, check_capacity
 from cute_kernels.plan.sm100_transposed import (
+    ACCUMULATORS,
     COLUMN_STEP,
+    CTA_GROUP,
     MOST_COLUMNS,
+    PART_COLUMNS,
+    STAGES,
     WAVEFRONT,
+    WEIGHT_MEMORY,
     Sm100TransposedPlan,
     check_parts,
     check_stages,
@@ -43,6 +49,11 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
     config: Sm100ResidentConfig
 
     table_layout: TableLayout = "quads"
+
+    @property
+    def runs(self) -> str:
+        place = {"tmem": "tensor memory", "smem": "shared memory"}[self.config.weight]
+        return f"{super().runs}: weight in {place}"
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
@@ -144,6 +155,25 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
 
 _LOAD_WIDTHS = (16, 32, 64)
 
+FIELDS = {
+    "weight": WEIGHT_MEMORY,
+    "order": ORDER,
+    "tile_rows": Field("N of an MMA is a multiple of 16 up to 256", least=COLUMN_STEP, most=MOST_COLUMNS),
+    "tile_positions": Field("a tile has a multiple of 8 images at each position", least=1),
+    "cta_group": CTA_GROUP,
+    "accumulators": ACCUMULATORS,
+    "part_columns": PART_COLUMNS,
+    "tmem_load_width": Field("columns of a load", _LOAD_WIDTHS),
+    "stages": STAGES,
+    "stage_blocks": Field("K blocks of 128 bytes in a stage", (1, 2)),
+    "epilogue": EPILOGUE,
+}
+
+FEW_OUTPUTS = 2**19
+"""Outputs of a multiprocessor up to which shared memory keeps the weight: TMA brings it there in a fraction of the time
+that 32 lines for each load of 16 bytes per lane take on the way into tensor memory. Beyond, it pays that MMAs do not
+read the weight again for each tile. By the model (docs/model.md); nobody has timed it."""
+
 _TRIED_SHAPES = 4
 """Shapes of tiles that a tuner times for each memory and group of CTAs."""
 
@@ -152,16 +182,8 @@ def plan_resident(
     problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch, sm_count: int
 ) -> Sm100ResidentPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
-    require("weight", config.weight, ("auto", "tmem", "smem"), "where the weight stays")
-    require("order", config.order, ("auto", "position", "flat"), "which rows make a tile")
-    require("cta_group", config.cta_group, (0, 1, 2), "CTAs of one MMA; 0 chooses")
-    require("accumulators", config.accumulators, (0, 1, 2), "accumulators in tensor memory; 0 chooses")
-    require("tmem_load_width", config.tmem_load_width, (0, *_LOAD_WIDTHS), "columns of a load; 0 chooses")
-    require("stage_blocks", config.stage_blocks, (1, 2), "K blocks of 128 bytes in a stage")
-    check_epilogue(config.epilogue)
-    if config.stages < 2 and config.stages != 0:
-        reject("stages", config.stages, "TMA and MMA overlap only with two stages or more; 0 fills the memory", 2)
-    if sm_count < config.cta_group:
+    check_fields(config, FIELDS)
+    if config.cta_group is not None and sm_count < config.cta_group:
         reject("sm_count", sm_count, f"a pair needs {config.cta_group} multiprocessors", config.cta_group)
     _check_order(problem, config)
     most = longest_k(problem, config, arch)
@@ -173,6 +195,20 @@ def plan_resident(
     return plan
 
 
+def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm100ResidentConfig:
+    """Where the weight of a problem stays; the shape of its tiles is left open."""
+    in_smem = Sm100ResidentConfig(weight="smem")
+    few = problem.m * problem.n <= FEW_OUTPUTS * sm_count
+    return in_smem if few and problem.k <= longest_k(problem, in_smem, arch) else Sm100ResidentConfig(weight="tmem")
+
+
+def why_on_chip(problem: PatchEmbedProblem, arch: Arch) -> str:
+    """Why the weight is not streamed; empty where it is, which is where it does not fit on chip."""
+    most = longest_k(problem, Sm100ResidentConfig(), arch)
+    return f"the weight of 128 features stays on chip up to K = {most}" if problem.k <= most else ""
+
+
+@functools.lru_cache(maxsize=1024)
 def longest_k(problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch) -> int:
     """The largest K whose weight fits where the configuration has it, in whole blocks of 128 bytes."""
     block = dataclasses.replace(problem, k=128 // ITEMSIZE[problem.in_dtype])
@@ -185,7 +221,7 @@ def longest_k(problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arc
         "tmem": (arch.tmem_columns - COLUMN_STEP) // plans["tmem"].weight_columns,
         "smem": (arch.smem_bytes - fixed - stages) // beside.weight_bytes,
     }
-    return block.k * (max(most.values()) if config.weight == "auto" else most[config.weight])
+    return block.k * (max(most.values()) if config.weight is None else most[config.weight])
 
 
 def _smallest(config: Sm100ResidentConfig, weight: str) -> Sm100ResidentConfig:
@@ -299,7 +335,7 @@ def candidates(
     problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch, sm_count: int
 ) -> Iterator[Sm100ResidentPlan]:
     """Complete configurations, with single CTAs and wide tiles first."""
-    weights = ("tmem", "smem") if config.weight == "auto" else (config.weight,)
+    weights = ("tmem", "smem") if config.weight is None else (config.weight,)
     groups = (config.cta_group,) if config.cta_group else (1, 2) if sm_count > 1 else (1,)
     for weight, group, order in itertools.product(weights, groups, _orders(problem, config)):
         step = COLUMN_STEP * group
@@ -316,7 +352,7 @@ def candidates(
 
 def _orders(problem: PatchEmbedProblem, config: Sm100ResidentConfig) -> tuple[str, ...]:
     """Without positions, consecutive rows are all of one position."""
-    if config.order != "auto":
+    if config.order is not None:
         return (config.order,)
     if problem.table_rows <= 1:
         return ("flat",) if problem.table_index else ("position",)

@@ -24,7 +24,8 @@ from cute_kernels.plan.base import (
     smem_map,
 )
 from cute_kernels.plan.cta_pair import CtaPairs
-from cute_kernels.plan.patch_embed import PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
+from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.patch_embed import EPILOGUE, ORDER, PatchEmbedPlan, TableLayout, check_capacity
 from cute_kernels.plan.tiles import RowTiles
 
 # --- what the epilogue warps of the SM100 kernel over rows do: columns of each, staging, stores, table ---------------
@@ -178,18 +179,8 @@ class Sm100Epilogue:
         return requests * lines[self.config.table]
 
 
-def check_epilogue_warps(config: Sm100PatchEmbedConfig) -> None:
-    """Fields that only the epilogue warps see."""
-    require("epilogue_warps", config.epilogue_warps, (4, 5), "four lane quarters, at most one of them shared")
-    require("tmem_load_width", config.tmem_load_width, (16, 32, 64), "a load must divide the columns of a warp")
-    require("tmem_loads", config.tmem_loads, (1, 2), "more loads in flight than two have no registers")
-    require("table", config.table, ("auto", "row_major", "blocked", "interleaved"), "layouts of the table")
-    require("store", config.store, ("tma", "coalesced", "direct"), "ways of the output")
-    require("store_group", config.store_group, (1, 2, 3, 4), "a tile has up to four regions of 64 columns per warp")
-    require("store_buffers", config.store_buffers, (1, 2, 4), "buffers must divide the regions of a warp")
-    if config.stagger_clocks not in range(1 << 16):
-        nearest = min(max(config.stagger_clocks, 0), (1 << 16) - 1)
-        reject("stagger_clocks", config.stagger_clocks, "clocks between two warps, 0 to 65535", nearest)
+def check_stores(config: Sm100PatchEmbedConfig) -> None:
+    """Fields that belong to TMA stores alone."""
     for name, default in (("store_group", 1), ("store_buffers", 4)):
         if config.store != "tma" and getattr(config, name) != default:
             reject(name, getattr(config, name), f"store = {config.store!r} issues no TMA stores", default)
@@ -235,19 +226,18 @@ def allowed_positions(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig)
 
 def check_order(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig) -> None:
     """Fields of the order, before and after they are resolved."""
-    require("order", config.order, ("auto", "position", "flat"), "which rows make a tile")
     positions = positions_of(problem)
     if config.order == "position" and problem.table_index:
         reject("order", config.order, "an index gives every row its own table row", "flat")
     if config.order == "position" and problem.m % positions:
         rule = f"position order needs whole images of {positions} positions, m = {problem.m}"
         reject("order", config.order, rule, "flat")
-    legal = (0, *allowed_positions(problem, config))
+    legal = allowed_positions(problem, config)
     rule = f"a tile of {128 * config.cta_group} rows has 32 images or more, and an image has {positions} positions"
     if config.order == "flat":
-        legal, rule = (0, 1), "in flat order the rows of a tile are consecutive ones"
+        legal, rule = (1,), "in flat order the rows of a tile are consecutive ones"
     require("tile_positions", config.tile_positions, legal, rule)
-    if config.order == "position" and config.table not in ("auto", "row_major"):
+    if config.order == "position" and config.table not in (None, "row_major"):
         reject("table", config.table, "in position order all rows of a warp have the same table row", "row_major")
 
 
@@ -257,8 +247,8 @@ def resolve(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, planned: 
     Args:
         planned: the plan of a configuration without open fields.
     """
-    table = "interleaved" if config.table == "auto" else config.table
-    flat = dataclasses.replace(config, order="flat", tile_positions=max(config.tile_positions, 1), table=table)
+    table = config.table or "interleaved"
+    flat = dataclasses.replace(config, order="flat", tile_positions=config.tile_positions or 1, table=table)
     whole = problem.m % positions_of(problem) == 0 and not problem.table_index
     if config.order == "flat" or not whole:
         return flat
@@ -267,9 +257,9 @@ def resolve(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, planned: 
         (dataclasses.replace(config, order="position", tile_positions=p, table="row_major") for p in counts),
         key=lambda candidate: planned(candidate).tiles,
     )
-    if config.order == "position" or config.tile_positions > 1:
+    if config.order == "position" or flat.tile_positions > 1:
         return position
-    if problem.table_rows == 0 or config.table not in ("auto", "row_major"):
+    if problem.table_rows == 0 or config.table not in (None, "row_major"):
         return flat
     return min((position, flat), key=lambda candidate: shared_memory_clocks(planned(candidate)))
 
@@ -330,6 +320,10 @@ class Sm100PatchEmbedPlan(RowTiles, Sm100Epilogue, CtaPairs, PatchEmbedPlan):
     swizzle_period: int = 1024
     barrier_bytes: int = 1024
 
+    @property
+    def runs(self) -> str:
+        return f"{super().runs}: weight streamed"
+
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
     @property
@@ -376,6 +370,9 @@ class Sm100PatchEmbedPlan(RowTiles, Sm100Epilogue, CtaPairs, PatchEmbedPlan):
         return self.m_tiles * self.n_tiles
 
     # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def smaller_stage(self, nbytes: int) -> tuple[str, object, object]:
+        return "tile_n", self.tile_n, min(FIELDS["tile_n"].legal)
 
     @property
     def a_stage_bytes(self) -> int:
@@ -465,16 +462,38 @@ class Sm100PatchEmbedPlan(RowTiles, Sm100Epilogue, CtaPairs, PatchEmbedPlan):
         ]
 
 
+FIELDS = {
+    "tile_n": Field("two accumulators of tile_n columns share 512 TMEM columns", (128, 256)),
+    "stages": Field("TMA and tensor core overlap only with two stages or more", least=2),
+    "epilogue_warps": Field("four lane quarters, at most one of them shared", (4, 5)),
+    "tmem_load_width": Field("a load must divide the columns of a warp", (16, 32, 64)),
+    "epilogue": EPILOGUE,
+    "cta_group": Field("tcgen05.mma multiplies in one CTA or in a pair", (1, 2)),
+    "order": ORDER,
+    "tile_positions": Field("a tile has 32 images or more", (1, 2, 4, 8)),
+    "tmem_loads": Field("more loads in flight than two have no registers", (1, 2)),
+    "table": Field("layouts of the table", ("row_major", "blocked", "interleaved")),
+    "store": Field("ways of the output", ("tma", "coalesced", "direct")),
+    "store_group": Field("a tile has up to four regions of 64 columns per warp", (1, 2, 3, 4)),
+    "store_buffers": Field("buffers must divide the regions of a warp", (1, 2, 4)),
+    "stagger_clocks": Field("clocks between two warps", least=0, most=65_535),
+}
+
+_ALONE = Sm100PatchEmbedConfig(stages=3, cta_group=1)
+"""For a device of one multiprocessor, which has no pair."""
+
+
+def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm100PatchEmbedConfig:
+    """What a problem gets whose weight does not stay on chip; the rows of a tile are left open."""
+    return Sm100PatchEmbedConfig() if sm_count > 1 else _ALONE
+
+
 def plan_streamed(
     problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, arch: Arch, sm_count: int
 ) -> Sm100PatchEmbedPlan:
     """The plan, or ValueError."""
-    require("tile_n", config.tile_n, (128, 256), "two accumulators of tile_n columns share 512 TMEM columns")
-    require("cta_group", config.cta_group, (1, 2), "tcgen05.mma multiplies in one CTA or in a pair")
-    if config.stages < 2:
-        reject("stages", config.stages, "TMA and tensor core overlap only with two stages or more", 2)
-    check_epilogue(config.epilogue)
-    check_epilogue_warps(config)
+    check_fields(config, FIELDS)
+    check_stores(config)
     check_order(problem, config)
 
     def planned(candidate: Sm100PatchEmbedConfig) -> Sm100PatchEmbedPlan:
@@ -494,6 +513,8 @@ def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[
     The default is the fastest of the notes that it descends from (docs/experiments.md), so that what is near to it
     is more promising than what is far.
     """
+    if sm_count == 1:
+        return []
     chosen = plan_streamed(problem, Sm100PatchEmbedConfig(), arch, sm_count)
     names = tuple(TUNED)
 

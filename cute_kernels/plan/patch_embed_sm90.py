@@ -13,7 +13,8 @@ from typing import ClassVar
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES, Arch, SmemRegion, reject, require, smem_map
-from cute_kernels.plan.patch_embed import PatchEmbedPlan, TableLayout, check_capacity, check_epilogue
+from cute_kernels.plan.fields import TWO_TILES, Field, check_fields
+from cute_kernels.plan.patch_embed import EPILOGUE, ORDER, PatchEmbedPlan, TableLayout, check_capacity
 from cute_kernels.plan.sm90_transposed import (
     WARPGROUP_FEATURES,
     WARPGROUP_THREADS,
@@ -148,23 +149,26 @@ class Sm90PatchEmbedPlan(RowTiles, TransposedPlan, PatchEmbedPlan):
         ]
 
 
-def plan_configured(
+FIELDS = {
+    # A multiple of 16 is also one of 8, a swizzle atom, in the share of each of two CTAs.
+    "tile_rows": Field("N of a WGMMA, in pairs of 8 rows for stmatrix", tuple(range(16, 257, 16))),
+    "warpgroups": Field("consumer warpgroups that the register file holds", (1, 2, 3)),
+    "stages": Field("TMA and WGMMA overlap only with two stages or more", least=2, open=TWO_TILES),
+    "stage_blocks": Field("K blocks of 128 bytes in a stage", (1, 2, 3, 4)),
+    "cluster": Field("pairs of multiprocessors share x; larger clusters leave some idle", (1, 2)),
+    "weight": Field("where the weight operand comes from", ("registers", "streamed")),
+    "order": ORDER,
+    "epilogue": EPILOGUE,
+}
+
+
+def plan_sm90(
     problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: Arch, sm_count: int
 ) -> Sm90PatchEmbedPlan:
     """The plan, or ValueError."""
-    # A multiple of 16 is also one of 8, a swizzle atom, in the share of each of two CTAs.
-    rows = tuple(range(16, 257, 16))
-    require("tile_rows", config.tile_rows, rows, "N of a WGMMA, in pairs of 8 rows for stmatrix")
-    require("warpgroups", config.warpgroups, (1, 2, 3), "consumer warpgroups that the register file holds")
-    require("stage_blocks", config.stage_blocks, (1, 2, 3, 4), "K blocks of 128 bytes in a stage")
-    require("cluster", config.cluster, (1, 2), "pairs of multiprocessors share x; larger clusters leave some idle")
-    require("weight", config.weight, ("registers", "streamed"), "where the weight operand comes from")
-    require("order", config.order, ("auto", "position", "flat"), "which rows make a tile")
+    check_fields(config, FIELDS)
     divisors = tuple(i for i in range(1, config.tile_rows // 8 + 1) if config.tile_rows % (8 * i) == 0)
     require("tile_positions", config.tile_positions, divisors, "the images of a tile are a multiple of 8")
-    if config.stages < 2 and config.stages != 0:
-        reject("stages", config.stages, "TMA and WGMMA overlap only with two stages or more; 0 fills the memory", 2)
-    check_epilogue(config.epilogue)
     config = resolve(problem, config, arch)
     plan = Sm90PatchEmbedPlan(problem, config, arch, sm_count)
     if sm_count < config.cluster:
@@ -195,13 +199,13 @@ def check_registers(plan: Sm90PatchEmbedPlan) -> None:
 
 def resolve(problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: Arch) -> Sm90PatchEmbedConfig:
     """The configuration with what it leaves open filled in: order of the rows, number of stages."""
-    if config.order == "auto":
+    if config.order is None:
         positions, images = max(problem.table_rows, 1), config.tile_rows // config.tile_positions
         whole = problem.m % positions == 0
         filled = config.tile_positions > 1 or problem.m // positions >= images // 2
         by_position = (positions == 1 or (whole and filled)) and not problem.table_index
         config = dataclasses.replace(config, order="position" if by_position else "flat")
-    if config.stages == 0:
+    if config.stages is None:
         least = Sm90PatchEmbedPlan(problem, dataclasses.replace(config, stages=2), arch, arch.sm_count)
         config = dataclasses.replace(config, stages=ring_stages(least))
     return config
@@ -212,7 +216,7 @@ __all__ = [
     "WARPGROUP_FEATURES",
     "WARPGROUP_THREADS",
     "Sm90PatchEmbedPlan",
-    "plan_configured",
+    "plan_sm90",
     "resolve",
 ]
 
@@ -330,7 +334,7 @@ def candidates(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Iterato
             continue
         for positions in _tile_positions(problem, order, tile_rows, cluster):
             config = Sm90PatchEmbedConfig(
-                tile_rows, warpgroups, 0, blocks, cluster, weight, order,
+                tile_rows, warpgroups, None, blocks, cluster, weight, order,
                 pingpong=warpgroups > 1, tile_positions=positions,
             )  # fmt: skip
             plan = Sm90PatchEmbedPlan(problem, resolve(problem, config, arch), arch, sm_count)
@@ -376,15 +380,7 @@ def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm9
 
 def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm90PatchEmbedPlan]:
     """Legal plans that are worth timing on a device: the chooser's choice, then its candidates by predicted time."""
-    chosen = plan_sm90(problem, None, arch, sm_count)
+    chosen = plan_sm90(problem, default_config(problem, arch, sm_count), arch, sm_count)
     others = sorted(candidates(problem, arch, sm_count), key=predicted_microseconds)
     return list(dict.fromkeys((chosen, *others)))
-
-
-def plan_sm90(
-    problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig | None, arch: Arch, sm_count: int
-) -> Sm90PatchEmbedPlan:
-    """The plan, or ValueError; `default_config` when ``config`` is None."""
-    config = default_config(problem, arch, sm_count) if config is None else config
-    return plan_configured(problem, config, arch, sm_count)
 

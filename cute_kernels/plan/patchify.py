@@ -137,6 +137,11 @@ class PatchifyPlan(Plan):
         return ragged and p.patch % 4 != 0 and whole_rows and fits and self.vectors <= self.threads
 
     @property
+    def overlaps(self) -> bool:
+        """The launch may begin before what is in front of it has ended, as architectures from 9.0 on allow."""
+        return self.arch.compute_capability >= (9, 0)
+
+    @property
     def compiled_in(self) -> dict[str, Hashable]:
         return {"gathers_vectors": self.gathers_vectors}
 

@@ -1,7 +1,8 @@
-"""The list of kernels: of every operation its problem, and for every architecture tunables and planner."""
+"""The list of kernels: of every operation its problem, and for every architecture its kernels."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,9 @@ from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
+    Sm80GemmConfig,
+    Sm80ImagesConfig,
+    Sm80PatchEmbedConfig,
     Sm90GatherConfig,
     Sm90GemmConfig,
     Sm90ImagesConfig,
@@ -21,65 +25,32 @@ from cute_kernels.config import (
     Sm100ResidentConfig,
 )
 from cute_kernels.config_codec import ConfigCodec
-from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan import gemm_sm90, gemm_sm100, images_sm90, images_sm100, patch_embed_sm90, sm100_choice
-from cute_kernels.plan.base import Arch, Plan
+from cute_kernels.plan import (
+    gemm_sm80,
+    gemm_sm90,
+    gemm_sm100,
+    images_gather,
+    images_sm80,
+    images_sm90,
+    images_sm100,
+    patch_embed_resident,
+    patch_embed_sm80,
+    patch_embed_sm90,
+    patch_embed_sm100,
+)
+from cute_kernels.plan.base import ARCHS, Arch, Plan
 from cute_kernels.plan.gemm import check_gemm_problem
 from cute_kernels.plan.images import check_images_problem
-from cute_kernels.plan.images_chain import plan_sm90_chain, plan_sm100_chain, why_rows_on_sm90, why_rows_on_sm100
-from cute_kernels.plan.images_gather import multiplies_floats, plan_sm90_gather, search_space
+from cute_kernels.plan.images_chain import (
+    chained,
+    why_not_read_on_sm90,
+    why_rows_on_sm80,
+    why_rows_on_sm90,
+    why_rows_on_sm100,
+)
+from cute_kernels.plan.kernel import Kernel
 from cute_kernels.plan.patch_embed import check_problem
-
-
-@dataclass(frozen=True)
-class Target:
-    """One architecture of an operation.
-
-    Attributes:
-        config: class of its tunables.
-        plan: ``(problem, config or None, arch, sm_count) -> Plan``; chooses where there is no config, and raises
-            ValueError where a limit is broken.
-        search: ``(problem, arch, sm_count)`` -> plans that are worth timing on a device, the most promising first.
-        predict: the modelled time of a plan, where there is a model.
-        others: kernels with tunables of their own, for problems that they take.
-        takes: of another kernel: whether a problem is one of its.
-        also: further classes of tunables that ``plan`` takes, of kernels for the same problems; without a configuration
-            it chooses among all of them.
-        why: says of a plan why the problem gets this kernel, where there are several.
-        fallback: what problems get that none of these kernels takes, and every problem whose configuration asks for it.
-    """
-
-    config: type
-    plan: Callable[[Any, Any, Arch, int], Plan]
-    search: Callable[[Any, Arch, int], list[Any]] | None = None
-    predict: Callable[[Any], Prediction | None] | None = None
-    others: tuple[Target, ...] = ()
-    takes: Callable[[Any], bool] = bool
-    fallback: Target | None = None
-    also: tuple[type, ...] = ()
-    why: Callable[[Any], str] | None = None
-
-    @property
-    def configs(self) -> tuple[type, ...]:
-        """All classes of tunables that ``plan`` takes."""
-        return (self.config, *self.also)
-
-    def of(self, problem: Any, config: Any = None) -> Target:
-        """The kernel that a problem gets, with a configuration or None."""
-        if self.fallback is not None:
-            asked = isinstance(config, self.fallback.configs)
-            if asked or (config is None and self.fallback.takes(problem)):
-                return self.fallback
-        return self.reading(problem)
-
-    def reading(self, problem: Any) -> Target:
-        """The kernel that a problem gets unless it falls back."""
-        return next((other for other in self.others if other.takes(problem)), self)
-
-    @property
-    def kernels(self) -> tuple[Target, ...]:
-        """Everything that is registered of the architecture."""
-        return (self, *self.others, *(() if self.fallback is None else (self.fallback,)))
+from cute_kernels.plan.sm100_transposed import predict
 
 
 @dataclass(frozen=True)
@@ -90,38 +61,74 @@ class Planner:
         operation: its name, that of `Plan.operation`.
         problem: class of its problems.
         check: raises ValueError for a problem that no architecture could run.
-        targets: by the name of the architecture.
+        kernels: by the name of the architecture; a problem gets the first that takes it, and the last takes all.
     """
 
     operation: str
     problem: type
     check: Callable[[Any], None]
-    targets: Mapping[str, Target]
+    kernels: Mapping[str, tuple[Kernel, ...]]
 
-    def target(self, arch: str) -> Target:
-        """That of an architecture.
+    def of(self, arch: str) -> tuple[Kernel, ...]:
+        """The kernels of an architecture.
 
         Raises:
             NotImplementedError: there is none.
         """
-        if arch not in self.targets:
-            raise NotImplementedError(f"{self.operation} has kernels for {', '.join(self.targets)}, not for {arch}")
-        return self.targets[arch]
+        if arch not in self.kernels:
+            raise NotImplementedError(f"{self.operation} has kernels for {', '.join(self.kernels)}, not for {arch}")
+        return self.kernels[arch]
 
-    @property
-    def configs(self) -> dict[str, type]:
-        """The class of each architecture's tunables; of several kernels, that of the first."""
-        return {arch: target.config for arch, target in self.targets.items()}
+    def kernel(self, problem: Any, arch: Arch) -> Kernel:
+        """The kernel that a problem gets without a configuration."""
+        return next(kernel for kernel in self.of(arch.name) if not kernel.takes(problem, arch))
+
+    def plan(self, problem: Any, config: Any, arch: Arch, sm_count: int) -> Plan:
+        """The plan of a configuration's kernel; without one, that of the kernel and configuration that are chosen.
+
+        Raises:
+            NotImplementedError: there is no kernel for the architecture.
+            TypeError: the configuration is none of its kernels'.
+            ValueError: a limit is broken.
+        """
+        kernels = {kernel.config: kernel for kernel in self.of(arch.name)}
+        if config is not None and type(config) not in kernels:
+            allowed = " or ".join(kind.__name__ for kind in kernels)
+            raise TypeError(f"config is {type(config).__name__}, {arch.name} takes {allowed}")
+        self.check(problem)
+        kernel = self.kernel(problem, arch) if config is None else kernels[type(config)]
+        return kernel.plan(problem, config or kernel.choose(problem, arch, sm_count), arch, sm_count)
+
+    def search(self, problem: Any, arch: Arch, sm_count: int) -> list[Plan]:
+        """Plans that are worth timing on a device, all different and the most promising first.
+
+        Of several kernels, what the problem gets, and then all by modelled time, or in turn where one has no model.
+        """
+        kernels = {kernel: kernel.search(problem, arch, sm_count) for kernel in self.of(arch.name)}
+        found = {kernel: plans for kernel, plans in kernels.items() if plans}
+        if len(found) < 2:
+            return [plan for plans in found.values() for plan in plans]
+        if all(kernel.predict for kernel in found):
+            timed = [(kernel.predict(plan).microseconds, plan) for kernel, plans in found.items() for plan in plans]
+            plans = [plan for _, plan in sorted(timed, key=lambda pair: pair[0])]
+        else:
+            plans = [plan for turn in itertools.zip_longest(*found.values()) for plan in turn if plan is not None]
+        return list(dict.fromkeys((self.plan(problem, None, arch, sm_count), *plans)))
 
     @property
     def kinds(self) -> dict[type, str]:
-        """All classes of tunables, and the architecture of each."""
-        return {
-            config: arch
-            for arch, target in self.targets.items()
-            for kernel in target.kernels
-            for config in kernel.configs
-        }
+        """All classes of tunables, and the architecture of each, the first where there are several."""
+        return {kernel.config: arch for arch, kernels in reversed(self.kernels.items()) for kernel in kernels}
+
+    def arch_for(self, arch: str, config: Any) -> str:
+        """Of the architectures whose binaries a device of ``arch`` runs, the one that has this configuration.
+
+        A device of compute capability 9.0 runs those of sm_90a and of sm_90. ``arch`` where none of them has it.
+        """
+        capability = ARCHS[arch].compute_capability
+        same = [name for name in (arch, *self.kernels) if ARCHS[name].compute_capability == capability]
+        having = (name for name in same if any(type(config) is k.config for k in self.kernels.get(name, ())))
+        return next(having, arch)
 
     @cached_property
     def codec(self) -> ConfigCodec:
@@ -129,50 +136,121 @@ class Planner:
         return ConfigCodec(self.kinds)
 
 
+MMA_SYNC = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
+"""Architectures that the kernels of ``mma.sync`` are compiled for."""
+
+_GEMM_SM80 = Kernel(
+    Sm80GemmConfig, gemm_sm80.plan_sm80_gemm, gemm_sm80.FIELDS, gemm_sm80.default_config, gemm_sm80.search_space
+)
+_ROWS_SM80 = Kernel(
+    Sm80PatchEmbedConfig,
+    patch_embed_sm80.plan_sm80,
+    patch_embed_sm80.FIELDS,
+    patch_embed_sm80.default_config,
+    patch_embed_sm80.search_space,
+)
+_IMAGES_SM80 = Kernel(
+    Sm80ImagesConfig,
+    images_sm80.plan_sm80_images,
+    images_sm80.FIELDS,
+    images_sm80.default_config,
+    images_sm80.search_space,
+    lambda problem, arch: why_rows_on_sm80(problem),
+)
+
+_STREAMED = Kernel(
+    Sm100PatchEmbedConfig,
+    patch_embed_sm100.plan_streamed,
+    patch_embed_sm100.FIELDS,
+    patch_embed_sm100.default_config,
+    patch_embed_sm100.search_space,
+    patch_embed_resident.why_on_chip,
+    predict,
+)
+_RESIDENT = Kernel(
+    Sm100ResidentConfig,
+    patch_embed_resident.plan_resident,
+    patch_embed_resident.FIELDS,
+    patch_embed_resident.default_config,
+    patch_embed_resident.search_space,
+    predict=predict,
+)
+_ROWS_SM90 = Kernel(
+    Sm90PatchEmbedConfig,
+    patch_embed_sm90.plan_sm90,
+    patch_embed_sm90.FIELDS,
+    patch_embed_sm90.default_config,
+    patch_embed_sm90.search_space,
+    predict=patch_embed_sm90.predict,
+)
 PATCH_EMBED = Planner(
     "patch_embed",
     PatchEmbedProblem,
     check_problem,
-    {
-        "sm_100a": Target(
-            Sm100PatchEmbedConfig, sm100_choice.plan_sm100, sm100_choice.search_space, sm100_choice.predict,
-            also=(Sm100ResidentConfig,), why=sm100_choice.why,
-        ),
-        "sm_90a": Target(
-            Sm90PatchEmbedConfig, patch_embed_sm90.plan_sm90, patch_embed_sm90.search_space, patch_embed_sm90.predict
-        ),
-    },
-)  # fmt: skip
+    {"sm_100a": (_STREAMED, _RESIDENT), "sm_90a": (_ROWS_SM90,), **dict.fromkeys(MMA_SYNC, (_ROWS_SM80,))},
+)
 
+_GATHER = Kernel(
+    Sm90GatherConfig,
+    images_gather.plan_sm90_gather,
+    images_gather.FIELDS,
+    images_gather.default_config,
+    images_gather.search_space,
+    lambda problem, arch: images_gather.why_not_gathered(problem),
+)
+_IMAGES_SM90 = Kernel(
+    Sm90ImagesConfig,
+    images_sm90.plan_sm90_images,
+    images_sm90.FIELDS,
+    images_sm90.default_config,
+    images_sm90.search_space,
+    lambda problem, arch: why_not_read_on_sm90(problem),
+    images_sm90.predict,
+)
+_IMAGES_SM100 = Kernel(
+    Sm100ImagesConfig,
+    images_sm100.plan_sm100_images,
+    images_sm100.FIELDS,
+    lambda problem, arch, sm_count: Sm100ImagesConfig(),
+    images_sm100.search_space,
+    lambda problem, arch: why_rows_on_sm100(problem),
+    images_sm100.predict,
+)
 PATCH_EMBED_IMAGES = Planner(
     "patch_embed_images",
     PatchEmbedImagesProblem,
     check_images_problem,
     {
-        "sm_90a": Target(
-            Sm90ImagesConfig, images_sm90.plan_sm90_images, predict=images_sm90.predict,
-            others=(Target(Sm90GatherConfig, plan_sm90_gather, search_space, takes=multiplies_floats),),
-            fallback=Target(
-                Sm90PatchEmbedConfig, plan_sm90_chain, takes=lambda problem: bool(why_rows_on_sm90(problem)),
-            ),
-        ),
-        "sm_100a": Target(
-            Sm100ImagesConfig, images_sm100.plan_sm100_images, predict=images_sm100.predict,
-            fallback=Target(
-                Sm100PatchEmbedConfig, plan_sm100_chain, takes=lambda problem: bool(why_rows_on_sm100(problem)),
-                also=(Sm100ResidentConfig,),
-            ),
-        ),
+        "sm_90a": (_IMAGES_SM90, _GATHER, chained(_ROWS_SM90, why_rows_on_sm90)),
+        "sm_100a": (_IMAGES_SM100, chained(_STREAMED, why_rows_on_sm100), chained(_RESIDENT, why_rows_on_sm100)),
+        **dict.fromkeys(MMA_SYNC, (_IMAGES_SM80, chained(_ROWS_SM80, why_rows_on_sm80))),
     },
-)  # fmt: skip
+)
 
 GEMM = Planner(
     "gemm",
     GemmProblem,
     check_gemm_problem,
     {
-        "sm_100a": Target(Sm100GemmConfig, gemm_sm100.plan_sm100_gemm, gemm_sm100.search_space),
-        "sm_90a": Target(Sm90GemmConfig, gemm_sm90.plan_sm90_gemm, gemm_sm90.search_space),
+        "sm_100a": (
+            Kernel(
+                Sm100GemmConfig,
+                gemm_sm100.plan_sm100_gemm,
+                gemm_sm100.FIELDS,
+                gemm_sm100.default_config,
+                gemm_sm100.search_space,
+            ),
+        ),
+        "sm_90a": (
+            Kernel(
+                Sm90GemmConfig,
+                gemm_sm90.plan_sm90_gemm,
+                gemm_sm90.FIELDS,
+                gemm_sm90.default_config,
+                gemm_sm90.search_space,
+            ),
+        ),
+        **dict.fromkeys(MMA_SYNC, (_GEMM_SM80,)),
     },
 )
 

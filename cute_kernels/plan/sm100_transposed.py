@@ -15,8 +15,10 @@ from typing import ClassVar, TypeVar
 
 from cute_kernels.model import b200
 from cute_kernels.model.b200 import MACS_PER_CLOCK
+from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import ITEMSIZE, LANES, SmemRegion, TmemRegion, reject, round_up, smem_map
 from cute_kernels.plan.cta_pair import CtaPairs
+from cute_kernels.plan.fields import TWO_TILES, Field
 from cute_kernels.plan.tiles import FeatureSlabs
 
 TMEM_LANES = 128
@@ -260,6 +262,12 @@ __all__ = [
 
 AnyPlan = TypeVar("AnyPlan", bound=Sm100TransposedPlan)
 
+WEIGHT_MEMORY = Field("where the weight stays", ("tmem", "smem"))
+CTA_GROUP = Field("CTAs of one MMA", (1, 2))
+ACCUMULATORS = Field("accumulators in tensor memory", (1, 2))
+PART_COLUMNS = Field("N of an MMA is a multiple of 16", least=COLUMN_STEP, most=MOST_COLUMNS)
+STAGES = Field("TMA and MMA overlap only with two stages or more", least=2, open=TWO_TILES)
+
 TILE_CLOCKS = 400
 """What a tile costs besides: signals between its roles. An estimate."""
 
@@ -357,6 +365,14 @@ def launch_clocks(plan: Sm100TransposedPlan) -> float:
 
 
 # --- work of a tile, in the units that `cute_kernels.model.b200` has costs for ---------------------------------------
+
+
+def predict(plan: b200.Timed) -> Prediction:
+    """The modelled time of a launch on a B200.
+
+    The costs are fitted to variants that stream the weight; of a weight on chip the model has seen no time.
+    """
+    return b200.predict(plan.work)
 
 
 def transposed_work(plan: Sm100TransposedPlan, memory_bytes: int, once_lines: float = 0.0) -> b200.TileWork:

@@ -8,15 +8,13 @@ from typing import Literal, get_args
 import torch
 
 from cute_kernels.config import Config
-from cute_kernels.plan import ARCHS
+from cute_kernels.plan import arch_of
 from cute_kernels.runtime import tuned
 
 Backend = Literal["auto", "emulator", "reference"]
 
-# Binaries of architecture-specific targets run on no other architecture.
-_ARCH_OF_CAPABILITY = {arch.compute_capability: name for name, arch in ARCHS.items()}
 _SUPPORTED = (
-    "supported: CUDA devices of compute capability 10.0 (B200, GB200) and 9.0 (H100, H200), CPU tensors (plain torch, "
+    "supported: CUDA devices of compute capability 8.0 to 9.0, 10.0 (B200, GB200) and 12.x, CPU tensors (plain torch, "
     'or the PTX emulator with backend="emulator"), and any torch device with backend="reference"'
 )
 
@@ -45,7 +43,7 @@ def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emu
         return "reference"
     if device.type != "cuda" or torch.version.hip is not None:
         raise NotImplementedError(f"no kernel for device {device}; {_SUPPORTED}")
-    if torch.cuda.get_device_capability(device) not in _ARCH_OF_CAPABILITY:
+    if arch_of(torch.cuda.get_device_capability(device)) is None:
         major, minor = torch.cuda.get_device_capability(device)
         raise NotImplementedError(
             f"no kernel for {torch.cuda.get_device_name(device)} (compute capability {major}.{minor}); {_SUPPORTED}"
@@ -56,7 +54,7 @@ def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emu
 @functools.cache
 def device_facts(index: int) -> tuple[str, int]:
     """Architecture and multiprocessors of a CUDA device that has a kernel."""
-    architecture = _ARCH_OF_CAPABILITY[torch.cuda.get_device_capability(index)]
+    architecture = arch_of(torch.cuda.get_device_capability(index))
     return architecture, torch.cuda.get_device_properties(index).multi_processor_count
 
 

@@ -9,10 +9,9 @@ from typing import NoReturn
 import torch
 
 from cute_kernels import dsl
-from cute_kernels.compile import Artifact, compile_plan
-from cute_kernels.frames import Frames, launcher
+from cute_kernels.compile import Artifact, Frames, compile_plan
 from cute_kernels.plan import Plan
-from cute_kernels.runtime.operands import Operands
+from cute_kernels.runtime.operands import Operands, picker
 
 
 def launch(plan: Plan, operands: Operands, stream: torch.cuda.Stream | None = None) -> None:
@@ -48,9 +47,9 @@ class BoundLaunch:
         self._name = artifact.kernel_name
         self._function = artifact.function  # owns the machine code
         self._function.load()
+        self._given = {operand.name for operand in plan.operands if operand.given} | {"stream"}
         self._frames = Frames(plan)
-        self._names = tuple(operand.name for operand in plan.operands if operand.kind != "size")
-        self._launch = self._launcher((*self._names, "stream"), self._frames)
+        self._launch = self._frames.launcher((), self._function.call, self._fail)
 
     def __call__(self, *, stream: int, **given: float | int | None) -> None:
         """Enqueues the kernel on a stream of the current device.
@@ -63,25 +62,27 @@ class BoundLaunch:
         Raises:
             RuntimeError: the CUDA runtime refused the launch.
         """
-        self._launch(**(dict.fromkeys(self._names) | given), stream=stream)
+        self._frames.write(**{name: value for name, value in given.items() if name in self._given}, stream=stream)
+        self._launch(())
 
-    def with_constants(self, parameters: Sequence[str], **constants: float | int | None) -> Callable[..., None]:
-        """The launch as a function of ``parameters`` only: the shortest way for calls that repeat.
+    def with_constants(
+        self, parameters: Sequence[str], **constants: float | int | None
+    ) -> Callable[[Sequence[float | int | None]], None]:
+        """The launch as a function of the values of ``parameters`` only: the shortest way for calls that repeat.
 
         Args:
-            parameters: names of what differs from launch to launch, in the order in which the result takes it; one that
-                the plan does without is taken and ignored.
+            parameters: names of what differs from launch to launch, in the order of the values that the result takes;
+                one that the plan does without is taken and ignored.
             constants: everything else, ``stream`` among it, likewise; what they point to has to live as long as the
                 result.
         """
-        own = {operand.name for operand in self.plan.operands if operand.given} | {"stream"}
-        frames = Frames(self.plan, **{name: value for name, value in constants.items() if name in own})
-        return self._launcher(tuple(parameters), frames)
-
-    def _launcher(self, parameters: tuple[str, ...], frames: Frames) -> Callable[..., None]:
-        own = [operand.name for operand in self.plan.operands if operand.given]
-        written = tuple(name for name in (*own, "stream") if name in parameters)
-        return launcher(parameters, written)(frames, self._function.call, self._fail)
+        pick = picker([place for place, name in enumerate(parameters) if name in self._given])
+        own = pick(parameters)
+        fixed = {name: value for name, value in constants.items() if name in self._given}
+        launch = Frames(self.plan, own, **fixed).launcher(own, self._function.call, self._fail)
+        if len(own) == len(parameters):
+            return launch
+        return lambda values: launch(pick(values))
 
     def _fail(self, status: int) -> NoReturn:
         dsl.fail(f"launch of {self._name}", status)

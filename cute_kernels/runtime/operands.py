@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,15 @@ import torch
 
 from cute_kernels.compile import check_names
 from cute_kernels.plan import Plan
+
+Picker = Callable[[Sequence[Any]], tuple]
+
+
+def picker(places: Sequence[int]) -> Picker:
+    """Gives the values at these places, as a tuple however many there are."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return operator.itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
 
 
 class Operands(SimpleNamespace):

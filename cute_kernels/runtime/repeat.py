@@ -5,17 +5,12 @@ found is remembered here, and the next such call allocates the output and launch
 the stream and device where it was made, and only while its constants are the same objects with the same memory, version
 counter, shape and strides. The rules of `cute_kernels.runtime.constants` hold here too: constants made in inference
 mode are never remembered, and nothing is taken from here while a CUDA graph is captured.
-
-Such a call takes less than 10 us of Python, of which every loop and every call of a function would be a visible part.
-So both functions that it passes through are generated, as `dataclasses` generates methods: the one that looks a call up
-from the operation's arguments, and the one that launches it from what is present in that call.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,19 +19,30 @@ import torch
 from cute_kernels import forks
 from cute_kernels.plan import Plan
 from cute_kernels.runtime import gpu
-from cute_kernels.runtime.constants import DERIVED, PEFT
-from cute_kernels.runtime.operands import Operands
-from cute_kernels.runtime.sources import Source
+from cute_kernels.runtime.constants import DERIVED, PEFT, Source
+from cute_kernels.runtime.operands import Operands, Picker, picker
 
-Role = Literal["varies", "constant", "prepared", "derived", "scale", "static", "word", "number", "ignored"]
+Role = Literal["varies", "constant", "derived", "scale", "static"]
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Types without an override of what operators do."""
 
 _CAPACITY = 1024
+_HOST = -1
+"""`torch.Tensor.get_device` of a tensor in host memory."""
 
-_BY_VALUE = {"word": "str", "number": "int"}
-"""Roles of what is found by its value, and the one type that it has."""
+
+def _empty_strided_on_device(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+# Memory is allocated as code that torch.compile generates does it, on the current device: through the dispatcher that
+# takes about twice as long. CPU builds of torch lack the last three.
+_empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided_on_device)
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current_device = getattr(torch._C, "_cuda_getDevice", None)
+_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+_TENSOR_GUARDS = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 
 @dataclass(frozen=True)
@@ -46,27 +52,16 @@ class Repeatable:
     Attributes:
         name: of the argument.
         role: ``"varies"``: a tensor that differs from call to call, and is an operand as it is; ``"constant"``: a
-            tensor of the model, found again by its identity, from which operands were made once; ``"prepared"``: one
-            that this package made itself, whose shape and strides nobody changes in place, so that they are not
-            compared in every call; ``"derived"``: a tensor from which an operand is looked up in every call;
-            ``"scale"``: a factor, None, a number, one number in memory, or a tensor of more of them, which is an
-            operand as it is; ``"static"``: anything else
-            that the result depends on, found by its identity; ``"word"`` and ``"number"``: a `str` or an `int`
-            likewise, found by its value, since the dispatcher makes a new object for every call; ``"ignored"``: of no
-            influence.
-        optional: whether a tensor may be None.
+            tensor of the model, found again by its identity, from which operands were made once; ``"derived"``: a
+            tensor from which an operand is looked up in every call; ``"scale"``: a factor, None, a number, one number
+            in memory, or a tensor of more of them, which is an operand as it is; ``"static"``: anything else that the
+            result depends on, found by its type and value.
         operand: the operand that a tensor is, or gives.
     """
 
     name: str
     role: Role
-    optional: bool = False
-    operand: str = ""
-
-    @property
-    def kept(self) -> bool:
-        """Whether it is found again by its identity, memory and version."""
-        return self.role in ("constant", "prepared")
+    operand: str
 
 
 @dataclass(frozen=True)
@@ -84,33 +79,143 @@ class ScaleProduct:
     tensors: Callable[..., torch.Tensor]
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RepeatedCall:
+    """One remembered call: what has to be as it was, and what is left to do.
+
+    Attributes:
+        types: of the arguments.
+        static, given: picks arguments that are found by their values, and these.
+        device, stream: where it launches.
+        tensors, facts, same: picks arguments that are tensors; `_facts` of each; and whether others have the same, in
+            one call.
+        constants: of each tensor of the model its place among the arguments, identity, address and version.
+        varying: places of all other tensors.
+        generation, then: of `DERIVED`, and the constants as it compares them.
+        operands: of each argument that is an operand as it is its place, and what its address is a multiple of.
+        factors, number: picks arguments that are factors; what makes one number of them, where it is passed by value.
+        made: make the other operands from the arguments: tensors that are looked up, or live for the call.
+        out: size, strides and type of the output.
+        launch: takes addresses and the number in this order: operands, number, made, output.
+        kept: tensors that the launch reads and that nobody else keeps.
+    """
+
+    types: tuple[type, ...]
+    static: Picker
+    given: tuple
+    device: int
+    stream: int
+    tensors: Picker
+    facts: list[tuple]
+    same: Callable[..., bool]
+    constants: tuple[tuple[int, int, int, int], ...]
+    varying: tuple[int, ...]
+    generation: int
+    then: tuple[Source, ...]
+    operands: tuple[tuple[int, int], ...]
+    factors: Picker | None
+    number: Callable[..., float] | None
+    made: tuple[Callable[[tuple], torch.Tensor], ...]
+    out: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+    launch: Callable[[Sequence[Any]], None]
+    kept: tuple[torch.Tensor, ...]
+
+    def run(self, values: tuple, gradients: bool) -> torch.Tensor | None:
+        """Launches, or returns None where something is not as it was."""
+        if tuple(map(type, values)) != self.types or self.static(values) != self.given:
+            return None
+        for place, number, address, version in self.constants:
+            tensor = values[place]
+            if id(tensor) != number or tensor.data_ptr() != address or tensor._version != version:
+                return None
+        for place in self.varying:
+            if values[place].is_nested:  # by which `same` would end the process
+                return None
+        tensors, device = self.tensors(values), self.device
+        if not self.same(*tensors) and list(map(_facts, tensors)) != self.facts:
+            return None
+        if _current_stream(device) != self.stream or _current_device() != device or _is_capturing():
+            return None
+        if DERIVED.generation != self.generation or (gradients and any(tensor.requires_grad for tensor in tensors)):
+            return None
+        if (DERIVED.compares_on_gpu or PEFT in sys.modules) and not self._are_unchanged(values):
+            return None
+        arguments: list[Any] = []
+        for place, alignment in self.operands:
+            address = values[place].data_ptr()
+            if address % alignment:
+                return None
+            arguments.append(address)
+        if self.number is not None:
+            arguments.append(self.number(*self.factors(values)))
+        made = [make(values) for make in self.made] if self.made else []  # alive until the launch is in the queue
+        for tensor in made:
+            arguments.append(tensor.data_ptr())
+        out = _empty_strided(*self.out)
+        arguments.append(out.data_ptr())
+        self.launch(arguments)
+        return out
+
+    def _are_unchanged(self, values: tuple) -> bool:
+        """Compared with copies."""
+        return DERIVED.are_unchanged(self.then, *(values[place] for place, *_ in self.constants))
+
+
 class RepeatedCalls:
     """Remembered calls of one operation.
 
     Attributes:
-        run: ``(*arguments, gradients) -> output or None``: launches a remembered call, or returns None if it has to be
-            made the long way. Takes the operation's arguments unchecked, whatever they are, and leaves it to the long
-            way to say what is wrong with them; only factors that are no legal numbers raise here. ``gradients`` refuses
-            tensors that require them.
-        calls: by key.
-        recent: the last call with each constant by which calls are looked for first, by the constant's identity; takes
-            what `run` takes, and returns None where the call is another one, which `run` may know.
+        calls: by everything that tells one from another and is not the address or the contents of a tensor.
     """
 
     def __init__(self, arguments: Sequence[Repeatable], scales: ScaleProduct | None = None) -> None:
         self._arguments, self._scales = tuple(arguments), scales
-        self.calls: dict[Hashable, Callable[..., torch.Tensor | None]] = {}
-        self.recent: dict[int, Callable[..., torch.Tensor | None]] = {}
+        self._constants = picker([i for i, a in enumerate(arguments) if a.role == "constant"])
+        self._static = picker([i for i, a in enumerate(arguments) if a.role == "static"])
+        self._main = next((i for i, a in enumerate(arguments) if a.role == "constant"), 1)
+        self.recent: dict[int, RepeatedCall] = {}
+        self._varying: dict[tuple[type, ...], Picker] = {}
+        self.calls: dict[tuple, RepeatedCall] = {}
         self._lock = forks.lock()  # a death inside a locked section may forget a call
-        names = {"calls": self.calls, "recent": self.recent}
-        self.run: Callable[..., torch.Tensor | None] = _generate(*_finder(self._arguments), names)
-        self._key: Callable[..., tuple] = _generate(*_key_function(self._arguments), {})
+
+    def run(self, values: tuple, gradients: bool) -> torch.Tensor | None:
+        """Launches a remembered call, or returns None if it has to be made the long way.
+
+        Takes the operation's arguments unchecked, whatever they are, and leaves it to the long way to say what is wrong
+        with them; only factors that are no legal numbers raise here.
+
+        Args:
+            values: the arguments.
+            gradients: refuses tensors that require them.
+        """
+        main = id(values[self._main])
+        call = self.recent.get(main)
+        if call is not None:
+            out = call.run(values, gradients)
+            if out is not None:
+                return out
+        types = tuple(map(type, values))
+        pick = self._varying.get(types)
+        if pick is None:
+            return None
+        varying = pick(values)
+        device = varying[0].get_device()
+        if device == _HOST or any(tensor.is_nested for tensor in varying):  # which have no shape
+            return None
+        call = self.calls.get(self._key(types, values, varying, _current_stream(device)))
+        if call is None:
+            return None
+        if len(self.recent) >= _CAPACITY:
+            self.recent.clear()
+        self.recent[main] = call
+        return call.run(values, gradients)
 
     def clear(self) -> None:
         """Every call is made the long way again."""
         with self._lock:
             self.calls.clear()
             self.recent.clear()
+            self._varying.clear()
 
     def put(
         self,
@@ -128,99 +233,151 @@ class RepeatedCalls:
             out: what the call returned.
             derive: of each derived argument, what makes its operand.
         """
-        given = [a for a in self._arguments if isinstance(values[a.name], torch.Tensor)]
-        constants = [a for a in given if a.kept]
-        vectors = [a for a in given if a.role == "scale" and values[a.name].numel() != 1]
-        copied = any(
-            getattr(operands, a.operand).data_ptr() != values[a.name].data_ptr()
-            for a in given
-            if a.role == "varies" or a in vectors
-        )
-        # An output with padded rows is copied, too. Memory of a graph's own pool must not outlive the graph.
-        if copied or out.data_ptr() != operands.out.data_ptr() or torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_current_stream_capturing():
+            return  # memory of a graph's own pool must not outlive the graph
+        given = {i: a for i, a in enumerate(self._arguments) if isinstance(values[a.name], torch.Tensor)}
+        flat = tuple(values[a.name] for a in self._arguments)
+        if not _may_be_repeated(given, flat, operands, out):
             return
-        if any(values[a.name].is_inference() for a in constants):
-            return
-        if not all(type(values[a.name]) in PLAIN_TENSORS for a in given):
-            return
-        device, stream = out.get_device(), torch.cuda.current_stream(out.device).cuda_stream
-        key = self._key(**values, device=device, stream=stream)
+        stream = torch.cuda.current_stream(out.device).cuda_stream
+        types = tuple(map(type, flat))
+        varying = picker([i for i, a in given.items() if a.role != "constant"])
+        key = self._key(types, flat, varying(flat), stream)
 
-        found_by = _recent(self._arguments)
-        main = None if found_by is None else id(values[found_by.name])
+        main = id(flat[self._main])
 
         def forget(_: Any, calls: dict = self.calls, recent: dict = self.recent) -> None:
             calls.pop(key, None)
             recent.pop(main, None)  # even a replaced call: the id will be used again
 
-        shape = _Shape(
-            present=frozenset(a.name for a in given),
-            dense=frozenset(a.name for a in constants if values[a.name].is_contiguous()),
-            vectors=frozenset(a.name for a in vectors),
-            last=frozenset(a.name for a in given if a.role == "varies" and not values[a.name].is_contiguous()),
-            scratch=plan.scratch,
-            alignments=tuple((o.name, o.alignment) for o in plan.operands if o.kind == "pointer"),
-        )
-        source, parameters = _launcher(self._arguments, self._scales, shape)
-        constant_operands = {
-            name: value for name, value in operands.addresses().items() if name not in parameters
-        }
-        # What was made for this call has to live as long as it; constants themselves must be able to die.
-        own = {id(value) for value in values.values()}
-        made = [
-            tensor
-            for name, tensor in operands.tensors().items()
-            if name in constant_operands and id(tensor) not in own
-        ]
-        static = [values[a.name] for a in self._arguments if a.role == "static"]
-        launches = [
-            gpu.bound_launch(kernel).with_constants(parameters, **constant_operands, stream=stream)
-            for kernel in plan.launches
-        ]
-        namespace: dict[str, Any] = {
-            "launch": launches[0] if len(launches) == 1 else functools.partial(_in_turn, launches),
-            "device": device,
-            "stream": stream,
-            **_memory("out", out),
-            "generation": DERIVED.generation,
-            "same": _same([values[name] for name in _guarded(self._arguments, shape)]),
-            "keep": (made, static),
-            "then": [Source(values[a.name], forget) for a in constants],
-        }
-        if self._scales is not None:
-            namespace |= {"combine_numbers": self._scales.numbers, "combine_tensors": self._scales.tensors}
-        namespace |= {f"derive_{name}": function for name, function in derive.items()}
-        namespace |= {f"{a.name}_shape": values[a.name].shape for a in vectors}
-        scratch = {name: getattr(operands, name) for name in plan.scratch}
-        for name, tensor in scratch.items():
-            namespace |= _memory(name, tensor)
-        for a in constants:
-            tensor = values[a.name]
-            stamp = {"id": id(tensor), "pointer": tensor.data_ptr(), "version": tensor._version}
-            stamp |= {"shape": tensor.shape, "stride": tensor.stride()}
-            namespace |= {f"{a.name}_{what}": value for what, value in stamp.items()}
-        for a in self._arguments:
-            value = values[a.name]
-            if a.role in ("varies", "derived") and value is not None:
-                namespace |= {f"{a.name}_shape": value.shape, f"{a.name}_dtype": value.dtype}
-            elif a.role in ("static", "word", "number"):
-                namespace[f"{a.name}_given"] = value
-            elif a.role == "scale":
-                namespace[f"{a.name}_type"] = type(value)
-        call = _generate(source, "call", namespace)
+        call = self._remember(given, flat, plan, operands, out, stream, derive, forget)
         with self._lock:
             if len(self.calls) >= _CAPACITY:
                 self.clear()
+            self._varying[types] = varying
             self.calls[key] = call
 
+    def _key(self, types: tuple, values: tuple, varying: tuple, stream: int) -> tuple:
+        """Key of values and types: an argument of another type, bool among them, is illegal and may be equal."""
+        key = [types, varying[0].get_device(), stream, self._static(values), *map(id, self._constants(values))]
+        for tensor in varying:
+            key += tensor.shape, tensor.dtype
+        return tuple(key)
 
-def _memory(name: str, tensor: torch.Tensor) -> dict[str, Any]:
-    """Size, strides and type of what every call allocates for this contiguous tensor, by names in generated code."""
-    return {f"{name}_size": tuple(tensor.shape), f"{name}_step": tensor.stride(), f"{name}_type": tensor.dtype}
+    def _remember(
+        self,
+        given: Mapping[int, Repeatable],
+        values: tuple,
+        plan: Plan,
+        operands: Operands,
+        out: torch.Tensor,
+        stream: int,
+        derive: Mapping[str, Callable[[torch.Tensor], torch.Tensor]],
+        forget: Callable[[Any], None],
+    ) -> RepeatedCall:
+        """``given``: arguments that are tensors, by their places among ``values``."""
+        as_is = {i: a.operand for i, a in given.items() if _is_operand(a, values[i])}
+        constants = [i for i, a in given.items() if a.role == "constant"]
+        scales, factors = self._scales, self._factors(values)
+        made = [(a.operand, _derived(i, derive[a.name])) for i, a in given.items() if a.role == "derived"]
+        number = None
+        if factors is not None and any(isinstance(factor, torch.Tensor) for factor in factors(values)):
+            made.append((scales.operand, lambda values: scales.tensors(*factors(values))))
+        elif factors is not None:
+            number = scales.numbers
+        made += [(name, _scratch(getattr(operands, name))) for name in plan.scratch]
+        parameters = [*as_is.values(), *([] if number is None else [scales.operand])]
+        parameters += [*(name for name, _ in made), "out"]
+        fixed = {name: value for name, value in operands.addresses().items() if name not in parameters}
+        alignments = {o.name: o.alignment for o in plan.operands if o.kind == "pointer"}
+        # What was made for this call has to live as long as it; constants themselves must be able to die.
+        own = {id(value) for value in values}
+        kept = [t for name, t in operands.tensors().items() if name in fixed and id(t) not in own]
+        tensors = picker(list(given))
+        return RepeatedCall(
+            types=tuple(map(type, values)),
+            static=self._static,
+            given=self._static(values),
+            device=out.get_device(),
+            stream=stream,
+            tensors=tensors,
+            facts=[_facts(tensor) for tensor in tensors(values)],
+            same=_same(tensors(values)),
+            constants=tuple((i, id(values[i]), values[i].data_ptr(), values[i]._version) for i in constants),
+            varying=tuple(i for i in given if i not in constants),
+            generation=DERIVED.generation,
+            then=tuple(Source(values[i], forget) for i in constants),
+            operands=tuple((i, alignments[name]) for i, name in as_is.items()),
+            factors=factors,
+            number=number,
+            made=tuple(make for _, make in made),
+            out=_memory(out),
+            launch=_launch(plan, parameters, fixed | {"stream": stream}),
+            kept=tuple(kept),
+        )
+
+    def _factors(self, values: tuple) -> Picker | None:
+        """Picks the factors of which one is made, None in place of tensors of more elements; None if all are such."""
+        factors = [i for i, a in enumerate(self._arguments) if a.role == "scale"]
+        places = [None if isinstance(values[i], torch.Tensor) and values[i].numel() != 1 else i for i in factors]
+        if all(place is None for place in places):
+            return None
+        if None not in places:
+            return picker(places)
+        return lambda values: tuple([None if place is None else values[place] for place in places])
+
+
+def _is_operand(argument: Repeatable, value: torch.Tensor) -> bool:
+    """Whether the kernel reads the tensor as it is."""
+    return argument.role == "varies" or (argument.role == "scale" and value.numel() != 1)
+
+
+def _may_be_repeated(given: Mapping[int, Repeatable], values: tuple, operands: Operands, out: torch.Tensor) -> bool:
+    """Whether nothing was copied, as an output with padded rows is, too, and all that is constant can be followed."""
+    if out.data_ptr() != operands.out.data_ptr():
+        return False
+    for i, argument in given.items():
+        value = values[i]
+        if type(value) not in PLAIN_TENSORS or (argument.role == "constant" and value.is_inference()):
+            return False
+        if _is_operand(argument, value) and getattr(operands, argument.operand).data_ptr() != value.data_ptr():
+            return False
+    return True
+
+
+def _derived(place: int, derive: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[tuple], torch.Tensor]:
+    return lambda values: derive(values[place])
+
+
+def _memory(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _scratch(tensor: torch.Tensor) -> Callable[[tuple], torch.Tensor]:
+    memory = _memory(tensor)
+    return lambda _: _empty_strided(*memory)
+
+
+def _launch(plan: Plan, parameters: Sequence[str], constants: Mapping[str, Any]) -> Callable[[Sequence[Any]], None]:
+    """The kernels of a plan in turn, as a function of the parameters."""
+    launches = [gpu.bound_launch(kernel).with_constants(parameters, **constants) for kernel in plan.launches]
+
+    def in_turn(values: Sequence[Any]) -> None:
+        for launch in launches:
+            launch(values)
+
+    return launches[0] if len(launches) == 1 else in_turn
+
+
+def _facts(tensor: torch.Tensor) -> tuple:
+    """What two tensors have in common that a launch takes for each other; nothing of one without strides."""
+    if tensor.layout is not torch.strided:
+        return ()
+    return type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_neg()
 
 
 def _same(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """Whether other tensors are of the same types, shapes, strides, element types and devices as these, in one call.
+    """Whether other tensors have the same `_facts` as these, in one call.
 
     The check of torch.compile's guards, which also compares the thread's dispatch state: where it says no, the tensors
     may be equal in what counts here. It says no of any in a version of torch that has another such check.
@@ -235,271 +392,3 @@ def _same(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
 def _never(*_: torch.Tensor) -> bool:
     return False
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """Key of the code of a remembered call: what it depends on.
-
-    Tensors that are there, constants that are contiguous, factors that are tensors of more than one element, tensors
-    whose channels are last in memory, operands that live for a call.
-    """
-
-    present: frozenset[str]
-    dense: frozenset[str]
-    vectors: frozenset[str]
-    last: frozenset[str]
-    scratch: tuple[str, ...]
-    alignments: tuple[tuple[str, int], ...]
-
-
-# --- code ------------------------------------------------------------------------------------------------------------
-
-def _empty_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
-
-
-_TENSOR_GUARDS = getattr(torch._C._dynamo.guards, "TensorGuards", None)
-
-# What generated code uses. Looked up once: attribute by attribute they cost a call half a microsecond. CPU builds of
-# torch lack the last three. Memory is allocated as code that torch.compile generates does it, on the current device:
-# through the dispatcher that takes about twice as long.
-_SHARED = {
-    "PLAIN": PLAIN_TENSORS,
-    "Tensor": torch.Tensor,
-    "DERIVED": DERIVED,
-    "MODULES": sys.modules,
-    "CHANNELS_LAST": torch.channels_last,
-    "FP32": torch.float32,
-    "empty_strided": getattr(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided),
-    "current_stream": getattr(torch._C, "_cuda_getCurrentRawStream", None),
-    "current_device": getattr(torch._C, "_cuda_getDevice", None),
-    "is_capturing": getattr(torch._C, "_cuda_isCurrentStreamCapturing", None),
-}
-
-
-def _in_turn(launches: Sequence[Callable[..., None]], *values: Any) -> None:
-    for launch in launches:
-        launch(*values)
-
-
-@functools.cache
-def _compiled(source: str) -> Any:
-    return compile(source, "<repeated call>", "exec")
-
-
-def _generate(source: str, name: str, namespace: dict[str, Any]) -> Callable[..., Any]:
-    """The function ``name`` of the source, whose global names are these."""
-    names = _SHARED | namespace
-    exec(_compiled(source), names)  # noqa: S102
-    return names[name]
-
-
-def _key(arguments: Sequence[Repeatable]) -> str:
-    parts = ["device", "stream"]
-    for a in arguments:
-        if a.kept or a.role == "static":
-            parts.append(f"id({a.name})")
-        elif a.role in _BY_VALUE:
-            # Of another type, bool among them, an argument is illegal and not to be taken for an equal one.
-            parts.append(f"{a.name} if type({a.name}) is {_BY_VALUE[a.role]} else None")
-        elif a.role == "scale":
-            parts.append(f"type({a.name})")
-        elif a.role in ("varies", "derived"):
-            absent = f"None if {a.name} is None else " if a.optional else ""
-            parts += [f"{absent}{a.name}.shape", f"{absent}{a.name}.dtype"]
-    return f"({', '.join(parts)})"
-
-
-def _key_function(arguments: Sequence[Repeatable]) -> tuple[str, str]:
-    names = ", ".join(a.name for a in arguments)
-    return f"def key({names}, device, stream):\n    return {_key(arguments)}\n", "key"
-
-
-def _recent(arguments: Sequence[Repeatable]) -> Repeatable | None:
-    """The constant by which the last call is found before any other is looked for; there may be none."""
-    return next((a for a in arguments if a.role == "constant" and not a.optional), None)
-
-
-def _finder(arguments: Sequence[Repeatable]) -> tuple[str, str]:
-    """Source of `RepeatedCalls.run`. That of ``patch_embed`` begins:
-
-    def run(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config, gradients):
-        call = recent.get(id(weight))
-        if call is not None:
-            out = call(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config, gradients)
-            if out is not None:
-                return out
-        if type(x) not in PLAIN or not x.is_cuda:
-            return None
-        if pos_index is not None and type(pos_index) not in PLAIN:
-            return None
-        device = x.get_device()
-        stream = current_stream(device)
-        call = calls.get((device, stream, x.shape, x.dtype, id(weight), ..., id(config)))
-    """
-    names = ", ".join(a.name for a in arguments)
-    first, *others = (a for a in arguments if a.role in ("varies", "derived"))
-    constant = _recent(arguments)
-    lines = [f"def run({names}, gradients):"]
-    if constant is not None:
-        lines += [
-            f"    call = recent.get(id({constant.name}))",
-            "    if call is not None:",
-            f"        out = call({names}, gradients)",
-            "        if out is not None:",
-            "            return out",
-        ]
-    lines += [f"    if type({first.name}) not in PLAIN or not {first.name}.is_cuda:", "        return None"]
-    for a in others:
-        there = f"{a.name} is not None and " if a.optional else ""
-        lines += [f"    if {there}type({a.name}) not in PLAIN:", "        return None"]
-    lines += [
-        f"    device = {first.name}.get_device()",
-        "    stream = current_stream(device)",
-        f"    call = calls.get({_key(arguments)})",
-        "    if call is None:",
-        "        return None",
-    ]
-    if constant is not None:
-        lines.append(f"    recent[id({constant.name})] = call")
-    lines.append(f"    return call({names}, gradients)")
-    return "\n".join(lines) + "\n", "run"
-
-
-def _guarded(arguments: Sequence[Repeatable], shape: _Shape) -> list[str]:
-    """Tensors whose types, shapes and strides are compared in one call, those that differ from call to call first."""
-    roles = ("varies", "derived", "constant")
-    return [a.name for role in roles for a in arguments if a.role == role and a.name in shape.present]
-
-
-def _differs(a: Repeatable, shape: _Shape, in_key: bool, first: bool) -> list[str]:
-    """Conditions that show that one of them differs, whatever the thread's dispatch state is.
-
-    Types and shapes of what varies, and the device of the first, may be ``in_key`` already.
-    """
-    t = a.name
-    if a.role == "constant":
-        # Contiguous ones are not asked for their strides, which takes longest.
-        strides = f"not {t}.is_contiguous()" if t in shape.dense else f"{t}.stride() != {t}_stride"
-        return [f"{t}.shape != {t}_shape", strides]
-    found = [f"type({t}) not in PLAIN", f"{t}.shape != {t}_shape", f"{t}.dtype is not {t}_dtype"]
-    conditions = [] if in_key else found
-    if not (in_key and first):
-        conditions.append(f"{t}.get_device() != device")
-    if a.role == "varies":
-        layout = "memory_format=CHANNELS_LAST" if t in shape.last else ""
-        conditions.append(f"not {t}.is_contiguous({layout})")
-    return conditions
-
-
-def _is_another(a: Repeatable, shape: _Shape, found_by: Repeatable | None) -> list[str]:
-    """Conditions that show that an argument is none of the remembered call, in terms of its name."""
-    t = a.name
-    if a.kept and a == found_by:
-        return []
-    if a.kept:
-        return [f"id({t}) != {t}_id" if t in shape.present else f"{t} is not None"]
-    if a.role in ("varies", "derived"):
-        return [] if t in shape.present else [f"{t} is not None"]
-    if a.role in _BY_VALUE:
-        return [f"type({t}) is not {_BY_VALUE[a.role]}", f"{t} != {t}_given"]
-    return {"static": [f"{t} is not {t}_given"], "scale": [f"type({t}) is not {t}_type"]}.get(a.role, [])
-
-
-@functools.lru_cache(maxsize=256)
-def _launcher(
-    arguments: tuple[Repeatable, ...], scales: ScaleProduct | None, shape: _Shape
-) -> tuple[str, tuple[str, ...]]:
-    """Source of a remembered call, and the parameters of its launch. Of ``patch_embed`` without an index, in parts:
-
-    def call(x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config, gradients):
-        if id(bias) != bias_id or ... or current_stream(device) != stream:
-            return None
-        if not same(x, weight, bias, pos_embed) and (type(x) not in PLAIN or x.shape != x_shape or ...):
-            return None
-        if (DERIVED.generation != generation or current_device() != device or is_capturing()
-                or ((DERIVED.compares_on_gpu or 'peft' in MODULES)
-                    and not DERIVED.are_unchanged(then, weight, bias, pos_embed))
-                or weight.data_ptr() != weight_pointer or weight._version != weight_version or ...):
-            return None
-        at_x = x.data_ptr()
-        if at_x % 16 or (gradients and x.requires_grad):
-            return None
-        _scale = combine_numbers(scale_a, scale_b)
-        _out = empty_strided(out_size, out_step, out_type)
-        launch(at_x, _scale, _out.data_ptr())
-        return _out
-
-    The first condition, that the call is this one, is left out where calls are found by their keys alone. The constant
-    by which it was found is not compared again.
-    """
-    alignments = dict(shape.alignments)
-    lines = [f"def call({', '.join(a.name for a in arguments)}, gradients):"]
-    found_by = _recent(arguments)
-    if found_by is not None:
-        another = [condition for a in arguments for condition in _is_another(a, shape, found_by)]
-        lines += _refuse([*another, "current_stream(device) != stream"])
-    guarded, in_key = _guarded(arguments, shape), found_by is None
-    compared = [a for a in arguments if a.name in guarded]
-    differs = [word for a in compared for word in _differs(a, shape, in_key, a.name == guarded[0])]
-    # What the key leaves is too little for a call that compares it all.
-    once = "" if in_key else f"not same({', '.join(guarded)}) and "
-    lines += [f"    if {once}({' or '.join(differs)}):", "        return None"]
-    refusals = ["DERIVED.generation != generation", "current_device() != device", "is_capturing()"]
-    kept = ", ".join(a.name for a in arguments if a.kept and a.name in shape.present)
-    if kept:
-        compared = f"DERIVED.compares_on_gpu or {PEFT!r} in MODULES"
-        refusals.append(f"(({compared}) and not DERIVED.are_unchanged(then, {kept}))")
-    differentiable: list[str] = []
-    for a in (a for a in arguments if a.kept and a.name in shape.present):
-        t = a.name
-        refusals += [f"{t}.data_ptr() != {t}_pointer", f"{t}._version != {t}_version"]
-        differentiable.append(f"{t}.requires_grad")
-    lines += _refuse([*refusals, f"(gradients and ({' or '.join(differentiable)}))"] if differentiable else refusals)
-    launched: list[tuple[str, str]] = []
-    for a in (a for a in arguments if a.role == "varies" and a.name in shape.present):
-        t = a.name
-        refusals = [f"at_{t} % {alignments[a.operand]}", f"(gradients and {t}.requires_grad)"]
-        lines += [f"    at_{t} = {t}.data_ptr()", *_refuse(refusals)]
-        launched.append((a.operand, f"at_{t}"))
-    for a in (a for a in arguments if a.role == "derived" and a.name in shape.present):
-        t = a.name
-        lines += _refuse([f"(gradients and {t}.requires_grad)"])
-        lines.append(f"    from_{t} = derive_{t}({t})")
-        launched.append((a.operand, f"from_{t}.data_ptr()"))
-    for a in (a for a in arguments if a.name in shape.vectors):
-        t = a.name
-        lines += _refuse([
-            f"type({t}) not in PLAIN", f"{t}.dtype is not FP32", f"{t}.shape != {t}_shape", f"{t}.is_neg()",
-            f"not {t}.is_contiguous()", f"{t}.get_device() != device", f"(gradients and {t}.requires_grad)",
-        ])  # fmt: skip
-        lines += [f"    at_{t} = {t}.data_ptr()", *_refuse([f"at_{t} % {alignments[a.operand]}"])]
-        launched.append((a.operand, f"at_{t}"))
-    numbers = [a.name for a in arguments if a.role == "scale" and a.name not in shape.vectors]
-    factors = [a.name if a.name in numbers else "None" for a in arguments if a.role == "scale"]
-    in_memory = [name for name in numbers if name in shape.present]
-    if scales is not None and numbers and not in_memory:
-        lines.append(f"    _scale = combine_numbers({', '.join(factors)})")
-        launched.append((scales.operand, "_scale"))
-    elif scales is not None and numbers:
-        for t in in_memory:
-            lines += _refuse([
-                f"{t}.dtype is not FP32", f"{t}.numel() != 1", f"{t}.get_device() != device",
-                f"type({t}) not in PLAIN", f"(gradients and {t}.requires_grad)",
-            ])  # fmt: skip
-        lines.append(f"    _scale = combine_tensors({', '.join(factors)})")  # lives until the launch is in the queue
-        launched.append((scales.operand, "_scale.data_ptr()"))
-    for name in shape.scratch:
-        lines.append(f"    _{name} = empty_strided({name}_size, {name}_step, {name}_type)")
-        launched.append((name, f"_{name}.data_ptr()"))
-    lines += [
-        "    _out = empty_strided(out_size, out_step, out_type)",
-        f"    launch({', '.join([value for _, value in launched] + ['_out.data_ptr()'])})",
-        "    return _out",
-    ]
-    return "\n".join(lines) + "\n", tuple([name for name, _ in launched] + ["out"])
-
-
-def _refuse(conditions: Sequence[str]) -> list[str]:
-    return [f"    if {' or '.join(conditions)}:", "        return None"]

@@ -1,12 +1,14 @@
 """Times the plans of a problem on the GPU at hand, and remembers the configuration of the fastest.
 
-What operations have in common: `cute_kernels.tuning.gemm` and `cute_kernels.tuning.patch_embed` say what is timed.
+`cute_kernels.tuning.functions` has the functions that users call; what is timed of an operation it says itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import math
 import random
 import statistics
 import warnings
@@ -19,6 +21,8 @@ from cute_kernels.operations.base import Operation
 from cute_kernels.plan import Plan, candidate_plans, make_plan
 from cute_kernels.runtime import tuned
 from cute_kernels.runtime.devices import choose_backend, kind_of
+from cute_kernels.runtime.gpu import bound_launch
+from cute_kernels.runtime.operands import Operands
 
 ROTATED_BYTES = 160 << 20
 """Operands and outputs of all input sets together: more than an L2, so that no launch finds its inputs there."""
@@ -33,9 +37,6 @@ _MAX_LAUNCHES = 64
 
 Timer = Callable[[], float]
 """Runs a candidate once and returns the milliseconds of a launch."""
-
-Timers = Callable[[Any, Sequence[Plan]], "dict[Plan, Timer]"]
-"""Makes timers of a problem and its plans, after their results were compared."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -88,41 +89,29 @@ def device_at_hand(name: str, device: torch.device | int | str | None) -> Iterat
 
 
 def fastest(
-    problem: Any,
-    device: tuned.Device,
-    timers_of: Timers,
-    variants: Callable[[Any], list[Any]],
-    candidates: int,
-    rounds: int,
+    operation: Operation, problem: Any, device: tuned.Device, candidates: int, rounds: int
 ) -> tuple[Plan, float]:
     """The fastest plan of a problem on the current device, and its milliseconds.
 
     Args:
-        problem: of an operation that has a search space.
+        operation, problem: what to tune.
         device: the current one.
-        timers_of: makes the timers.
-        variants: of a plan, those that are timed beside it if it is the fastest of the candidates.
         candidates: how many are timed, the most promising first.
         rounds: timed runs of each, of which the median counts.
     """
     plans = candidate_plans(problem, device.arch, sm_count=device.sm_count)[:candidates]
-    timers = timers_of(problem, plans)
+    inputs = input_sets(operation, problem)
+    timers = timers_of(operation, plans, inputs)
     times = interleaved(timers, rounds)
     best = min(times, key=times.__getitem__)
-    timers = {best: timers[best]} | timers_of(problem, variants(best))
+    timers = {best: timers[best]} | timers_of(operation, operation.variants(best), inputs)
     times = interleaved(timers, rounds)
     best = min(times, key=times.__getitem__)
     return best, times[best]
 
 
 def tune(
-    operation: Operation,
-    problem: Any,
-    device: torch.device | int | str | None,
-    timers_of: Timers,
-    variants: Callable[[Any], list[Any]],
-    candidates: int,
-    rounds: int,
+    operation: Operation, problem: Any, device: torch.device | int | str | None, candidates: int, rounds: int
 ) -> Any:
     """Finds the fastest configuration of a problem and remembers it.
 
@@ -131,7 +120,7 @@ def tune(
     Args:
         operation, problem: what to tune.
         device: CUDA device; the current one when None.
-        timers_of, variants, candidates, rounds: as for `fastest`.
+        candidates, rounds: as for `fastest`.
 
     Raises:
         ValueError: sizes or types that no kernel takes, another kind of device, a number below 1.
@@ -141,13 +130,67 @@ def tune(
     check_counts(candidates=candidates, rounds=rounds)
     make_plan(problem)  # refuses sizes and types before a device is asked for
     with device_at_hand(f"tune_{operation.name}", device) as kind:
-        best, milliseconds = fastest(problem, kind, timers_of, variants, candidates, rounds)
+        best, milliseconds = fastest(operation, problem, kind, candidates, rounds)
     try:
         tuned.store(problem, kind, best.config, 1e3 * milliseconds)
     except OSError as reason:
         warnings.warn(f"only this process remembers the configuration: {reason}", RuntimeWarning, stacklevel=3)
     operation.repeated.clear()  # a call is planned anew: another configuration has become the default
     return best.config
+
+
+# --- what is timed ---------------------------------------------------------------------------------------------------
+
+
+def input_sets(operation: Operation, problem: Any, device: str = "cuda") -> list[Any]:
+    """Random arguments of calls that have a problem and differ in the operation's rotated argument.
+
+    As many that a launch finds nothing of its own in the L2, `ROTATED_BYTES`.
+    """
+    first = operation.example(problem, device)
+    out_bytes = math.prod(operation.output_shape(first)) * operation.output_dtype(first).itemsize
+    nbytes = sum(tensor.nbytes for _, _, tensor in operation.table.tensors_of(first)) + out_bytes
+    others = (operation.example(problem, device) for _ in range(max(1, -(-ROTATED_BYTES // nbytes)) - 1))
+    name = operation.rotated
+    return [first, *(dataclasses.replace(first, **{name: getattr(other, name)}) for other in others)]
+
+
+def timers_of(operation: Operation, plans: Sequence[Plan], inputs: Sequence[Any]) -> dict[Plan, Timer]:
+    """A timer for every plan, after its result was compared with that of the first one.
+
+    Args:
+        operation: that of the plans.
+        plans: of one problem, for the current device. Of a chain its kernels are timed as one launch.
+        inputs: arguments that have the problem; launches read them in turn.
+
+    Raises:
+        RuntimeError: a plan computes something else.
+    """
+    outputs: list[torch.Tensor] = []
+
+    def prepare(plan: Plan) -> tuple[Callable[[int, int], None], torch.Tensor]:
+        slots = [operation.prepare(arguments, plan).operands for arguments in inputs]
+        outputs.extend(slot.out for slot in slots[len(outputs) :])  # those of the first plan serve all
+        slots = [slot.replace(out=out.view(slot.out.shape)) for slot, out in zip(slots, outputs, strict=True)]
+        calls = [calls_of(plan, slot) for slot in slots]
+
+        def launch(i: int, stream: int, calls=calls, slots=slots) -> None:  # slots: calls have addresses only
+            for call in calls[i % len(slots)]:
+                call(stream)
+
+        return launch, outputs[0][..., : operation.output_shape(inputs[0])[-1]]
+
+    return checked_timers(plans, prepare)
+
+
+def calls_of(plan: Plan, operands: Operands) -> list[Callable[[int], None]]:
+    """The launches of a plan's kernels in turn, each a function of the stream's handle.
+
+    ``operands`` has to live as long as these.
+    """
+    return [
+        bound_launch(kernel).with_constants(("stream",), **operands.of(kernel).addresses()) for kernel in plan.launches
+    ]
 
 
 def compared(plan: Plan, first: Plan, result: torch.Tensor, expected: torch.Tensor) -> None:

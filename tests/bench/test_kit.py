@@ -79,8 +79,7 @@ def test_a_brief_call_runs_the_brief_steps(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_configurations_are_legal_and_differ(arch):
-    planner = PLANNERS["patch_embed"]
-    kinds = planner.targets[arch].configs
+    kinds = [kernel.config for kernel in PLANNERS["patch_embed"].of(arch)]
     plans = [make_plan(HEADLINE, arch=arch)]
     for text in (*kit.DESIGNS[arch], *kit.TUNABLES[arch]):
         plans.append(make_plan(HEADLINE, parse_first(text, kinds), arch))

@@ -30,7 +30,7 @@ from cute_kernels.config import (
 )
 from cute_kernels.model import b200
 from cute_kernels.plan import SmemRegion, TmemRegion, make_plan, predict
-from cute_kernels.tuning import patch_embed, search
+from cute_kernels.tuning import search
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PROGRAM = EXAMPLES / "sweep_bias_add.py"
@@ -232,7 +232,7 @@ def test_refused(monkeypatch: pytest.MonkeyPatch, keywords: dict, error: type[Ex
 
 
 def test_what_cannot_be_measured() -> None:
-    with pytest.raises(NotImplementedError, match="nothing times a SimpleNamespace, allowed: .*Images"):
+    with pytest.raises(NotImplementedError, match="nothing times it: problem is SimpleNamespace, .*Images"):
         sweep(types.SimpleNamespace(), Sm90ImagesConfig(), [], measured=True)
 
 
@@ -242,18 +242,19 @@ def test_times_come_from_the_device_in_turn(monkeypatch: pytest.MonkeyPatch) -> 
     device = types.SimpleNamespace(arch="sm_90a", sm_count=132)
     milliseconds = {16: 0.25, 32: 0.125}
 
-    def timers(given, plans):
-        assert given == problem and len(plans) == 2
+    def timers(operation, plans, inputs):
+        assert inputs == [problem] and len(plans) == 2
         return {plan: lambda plan=plan: milliseconds[plan.config.tile_rows] for plan in plans}
 
     monkeypatch.setattr(search, "device_at_hand", lambda name, device_: contextlib.nullcontext(device))
-    monkeypatch.setattr(patch_embed, "patch_embed_timers", timers)
+    monkeypatch.setattr(search, "input_sets", lambda operation, given: [given])
+    monkeypatch.setattr(search, "timers_of", timers)
     rows = sweep(problem, Sm90PatchEmbedConfig(), settings, measured=True)
     assert [row.measured for row in rows] == [250.0, 125.0]
     assert ranked(rows)[0] == [rows[1]]
     assert "measured us" in lines_of(rows)[0] and "125.0" in lines_of(rows)[4]
     device.arch = "sm_100a"
-    monkeypatch.setattr(patch_embed, "patch_embed_timers", lambda *_: {})
+    monkeypatch.setattr(search, "timers_of", lambda *_: {})
     assert [row.measured for row in sweep(problem, Sm90PatchEmbedConfig(), settings[:1], measured=True)] == [None]
 
 

@@ -1,4 +1,4 @@
-"""`tune_gemm` and `tune_patch_embed` with a clock of the test's own: what is timed, what wins, where it is used."""
+"""`tune_gemm` and its likes with a clock of the test's own: what is timed, what wins, where it is used."""
 
 from __future__ import annotations
 
@@ -8,22 +8,30 @@ import json
 import random
 import unittest.mock
 import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_kernels
-from cute_kernels import Sm90GemmConfig, Sm90PatchEmbedConfig, tune_gemm, tune_patch_embed
+from cute_kernels import (
+    Sm90GemmConfig,
+    Sm90ImagesConfig,
+    Sm90PatchEmbedConfig,
+    tune_gemm,
+    tune_patch_embed,
+    tune_patch_embed_images,
+)
 from cute_kernels.commands.cli import main
-from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
+from cute_kernels.config import Config, GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.operations import base
 from cute_kernels.operations import gemm as gemm_op
 from cute_kernels.operations import patch_embed as rows_op
+from cute_kernels.operations import patch_embed_images as images_op
+from cute_kernels.operations.registry import OPERATIONS, operation_of
 from cute_kernels.plan import candidate_plans, make_plan
 from cute_kernels.runtime import devices, tuned
-from cute_kernels.tuning import gemm as tune
-from cute_kernels.tuning import patch_embed as tune_rows
 from cute_kernels.tuning import search
 
 H200 = tuned.Device("NVIDIA H200", "sm_90a", 132)
@@ -158,11 +166,11 @@ def device(root, monkeypatch):
     times: dict[Config, float] = {}
     noise = random.Random(0)
 
-    def timers(problem, plans):
+    def timers(operation, plans, inputs):
         return {plan: lambda plan=plan: times.get(plan.config, 2.0 + noise.random()) for plan in plans}
 
-    monkeypatch.setattr(tune, "gemm_timers", timers)
-    monkeypatch.setattr(tune_rows, "patch_embed_timers", timers)
+    monkeypatch.setattr(search, "timers_of", timers)
+    monkeypatch.setattr(search, "input_sets", lambda operation, problem: [])
     monkeypatch.setattr(search, "choose_backend", lambda place, backend: "kernel")
     for module in (base, devices):
         monkeypatch.setattr(module, "device_facts", lambda index: (H200.arch, H200.sm_count))
@@ -197,7 +205,7 @@ def test_the_fastest_configuration_is_what_gemm_then_takes(device, monkeypatch):
     assert planned(3000, 500, 640) == fastest
     assert planned(3000, 508, 640) == make_plan(GemmProblem(3000, 508, 640), arch="sm_90a").config
     assert tune_gemm(3000, 500, 640, candidates=5) in candidates[:5] + [
-        plan.config for first in candidate_plans(problem, "sm_90a")[:5] for plan in tune.variants(first)
+        plan.config for first in candidate_plans(problem, "sm_90a")[:5] for plan in gemm_op.GEMM.variants(first)
     ]
 
 
@@ -251,11 +259,67 @@ def test_plans_of_rows_that_are_worth_timing(arch):
     ],
 )
 def test_what_is_timed_is_the_problem(problem):
-    first, second = tune_rows.random_arguments(problem, 2, "cpu")
+    first, second = search.input_sets(rows_op.PATCH_EMBED, problem, "cpu")[:2]
     for arguments in (first, second):
         rows_op.PATCH_EMBED.check(arguments)
-        assert rows_op.tuned_problem(rows_op.PATCH_EMBED.problem(arguments)) == problem
+        assert rows_op.PATCH_EMBED.tuned_problem(rows_op.PATCH_EMBED.problem(arguments)) == problem
     assert not torch.equal(first.x.view(torch.uint8), second.x.view(torch.uint8))
+
+
+IMAGES = PatchEmbedImagesProblem(8, 3, 224, 224, 16, 768, table_rows=196)
+
+
+def planned_images() -> Config:
+    """The configuration of a call of `patch_embed_images` on the device: 8 images of 224 x 224."""
+    example = images_op.PATCH_EMBED_IMAGES.example(IMAGES)
+    tensors = {name: t for name, t in vars(example).items() if isinstance(t, torch.Tensor)}
+    with FakeTensorMode(), unittest.mock.patch.object(torch.cuda, "is_available", lambda: False):
+        fake = {name: torch.empty(t.shape, dtype=t.dtype, device="cuda") for name, t in tensors.items()}
+        return images_op.PATCH_EMBED_IMAGES.plan(dataclasses.replace(example, **fake)).config
+
+
+def test_the_fastest_configuration_is_what_patch_embed_images_then_takes(device):
+    """Of the kernel that reads the images, or of the one over rows behind a pass."""
+    found = [plan.config for plan in candidate_plans(IMAGES, "sm_90a")]
+    assert {type(config) for config in found} == {Sm90ImagesConfig, Sm90PatchEmbedConfig}
+    assert planned_images() == found[0] == make_plan(IMAGES, arch="sm_90a").config
+    fastest = next(config for config in found if isinstance(config, Sm90PatchEmbedConfig))
+    device[fastest] = 1.5
+    assert tune_patch_embed_images(8, 224, 224, 16, 768) == planned_images() == fastest
+    with pytest.raises(ValueError, match="height = 220 .*whole patches of 16"):
+        tune_patch_embed_images(8, 220, 224, 16, 768)
+    with pytest.raises(ValueError, match="precision = 'int4', allowed: 'int8'"):
+        tune_patch_embed_images(8, 224, 224, 16, 768, precision="int4")
+
+
+def image_problems() -> Iterator[PatchEmbedImagesProblem]:
+    for patch, precision, dtype in ((16, "int8", "uint8"), (14, "int8", "uint8"), (16, "bf16", "bfloat16"),
+                                    (14, "fp16", "float32"), (16, "int16", "uint8")):  # fmt: skip
+        for last in (False, True)[: 1 + (precision == "int8")]:
+            yield PatchEmbedImagesProblem(64, 3, 224, 224, patch, 768, dtype, last, precision)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("problem", image_problems(), ids=str)
+def test_plans_of_images_that_are_worth_timing(problem, arch):
+    """The choice first, no plan twice, each its configuration's; each rounds as the reference of the problem says."""
+    plans = candidate_plans(problem, arch)
+    assert plans[0] == make_plan(problem, arch=arch) and len(plans) == len(set(plans)) >= 8
+    assert all(make_plan(problem, plan.config, arch) == plan for plan in plans)
+    assert {getattr(plan.config, "epilogue", "f32") for plan in plans} == {"f32"}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda operation: operation.name)
+def test_examples_have_their_problem(operation):
+    """What is executed and timed of a problem is a call that has it; a smaller one is legal, too."""
+    problem = {"gemm": GemmProblem(40, 64, 128, bias=True), "patch_embed": ROWS, "patch_embed_images": IMAGES}
+    problem = operation.smaller(problem[operation.name])
+    arguments = operation.example(problem)
+    operation.check(arguments)
+    assert operation.problem(arguments) == problem and operation_of(problem) is operation
+    assert make_plan(problem).operation == operation.name
+    others = [dataclasses.replace(arguments, config=None), operation.example(problem)]
+    assert not torch.equal(*(getattr(each, operation.rotated).view(torch.uint8) for each in others))
 
 
 def test_tf32_is_tuned_by_itself(device):
@@ -270,11 +334,11 @@ def test_tf32_is_tuned_by_itself(device):
 
 def test_other_orders_of_the_fastest_tiles_are_tried(device):
     first = candidate_plans(GemmProblem(8192, 4096, 640), "sm_90a")[0]
-    orders = [plan.config for plan in tune.variants(first)]
+    orders = [plan.config for plan in gemm_op.GEMM.variants(first)]
     assert [config.group_m for config in orders] == [1, 4, 16]
     device[first.config], device[orders[2]] = 1.0, 0.9
     assert tune_gemm(8192, 4096, 640) == orders[2]
-    assert tune.variants(make_plan(GemmProblem(128, 64, 64), arch="sm_90a")) == []
+    assert gemm_op.GEMM.variants(make_plan(GemmProblem(128, 64, 64), arch="sm_90a")) == []
 
 
 def test_a_timer_keeps_what_its_graph_reads_alive(monkeypatch):
@@ -311,7 +375,7 @@ def test_a_timer_keeps_what_its_graph_reads_alive(monkeypatch):
     ],
 )
 def test_refusals_come_before_anything_is_timed(device, monkeypatch, arguments, error, message):
-    monkeypatch.setattr(tune, "gemm_timers", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(search, "timers_of", lambda *_: pytest.fail("timed"))
     with pytest.raises(error, match=message):
         tune_gemm(**({"m": 64, "n": 64, "k": 64} | arguments))
 
@@ -330,7 +394,7 @@ def test_refusals_come_before_anything_is_timed(device, monkeypatch, arguments, 
     ],
 )
 def test_refusals_of_rows_come_before_anything_is_timed(device, monkeypatch, arguments, error, message):
-    monkeypatch.setattr(tune_rows, "patch_embed_timers", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(search, "timers_of", lambda *_: pytest.fail("timed"))
     with pytest.raises(error, match=message):
         tune_patch_embed(**({"images": 2, "positions": 196, "n": 768, "k": 768} | arguments))
 

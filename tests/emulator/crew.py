@@ -108,11 +108,12 @@ class Crew:
             would log is given to ``crew[i].logger``.
         strict: as `Options.strict`.
         launch: what the cluster shares with those before it; by default it is the first.
+        begun: whether a barrier of the cluster tells every warp that the others' CTAs have begun.
     """
 
     def __init__(
         self, sizes: list[int], ranks: list[int], gmem: GlobalMemory | None = None, native: bool = False,
-        strict: bool = False, launch: LaunchShadow | None = None,
+        strict: bool = False, launch: LaunchShadow | None = None, begun: bool = True,
     ) -> None:  # fmt: skip
         launch = launch or LaunchShadow(gmem or GlobalMemory())
         self.tracker = RaceTracker(sizes, launch, len(ranks), strict)
@@ -120,7 +121,7 @@ class Crew:
             self.tracker.unit = nothing_decided()
         agents = [self.tracker.make_agent(rank, FULL, f"warp {i}") for i, rank in enumerate(ranks)]
         self.warps = [SimpleNamespace(agent=agent, logger=Logger(self.tracker, agent)) for agent in agents]
-        if len(sizes) > 1:
+        if begun and len(sizes) > 1:
             self._begin(agents)
         self.tracker.enter(self.warps[0])
 

@@ -10,7 +10,7 @@ from cute_kernels import reference
 from cute_kernels.compile import Artifact
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.emulator import Options
-from cute_kernels.operations.fragment_table import fragment_table
+from cute_kernels.operations.table import fragment_table
 from cute_kernels.plan import ImagesPlan, Sm100ImagesPlan, make_plan
 from cute_kernels.runtime.operands import Operands
 from tests.emulator.exact_sums import emulate

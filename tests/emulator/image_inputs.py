@@ -13,8 +13,8 @@ from cute_kernels import reference
 from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.emulator import Options, Report
-from cute_kernels.operations.fragment_table import fragment_table
 from cute_kernels.operations.patch_weight import strip_weight
+from cute_kernels.operations.table import fragment_table
 from cute_kernels.plan import ImagesPlan, make_plan
 from cute_kernels.runtime import emulated
 from cute_kernels.runtime.operands import Operands

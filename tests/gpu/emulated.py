@@ -40,7 +40,7 @@ class EmulatedLaunch:
     def with_constants(self, parameters: Sequence[str], **constants: float | int | None) -> Callable[..., None]:
         """The launch as a function of ``parameters``."""
 
-        def launch(*values: float | int | None) -> None:
+        def launch(values: Sequence[float | int | None]) -> None:
             self(**constants, **dict(zip(parameters, values, strict=True)))
 
         return launch
@@ -54,13 +54,6 @@ def device(arch: str) -> Iterator[capturing.Session]:
         arch: a key of `cute_kernels.plan.ARCHS`.
     """
     tensors = (*repeat.PLAIN_TENSORS, CudaTensor)
-    repeated = {
-        "PLAIN": tensors,
-        "current_stream": lambda device: _NO_STREAM,
-        "current_device": lambda: 0,
-        "is_capturing": lambda: False,
-        "empty_strided": lambda *memory: torch.empty_strided(*memory[:2], dtype=memory[2], device="cuda"),
-    }
     with contextlib.ExitStack() as stack, capturing.capture(arch) as session:
 
         def replace(target: object, **values: object) -> None:
@@ -71,15 +64,11 @@ def device(arch: str) -> Iterator[capturing.Session]:
         replace(torch.cuda, is_current_stream_capturing=lambda: False)
         for module in (base, repeat):
             replace(module, PLAIN_TENSORS=tensors)
-        stack.enter_context(mock.patch.dict(repeat._SHARED, repeated))
-        operations = (
-            (patch_embed, patch_embed.PATCH_EMBED), (gemm, gemm.GEMM),
-            (patch_embed_images, patch_embed_images.PATCH_EMBED_IMAGES),
-        )  # fmt: skip
-        for module, operation in operations:
-            # The mode that serves the tensors is no interception of the operations.
-            replace(module, dispatch_is_intercepted=lambda: False)
-            stack.enter_context(mock.patch.dict(operation.repeated.run.__globals__, repeated))
+        replace(repeat, _current_stream=lambda device: _NO_STREAM, _current_device=lambda: 0)
+        replace(repeat, _is_capturing=lambda: False, _empty_strided=repeat._empty_strided_on_device)
+        # The mode that serves the tensors is no interception of the operations.
+        replace(base, dispatch_is_intercepted=lambda: False)
+        for operation in (patch_embed.PATCH_EMBED, gemm.GEMM, patch_embed_images.PATCH_EMBED_IMAGES):
             for forget in (operation.repeated.clear, devices.device_facts.cache_clear):
                 forget()
                 stack.callback(forget)

@@ -111,7 +111,7 @@ def _sm90_positions() -> Iterable[tuple[str, list[Case]]]:
         cases = []
         for warpgroups in (2, 3) if rows <= 64 or weight == "streamed" else (2,):
             config = Sm90PatchEmbedConfig(
-                rows, warpgroups, 0, 1, cluster, weight, "position", tile_positions=positions
+                rows, warpgroups, None, 1, cluster, weight, "position", tile_positions=positions
             )  # fmt: skip
             shapes = ((8, 32, 768, 768), (13, 37, 264, 768), (70, 17, 200, 592))
             cases += [Case(config, shape, positions) for shape in shapes]

@@ -7,12 +7,11 @@ import torch
 
 import cute_kernels
 from cute_kernels.config import GemmProblem
-from cute_kernels.operations.gemm import prepare_gemm
+from cute_kernels.operations.gemm import GEMM, prepare_gemm
 from cute_kernels.operations.patch_embed import prepare_launch
 from cute_kernels.plan import candidate_plans
 from cute_kernels.runtime import tuned
-from cute_kernels.tuning.gemm import gemm_timers
-from cute_kernels.tuning.search import interleaved
+from cute_kernels.tuning.search import input_sets, interleaved, timers_of
 from tests.gpu import architecture
 
 
@@ -40,7 +39,7 @@ def test_a_shorter_kernel_is_timed_as_shorter(tmp_path, monkeypatch):
     for k in (512, 4096):
         problem = GemmProblem(4096, 4096, k)
         (plan,) = candidate_plans(problem, architecture.at_hand())[:1]
-        times[k] = interleaved(gemm_timers(problem, [plan]), 3)[plan]
+        times[k] = interleaved(timers_of(GEMM, [plan], input_sets(GEMM, problem)), 3)[plan]
     assert 4 < times[4096] / times[512] < 12
 
 

@@ -218,7 +218,7 @@ def test_launch_errors_are_raised():
     call = random_call(7, 7, 264, 256)
     plan = make_plan(PatchEmbedProblem(49, 264, 256, 7), dataclasses.replace(AT_HAND.base, stages=2))
     bound = gpu.BoundLaunch(plan, compile_plan(plan))
-    bound._frames.current[0].clusters = 2**30
+    bound._frames.write(clusters=2**30)
     table, out = torch.zeros(plan.table_shape, device="cuda"), torch.zeros(49, 264, dtype=torch.bfloat16, device="cuda")
     with pytest.raises(RuntimeError, match="launch of patch_embed.* failed: CUDA error"):
         bound(

@@ -11,9 +11,9 @@ import torch
 import cute_kernels
 from cute_kernels import reference, testing
 from cute_kernels.nn import PatchEmbed, PatchOptions, convert_layer
+from cute_kernels.operations.patch_embed import PATCH_EMBED
 from cute_kernels.siglip.preprocessing import Preprocessing
 from cute_kernels.siglip.weights import seeded_patch_embedding
-from cute_kernels.tuning import patch_embed as tuned_rows
 from tests.nn.test_module import MEAN, STD, convolution, positions, uint8_images
 
 CONVOLUTION, POSITIONS = convolution(), positions().detach()
@@ -53,7 +53,7 @@ def tuned() -> torch.Tensor:
     problem = cute_kernels.config.PatchEmbedProblem(
         m=8, n=16, k=32, in_dtype="float8_e4m3fn", table_rows=4, row_scale=True, feature_scale=True
     )
-    (arguments,) = tuned_rows.random_arguments(problem, 1, "cpu")
+    arguments = PATCH_EMBED.example(problem)
     assert arguments.scale_a.dtype is arguments.scale_b.dtype is arguments.pos_embed.dtype is torch.float32
     return torch.zeros(1, dtype=torch.float32, device="cpu")
 

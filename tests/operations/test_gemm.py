@@ -153,7 +153,7 @@ def test_opcheck(shape):
     a, b, bias = make_call(shape=shape, n=8)
     names = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.cute_kernels.gemm, (a, b, bias, FP32, "auto"), test_utils=names)
-    config = ("Sm90GemmConfig", [128, 256, 4, 2, 1, 0, 2, 8, 1])
+    config = ("Sm90GemmConfig:tile_m=128,pingpong=false",)
     torch.library.opcheck(torch.ops.cute_kernels.gemm, (a, b, None, None, "reference", *config), test_utils=names)
 
 
@@ -241,7 +241,7 @@ A, B = torch.zeros(4, 16, dtype=BF16), torch.zeros(6, 16, dtype=BF16)
         ({"bias": torch.zeros(6, dtype=torch.int32)}, TypeError, "bias has dtype torch.int32"),
         ({"bias": torch.zeros(6, device="meta")}, ValueError, "bias is on meta and a is on cpu"),
         ({"backend": "gpu"}, ValueError, "backend = 'gpu'"),
-        ({"activation": "relu"}, ValueError, "activation = 'relu', allowed: 'none', 'silu', 'gelu_tanh'"),
+        ({"activation": "relu"}, ValueError, "activation = 'relu', allowed: 'none', 'silu', 'gelu', 'gelu_tanh'"),
         ({"activation": None}, TypeError, "activation is NoneType, expected str"),
         (
             {"config": cute_kernels.Sm100PatchEmbedConfig()},
@@ -263,6 +263,7 @@ def test_refusals_name_argument_given_and_allowed(arguments, error, message):
 
 @pytest.mark.parametrize(("activation", "torch_function"), [
     ("silu", torch.nn.functional.silu),
+    ("gelu", torch.nn.functional.gelu),
     ("gelu_tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
 ])  # fmt: skip
 def test_an_activation_follows_the_bias(activation, torch_function):

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from cute_kernels.operations.sharding import (
-    gemm_shardings,
-    patch_embed_images_shardings,
-    patch_embed_shardings,
-    register,
-)
+from cute_kernels.operations.gemm import GEMM
+from cute_kernels.operations.patch_embed import PATCH_EMBED
+from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
+from cute_kernels.operations.sharding import register
 from tests.operations import sharded_calls
 from tests.operations.sharded_calls import CASES
 
@@ -45,22 +43,22 @@ def test_what_has_to_be_exchanged_is_never_wrong(results: dict[str, dict[str, An
 def test_only_whole_images_and_whole_vectors_are_divided() -> None:
     """What a shard of rows or features must be for its positions and its N to be right."""
     shapes = {"x": (24, 32), "weight": (48, 32), "pos_embed": (6, 48)}
-    divided = {parts: [along for along, _ in patch_embed_shardings(shapes, parts)] for parts in range(1, 9)}
+    divided = {parts: [along for along, _ in PATCH_EMBED.shardings(shapes, parts)] for parts in range(1, 9)}
     assert divided == {1: [0, 2], 2: [0, 2], 3: [2], 4: [0], 5: [], 6: [2], 7: [], 8: []}
     indexed = shapes | {"pos_index": (24,)}
-    assert [along for along, _ in patch_embed_shardings(indexed, 5)] == [0]
-    assert [along for along, _ in patch_embed_shardings(indexed, 6)] == [0, 1]
+    assert [along for along, _ in PATCH_EMBED.shardings(indexed, 5)] == [0]
+    assert [along for along, _ in PATCH_EMBED.shardings(indexed, 6)] == [0, 1]
     by_row = {"x": (4, 6, 32), "weight": (48, 32), "scale_a": (24, 1), "scale_b": (1, 48)}
-    assert list(patch_embed_shardings(by_row, 4)) == [(0, {"x": 0, "scale_a": 0})]  # 48 features are 6 times 8
-    assert [along for along, _ in patch_embed_shardings(by_row, 3)] == [2]
-    assert [along for along, _ in patch_embed_shardings(by_row | {"scale_a": (4, 6, 1)}, 3)] == [0, 1, 2]
-    assert [along for along, _ in gemm_shardings({"a": (7, 16), "b": (5, 16)}, 4)] == [0, 1]
+    assert list(PATCH_EMBED.shardings(by_row, 4)) == [(0, {"x": 0, "scale_a": 0})]  # 48 features are 6 times 8
+    assert [along for along, _ in PATCH_EMBED.shardings(by_row, 3)] == [2]
+    assert [along for along, _ in PATCH_EMBED.shardings(by_row | {"scale_a": (4, 6, 1)}, 3)] == [0, 1, 2]
+    assert [along for along, _ in GEMM.shardings({"a": (7, 16), "b": (5, 16)}, 4)] == [0, 1]
 
 
 def test_images_are_divided_between_patches() -> None:
     """96 rows of pixels are 6 rows of patches."""
     shapes = {"images": (5, 3, 96, 32), "weight": (48, 768), "pos_embed": (12, 48)}
-    divided = {parts: [along for along, _ in patch_embed_images_shardings(shapes, parts)] for parts in range(1, 9)}
+    divided = {parts: [along for along, _ in PATCH_EMBED_IMAGES.shardings(shapes, parts)] for parts in range(1, 9)}
     all_three = [0, 1, 2]
     assert divided == {1: all_three, 2: all_three, 3: all_three, 4: [0], 5: [0], 6: all_three, 7: [0], 8: [0]}
 
@@ -68,12 +66,12 @@ def test_images_are_divided_between_patches() -> None:
 def test_no_sharding_divides_the_inner_extent() -> None:
     inner = {"x": -1, "weight": 1, "a": -1, "b": -1}
     for shardings, shapes in (
-        (patch_embed_shardings, {"x": (4, 6, 32), "weight": (32, 32)}),
-        (patch_embed_shardings, {"x": (24, 32), "weight": (32, 32)}),
-        (patch_embed_images_shardings, {"images": (2, 3, 16, 16), "weight": (32, 192)}),
-        (gemm_shardings, {"a": (8, 16), "b": (8, 16)}),
-        (gemm_shardings, {"a": (2, 8, 16), "b": (2, 8, 16)}),
-        (gemm_shardings, {"a": (2, 8, 16), "b": (8, 16)}),
+        (PATCH_EMBED.shardings, {"x": (4, 6, 32), "weight": (32, 32)}),
+        (PATCH_EMBED.shardings, {"x": (24, 32), "weight": (32, 32)}),
+        (PATCH_EMBED_IMAGES.shardings, {"images": (2, 3, 16, 16), "weight": (32, 192)}),
+        (GEMM.shardings, {"a": (8, 16), "b": (8, 16)}),
+        (GEMM.shardings, {"a": (2, 8, 16), "b": (2, 8, 16)}),
+        (GEMM.shardings, {"a": (2, 8, 16), "b": (8, 16)}),
     ):
         for _, arguments in shardings(shapes, 1):
             assert all(name not in inner or dim < len(shapes[name]) - 1 for name, dim in arguments.items())
@@ -101,4 +99,4 @@ print("torch.distributed.tensor" in sys.modules, sharding.register.cache_info().
 def test_without_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="no torch.distributed"):
-        register.__wrapped__("gemm")
+        register.__wrapped__("gemm", GEMM.shardings)

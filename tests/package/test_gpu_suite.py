@@ -123,7 +123,7 @@ def test_a_device_of_capability_10_0(tmp_path: Path) -> None:
 def test_what_is_not_for_sm100_has_no_kernel_there() -> None:
     assert architecture.NEEDS_SM90 == ("test_gemm_split.py", "test_images_gather.py")
     assert not any(field.name == "split_k" for field in dataclasses.fields(Sm100GemmConfig))
-    assert all("sm_100a" in planner.targets for planner in PLANNERS.values())
+    assert all("sm_100a" in planner.kernels for planner in PLANNERS.values())
     wide = PatchEmbedImagesProblem(4, 3, 224, 224, 32, 768, "bfloat16", precision="bf16")
     make_plan(wide, None, "sm_90a")
     with pytest.raises(ValueError, match="patch = 32 is not possible"):

@@ -30,7 +30,6 @@ LAYERS = (
     ("runtime",),
     ("compile",),
     ("kernels",),
-    ("frames",),
     ("plan",),
     ("config", "model"),
 )
@@ -40,7 +39,7 @@ TOOLKIT = {"checking", "mutation", "testing"}
 """Parts for any program's kernels: of the package they know the emulator and tools alone, and each other."""
 
 TOOLS = {
-    *("config_codec", "config_types", "dsl", "executors", "extras", "files", "forks", "interrupts"),
+    *("config_codec", "config_types", "dsl", "dtypes", "executors", "extras", "files", "forks", "interrupts"),
     *("kernel_cache", "reference", "trace_events"),
 }
 """Parts that import no layer, and that every layer may import."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import cute_kernels
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -66,3 +70,15 @@ assert torch.equal(compiled(a), cute_kernels.gemm(a, a) * 2)
 """
     run = python("-c", program)
     assert run.returncode == 0, run.stderr
+
+
+def test_program_text_is_executed_in_one_place() -> None:
+    """The emulator's translation of PTX; everything else can be read where it stands."""
+    package = Path(cute_kernels.__file__).parent
+    found = {
+        str(file.relative_to(package))
+        for file in sorted(package.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("exec", "eval")
+    }
+    assert found == {"emulator/bytecode/execution.py"}

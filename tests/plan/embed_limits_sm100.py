@@ -46,7 +46,7 @@ def _orders() -> Iterator[Limit]:
         "flat order", {"order": "flat", "tile_positions": 1}, {"order": "flat", "tile_positions": 2},
         "^tile_positions = 2 .*consecutive ones.*nearest legal value: 1$",
     )  # fmt: skip
-    makes = (embed("sm_100a", replace(BASE, tile_positions=p), m=195 * 64) for p in (0, 2))
+    makes = (embed("sm_100a", replace(BASE, tile_positions=p), m=195 * 64) for p in (None, 2))
     yield Limit("embed sm_100a: rows that are no images", *makes, "^tile_positions = 2 .*consecutive ones.*value: 1$")
     for table in ("blocked", "interleaved"):
         at, beyond = {"order": "flat", "table": table}, {"order": "position", "table": table}

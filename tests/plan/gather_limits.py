@@ -42,7 +42,7 @@ def _field(
 
 def _fields() -> Iterator[Limit]:
     for name in ("tile_patches", "tile_rows", "tile_images"):
-        yield _field(name, 0, -1, 0)
+        yield _field(name, None, 0, 1)
     yield _field("row_patches", 2, 3, 2)
     yield _field("tile_n", 256, 257, 256)
     yield _field("tile_n", 64, 65, 64)
@@ -50,7 +50,7 @@ def _fields() -> Iterator[Limit]:
     yield _field("cluster", 2, 3, 2)
     yield _field("order", "row", "flat", "row")
     yield _field("stages", 2, 1, 2)
-    yield _field("store_stages", 0, -1, 0)
+    yield _field("store_stages", None, 0, 1)
     # 57,344 B a stage, 1,024 B of barriers and 8 x 2,048 B of store buffers: three fit 232,448 B.
     yield _field("stages", 3, 4, 3, **TILE)
     # Twelve buffers of 32 columns a tile; beside two stages there is room for seven times 16,384 B.
@@ -83,7 +83,7 @@ def _tiles() -> Iterator[Limit]:
     whole = replace(BARE, patch=64, width=256, height=256)
     yield _field("cluster", 2, 4, 2, whole, tile_patches=4, tile_rows=16, tile_images=2)
     # 256 registers of accumulators of 240, of which 40 are for addressing.
-    yield _field("tile_n", 192, 256, 192, **TILE | {"tile_n": 0})
+    yield _field("tile_n", 192, 256, 192, **TILE | {"tile_n": None})
 
 
 def _problems() -> Iterator[Limit]:
@@ -92,6 +92,7 @@ def _problems() -> Iterator[Limit]:
         return Limit(f"gather with {illegal}", *makes, message)
 
     yield change({}, {"in_dtype": "float16"}, r"^in_dtype = 'float16' .*'bf16'.*value: 'bfloat16'$")
+    yield change({}, {"in_dtype": "uint8", "precision": "int8"}, r"^precision = 'int8' .*value: 'bf16'$")
     yield change({"out_dtype": "float32"}, {"out_dtype": "float64"}, r"^out_dtype = 'float64' .*value: 'bfloat16'$")
     yield change({}, {"channels_last": True}, r"^channels_last = True .*order of the channels.*value: False$")
     yield change({"patch": 32, "table_rows": 0}, {"patch": 14, "table_rows": 0}, r"^patch = 14 .*value: 16$")

@@ -27,7 +27,7 @@ def images(problem: PatchEmbedImagesProblem = HEADLINE, sm_count: int | None = N
 
 def strips(problem: PatchEmbedImagesProblem) -> MakePlan:
     """Whatever kernel the problem gets by itself."""
-    return partial(plan_sm90_images, problem, None, ARCHS["sm_90a"], 132)
+    return partial(plan_sm90_images, problem, Sm90ImagesConfig(), ARCHS["sm_90a"], 132)
 
 
 def limits() -> Iterator[Limit]:
@@ -44,12 +44,12 @@ def _configurations() -> Iterator[Limit]:
         message = rf"^{name} = {illegal!r} is not possible.*nearest legal value: {nearest!r}$"
         return Limit(f"{name} {illegal}", images(problem, **{name: legal}), images(problem, **{name: illegal}), message)
 
-    yield field("source", "strips", "gather", "auto")
-    yield field("source", "gather", "strips", "auto", replace(HEADLINE, channels_last=True))
-    yield field("weight", "streamed", "memory", "auto")
-    yield field("source", "repack", "strips", "auto", FOURTEEN)
-    yield field("weight", "registers", "streamed", "auto", FOURTEEN)
-    yield field("stage_blocks", 2, 1, 0, FOURTEEN)
+    yield field("source", "strips", "gather", "strips")
+    yield field("source", "gather", "strips", "split", replace(HEADLINE, channels_last=True))
+    yield field("weight", "streamed", "memory", "registers")
+    yield field("source", "repack", "strips", "repack", FOURTEEN)
+    yield field("weight", "registers", "streamed", "registers", FOURTEEN)
+    yield field("stage_blocks", 2, 1, 2, FOURTEEN)
     yield field("tile_patches", 8, 12, 16, FOURTEEN)
     yield field("raw_stages", 2, 1, 2, FOURTEEN)
     yield field("raw_stages", 0, 2, 0)
@@ -59,15 +59,15 @@ def _configurations() -> Iterator[Limit]:
     shares = [images(FOURTEEN, tile_patches=8, tile_images=2, cluster=cluster) for cluster in (1, 2)]
     yield Limit("a cluster's shares of a strip", *shares, message)
     last = replace(HEADLINE, channels_last=True)
-    yield field("source", "split", "strips", "auto", last)
+    yield field("source", "split", "strips", "split", last)
     shares = [images(last, source="split", stage_blocks=blocks) for blocks in (3, 2)]
-    yield Limit("K blocks of split rows", *shares, r"^stage_blocks = 2 .*legal: 0, 3; nearest legal value: 3$")
+    yield Limit("K blocks of split rows", *shares, r"^stage_blocks = 2 .*legal: 3; nearest legal value: 3$")
     yield field("order", "image", "flat", "row")
     yield field("tile_patches", 16, 17, 16)
-    yield field("tile_patches", 0, -1, 1)
+    yield field("tile_patches", 1, 0, 1)
     for name, most, problem in (("stage_blocks", 2, HEADLINE), ("cluster", 2, HEADLINE), ("warpgroups", 3, GRAY)):
         yield field(name, most, most + 1, most, problem)
-        yield field(name, 1, -1, 0, problem)
+        yield field(name, 1, 0, 1, problem)
     yield field("stages", 2, 1, 2)
     yield field("stages", 7, 8, 7)  # 7 x 28,672 + 1,024 + 2 x 14,336 B are 230,400 of 232,448
     small = replace(BARE, batch=1, width=32)
@@ -92,7 +92,7 @@ def _configurations() -> Iterator[Limit]:
 
     yield tile(16, 24, r"^tile_images = 24 .*multiples of 8 up to 16 .*value: 16$", tile_patches=14)
     yield tile(8, 9, r"^tile_images = 9 .*value: 16$", tile_patches=14)
-    yield tile(4, -4, r"^tile_images = -4 .*value: 4$", tile_patches=4)
+    yield tile(4, -4, r"^tile_images = -4 .*value: 1$", tile_patches=4)
     # 96 registers of weight, 32 for addressing, of 232: 104 of accumulators.
     message = r"^tile_images = 112 .*make 240, the limit with 2 .* is 232.*value: 104$"
     yield tile(104, 112, message, BARE, tile_patches=2, warpgroups=2, weight="registers")

@@ -51,9 +51,9 @@ def _field(
 def _sixteen_bits() -> Iterator[Limit]:
     """Of BF16 images a channel's weight has 128 columns or 65,536 B, and a row of a box is one patch's."""
     floats = replace(HEADLINE, in_dtype="bfloat16", precision="bf16")
-    yield _field("source", "gather", "strips", "auto", floats)
+    yield _field("source", "gather", "strips", "gather", floats)
     # 16 columns are left by 3 x 128; 9,216 B beside 3 x 65,536.
-    for weight in ("auto", "tmem", "smem"):
+    for weight in (None, "tmem", "smem"):
         makes = [images(replace(floats, channels=c, table_rows=0), weight=weight) for c in (3, 4)]
         yield Limit(f"BF16 channels, weight in {weight}", *makes, r"^channels = 4 .*128 features has .*value: 3$")
     for name, legal, illegal, nearest in (
@@ -66,21 +66,21 @@ def _sixteen_bits() -> Iterator[Limit]:
 def _two_terms() -> Iterator[Limit]:
     """Of weights of 16 bits: tensor memory's 64 columns of a channel have both terms of 64 features."""
     two = replace(BARE, precision="int16")
-    yield _field("weight", "tmem", "smem", "auto", two)
+    yield _field("weight", "tmem", "smem", "tmem", two)
     makes = [images(replace(two, channels=channels)) for channels in (7, 8)]
     yield Limit("two terms' channels on SM100", *makes, r"^channels = 8 .*64 features has 512 columns.*value: 7$")
 
 
 def _fields() -> Iterator[Limit]:
-    yield _field("source", "strips", "gather", "auto")
+    yield _field("source", "strips", "gather", "strips")
     yield _field("order", "image", "flat", "row")
-    yield _field("weight", "smem", "registers", "auto")
+    yield _field("weight", "smem", "registers", "tmem")
     for name, most in (("cta_group", 2), ("accumulators", 2), ("stage_blocks", 2)):
         yield _field(name, most, most + 1, most)
-        yield _field(name, 1, -1, 0 if name != "stage_blocks" else 1)
+        yield _field(name, 1, 0, 1)
     yield _field("tmem_load_width", 32, 64, 32, tile_patches=16, tile_images=16)
     yield _field("tile_patches", 16, 17, 16, replace(BARE, width=512))
-    yield _field("tile_patches", 1, -1, 1)
+    yield _field("tile_patches", 1, 0, 1)
     yield _field("stages", 2, 1, 2, BARE, part_columns=224, tile_patches=14, tile_images=16)
     pairs = [images(sm_count=sms, cta_group=2) for sms in (2, 1)]
     yield Limit("a pair's multiprocessors", *pairs, r"^sm_count = 1 .*pair needs 2 multiprocessors.*value: 2$")
@@ -106,7 +106,7 @@ def _tensor_memory() -> Iterator[Limit]:
     config = {"weight": "tmem", "accumulators": 1}
     yield _field("tile_images", 8, 16, 8, five, "320 columns of weight", cta_group=1, tile_patches=14, **config)
     yield _field("tile_patches", 12, 14, 12, five, "make 544", cta_group=2, tile_images=16, **config)
-    for weight, most in (("auto", 7), ("tmem", 7), ("smem", 6)):
+    for weight, most in ((None, 7), ("tmem", 7), ("smem", 6)):
         # 16 columns are left by 7 x 64. Barriers, two stages of 16 patches and their staging take 9,216 B of the
         # 232,448, and 32,768 B of weight fit six times beside them.
         makes = [images(replace(BARE, channels=channels), weight=weight) for channels in (most, most + 1)]

@@ -53,7 +53,7 @@ def _plan(problem: Any, arch: str, config: Any, sm_count: int | None, hardware: 
     planner = next(planner for planner in PLANNERS.values() if planner.problem is type(problem))
     planner.check(problem)
     limits = replace(ARCHS[arch], **hardware)
-    return planner.targets[arch].plan(problem, config, limits, limits.sm_count if sm_count is None else sm_count)
+    return planner.plan(problem, config, limits, limits.sm_count if sm_count is None else sm_count)
 
 
 def embed(arch: str, config: Any = None, *, sm_count: int | None = None, hardware: Any = (), **sizes: Any) -> MakePlan:

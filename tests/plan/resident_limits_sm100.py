@@ -41,14 +41,14 @@ def _field(
 
 
 def _fields() -> Iterator[Limit]:
-    yield _field("weight", "smem", "streamed", "auto")
-    yield _field("order", "flat", "row", "auto")
+    yield _field("weight", "smem", "streamed", "tmem")
+    yield _field("order", "flat", "row", "position")
     yield _field("epilogue", "bf16x2", "f16", "f32")
     for name, most in (("cta_group", 2), ("accumulators", 2), ("stage_blocks", 2)):
         yield _field(name, most, most + 1, most)
-        yield _field(name, 1, -1, 0 if name != "stage_blocks" else 1)
+        yield _field(name, 1, -1, 1)
     yield _field("tmem_load_width", 64, 128, 64)
-    yield _field("tmem_load_width", 16, 8, 0)
+    yield _field("tmem_load_width", 16, 8, 16)
     yield _field("stages", 2, 1, 2, part_columns=128, tile_rows=128, cta_group=2)
     pairs = [rows(sm_count=sms, cta_group=2) for sms in (2, 1)]
     yield Limit("a pair's multiprocessors, weight on chip", *pairs, r"^sm_count = 1 .*pair needs 2 .*value: 2$")
@@ -81,7 +81,7 @@ def _tensor_memory() -> Iterator[Limit]:
     yield _field("tile_rows", 32, 48, 32, "480 columns of weight and 1 accumulators of 48", {"k": 1920}, **long)
     # 16 columns are left by 15 x 32 of 512; 232,448 B hold 13 x 16,384 of weight beside barriers, two stages of 16 rows
     # and their staging, 9,216 B. Of 16-bit elements half as many.
-    for weight, blocks in (("auto", 15), ("tmem", 15), ("smem", 13)):
+    for weight, blocks in ((None, 15), ("tmem", 15), ("smem", 13)):
         for dtype, elements in (("float8_e4m3fn", 128), ("bfloat16", 64)):
             most = blocks * elements
             makes = [rows(sizes={"k": k, "in_dtype": dtype}, weight=weight) for k in (most, most + 16)]

@@ -18,6 +18,9 @@ from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
+    Sm80GemmConfig,
+    Sm80ImagesConfig,
+    Sm80PatchEmbedConfig,
     Sm90GatherConfig,
     Sm90GemmConfig,
     Sm90ImagesConfig,
@@ -39,6 +42,12 @@ PRODUCT = GemmProblem(m=300, n=200, k=256)
 OTHER_PRODUCT = {
     "m": 500, "n": 328, "k": 512, "batches": 3, "in_dtype": "float16", "out_dtype": "float32", "bias": True,
     "activation": "silu",
+}  # fmt: skip
+PATCHES_80 = dataclasses.replace(PATCHES, in_dtype="bfloat16")
+PRODUCT_80 = dataclasses.replace(PRODUCT, in_dtype="float32")
+SMALL_80 = {"tile_m": 64, "tile_n": 64, "warps_m": 2, "warps_n": 2, "row_bytes": 64, "stages": 3, "resident_ctas": 1}
+OTHER_80 = {
+    "tile_m": 128, "tile_n": 128, "warps_m": 4, "warps_n": None, "row_bytes": 128, "stages": 4, "resident_ctas": 2,
 }  # fmt: skip
 BASES = {
     "patch_embed, sm100": (PATCHES, Sm100PatchEmbedConfig(tile_n=128, stages=3, order="flat"), OTHER_PATCHES, {
@@ -152,6 +161,21 @@ BASES = {
             "tile_m": 256, "tile_n": 64, "stages": 4, "cluster_m": 2, "cluster_n": 2, "pingpong": True,
             "store_stages": 2, "group_m": 4, "split_k": 2,
         },
+    ),
+    "patch_embed, sm80": (
+        PATCHES_80, Sm80PatchEmbedConfig(**SMALL_80), OTHER_PATCHES,
+        OTHER_80 | {"epilogue": "bf16x2"},
+    ),
+    "patch_embed_images, sm80": (
+        PatchEmbedImagesProblem(6, 3, 64, 96, 16, 264, table_rows=1), Sm80ImagesConfig(**SMALL_80 | {"tile_n": 128}), {
+            "batch": 9, "channels": 1, "height": 96, "width": 192, "patch": 32, "n": 520, "table_rows": 24,
+            "in_dtype": None, "channels_last": None, "precision": "int16", "out_dtype": "float16",
+        },
+        OTHER_80 | {"tile_n": 256, "tile_images": 1},
+    ),
+    "gemm, sm80": (
+        PRODUCT_80, Sm80GemmConfig(**SMALL_80), OTHER_PRODUCT | {"in_dtype": "bfloat16"},
+        OTHER_80 | {"group_m": 4, "rounding": "truncate"},
     ),
 }  # fmt: skip
 """Problem and configuration, and another value of every field; None where there is no other legal one here."""

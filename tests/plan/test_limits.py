@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import itertools
 import re
 import traceback
 from collections.abc import Callable, Iterable
@@ -13,8 +15,8 @@ from typing import Any
 import pytest
 
 import cute_kernels.plan
-from cute_kernels.config import PatchEmbedProblem
-from cute_kernels.plan import ARCHS, make_plan, sm90_transposed
+from cute_kernels.config import PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.plan import ARCHS, PLANNERS, Kernel, arch_of, make_plan, sm90_transposed
 from cute_kernels.plan.base import with_profile
 from tests.plan import (
     embed_limits_sm100,
@@ -22,6 +24,7 @@ from tests.plan import (
     image_limits,
     image_limits_sm100,
     limits,
+    limits_sm80,
     resident_limits_sm100,
 )
 from tests.plan.limits import E90, E100, G90, G100, Limit, MakePlan, embed, gemm, patchify
@@ -29,7 +32,8 @@ from tests.plan.limits import E90, E100, G90, G100, Limit, MakePlan, embed, gemm
 LIMITS = [
     limit
     for module in (
-        limits, embed_limits_sm100, resident_limits_sm100, image_limits, gather_limits, image_limits_sm100
+        limits, embed_limits_sm100, resident_limits_sm100, image_limits, gather_limits, image_limits_sm100,
+        limits_sm80,
     )
     for limit in module.limits()
 ]  # fmt: skip
@@ -46,16 +50,31 @@ def test_the_limit_is_reached_and_not_passed(limit: Limit) -> None:
 def test_hardware() -> None:
     """CUDA C++ programming guide, technical specifications per compute capability; PTX ISA for tensor memory.
 
-    B200 has 148 multiprocessors and H200 132.
+    Multiprocessors: B200 148, H200 132, A100 108, RTX 3090 82, L40S 142, RTX 5090 170.
     """
     facts = {
-        name: (a.compute_capability, a.sm_count, a.smem_bytes, a.tmem_columns, a.max_registers, a.register_file)
+        name: (a.compute_capability, a.sm_count, a.smem_bytes, a.sm_smem_bytes, a.tmem_columns)
         for name, a in ARCHS.items()
     }
     assert facts == {
-        "sm_100a": ((10, 0), 148, 227 * 1024, 512, 255, 65_536),
-        "sm_90a": ((9, 0), 132, 227 * 1024, 0, 255, 65_536),
+        "sm_100a": ((10, 0), 148, 227 * 1024, 228 * 1024, 512),
+        "sm_90a": ((9, 0), 132, 227 * 1024, 228 * 1024, 0),
+        "sm_80": ((8, 0), 108, 163 * 1024, 164 * 1024, 0),
+        "sm_86": ((8, 6), 82, 99 * 1024, 100 * 1024, 0),
+        "sm_89": ((8, 9), 142, 99 * 1024, 100 * 1024, 0),
+        "sm_90": ((9, 0), 132, 227 * 1024, 228 * 1024, 0),
+        "sm_120": ((12, 0), 170, 99 * 1024, 100 * 1024, 0),
     }
+    assert {(a.max_registers, a.register_file) for a in ARCHS.values()} == {(255, 65_536)}
+
+
+def test_devices_get_the_kernels_of_their_architecture_or_of_an_earlier_one_of_their_generation() -> None:
+    """Binaries of sm_86 run on 8.7, those of sm_120 on 12.1; those of sm_90a and sm_100a on 9.0 and 10.0 alone."""
+    expected = {
+        (7, 5): None, (8, 0): "sm_80", (8, 6): "sm_86", (8, 7): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a",
+        (10, 0): "sm_100a", (10, 3): None, (12, 0): "sm_120", (12, 1): "sm_120",
+    }  # fmt: skip
+    assert {capability: arch_of(capability) for capability in expected} == expected
 
 
 @pytest.mark.parametrize("warpgroups", [1, 2, 3])
@@ -97,7 +116,7 @@ FIELDS: dict[str, tuple[Callable[[Any, str, Any], MakePlan], str, Any, str, Iter
     "embed sm_100a tmem_load_width": (embed, "sm_100a", E100(), "tmem_load_width", {16, 32, 64}),
     "embed sm_100a stages": (embed, "sm_100a", E100(), "stages", range(2, 6)),
     "embed sm_100a cta_group": (embed, "sm_100a", E100(stages=3), "cta_group", {1, 2}),
-    "embed sm_100a tile_positions": (embed, "sm_100a", E100(), "tile_positions", {0, 1, 2, 4, 8}),
+    "embed sm_100a tile_positions": (embed, "sm_100a", E100(), "tile_positions", {1, 2, 4, 8}),
     "embed sm_100a tmem_loads": (embed, "sm_100a", E100(), "tmem_loads", {1, 2}),
     "embed sm_100a store_group": (embed, "sm_100a", E100(), "store_group", {1, 2, 3, 4}),
     "embed sm_100a store_buffers": (embed, "sm_100a", E100(), "store_buffers", {1, 2, 4}),
@@ -106,7 +125,7 @@ FIELDS: dict[str, tuple[Callable[[Any, str, Any], MakePlan], str, Any, str, Iter
     "embed sm_90a stage_blocks": (embed, "sm_90a", limits.STREAMED90, "stage_blocks", {1, 2, 3, 4}),
     "embed sm_90a cluster": (embed, "sm_90a", limits.STREAMED90, "cluster", {1, 2}),
     "embed sm_90a tile_positions": (embed, "sm_90a", ROWS_128, "tile_positions", {1, 2, 4, 8, 16}),
-    "embed sm_90a stages": (embed, "sm_90a", limits.SMALL90, "stages", {0, *range(2, 65)}),
+    "embed sm_90a stages": (embed, "sm_90a", limits.SMALL90, "stages", range(2, 65)),
     "gemm sm_100a block_m": (gemm, "sm_100a", G100(stages=2), "block_m", {128, 256}),
     "gemm sm_100a tile_n": (gemm, "sm_100a", G100(stages=2, store_stages=1), "tile_n", {64, 128, 256}),
     "gemm sm_100a cluster_m": (gemm, "sm_100a", G100(), "cluster_m", {2, 4}),
@@ -185,8 +204,53 @@ def test_names_that_are_no_names(make: MakePlan, field: str) -> None:
 
 
 def test_architectures() -> None:
-    with pytest.raises(ValueError, match=r"^arch = 'sm_80' .*sm_100a, sm_90a"):
-        make_plan(limits.GemmProblem(8, 8, 8), arch="sm_80")
+    with pytest.raises(ValueError, match=r"^arch = 'sm_70' .*sm_100a, sm_90a, sm_80"):
+        make_plan(limits.GemmProblem(8, 8, 8), arch="sm_70")
+
+
+# --- tables of fields ------------------------------------------------------------------------------------------------
+
+IMAGES = PatchEmbedImagesProblem(8, 3, 224, 224, 16, 768)
+TAKEN = {
+    "patch_embed": (PatchEmbedProblem(256, 256, 256),),
+    "patch_embed_images": (IMAGES, replace(IMAGES, in_dtype="bfloat16", precision="bf16")),
+    "gemm": (limits.GemmProblem(256, 256, 256),),
+}
+TABLES = [
+    pytest.param(kernel, arch, planner.operation, name, id=f"{planner.operation}-{kernel.config.__name__}-{name}")
+    for planner in PLANNERS.values()
+    for arch, kernels in planner.kernels.items()
+    for kernel in kernels
+    for name in kernel.fields
+]
+
+
+@pytest.mark.parametrize(("kernel", "arch", "operation", "name"), TABLES)
+def test_a_table_of_fields_is_what_the_plan_refuses(kernel: Kernel, arch: str, operation: str, name: str) -> None:
+    """A value that is not in the table is refused by its name, whichever of the operation's problems it is."""
+    field = kernel.fields[name]
+    kind = next(part for part in dataclasses.fields(kernel.config) if part.name == name)
+    if isinstance(next(iter(field.legal), 0), str):
+        illegal = ["none of them"]
+    else:
+        illegal = [v for v in (*range(-2, 300), 65_536) if not (v in field.legal or field.least <= v <= field.most)]
+        illegal = illegal if not field.legal else [v for v in range(-2, 300) if v not in field.legal]
+    refusals = 0
+    for problem, value in itertools.product(TAKEN[operation], illegal):
+        with pytest.raises(ValueError) as caught:
+            make_plan(problem, kernel.config(**{name: value}), arch)
+        refusals += str(caught.value).startswith(f"{name} = {value!r} is not possible: ")
+    assert refusals >= len(illegal) > 0
+    assert (kind.default is None) == kind.type.endswith("| None")
+
+
+def test_a_stage_that_does_not_fit_twice_is_refused_by_name() -> None:
+    """Also where a configuration has no K blocks of a stage: 2 x 32,768 B of operands, 65,536 of staging, 1,024."""
+    need = 1_024 + 2 * 32_768 + 65_536
+    config = E100(stages=2)
+    embed("sm_100a", config, hardware={"smem_bytes": need})()
+    with pytest.raises(ValueError, match=r"^tile_n = 256 .*two stages are needed; nearest legal value: 128$"):
+        embed("sm_100a", config, hardware={"smem_bytes": need - 1})()
 
 
 # --- the inventory ---------------------------------------------------------------------------------------------------
@@ -223,11 +287,11 @@ def refusing_line(make: Callable[[], Any]) -> tuple[str, int]:
 def test_no_check_of_the_plans_is_left_out() -> None:
     """Every call of `reject` and `require` in the sources is what refuses one of the plans of this file."""
     refusals = [limit.beyond for limit in LIMITS] + [make for make, _ in NAMES]
-    refusals.append(lambda: make_plan(limits.GemmProblem(8, 8, 8), arch="sm_80"))
+    refusals.append(lambda: make_plan(limits.GemmProblem(8, 8, 8), arch="sm_70"))
     refusals.append(lambda: with_profile(make_plan(PatchEmbedProblem(256, 256, 256)), 0))
     for make, arch, base, field, legal in FIELDS.values():
         refusals += [make(arch, replace(base, **{field: value})) for value in {-1, 1, 3, 65, 384} - set(legal)]
-    for base, field, value in ((G90(), "group_m", 0),):
+    for base, field, value in ((G90(), "group_m", 0), (G90(), "tile_m", 64)):
         refusals.append(gemm("sm_100a" if isinstance(base, G100) else "sm_90a", replace(base, **{field: value})))
     hit = {refusing_line(make) for make in refusals}
     missing = [

@@ -105,8 +105,8 @@ def test_candidates_for_the_tuner() -> None:
 
 
 def test_precisions_that_multiply_floats_have_these_plans() -> None:
-    planner = PLANNERS["patch_embed_images"]
-    kinds = {precision: planner.targets["sm_90a"].of(replace(HEADLINE, precision=precision)).config
+    planner, arch = PLANNERS["patch_embed_images"], ARCHS["sm_90a"]
+    kinds = {precision: planner.kernel(replace(HEADLINE, precision=precision), arch).config
              for precision in ("bf16", "fp16", "int8")}  # fmt: skip
     assert kinds["bf16"] is kinds["fp16"] is Sm90GatherConfig is not kinds["int8"]
     assert planner.kinds[Sm90GatherConfig] == "sm_90a"

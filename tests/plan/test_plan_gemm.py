@@ -9,7 +9,7 @@ import pytest
 from bench.gemm_cases import siglip2, squares
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, Sm100PatchEmbedConfig
 from cute_kernels.kernels.graph import sm90_gemm_graph, sm100_graph
-from cute_kernels.plan import ARCHS, candidate_plans, make_plan
+from cute_kernels.plan import candidate_plans, make_plan
 from cute_kernels.plan.gemm_sm90 import CANDIDATES, TILES
 from cute_kernels.plan.gemm_sm100 import CANDIDATES as CANDIDATES_100
 from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, TUNED, WIDE
@@ -90,14 +90,14 @@ def test_the_chooser_takes_the_shape_that_fits() -> None:
 )
 def test_elements_of_a_stage_and_of_an_instruction(in_dtype: str, block: int, step: int) -> None:
     """128 bytes of K in a stage; K of an MMA is 16 elements of 16 bits or 8 of TF32 (PTX ISA, tcgen05.mma, wgmma)."""
-    for arch in ARCHS:
+    for arch in ("sm_100a", "sm_90a"):
         plan = make_plan(square(512, in_dtype=in_dtype), arch=arch)
         assert (plan.tile_k, plan.mma_k, plan.k_blocks) == (block, step, 512 // block)
 
 
 @pytest.mark.parametrize(("out_dtype", "columns"), [("bfloat16", 64), ("float16", 64), ("float32", 32)])
 def test_a_store_buffer_is_128_bytes_wide(out_dtype: str, columns: int) -> None:
-    for arch in ARCHS:
+    for arch in ("sm_100a", "sm_90a"):
         plan = make_plan(square(512, out_dtype=out_dtype), arch=arch)
         assert plan.store_columns == columns
         assert plan.staging_bytes == plan.storing_warps * plan.config.store_stages * plan.store_rows * 128
@@ -196,8 +196,8 @@ def test_what_a_tuner_times_is_legal_and_different(arch: str, size: tuple[int, i
         assert plans == [make_plan(problem, plan.config, arch) for plan in plans] and len(set(plans)) == len(plans) >= 2
     with pytest.raises(ValueError, match="k = 12"):
         candidate_plans(GemmProblem(8, 8, 12), arch)
-    with pytest.raises(ValueError, match="arch = 'sm_80'"):
-        candidate_plans(problem, "sm_80")
+    with pytest.raises(ValueError, match="arch = 'sm_70'"):
+        candidate_plans(problem, "sm_70")
 
 
 @pytest.mark.parametrize("case", [*squares(), *siglip2()], ids=lambda case: case.name)

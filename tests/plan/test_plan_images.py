@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_kernels.config import PatchEmbedImagesProblem, Sm90GemmConfig, Sm90ImagesConfig, Sm100ImagesConfig
+from cute_kernels.config import (
+    PatchEmbedImagesProblem,
+    Sm80ImagesConfig,
+    Sm90GemmConfig,
+    Sm90ImagesConfig,
+    Sm100ImagesConfig,
+)
 from cute_kernels.kernels.graph import graph_of
 from cute_kernels.plan import PLANNERS, make_plan
+from cute_kernels.plan.registry import MMA_SYNC
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
 replace = dataclasses.replace
@@ -31,7 +38,9 @@ def test_headline() -> None:
     assert plan.holds_table and plan.table_shape == (14, 48, 7, 32, 4)
     assert plan.smem_bytes == 1024 + 6 * 28_672 + 2 * 112 * 128
     assert [barrier.stages for barrier in graph_of(plan).barriers()] == [6, 6]
-    assert PLANNERS["patch_embed_images"].configs == {"sm_90a": Sm90ImagesConfig, "sm_100a": Sm100ImagesConfig}
+    kinds = {arch: kernels[0].config for arch, kernels in PLANNERS["patch_embed_images"].kernels.items()}
+    others = dict.fromkeys(MMA_SYNC, Sm80ImagesConfig)
+    assert kinds == {"sm_90a": Sm90ImagesConfig, "sm_100a": Sm100ImagesConfig, **others}
 
 
 @given(
@@ -132,7 +141,7 @@ def test_the_warp_that_loads_is_the_first_behind_the_consumers(warpgroups: int) 
 def test_steps_of_zeros_are_left_out(patch: int, last: bool, multiplied: int, stage: int | None) -> None:
     """Those that have pixels are multiplied: of 64 bytes with 48 of a row each half has some."""
     problem = PatchEmbedImagesProblem(4736, 3, 224, 224, patch, 768, channels_last=last)
-    source = "auto" if patch != 16 else "gather"
+    source = None if patch != 16 else "gather"
     config = Sm90ImagesConfig(source=source, skip_zeros=True)
     plans = [make_plan(problem, c, "sm_90a") for c in (config, replace(config, skip_zeros=False))]
     steps = [[plan.multiplies(b, s) for b in range(plan.config.stage_blocks) for s in range(4)] for plan in plans]

@@ -22,7 +22,6 @@ from cute_kernels.emulator import Options
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import emulated
-from cute_kernels.tuning import patch_embed_images as tuning
 from cute_kernels.tuning import search
 
 INT8 = PatchEmbedImagesProblem(2, 3, 32, 48, 16, 64, table_rows=6)
@@ -46,7 +45,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def calls_of(plan, operands):
         return [lambda stream: emulated.launch(plan, operands, Options(detectors=False))]
 
-    monkeypatch.setattr(tuning, "calls_of", calls_of)
+    monkeypatch.setattr(search, "calls_of", calls_of)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: types.SimpleNamespace(cuda_stream=0))
 
 
@@ -55,15 +54,16 @@ def test_launches_compute_the_problem_on_each_set_of_inputs(
     problem: PatchEmbedImagesProblem, configs: list, without_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every timer's launches leave what the reference gives for these images, in an output of their own."""
-    given = tuning.random_arguments(problem, "cpu")
+    given = PATCH_EMBED_IMAGES.example(problem)
     assert PATCH_EMBED_IMAGES.problem(given) == problem
     out_bytes = 2 * problem.batch * problem.positions * problem.n
-    monkeypatch.setattr(search, "ROTATED_BYTES", 2 * (given.images.nbytes + given.weight.nbytes + out_bytes))
-    monkeypatch.setattr(tuning, "random_arguments", lambda *_: given)
+    nbytes = sum(tensor.nbytes for _, _, tensor in PATCH_EMBED_IMAGES.table.tensors_of(given)) + out_bytes
+    monkeypatch.setattr(search, "ROTATED_BYTES", 2 * nbytes)
     launches = []
     monkeypatch.setattr(search, "graph_timer", lambda launch: launches.append(launch) or (lambda: 1.0))
     plans = [make_plan(problem, config, "sm_90a", sm_count=2) for config in configs]
-    assert list(tuning.images_timers(problem, plans, "cpu")) == plans
+    inputs = search.input_sets(PATCH_EMBED_IMAGES, problem, "cpu")
+    assert list(search.timers_of(PATCH_EMBED_IMAGES, plans, inputs)) == plans
     for launch in launches:
         _, slots = launch.__defaults__
         assert len(slots) == 2 and not torch.equal(slots[0].images, slots[1].images)
@@ -71,23 +71,23 @@ def test_launches_compute_the_problem_on_each_set_of_inputs(
             slot = slots[i % 2]
             slot.out.fill_(torch.nan)
             launch(i, 0)
-            expected = PATCH_EMBED_IMAGES.reference(dataclasses.replace(given, images=slot.images)).float()
+            expected = PATCH_EMBED_IMAGES.reference(dataclasses.replace(inputs[0], images=slot.images)).float()
             torch.testing.assert_close(slot.out.view(expected.shape).float(), expected, rtol=0.01, atol=0.01)
 
 
 def test_a_plan_that_computes_something_else_is_refused(without_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "ROTATED_BYTES", 1)
     monkeypatch.setattr(search, "graph_timer", lambda launch: lambda: 1.0)
-    right, plans = tuning.calls_of, [make_plan(INT8, Sm90ImagesConfig(stages=n), "sm_90a", sm_count=2) for n in (2, 3)]
+    right, plans = search.calls_of, [make_plan(INT8, Sm90ImagesConfig(stages=n), "sm_90a", sm_count=2) for n in (2, 3)]
 
     def wrong(plan, operands):
         calls = right(plan, operands)
         return [*calls, lambda stream: operands.out.mul_(1.1)] if plan is plans[1] else calls
 
-    monkeypatch.setattr(tuning, "calls_of", wrong)
+    monkeypatch.setattr(search, "calls_of", wrong)
     with pytest.raises(RuntimeError, match="stages=3.* differs from .*stages=2.* of the norm"):
-        tuning.images_timers(INT8, plans, "cpu")
-    assert tuning.images_timers(INT8, []) == {}
+        search.timers_of(PATCH_EMBED_IMAGES, plans, search.input_sets(PATCH_EMBED_IMAGES, INT8, "cpu"))
+    assert search.timers_of(PATCH_EMBED_IMAGES, [], []) == {}
 
 
 def test_a_timer_keeps_its_tensors_alive(without_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +102,9 @@ def test_a_timer_keeps_its_tensors_alive(without_gpu: None, monkeypatch: pytest.
         out = weakref.ref(operands.out)
         return [lambda stream: out().fill_(1)]
 
-    monkeypatch.setattr(tuning, "calls_of", calls_of)
-    timers = tuning.images_timers(INT8, [make_plan(INT8, Sm90ImagesConfig(), "sm_90a", sm_count=2)], "cpu")
+    monkeypatch.setattr(search, "calls_of", calls_of)
+    plans = [make_plan(INT8, Sm90ImagesConfig(), "sm_90a", sm_count=2)]
+    timers = search.timers_of(PATCH_EMBED_IMAGES, plans, search.input_sets(PATCH_EMBED_IMAGES, INT8, "cpu"))
     gc.collect()
     assert len(held) >= 5 and all(ref() is not None for ref in held)
     assert [timer() for timer in timers.values()] == [1.0]
@@ -114,9 +115,10 @@ def test_a_sweep_has_the_times_of_images(monkeypatch: pytest.MonkeyPatch) -> Non
     device = types.SimpleNamespace(arch="sm_90a", sm_count=132)
     monkeypatch.setattr(search, "device_at_hand", lambda name, device_: contextlib.nullcontext(device))
     monkeypatch.setattr(
-        tuning, "images_timers",
-        lambda problem, plans: {plan: lambda plan=plan: plan.config.stages / 8 for plan in plans},
+        search, "timers_of",
+        lambda operation, plans, inputs: {plan: lambda plan=plan: plan.config.stages / 8 for plan in plans},
     )  # fmt: skip
+    monkeypatch.setattr(search, "input_sets", lambda operation, problem: [])
     rows = sweep(INT8, Sm90ImagesConfig(), [{"stages": 2}, {"stages": 3}], measured=True)
     assert [row.measured for row in rows] == [250.0, 375.0]
 
@@ -132,10 +134,10 @@ def test_bound_launches_get_their_addresses(monkeypatch: pytest.MonkeyPatch) -> 
 
         return types.SimpleNamespace(with_constants=with_constants)
 
-    monkeypatch.setattr(tuning, "bound_launch", bound_launch)
+    monkeypatch.setattr(search, "bound_launch", bound_launch)
     plan = make_plan(CHAIN, Sm90PatchEmbedConfig(), "sm_90a", sm_count=2)
-    operands = PATCH_EMBED_IMAGES.prepare(tuning.random_arguments(CHAIN, "cpu"), plan).operands
-    assert len(tuning.calls_of(plan, operands)) == len(bound) == 2
+    operands = PATCH_EMBED_IMAGES.prepare(PATCH_EMBED_IMAGES.example(CHAIN), plan).operands
+    assert len(search.calls_of(plan, operands)) == len(bound) == 2
     assert all(parameters == ("stream",) for parameters, _ in bound)
     (_, first), (_, product) = bound
     assert first["images"] == operands.images.data_ptr() and product["out"] == operands.out.data_ptr()

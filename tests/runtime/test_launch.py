@@ -61,8 +61,8 @@ def test_bound_launch_equals_the_call_of_the_dsl(rows, source, indexed, along, c
         repeated = bound.with_constants(("x", "out", "scale", "index"), **constants)
         with host.capture() as launches:
             bound(**addresses, stream=0)
-            repeated(0x990, 0x880, 1.0 if source == "value" else 0x660, 0x440 if indexed else None)
-            repeated(*(addresses[name] for name in ("x", "out", "scale", "index")))
+            repeated((0x990, 0x880, 1.0 if source == "value" else 0x660, 0x440 if indexed else None))
+            repeated([addresses[name] for name in ("x", "out", "scale", "index")])
         own, _, again = launches
         assert meaningful(again) == meaningful(own) and again.grid == own.grid
         assert (own.grid, own.block, own.cluster) == (expected.grid, expected.block, expected.cluster)

@@ -31,20 +31,13 @@ def launches(monkeypatch):
             self.plan = plan
 
         def with_constants(self, parameters, **constants):
-            return lambda *values: seen.append(constants | dict(zip(parameters, values, strict=True)))
+            return lambda values: seen.append(constants | dict(zip(parameters, values, strict=True)))
 
-    finder = repeat._finder
-
-    def without_device(arguments):
-        source, name = finder(arguments)
-        assert source.count(".is_cuda") == 1
-        return source.replace(".is_cuda", ".is_cpu"), name
-
-    monkeypatch.setattr(repeat, "_finder", without_device)
+    monkeypatch.setattr(repeat, "_HOST", None)
     monkeypatch.setattr(repeat, "gpu", types.SimpleNamespace(bound_launch=Recorder))
     for name, value in (("current_stream", 7), ("current_device", -1), ("is_capturing", False)):
-        monkeypatch.setitem(repeat._SHARED, name, lambda *_, value=value: value)
-    monkeypatch.setitem(repeat._SHARED, "empty_strided", torch._C._dynamo.guards._empty_strided_cpu)
+        monkeypatch.setattr(repeat, f"_{name}", lambda *_, value=value: value)
+    monkeypatch.setattr(repeat, "_empty_strided", torch._C._dynamo.guards._empty_strided_cpu)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=7))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return seen
@@ -59,7 +52,7 @@ def remember(operation, values: dict) -> RepeatedCalls:
 
 
 def run(calls: RepeatedCalls, values: dict, gradients: bool = False) -> torch.Tensor | None:
-    return calls.run(*values.values(), gradients)
+    return calls.run(tuple(values.values()), gradients)
 
 
 def patches(**changes) -> dict:
@@ -194,7 +187,7 @@ def test_tensors_are_compared_in_one_call_or_one_by_one(launches):
     calls = remember(patch_embed_op.PATCH_EMBED, values := patches())
     (call,) = calls.calls.values()
     x, *constants = (values[name] for name in ("x", "weight", "bias", "pos_embed"))
-    same = call.__globals__["same"]
+    same = call.same
     assert same(x, *constants) and same(x.clone(), *constants)
     assert not same(x[:1], *constants) and not same(x.view(torch.float8_e5m2), *constants)
     with torch.inference_mode():
@@ -255,11 +248,9 @@ def test_calls_that_share_a_weight_take_turns(launches):
 def test_another_stream_or_device_is_not_taken_for_the_last_one(launches):
     calls = remember(patch_embed_op.PATCH_EMBED, values := patches())
     assert run(calls, values) is not None
-    (call,) = calls.calls.values()
-    for name in ("current_stream", "current_device"):
+    for name in ("_current_stream", "_current_device"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(call.__globals__, name, lambda *_: 3)
-            patch.setitem(calls.run.__globals__, name, lambda *_: 3)
+            patch.setattr(repeat, name, lambda *_: 3)
             assert run(calls, values) is None
     assert run(calls, values) is not None and len(launches) == 2
 
@@ -288,13 +279,44 @@ def test_a_product_takes_both_operands_and_the_bias_of_the_moment(launches):
     "change",
     [
         {"out_dtype": torch.float32}, {"allow_tf32": True}, {"activation": "silu"}, {"bias": None},
-        {"b": torch.zeros(16, 16).bfloat16()}, {"b": torch.zeros(8, 16).half()}, {"b": 1},
+        {"b": torch.zeros(16, 16).bfloat16()}, {"b": torch.zeros(8, 16).half()}, {"b": 1}, {"allow_tf32": 0},
+        {"b": torch.zeros(8, 16).bfloat16().to_sparse()}, {"b": torch._neg_view(torch.zeros(8, 16).bfloat16())},
+        {"a": torch.nested.nested_tensor([torch.zeros(2, 16), torch.zeros(3, 16)]).bfloat16()},
+        {"b": torch.zeros(8, 16, device="meta").bfloat16()},
     ],  # fmt: skip
 )
-def test_another_product_goes_the_long_way(launches, change):
+@pytest.mark.parametrize("first", [True, False], ids=["the last one", "found by its key"])
+def test_another_product_goes_the_long_way(launches, change, first):
     values = products()
     calls = remember(gemm_op.GEMM, values)
-    assert run(calls, values | change) is None and not launches
+    if first:
+        assert run(calls, values) is not None
+    assert run(calls, values | change) is None and len(launches) == first
+
+
+def test_calls_with_factors_of_other_shapes_stand_beside_each_other(launches):
+    """A number for all, for every row and for every feature are three calls, none of which takes another's place."""
+    first = patches(scale_a=torch.tensor(0.5), scale_b=torch.tensor(0.5))
+    every = [first | change for change in ({}, {"scale_a": torch.rand(2, 16, 1)}, {"scale_b": torch.rand(1, 16)})]
+    calls = RepeatedCalls(patch_embed_op.PATCH_EMBED.repeated._arguments, patch_embed_op.PATCH_EMBED.scales)
+    for values in every:
+        prepared = patch_embed_op.PATCH_EMBED.checked(patch_embed_op.PatchEmbedArguments(**values))
+        calls.put(values, prepared.plan, prepared.operands, prepared.result(), prepared.derive)
+    for values in (*every, *every):
+        assert run(calls, values) is not None
+        for name, operand in (("scale_a", "row_scale"), ("scale_b", "feature_scale")):
+            vector = values[name].numel() > 1
+            assert launches[-1][operand] == (values[name].data_ptr() if vector else None)
+
+
+def test_the_last_calls_with_tensors_that_come_and_go_are_not_kept_for_ever(launches, monkeypatch):
+    monkeypatch.setattr(repeat, "_CAPACITY", 4)
+    calls = remember(gemm_op.GEMM, values := products())
+    for _ in range(20):
+        kept = [values["b"]]  # alive, so that the next has another identity
+        values = values | {"b": values["b"].clone()}
+        assert run(calls, values) is not None and len(calls.recent) <= 4
+        kept.clear()
 
 
 def test_a_call_is_found_by_equal_words_and_numbers_whatever_object_holds_them(launches):
@@ -336,7 +358,6 @@ def test_two_kernels_in_turn_hand_over_memory_of_the_call(launches, layout):
 def test_memory_between_kernels_is_not_kept(launches):
     calls = remember(images_op.PATCH_EMBED_IMAGES, values := pictures())
     (call,) = calls.calls.values()
-    held, _ = call.__globals__["keep"]
-    assert not any(tensor.shape == (12, 608) for tensor in held)
-    assert call.__globals__["x_size"] == (12, 608) and call.__globals__["x_type"] is torch.uint8
+    assert not any(tensor.shape == (12, 608) for tensor in call.kept)
+    assert call.made[0](()).shape == (12, 608) and call.made[0](()).dtype is torch.uint8
     assert run(calls, values) is not None

@@ -43,8 +43,12 @@ from cute_kernels.emulator.state.gmem import GlobalMemory
 #: Architecture -> (compute capability, name, multiprocessors, bytes of L2).
 ARCHITECTURES = {
     "sm_80": ((8, 0), "A100 (emulated)", 108, 40 << 20),
+    "sm_86": ((8, 6), "RTX 3090 (emulated)", 82, 6 << 20),
+    "sm_89": ((8, 9), "L40S (emulated)", 142, 96 << 20),
+    "sm_90": ((9, 0), "H100 (emulated)", 132, 50 << 20),
     "sm_90a": ((9, 0), "H200 (emulated)", 132, 50 << 20),
     "sm_100a": ((10, 0), "B200 (emulated)", 148, 126 << 20),
+    "sm_120": ((12, 0), "RTX 5090 (emulated)", 170, 96 << 20),
 }
 
 _PATIENCE = 0.1

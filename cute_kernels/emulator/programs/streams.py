@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from cute_kernels import forks
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import GlobalMemoryRace
@@ -204,6 +202,8 @@ class Stream:
     streams: Streams
 
     def __init__(self, device: Any = None, priority: int = 0, *, handle: int | None = None, **_: Any) -> None:
+        import torch  # which commands that run no program do without
+
         self.device = torch.device("cuda", 0)
         self.device_index, self.priority = 0, priority
         self.cuda_stream = self.streams.create(alone=True) if handle is None else handle
@@ -227,6 +227,8 @@ class Stream:
 
     def record_event(self, event: Event | None = None) -> Event:
         """Records an event, a new one without any."""
+        import torch
+
         event = event if event is not None else torch.cuda.Event()
         event.record(self)
         return event

@@ -24,6 +24,7 @@ from tests.nightly import nightly
 
 EXACT = {
     "silu": lambda x: x / (1 + math.exp(-x)) if x > -700 else 0.0,
+    "gelu": lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2)),
     "gelu_tanh": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
 }
 
@@ -39,7 +40,7 @@ def values(count: int = 6000) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "none"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_device_function_gives_the_references_bits(activation, arch):
     source = values()
     target = torch.full_like(source, 77.0)
@@ -63,7 +64,7 @@ def test_the_device_function_gives_the_references_bits(activation, arch):
     assert torch.equal(target[numbers].view(torch.int32), expected[numbers].view(torch.int32))
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", EXACT)
 def test_the_reference_is_the_function_to_a_few_units(activation):
     x = torch.linspace(-10, 10, 4001)
     got = ACTIVATIONS[activation](x).double().numpy()
@@ -72,13 +73,31 @@ def test_the_reference_is_the_function_to_a_few_units(activation):
     error = np.abs(got - expected)
     bound = np.maximum(2e-6 * np.abs(expected), 1e-12) if activation == "silu" else 2e-6 * np.abs(expected) + 1e-12
     assert (error <= bound).all()
-    torch_function = torch.nn.functional.silu if activation == "silu" else (
-        lambda v: torch.nn.functional.gelu(v, approximate="tanh")
-    )
-    torch.testing.assert_close(ACTIVATIONS[activation](x), torch_function(x), rtol=5e-6, atol=2e-6)
+    torch_functions = {
+        "silu": torch.nn.functional.silu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
+    }
+    torch.testing.assert_close(ACTIVATIONS[activation](x), torch_functions[activation](x), rtol=5e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gelu_keeps_its_bound_for_any_number():
+    """Every exponent, and densely to where the tail keeps its value, which is below 1e-37."""
+    x = torch.cat([values(20_000), torch.linspace(-14, 14, 40_001)])
+    x = x[x.isfinite()]
+    got = ACTIVATIONS["gelu"](x).double().numpy()
+    exact = x.double().numpy()
+    expected = np.array([EXACT["gelu"](v) for v in exact])
+    kept = exact < -13
+    assert (np.abs(got[kept]) < 1e-37).all() and (np.abs(expected[kept]) < 1e-37).all()
+    tiny = np.abs(exact) < 1e-37  # of which half are no normal numbers
+    assert (np.abs(got - expected)[tiny] <= 2e-45).all()
+    numbers = ~kept & ~tiny
+    bound = (5e-7 + 6e-8 * np.minimum(exact, 0)[numbers] ** 2) * np.abs(expected[numbers])
+    assert (np.abs(got - expected)[numbers] <= bound).all()
+
+
+@pytest.mark.parametrize("activation", EXACT)
 def test_far_from_zero(activation):
     x = torch.tensor([0.0, -0.0, math.inf, 1e30, 3.4e38, -60.0, -1e4, -3.4e38])
     y = ACTIVATIONS[activation](x)
@@ -108,7 +127,7 @@ GEMM_CONFIGS = [
             id=f"{config}-{activation}",
         )
         for i, config in enumerate(GEMM_CONFIGS)
-        for j, activation in enumerate(("silu", "gelu_tanh"))
+        for j, activation in enumerate(EXACT)
     ],
 )
 def test_the_gemm_applies_it_behind_the_bias(config, activation):

@@ -105,7 +105,7 @@ def test_any_rows_under_any_schedule(
     name, source, images, positions, completion, interleave, seed, **facts
 ) -> None:
     """Whole and partial tiles of images and positions; one group of features or two; blocks of K that are not full."""
-    config = replace(CONFIGS[name], stages=0)
+    config = replace(CONFIGS[name], stages=None)
     if config.order == "position":
         source = {key: value for key, value in source.items() if key != "indexed"}
         rows = 1 if not source.get("pos", True) else positions

@@ -36,7 +36,7 @@ STEPS = 60
 def digest(cluster: str, strict: str, seed: int) -> str:
     """Of everything that the race detector knows after a history, and of what it reported on the way."""
     draw, ranks = random.Random(f"{cluster} {strict} {seed}"), CLUSTERS[cluster]
-    crew = Crew([256] * (1 + max(ranks)), ranks, strict=strict == "strict")
+    crew = Crew([256] * (1 + max(ranks)), ranks, strict=strict == "strict", begun=False)
     tracker, points = crew.tracker, [crew.tracker.point() for _ in range(2)]
     phases = dict.fromkeys(BARRIERS[: 1 + max(ranks)], 0)
     for address in phases:

@@ -1,0 +1,1 @@
+"""Kernels by ``mma.sync``, for any GPU since Ampere."""

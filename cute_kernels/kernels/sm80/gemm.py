@@ -1,0 +1,123 @@
+"""The dense GEMM by ``mma.sync``: tiles of all batches, in turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from cute_kernels import dsl
+from cute_kernels.kernels.gemm import finish, out_pitch
+from cute_kernels.kernels.host import ELEMENT_TYPES
+from cute_kernels.kernels.sm80.epilogue import (
+    lane_blocks,
+    lane_column,
+    lane_row,
+    lane_rows,
+    lane_sums,
+    launch,
+    load_vector,
+    run,
+    store_vector,
+)
+from cute_kernels.kernels.sm80.load import Load, rows_load
+from cute_kernels.kernels.sm80.mainloop import Warp
+from cute_kernels.kernels.tiles import GroupedOrder
+from cute_kernels.plan import Sm80GemmPlan
+from cute_kernels.plan.base import ITEMSIZE
+
+
+@dataclass(frozen=True)
+class GemmTiles:
+    """Tiles of all batches, in groups of rows of tiles; sizes and operands of a launch."""
+
+    plan: Sm80GemmPlan
+    order: GroupedOrder
+    a: cute.Pointer
+    b: cute.Pointer
+    bias: cute.Pointer | None
+    out: cute.Pointer
+    m: Int32
+    n: Int32
+    k_bytes: Int32
+
+    def loads(self, tile: Int32) -> tuple[Load, Load]:
+        """Rows of ``a`` and of ``b``."""
+        plan, k_bytes = self.plan, self.k_bytes
+        row, column, batch = self._place(tile)
+        a, b = (_of_batch(p, batch, rows, k_bytes) for p, rows in ((self.a, self.m), (self.b, self.n)))
+        return (
+            rows_load(plan, a, row, self.m, k_bytes, of_b=False),
+            rows_load(plan, b, column, self.n, k_bytes, of_b=True),
+        )
+
+    def _place(self, tile: Int32) -> tuple[Int32, Int32, Int32]:
+        """First row and column, batch."""
+        m_tile, n_tile, batch = self.order.coordinates(tile)
+        return m_tile * self.plan.config.tile_m, n_tile * self.plan.config.tile_n, batch
+
+    @cute.jit
+    def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
+        """Adds the bias, rounds and stores; of rows that are rounded up to 16 bytes all columns."""
+        plan, problem, m = self.plan, self.plan.problem, self.m
+        row, column, batch = self._place(tile)
+        pitch = out_pitch(plan, self.n)
+        dtype = ELEMENT_TYPES[problem.out_dtype]
+        for block in cutlass.range_constexpr(len(lane_blocks(plan))):
+            n_at = column + lane_column(warp, block)
+            addend = None
+            if cutlass.const_expr(self.bias is not None):
+                addend = load_vector(self.bias, n_at, plan.lane_columns, Float32)
+            for eighth in cutlass.range_constexpr(len(lane_rows(plan))):
+                m_at = row + lane_row(warp, eighth)
+                rounded = finish(lane_sums(sums, plan, block, eighth), addend, problem.activation, dtype)
+                if m_at < m and n_at < pitch:
+                    place = (Int64(batch) * Int64(m) + Int64(m_at)) * Int64(pitch) + Int64(n_at)
+                    store_vector(self.out, place, rounded)
+
+
+class GemmKernel:
+    """Host entry and kernel for one plan. Sizes are launch arguments: one compiled kernel serves all of them."""
+
+    def __init__(self, plan: Sm80GemmPlan) -> None:
+        self.plan = plan
+
+    @cute.jit
+    def __call__(
+        self,
+        a_pointer: cute.Pointer,
+        b_pointer: cute.Pointer,
+        bias_pointer: cute.Pointer | None,
+        out_pointer: cute.Pointer,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        batches: Int32,
+        clusters: Int32,
+        stream,
+    ) -> None:
+        """Launches ``clusters`` CTAs on ``stream``."""
+        kernel = self.kernel(a_pointer, b_pointer, bias_pointer, out_pointer, m, n, k, batches)
+        launch(kernel, self.plan, clusters, stream)
+
+    @cute.kernel
+    def kernel(
+        self, a: cute.Pointer, b: cute.Pointer, bias: cute.Pointer | None, out: cute.Pointer, m: Int32, n: Int32,
+        k: Int32, batches: Int32,
+    ) -> None:  # fmt: skip
+        plan, c = self.plan, self.plan.config
+        order = GroupedOrder(
+            cute.ceil_div(m, c.tile_m), cute.ceil_div(n, c.tile_n), batches, c.group_m, Int32(0), Int32(1)
+        )
+        k_bytes = k * ITEMSIZE[plan.multiplied]
+        tiles = GemmTiles(plan, order, a, b, bias, out, m, n, k_bytes)
+        run(plan, tiles, order.tiles, cute.ceil_div(k_bytes, c.row_bytes))
+
+
+def _of_batch(pointer: cute.Pointer, batch: Int32, rows: Int32, k_bytes: Int32) -> Int64:
+    return pointer.toint() + Int64(batch) * Int64(rows) * Int64(k_bytes)
+
+
+dsl.name_kernel(GemmKernel.kernel, "gemm_sm80")

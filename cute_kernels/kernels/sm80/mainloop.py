@@ -1,0 +1,232 @@
+"""The product of one tile, whatever the element type: copies, fragments and ``mma.sync``, all by the same warps.
+
+Stages of both operands are filled by ``cp.async`` while earlier ones are multiplied; there is one barrier per stage.
+Fragments are read by ``ldmatrix`` one step of 32 bytes ahead, and copies are spread over the steps of a stage. Rows of
+B are read in such an order that a lane's accumulators are neighbouring columns (`Sm80Plan.lane_columns`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from cute_kernels.kernels.sm80.instructions import accumulator_type, computed_here, ldmatrix_x4, mma_sync
+from cute_kernels.kernels.sm80.load import Chore, Load, key_of_row
+from cute_kernels.plan.sm80 import STEP_BYTES, Sm80Plan
+
+
+@dataclass(frozen=True)
+class Warp:
+    """Where a warp and its lanes are in a tile.
+
+    Attributes:
+        lane: of the warp.
+        row, column: of the warp's part in the tile.
+    """
+
+    plan: Sm80Plan
+    lane: Int32
+    row: Int32
+    column: Int32
+
+
+def this_warp(plan: Sm80Plan) -> Warp:
+    """That of this thread, computed where it is called."""
+    thread = computed_here(cute.arch.thread_idx()[0])
+    warp = cute.arch.make_warp_uniform(thread // 32)
+    c = plan.config
+    return Warp(plan, thread % 32, warp // c.warps_n * plan.warp_m, warp % c.warps_n * plan.warp_n)
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """Two steps of both operands in registers, and where a lane reads the next ones from.
+
+    Registers of A are (rows 0 to 7, rows 8 to 15) x (lower 16 bytes of K, upper) of every 16 rows, those of B (lower,
+    upper) x (8 columns, the next 8): the operands of an MMA lie side by side as ``ldmatrix`` leaves them.
+
+    Attributes:
+        a, b: ``[registers, 2]``.
+        from_a, from_b: offsets in a stage of the row of which this lane has the address.
+        cell_a, cell_b: of its piece of the first step, swizzled; that of step s is the exclusive or with 32 s.
+    """
+
+    plan: Sm80Plan
+    a: cute.Tensor
+    b: cute.Tensor
+    from_a: Int32
+    from_b: Int32
+    cell_a: Int32
+    cell_b: Int32
+
+    def load(self, stage: Int32, step: int, buffer: int) -> None:
+        """Reads a step of the stage at this address."""
+        plan, row_bytes = self.plan, self.plan.config.row_bytes
+        a = stage + self.from_a + (self.cell_a ^ (step * STEP_BYTES))
+        b = stage + self.from_b + (self.cell_b ^ (step * STEP_BYTES))
+        for i in range(plan.warp_m // 16):
+            for r, value in enumerate(ldmatrix_x4(a, i * 16 * row_bytes)):
+                self.a[4 * i + r, buffer] = value
+        for pair in range(plan.warp_n // 16):
+            # Of 32 columns lanes own 8 each: two pairs of blocks take every other four of eight.
+            row = 32 * (pair // 2) + 4 * (pair % 2) if plan.lane_columns == 8 else 16 * pair
+            for r, value in enumerate(ldmatrix_x4(b, row * row_bytes)):
+                self.b[4 * pair + r, buffer] = value
+
+
+def fragments(plan: Sm80Plan, warp: Warp) -> Fragments:
+    """Of a warp, not loaded yet."""
+    lane, row_bytes = warp.lane, plan.config.row_bytes
+    row_a = (lane & 7) + 8 * ((lane >> 3) & 1)
+    row_b = plan.lane_columns * ((lane & 7) >> 1) + (lane & 1) + 2 * (lane >> 4)
+    key = key_of_row(lane & 7, plan.chunks)  # and that of B's rows in the order in which they are read
+    registers = (plan.warp_m // 16 * 4, plan.warp_n // 8 * 2)
+    a, b = (cute.make_rmem_tensor(cute.make_layout((count, 2)), Int32) for count in registers)
+    return Fragments(
+        plan, a, b, (warp.row + row_a) * row_bytes, (plan.config.tile_m + warp.column + row_b) * row_bytes,
+        ((lane >> 4) ^ key) * 16, (((lane >> 3) & 1) ^ key) * 16,
+    )  # fmt: skip
+
+
+class Tiles(Protocol):
+    """What a kernel's tiles are made of and where they go."""
+
+    def loads(self, tile: Int32) -> tuple[Load, Load]:
+        """Of A and of B. Of a tile behind the last one nothing is copied, whatever the addresses."""
+
+    def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
+        """Finishes and stores this lane's accumulators: ``[4 numbers, blocks of 8 columns, blocks of 16 rows]``."""
+
+
+@dataclass(frozen=True)
+class MainLoop:
+    """Multiplies tiles one after the other, and copies the first blocks of the next one under the end of each.
+
+    Attributes:
+        tiles: see there.
+        k_blocks: stages that a tile takes.
+    """
+
+    plan: Sm80Plan
+    tiles: Tiles
+    k_blocks: Int32
+
+    @property
+    def ahead(self) -> int:
+        """Blocks that are copied before they are multiplied."""
+        return self.plan.config.stages - 1
+
+    @cute.jit
+    def run(self, first: Int32, count: Int32, step: Int32) -> None:
+        """Takes the tiles from ``first`` to ``count - 1``, every ``step``-th."""
+        plan, ahead = self.plan, self.ahead
+        smem = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint()
+        blocks = (4, plan.warp_n // 8, plan.warp_m // 16)
+        sums = cute.make_rmem_tensor(cute.make_layout(blocks), accumulator_type(plan.multiplied))
+        parts = fragments(plan, this_warp(plan))
+        last = smem + ahead * plan.stage_bytes
+        ring = (smem, last)
+        if cutlass.const_expr(plan.overlaps):
+            self._begin(self.tiles.loads(first), smem)
+        read = smem
+        for tile in cutlass.range(first, count, step, unroll=1):
+            loads = self.tiles.loads(tile)
+            sums.fill(0)
+            if cutlass.const_expr(not plan.overlaps):
+                cute.arch.sync_threads()  # the stages of the tile before have been read
+                self._begin(loads, smem)
+                read = smem
+            cute.arch.cp_async_wait_group(ahead - 1)
+            self._emit(self._roundings(loads, read, Int32(1)))
+            cute.arch.sync_threads()
+            parts.load(read, 0, 0)
+            inner = self.k_blocks - ahead if cutlass.const_expr(plan.overlaps) else self.k_blocks
+            for block in cutlass.range(inner, unroll=1):
+                following = self._behind(read, ring)
+                exists, more = Int32(1), Int32(1)
+                if cutlass.const_expr(not plan.overlaps):
+                    exists = Int32(block + ahead < self.k_blocks)
+                    more = Int32(block + 1 < self.k_blocks)
+                    # Behind the last block nothing may have been copied: its own first step is read again, not used.
+                    following = cutlass.select_(more != 0, following, read)
+                self._stage(sums, parts, loads, block + ahead, exists, self._turn(read, following, ring), more)
+                read = following
+            if cutlass.const_expr(plan.overlaps):
+                coming, exists = self.tiles.loads(tile + step), Int32(tile + step < count)
+                for block in cutlass.range_constexpr(ahead):
+                    following = self._behind(read, ring)
+                    more = Int32(1) if cutlass.const_expr(block + 1 < ahead) else None
+                    self._stage(sums, parts, coming, Int32(block), exists, self._turn(read, following, ring), more)
+                    read = following
+            self.tiles.store(sums, this_warp(plan), tile)
+
+    def _behind(self, stage: Int32, ring: tuple[Int32, Int32]) -> Int32:
+        """The stage behind one, of a ring from its first to its last."""
+        return cutlass.select_(stage == ring[1], ring[0], stage + self.plan.stage_bytes)
+
+    def _turn(self, read: Int32, following: Int32, ring: tuple[Int32, Int32]) -> tuple[Int32, Int32, Int32]:
+        """Stages that are multiplied, that come next, and that are written: the one in front, multiplied last."""
+        return read, following, cutlass.select_(read == ring[0], ring[1], read - self.plan.stage_bytes)
+
+    def _begin(self, loads: tuple[Load, Load], smem: Int32) -> None:
+        """Copies the first blocks of a tile."""
+        for stage in range(self.ahead):
+            exists = Int32(Int32(stage) < self.k_blocks)
+            self._emit(self._copies(loads, smem + stage * self.plan.stage_bytes, Int32(stage), exists))
+            cute.arch.cp_async_commit_group()
+
+    def _copies(self, loads: tuple[Load, Load], stage: Int32, block: Int32, exists: Int32) -> list[Chore]:
+        return [chore for load in loads for chore in load.copies(stage, block, exists)]
+
+    def _roundings(self, loads: tuple[Load, Load], stage: Int32, exists: Int32) -> list[Chore]:
+        pairs = zip(loads, self.plan.rounds, strict=True)
+        return [chore for load, rounds in pairs if rounds for chore in load.roundings(stage, exists)]
+
+    def _emit(self, chores: list[Chore]) -> None:
+        for chore in chores:
+            chore()
+
+    def _stage(
+        self, sums: cute.Tensor, parts: Fragments, loads: tuple[Load, Load], block: Int32, exists: Int32,
+        turn: tuple[Int32, Int32, Int32], more: Int32 | None,
+    ) -> None:  # fmt: skip
+        """Multiplies a block, copies another one, and makes the next one ready.
+
+        Args:
+            sums, parts: accumulators, and fragments of the first step.
+            loads, block, exists: what is copied, if at all.
+            turn: as `_turn`.
+            more: whether a next one is there; None: nobody is to wait for it here.
+        """
+        read, following, write = turn
+        steps = self.plan.config.row_bytes // STEP_BYTES
+        chores = self._copies(loads, write, block, exists)
+        chores.append(cute.arch.cp_async_commit_group)
+        roundings = [] if more is None else self._roundings(loads, following, more)
+        if roundings:
+            chores += [lambda: cute.arch.cp_async_wait_group(self.ahead - 1), *roundings]
+        for step in range(steps):
+            if step < steps - 1:
+                parts.load(read, step + 1, (step + 1) % 2)
+                self._emit(chores[len(chores) * step // (steps - 1) : len(chores) * (step + 1) // (steps - 1)])
+            elif more is not None:
+                if not roundings:
+                    cute.arch.cp_async_wait_group(self.ahead - 1)
+                cute.arch.sync_threads()
+                parts.load(following, 0, (step + 1) % 2)
+            self._multiply(sums, parts, step % 2)
+
+    def _multiply(self, sums: cute.Tensor, parts: Fragments, buffer: int) -> None:
+        """One step, in a serpentine over the tile: a fragment of one operand is used again at once."""
+        plan = self.plan
+        rows, columns = plan.warp_m // 16, plan.warp_n // 8
+        for j in range(columns):
+            b = [parts.b[2 * j + r, buffer] for r in range(2)]
+            for i in reversed(range(rows)) if j % 2 else range(rows):
+                a = [parts.a[4 * i + r, buffer] for r in range(4)]
+                for e, value in enumerate(mma_sync(plan.multiplied, [sums[e, j, i] for e in range(4)], a, b)):
+                    sums[e, j, i] = value

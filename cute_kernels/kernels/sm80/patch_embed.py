@@ -1,0 +1,148 @@
+"""The patch embed of rows by ``mma.sync``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64
+
+from cute_kernels import dsl
+from cute_kernels.kernels import ptx
+from cute_kernels.kernels.epilogue import Scales, scale_add_round, scales_of
+from cute_kernels.kernels.sm80.epilogue import (
+    lane_blocks,
+    lane_column,
+    lane_row,
+    lane_rows,
+    lane_sums,
+    launch,
+    load_vector,
+    run,
+    store_vector,
+)
+from cute_kernels.kernels.sm80.load import Load, rows_load
+from cute_kernels.kernels.sm80.mainloop import Warp
+from cute_kernels.kernels.tiles import TableRows, index_view
+from cute_kernels.plan import Sm80PatchEmbedPlan
+from cute_kernels.plan.base import ITEMSIZE
+
+
+@dataclass(frozen=True)
+class RowsTiles:
+    """Tiles of which those of neighbouring features follow each other; sizes and operands of a launch."""
+
+    plan: Sm80PatchEmbedPlan
+    x: cute.Pointer
+    weight: cute.Pointer
+    table: cute.Pointer | None
+    positions: TableRows
+    out: cute.Pointer
+    scales: Scales
+    m: Int32
+    n: Int32
+    k_bytes: Int32
+    n_tiles: Int32
+
+    def loads(self, tile: Int32) -> tuple[Load, Load]:
+        """Rows of ``x`` and of the weight."""
+        row, column = self._place(tile)
+        return (
+            rows_load(self.plan, self.x, row, self.m, self.k_bytes, of_b=False),
+            rows_load(self.plan, self.weight, column, self.n, self.k_bytes, of_b=True),
+        )
+
+    def _place(self, tile: Int32) -> tuple[Int32, Int32]:
+        """First row and column."""
+        c = self.plan.config
+        return tile // self.n_tiles * c.tile_m, tile % self.n_tiles * c.tile_n
+
+    @cute.jit
+    def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
+        """Scales, adds the table, rounds and stores."""
+        plan, wide, m, n = self.plan, self.plan.lane_columns, self.m, self.n
+        row, column = self._place(tile)
+        epilogue, adds_bf16 = plan.config.epilogue, plan.arch.compute_capability >= (9, 0)
+        entry = Float32 if cutlass.const_expr(epilogue == "f32") else BFloat16
+        for block in cutlass.range_constexpr(len(lane_blocks(plan))):
+            n_at = column + lane_column(warp, block)
+            if n_at < n:
+                features = self._features(n_at)
+                for eighth in cutlass.range_constexpr(len(lane_rows(plan))):
+                    m_at = row + lane_row(warp, eighth)
+                    if m_at < m:
+                        addend = None
+                        if cutlass.const_expr(self.table is not None):
+                            addend = load_vector(self.table, self.positions.of(m_at) * n + n_at, wide, entry)
+                        scale = self._scale(features, m_at)
+                        values = lane_sums(sums, plan, block, eighth)
+                        rounded = scale_add_round(values, addend, scale, epilogue, False, adds_bf16)
+                        store_vector(self.out, Int64(m_at) * Int64(n) + Int64(n_at), rounded)
+
+    def _features(self, n_at: Int32) -> list[Float32] | None:
+        """Factors of a lane's columns, with the call's number unless rows have it."""
+        scales = self.scales
+        if scales.features is None:
+            return None
+        wide = self.plan.lane_columns
+        loaded = load_vector(scales.features.iterator, n_at, wide, Float32)
+        factors = [loaded[e] for e in range(wide)]
+        return factors if scales.call is None else [ptx.mul_rn_f32(factor, scales.call) for factor in factors]
+
+    def _scale(self, features: list[Float32] | None, m_at: Int32) -> Float32 | cute.Tensor:
+        """One multiplier for a lane's columns of a row, or registers of one for each."""
+        scales = self.scales
+        if features is None:
+            return scales.call if scales.rows is None else scales.row(m_at)
+        own = cute.make_rmem_tensor(cute.make_layout(len(features)), Float32)
+        factor = None if scales.rows is None else scales.rows[m_at]
+        for e, feature in enumerate(features):
+            own[e] = feature if factor is None else ptx.mul_rn_f32(factor, feature)
+        return own
+
+
+class PatchEmbedKernel:
+    """Host entry and kernel for one plan. Sizes are launch arguments."""
+
+    def __init__(self, plan: Sm80PatchEmbedPlan) -> None:
+        self.plan = plan
+
+    @cute.jit
+    def __call__(
+        self,
+        x_pointer: cute.Pointer,
+        weight_pointer: cute.Pointer,
+        table_pointer: cute.Pointer | None,
+        index_pointer: cute.Pointer | None,
+        out_pointer: cute.Pointer,
+        scale_argument: Float32 | cute.Pointer | None,
+        row_scale_pointer: cute.Pointer | None,
+        feature_scale_pointer: cute.Pointer | None,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        table_rows: Int32,
+        clusters: Int32,
+        stream,
+    ) -> None:
+        """Launches ``clusters`` CTAs on ``stream``."""
+        by_pointer = self.plan.problem.scale_source == "pointer"
+        scales = scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n)
+        positions = TableRows(table_rows, index_view(index_pointer, m), m)
+        kernel = self.kernel(x_pointer, weight_pointer, table_pointer, positions, out_pointer, scales, m, n, k)
+        launch(kernel, self.plan, clusters, stream)
+
+    @cute.kernel
+    def kernel(
+        self, x: cute.Pointer, weight: cute.Pointer, table: cute.Pointer | None, positions: TableRows,
+        out: cute.Pointer, scales: Scales, m: Int32, n: Int32, k: Int32,
+    ) -> None:  # fmt: skip
+        plan, c = self.plan, self.plan.config
+        m_tiles, n_tiles = cute.ceil_div(m, c.tile_m), cute.ceil_div(n, c.tile_n)
+        k_bytes = k * ITEMSIZE[plan.multiplied]
+        tiles = RowsTiles(plan, x, weight, table, positions, out, scales.loaded(), m, n, k_bytes, n_tiles)
+        run(plan, tiles, m_tiles * n_tiles, cute.ceil_div(k_bytes, c.row_bytes))
+
+
+dsl.name_kernel(PatchEmbedKernel.kernel, "patch_embed_sm80")

@@ -1,0 +1,161 @@
+"""Plan of the kernel that reads patches out of images and multiplies by ``mma.sync``, for any GPU since Ampere.
+
+Rows of the product are patches. A thread copies the pixels of a patch row by row, 16 bytes at a time; neighbouring
+lanes have neighbouring patches, or the pieces of one row.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cute_kernels.config import PatchEmbedImagesProblem, Sm80ImagesConfig
+from cute_kernels.plan import sm80
+from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Arch, Operand, reject, require, round_up
+from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.images import INTEGERS, ImagesPlan
+from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of
+
+COPIED_ROWS = (16, 32, 64)
+"""Bytes of a row of a patch, in as many pieces as lanes copy side by side."""
+
+MOST_K = 65_792
+"""Pixels of a patch whose products with int8 have sums of 32 bits: (2^31 - 1) / (255 * 128), in whole vectors."""
+
+
+FIELDS = sm80.FIELDS | {"tile_images": Field("images whose patches at a position are neighbouring rows", (1, 8))}
+
+
+def copies_rows(problem: PatchEmbedImagesProblem) -> bool:
+    """Whether rows of a patch have lengths that this kernel copies."""
+    return problem.patch * ITEMSIZE[problem.in_dtype] in COPIED_ROWS
+
+
+@dataclass(frozen=True)
+class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
+    """One tile per CTA. Its rows are ``tile_images`` images at one position, then the same images at the next one."""
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm80.patch_embed_images:PatchEmbedImagesKernel"
+
+    config: Sm80ImagesConfig
+
+    @property
+    def multiplied(self) -> str:
+        return self.problem.in_dtype
+
+    @property
+    def runs(self) -> str:
+        return "patches: one kernel reads the images"
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """In memory: ``images`` [B, C, H, W], ``weight`` [columns, K], ``scale`` [N], ``table`` [positions or 1, N].
+
+        Written is ``out`` [B, S, N]. Integer weights alone have a scale. Those of two terms have ``terms_block`` rows
+        of the high terms, then the low ones of the same features, and so on: `columns` in all.
+        """
+        names = ("images", "weight", "scale", "table", "out", "batch", "height", "width", "n", "clusters")
+        inherited = {operand.name: operand for operand in super().operands}
+        return tuple(inherited[name] for name in names)
+
+    @property
+    def terms_block(self) -> int:
+        """Features whose two terms follow each other: as many as the lanes of a row have side by side."""
+        return 4 * self.lane_columns
+
+    @property
+    def columns(self) -> int:
+        """Of the product: features, or two for each, of whole blocks."""
+        n = self.problem.n
+        return n if self.terms == 1 else 2 * round_up(n, self.terms_block)
+
+    @property
+    def m_tiles(self) -> int:
+        images = round_up(self.problem.batch, self.config.tile_images)
+        return -(-images * self.problem.positions // self.config.tile_m)
+
+    @property
+    def n_tiles(self) -> int:
+        return -(-self.columns // self.config.tile_n)
+
+    @property
+    def tiles(self) -> int:
+        return self.m_tiles * self.n_tiles
+
+    @property
+    def table_shape(self) -> tuple[int, int] | None:
+        """``[positions, N]`` in row-major order of the patch grid, ``[1, N]`` of a bias alone; None without both."""
+        return (self.problem.table_rows, self.problem.n) if self.problem.table_rows else None
+
+    @property
+    def pieces(self) -> int:
+        """Copies of a row of a patch: lanes side by side have one each."""
+        return self.problem.patch * ITEMSIZE[self.problem.in_dtype] // VECTOR_BYTES
+
+    @property
+    def patch_rows(self) -> int:
+        """Rows of a patch in a stage."""
+        return self.chunks // self.pieces
+
+    @property
+    def pass_patches(self) -> int:
+        """Patches that all threads copy at a time."""
+        return min(self.config.tile_m, self.threads // self.pieces)
+
+    @property
+    def parts(self) -> int:
+        """Threads that share the rows of one patch in a stage."""
+        return self.threads // self.pieces // self.pass_patches
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        images = f"{self.config.tile_images} images at each position"
+        table = "none" if self.table_shape is None else f"{self.table_shape}"
+        return [*super().describe_tiles(), ("rows", images), ("epilogue", f"table {table}")]
+
+
+def plan_sm80_images(
+    problem: PatchEmbedImagesProblem, config: Sm80ImagesConfig, arch: Arch, sm_count: int
+) -> Sm80ImagesPlan:
+    """The plan, or ValueError."""
+    p = problem
+    sides = tuple(size // ITEMSIZE[p.in_dtype] for size in COPIED_ROWS)
+    require("patch", p.patch, sides, f"a row of a patch is {COPIED_ROWS} bytes, in pieces of 16")
+    if p.channels_last:
+        reject("channels_last", True, "pixels of one channel are copied, which have to be neighbours", False)
+    if p.precision in INTEGERS and p.k > MOST_K:
+        reject("channels", p.channels, "sums of products of uint8 by int8 leave 32 bits", MOST_K // p.patch**2)
+    if sm_count < 1:
+        reject("sm_count", sm_count, "a CTA needs a multiprocessor", 1)
+    check_fields(config, FIELDS)
+    plan = Sm80ImagesPlan(problem, config, arch, sm_count)
+    check_tiles(plan)
+    check_patches(plan)
+    return plan
+
+
+def check_patches(plan: Sm80ImagesPlan) -> None:
+    """What copies of patches and weights of two terms ask of a tile."""
+    c = plan.config
+    if plan.parts * plan.pass_patches * plan.pieces != plan.threads or c.tile_m % plan.pass_patches:
+        rule = f"{plan.threads} threads copy {plan.patch_rows} rows of {plan.pass_patches} patches at a time"
+        reject("tile_m", c.tile_m, rule, 128)
+    if plan.terms == 2 and plan.warp_n % (2 * plan.terms_block):
+        rule = f"a warp's {plan.warp_n} columns have to be whole blocks of {plan.terms_block} high and low terms"
+        reject("tile_n", c.tile_n, rule, 2 * plan.terms_block * c.warps_n)
+    rows = plan.m_tiles * c.tile_m
+    if rows >= 2**31:
+        fit = (2**31 - 1) // plan.problem.positions // LANES * LANES
+        reject("batch", plan.problem.batch, f"{rows} rows, which are numbered with 32 bits", fit)
+
+
+def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm80ImagesConfig:
+    """That of the least modelled time."""
+    return first_config(search_space(problem, arch, sm_count), Sm80ImagesConfig)
+
+
+def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[Sm80ImagesPlan]:
+    """Plans that are worth timing, the one with the least modelled time first."""
+    plan = functools.partial(plan_sm80_images, problem, arch=arch, sm_count=sm_count)
+    images = 8 if problem.batch >= 8 else 1
+    return plans_of(candidates(Sm80ImagesConfig, tile_images=images), plan)

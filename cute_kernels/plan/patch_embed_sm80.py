@@ -1,0 +1,86 @@
+"""Plan of the patch embed of rows by ``mma.sync``, for any GPU since Ampere."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cute_kernels.config import PatchEmbedProblem, Sm80PatchEmbedConfig
+from cute_kernels.plan import sm80
+from cute_kernels.plan.base import Arch, Operand, reject
+from cute_kernels.plan.fields import check_fields
+from cute_kernels.plan.patch_embed import EPILOGUE, PatchEmbedPlan, TableLayout, check_capacity
+from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of, require_fp8
+
+FIELDS = sm80.FIELDS | {"epilogue": EPILOGUE}
+
+
+@dataclass(frozen=True)
+class Sm80PatchEmbedPlan(Sm80Plan, PatchEmbedPlan):
+    """One tile per CTA; tiles of neighbouring features follow each other, so that rows come from DRAM once."""
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm80.patch_embed:PatchEmbedKernel"
+
+    config: Sm80PatchEmbedConfig
+
+    table_layout: TableLayout = "row_major"
+
+    @property
+    def multiplied(self) -> str:
+        return self.problem.in_dtype
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """As `PatchEmbedPlan.operands`, without clock stamps."""
+        return tuple(operand for operand in super().operands if operand.name != "profile")
+
+    @property
+    def m_tiles(self) -> int:
+        return -(-self.problem.m // self.config.tile_m)
+
+    @property
+    def n_tiles(self) -> int:
+        return -(-self.problem.n // self.config.tile_n)
+
+    @property
+    def tiles(self) -> int:
+        return self.m_tiles * self.n_tiles
+
+    @property
+    def padded_n(self) -> int:
+        """Columns of the table: those of the output, of which every lane reads whole vectors."""
+        return self.problem.n
+
+    @property
+    def table_shape(self) -> tuple[int, int] | None:
+        """``[rows, N]``, or None without bias and positions."""
+        return (self.table_height, self.padded_n) if self.problem.table_rows else None
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        return [*super().describe_tiles(), ("epilogue", f"{self.config.epilogue}, table {self.table_shape or 'none'}")]
+
+
+def plan_sm80(
+    problem: PatchEmbedProblem, config: Sm80PatchEmbedConfig, arch: Arch, sm_count: int
+) -> Sm80PatchEmbedPlan:
+    """The plan, or ValueError."""
+    if sm_count < 1:
+        reject("sm_count", sm_count, "a CTA needs a multiprocessor", 1)
+    check_fields(config, FIELDS)
+    require_fp8(arch.name, problem.in_dtype)
+    plan = Sm80PatchEmbedPlan(problem, config, arch, sm_count)
+    check_tiles(plan)
+    check_capacity(plan)
+    return plan
+
+
+def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm80PatchEmbedConfig:
+    """That of the least modelled time."""
+    return first_config(search_space(problem, arch, sm_count), Sm80PatchEmbedConfig)
+
+
+def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm80PatchEmbedPlan]:
+    """Plans that are worth timing, the one with the least modelled time first."""
+    plan = functools.partial(plan_sm80, problem, arch=arch, sm_count=sm_count)
+    return plans_of(candidates(Sm80PatchEmbedConfig), plan)

@@ -1,0 +1,273 @@
+"""What the plans of ``mma.sync`` kernels have in common, for any GPU since Ampere: warps, stages, limits, the choice.
+
+A CTA computes tiles of ``A [rows, K] x B [columns, K]^T`` in turn, and all of its warps do the same: they copy 16 bytes
+at a time by ``cp.async``, read fragments by ``ldmatrix`` and multiply. A step of K is 32 bytes of any element type.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, TypeVar
+
+from cute_kernels.config import Sm80Config
+from cute_kernels.plan.base import (
+    CTA_SMEM_BYTES,
+    ITEMSIZE,
+    LANES,
+    VECTOR_BYTES,
+    Plan,
+    SmemRegion,
+    check_smem,
+    reject,
+    require,
+)
+from cute_kernels.plan.fields import Field
+
+STEP_BYTES = 32
+"""K of one ``mma.sync``: 8 elements of TF32, 16 of 16 bits, 32 of 8 (PTX ISA, mma.m16n8k8, k16 and k32)."""
+
+FP8_ARCHS = ("sm_89", "sm_120")
+"""Whose tensor cores multiply E4M3 by ``mma.sync``. For sm_90 the assembler makes two of FP16 and conversions of each,
+which takes longer than BF16; earlier ones have no such instruction."""
+
+MOST_ACCUMULATORS = 128
+"""Of a thread: a warp's tile of 64 x 64. The assembler then takes 230 to 255 registers, without spills."""
+
+ADDRESSING_REGISTERS = 40
+"""What a thread needs besides accumulators and two steps of fragments."""
+
+
+@dataclass(frozen=True)
+class Sm80Plan(Plan):
+    """A persistent plan. Attributes of a subclass say what is multiplied and where the results go."""
+
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:no_graph"
+
+    config: Sm80Config
+
+    @property
+    @abstractmethod
+    def multiplied(self) -> str:
+        """Element type of A, as torch names it."""
+
+    @property
+    @abstractmethod
+    def tiles(self) -> int:
+        """Turns of a CTA, all CTAs together."""
+
+    @property
+    def rounds(self) -> tuple[bool, bool]:
+        """Whether the CTA rounds what it has copied of A, and of B."""
+        return False, False
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        return (1, 1, 1)
+
+    @property
+    def clusters(self) -> int:
+        """As many CTAs as are resident at once, which take tiles in turn."""
+        return min(self.tiles, self.sm_count * self.config.resident_ctas)
+
+    @property
+    def overlaps(self) -> bool:
+        """A tile has as many blocks of K as are copied ahead: then those of the next tile are, under its end."""
+        return self.k_blocks >= self.config.stages - 1
+
+    @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        return super().compiled_in | {"overlaps": self.overlaps}
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("mma",) * (self.config.warps_m * self.config.warps_n)
+
+    # ---- a warp's tile ----------------------------------------------------------------------------------------------
+
+    @property
+    def warp_m(self) -> int:
+        return self.config.tile_m // self.config.warps_m
+
+    @property
+    def warp_n(self) -> int:
+        return self.config.tile_n // self.config.warps_n
+
+    @property
+    def lane_columns(self) -> int:
+        """Neighbouring columns that a lane's accumulators hold: 16 bytes of output, so that nothing is exchanged."""
+        return VECTOR_BYTES // ITEMSIZE[self.problem.out_dtype]
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a thread that hold sums."""
+        return self.warp_m * self.warp_n // LANES
+
+    # ---- shared memory ----------------------------------------------------------------------------------------------
+
+    @property
+    def k_bytes(self) -> int:
+        return self.problem.k * ITEMSIZE[self.multiplied]
+
+    @property
+    def k_blocks(self) -> int:
+        """Stages that a tile takes."""
+        return -(-self.k_bytes // self.config.row_bytes)
+
+    @property
+    def chunks(self) -> int:
+        """Copies of 16 bytes in a row of a stage."""
+        return self.config.row_bytes // VECTOR_BYTES
+
+    @property
+    def pass_rows(self) -> int:
+        """Rows of an operand that all threads copy at a time."""
+        return self.threads // self.chunks
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.config.tile_m + self.config.tile_n) * self.config.row_bytes
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        stages = self.config.stages
+        return (SmemRegion(f"operands: {stages} stages", 0, stages * self.stage_bytes, 128),)
+
+    def describe_tiles(self) -> list[tuple[str, str]]:
+        c = self.config
+        return [
+            ("tile", f"{c.tile_m} x {c.tile_n}, {self.k_blocks} K blocks of {c.row_bytes} bytes"),
+            ("warps", f"{c.warps_m} x {c.warps_n}, {self.warp_m} x {self.warp_n} each"),
+            ("registers", f"{self.accumulators} of sums in a thread"),
+            ("tiles", f"{self.tiles} over {self.clusters} CTAs, {c.resident_ctas} on a multiprocessor"),
+        ]
+
+
+FIELDS = {
+    "tile_m": Field("rows of a tile, 16 or a multiple for each warp", (32, 64, 128, 192, 256)),
+    "tile_n": Field("columns of a tile, 32 or a multiple for each warp", (64, 128, 192, 256)),
+    "warps_m": Field("warps of a CTA along one dimension", (1, 2, 4)),
+    "warps_n": Field("warps of a CTA along one dimension", (1, 2, 4)),
+    "row_bytes": Field("a row of a stage is swizzled in 4 or 8 pieces of 16 bytes", (64, 128)),
+    "stages": Field("copies and products overlap with two stages or more", least=2, most=8),
+    "resident_ctas": Field("CTAs of a multiprocessor", least=1, most=16),
+}
+
+
+def check_tiles(plan: Sm80Plan) -> None:
+    """Every limit that a configuration of `Sm80Config` has."""
+    c = plan.config
+    warps = c.warps_m * c.warps_n
+    require("warps_n", warps, (4, 8), "128 or 256 threads of a CTA copy whole passes of rows: warps_m * warps_n")
+    for name, warps_along, least in (("tile_m", c.warps_m, 16), ("tile_n", c.warps_n, 32)):
+        legal = tuple(size for size in FIELDS[name].legal if size % (least * warps_along) == 0)
+        require(name, getattr(c, name), legal, f"{warps_along} warps along it have multiples of {least} each")
+        rows = max(plan.pass_rows, 1)
+        if getattr(c, name) % rows:
+            reject(name, getattr(c, name), f"threads copy {rows} rows of {c.row_bytes} bytes at a time", rows)
+    if plan.accumulators > MOST_ACCUMULATORS:
+        rule = f"a warp's {plan.warp_m} x {plan.warp_n} are {plan.accumulators} sums a thread, {MOST_ACCUMULATORS} fit"
+        reject("tile_n", c.tile_n, rule, c.tile_n * MOST_ACCUMULATORS // plan.accumulators)
+    check_smem(plan)
+    check_residents(plan)
+    if plan.k_bytes > 2**31 - 1024:
+        rule = "offsets in a row are 32-bit"
+        reject("k", plan.problem.k, rule, (2**31 - 1024) // ITEMSIZE[plan.multiplied])
+    if plan.tiles + plan.clusters >= 2**31:
+        reject("tile_m", c.tile_m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", 256)
+
+
+def check_residents(plan: Sm80Plan) -> None:
+    """Registers and shared memory of a multiprocessor hold as many CTAs as the configuration says."""
+    c, arch = plan.config, plan.arch
+    shared = arch.sm_smem_bytes // (plan.smem_bytes + CTA_SMEM_BYTES)
+    registers = arch.register_file // (plan.threads * (plan.accumulators + ADDRESSING_REGISTERS))
+    fit = max(1, min(shared, registers))
+    if c.resident_ctas > fit:
+        rule = (
+            f"{plan.smem_bytes:,} B of shared memory and {plan.threads} threads with {plan.accumulators} sums each fit "
+            f"a multiprocessor {fit} times"
+        )
+        reject("resident_ctas", c.resident_ctas, rule, fit)
+
+
+def require_fp8(arch: str, dtype: str) -> None:
+    """Refuses E4M3 where `FP8_ARCHS` says so."""
+    if dtype == "float8_e4m3fn" and arch not in FP8_ARCHS:
+        rule = f"mma.sync multiplies E4M3 on {' and '.join(FP8_ARCHS)}, not on {arch}"
+        reject("in_dtype", dtype, rule, "bfloat16")
+
+
+# --- the choice ------------------------------------------------------------------------------------------------------
+
+
+TILES = (
+    (128, 256, 2, 4, 128, 3, 1),
+    (256, 128, 4, 2, 128, 3, 1),
+    (128, 256, 2, 4, 64, 4, 1),
+    (256, 128, 4, 2, 64, 4, 1),
+    (128, 192, 4, 2, 128, 3, 1),
+    (128, 192, 4, 2, 64, 4, 1),
+    (128, 128, 2, 2, 128, 3, 1),
+    (128, 128, 2, 2, 64, 4, 2),
+    (128, 128, 2, 2, 64, 3, 2),
+    (64, 128, 2, 2, 128, 3, 2),
+    (64, 128, 2, 2, 64, 4, 2),
+    (64, 64, 2, 2, 128, 4, 2),
+    (64, 64, 2, 2, 64, 4, 2),
+    (32, 128, 1, 4, 128, 4, 2),
+    (32, 128, 1, 4, 64, 4, 2),
+)
+"""Rows, columns, warps along both, bytes of K in a stage, stages and resident CTAs: what an H100's mma.sync was fastest
+with at some size, and what fits the 99 KB of sm_86, sm_89 and sm_120."""
+
+STAGE_CLOCKS = 60
+"""Of a stage besides its products: the barrier, and what no product hides."""
+
+SUM_CLOCKS = 1 / 512
+"""Of one sum over 32 bytes of K on a multiprocessor: 16 x 8 in a quarter of it take about a clock."""
+
+BYTE_CLOCKS = 1 / 48
+"""Of an operand's byte from L2 to a multiprocessor."""
+
+C = TypeVar("C", bound=Sm80Config)
+
+
+def candidates(kind: type[C], **others: object) -> Iterator[C]:
+    """Configurations that the chooser and tuners try."""
+    names = ("tile_m", "tile_n", "warps_m", "warps_n", "row_bytes", "stages", "resident_ctas")
+    for values in TILES:
+        yield kind(**dict(zip(names, values, strict=True)), **others)
+
+
+def clocks(plan: Sm80Plan) -> float:
+    """Modelled time of a launch: turns of a multiprocessor, each as long as the products or the copies of its CTAs."""
+    c = plan.config
+    area, perimeter = c.tile_m * c.tile_n, c.tile_m + c.tile_n
+    resident = c.resident_ctas
+    products = area * (c.row_bytes // STEP_BYTES) * SUM_CLOCKS * resident
+    copies = perimeter * c.row_bytes * BYTE_CLOCKS * resident
+    stage = max(products, copies) + STAGE_CLOCKS
+    turns = -(-plan.tiles // (plan.sm_count * resident))
+    if turns == 1:  # few CTAs, which have a multiprocessor for themselves
+        share = min(resident, -(-plan.tiles // plan.sm_count))
+        stage = stage * share / resident
+    return turns * (stage * plan.k_blocks + area * resident / 256)
+
+
+def plans_of(configs: Sequence[C] | Iterator[C], plan: Callable[[C], Sm80Plan]) -> list[Sm80Plan]:
+    """Legal plans, the one with the least modelled time first."""
+    legal = []
+    for config in configs:
+        try:
+            legal.append(plan(config))
+        except ValueError:
+            continue  # does not fit this architecture
+    return sorted(legal, key=clocks)
+
+
+def first_config(plans: Sequence[Sm80Plan], kind: type[C]) -> C:
+    """That of the first plan; of none the class's own, of which its plan says what is wrong."""
+    return plans[0].config if plans else kind()

@@ -1,0 +1,67 @@
+"""How many files a reader of a call has to open: those of the package, outside the emulator, whose functions it calls.
+
+A cold call checks, plans, compiles, links and launches. What modules do while they are imported is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cute_kernels
+
+PACKAGE = Path(cute_kernels.__file__).parent
+
+CALL = """
+import inspect, json, sys
+import torch
+import cute_kernels
+
+package, entered, importing = sys.argv[1] + "/", set(), 0
+
+def calls(frame, event, argument):
+    global importing
+    code = frame.f_code
+    if code.co_filename.startswith(package) and code.co_name == "<module>":
+        importing += 1
+        return returns
+    if not importing and code.co_filename.startswith(package) and code.co_flags & inspect.CO_OPTIMIZED:
+        entered.add(code.co_filename.removeprefix(package))
+
+def returns(frame, event, argument):
+    global importing
+    importing -= event == "return"
+    return returns
+
+def draw(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+fp8 = draw(64, 64).to(torch.float8_e4m3fn)
+images = torch.zeros(1, 3, 32, 32, dtype=torch.uint8), cute_kernels.prepare_patch_weight(draw(64, 3, 16, 16))
+arguments = {
+    "gemm": (draw(64, 64).bfloat16(), draw(64, 64).bfloat16()),
+    "patch_embed": (fp8, fp8, draw(64), draw(32, 64)),
+    "patch_embed_images": (*images, draw(64), draw(4, 64)),
+}[sys.argv[2]]
+sys.settrace(calls)
+getattr(cute_kernels, sys.argv[2])(*arguments, backend="emulator")
+sys.settrace(None)
+print(json.dumps(sorted(file for file in entered if not file.startswith("emulator/"))))
+"""
+
+
+@pytest.mark.parametrize(("name", "most"), [("gemm", 38), ("patch_embed", 43), ("patch_embed_images", 41)])
+def test_a_cold_call_enters_few_files(tmp_path: Path, name: str, most: int) -> None:
+    environment = os.environ | {"CUTE_KERNELS_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", CALL, str(PACKAGE), name]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    entered = json.loads(run.stdout.splitlines()[-1])
+    own = {f"operations/{name}.py", "operations/base.py", "plan/registry.py", "compile.py", "kernels/graph.py"}
+    assert own <= set(entered)
+    assert len(entered) <= most, f"{len(entered)} files: {', '.join(entered)}"
