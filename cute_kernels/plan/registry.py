@@ -121,7 +121,7 @@ class Planner:
         return {kernel.config: arch for arch, kernels in reversed(self.kernels.items()) for kernel in kernels}
 
     def arch_for(self, arch: str, config: Any) -> str:
-        """Of the architectures whose binaries a device of ``arch`` runs, the one that has this configuration.
+        """Architecture that has this configuration, of those whose binaries a device of ``arch`` runs.
 
         A device of compute capability 9.0 runs those of sm_90a and of sm_90. ``arch`` where none of them has it.
         """
