@@ -135,7 +135,7 @@ def plan_sm80_images(
 
 
 def check_patches(plan: Sm80ImagesPlan) -> None:
-    """What copies of patches and weights of two terms ask of a tile."""
+    """Checks what copies of patches and weights of two terms ask of a tile."""
     c = plan.config
     if plan.parts * plan.pass_patches * plan.pieces != plan.threads or c.tile_m % plan.pass_patches:
         rule = f"{plan.threads} threads copy {plan.patch_rows} rows of {plan.pass_patches} patches at a time"

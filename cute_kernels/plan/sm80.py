@@ -1,4 +1,4 @@
-"""What the plans of ``mma.sync`` kernels have in common, for any GPU since Ampere: warps, stages, limits, the choice.
+"""Common parts of the plans of ``mma.sync`` kernels, for any GPU since Ampere: warps, stages, limits, the choice.
 
 A CTA computes tiles of ``A [rows, K] x B [columns, K]^T`` in turn, and all of its warps do the same: they copy 16 bytes
 at a time by ``cp.async``, read fragments by ``ldmatrix`` and multiply. A step of K is 32 bytes of any element type.
@@ -38,7 +38,7 @@ MOST_ACCUMULATORS = 128
 is kept in memory from tile to tile."""
 
 ADDRESSING_REGISTERS = 40
-"""What a thread needs besides accumulators and two steps of fragments."""
+"""Registers that a thread needs besides accumulators and two steps of fragments."""
 
 
 @dataclass(frozen=True)

@@ -154,8 +154,8 @@ def test_commands_are_found() -> None:
 
 
 def test_docstrings_name_the_thing_first() -> None:
-    """A docstring that begins with "Of ..", "As ..", "Likewise" says nothing to whoever reads it alone."""
+    """A docstring that begins with "What ..", "Of ..", "As ..", "Likewise" says nothing to whoever reads it alone."""
     sources = sorted((ROOT / "cute_kernels").rglob("*.py"))
-    starts = re.compile(r'^\s*"""(?:Of|As|Likewise|The same)\b.*', re.MULTILINE)
+    starts = re.compile(r'^\s*"""(?:What|Of|As|Likewise|The same)\b.*', re.MULTILINE)
     assert [(str(path), start) for path in sources for start in starts.findall(path.read_text())] == []
     assert len(sources) > 300

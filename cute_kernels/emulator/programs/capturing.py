@@ -293,7 +293,7 @@ class Session:
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """What is per thread of `active`, for another thread."""
+        """The part of `active` that is per thread, for another thread."""
         with self._tensors, self._recording():
             yield
 
@@ -362,7 +362,7 @@ def capture(
     recorder: Recorder | None = None,
     roles: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Session]:
-    """What this thread, and those that it starts, compile and launch inside runs in the emulator.
+    """Runs in the emulator what this thread, and those that it starts, compile and launch inside.
 
     It needs neither GPU nor driver. Launches of several threads run one after the other.
 

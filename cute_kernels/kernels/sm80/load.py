@@ -32,7 +32,7 @@ class Load(Protocol):
 
 
 def key_of_row(row: Int32 | int, chunks: int) -> Int32 | int:
-    """What the numbers of a row's pieces are changed by (exclusive or), if ``ldmatrix`` reads eight rows in order.
+    """Key that the numbers of a row's pieces are changed by (exclusive or), if ``ldmatrix`` reads eight rows in order.
 
     Linear in the bits of the row: that of a sum of rows without common bits is the exclusive or of theirs.
     """

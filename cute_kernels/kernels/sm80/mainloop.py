@@ -93,7 +93,7 @@ def fragments(plan: Sm80Plan, warp: Warp) -> Fragments:
 
 
 class Tiles(Protocol):
-    """What a kernel's tiles are made of and where they go."""
+    """Tiles of a kernel: what they are made of and where they go."""
 
     def loads(self, tile: Int32) -> tuple[Load, Load]:
         """Loads of A and of B. Of a tile behind the last one nothing is copied, whatever the addresses."""
