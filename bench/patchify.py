@@ -60,7 +60,7 @@ def build(plan: PatchifyPlan, images: torch.Tensor, rows: torch.Tensor) -> Calla
     run = bound.with_constants((), images=images.data_ptr(), x=rows.data_ptr(), stream=stream)
 
     def launch(_: int) -> torch.Tensor:
-        run()
+        run(())
         return rows
 
     return launch

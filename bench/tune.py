@@ -110,7 +110,7 @@ def time_case(case: Case, plans: Sequence[Plan]) -> list[Timing]:
 
         def launch(i: int, stream: int, table=table, call=call) -> None:
             slot = i % slots
-            call(x[slot].data_ptr(), out[slot].data_ptr(), stream)
+            call((x[slot].data_ptr(), out[slot].data_ptr(), stream))
 
         out[0].fill_(float("nan"))
         launch(0, torch.cuda.current_stream().cuda_stream)

@@ -148,8 +148,8 @@ def _launch_times(plan: Plan, profile: Any, operands: Any) -> dict[str, float]:
     timers = {}
     for name, launched in (("plain", plan), ("stamped", profile.plan)):
         call = gpu.bound_launch(launched).with_constants(("stream",), **operands.addresses(), profile=memory.data_ptr())
-        call(torch.cuda.current_stream().cuda_stream)  # what is captured has to have run before
-        timers[name] = search.graph_timer(lambda i, stream, call=call: call(stream))
+        call((torch.cuda.current_stream().cuda_stream,))  # what is captured has to have run before
+        timers[name] = search.graph_timer(lambda i, stream, call=call: call((stream,)))
     return {name: 1e3 * milliseconds for name, milliseconds in search.interleaved(timers, 5).items()}
 
 

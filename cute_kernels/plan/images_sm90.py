@@ -57,9 +57,10 @@ REPACK_WARPS = 7
 """Warps that lengthen rows of patches, the ones that two producer warpgroups have beside the one that loads: three of
 one warpgroup could not keep up with TMA and the tensor cores (docs/performance.md)."""
 
-REPACK_REGISTERS = {1: (240, 136), 2: (208, 48), 3: (144, 40)}
-"""Registers per consumer and per producer thread by consumer warpgroups, beside two producer warpgroups. A thread that
-repacks holds two rows twice, which 48 have room for."""
+REPACK_REGISTERS = {1: (232, 136), 2: (208, 48), 3: (128, 40)}
+"""Registers per consumer and per producer thread by consumer warpgroups, beside two producer warpgroups: together no
+more than the CTA begins with, 168, 128 and 96 per thread, or `setmaxnreg.inc` waits for ever. A thread that repacks
+holds two rows twice, which 48 have room for."""
 
 RAW_STAGES = 2
 """Strips on their way to them at least: one is loaded while the other is repacked."""

@@ -176,15 +176,15 @@ def timers_of(operation: Operation, plans: Sequence[Plan], inputs: Sequence[Any]
 
         def launch(i: int, stream: int, calls=calls, slots=slots) -> None:  # slots: calls have addresses only
             for call in calls[i % len(slots)]:
-                call(stream)
+                call((stream,))
 
         return launch, outputs[0][..., : operation.output_shape(inputs[0])[-1]]
 
     return checked_timers(plans, prepare)
 
 
-def calls_of(plan: Plan, operands: Operands) -> list[Callable[[int], None]]:
-    """The launches of a plan's kernels in turn, each a function of the stream's handle.
+def calls_of(plan: Plan, operands: Operands) -> list[Callable[[tuple[int]], None]]:
+    """The launches of a plan's kernels in turn, each a function of a tuple of the stream's handle.
 
     ``operands`` has to live as long as these.
     """

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from cute_kernels.plan import ARCHS
+from cute_kernels.plan.base import arch_of
+
+WITH_SELECTIONS = ("sm_90a", "sm_100a")
+"""Architectures whose own kernels these tests are of. On others `ANYWHERE` alone is collected."""
+
+ANYWHERE = "test_mma_sync.py"
+"""The file of the kernels of ``mma.sync``, which every GPU since Ampere runs."""
 
 NEEDS_SM90 = ("test_gemm_split.py", "test_images_gather.py")
 """Files of what only SM90 has a kernel for: the split of K, and 16-bit pixels in patches of 32 and 64.
@@ -16,4 +22,4 @@ def at_hand() -> str | None:
     if not torch.cuda.is_available():
         return None
     capability = torch.cuda.get_device_capability()
-    return next((name for name, arch in ARCHS.items() if arch.compute_capability == capability), None)
+    return arch_of(capability)

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from cute_kernels.plan import ARCHS
 from tests.gpu import architecture, emulated, harness
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--dry-run-arch", choices=tuple(ARCHS), help="tests/gpu on an emulated device, at small sizes")
+    choices = architecture.WITH_SELECTIONS
+    parser.addoption("--dry-run-arch", choices=choices, help="tests/gpu on an emulated device, at small sizes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +39,8 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         return None
     arch = architecture.at_hand()
     if arch is None or (collection_path.name in architecture.NEEDS_SM90 and arch != "sm_90a"):
+        return True
+    if arch not in architecture.WITH_SELECTIONS and collection_path.name != architecture.ANYWHERE:
         return True
     return None
 

@@ -43,7 +43,11 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches go to the emulator."""
 
     def calls_of(plan, operands):
-        return [lambda stream: emulated.launch(plan, operands, Options(detectors=False))]
+        def call(values: tuple[int]) -> None:
+            assert values == (0,)  # the stream alone, as a launch with constants takes it
+            emulated.launch(plan, operands, Options(detectors=False))
+
+        return [call]
 
     monkeypatch.setattr(search, "calls_of", calls_of)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: types.SimpleNamespace(cuda_stream=0))
@@ -82,7 +86,7 @@ def test_a_plan_that_computes_something_else_is_refused(without_gpu: None, monke
 
     def wrong(plan, operands):
         calls = right(plan, operands)
-        return [*calls, lambda stream: operands.out.mul_(1.1)] if plan is plans[1] else calls
+        return [*calls, lambda values: operands.out.mul_(1.1)] if plan is plans[1] else calls
 
     monkeypatch.setattr(search, "calls_of", wrong)
     with pytest.raises(RuntimeError, match="stages=3.* differs from .*stages=2.* of the norm"):
@@ -100,7 +104,7 @@ def test_a_timer_keeps_its_tensors_alive(without_gpu: None, monkeypatch: pytest.
     def calls_of(plan, operands):
         held.extend(weakref.ref(tensor) for tensor in operands.tensors().values())
         out = weakref.ref(operands.out)
-        return [lambda stream: out().fill_(1)]
+        return [lambda values: out().fill_(1)]
 
     monkeypatch.setattr(search, "calls_of", calls_of)
     plans = [make_plan(INT8, Sm90ImagesConfig(), "sm_90a", sm_count=2)]
@@ -130,7 +134,7 @@ def test_bound_launches_get_their_addresses(monkeypatch: pytest.MonkeyPatch) -> 
     def bound_launch(plan):
         def with_constants(parameters, **constants):
             bound.append((parameters, constants))
-            return lambda stream: None
+            return lambda values: None
 
         return types.SimpleNamespace(with_constants=with_constants)
 

@@ -318,7 +318,7 @@ _OTHERS = (
         "registers",
         "",
         "the warps of a CTA cannot have so many registers together: 32 times the counts of all its warps are at most "
-        "its part of the SM's 65,536, and setmaxnreg.inc waits until warps of others have executed setmaxnreg.dec",
+        "what it begins with, and setmaxnreg.inc waits until warps of others have executed setmaxnreg.dec",
     ),
     Kind("livelock", "", "a loop that polls: what it waits for never happens, or is read once before the loop"),
     Kind(

@@ -24,7 +24,7 @@ from cute_kernels.emulator.observe.trace import recording
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import Kernel, parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
-from cute_kernels.emulator.state.register_pool import RegisterShare, at_entry
+from cute_kernels.emulator.state.register_pool import at_entry
 from cute_kernels.emulator.state.smem import SYSTEM_BYTES, gaps
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
 from cute_kernels.emulator.units.sm import Cluster, LaunchFacts
@@ -243,15 +243,11 @@ class Launch:
         self.races = LaunchShadow(memory) if options.looks_for("races") else None
         self.waiting: deque[int] = deque()  # clusters that have not started
 
-    def _registers(self, kernel: Kernel) -> RegisterShare | None:
-        """Registers that a CTA has, where the kernel's directives say so."""
+    def _registers(self, kernel: Kernel) -> int | None:
+        """Registers that a thread begins with, where the kernel's directives say so."""
         threads = math.prod(kernel.reqntid) if kernel.reqntid is not None else kernel.most_threads
         ctas = None if threads is None else kernel.ctas_per_sm
-        count = at_entry(threads or 0, most=kernel.most_registers, ctas_per_sm=ctas)
-        if count is None:
-            return None
-        fit = (MAX_SHARED_BYTES + SYSTEM_BYTES) // self.shared_bytes  # fewer where shared memory is short
-        return RegisterShare(count, max(min(ctas or 1, fit), 1))
+        return at_entry(threads or 0, most=kernel.most_registers, ctas_per_sm=ctas)
 
     def _check_shapes(self, kernel: Kernel) -> None:
         threads = self.block[0] * self.block[1] * self.block[2]

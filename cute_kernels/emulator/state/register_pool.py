@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from cute_kernels.emulator.facts import ranges
@@ -32,36 +30,22 @@ def at_entry(threads: int, *, most: int | None, ctas_per_sm: int | None) -> int 
     return min(fits, 256)
 
 
-@dataclass(frozen=True)
-class RegisterShare:
-    """Share of the registers that the CTAs of a launch have.
-
-    Attributes:
-        at_entry: registers of a thread when the kernel begins.
-        ctas: CTAs that share an SM at least.
-    """
-
-    at_entry: int
-    ctas: int
-
-
 class RegisterPool:
     """Registers of a CTA by the warps that hold them; the rest is free for `setmaxnreg.inc`.
 
-    There are as many as the CTA can have at most, its part of the SM's file: a kernel of 384 threads that enters with
-    168 registers each, 64,512, has been seen to raise them to 65,536 on an H100. Warps that have exited hold none. The
-    PTX ISA says neither, and other readings would report more.
+    There are as many as the CTA begins with, whatever else an SM has, and warps that have exited keep theirs: of 14
+    kernels on an H100 those hang that ask for more, among them one of 384 threads that enter with 168 and would have
+    65,536 together. The PTX ISA says neither.
     """
 
-    def __init__(self, share: RegisterShare, warps: list[Any], runs: Callable[[Any], bool]) -> None:
-        """Args: of the CTA, its warps, whether a warp has not exited."""
-        self.held = dict.fromkeys(warps, share.at_entry)
-        self.total = max(_FILE // share.ctas, 32 * share.at_entry * len(warps))
-        self._runs = runs
+    def __init__(self, at_entry: int, warps: list[Any]) -> None:
+        """Args: registers of a thread when the kernel begins, the warps of the CTA."""
+        self.held = dict.fromkeys(warps, at_entry)
+        self.total = 32 * at_entry * len(warps)
 
     def free(self) -> int:
         """Registers that no warp holds."""
-        return self.total - 32 * sum(count for warp, count in self.held.items() if self._runs(warp))
+        return self.total - 32 * sum(self.held.values())
 
     def lacks(self, warp: Any, count: int) -> int:
         """Registers that a warp does not hold of ``count`` per thread."""
@@ -75,8 +59,7 @@ class RegisterPool:
         """Registers that a warp lacks, and who holds how many, for a report."""
         holders: dict[int, list[int]] = {}
         for each, held in self.held.items():
-            if self._runs(each):
-                holders.setdefault(held, []).append(each.index)
+            holders.setdefault(held, []).append(each.index)
         held = ", ".join(f"warps {ranges(warps)} hold {each} per thread" for each, warps in holders.items())
         return (
             f"{self.lacks(warp, count):,} registers: it has {self.held[warp]} per thread and asks for {count}; of the "

@@ -14,7 +14,7 @@ from cute_kernels.emulator.state.async_engine import AsyncEngine, cluster_random
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.mbarrier import MBarriers
 from cute_kernels.emulator.state.named_barriers import NamedBarriers
-from cute_kernels.emulator.state.register_pool import RegisterPool, RegisterShare
+from cute_kernels.emulator.state.register_pool import RegisterPool
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.state.tmem import TensorMemory
 from cute_kernels.emulator.state.tmem_pairs import PairOperation
@@ -162,7 +162,7 @@ class LaunchFacts:
     races: LaunchShadow | None
     blocks: int
     instructions: Sequence[Instruction]
-    registers: RegisterShare | None
+    registers: int | None
     take_cluster: Callable[[], tuple[int, int, int] | None]
 
 
@@ -268,7 +268,7 @@ class Cluster:
         self.running = dict.fromkeys(warp for cta in self.ctas for warp in cta.warps)
         if launch.registers is not None:
             for cta in self.ctas:
-                cta.registers = RegisterPool(launch.registers, cta.warps, self.running.__contains__)
+                cta.registers = RegisterPool(launch.registers, cta.warps)
         for cta in self.ctas:
             cta.named.recount()
 

@@ -49,8 +49,8 @@ def test_everything(name: str) -> None:
 
 
 def test_every_target_is_recorded_with_every_schedule_and_mutants_that_are_reported() -> None:
-    kernels = (name for name, target in TARGETS.items() if isinstance(target, KernelTarget))  # whose PTX may change
-    assert RECORDED == sorted(kernels)
+    kernels = {name for name, target in TARGETS.items() if isinstance(target, KernelTarget)}  # whose PTX may change
+    assert RECORDED == sorted(kernels - {"gemm-sm80"})  # which has no mbarriers, and so none of the errors below
     for name in RECORDED:
         record = records.read(name)
         unchanged = [run for run in record.outcomes if not run.mutant]

@@ -70,24 +70,24 @@ def test_what_adds_up_is_granted_whoever_comes_first(give: int, consumer: int, s
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_whole_file_of_an_sm_is_there(seed: int) -> None:
-    """8 x 32 x 136 + 4 x 32 x 240 is 65,536, of which 384 threads enter with 168 each: an H100 grants it."""
-    run(ONE, 136, 240, producers=256, seed=seed)
+def test_no_more_than_at_entry_though_an_sm_has_more(seed: int) -> None:
+    """384 threads enter with 168 each, 64,512; 8 x 32 x 136 + 4 x 32 x 240 is 65,536, and an H100 hangs."""
+    run(ONE, 136, 232, producers=256, seed=seed)
     with pytest.raises(Hang):
-        run(ONE, 144, 240, producers=256, seed=seed)
+        run(ONE, 136, 240, producers=256, seed=seed)
 
 
 @pytest.mark.parametrize("directives", [ONE, ".maxntid 384 .minnctapersm 1", ".maxnreg 168"])
 @pytest.mark.parametrize(
-    ("stay", "consumer", "lacks", "free"), [(160, 240, "2,304", "2,048"), (None, 176, "256", "0")]
+    ("stay", "consumer", "lacks", "free"), [(160, 240, "2,304", "1,024"), (None, 176, "256", "0")]
 )
 def test_what_does_not_add_up_hangs(directives: str, stay: int | None, consumer: int, lacks: str, free: str) -> None:
-    """Consumers want 32 x 72 or 32 x 8 registers each; of 65,536, 4 x 32 x 160 + 8 x 32 x 168 are held, or all."""
+    """Consumers want 32 x 72 or 32 x 8 registers each; of 64,512, 4 x 32 x 160 + 8 x 32 x 168 are held, or all."""
     with pytest.raises(Hang) as caught:
         run(directives, stay, consumer)
     text = str(caught.value)
     assert f"waits at setmaxnreg.inc for {lacks} registers: it has 168 per thread and asks for {consumer}" in text
-    assert f"of the CTA's 65,536 {free} are free (warps 0-" in text and f" hold {stay or 168} per thread" in text
+    assert f"of the CTA's 64,512 {free} are free (warps 0-" in text and f" hold {stay or 168} per thread" in text
     found = diagnose(caught.value)
     assert found.kind == "registers"
     assert f"setmaxnreg.inc for {lacks} registers" in found.sentence
@@ -102,17 +102,20 @@ def test_counts_for_384_threads_are_too_many_for_512() -> None:
 
 
 def test_ctas_that_share_an_sm_have_less() -> None:
-    """Of two with 32,768 registers each, 128 x 24 + 128 x 240 is more; shared memory for one alone leaves it all."""
+    """Of two with 32,768 registers each, 128 x 24 + 128 x 240 is more, also where shared memory leaves one alone."""
     two = ".reqntid 256, 1, 1 .minnctapersm 2"
     run(ONE, 24, 240, threads=256)
     run(two, 24, 232, threads=256)
     with pytest.raises(Hang, match="of the CTA's 32,768 "):
         run(two, 24, 240, threads=256)
-    run(two, 24, 240, threads=256, dynamic_smem=120_000)
+    with pytest.raises(Hang):
+        run(two, 24, 240, threads=256, dynamic_smem=120_000)
 
 
-def test_exited_warps_hold_none() -> None:
-    run(".maxnreg 168", None, 240, meet=False)
+@pytest.mark.parametrize("directives", [ONE, ".reqntid 384, 1, 1 .maxnreg 104"])
+def test_exited_warps_keep_theirs(directives: str) -> None:
+    with pytest.raises(Hang, match="are free"):
+        run(directives, None, 240, meet=False)
 
 
 def test_a_count_that_ptxas_cannot_know_is_ignored_as_ptxas_does() -> None:

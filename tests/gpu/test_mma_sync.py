@@ -1,0 +1,51 @@
+"""The kernels of ``mma.sync`` on any GPU since Ampere: integers bit for bit, floats within a bound of FP64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cute_kernels import gemm, patch_embed, patch_embed_images, prepare_patch_weight, reference
+from cute_kernels.config import Sm80GemmConfig, Sm80ImagesConfig, Sm80PatchEmbedConfig
+
+TILES = ({}, {"tile_m": 64, "tile_n": 64}, {"tile_m": 32, "tile_n": 128, "warps_m": 1, "warps_n": 4, "row_bytes": 128})
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator("cuda").manual_seed(7)
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_gemm(tile: dict[str, int], dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Of TF32 both operands are rounded to 11 bits first, so that what remains is the error of FP32 sums."""
+    a, b = (torch.randn(rows, 392, device="cuda", generator=generator).to(dtype) for rows in (333, 264))
+    out = gemm(a, b, out_dtype=torch.float32, config=Sm80GemmConfig(**tile), allow_tf32=True)
+    if dtype is torch.float32:
+        a, b = reference.round_tf32(a), reference.round_tf32(b)
+    error = (out - a.double() @ b.double().T).abs() / (a.double().abs() @ b.double().abs().T)
+    assert error.max() < 1e-6
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_rows_of_integers(tile: dict[str, int], generator: torch.Generator) -> None:
+    x = torch.randint(0, 256, (392, 304), device="cuda", generator=generator, dtype=torch.uint8)
+    weight = torch.randint(-128, 128, (264, 304), device="cuda", generator=generator, dtype=torch.int8)
+    bias, pos = (torch.randn(*shape, 264, device="cuda", generator=generator) for shape in ((), (49,)))
+    out = patch_embed(x, weight, bias, pos, scale_a=0.37, config=Sm80PatchEmbedConfig(**tile))
+    assert torch.equal(out, reference.patch_embed_f32(x, weight, bias, pos, 0.37).view(out.shape))
+
+
+@pytest.mark.parametrize("precision", ["int8", "int16"])
+@pytest.mark.parametrize("patch", [16, 32])
+def test_images_of_integers(precision: str, patch: int, generator: torch.Generator) -> None:
+    weight = prepare_patch_weight(torch.randn(136, 3, patch, patch) * 0.05, precision=precision).to("cuda")
+    images = torch.randint(0, 256, (10, 3, 64, 96), device="cuda", generator=generator, dtype=torch.uint8)
+    positions = 64 // patch * (96 // patch)
+    bias, pos = (torch.randn(*shape, 136, device="cuda", generator=generator) for shape in ((), (positions,)))
+    config = Sm80ImagesConfig(tile_m=128, tile_n=128) if precision == "int16" else Sm80ImagesConfig()
+    out = patch_embed_images(images, weight, bias, pos, config=config)
+    low, shift = weight.raw_low, bias + weight.offset
+    expected = reference.patch_embed_images(images, weight.raw, low, weight.scale, shift, pos, patch, torch.bfloat16)
+    assert torch.equal(out, expected)
