@@ -35,7 +35,7 @@ os.register_at_fork(
 
 @dataclass(frozen=True)
 class Resources:
-    """What the assembler reports for a kernel: per thread registers, stack and local bytes; static shared bytes.
+    """Resources of a kernel, by the assembler: per thread registers, stack and local bytes; static shared bytes.
 
     Spilled registers live on the stack, so a kernel without stack and local memory has no spills.
     """

@@ -64,7 +64,7 @@ class InvalidEntry(Exception):
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """What is stored of a kernel.
+    """Stored parts of a compiled kernel.
 
     Attributes:
         kernel_name: entry point.

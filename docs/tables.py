@@ -14,14 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.plan import ARCHS, make_plan
+from cute_kernels.plan import make_plan
 from cute_kernels.plan.images import PIXEL_TYPES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cute_kernels"
 PAGES = ("architecture.md", "which_kernel.md")
 
-ARCHITECTURES = tuple(sorted(ARCHS, reverse=True))
+ARCHITECTURES = {
+    "sm_90a": "sm_90a", "sm_100a": "sm_100a", "sm_80": "sm_80, sm_90", "sm_89": "sm_89, sm_120; sm_86 without E4M3"
+}  # fmt: skip
+"""One of those with the same kernels each, and what the column says."""
 LAUNCH_SIZES = {"1 image": 1, "64 images": 64}
 """Images of a call: few, where a launch more counts, and many."""
 
@@ -98,7 +101,7 @@ def cells(problems: dict[str, object]) -> tuple[str, ...]:
 def heading(columns: str) -> list[str]:
     """The first lines of a table whose last columns are the architectures."""
     count = columns.count("|") + 1 + len(ARCHITECTURES)
-    return [f"| {columns} | {' | '.join(ARCHITECTURES)} |", "|---" * count + "|"]
+    return [f"| {columns} | {' | '.join(ARCHITECTURES.values())} |", "|---" * count + "|"]
 
 
 def lines(kinds: dict[str, dict[int, tuple[str, ...]]], shown: Callable[[list[int]], str]) -> list[str]:

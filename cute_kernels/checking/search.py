@@ -53,7 +53,7 @@ class Budget:
 
 @dataclass
 class Tally:
-    """What a search has done: runs under systematic and under random schedules, and whether all systematic ones ran."""
+    """Progress of a search: runs under systematic and under random schedules, and whether all systematic ones ran."""
 
     systematic: int = 0
     random: int = 0
@@ -67,7 +67,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class _Trial:
-    """What became of one run: fields of `Finding` ("" and None if nothing was found), or no time was left for it."""
+    """Result of one run: fields of `Finding` ("" and None if nothing was found), or no time was left for it."""
 
     kind: str = ""
     text: str = ""

@@ -1,1 +1,1 @@
-"""What the command line does: one module per command, and the figures and tables that they print."""
+"""The command line: one module per command, and the figures and tables that they print."""

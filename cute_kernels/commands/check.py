@@ -181,7 +181,7 @@ def record(options: argparse.Namespace, how: dict[str, Any], reporter: Reporter)
 
 
 def summary(recorder: Recorder, tally: Tally, clean: bool) -> str:
-    """What was run, in one line."""
+    """Summary of what was run, in one line."""
     count = len(recorder.launches)
     same = f" ({recorder.total} in all; equal ones once)" if recorder.total != count else ""
     text = f"checked: {count} launch{'' if count == 1 else 'es'}{same}, {tally.runs} runs beside the default schedule: "

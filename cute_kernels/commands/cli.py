@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """What is still in the buffer cannot be written, and the interpreter's own attempt when it exits must not fail."""
+    """Discards what is in the buffer: it cannot be written, and the interpreter's own attempt at exit must not fail."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except io.UnsupportedOperation:  # not a file
@@ -268,7 +268,7 @@ _EMULATED = {
 
 
 def _command_parser() -> type[argparse.ArgumentParser]:
-    """What the subcommands' parsers are: a kind that programs can be given to, unless dependencies are missing."""
+    """Class of the subcommands' parsers: a kind that programs can be given to, unless dependencies are missing."""
     if extras.missing("emulator"):
         return argparse.ArgumentParser
     import cute_kernels.emulator.programs.command_parser as command_parser

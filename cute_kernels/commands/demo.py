@@ -45,7 +45,7 @@ sum of BF16 products is not documented."""
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What to run.
+    """Options of the demo.
 
     Attributes:
         images: image files; the photographs of scikit-image when empty.
@@ -77,7 +77,7 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class _Embedded:
-    """What came of one precision, what executed it, and how the kernel was planned; None without one."""
+    """Result of one precision, what executed it, and how the kernel was planned; None without one."""
 
     candidate: Candidate
     out: torch.Tensor

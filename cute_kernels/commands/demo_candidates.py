@@ -66,7 +66,7 @@ class Candidate:
         return plan if config is None else make_plan(problem, config, arch)
 
     def run_on_gpu(self, plan: Plan) -> torch.Tensor:
-        """What the kernel returns."""
+        """Result of the kernel on the GPU."""
         on_device = {
             name: value.cuda() for name, value in vars(self.arguments).items() if isinstance(value, torch.Tensor)
         }
@@ -77,7 +77,7 @@ class Candidate:
     def emulate(
         self, plan: Plan, seed: int, trace: Path | None, progress: Callable[[int, int], None]
     ) -> tuple[torch.Tensor, str]:
-        """What the kernel returns in the emulator, with the reference's exact sums, and a remark on that."""
+        """Result of the kernel in the emulator, with the reference's exact sums, and a remark on that."""
         prepared = self.operation.prepare(self.arguments, plan)
         options = Options(seed=seed, trace=trace, arithmetic="exact")
         report = emulated.launch(prepared.plan, prepared.operands, options, progress)

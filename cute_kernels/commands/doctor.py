@@ -21,7 +21,7 @@ from typing import Literal
 
 from cute_kernels import dsl, extras
 from cute_kernels import kernel_cache as cache
-from cute_kernels.plan import ARCHS
+from cute_kernels.plan import ARCHS, arch_of
 
 Status = Literal["ok", "note", "wrong"]
 
@@ -145,7 +145,7 @@ def _check_gpu(e: Environment) -> Iterable[Finding]:
             f"{index}: {gpu.name}, compute capability {gpu.capability[0]}.{gpu.capability[1]}, "
             f"{gpu.multiprocessors} multiprocessors, {gpu.memory_bytes / 2**30:.0f} GiB"
         )
-        if gpu.capability in supported:
+        if arch_of(gpu.capability) is not None:
             yield Finding("GPU", "ok", text)
         else:
             names = " or ".join(f"{major}.{minor}" for major, minor in sorted(supported))

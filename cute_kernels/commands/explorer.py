@@ -1,4 +1,4 @@
-"""What the notebook of ``cute-kernels explore`` shows beside the table of a sweep; docs/explore.md"""
+"""Views of the notebook of ``cute-kernels explore`` beside the table of a sweep; docs/explore.md"""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def judge(
 
 
 def survivor(kernel: Kernel, verdict: Verdict) -> Diagnostic:
-    """What is reported of a mutant that nobody noticed."""
+    """Report of a mutant that nobody noticed."""
     kind = kinds.kind("surviving-mutant")
     sentence = f"nothing notices {verdict.mutation}: {verdict.original}"
     return Diagnostic(
@@ -173,7 +173,7 @@ def survivor(kernel: Kernel, verdict: Verdict) -> Diagnostic:
 
 
 def print_kernel(kernel: Kernel, verdicts: list[Verdict], quiet: bool) -> None:
-    """What noticed the mutants of a kernel, and which survive; with ``quiet`` these alone."""
+    """Prints what noticed the mutants of a kernel, and which survive; with ``quiet`` these alone."""
     if not quiet:
         print(f"kernel {kernel.name}")
         killers = Counter(verdict.killer for verdict in verdicts if verdict.killed)

@@ -1,4 +1,4 @@
-"""What can be said of a plan in numbers: its memory, what the assembler made of it, what the emulator counts."""
+"""Numbers of a plan: its memory, what the assembler made of it, what the emulator counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def modelled(plan: Plan) -> Facts:
 
 
 def caveats(plans: Iterable[Plan]) -> list[str]:
-    """What is known of the errors of their modelled times, a sentence or two for each model that gave one."""
+    """Known errors of their modelled times, a sentence or two for each model that gave one."""
     predictions = [predict(plan) for plan in plans]
     return list(dict.fromkeys(prediction.caveat for prediction in predictions if prediction is not None))
 
@@ -87,7 +87,7 @@ COUNTED = {
     "L2 bytes read": ("l2_bytes_read", ("",)),
     "L2 bytes written": ("l2_bytes_written", ("",)),
 }
-"""What is shown of `Report.units`: name -> metric and kinds, as docs/emulator/counters.md lists them."""
+"""Counts of `Report.units` that are shown: name -> metric and kinds, as docs/emulator/counters.md lists them."""
 
 
 def counted(plan: Plan) -> Facts:

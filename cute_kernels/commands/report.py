@@ -86,7 +86,7 @@ def accuracy_table(columns: Sequence[Accuracy]) -> Table:
 
 
 def resource_table(plan: Plan, resources: Resources, name: str) -> Table:
-    """What the assembler reports for the kernel, and every line of the plan."""
+    """Table of what the assembler reports for the kernel, and every line of the plan."""
     table = Table(title=f"{name} kernel for {plan.arch.name}", title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()

@@ -33,7 +33,7 @@ def check_workers(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def workers_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What the options of `add_worker_arguments` choose, as ``executor`` and ``jobs`` of `Workers`.
+    """Workers that the options of `add_worker_arguments` choose, as ``executor`` and ``jobs`` of `Workers`.
 
     Raises:
         OSError: as `executors.connect`.

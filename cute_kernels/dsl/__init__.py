@@ -1,4 +1,4 @@
-"""What this package relies on inside CuTe DSL (``nvidia-cutlass-dsl``), beyond what its documentation promises.
+"""Parts of CuTe DSL that this package relies on (``nvidia-cutlass-dsl``), beyond what its documentation promises.
 
 Another version of CuTe DSL is a matter of this folder: compile options and what a compilation leaves behind, the
 machine code of host functions and how they take their arguments, host functions as object files, and the methods

@@ -63,7 +63,7 @@ def of_module(module: Any) -> tuple[Allocations, ...]:
 
 
 def _operations(module: Any) -> Iterator[Any]:
-    """What stands in the module's modules."""
+    """Operations in the module's GPU modules."""
     for inner in module.body.operations:
         if inner.operation.name == "gpu.module":
             for block in inner.operation.regions[0].blocks:

@@ -45,7 +45,7 @@ class _Section(NamedTuple):
 
 
 class _At(NamedTuple):
-    """What the formula of a relocation is about, as the ABIs call it.
+    """Terms of the formula of a relocation, as the ABIs call them.
 
     Attributes:
         p: address that is relocated.

@@ -24,7 +24,7 @@ _COMPILING = threading.local()
 
 
 class Recorder(Protocol):
-    """What takes the place of the CUDA runtime for one compiled host function: see `hook_runtime`.
+    """Stand-in for the CUDA runtime of one compiled host function: see `hook_runtime`.
 
     Attributes:
         ptx: set to the text of the compiled module, None if it was not kept, before its library is loaded.

@@ -1,4 +1,4 @@
-"""Executes PTX for sm_80, sm_90a and sm_100a on a CPU, bit for bit, under a seeded scheduler.
+"""Executes PTX for sm_80 to sm_90a, sm_100a and sm_120 on a CPU, bit for bit, under a seeded scheduler.
 
 `run` executes a launch; `capture` runs a whole CuTe DSL program; `host` gets launches out of CuTe DSL without a GPU.
 Needs the extra ``emulator``; without it, importing this package raises `cute_kernels.extras.MissingExtra`.

@@ -195,7 +195,7 @@ class Hang(EmulatorError):
 
 
 def raising(error: EmulatorError) -> None:
-    """What is done with a detector's report where nobody wants to go on: it is raised."""
+    """Raises a detector's report, as is done where nobody wants to go on."""
     raise error
 
 

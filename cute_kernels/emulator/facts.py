@@ -1,4 +1,4 @@
-"""What is known of a fault beside its message: both sides of a race, barriers, who waits for what.
+"""Facts of a fault beside its message: both sides of a race, barriers, who waits for what.
 
 Whoever raises an error adds it (`cute_kernels.emulator.errors.EmulatorError.facts`), and `diagnostics` makes a report
 of it. Nothing here is needed to understand the message.

@@ -384,7 +384,7 @@ def _original(name: str, *, loaded_only: bool = False) -> type | None:
 
 @functools.cache
 def _class(name: str) -> type | None:
-    """What takes the place of a family's class. It has that class's name, which device maps go by."""
+    """Class that takes the place of a family's. It has that class's name, which device maps go by."""
     original = _original(name)
     if original is None:
         return None

@@ -118,7 +118,7 @@ def scales_of(
     m: Int32,
     n: Int32,
 ) -> Scales:
-    """What a host function is given, as views."""
+    """Scales that a host function is given, as views."""
     call = cute.make_tensor(scale, cute.make_layout(1)) if by_pointer else scale
     rows = None if row_scale is None else cute.make_tensor(row_scale, cute.make_layout((m,)))
     features = None if feature_scale is None else cute.make_tensor(feature_scale, cute.make_layout((n,)))

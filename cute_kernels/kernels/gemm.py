@@ -1,4 +1,4 @@
-"""What the dense GEMM's kernels have in common on every architecture: host entry, views of its tensors, rounding."""
+"""Common parts of the dense GEMM's kernels on every architecture: host entry, views of its tensors, rounding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tma = tuple[cute.CopyAtom, cute.Tensor]
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """What the host function hands to the kernel: TMA atoms with their views, bias and sizes in tiles."""
+    """Arguments that the host function hands to the kernel: TMA atoms with their views, bias and sizes in tiles."""
 
     tiled_mma: cute.TiledMma
     a_atom: cute.CopyAtom

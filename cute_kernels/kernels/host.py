@@ -1,4 +1,4 @@
-"""What the host functions of all kernels have in common: how they launch; of patch embeds, what they are made of."""
+"""Common parts of the host functions of all kernels: how they launch; of patch embeds, what they are made of."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PatchEmbedHost:
         self.plan, self.graph = plan, graph
 
     def arguments(self, operands: Any) -> Any:
-        """What the kernel takes of its operands: TMA atoms with their views, and sizes in tiles."""
+        """Arguments of the kernel, from its operands: TMA atoms with their views, and sizes in tiles."""
         raise NotImplementedError
 
 
@@ -80,7 +80,7 @@ memory."""
 
 @dataclass(frozen=True)
 class ImagesOperands:
-    """What a launch is given: pointers, and sizes in images, pixels and features."""
+    """Operands of a launch: pointers, and sizes in images, pixels and features."""
 
     images: cute.Pointer
     weight: cute.Tensor
@@ -134,7 +134,7 @@ class ImagesHost(PatchEmbedHost):
 
 @dataclass(frozen=True)
 class RowsOperands:
-    """What a launch is given.
+    """Operands of a launch over rows.
 
     Attributes:
         x, out: ``[images, K or N, positions]``; where tiles are not made of positions, rows count as images of one.

@@ -85,7 +85,7 @@ class Pipe:
 
 
 _AFTER = {"epilogue": Phase.READ}
-"""What a role does after a wait, unless it starts copies or MMAs."""
+"""Phase of a role after a wait, unless it starts copies or MMAs."""
 
 
 def _wait(barrier: cute.Pointer, parity: cutlass.Int32, signal: Signal) -> None:

@@ -13,7 +13,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 CHUNK_BYTES = 16
-"""What SWIZZLE_128B moves around as a whole; also the widest shared-memory store."""
+"""Bytes that SWIZZLE_128B moves around as a whole; also the widest shared-memory store."""
 
 ROW_BYTES = 128
 """A row of a buffer, as SWIZZLE_128B needs it."""
@@ -80,7 +80,7 @@ class WarpStaging:
 
     @cute.jit
     def publish(self) -> None:
-        """What the lanes wrote to the buffers becomes visible to TMA."""
+        """Makes what the lanes wrote to the buffers visible to TMA."""
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
 
@@ -91,7 +91,7 @@ class WarpStaging:
 
     @cute.jit
     def commit(self) -> None:
-        """What was issued since the last commit is one group."""
+        """Makes one group of what was issued since the last commit."""
         cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit

@@ -11,7 +11,7 @@ from cute_kernels.plan.base import BEGIN, COUNT, FINISH, HEADER, PHASE_BITS, SM,
 
 
 class Stamps:
-    """What one warp writes, as `cute_kernels.plan.base` says. All its lanes call every method, one of them stores.
+    """Stamps of one warp, as `cute_kernels.plan.base` says. All its lanes call every method, one of them stores.
 
     Without a row nothing is generated.
     """

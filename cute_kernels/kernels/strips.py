@@ -21,10 +21,10 @@ from cute_kernels.plan.base import Phase
 from cute_kernels.plan.images_strips import BLOCK_BYTES, BLOCK_FEATURES, SPANS, RowPart, StripsPlan
 
 TABLE_VALUES = 4
-"""What a thread adds to its accumulators of 16 features and 8 columns: two features x two columns."""
+"""Table values that a thread adds to its accumulators of 16 features and 8 columns: two features x two columns."""
 
 TERM_FACTOR = 256.0
-"""What the high one of a weight's two terms is multiplied by."""
+"""Factor of the high one of a weight's two terms."""
 
 
 def images_layout(
@@ -136,7 +136,7 @@ def strip_boxes(
     plan: StripsPlan, tma: tuple[cute.CopyAtom, cute.Tensor], stages: cute.Pointer, share: tuple[int, int | Int32],
     part: RowPart | None = None,
 ) -> tuple[cute.Tensor, cute.Tensor]:  # fmt: skip
-    """What the load warp copies: ``[box, tile of a grid row, images, row block, channel]`` to ``[box, stage]``.
+    """Views that the load warp copies: ``[box, tile of a grid row, images, row block, channel]`` to ``[box, stage]``.
 
     Args:
         plan: what is loaded.

@@ -42,7 +42,7 @@ class PositionOrder:
 
     @cute.jit
     def stride(self) -> tuple[Int32, Int32]:
-        """What one step adds to (row block, position) before a carry; a division per tile costs 40 instructions."""
+        """Addend of one step to (row block, position) before a carry; a division per tile costs 40 instructions."""
         row_blocks = self.step // self.positions
         return row_blocks, self.step - row_blocks * self.positions
 
@@ -83,7 +83,7 @@ class ImageOrder:
         return row_block, position
 
     def stride(self) -> tuple[Int32, Int32]:
-        """What one step adds to (position, row block) before a carry."""
+        """Addend of one step to (position, row block) before a carry."""
         return self._swapped.stride()
 
     def advance(self, row_block: Int32, position: Int32, stride: tuple[Int32, Int32]) -> tuple[Int32, Int32]:

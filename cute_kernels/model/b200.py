@@ -73,7 +73,7 @@ FITTED = UnitClocks(operand_byte=0.0142, line=0.451, partial_line=0.426, wait=80
 
 @dataclass(frozen=True)
 class TileWork:
-    """What the busiest CTA of a launch does.
+    """Work of the busiest CTA of a launch.
 
     Attributes:
         tiles: one after the other.

@@ -1,4 +1,4 @@
-"""What a model says of a launch."""
+"""Prediction of a launch's time by a model."""
 
 from __future__ import annotations
 

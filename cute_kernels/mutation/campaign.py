@@ -97,7 +97,7 @@ def _integers(content: np.ndarray) -> bytes:
 
 
 class _Campaign:
-    """What one process knows of a kernel: target, schedules and limits."""
+    """State of one process for a kernel: target, schedules and limits."""
 
     def __init__(self, kernel: Kernel, options: dict[str, Any]) -> None:
         self.kernel, self.target = kernel, RecordedTarget(kernel.launches)

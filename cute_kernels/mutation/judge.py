@@ -22,7 +22,7 @@ _LAUNCHES = 2  # where the order between launches is at stake; elsewhere a secon
 
 @dataclass(frozen=True)
 class Verdict:
-    """What happened to a mutant.
+    """Fate of a mutant.
 
     Attributes:
         killer: name of the error that the emulator raised, ``"wrong result"``, or "" if it survived every schedule.

@@ -1,4 +1,4 @@
-"""What is mutated: a PTX text that can be run, and the schedules under which mutants are."""
+"""Target of mutations: a PTX text that can be run, and the schedules under which mutants are."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RecordedTarget:
         return Outcome(instructions, difference)
 
     def _unchanged(self, number: int, options: Options, overlap: bool) -> Replayed:
-        """What the unchanged text leaves under a schedule."""
+        """Memory that the unchanged text leaves under a schedule."""
         free = dataclasses.replace(options, max_warp_instructions=None)
         key = (number, free, overlap)
         if key not in self._expected:

@@ -1,4 +1,4 @@
-"""What there is a kernel for, asked before a call instead of caught after it."""
+"""Availability of a kernel, asked before a call instead of caught after it."""
 
 from __future__ import annotations
 

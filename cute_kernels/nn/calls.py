@@ -1,4 +1,4 @@
-"""What a call of a module does besides its class's own forward: hooks, adapters, forwards of one instance.
+"""Parts of a module's call besides its class's own forward: hooks, adapters, forwards of one instance.
 
 A replaced forward that reads a submodule's parameters instead of calling it asks here first whether that is the same.
 """

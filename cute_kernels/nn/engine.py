@@ -1,4 +1,4 @@
-"""What stands between a module's parameters and the operations: prepared weights, positions, and when to stay out.
+"""The link between a module's parameters and the operations: prepared weights, positions, and when to stay out.
 
 A module keeps its parameters, so that checkpoints, optimisers and initialisation see what they always saw. What the
 kernels read is made from them, kept beside them and made anew when they change.
@@ -25,7 +25,7 @@ from cute_kernels.reference.images import patch_rows
 
 E4M3_MAX = 448.0
 _E4M3_REACH = 464.0
-"""What lies further is not rounded to 448: it would be 480 if E4M3 had it."""
+"""Largest magnitude that is rounded to 448; what lies further is not: it would be 480 if E4M3 had it."""
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _RAW_FACTOR = 8.0
@@ -308,7 +308,7 @@ class PatchEngine:
 
     @torch.compiler.disable
     def prepared(self, kind: str, weight: torch.Tensor) -> Any:
-        """What ``weight`` became: for ``"images"`` a `PatchWeight`, for ``"rows"`` a matrix, for either an `Fp8Weight`.
+        """Prepared ``weight``: for ``"images"`` a `PatchWeight`, for ``"rows"`` a matrix, for either an `Fp8Weight`.
 
         Made anew when the parameter is another one or was written to (`cute_kernels.nn.origin`).
         """

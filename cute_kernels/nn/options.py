@@ -18,7 +18,7 @@ Backend = Literal["auto", "emulator", "reference", "torch"]
 
 @dataclass(frozen=True, kw_only=True)
 class PatchOptions:
-    """What the kernels need to know beyond the weight.
+    """Options of the kernels beyond the weight.
 
     Attributes:
         precision: what is multiplied. ``"bf16"`` and ``"fp16"`` take normalised pixels and uint8; ``"int8"`` and

@@ -1,4 +1,4 @@
-"""What something was made from, so that it is made anew when that has changed."""
+"""Origin of something that was made from a tensor, so that it is made anew when that has changed."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Row:
         raise NotImplementedError
 
     def decoder(self) -> Callable[..., Any] | None:
-        """What makes the value of the operator's parameters of this row, the inverse of `encode`; None: it is one."""
+        """Makes the value from the operator's parameters of this row, the inverse of `encode`; None: it is one."""
         return None
 
 
@@ -222,7 +222,7 @@ def plain(declaration: str, kind: type, *, optional: bool = False, default: Any 
 
 
 class ArgumentTable:
-    """What follows from the fields of a dataclass of arguments.
+    """Consequences of the fields of a dataclass of arguments.
 
     Attributes:
         kind: the dataclass.

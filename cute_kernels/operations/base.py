@@ -132,17 +132,17 @@ class Operation(ABC, Generic[A]):
 
     @abstractmethod
     def problems(self, a: A) -> Iterator[Exception]:
-        """What is wrong with types and extents that depend on each other; runs on fake tensors, too.
+        """Errors in types and extents that depend on each other; runs on fake tensors, too.
 
         Element types may be wrong ones, numbers of extents are right.
         """
 
     def check_values(self, a: A) -> None:
-        """What numbers in host memory have to be; not on fake tensors."""
+        """Checks numbers in host memory; not on fake tensors."""
 
     @abstractmethod
     def problem(self, a: A) -> Any:
-        """What is to be computed, as plans see it."""
+        """Problem to be computed, as plans see it."""
 
     @abstractmethod
     def smallest(self, problem: Any) -> Any:
@@ -166,7 +166,7 @@ class Operation(ABC, Generic[A]):
         """
 
     def variants(self, plan: Plan) -> list[Plan]:
-        """What a tuner tries beside a plan if it is the fastest of the candidates."""
+        """Plans that a tuner tries beside a plan if it is the fastest of the candidates."""
         return []
 
     def tuned_problem(self, problem: Any) -> Any:

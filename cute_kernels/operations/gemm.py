@@ -54,7 +54,7 @@ def gemm(
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. It is converted to FP32 once and found again by object,
             memory, autograd's version counter and, as `cute_kernels.clear_cache` says, its numbers.
         out_dtype: bfloat16, float16 or float32; the type of ``a`` when None.
-        config: tunables of the kernel, `Sm100GemmConfig` or `Sm90GemmConfig`; None takes what
+        config: tunables of the kernel, `Sm100GemmConfig`, `Sm90GemmConfig` or `Sm80GemmConfig`; None takes what
             `cute_kernels.tune_gemm` found for this problem, or chooses by size. The emulator runs the kernel of the
             config's architecture, SM100's without a config.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the

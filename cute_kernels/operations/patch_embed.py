@@ -331,7 +331,7 @@ def _index_problems(x: torch.Tensor, pos_embed: torch.Tensor | None, pos_index: 
 
 
 def _check_positions(pos_index: torch.Tensor, positions: int) -> None:
-    """What metadata does not tell: numbers in host memory, which are there to be looked at."""
+    """Checks what metadata does not tell: numbers in host memory, which are there to be looked at."""
     low, high = int(pos_index.min()), int(pos_index.max())
     if low < 0 or high >= positions:
         raise ValueError(f"pos_index has numbers from {low} to {high}, allowed: 0 to {positions - 1}")

@@ -98,7 +98,7 @@ class PatchWeight(torch.nn.Module):
         return self.raw.device
 
     def get_extra_state(self) -> torch.Tensor:
-        """What the buffers do not say, for ``state_dict``: JSON as uint8, since safetensors takes tensors alone."""
+        """State that buffers do not hold, for ``state_dict``: JSON as uint8, since safetensors takes tensors alone."""
         state = {
             "schema": _SCHEMA, "precision": self.precision, "order": self.order, "patch": self.patch,
             "channels": self.channels, "mean": self.mean, "std": self.std,

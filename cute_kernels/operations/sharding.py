@@ -62,7 +62,7 @@ def register(name: str, shardings: Shardings) -> None:
 
 
 def _placements(operator: Any, shardings: Shardings, *given: Any) -> list[tuple[list, list]]:
-    """What `register_sharding` asks for: placements of the result and of the arguments, None for what is no tensor.
+    """Answer to `register_sharding`: placements of the result and of the arguments, None for what is no tensor.
 
     Args:
         operator: overload, for the names of its arguments.

@@ -1,4 +1,4 @@
-"""What every plan has in common: architectures, limits, the checks of a problem, and how a plan is printed."""
+"""Common parts of every plan: architectures, limits, the checks of a problem, and how a plan is printed."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class Plan(ABC):
 
     @property
     def tmem(self) -> tuple[TmemRegion, ...]:
-        """What the allocated columns of tensor memory hold, in order; empty where the architecture has none."""
+        """Regions of the allocated columns of tensor memory, in order; empty where the architecture has none."""
         return ()
 
     @property
@@ -230,12 +230,12 @@ class Plan(ABC):
 
     @property
     def compiled_in(self) -> dict[str, Hashable]:
-        """What the generated code depends on besides configuration and problem: consequences of launch arguments."""
+        """Facts that generated code depends on besides configuration and problem: consequences of launch arguments."""
         return {}
 
     @property
     def kernel_key(self) -> tuple:
-        """What the generated code depends on; everything else in the plan is a launch argument.
+        """Key of all that the generated code depends on; everything else in the plan is a launch argument.
 
         All that is not marked as one is in it (`cute_kernels.config.LAUNCH_ARGUMENT`): fields of the problem, the whole
         configuration, and constants of the plan where they were replaced.
@@ -252,7 +252,7 @@ class Plan(ABC):
 
     @property
     def launch_facts(self) -> dict[str, Any]:
-        """What a launch without this package has to know of its tensors besides the problem, in types that JSON has."""
+        """Facts of its tensors besides the problem, for a launch without this package, in types that JSON has."""
         return {}
 
     def smaller_stage(self, nbytes: int) -> tuple[str, object, object]:
@@ -331,7 +331,7 @@ def check_smem(plan: Plan) -> None:
 
 
 class Phase(IntEnum):
-    """What a warp does from a stamp on until its next one. `wait_phase` numbers the waits for barriers."""
+    """Phase of a warp from a stamp until its next one. `wait_phase` numbers the waits for barriers."""
 
     TILE = 1
     """The next tile: where it is, and what is fetched before its data are waited for."""

@@ -1,4 +1,4 @@
-"""What the SM100 plans have in common: clusters of CTA pairs, one warp role after the other, stages filled by both."""
+"""Common parts of the SM100 plans: clusters of CTA pairs, one warp role after the other, stages filled by both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a field of a configuration may be by itself: one table a kernel, which checks, ``--help`` and docs read.
+"""Values that a field of a configuration may have: one table a kernel, which checks, ``--help`` and docs read.
 
 What else a value depends on (the problem, other fields, memory) is checked by the kernel's plan.
 """

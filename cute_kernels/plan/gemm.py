@@ -1,4 +1,4 @@
-"""What the plans of the dense GEMM have in common: checks of the problem, tiles, order and output staging."""
+"""Common parts of the plans of the dense GEMM: checks of the problem, tiles, order and output staging."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class GemmPlan(Plan):
 
     @property
     def multiplied_dtype(self) -> str:
-        """What the tensor core multiplies; of float32 operands TF32."""
+        """Element type that the tensor core multiplies; of float32 operands TF32."""
         return "tfloat32" if self.problem.in_dtype == "float32" else self.problem.in_dtype
 
     @property

@@ -141,7 +141,7 @@ def plan_sm100_gemm(problem: GemmProblem, config: Sm100GemmConfig, arch: Arch, s
 
 
 CANDIDATES = {WIDE: 1.96, LEVEL_7: 1.96, LEVEL_8: 1.0}
-"""What the chooser chooses from, and the time of a tile over that of Level 8's, which has half the outputs.
+"""Candidates that the chooser chooses from, and the time of a tile over that of Level 8's, which has half the outputs.
 
 In the CUDA original's table Level 7 is 1.0 to 5.5% faster than Level 8 at 6144, 8192 and 12288, where both fill the
 device equally, and slower at 4096, where it does not. `WIDE` has tiles of the size of Level 7's. Nobody has timed it,
@@ -170,7 +170,7 @@ TUNED = (
     dataclasses.replace(LEVEL_8, cluster_m=4),
     dataclasses.replace(LEVEL_8, tile_n=64, stages=9, store_stages=1),
 )
-"""What a tuner tries besides: less traffic at a cost that no count shows, and tiles for small problems."""
+"""Candidates of a tuner besides: less traffic at a cost that no count shows, and tiles for small problems."""
 
 
 def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm100GemmPlan]:

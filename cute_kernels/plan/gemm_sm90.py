@@ -93,7 +93,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
     @property
     def loaded_bytes(self) -> int:
-        """What completes on the barrier of a stage: its bytes but for the rows of ``a`` that are not loaded."""
+        """Bytes that complete on the barrier of a stage: its bytes but for the rows of ``a`` that are not loaded."""
         return self.stage_bytes - (self.config.tile_m - self.loaded_rows) * self.k_block_bytes
 
     @property
@@ -112,7 +112,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
     @property
     def received_bytes(self) -> int:
-        """What the other CTAs of a split send to one warp that finishes its rows."""
+        """Bytes that the other CTAs of a split send to one warp that finishes its rows."""
         return (self.config.split_k - 1) * self.partial_bytes
 
     @property
@@ -178,7 +178,7 @@ def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_
 
 
 def _way_to_split(plan: Sm90GemmPlan) -> str:
-    """What to set for a split of K that the tile is too large for, for a report; "" if no smaller tile helps."""
+    """Setting for a split of K that the tile is too large for, for a report; "" if no smaller tile helps."""
     for tile_n in (192, 128, 64):
         for stores in dict.fromkeys((plan.config.store_stages, 2, 1)):
             config = dataclasses.replace(plan.config, tile_n=tile_n, store_stages=stores)
@@ -218,7 +218,7 @@ CANDIDATES = tuple(
     for cluster in clusters
     for split_k in splits
 )
-"""What the chooser chooses from: what pays at some size, by the timings or by the model fitted to them."""
+"""Candidates that the chooser chooses from: what pays at some size, by the timings or by the model fitted to them."""
 
 TILES = (
     (128, 256, False), (256, 128, False), (256, 192, False), (128, 192, True), (192, 128, True), (128, 128, True),
@@ -242,7 +242,7 @@ FETCHED_BYTES_PER_CLOCK = 95
 """Operand bytes that a CTA gets from L2 per clock, while WGMMAs run."""
 
 FIRST_BYTES_PER_CLOCK = 500
-"""What those of its first tile add to a launch, when all CTAs fetch and nothing is in L2 yet."""
+"""Rate at which operand bytes of its first tile add clocks to a launch: all CTAs fetch, nothing is in L2 yet."""
 
 BLOCK_CLOCKS = 110
 """Clocks of every K block: its barriers, and the issue of its WGMMAs."""

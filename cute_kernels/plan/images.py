@@ -1,4 +1,4 @@
-"""What plans of the patch embed of images have in common: the problem's limits, and how tiles cut images up."""
+"""Common parts of the plans of the patch embed of images: the problem's limits, and how tiles cut images up."""
 
 from __future__ import annotations
 

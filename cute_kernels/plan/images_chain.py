@@ -76,7 +76,7 @@ def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
 
 
 def why_rows_on_sm80(problem: PatchEmbedImagesProblem) -> str:
-    """Likewise of the kernels of ``mma.sync``."""
+    """Why the kernel of ``mma.sync`` does not read these images itself; empty where it does."""
     if problem.channels_last:
         return "channels are last, and copies are made of neighbouring pixels of one channel"
     if problem.precision != "int16" and not copies_rows(problem):
@@ -152,7 +152,7 @@ class RowsChainPlan(Plan):
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """What the pass reads, and everything of the second kernel: ``x`` [B * S, K] lies between."""
+        """Operands that the pass reads, and all of the second kernel: ``x`` [B * S, K] lies between."""
         return (self.patchify.operands[0], *self.rows.operands)
 
     @property
@@ -167,7 +167,7 @@ class RowsChainPlan(Plan):
         return f"{images}, patches of {p.patch}, {p.n} features, {p.precision}, table rows {p.table_rows}"
 
     def describe_tiles(self) -> list[tuple[str, str]]:
-        """What each kernel says of itself."""
+        """Lines that each kernel has of itself."""
         return [
             (f"{part.operation}: {what}", value) for part in self.launches for what, value in part.describe()[2:]
         ]
@@ -192,7 +192,7 @@ def _pass_of(p: PatchEmbedImagesProblem) -> PatchifyProblem:
 
 
 def rows_problem(problem: PatchEmbedImagesProblem, arch: Arch) -> PatchEmbedProblem:
-    """What the second kernel computes of the rows that the pass writes.
+    """Problem of the second kernel, over the rows that the pass writes.
 
     Raises:
         ValueError: no pass or no kernel over rows takes these images.

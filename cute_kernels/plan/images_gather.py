@@ -186,7 +186,7 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
 
 
 def check_gather_problem(p: PatchEmbedImagesProblem) -> None:
-    """What this kernel cannot gather."""
+    """Checks what this kernel can gather."""
     require("precision", p.precision, ("bf16", "fp16"), "both operands of the WGMMAs are floating-point numbers")
     require("patch", p.patch, GATHERED_PATCHES, "a patch's row of pixels is 32, 64 or 128 bytes, which TMA swizzles")
 

@@ -66,7 +66,7 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
 
     @property
     def columns(self) -> int:
-        """Of the product: features, or two for each, of whole blocks."""
+        """Columns of the product: features, or two for each, of whole blocks."""
         n = self.problem.n
         return n if self.terms == 1 else 2 * round_up(n, self.terms_block)
 
@@ -135,7 +135,7 @@ def plan_sm80_images(
 
 
 def check_patches(plan: Sm80ImagesPlan) -> None:
-    """What copies of patches and weights of two terms ask of a tile."""
+    """Checks what copies of patches and weights of two terms ask of a tile."""
     c = plan.config
     if plan.parts * plan.pass_patches * plan.pieces != plan.threads or c.tile_m % plan.pass_patches:
         rule = f"{plan.threads} threads copy {plan.patch_rows} rows of {plan.pass_patches} patches at a time"

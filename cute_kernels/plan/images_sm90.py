@@ -94,7 +94,7 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
 
     @property
     def stage_ctas(self) -> int:
-        """What a CTA repacks it keeps."""
+        """CTAs that share a stage: what one repacks it keeps."""
         return 1 if self.repacks else super().stage_ctas
 
     @property
@@ -614,7 +614,7 @@ def _microseconds(plan: Sm90ImagesPlan) -> float:
 
 
 def _box_microseconds(plan: Sm90ImagesPlan) -> float:
-    """What TMA takes for the rows of the boxes, one after the other."""
+    """Time that TMA takes for the rows of the boxes, one after the other."""
     tiles = -(-plan.tiles // (plan.clusters // plan.groups))
     per_row = 1 if plan.gathers else plan.tile_patches
     box_rows = len(plan.row_parts) * plan.pixel_stage_bytes // plan.row_span // per_row

@@ -43,7 +43,7 @@ SPANS = (16, 32, 64, 128)
 
 
 SPLIT_SPANS = {48: (32, 16), 96: (64, 32)}
-"""What rows of these bytes are split into."""
+"""Parts that rows of these bytes are split into."""
 
 SPLIT_BLOCKS = 3
 """K blocks of a stage of split rows: two of the longer parts, one of the shorter ones, of the same rows."""
@@ -51,7 +51,7 @@ SPLIT_BLOCKS = 3
 
 @dataclass(frozen=True)
 class RowPart:
-    """What one TMA box brings of the rows of patches.
+    """Part of the rows of patches that one TMA box brings.
 
     Attributes:
         offset: of its first byte in a patch's row.
@@ -82,7 +82,7 @@ class StripsPlan(GridTilesPlan, FeatureSlabs):
 
     @property
     def row_bytes(self) -> int:
-        """What a patch has side by side in memory: a row of its pixels, with all channels where these are last."""
+        """Bytes of a patch side by side in memory: a row of its pixels, with all channels where these are last."""
         return row_bytes(self.problem)
 
     @property
@@ -129,11 +129,11 @@ class StripsPlan(GridTilesPlan, FeatureSlabs):
 
     @property
     def load_box(self) -> tuple[int, ...]:
-        """What TMA loads at once of the only part of the rows."""
+        """Box that TMA loads at once, of the only part of the rows."""
         return self.box_of(self.row_parts[0])
 
     def box_of(self, part: RowPart) -> tuple[int, ...]:
-        """What TMA loads at once: of strips elements of a row, images, rows and planes.
+        """Box that TMA loads at once: of strips elements of a row, images, rows and planes.
 
         Where rows of patches are gathered the first mode is split: elements of one patch's row, patches.
         """
@@ -268,7 +268,7 @@ def why_no_operand(p: PatchEmbedImagesProblem) -> str:
 
 
 def images_step(tile_patches: int, columns: int = 16) -> int:
-    """What the images of a tile are a multiple of, so that its patches are one of ``columns``."""
+    """Number that the images of a tile are a multiple of, so that its patches are one of ``columns``."""
     return columns // math.gcd(columns, tile_patches)
 
 
@@ -282,20 +282,20 @@ def check_table(plan: StripsPlan) -> None:
 
 
 def check_strips_problem(p: PatchEmbedImagesProblem) -> None:
-    """What strips of 16 bytes cannot do, on every architecture."""
+    """Checks what strips of 16 bytes can do, on every architecture."""
     check_integers(p)
     require("channels_last", p.channels_last, (False,), "strips are neighbouring pixels of one channel")
     require("patch", p.patch, (STRIP_PATCH,), "a patch's row of pixels is 16 bytes of a strip")
 
 
 def check_integers(p: PatchEmbedImagesProblem) -> None:
-    """What kernels of uint8 pixels multiply and store."""
+    """Checks what kernels of uint8 pixels multiply and store."""
     require("precision", p.precision, INTEGERS, "a strip's pixels are bytes")
     require("out_dtype", p.out_dtype, ("bfloat16",), "element types that this kernel stores")
 
 
 def check_gathered_problem(p: PatchEmbedImagesProblem) -> None:
-    """What patches of 16-bit pixels have to be that are gathered in the order of a strip."""
+    """Checks patches of 16-bit pixels that are gathered in the order of a strip."""
     require("out_dtype", p.out_dtype, ("bfloat16", "float16"), "element types of 16 bits, which stmatrix transposes")
     require("patch", p.patch, (STRIP_PATCH,), "a patch's row of pixels is 32 bytes, one step of K")
 

@@ -1,4 +1,4 @@
-"""What the plans of the patch embed have in common: its operands, its table, and the checks of a problem."""
+"""Common parts of the plans of the patch embed: its operands, its table, and the checks of a problem."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
 
     @property
     def work(self) -> b200.TileWork:
-        """What the busiest CTA does, in the units that the model of time has costs for."""
+        """Work of the busiest CTA, in the units that the model of time has costs for."""
         return transposed_work(self, self.memory_bytes, self.fill_wavefronts)
 
     # ---- printing --------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ STORE_COLUMNS = 64
 """BF16 columns of a staging region: the 128 bytes of a SWIZZLE_128B row."""
 
 DIRECT_BYTES = 32
-"""What a thread stores at once without staging, a sector."""
+"""Bytes that a thread stores at once without staging, a sector."""
 
 BLOCK = 32
 """Rows and columns of a square of a blocked table."""
@@ -190,7 +190,7 @@ def check_stores(config: Sm100PatchEmbedConfig) -> None:
 
 
 def check_columns(plan: Sm100Epilogue) -> None:
-    """What depends on how many columns a warp has, and on the problem."""
+    """Checks what depends on how many columns a warp has, and on the problem."""
     config = plan.config
     if config.table_ahead and config.tmem_load_width * config.tmem_loads > 64:
         rule = "registers do not hold the table values of two steps of 128 columns beside the accumulators"
@@ -412,7 +412,7 @@ class Sm100PatchEmbedPlan(RowTiles, Sm100Epilogue, CtaPairs, PatchEmbedPlan):
 
     @property
     def work(self) -> b200.TileWork:
-        """What the busiest CTA does, in the units that the model of time has costs for.
+        """Work of the busiest CTA, in the units that the model of time has costs for.
 
         Every warp of the epilogue has a quarter of the rows.
         """
@@ -484,7 +484,7 @@ _ALONE = Sm100PatchEmbedConfig(stages=3, cta_group=1)
 
 
 def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm100PatchEmbedConfig:
-    """What a problem gets whose weight does not stay on chip; the rows of a tile are left open."""
+    """Configuration of a problem whose weight does not stay on chip; the rows of a tile are left open."""
     return Sm100PatchEmbedConfig() if sm_count > 1 else _ALONE
 
 

@@ -32,7 +32,7 @@ class Sm80PatchEmbedPlan(Sm80Plan, PatchEmbedPlan):
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """As `PatchEmbedPlan.operands`, without clock stamps."""
+        """Those of `PatchEmbedPlan.operands` without clock stamps."""
         return tuple(operand for operand in super().operands if operand.name != "profile")
 
     @property

@@ -239,7 +239,7 @@ FACTS = (
     "table values of a CTA fetched late", "tiles of a CTA of a cluster",
     "loads of a CTA of rows that begin inside a line",
 )  # fmt: skip
-"""What a coefficient belongs to, in the order of `facts`."""
+"""Names of the coefficients, in the order of `facts`."""
 
 MICROSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
     ("streamed", "flat"): (
@@ -263,7 +263,7 @@ MICROSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
 
 
 def facts(plan: TransposedPlan) -> tuple[float, ...]:
-    """What the time of a launch is linear in, in the order of `FACTS`."""
+    """Facts that the time of a launch is linear in, in the order of `FACTS`."""
     config = plan.config
     tiles = -(-plan.tiles // (plan.clusters // plan.groups))
     ctas = plan.clusters * config.cluster

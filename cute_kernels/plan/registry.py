@@ -118,10 +118,14 @@ class Planner:
     @property
     def kinds(self) -> dict[type, str]:
         """All classes of tunables, and the architecture of each, the first where there are several."""
-        return {kernel.config: arch for arch, kernels in reversed(self.kernels.items()) for kernel in kernels}
+        found: dict[type, str] = {}
+        for arch, kernels in self.kernels.items():
+            for kernel in kernels:
+                found.setdefault(kernel.config, arch)
+        return found
 
     def arch_for(self, arch: str, config: Any) -> str:
-        """Of the architectures whose binaries a device of ``arch`` runs, the one that has this configuration.
+        """The architecture that has a configuration, among those whose binaries a device of ``arch`` runs.
 
         A device of compute capability 9.0 runs those of sm_90a and of sm_90. ``arch`` where none of them has it.
         """

@@ -1,4 +1,4 @@
-"""What plans of GEMMs have in common whose operands both come from shared memory and whose warps store own rows."""
+"""Common parts of plans of GEMMs whose operands both come from shared memory and whose warps store own rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WARPGROUP_ROWS = 64
 """Rows of a WGMMA."""
 
 ADDRESSING_REGISTERS = 40
-"""What a consumer thread needs besides accumulators, as the assembler reports it without spills."""
+"""Registers that a consumer thread needs besides accumulators, as the assembler reports it without spills."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class WgmmaPair(StoreBuffers):
 
     @property
     def loaded_bytes(self) -> int:
-        """What completes on the barrier of a stage."""
+        """Bytes that complete on the barrier of a stage."""
         return self.stage_bytes
 
     @property

@@ -1,4 +1,4 @@
-"""What plans of the SM100a kernels that compute ``out^T = weight * x^T`` have in common.
+"""Common parts of the plans of SM100a kernels that compute ``out^T = weight * x^T``.
 
 Features are the lanes of tensor memory, whose weight a CTA keeps for the whole launch; rows of ``x`` are the columns of
 an accumulator. The parts of such kernels are in `cute_kernels.kernels.sm100.transposed`.
@@ -269,7 +269,7 @@ PART_COLUMNS = Field("N of an MMA is a multiple of 16", least=COLUMN_STEP, most=
 STAGES = Field("TMA and MMA overlap only with two stages or more", least=2, open=TWO_TILES)
 
 TILE_CLOCKS = 400
-"""What a tile costs besides: signals between its roles. An estimate."""
+"""Clocks that a tile costs besides: signals between its roles. An estimate."""
 
 _DRAIN_CLOCKS = 1000
 """From the last MMA to the last store of an accumulator that nothing else hides. An estimate."""

@@ -1,4 +1,4 @@
-"""What the plans of ``mma.sync`` kernels have in common, for any GPU since Ampere: warps, stages, limits, the choice.
+"""Common parts of the plans of ``mma.sync`` kernels, for any GPU since Ampere: warps, stages, limits, the choice.
 
 A CTA computes tiles of ``A [rows, K] x B [columns, K]^T`` in turn, and all of its warps do the same: they copy 16 bytes
 at a time by ``cp.async``, read fragments by ``ldmatrix`` and multiply. A step of K is 32 bytes of any element type.
@@ -34,10 +34,11 @@ FP8_ARCHS = ("sm_89", "sm_120")
 which takes longer than BF16; earlier ones have no such instruction."""
 
 MOST_ACCUMULATORS = 128
-"""Of a thread: a warp's tile of 64 x 64. The assembler then takes 230 to 255 registers, without spills."""
+"""Sums of a thread: a warp's tile of 64 x 64. The assembler then takes 210 to 255 registers; of some tiles a register
+is kept in memory from tile to tile."""
 
 ADDRESSING_REGISTERS = 40
-"""What a thread needs besides accumulators and two steps of fragments."""
+"""Registers that a thread needs besides accumulators and two steps of fragments."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Sm80Plan(Plan):
 
     @property
     def clusters(self) -> int:
-        """As many CTAs as are resident at once, which take tiles in turn."""
+        """CTAs that are resident at once and take tiles in turn."""
         return min(self.tiles, self.sm_count * self.config.resident_ctas)
 
     @property
@@ -224,13 +225,13 @@ TILES = (
 with at some size, and what fits the 99 KB of sm_86, sm_89 and sm_120."""
 
 STAGE_CLOCKS = 60
-"""Of a stage besides its products: the barrier, and what no product hides."""
+"""Clocks of a stage besides its products: the barrier, and what no product hides."""
 
 SUM_CLOCKS = 1 / 512
-"""Of one sum over 32 bytes of K on a multiprocessor: 16 x 8 in a quarter of it take about a clock."""
+"""Clocks of one sum over 32 bytes of K on a multiprocessor: 16 x 8 in a quarter of it take about a clock."""
 
 BYTE_CLOCKS = 1 / 48
-"""Of an operand's byte from L2 to a multiprocessor."""
+"""Clocks of an operand's byte from L2 to a multiprocessor."""
 
 C = TypeVar("C", bound=Sm80Config)
 

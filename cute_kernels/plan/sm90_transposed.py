@@ -1,4 +1,4 @@
-"""What plans of the SM90a kernels that compute ``out^T = weight * x^T`` have in common.
+"""Common parts of the plans of SM90a kernels that compute ``out^T = weight * x^T``.
 
 Features are the rows of a WGMMA, which a warpgroup keeps for the whole launch; rows of ``x`` are its columns. The parts
 of such kernels are in `cute_kernels.kernels.sm90.transposed`.
@@ -27,7 +27,7 @@ STAGE_BARRIER_BYTES = 16
 """Two mbarriers of a stage: full and empty."""
 
 ADDRESSING_REGISTERS = 32
-"""What a consumer needs besides weight fragments and accumulators, as the assembler reports it without spills."""
+"""Registers of a consumer besides weight fragments and accumulators, as the assembler reports it without spills."""
 
 BLOCK_REGISTERS = 16
 """Registers per thread of a warpgroup's weight fragments for one K block: 64 x 128 bytes over 128 threads."""

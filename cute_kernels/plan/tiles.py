@@ -1,4 +1,4 @@
-"""What plans of kernels have in common that compute ``out^T = weight * x^T``: every CTA keeps its features."""
+"""Common parts of the plans of kernels that compute ``out^T = weight * x^T``: every CTA keeps its features."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ DEFAULT_STAMPS = 16384
 
 @dataclass(frozen=True, eq=False)
 class WarpRecord:
-    """What one warp wrote.
+    """Record that one warp wrote.
 
     Attributes:
         cta, warp: which one; ``role`` is the warp's in the kernel's graph.
@@ -119,7 +119,7 @@ def record(
 
 
 def decode(plan: Plan, memory: torch.Tensor) -> Profile:
-    """What the warps of a launch wrote.
+    """Decodes what the warps of a launch wrote.
 
     Args:
         plan: of the kernel, compiled for stamps.
@@ -153,7 +153,7 @@ def decode(plan: Plan, memory: torch.Tensor) -> Profile:
 
 
 def phase_name(graph: Graph, phase: int) -> str:
-    """What people read: "issue", "wait operands_full"."""
+    """Name of a phase for people: "issue", "wait operands_full"."""
     if phase < FIRST_WAIT:
         return _NAMES.get(phase, Phase(phase).name.lower())
     edge, empty = divmod(phase - FIRST_WAIT, 2)

@@ -1,4 +1,4 @@
-"""What the operations must return, in plain torch: one function per rounding contract.
+"""Results that the operations must return, in plain torch: one function per rounding contract.
 
 NVIDIA documents neither the order nor the intermediate precision of the silicon. ``arithmetic`` chooses sums that are
 exact and rounded once per instruction, or those that others measured on the chips (`tensor_cores`). Everything here is

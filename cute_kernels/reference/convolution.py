@@ -1,4 +1,4 @@
-"""What the models compute before any quantisation."""
+"""The models' convolution before any quantisation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def patch_embed_conv2d(
     bias: torch.Tensor | None,
     pos_embed: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What the model computes before any quantisation: FP32 ``conv2d`` of the image, plus position embedding.
+    """The model's patch embedding before any quantisation: FP32 ``conv2d`` of the image, plus position embedding.
 
     Args:
         pixels: ``[B, C, H, W]`` preprocessed image.

@@ -36,7 +36,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Record:
-    """What is known of a tensor, in its ``__dict__``, so that it lives as long as the tensor.
+    """Facts of a tensor, in its ``__dict__``, so that they live as long as the tensor.
 
     Weak references are to this, for `torch.utils.swap_tensors` refuses tensors to which there are any.
 
@@ -307,7 +307,7 @@ PEFT = "peft"
 
 
 def _after_step(*_: Any) -> None:
-    """What trains writes past version counters: fused optimisers, averages of weights, gathering of shards (FSDP)."""
+    """Turns on comparison on a GPU: fused optimisers, averages and sharding (FSDP) write past version counters."""
     DERIVED.compare_on_gpu()
 
 

@@ -1,4 +1,4 @@
-"""What executes a call, and what a plan has to know of a CUDA device."""
+"""Choice of what executes a call, and what a plan has to know of a CUDA device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_backend(backend: str) -> None:
 
 
 def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emulator", "reference"]:
-    """What executes a call whose tensors are on ``device``.
+    """Chooses what executes a call whose tensors are on ``device``.
 
     Raises:
         ValueError: unknown backend, or the emulator asked to read device memory.
@@ -59,7 +59,7 @@ def device_facts(index: int) -> tuple[str, int]:
 
 
 def kind_of(index: int) -> tuned.Device:
-    """What measurements on a CUDA device hold for."""
+    """Kind of a CUDA device, which measurements on it hold for."""
     return tuned.Device(torch.cuda.get_device_name(index), *device_facts(index))
 
 

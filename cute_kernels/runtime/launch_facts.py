@@ -1,4 +1,4 @@
-"""What a launch of a kernel needs, for whoever launches the PTX without this package."""
+"""Facts that a launch of a kernel needs, for whoever launches the PTX without this package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def launch_facts(plan: Plan, artifact: Artifact) -> dict[str, Any]:
 
 
 def launch_parameters(plan: Plan) -> dict[str, Any]:
-    """What the generated host code passes to the kernel, read from a launch that is recorded instead of executed.
+    """Parameters that generated host code passes to the kernel, read from a launch that is recorded, not executed.
 
     Every tensor gets an address, and a scale by value a number, that occurs nowhere else, so that each is recognised in
     the parameters by its bytes.

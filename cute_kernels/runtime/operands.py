@@ -47,7 +47,7 @@ class Operands(SimpleNamespace):
         return vars(self) | {name: tensor.data_ptr() for name, tensor in self.tensors().items()}
 
     def written(self, plan: Plan) -> dict[str, torch.Tensor]:
-        """What the kernel writes."""
+        """Tensors that the kernel writes, by name."""
         return {operand.name: getattr(self, operand.name) for operand in plan.operands if operand.written}
 
     def device(self, plan: Plan) -> torch.device:

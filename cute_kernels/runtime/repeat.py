@@ -370,7 +370,7 @@ def _launch(plan: Plan, parameters: Sequence[str], constants: Mapping[str, Any])
 
 
 def _facts(tensor: torch.Tensor) -> tuple:
-    """What two tensors have in common that a launch takes for each other; nothing of one without strides."""
+    """Facts that two tensors share that a launch takes for each other; none of one without strides."""
     if tensor.layout is not torch.strided:
         return ()
     return type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.is_neg()

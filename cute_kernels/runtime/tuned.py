@@ -31,7 +31,7 @@ _LOCK = forks.lock()
 
 @dataclass(frozen=True)
 class Device:
-    """What a measurement holds for: the product's name, its architecture and the number of its multiprocessors."""
+    """Kind of device that a measurement holds for: the product's name, architecture and number of multiprocessors."""
 
     name: str
     arch: str
@@ -39,7 +39,7 @@ class Device:
 
 
 _KNOWN: dict[tuple[Problem, Device], Config | None] = {}
-"""What was looked up or stored by this process; None where nothing was found."""
+"""Configurations that this process looked up or stored; None where nothing was found."""
 
 
 def lookup(problem: Problem, device: Device) -> Config | None:

@@ -14,7 +14,7 @@ from cute_kernels.emulator.programs.capturing import Session, capture
 def emulation(
     arch: str = "sm_100a", schedule: Schedule | None = None, *, strict: bool = False, max_warp_instructions: int = 10**8
 ) -> Iterator[Session]:
-    """What is launched inside runs in the emulator, and tensors on "cuda" are host memory; for tests with ``@given``.
+    """Runs what is launched inside in the emulator, with tensors on "cuda" in host memory; for tests with ``@given``.
 
     Functions that were compiled inside for the same architecture run inside of any later one.
 

@@ -27,7 +27,7 @@ from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 from cute_kernels.tuning import search
 
 Table = Literal["positions", "index", "bias", "none"]
-"""What the epilogue adds."""
+"""Kind of table that the epilogue adds."""
 
 
 def tune_patch_embed(

@@ -13,6 +13,7 @@ from cute_kernels.config import (
     GemmConfig,
     ImagesConfig,
     PatchEmbedConfig,
+    Sm80GemmConfig,
     Sm90GatherConfig,
     Sm90GemmConfig,
     Sm90ImagesConfig,
@@ -99,7 +100,7 @@ class GemmTarget(KernelTarget):
 @functools.lru_cache(maxsize=16)
 def _gemm_inputs(target: GemmTarget) -> GemmCase:
     config = target.config
-    sm_count = config.cluster_m * config.cluster_n * getattr(config, "split_k", 1)
+    sm_count = getattr(config, "cluster_m", 1) * getattr(config, "cluster_n", 1) * getattr(config, "split_k", 1)
     rows = target.batch * target.positions
     return make_gemm_case(m=rows, n=target.n, k=target.k, config=target.config, sm_count=sm_count, seed=5)
 
@@ -249,6 +250,7 @@ TARGETS: dict[str, KernelTarget] = {
         Sm100GemmConfig(256, 64, stages=2, store_stages=1, cluster_m=4, accumulators=1), 8, 128, 256, k=320
     ),
     "gemm-sm90-pingpong": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True), 4, 128, 256, k=320),
+    "gemm-sm80": GemmTarget(Sm80GemmConfig(64, 64, stages=3), 2, 64, 128, k=160, quick=True),
     "block-scaled": ScaledTarget(),
     "gemm-sm90-split": GemmTarget(Sm90GemmConfig(128, 64, 3, 1, 1, store_stages=1, split_k=2), 2, 128, 64, k=320),
 }

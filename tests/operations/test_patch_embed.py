@@ -427,7 +427,7 @@ def test_cpu_tensors():
 
 def test_cuda_tensors(monkeypatch):
     asked = []
-    capability = {0: (8, 9), 1: (10, 0), 2: (10, 3), 3: (12, 0), 4: (9, 0)}
+    capability = {0: (7, 5), 1: (10, 0), 2: (10, 3), 3: (11, 0), 4: (9, 0), 5: (8, 9), 6: (12, 1)}
 
     def get_device_capability(device):
         asked.append(device)
@@ -438,7 +438,8 @@ def test_cuda_tensors(monkeypatch):
     device = torch.device("cuda", 1)
     assert ops.choose_backend(device, "auto") == "kernel"
     assert asked == [device]  # that tensor's device, not the current one
-    assert ops.choose_backend(torch.device("cuda", 4), "auto") == "kernel"
+    for index in (4, 5, 6):
+        assert ops.choose_backend(torch.device("cuda", index), "auto") == "kernel"
     for index in (0, 2, 3):
         major, minor = capability[index]
         message = rf'GPU {index} \(compute capability {major}\.{minor}\); supported: .*10\.0.*backend="reference"'

@@ -1,4 +1,4 @@
-"""What lowering functions ask of a kernel: addresses of its symbols, special registers, how registers vary."""
+"""A kernel as lowering functions ask for it: addresses of its symbols, special registers, how registers vary."""
 
 from __future__ import annotations
 

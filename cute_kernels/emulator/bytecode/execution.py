@@ -249,7 +249,7 @@ class Execution:
         return WarpExecution(self, warp, self.tables[cluster])
 
     def _call(self, site: int, mask: int) -> int:
-        """What the core calls."""
+        """Executes a site for the running warp; the core calls it."""
         current = self.current
         try:
             current.publish()

@@ -74,7 +74,7 @@ def row_bytes(bits: int, uniform: bool) -> int:
 
 
 class Program:
-    """What the blocks of a kernel share while they are lowered: code, sites, the state's layout.
+    """State that the blocks of a kernel share while they are lowered: code, sites, the state's layout.
 
     Args:
         space: names that sites refer to.

@@ -85,12 +85,12 @@ class RegistersInFlight:
         self._free.append(number)
 
     def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
-        """What cells hold now, all at once."""
+        """Copies what cells hold now to others, all at once."""
         lanes = np.concatenate([self._cells[sources], self._cells[sources + 1]], axis=1)
         self._cells[targets], self._cells[targets + 1] = lanes[:, :_CELL], lanes[:, _CELL:]
 
     def read(self, places: np.ndarray) -> np.ndarray:
-        """What instructions find in registers, uint32 [registers, 32]."""
+        """Values that instructions find in registers, uint32 [registers, 32]."""
         found = self.words[places[:, None] + _LANES]
         found[(self.held[:, places // _CELL] != _NOTHING).any(axis=0)] = PENDING
         return found

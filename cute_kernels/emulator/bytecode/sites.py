@@ -34,7 +34,7 @@ class Bound:
 
 
 def key_of(value: Value) -> Any:
-    """What a value of a block is known by: live registers by their variable, of which there may be several `LiveIn`."""
+    """Key of a value of a block: live registers go by their variable, of which there may be several `LiveIn`."""
     return value.variable if isinstance(value, LiveIn) else value
 
 

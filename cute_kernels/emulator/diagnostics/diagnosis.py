@@ -48,7 +48,7 @@ def place_of_line(ptx: str, line: int, text: str) -> Place:
 
 
 class _Diagnosis:
-    """What is asked of one error."""
+    """One error while its report is made: its facts, the places and barriers that they name."""
 
     def __init__(self, error: EmulatorError) -> None:
         self.error, self.facts, self.ptx = error, error.facts, error.ptx or ""

@@ -22,7 +22,7 @@ SCHEMA = Path(__file__).with_name("schema.json")
 
 @dataclass
 class Outcome:
-    """What a command did, as the file says it beside the reports.
+    """Outcome of a command, as the file says it beside the reports.
 
     Attributes:
         command: its name; ``arguments``: the whole command as words.

@@ -124,7 +124,7 @@ class GoingOn:
 
 
 def _identity(error: EmulatorError) -> Iterator[object]:
-    """What tells reports apart: not the warp, the bytes or the time."""
+    """Yields what tells reports apart: not the warp, the bytes or the time."""
     yield error.kind
     yield error.source or error.ptx_line
     yield zlib.crc32((error.ptx or "").encode())  # the same in all processes

@@ -57,7 +57,7 @@ def in_one_sentence(waiting: Sequence[Waiting]) -> str:
 
 
 def _object(waiting: Waiting) -> str:
-    """What it waits for, "" if it does not wait."""
+    """Object that it waits for, "" if it does not wait."""
     if waiting.barrier is not None:
         return f"for {waiting.barrier.title}"
     verb, _, rest = waiting.what.partition(":")[0].partition(" ")

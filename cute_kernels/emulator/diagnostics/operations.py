@@ -1,4 +1,4 @@
-"""What an instruction is called in a sentence."""
+"""Names of instructions in sentences."""
 
 from __future__ import annotations
 

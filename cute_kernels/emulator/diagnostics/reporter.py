@@ -1,4 +1,4 @@
-"""What a command does with the faults that it finds."""
+"""Reports of a command on the faults that it finds: printed, kept, and written to files in the end."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _CONTEXT = 2  # source lines shown before and behind one with counts
 
 @dataclass
 class LineCounts:
-    """What one line did.
+    """Counts of one line.
 
     Attributes:
         place: the line; None for what has no line of its own: branches and loop counters, mostly.

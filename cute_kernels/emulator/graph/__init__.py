@@ -1,1 +1,1 @@
-"""What a basic block computes, as a graph of values."""
+"""Basic blocks as graphs of the values that they compute."""

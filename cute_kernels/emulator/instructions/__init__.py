@@ -1,4 +1,4 @@
-"""What each PTX instruction does, one file per opcode family. Whoever imports one of them has them all registered."""
+"""Semantics of PTX instructions, one file per opcode family. Whoever imports one of them has them all registered."""
 
 from cute_kernels.emulator.instructions import (
     atomic,

@@ -46,7 +46,7 @@ def _floats(block: BlockBuilder, instruction: Instruction, relation: str, type_:
 
 
 def _compared(block: BlockBuilder, instruction: Instruction, type_: str, others: tuple[str, ...] = ()) -> list[Value]:
-    """What a comparison says of each element of ``type_``, before which ``others`` stand in the opcode."""
+    """Result of a comparison for each element of ``type_``, before which ``others`` stand in the opcode."""
     relation, more = instruction.parts[1], instruction.parts[2 : -1 - len(others)]
     if relation not in _RELATIONS and relation not in _UNSIGNED:
         known = ", ".join((*_RELATIONS, *_UNSIGNED))

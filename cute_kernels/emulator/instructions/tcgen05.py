@@ -220,7 +220,7 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def used(warp: Any, mask: int, loads: tuple[int, ...]) -> None:
-    """What these tcgen05.ld have loaded is about to be used: for the race detector."""
+    """Tells the race detector that what these tcgen05.ld have loaded is about to be used."""
     if warp.agent is not None:
         warp.agent.loads_used(loads)
 

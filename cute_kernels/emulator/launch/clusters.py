@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ClusterWork:
-    """What a cluster did.
+    """Work of a cluster, counted.
 
     Attributes:
         executions: of each basic block, per warp role.

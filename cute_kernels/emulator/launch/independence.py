@@ -17,7 +17,7 @@ _STRONG_LOADS = frozenset({"acquire", "relaxed", "volatile", "mmio"})
 
 
 def dependence(kernel: Kernel) -> str:
-    """What makes a cluster of the kernel depend on those before it: ``"PTX line 12 ..."``; "": nothing is seen."""
+    """Reason why a cluster of the kernel may depend on those before it: ``"PTX line 12 ..."``; "": nothing is seen."""
     for instruction in kernel.instructions:
         why = _depends(instruction)
         if why:
@@ -49,7 +49,7 @@ def _in_shared(parts: Sequence[str]) -> bool:
 
 
 def shared_memory(memory: GlobalMemory) -> str:
-    """What of memory that may be written is not one process's own, or is registered under two names; "": nothing."""
+    """Memory that may be written and is not one process's own, or is registered under two names; "": none."""
     regions = sorted(memory.regions(), key=lambda region: region.start)
     end, widest = 0, None
     for region in regions:

@@ -33,7 +33,7 @@ _MOST_HELD = 64  # clusters of a launch that stand still with all their memories
 
 
 class Snapshot:
-    """What device memory contains.
+    """Contents of device memory.
 
     Args:
         regions: (address, bytes) of it.

@@ -36,7 +36,7 @@ _MOST_RANKS = 16  # CTAs per cluster, with the non-portable size allowed
 
 @dataclass(frozen=True)
 class Report:
-    """What a launch did.
+    """Work of a launch, counted.
 
     Attributes:
         warp_instructions: executed by all warps; ``by_role`` and ``by_opcode`` split them.
@@ -244,7 +244,7 @@ class Launch:
         self.waiting: deque[int] = deque()  # clusters that have not started
 
     def _registers(self, kernel: Kernel) -> RegisterShare | None:
-        """What a CTA has of them, where the kernel's directives say so."""
+        """Registers that a CTA has, where the kernel's directives say so."""
         threads = math.prod(kernel.reqntid) if kernel.reqntid is not None else kernel.most_threads
         ctas = None if threads is None else kernel.ctas_per_sm
         count = at_entry(threads or 0, most=kernel.most_registers, ctas_per_sm=ctas)

@@ -10,7 +10,7 @@ from cute_kernels.emulator.state.async_engine import cluster_random
 
 
 class Starvable(Protocol):
-    """What is asked of a warp: its CTA, and its role or number, which warps of several CTAs share."""
+    """A warp, of which is asked: its CTA, and its role or number, which warps of several CTAs share."""
 
     @property
     def cta(self) -> Any: ...

@@ -1,1 +1,1 @@
-"""What is known of a launch beside its results: counts, a timeline, races."""
+"""Observations of a launch beside its results: counts, a timeline, races."""

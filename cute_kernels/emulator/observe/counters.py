@@ -1,4 +1,4 @@
-"""What a launch did, counted: instructions per warp role and opcode always, the work of each unit on request.
+"""Counters of a launch: instructions per warp role and opcode always, the work of each unit on request.
 
 The unit counts (`Options.counters`) have Nsight Compute's meanings, so that a kernel of sm_90a can be compared with a
 profile (`bench/counters.py`); docs/emulator/counters.md has the list. Work is attributed to the role of the warp that
@@ -129,7 +129,7 @@ _SPACES = ("global", "shared", "local", "param", "const")
 
 
 def instruction_class(opcode: str) -> str:
-    """What an instruction asks of the machine.
+    """Class of an instruction by what it asks of the machine.
 
     ``ld.shared``, ``st.global`` and so on for memory accesses (``ld.generic`` where the opcode names no space),
     ``tma``, ``mma``, ``tmem``, ``barrier``, ``integer``, ``float``, ``convert``, ``compare``, ``logic``, ``move``,
@@ -158,7 +158,7 @@ def instruction_class(opcode: str) -> str:
 
 @dataclass(frozen=True)
 class InstructionCounts:
-    """What one PTX instruction did.
+    """Counts of one PTX instruction.
 
     Attributes:
         ptx_line: 1-based line of the PTX text; 0 for work that belongs to no instruction.

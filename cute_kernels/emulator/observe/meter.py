@@ -1,4 +1,4 @@
-"""What the core counted of the units' work, by instruction, as rows of `counters.UnitCounters`."""
+"""The units' work as the core counted it, by instruction, as rows of `counters.UnitCounters`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ _MOST_WARPS = 32  # of a CTA
 
 
 def activity(opcodes: Iterable[str]) -> str:
-    """What a warp is for, by the asynchronous work that it starts, e.g. ``"MMA"`` or ``"epilogue, TMA store"``.
+    """Purpose of a warp, by the asynchronous work that it starts, e.g. ``"MMA"`` or ``"epilogue, TMA store"``.
 
     Args:
         opcodes: of the instructions that it executed, guarded ones included.

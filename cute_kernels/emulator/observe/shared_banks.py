@@ -1,4 +1,4 @@
-"""What one warp-wide access costs the load/store unit: wavefronts of shared memory, sectors of global memory.
+"""Cost of one warp-wide access in the load/store unit: wavefronts of shared memory, sectors of global memory.
 
 The rules, and where they are from, stand in ``core/meter.c``, which counts for what bytecode accesses as well.
 """

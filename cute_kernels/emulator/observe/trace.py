@@ -240,7 +240,7 @@ class ClusterTrace:
         return self._begin + since + self._operations - self._operations_before
 
     def at(self, place: tuple[int, int] | None) -> None:
-        """What follows the running warp did in the core, at these of its `WarpCode.steps` and this instruction.
+        """Sets where the running warp did in the core what follows: at which of its `WarpCode.steps` and instructions.
 
         None: what follows happens now.
         """
@@ -291,7 +291,7 @@ class ClusterTrace:
         return Flight(name, what, unit, rank, track, slot, issuer, issued)
 
     def take_effect(self, flight: Flight) -> None:
-        """What happens until its end it does."""
+        """Makes the operation the cause of what happens until its end."""
         # The instruction that an eager operation interrupts takes its own step first.
         flight.done = self.now() + (self._warp is not None)
         self._operations += 1
@@ -343,7 +343,7 @@ class ClusterTrace:
         return result
 
     def release(self, key: Hashable, count: int | None = None) -> None:
-        """What is happening now completed a barrier's phase or a group: whoever waits for that can go on.
+        """Notes that what is happening now completed a barrier's phase or a group: whoever waits for that can go on.
 
         Args:
             key: of the waits.
@@ -379,7 +379,7 @@ class ClusterTrace:
         self._events.flow(name, (begins, begin + 0.5), (ends, end + 0.5))
 
     def barrier(self, address: int) -> str:
-        """What an mbarrier is called."""
+        """Name of an mbarrier."""
         name = self._barrier_names.get(address)
         if name is None:
             name = self.cluster.barriers.name(address) or f"mbarrier {address & OFFSET_MASK:#x}"

@@ -1,4 +1,4 @@
-"""What the core did of what a timeline shows (``core/trace.h``), told to it in the order of the program.
+"""Events of the core that a timeline shows (``core/trace.h``), told to it in the order of the program.
 
 The core notes an event as it happens, and leaves the operation to Python where there is no room for more: Python takes
 all events first, whenever it is called. So none is lost, and what Python and the core do stays in order. An event has
@@ -28,7 +28,7 @@ _WARPGROUP = CONSTANTS["WGMMA_WARPS"]
 
 
 class TraceLog:
-    """What is noted of one cluster.
+    """Log of the events of one cluster.
 
     Args:
         cluster: what runs; it has a timeline.

@@ -101,7 +101,7 @@ class _Parts:
 
 
 def _argument(value: Any, example: Any, name: str, symbols: dict[int, tuple[int, str]], nested: bool = False) -> Any:
-    """What is handed to CuTe DSL for an argument.
+    """Value that is handed to CuTe DSL for an argument.
 
     Args:
         value: of the call.

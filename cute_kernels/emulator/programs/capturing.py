@@ -40,15 +40,15 @@ from cute_kernels.emulator.programs.streams import Streams, answers
 from cute_kernels.emulator.programs.threads import ProgramThreads
 from cute_kernels.emulator.state.gmem import GlobalMemory
 
-#: Architecture -> (compute capability, name, multiprocessors, bytes of L2).
+#: Architecture -> (compute capability, name, multiprocessors, bytes of L2, bytes of shared memory that a CTA may have).
 ARCHITECTURES = {
-    "sm_80": ((8, 0), "A100 (emulated)", 108, 40 << 20),
-    "sm_86": ((8, 6), "RTX 3090 (emulated)", 82, 6 << 20),
-    "sm_89": ((8, 9), "L40S (emulated)", 142, 96 << 20),
-    "sm_90": ((9, 0), "H100 (emulated)", 132, 50 << 20),
-    "sm_90a": ((9, 0), "H200 (emulated)", 132, 50 << 20),
-    "sm_100a": ((10, 0), "B200 (emulated)", 148, 126 << 20),
-    "sm_120": ((12, 0), "RTX 5090 (emulated)", 170, 96 << 20),
+    "sm_80": ((8, 0), "A100 (emulated)", 108, 40 << 20, 163 << 10),
+    "sm_86": ((8, 6), "RTX 3090 (emulated)", 82, 6 << 20, 99 << 10),
+    "sm_89": ((8, 9), "L40S (emulated)", 142, 96 << 20, 99 << 10),
+    "sm_90": ((9, 0), "H100 (emulated)", 132, 50 << 20, 227 << 10),
+    "sm_90a": ((9, 0), "H200 (emulated)", 132, 50 << 20, 227 << 10),
+    "sm_100a": ((10, 0), "B200 (emulated)", 148, 126 << 20, 227 << 10),
+    "sm_120": ((12, 0), "RTX 5090 (emulated)", 170, 96 << 20, 99 << 10),
 }
 
 _PATIENCE = 0.1
@@ -116,9 +116,9 @@ class Session:
     ) -> None:
         from cute_kernels.emulator.programs import cuda_tensors  # torch is loaded when it is needed
 
-        capability, name, multiprocessors, l2_bytes = ARCHITECTURES[arch]
+        capability, name, multiprocessors, l2_bytes, shared = ARCHITECTURES[arch]
         self.arch, self.options = arch, options
-        self.facts = cuda_tensors.DeviceFacts(capability, name, multiprocessors, l2_bytes)
+        self.facts = cuda_tensors.DeviceFacts(capability, name, multiprocessors, l2_bytes, shared_bytes=shared)
         self.launches: list[EmulatedLaunch] = []
         self.failures: list[EmulatorError] = []
         self.traces: list[Path] = []
@@ -151,6 +151,14 @@ class Session:
         finally:
             self._launching.release()
 
+    def _check_shared_memory(self, launch: host.CapturedLaunch) -> None:
+        """Refuses what a device of the architecture has not got; `host` knows the most that any of them has."""
+        if launch.dynamic_smem > self.facts.shared_bytes:
+            raise EmulatorError(
+                f"launch of {launch.kernel_name} is illegal: {launch.dynamic_smem} bytes of dynamic shared memory, of "
+                f"which a CTA on {self.arch} has {self.facts.shared_bytes} at most"
+            )
+
     def _launch(self, launch: host.CapturedLaunch) -> None:
         if self.graph is not None:
             self.graph.launches.append(launch)
@@ -173,6 +181,7 @@ class Session:
         finished = Finished(launch, number, Snapshot(regions.items())) if self._overlap else None
         before, self._before = self._before, None
         try:
+            self._check_shared_memory(launch)
             report = run(
                 launch.ptx,
                 launch.kernel_name,
@@ -284,7 +293,7 @@ class Session:
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """What is per thread of `active`, for another thread."""
+        """The part of `active` that is per thread, for another thread."""
         with self._tensors, self._recording():
             yield
 
@@ -353,7 +362,7 @@ def capture(
     recorder: Recorder | None = None,
     roles: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Session]:
-    """What this thread, and those that it starts, compile and launch inside runs in the emulator.
+    """Runs in the emulator what this thread, and those that it starts, compile and launch inside.
 
     It needs neither GPU nor driver. Launches of several threads run one after the other.
 

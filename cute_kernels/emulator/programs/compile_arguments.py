@@ -1,4 +1,4 @@
-"""What the arguments that a function was compiled with say of those that it is called with."""
+"""Arguments that a function was compiled with, and what they say of those that it is called with."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from cute_kernels.emulator.programs.streams import Streams
 
 
 class Session(Protocol):
-    """What of a program's session is used here."""
+    """The part of a program's session that is used here."""
 
     graph: Graph | None
     streams: Streams
@@ -47,7 +47,7 @@ class Graph:
 
     @contextlib.contextmanager
     def captured(self, *_: Any, **__: Any) -> Iterator[None]:
-        """What is launched inside is remembered."""
+        """Remembers what is launched inside."""
         self.capture_begin()
         try:
             yield

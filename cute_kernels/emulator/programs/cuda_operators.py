@@ -1,4 +1,4 @@
-"""What reaches torch's C++ code with tensors "on cuda" in host memory: operators of libraries, and autograd.
+"""Calls of torch's C++ code with tensors "on cuda" in host memory: operators of libraries, and autograd.
 
 Both see tensors of the CPU. So operators outside of aten (torch.library, custom_op) are sent to their kernel for CUDA,
 or for all devices, where a tensor is on the device, and run with the mode of `CudaOnHost`, as the program around them.
@@ -23,7 +23,7 @@ _MARK = "_cute_kernels_on_device"
 
 
 class Device(Protocol):
-    """What of `CudaOnHost` is used here."""
+    """The part of `CudaOnHost` that is used here."""
 
     def is_on_device(self, value: Any) -> bool:
         """Whether a tensor stands for one in device memory."""

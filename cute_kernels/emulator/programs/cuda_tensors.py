@@ -50,7 +50,7 @@ class CudaTensor(torch.Tensor):
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What an emulated device answers to queries.
+    """Answers of an emulated device to queries.
 
     Attributes:
         capability: compute capability.

@@ -1,4 +1,4 @@
-"""What programs are told of the emulated device: by cuda-python's driver and runtime, and by CuTe DSL."""
+"""Answers to programs about the emulated device: by cuda-python's driver and runtime, and by CuTe DSL."""
 
 from __future__ import annotations
 

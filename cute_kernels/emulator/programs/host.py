@@ -38,7 +38,7 @@ _PARAMETER_BYTES = {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8
 
 @contextlib.contextmanager
 def recording_runtime() -> Iterator[None]:
-    """What `cute.compile` compiles inside (by this thread) records its launches and needs neither GPU nor driver.
+    """Makes what `cute.compile` compiles inside (by this thread) record its launches; it needs neither GPU nor driver.
 
     The function must be compiled with ``--keep-ptx`` (the sizes of the kernel's parameters come from the PTX) and
     without TVM-FFI. `cute.compile` is not thread-safe; this does not change that.

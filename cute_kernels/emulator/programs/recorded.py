@@ -148,7 +148,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a replay did: the emulator's report, and the device memory afterwards, as in `RecordedLaunch.memory`."""
+    """Outcome of a replay: the emulator's report, and the device memory afterwards, as in `RecordedLaunch.memory`."""
 
     report: Report
     memory: tuple[np.ndarray, ...]

@@ -16,7 +16,7 @@ _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_
 
 
 class StreamOrder:
-    """What happened on the device since the last launch."""
+    """Record of what happened on the device since the last launch."""
 
     def __init__(self) -> None:
         self._left: dict[tuple[int, int], bytes] | None = None

@@ -107,13 +107,13 @@ class Streams:
     # --- order --------------------------------------------------------------------------------------------------------
 
     def reached(self, stream: int) -> Clock:
-        """What an event that is recorded now in the stream waits for."""
+        """Clock that an event waits for which is recorded now in the stream."""
         with self._lock:
             stream = _same(stream)
             return {**self._known(stream), stream: self._ticks.get(stream, 0)}
 
     def wait(self, stream: int, clock: Clock | None) -> None:
-        """What the stream does next is behind what an event waits for; None: of an event that a launch records."""
+        """Puts what the stream does next behind what an event waits for; None: of an event that a launch records."""
         with self._lock:
             stream = _same(stream)
             self._clocks[stream] = _joined(self._clocks.get(stream, {}), self._ticks if clock is None else clock)
@@ -218,11 +218,11 @@ class Stream:
         return True
 
     def wait_stream(self, stream: Stream) -> None:
-        """What follows in it is behind what was launched in another one."""
+        """Puts what follows in it behind what was launched in another one."""
         self.streams.wait(self.cuda_stream, self.streams.reached(stream.cuda_stream))
 
     def wait_event(self, event: Event) -> None:
-        """What follows in it is behind an event."""
+        """Puts what follows in it behind an event."""
         event.wait(self)
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -268,7 +268,7 @@ class Event:
         self.seconds, self._clock = time.perf_counter(), self.streams.reached(self._stream(stream))
 
     def wait(self, stream: Any = None) -> None:
-        """What follows in the stream is behind it; nothing, if it was never recorded."""
+        """Puts what follows in the stream behind it; nothing, if it was never recorded."""
         if self._clock is not None or self._by_launch:
             self.streams.wait(self._stream(stream), self._clock)
 

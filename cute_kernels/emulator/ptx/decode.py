@@ -104,7 +104,7 @@ def _declaration(
 
 
 def _entry(reader: Reader, files: dict[int, str]) -> tuple[Body, list[Token]]:
-    """What stands in front of the body of an entry, and its tokens."""
+    """Head of an entry, which stands in front of its body, and the body's tokens."""
     reader.take(".entry")
     body = Body(reader.take().text, files)
     if reader.peek() == "(":

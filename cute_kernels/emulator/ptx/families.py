@@ -41,7 +41,7 @@ def never_varies(instruction: Instruction, varies: Callable[[Operand], bool]) ->
 
 @dataclass(frozen=True)
 class Family:
-    """What is known about an opcode prefix.
+    """Properties of an opcode prefix.
 
     Attributes:
         lower: translates one instruction.

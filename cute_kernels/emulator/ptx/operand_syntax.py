@@ -118,7 +118,7 @@ class Slot:
         return self.registers if alone else frozenset()
 
     def wanted(self) -> str:
-        """What is allowed, in words."""
+        """Operands that are allowed, in words."""
         declared = sorted(self.registers - {"bf16", "bf16x2"})  # ptxas takes no registers of these
         registers = " or ".join(", ".join(f".{name}" for name in declared).rsplit(", ", 1))
         if self.kind == "memory":

@@ -283,7 +283,7 @@ UNCHECKED = {("call",)}
 
 @functools.cache
 def forms_of(parts: Parts) -> dict[int, list[tuple[Slot, ...]]] | None:
-    """What an opcode takes, by number of operands; None: its operands are not in the table."""
+    """Operands that an opcode takes, by their number; None: its operands are not in the table."""
     for length in range(len(parts), 0, -1):
         syntax = SYNTAX.get(parts[:length])
         if syntax is not None:

@@ -35,7 +35,7 @@ class _Use:
 
 @dataclass
 class _State:
-    """What holds at one place of the program.
+    """Facts that hold at one place of the program.
 
     Attributes:
         accumulators, fragments: registers of wgmmas in flight.

@@ -31,7 +31,7 @@ class Directive:
 
 
 def unquoted(text: str) -> str:
-    """What a string in quotes stands for: LLVM writes the bytes of names that are no printable ASCII in octal."""
+    """Text that a string in quotes stands for: LLVM writes the bytes of names that are no printable ASCII in octal."""
 
     def meant(escape: re.Match[bytes]) -> bytes:
         return bytes([int(escape[1], 8) & 0xFF]) if len(escape[1]) == 3 else _LETTERS.get(escape[1], escape[1])

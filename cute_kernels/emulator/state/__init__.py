@@ -1,1 +1,1 @@
-"""What a launch has: memories, warps, work that is under way."""
+"""State of a launch: memories, warps, work that is under way."""

@@ -307,7 +307,7 @@ class MBarriers:
         return self._names.get(address & OFFSET_MASK, "")
 
     def state(self, address: int) -> BarrierState:
-        """What is known of a barrier, for reports."""
+        """State of a barrier, as far as it is known, for reports."""
         place = self.name(address), address >> RANK_SHIFT, address & OFFSET_MASK
         barrier = self._barriers.get(address)
         if barrier is None:

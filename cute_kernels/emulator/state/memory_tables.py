@@ -41,7 +41,7 @@ CTA_TABLE, CTA_ENTRY = Tables.ctas.offset, ctypes.sizeof(Cta)
 
 
 class MemoryTables:
-    """What the core knows of the memories of a cluster.
+    """The memories of a cluster, as the core knows them.
 
     Attributes:
         address: of the tables.
@@ -69,11 +69,11 @@ class MemoryTables:
             entry.data, entry.states, entry.size = cta.words[1].ctypes.data, cta.states[1].ctypes.data, cta.size
 
     def cta(self, rank: int) -> ctypes.Structure:
-        """What they know of the shared memory of a CTA, a `Cta`."""
+        """The entry for the shared memory of a CTA, a `Cta`."""
         return Cta.from_buffer(self._bytes, CTA_TABLE + CTA_ENTRY * rank)
 
     def take_log(self) -> np.ndarray:
-        """What is logged and not worked off, uint8 [n, LOG_ENTRY], in order; the log is empty afterwards."""
+        """Takes what is logged and not worked off, uint8 [n, LOG_ENTRY], in order; the log is empty afterwards."""
         done, used = self.header.log_done, self.header.log_used
         self.header.log_done = self.header.log_used = 0
         return self._log[done:used]

@@ -32,7 +32,7 @@ _WORDS = _NamedBarriers.barriers.size // 8 // _COUNT  # of each
 
 
 def lanes_apart(warp: Warp, mask: int, name: str) -> BarrierMisuse:
-    """What executing an .aligned instruction with ``mask`` alone of the lanes of a warp is (undefined: PTX ISA)."""
+    """Error of an .aligned instruction that only lanes ``mask`` of a warp execute (undefined: PTX ISA)."""
     message = f"{name} is executed by lanes {mask:#010x} of a warp with live lanes {warp.live:#010x}"
     return BarrierMisuse(message).know("divergence")
 

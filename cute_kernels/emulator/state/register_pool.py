@@ -34,7 +34,7 @@ def at_entry(threads: int, *, most: int | None, ctas_per_sm: int | None) -> int 
 
 @dataclass(frozen=True)
 class RegisterShare:
-    """What the CTAs of a launch have of the registers.
+    """Share of the registers that the CTAs of a launch have.
 
     Attributes:
         at_entry: registers of a thread when the kernel begins.
@@ -46,7 +46,7 @@ class RegisterShare:
 
 
 class RegisterPool:
-    """What of a CTA's registers its warps hold; the rest is free for `setmaxnreg.inc`.
+    """Registers of a CTA by the warps that hold them; the rest is free for `setmaxnreg.inc`.
 
     There are as many as the CTA can have at most, its part of the SM's file: a kernel of 384 threads that enters with
     168 registers each, 64,512, has been seen to raise them to 65,536 on an H100. Warps that have exited hold none. The
@@ -72,7 +72,7 @@ class RegisterPool:
         return self.lacks(warp, count) <= self.free()
 
     def describe(self, warp: Any, count: int) -> str:
-        """What a warp lacks, and who holds what, for a report."""
+        """Registers that a warp lacks, and who holds how many, for a report."""
         holders: dict[int, list[int]] = {}
         for each, held in self.held.items():
             if self._runs(each):

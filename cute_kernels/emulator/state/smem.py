@@ -46,7 +46,7 @@ def shared_layout(variables: Iterable[Variable]) -> tuple[dict[str, int], int]:
 
 
 def gaps(variables: Iterable[Variable], dynamic_bytes: int, size: int) -> tuple[tuple[int, int], ...]:
-    """What belongs to no array of a kernel behind its static ones: (first offset, end), in order.
+    """Gaps of shared memory that belong to no array of a kernel, behind its static ones: (first offset, end), in order.
 
     Args:
         variables: of the kernel.

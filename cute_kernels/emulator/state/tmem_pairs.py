@@ -81,7 +81,7 @@ class PairOperation:
         )
 
     def describe(self, rank: int) -> str:
-        """What the warp of a CTA waits for."""
+        """Condition that the warp of a CTA waits for, in words."""
         if rank not in self._waiting:
             return f"waits for a warp of CTA {rank} that executes {self.name}.cta_group::2 before it"
         if (rank ^ 1) in self._waiting:

@@ -1,1 +1,1 @@
-"""What executes: the units of a multiprocessor, CTAs and clusters."""
+"""Units that execute: those of a multiprocessor, CTAs and clusters."""

@@ -56,7 +56,7 @@ class Issuer(NamedTuple):
 
 
 class Units:
-    """What the core knows of the units of one cluster.
+    """The units of one cluster, as the core knows them.
 
     Args:
         cluster: whose barriers and copies they are.
@@ -107,13 +107,13 @@ class Units:
         self._header.clock = clock
 
     def _copy_name(self, number: int) -> str:
-        """What tensor copies of an entry of the core's table are called."""
+        """Name in reports of the tensor copies of an entry of the core's table."""
         nbytes, shared, signal, warp = self._names[number].key
         who = f"by {self._cluster.barriers.labels[warp]}"
         return store_text(nbytes, shared, who) if signal < 0 else load_text(nbytes, shared, signal, who)
 
     def copy_text(self, text: int) -> str:
-        """What tensor copies are called to which the core gave this text number."""
+        """Name in reports of the tensor copies to which the core gave this text number."""
         return self._copy_name(self._header.first_name - text)
 
     def finish(self) -> None:
@@ -200,7 +200,7 @@ class Units:
         return self._executed(library().tensor_mma(self._tables.address, arguments, place))
 
     def mma_text(self, number: int) -> str:
-        """What reports call the MMAs of an entry of `learn_mma`."""
+        """Name in reports of the MMAs of an entry of `learn_mma`."""
         return self._issuer_texts[number]
 
     def publish(self) -> None:

@@ -131,7 +131,7 @@ class Cta:
 
 @dataclass(frozen=True)
 class LaunchFacts:
-    """What all clusters of a launch share.
+    """Facts that all clusters of a launch share.
 
     Attributes:
         grid, block, shape: CTAs of the grid, threads of a CTA, CTAs of a cluster.
@@ -274,7 +274,7 @@ class Cluster:
 
     @property
     def clock(self) -> int:
-        """What %clock and its kin read last."""
+        """Value that %clock and its kin read last."""
         return self._clock if self.units is None else self.units.clock
 
     @clock.setter

@@ -1,4 +1,4 @@
-"""What every SM100a kernel does around its roles: barriers, tensor memory, views of operands, and the common end."""
+"""Frame of every SM100a kernel around its roles: barriers, tensor memory, views of operands, and the common end."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ class ScaleReader:
 
     @cute.jit
     def row_factor(self, row: Int32) -> Float32 | None:
-        """What of the multiplier is the same in the whole row, or None."""
+        """Factor of the multiplier that is the same in the whole row, or None."""
         if cutlass.const_expr(self.scales.rows is None):
             return self.scales.call
         return self.scales.row(row)
@@ -550,7 +550,7 @@ class Epilogue:
 
     @cute.jit
     def _load_table(self, row: Int32, column: cutlass.Constexpr[int]) -> list[cute.Tensor | None]:
-        """What is added to the columns of one step, for each of its loads."""
+        """Table values that are added to the columns of one step, for each of its loads."""
         width = self.plan.config.tmem_load_width
         return [self.table.load(row, column + i * width, width) for i in range(self.plan.config.tmem_loads)]
 
@@ -574,7 +574,7 @@ def _as_floats(sums: cute.Tensor) -> cute.Tensor:
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """What the host function hands to the kernel: TMA atoms with their views, layouts, table, scale and sizes."""
+    """Arguments of the kernel from the host function: TMA atoms with their views, layouts, table, scale and sizes."""
 
     tiled_mma: cute.TiledMma
     x_atom: cute.CopyAtom

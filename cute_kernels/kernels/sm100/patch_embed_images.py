@@ -171,7 +171,7 @@ class Epilogue(TransposedEpilogue):
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """What the host function hands to the kernel: TMA atoms with their views, weight, table, scales and sizes.
+    """Arguments of the kernel from the host function: TMA atoms with their views, weight, table, scales and sizes.
 
     ``weight`` is ``[N, K]`` in memory, or its TMA view where ``weight_atom`` loads it into shared memory.
     """

@@ -79,7 +79,7 @@ def box_layout(plan: Sm100ResidentPlan, blocks: int) -> cute.ComposedLayout:
 def row_boxes(
     plan: Sm100ResidentPlan, tma: tuple[cute.CopyAtom, cute.Tensor], stages: cute.Pointer
 ) -> tuple[cute.Tensor, cute.Tensor]:
-    """What the load warp copies: ``[box, row block, k_block, position block]`` to ``[box, block]``.
+    """Views that the load warp copies: ``[box, row block, k_block, position block]`` to ``[box, block]``.
 
     Args:
         plan: what is loaded.
@@ -242,7 +242,7 @@ class Epilogue(TransposedEpilogue):
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """What the host function hands to the kernel: TMA atoms with their views, weight, table, scales and sizes.
+    """Arguments of the kernel from the host function: TMA atoms with their views, weight, table, scales and sizes.
 
     ``weight`` is ``[N, K]`` in memory, or its TMA view where ``weight_atom`` loads it into shared memory.
     """

@@ -1,4 +1,4 @@
-"""What the device functions of the kernels whose weight stays on chip have in common: allocate, dispatch to roles.
+"""Common parts of the device functions of kernels whose weight stays on chip: allocate, dispatch to roles.
 
 Where two accumulators do not fit beside the weight, one is computed in parts with barriers of their own: one part is
 drained while the next is multiplied, over the same stages, which the last part frees. An MMA of a pair takes half of
@@ -349,7 +349,7 @@ class Mma:
 
 
 class WeightArguments(Protocol):
-    """What every kernel's arguments have: ``[N, K]`` in memory, or its TMA view where ``weight_atom`` loads it."""
+    """The weight in every kernel's arguments: ``[N, K]`` in memory, or its TMA view where ``weight_atom`` loads it."""
 
     weight_atom: cute.CopyAtom | None
     weight: cute.Tensor
@@ -572,7 +572,7 @@ class TransposedEpilogue:
 
     @abstractmethod
     def registers(self) -> cute.Tensor | None:
-        """What a thread keeps of the table, if anything."""
+        """Registers for the part of the table that a thread keeps, if any."""
 
     @abstractmethod
     def fetch(self, registers: cute.Tensor | None, row_block: Int32, position: Int32, held: Int32) -> Int32:

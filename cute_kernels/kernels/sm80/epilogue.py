@@ -76,7 +76,7 @@ def launch(kernel: Any, plan: Sm80Plan, ctas: Int32, stream: Any) -> None:
 
 
 def run(plan: Sm80Plan, tiles: Tiles, count: Int32, k_blocks: Int32) -> None:
-    """What every CTA does: its share of ``count`` tiles."""
+    """Work of every CTA: its share of ``count`` tiles."""
     block, _, _ = cute.arch.block_idx()
     blocks, _, _ = cute.arch.grid_dim()
     MainLoop(plan, tiles, k_blocks).run(block, count, blocks)

@@ -114,7 +114,7 @@ def add_opaque(a: Int64, b: Int64, *, loc=None, ip=None) -> Int64:
 
 @dsl_user_op
 def computed_here(value: Int32, *, loc=None, ip=None) -> Int32:
-    """The same number, of which the compiler does not know that: what follows from it is not computed earlier.
+    """Gives the number back, unknown to the compiler: what follows from it is not computed earlier.
 
     What a tile's end needs would be computed before the first tile, and kept in registers that the products need.
     """

@@ -25,14 +25,14 @@ class Load(Protocol):
     """This thread's part in filling an operand."""
 
     def copies(self, stage: Int32, block: Int32, exists: Int32) -> list[Chore]:
-        """Of one block of K into the stage at this address, none if ``exists`` is 0."""
+        """Copies of one block of K into the stage at this address, none if ``exists`` is 0."""
 
     def roundings(self, stage: Int32, exists: Int32) -> list[Chore]:
-        """Of what this thread has copied there, once its copies are complete."""
+        """Roundings of what this thread has copied there, once its copies are complete."""
 
 
 def key_of_row(row: Int32 | int, chunks: int) -> Int32 | int:
-    """What the numbers of a row's pieces are changed by (exclusive or), if ``ldmatrix`` reads eight rows in order.
+    """Key that the numbers of a row's pieces are changed by (exclusive or), if ``ldmatrix`` reads eight rows in order.
 
     Linear in the bits of the row: that of a sum of rows without common bits is the exclusive or of theirs.
     """
@@ -40,7 +40,7 @@ def key_of_row(row: Int32 | int, chunks: int) -> Int32 | int:
 
 
 def key_of_column(row: Int32 | int, chunks: int, lane_columns: int) -> Int32 | int:
-    """Likewise of B, whose rows are read in such an order that a lane gets ``lane_columns`` columns side by side."""
+    """The key of a row of B, which is read in such an order that a lane gets ``lane_columns`` columns side by side."""
     high = (row >> (3 if lane_columns == 8 else 2)) & 3
     return high * 2 + (row & 1) if chunks == 8 else high
 
@@ -69,7 +69,7 @@ class RowsLoad:
     key: Callable[[int], int]
 
     def copies(self, stage: Int32, block: Int32, exists: Int32) -> list[Chore]:
-        """Of one block of K into the stage at this address, none if ``exists`` is 0."""
+        """Copies of one block of K into the stage at this address, none if ``exists`` is 0."""
         row_bytes, step = self.plan.config.row_bytes, self.plan.pass_rows
         size = 16 * Int32(block * row_bytes < self.bytes_left)
         source = [self.source + Int64(block * row_bytes)]
@@ -83,7 +83,7 @@ class RowsLoad:
         return [lambda i=i: copy(i) for i in range(self.tile_rows // step)]
 
     def roundings(self, stage: Int32, exists: Int32) -> list[Chore]:
-        """Of what this thread has copied, once its copies are complete."""
+        """Roundings of what this thread has copied, once its copies are complete."""
         row_bytes, step = self.plan.config.row_bytes, self.plan.pass_rows
         return [
             lambda i=i: round_tf32_in_place(stage + self._place(i), i * step * row_bytes, exists)

@@ -79,7 +79,7 @@ class Fragments:
 
 
 def fragments(plan: Sm80Plan, warp: Warp) -> Fragments:
-    """Of a warp, not loaded yet."""
+    """Fragments of a warp, not loaded yet."""
     lane, row_bytes = warp.lane, plan.config.row_bytes
     row_a = (lane & 7) + 8 * ((lane >> 3) & 1)
     row_b = plan.lane_columns * ((lane & 7) >> 1) + (lane & 1) + 2 * (lane >> 4)
@@ -93,10 +93,10 @@ def fragments(plan: Sm80Plan, warp: Warp) -> Fragments:
 
 
 class Tiles(Protocol):
-    """What a kernel's tiles are made of and where they go."""
+    """Tiles of a kernel: what they are made of and where they go."""
 
     def loads(self, tile: Int32) -> tuple[Load, Load]:
-        """Of A and of B. Of a tile behind the last one nothing is copied, whatever the addresses."""
+        """Loads of A and of B. Of a tile behind the last one nothing is copied, whatever the addresses."""
 
     def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
         """Finishes and stores this lane's accumulators: ``[4 numbers, blocks of 8 columns, blocks of 16 rows]``."""

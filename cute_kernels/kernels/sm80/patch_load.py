@@ -50,7 +50,7 @@ class PatchLoad:
     channel: Int64
 
     def copies(self, stage: Int32, block: Int32, exists: Int32) -> list[Chore]:
-        """Of one block of K, rows of the patches, into the stage at this address; none if ``exists`` is 0."""
+        """Copies of one block of K, rows of the patches, into the stage at this address; none if ``exists`` is 0."""
         plan, patch = self.plan, self.plan.problem.patch
         first = block * plan.patch_rows
         offset = Int64(first // patch) * self.channel + Int64(first % patch * self.line)

@@ -1,4 +1,4 @@
-"""What every SM90a kernel does before its roles: descriptors, barriers, and the wait for the kernel before."""
+"""Beginning of every SM90a kernel, before its roles: descriptors, barriers, and the wait for the kernel before."""
 
 from __future__ import annotations
 

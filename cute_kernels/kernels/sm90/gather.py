@@ -182,7 +182,7 @@ _SWIZZLES = {
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """What the host function hands to the kernel: TMA atoms with their views, table and sizes in patches and tiles."""
+    """Arguments of the kernel from the host: TMA atoms with their views, table and sizes in patches and tiles."""
 
     tiled_mma: cute.TiledMma
     images_atom: cute.CopyAtom
@@ -309,7 +309,7 @@ class PatchGatherKernel(ImagesHost):
         return layout if stages > 1 else cute.slice_(layout, (None, None, 0))
 
     def _staging_layout(self, buffers: int) -> cute.ComposedLayout:
-        """What a warp stores from its buffers, SWIZZLE_128B: rows of 128 bytes of features."""
+        """Layout of the buffers that a warp stores from, SWIZZLE_128B: rows of 128 bytes of features."""
         box = self.plan.store_box
         shape = box if buffers == 1 else (*box, buffers)
         layout = cute.make_ordered_layout(shape, order=tuple(range(len(shape))))

@@ -318,7 +318,7 @@ class GemmMma:
         return row, (n_tile * config.cluster_n + self.rank_n) * config.tile_n, batch
 
     def _addends(self, place: tuple[Int32, ...], wave: int, column: int) -> cute.Tensor | None:
-        """What is added to the eight accumulators of a column group that begins at ``column`` of the tile."""
+        """Addends of the eight accumulators of a column group that begins at ``column`` of the tile."""
         return self._load_bias(place[1] + column)
 
     def _block(self, place: tuple[Int32, ...], wave: int, region: int) -> tuple[Int32, ...]:

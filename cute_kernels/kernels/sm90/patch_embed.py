@@ -65,7 +65,7 @@ class Epilogue:
 
     @cute.jit
     def prefetch(self, row_block: Int32, position: Int32) -> tuple[cute.Tensor | None, cute.Tensor | None]:
-        """What of the table and of the rows' factors is fetched before the WGMMAs of a tile."""
+        """Fetches before the WGMMAs of a tile what is needed of the table and of the rows' factors."""
         return self._prefetch_table(row_block, position), self._prefetch_rows(row_block, position)
 
     @cute.jit
@@ -251,7 +251,7 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """What the host function hands to the kernel: TMA atoms with their views, weight, table, scale and sizes."""
+    """Arguments of the kernel from the host function: TMA atoms with their views, weight, table, scale and sizes."""
 
     tiled_mma: cute.TiledMma
     x_atom: cute.CopyAtom

@@ -207,7 +207,7 @@ class WeightLoad:
 
 
 def weight_operand(plan: Sm90ImagesPlan, tma: Tma, memory: cute.Pointer, blocks: int) -> Operand:
-    """What loads K blocks of a CTA's features, given atom and view, into buffers in shared memory."""
+    """Operand that loads K blocks of a CTA's features, given atom and view, into buffers in shared memory."""
     boxes = cute.local_tile(tma[1], (plan.features, plan.k_block_bytes), (None, None))
     return tma_operand((tma[0], boxes), weight_tensor(plan, memory, blocks), 2)
 
@@ -215,7 +215,7 @@ def weight_operand(plan: Sm90ImagesPlan, tma: Tma, memory: cute.Pointer, blocks:
 def weight_load(
     plan: Sm90ImagesPlan, terms: tuple[Tma, Tma | None], memory: cute.Pointer, pipe: Sm90Pipe, slab: Int32
 ) -> WeightLoad:
-    """What `WeightLoad` needs of both terms' TMA, the low one's first, and of the shared memory of the weight."""
+    """`WeightLoad` from both terms' TMA, the low one's first, and the shared memory of the weight."""
 
     low, high = (None if tma is None else weight_operand(plan, tma, memory, plan.shared_blocks) for tma in terms)
     return WeightLoad(plan, low, high, pipe, slab)
@@ -423,7 +423,7 @@ class Repack:
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """What the host function hands to the kernel: TMA atoms with their views, weight, table, scales and sizes.
+    """Arguments of the kernel from the host function: TMA atoms with their views, weight, table, scales and sizes.
 
     ``weight`` is ``[N, K]`` in memory. ``streamed`` loads it where it comes with the pixels, ``low`` and ``high`` what
     of a weight of two terms stays in shared memory, ``rest`` what of split rows the images' own does not: atom and view

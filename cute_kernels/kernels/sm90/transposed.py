@@ -28,10 +28,10 @@ MMA_STEPS = 4
 
 
 class Epilogue(Protocol):
-    """What becomes of a tile's accumulators. ``row_block`` and ``position`` are what the tile order gives."""
+    """Epilogue of a tile's accumulators. ``row_block`` and ``position`` are what the tile order gives."""
 
     def prefetch(self, row_block: Int32, position: Int32) -> Any:
-        """What is fetched before the WGMMAs of a tile, to be handed to `store`."""
+        """Fetches, before the WGMMAs of a tile, what is handed to `store`."""
 
     def store(self, accumulator: cute.Tensor, fetched: Any, row_block: Int32, position: Int32) -> None:
         """Stores one tile."""

@@ -29,7 +29,7 @@ Knowledge = dict[int, np.ndarray]
 
 
 def joined(first: Knowledge, second: Knowledge) -> Knowledge:
-    """What either knows."""
+    """Union: what either knows."""
     result = dict(first)
     for floor, row in second.items():
         known = result.get(floor)
@@ -59,7 +59,7 @@ class Events:
         agent.complete(column, len(events) - 1)
 
     def known(self, row: np.ndarray) -> Knowledge:
-        """What the events brought that are known by a row of clocks."""
+        """Knowledge that the events brought that are known by a row of clocks."""
         result: Knowledge = {}
         for column, events in self._brought.items():
             if column < len(row) and row[column]:
@@ -68,7 +68,7 @@ class Events:
 
 
 class Abroad:
-    """What a cluster passes on to others, and learns of them."""
+    """Knowledge that a cluster passes on to others, and learns of them."""
 
     def __init__(self, columns: Columns, launch: LaunchShadow, floor: int) -> None:
         self._launch, self._floor = launch, floor
@@ -79,7 +79,7 @@ class Abroad:
         self._fenced: dict[Agent, list[tuple[int, Knowledge]]] = {}  # by lanes, for a write of theirs to release
 
     def known(self, row: np.ndarray) -> Knowledge:
-        """What is known of other clusters by a row of clocks."""
+        """Knowledge of other clusters by a row of clocks."""
         return self._learned.known(row)
 
     def read(self, agent: Agent, mask: int, address: int, acquires: bool) -> None:
@@ -118,7 +118,7 @@ class Abroad:
             self._fenced[agent] = [*fenced, (mask, self._told(agent, mask))]
 
     def _told(self, agent: Agent, mask: int) -> Knowledge:
-        """What lanes pass on now."""
+        """Knowledge that lanes pass on now."""
         row = agent.snapshot(mask)[Row.VISIBLE].copy()
         return {**self._learned.known(row), self._floor: row}
 

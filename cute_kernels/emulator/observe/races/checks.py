@@ -1,4 +1,4 @@
-"""What the race detector knows of a cluster, how it decides whether an access comes too early, and what it says then.
+"""The race detector of a cluster: what it knows, how it decides whether an access comes too early, what it says then.
 
 `races.tracker` and `races.points` have the accesses and the synchronisation that are checked with it.
 """
@@ -230,7 +230,7 @@ class RaceChecks:
         return int(places[0]) * part.unit, count * part.unit
 
     def _told(self, identity: int) -> dict[str, Any]:
-        """What `ExitChecks` tells of an operation."""
+        """Label and place of an operation, as `ExitChecks` tells them."""
         return {"what": self.epochs.label(identity), "place": self.epochs.place(identity)}
 
     def _hint(self, clocks: np.ndarray, column: int, clock: int) -> str:

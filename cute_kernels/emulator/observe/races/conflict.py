@@ -1,4 +1,4 @@
-"""What two accesses that race are, for reports: the kind of fault, and which lanes of both sides."""
+"""Two accesses that race, for reports: the kind of fault, and which lanes of both sides."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _PIPELINED = ("mma", "cp", "shift")  # tcgen05 operations that one commit comple
 
 @dataclass(frozen=True)
 class Access:
-    """What is known of an access.
+    """Properties of an access.
 
     Attributes:
         space: "shared", "global" or "tensor".

@@ -37,7 +37,7 @@ _ROWS = (Row.ORDER, Row.VISIBLE)
 
 @dataclass(frozen=True)
 class _Event:
-    """What must be known: ``clock`` in ``column`` of one of `_ROWS` (None: that proves nothing), or the signal.
+    """Event that must be known: ``clock`` in ``column`` of one of `_ROWS` (None: that proves nothing), or the signal.
 
     ``place`` is the index of the instruction, -1 if it is not known.
     """

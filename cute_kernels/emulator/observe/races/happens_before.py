@@ -98,7 +98,7 @@ class Private:
 
 
 class Agent:
-    """What one warp knows, and its own clock.
+    """Knowledge of one warp, and its own clock.
 
     Attributes:
         rank: CTA of the warp.
@@ -181,11 +181,11 @@ class Agent:
         self.words[_CHANGES] += 1
 
     def advance(self) -> None:
-        """What is accessed from now on is not covered by what was passed on so far."""
+        """Begins a new clock: what is accessed from now on is not covered by what was passed on so far."""
         library().agent_advance(self.block_address)
 
     def snapshot(self, mask: int) -> np.ndarray:
-        """What lanes ``mask`` pass on now: all that the warp knows, and their own accesses."""
+        """Knowledge that lanes ``mask`` pass on now: all that the warp knows, and their own accesses."""
         library().agent_snapshot(self.block_address, mask)
         return self._scratch.copy()
 

@@ -1,4 +1,4 @@
-"""What clusters did to global memory, as data that one process tells another: which bytes they read and wrote.
+"""Accesses of clusters to global memory, as data that one process tells another: which bytes they read and wrote.
 
 It is made of the race detector's shadow memory, in spans of 1 MiB: codes of the granules of 16 bytes, and of the bytes
 of granules that were accessed in pieces, as runs of equal codes.
@@ -49,7 +49,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Span:
-    """What was done to a span of a region.
+    """Accesses to a span of a region.
 
     Attributes:
         region: first address and bytes of the region's window.
@@ -106,7 +106,7 @@ class Span:
 
 
 def accesses_of(shadow: LaunchShadow) -> list[Span]:
-    """What was done to global memory since the launch began."""
+    """Accesses to global memory since the launch began, by span."""
     return [span for region in shadow.regions for span in _spans(shadow, region)]
 
 

@@ -1,4 +1,4 @@
-"""What the race detector keeps of a launch beyond its clusters: accesses to global memory, by region."""
+"""State of the race detector that outlives a launch's clusters: accesses to global memory, by region."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NON_COHERENT, _FIRST = (words("LaunchRegions")[name] for name in ("non_coherent
 
 @dataclass
 class LaunchShadow:
-    """What outlives a cluster: accesses to global memory, and what was released there.
+    """State that outlives a cluster: accesses to global memory, and what was released there.
 
     Attributes:
         regions: shadow per registered region of global memory.

@@ -1,4 +1,4 @@
-"""What passes order on, for the race detector: mbarriers and other barriers, and strong operations on memory."""
+"""Synchronisation, for the race detector: mbarriers and other barriers, strong operations on memory pass order on."""
 
 from __future__ import annotations
 

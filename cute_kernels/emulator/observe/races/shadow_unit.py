@@ -125,7 +125,7 @@ class ShadowUnit:
     def pipelined_list(
         self, tracker: RaceTracker, accesses: Sequence[PipelinedAccess]
     ) -> tuple[np.ndarray, ...] | None:
-        """What `pipelined` is given, `PipelinedAccess` as int64, and arrays that have to live as long as it.
+        """Arguments of `pipelined`: `PipelinedAccess` as int64, and arrays that have to live as long as it.
 
         None where the core has no such places.
         """

@@ -1,4 +1,4 @@
-"""What barriers pass on: kinds of order, columns of clocks, and synchronisation points (see `happens_before`)."""
+"""Order that barriers pass on: kinds of order, columns of clocks, and synchronisation points (see `happens_before`)."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def join(target: np.ndarray, source: np.ndarray) -> None:
 
 
 class SyncPoint:
-    """What is passed on by one barrier: gathered while its phase is incomplete, available when it is complete.
+    """Knowledge that one barrier passes on: gathered while its phase is incomplete, available when it is complete.
 
     Attributes:
         gathered, available: int32 [rows, columns]. The visible row holds what was released at cluster scope.

@@ -84,7 +84,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class PipelinedAccess:
-    """What a tcgen05 operation accesses: ``nbytes`` at ``starts`` in shared memory, or ``place`` in tensor memory.
+    """An access of a tcgen05 operation: ``nbytes`` at ``starts`` in shared memory, or ``place`` in tensor memory.
 
     Attributes:
         rank: the CTA.
@@ -199,7 +199,7 @@ class TensorRaces:
         self._issuers.append(issuer)
 
     def note_exits(self) -> None:
-        """What the core has issued, for `exits`: a pair of CTAs reads the shared memory of both."""
+        """Tells `exits` of the operations that the core has issued: a pair of CTAs reads the shared memory of both."""
         for issuer in self._issuers:
             group, who, _ = issuer.key
             if issuer.latest and group == 2:

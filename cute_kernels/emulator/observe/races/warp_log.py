@@ -1,4 +1,4 @@
-"""What the core has logged for the race detector (`memory_tables`), handed on in program order.
+"""Accesses that the core has logged for the race detector (`memory_tables`), handed on in program order.
 
 The core works the log off while it can (``core/log.c``); an entry that it leaves is reported here as the functions of
 sites report accesses.

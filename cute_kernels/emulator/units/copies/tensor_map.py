@@ -81,7 +81,7 @@ _HEADER_IGNORED = 1 << 1 | 1 << 21
 
 
 class _Geometry:
-    """What both modes have: a tensor, and rows of consecutive elements that a copy moves."""
+    """Geometry that both modes have: a tensor, and rows of consecutive elements that a copy moves."""
 
     @functools.cached_property
     def rank(self) -> int:
@@ -138,9 +138,8 @@ class _Geometry:
             if wrong:
                 raise IllegalAccess(f"illegal tensor map: {text}")
 
-
     def _packed_problems(self, name: str) -> list[tuple[object, str]]:
-        """What is illegal for packed elements (CUDA driver API, cuTensorMapEncodeTiled)."""
+        """(whether it is violated, problem) of rules for packed elements (CUDA driver API, cuTensorMapEncodeTiled)."""
         extent, row = self.extents[0], self.row_bytes * 8 // self.element_bits
         if not self.padding:
             return [(extent % 2, f"extent {extent} of {name} elements, legal are multiples of 2")]

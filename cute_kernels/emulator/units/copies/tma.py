@@ -48,7 +48,7 @@ SHARED_ALIGNMENT = 128  # PTX ISA: shared-memory address of a tensor copy
 
 
 def load_text(nbytes: int, target: int, signal: int, who: str) -> str:
-    """What reports call a load of a box to one CTA: its bytes, shared addresses of box and mbarrier, who issues it."""
+    """Name of a load of a box to one CTA in reports: its bytes, shared addresses of box and mbarrier, who issues it."""
     return (
         f"TMA load of {nbytes} bytes to shared offset {target & OFFSET_MASK} of CTA {target >> 24} for the "
         f"mbarrier at offset {signal & OFFSET_MASK} of CTA {signal >> 24}, issued {who}"

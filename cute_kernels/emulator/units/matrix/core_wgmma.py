@@ -58,7 +58,7 @@ class Site:
 
 
 class _Clocks:
-    """What the warps knew that issued operations of a warpgroup, int32 [operations, rows, columns] of `WgmmaKnown`."""
+    """Knowledge of warps that issued operations of a warpgroup, int32 [operations, rows, columns] of `WgmmaKnown`."""
 
     def __init__(self, group: Any, columns: Columns) -> None:
         self._group = group

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @functools.lru_cache(maxsize=16)
 def core_kinds(arithmetic: Arithmetic) -> Any:
-    """What the core is told of all `KINDS`, in their order, and of how they add: an array of `MmaKind`."""
+    """All `KINDS` for the core, in their order, and how they add: an array of `MmaKind`."""
     kinds = (MmaKind * len(KINDS))(*map(kind_codes, KINDS))
     for kind, types in zip(kinds, KINDS.values()):
         for number, d_type in enumerate(D_TYPES):
@@ -98,7 +98,7 @@ class Mma:
             core.tracker.tensor.issue(self._watched)
 
     def _accesses(self, operands: list[Places]) -> Iterator[PipelinedAccess]:
-        """What the race detector has to know."""
+        """Accesses of an MMA that the race detector has to know."""
         for rank in self.ranks:
             for operand in operands:
                 yield PipelinedAccess(rank, operand.starts, CHUNK)

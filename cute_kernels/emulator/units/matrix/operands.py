@@ -119,7 +119,7 @@ D_TYPES = ("f32", "f16", "s32")  # by their numbers in the core
 
 @functools.lru_cache(maxsize=8)
 def kind_codes(kind: str) -> Any:
-    """What the core is told of the type codes of one of `KINDS`: an `MmaKind`."""
+    """Type codes of one of `KINDS` for the core: an `MmaKind`."""
     described = MmaKind()
     described.elements[:] = [
         CONSTANTS[KINDS[kind][code].name.upper()] if code in KINDS[kind] else CONSTANTS["NO_TYPE"]

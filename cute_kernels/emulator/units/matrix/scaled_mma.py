@@ -59,7 +59,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class ScaleFields:
-    """What an instruction descriptor says of scales: their type, and in which byte of a cell the first one is."""
+    """Fields of an instruction descriptor about scales: their type, and in which byte of a cell the first one is."""
 
     name: str
     a_id: int

@@ -21,7 +21,7 @@ _MOST_KNOWN = 4096  # MMAs that are kept; a kernel repeats those of its pipeline
 
 
 def mma_text(kind: str, cta_group: int, who: str) -> str:
-    """What reports call the MMAs of this kind, ``who`` as in "by warp 1"."""
+    """Name in reports of the MMAs of this kind, ``who`` as in "by warp 1"."""
     return f"tcgen05.mma.cta_group::{cta_group}.kind::{kind} issued {who}"
 
 

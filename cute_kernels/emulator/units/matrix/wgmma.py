@@ -53,7 +53,7 @@ _Wgmma, _WgmmaForm = STRUCTURES["Wgmma"], STRUCTURES["WgmmaForm"]
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """What the opcode and the immediate operands of one wgmma.mma_async say; one object per instruction of a kernel.
+    """Form of one wgmma.mma_async: what opcode and immediate operands say; one object per instruction of a kernel.
 
     Attributes:
         n: columns of the accumulator.
@@ -192,7 +192,7 @@ class Part:
 
 
 def operation_text(form: Form, rank: int, issued: Collection[int]) -> str:
-    """What reports call an operation that these warps of a warpgroup have issued."""
+    """Name in reports of an operation that these warps of a warpgroup have issued."""
     missing = [str(warp) for warp in range(WARPS) if warp not in issued]
     state = f", not issued by warps {', '.join(missing)} of the warpgroup" if missing else ""
     return f"{form.text} of CTA {rank}{state}"
