@@ -15,8 +15,10 @@ from collections.abc import Sequence
 import torch
 
 from cute_kernels.integrations import timm
-from cute_kernels.integrations.replace import check_model, convert_all
+from cute_kernels.integrations.replace import all_converted, check_model, convert_all
 from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
+
+_TOWERS = "vision transformer of open_clip"
 
 
 def convert(
@@ -42,15 +44,8 @@ def convert(
         TypeError, ValueError: an argument that is not allowed; a model without a vision transformer.
     """
     check_model(model)
-    try:
-        importlib.import_module("open_clip")  # whose name is the error's also where imports are blocked
-        transformer = importlib.import_module("open_clip.transformer")
-        constants = importlib.import_module("open_clip.constants")
-        towers = importlib.import_module("open_clip.timm_model")
-    except ModuleNotFoundError as error:
-        if error.name != "open_clip":
-            raise
-        raise ModuleNotFoundError("this needs open_clip: pip install open_clip_torch") from error
+    own, of_timm = _kinds()
+    constants = importlib.import_module("open_clip.constants")
 
     def normalisation(tower: torch.nn.Module) -> dict[str, float | Sequence[float]]:
         known_mean, known_std = getattr(tower, "image_mean", None), getattr(tower, "image_std", None)
@@ -61,7 +56,7 @@ def convert(
 
     found = []
     for name, module in model.named_modules():
-        if isinstance(module, transformer.VisionTransformer):
+        if isinstance(module, own):
             options = PatchOptions(
                 precision=precision,
                 channels=module.conv1.in_channels,
@@ -70,11 +65,11 @@ def convert(
                 **normalisation(module),
             )
             found.append((f"{name}.conv1".lstrip("."), module.conv1, options))
-        elif isinstance(module, towers.TimmModel):
+        elif isinstance(module, of_timm):
             inner = timm.find(module, precision, pixels=pixels, backend=backend, **normalisation(module))
             found += [(f"{name}.{layer_name}".lstrip("."), layer, options) for layer_name, layer, options in inner]
-    convert_all(model, found, "vision transformer of open_clip")
-    if any(isinstance(module, towers.TimmModel) for module in model.modules()):
+    convert_all(model, found, _TOWERS)
+    if any(isinstance(module, of_timm) for module in model.modules()):
         timm.pad_raw_pixels(model)
     return model
 
@@ -83,3 +78,32 @@ def revert(model: torch.nn.Module) -> torch.nn.Module:
     """Undoes `convert`, in place, and returns the model."""
     check_model(model)
     return timm.revert(model)
+
+
+def is_converted(model: torch.nn.Module) -> bool:
+    """Whether calls of a model's patch embeddings come to this package, see `cute_kernels.integrations.timm`.
+
+    Raises:
+        ModuleNotFoundError: no open_clip.
+        TypeError: no module.
+        ValueError: a model without a vision transformer.
+    """
+    check_model(model)
+    own, of_timm = _kinds()
+    found = [(module, module.conv1) for module in model.modules() if isinstance(module, own)]
+    for tower in model.modules():
+        if isinstance(tower, of_timm):
+            found += [(module, module.proj) for _, module in timm.embeddings(tower)]
+    return all_converted(model, found, _TOWERS)
+
+
+def _kinds() -> tuple[type, type]:
+    """Vision towers of open_clip's own, and of timm."""
+    try:
+        importlib.import_module("open_clip")  # whose name is the error's also where imports are blocked
+        own = importlib.import_module("open_clip.transformer").VisionTransformer
+        return own, importlib.import_module("open_clip.timm_model").TimmModel
+    except ModuleNotFoundError as error:
+        if error.name != "open_clip":
+            raise
+        raise ModuleNotFoundError("this needs open_clip: pip install open_clip_torch") from error

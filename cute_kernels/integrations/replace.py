@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from cute_kernels.nn.calls import reaches_class
 from cute_kernels.nn.layers import check_layer, convert_layer, is_converted, options_of, revert_layer
 from cute_kernels.nn.options import PatchOptions
 
@@ -50,6 +51,25 @@ def convert_all(
     for _, layer, options in found:
         convert_layer(layer, options)
     return model
+
+
+def all_converted(
+    model: torch.nn.Module, found: Iterable[tuple[torch.nn.Module, torch.nn.Module]], expected: str
+) -> bool:
+    """Whether calls of every embedding of ``model`` come to this package.
+
+    Args:
+        model: the model.
+        found: the embeddings, and the layer of each.
+        expected: as for `convert_all`.
+
+    Raises:
+        ValueError: nothing was found.
+    """
+    found = list(found)
+    if not found:
+        raise ValueError(f"model is {type(model).__name__}, which has no {expected}")
+    return all(reaches_class(embedding) and is_converted(layer) for embedding, layer in found)
 
 
 def revert_all(model: torch.nn.Module) -> torch.nn.Module:

@@ -10,14 +10,16 @@ timm's, an addition of their own. Parameters keep their names, and checkpoints d
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from cute_kernels.integrations.replace import Found, check_model, convert_all, revert_all
-from cute_kernels.nn.layers import is_converted
+from cute_kernels.integrations.replace import Found, all_converted, check_model, convert_all, revert_all
+from cute_kernels.nn import layers
 from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
+
+_EMBEDDINGS = "PatchEmbed or NaFlexEmbeds of timm"
 
 
 def convert(
@@ -45,7 +47,7 @@ def convert(
     """
     check_model(model)
     found = find(model, precision, mean=mean, std=std, pixels=pixels, backend=backend)
-    convert_all(model, found, "PatchEmbed or NaFlexEmbeds of timm")
+    convert_all(model, found, _EMBEDDINGS)
     pad_raw_pixels(model)
     return model
 
@@ -60,14 +62,34 @@ def revert(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def is_converted(model: torch.nn.Module) -> bool:
+    """Whether calls of a model's patch embeddings come to this package, and nothing stays to be converted.
+
+    An adapter around a layer (PEFT) is given raw pixels as they are, so a model with one does not count as converted.
+
+    Raises:
+        ModuleNotFoundError: no timm.
+        TypeError: no module.
+        ValueError: a model without a ``PatchEmbed`` or ``NaFlexEmbeds``.
+    """
+    check_model(model)
+    return all_converted(model, ((module, module.proj) for _, module in embeddings(model)), _EMBEDDINGS)
+
+
+def embeddings(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Patch embeddings of timm in a model, with their names."""
+    kinds = _kinds()
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, kinds))
+
+
 def pad_raw_pixels(model: torch.nn.Module) -> None:
     """Has converted embeddings of ``dynamic_img_pad`` pad uint8 images with the mean.
 
     timm pads what it is given with zeros. Of normalised pixels that is the mean, of raw ones the darkest colour.
     """
-    for module in model.modules():
-        padded = isinstance(module, _kinds()) and getattr(module, "dynamic_img_pad", False)
-        if padded and is_converted(module.proj) and _pad not in module._forward_pre_hooks.values():
+    for _, module in embeddings(model):
+        padded = getattr(module, "dynamic_img_pad", False)
+        if padded and layers.is_converted(module.proj) and _pad not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_pad, with_kwargs=True)
 
 
@@ -102,11 +124,8 @@ def find(
         ModuleNotFoundError: no timm.
         TypeError, ValueError: an argument that is not allowed.
     """
-    kinds = _kinds()
     found = []
-    for name, module in model.named_modules():
-        if not isinstance(module, kinds):
-            continue
+    for name, module in embeddings(model):
         layer = module.proj
         channels = layer.in_channels if isinstance(layer, torch.nn.Conv2d) else getattr(module, "in_chans", 3)
         config = _pretrained_config(model, name)

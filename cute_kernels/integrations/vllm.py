@@ -114,6 +114,8 @@ def _replacement(base: type) -> type:
             fits = x.dim() == 4 and x.shape[1] == self.in_channels and min(x.shape[2:]) >= patch
             if not (self.is_patch_embedding and fits):
                 return otherwise(x)
+            if x.dtype == torch.uint8:  # which normalisation a model has nobody tells its layers
+                raise TypeError("x is torch.uint8, allowed: normalised pixels of a floating-point type")
             takes_over = self.engine.takes_over(x, self.weight, self.bias)
             self.engine.check_pixels(x, by_kernel=takes_over)
             if not takes_over:

@@ -143,6 +143,7 @@ class PatchLinear(EngineMixin, torch.nn.Linear):
 
 #: What the class was before, but for the subclasses that a converted module remembers.
 _PLAIN = {PatchConv2d: torch.nn.Conv2d, PatchLinear: torch.nn.Linear}
+_FORWARDS = PatchConv2d.forward, PatchLinear.forward
 
 
 def check_layer(module: torch.nn.Module, channels: int = 3, order: Order = "chw") -> None:
@@ -159,12 +160,13 @@ def check_layer(module: torch.nn.Module, channels: int = 3, order: Order = "chw"
             square or not the stride; padding, dilation or groups; a Linear whose inputs
             are no square patches; features that are no multiple of 8; a Conv2d with an order that it does not have.
     """
+    if isinstance(module, torch.nn.Module):
+        check_reachable(module)
     forward = getattr(type(module), "forward", None)
     if forward not in (torch.nn.Conv2d.forward, torch.nn.Linear.forward):
         raise TypeError(f"module is {type(module).__name__}, expected torch.nn.Conv2d or torch.nn.Linear")
     if getattr(type(module), "_conv_forward", None) not in (None, torch.nn.Conv2d._conv_forward):
         raise TypeError(f"module is {type(module).__name__}, which convolves in another way than torch.nn.Conv2d")
-    check_reachable(module)
     if parametrize.is_parametrized(module):
         kind = f"parametrised in {', '.join(module.parametrizations)}"
         raise TypeError(f"module is {kind}, expected a plain layer: parametrise it after it was converted")
@@ -224,12 +226,13 @@ def convert_layer(
         kind = type(options).__name__
         raise TypeError(f"options is {kind}, expected PatchOptions: convert_layer(module, PatchOptions(precision=..))")
     positions = PositionCache(interpolation, antialias)
-    if type(module) not in _PLAIN:
+    if not isinstance(module, tuple(_PLAIN)):
         check_layer(module, getattr(module, "in_channels", options.channels), options.order)
         options = options_of(module, options)
         module.plain_class = type(module)
         change_class(module, PatchConv2d if isinstance(module, torch.nn.Conv2d) else PatchLinear)
     else:
+        check_reachable(module)
         _check_order(module, options.order)
         options = options_of(module, options)
     module.engine, module.positions = PatchEngine(options), positions
@@ -249,14 +252,21 @@ def options_of(module: torch.nn.Module, options: PatchOptions) -> PatchOptions:
 
 
 def is_converted(module: torch.nn.Module) -> bool:
-    """Whether `convert_layer` made the module what it is, and its calls come to this package."""
-    return type(module) in _PLAIN and reaches_class(module)
+    """Whether calls of a module come to the forward that `convert_layer` gave it, parametrised since or not."""
+    return getattr(type(module), "forward", None) in _FORWARDS and reaches_class(module)
 
 
 def revert_layer(module: torch.nn.Module) -> bool:
-    """Undoes `convert_layer`; returns whether there was anything to undo."""
-    if type(module) not in _PLAIN:
+    """Undoes `convert_layer`; returns whether there was anything to undo.
+
+    Raises:
+        TypeError: a converted module that was parametrised since, whose class holds the parametrisations.
+    """
+    if not isinstance(module, tuple(_PLAIN)):
         return False
+    if type(module) not in _PLAIN:
+        raise TypeError(f"module is {type(module).__name__}, expected {' or '.join(kind.__name__ for kind in _PLAIN)}: "
+                        "remove what was put around it after it was converted, such as parametrisations")
     change_class(module, vars(module).pop("plain_class", _PLAIN[type(module)]))
     del module.engine, module.positions
     return True

@@ -76,6 +76,40 @@ def test_the_normalisation_of_the_tower():
     assert error(ours.encode_image(raw()), expected) < ERRORS["int16"]
 
 
+@pytest.mark.parametrize("vision", [OWN, TIMM])
+def test_a_model_tells_whether_it_is_converted(vision):
+    """True only where calls of the tower's embedding reach the kernels."""
+    ours = integration.convert(clip(vision))
+    assert integration.is_converted(ours) and integration.is_converted(ours.visual)
+    assert not integration.is_converted(clip(vision))
+    layer = ours.visual.conv1 if vision is OWN else ours.visual.trunk.patch_embed.proj
+    layer.register_forward_hook(lambda *_: None)
+    assert integration.is_converted(ours)  # it is called
+    layer.forward = lambda images: images
+    assert not integration.is_converted(ours)
+    with pytest.raises(ValueError, match="cannot be converted: module is PatchConv2d with a forward of its own"):
+        integration.convert(ours)
+    del layer.forward
+    assert not integration.is_converted(integration.revert(ours))
+    with pytest.raises(ValueError, match="model is Linear, which has no vision transformer of open_clip"):
+        integration.is_converted(torch.nn.Linear(8, 8))
+    with pytest.raises(TypeError, match="model is int"):
+        integration.is_converted(3)
+
+
+@torch.no_grad()
+def test_hooks_of_the_layer_are_called():
+    def hooked(model: CLIP) -> CLIP:
+        model.visual.conv1.register_forward_hook(lambda module, images, out: 2 * out)
+        return model
+
+    pixels = normalised(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
+    expected = hooked(clip(OWN)).encode_image(pixels)
+    for ours in (integration.convert(hooked(clip(OWN)), "fp16"), hooked(integration.convert(clip(OWN), "fp16"))):
+        assert error(ours.encode_image(pixels), expected) < 2 * ERRORS["fp16"]
+    assert error(clip(OWN).encode_image(pixels), expected) > 4 * ERRORS["fp16"]
+
+
 def test_reverted_and_refused():
     ours = integration.revert(integration.convert(clip(OWN)))
     assert type(ours.visual.conv1) is torch.nn.Conv2d

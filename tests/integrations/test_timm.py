@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 
+import peft
 import pytest
 import timm
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
 from timm.models.vision_transformer import VisionTransformer
+from torch.nn.utils import parametrize
 
 from cute_kernels.integrations import timm as integration
 from cute_kernels.nn import PatchConv2d, PatchLinear
@@ -142,6 +145,72 @@ def test_training():
     assert torch.allclose(ours.patch_embed.proj.weight, plain.patch_embed.proj.weight, atol=1e-6)
     with torch.no_grad():
         assert error(ours.eval()(images), plain.eval()(images / 127.5 - 1)) < ERRORS["int8"]
+
+
+def doubled(_: torch.nn.Module, __: tuple, out: torch.Tensor) -> torch.Tensor:
+    return 2 * out
+
+
+@pytest.mark.parametrize("make", [
+    vit, lambda: naflex(embed_proj_type="conv"), lambda: naflex(embed_proj_type="linear"),
+])  # fmt: skip
+@pytest.mark.parametrize("first", ["adapted", "converted"])
+@torch.no_grad()
+def test_hooks_of_embedding_and_layer_are_called(make, first):
+    def adapted(model: torch.nn.Module) -> torch.nn.Module:
+        embedding = getattr(model, "patch_embed", None) or model.embeds
+        embedding.proj.register_forward_hook(doubled)
+        add_hook_to_module(embedding.proj, ModelHook())
+        add_hook_to_module(embedding, ModelHook())
+        return model
+
+    pixels = raw() / 127.5 - 1
+    expected = adapted(make())(pixels)
+    if first == "adapted":
+        ours = integration.convert(adapted(make()), "fp16")
+    else:
+        ours = adapted(integration.convert(make(), "fp16"))
+    assert integration.is_converted(ours) and error(ours(pixels), expected) < 2 * ERRORS["fp16"]
+    assert error(make()(pixels), expected) > 4 * ERRORS["fp16"]  # what stands there matters
+
+
+def test_a_model_tells_whether_it_is_converted():
+    """True only where calls of every embedding reach the kernels."""
+    ours = integration.convert(vit(), "int8")
+    assert integration.is_converted(ours) and integration.is_converted(copy.deepcopy(ours))
+    assert not integration.is_converted(vit())
+    assert not integration.is_converted(torch.nn.ModuleList([ours, vit()]))  # one is left to be converted
+    for part in (ours.patch_embed, ours.patch_embed.proj):
+        part.forward = lambda images: images
+        assert not integration.is_converted(ours)
+        del part.forward
+        assert integration.is_converted(ours)
+    parametrize.register_parametrization(ours.patch_embed.proj, "weight", torch.nn.Identity())
+    assert integration.is_converted(ours)
+    parametrize.remove_parametrizations(ours.patch_embed.proj, "weight")
+    assert not integration.is_converted(integration.revert(ours))
+    with pytest.raises(ValueError, match="model is Linear, which has no PatchEmbed or NaFlexEmbeds"):
+        integration.is_converted(torch.nn.Linear(8, 8))
+    with pytest.raises(TypeError, match="model is str"):
+        integration.is_converted("model")
+
+
+@pytest.mark.filterwarnings("ignore:.*give the model normalised pixels")
+@torch.no_grad()
+def test_an_adapter_around_the_layer_is_called():
+    def adapted(model: torch.nn.Module) -> torch.nn.Module:
+        torch.manual_seed(2)
+        config = peft.LoraConfig(r=4, lora_alpha=64, target_modules=["patch_embed.proj"], init_lora_weights=False)
+        return peft.get_peft_model(model, config).eval()
+
+    pixels = raw() / 127.5 - 1
+    expected = adapted(vit())(pixels)
+    ours = adapted(integration.convert(vit()))
+    assert error(ours(pixels), expected) < 2 * ERRORS["bf16"] < error(vit()(pixels), expected)
+    assert not integration.is_converted(ours)  # its layers are given raw pixels as they are
+    assert integration.is_converted(ours.merge_and_unload()) and error(ours(pixels), expected) < 2 * ERRORS["bf16"]
+    with pytest.raises(ValueError, match="proj cannot be converted: module is Conv2d, expected"):
+        integration.convert(adapted(vit()))
 
 
 @torch.no_grad()

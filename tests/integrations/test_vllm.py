@@ -133,11 +133,12 @@ def test_a_layer(precision: str, dtype: torch.dtype, custom_ops: str) -> None:
     ours.load_state_dict(plain.state_dict())
     expected = torch.nn.functional.conv2d(normalised(images), plain.weight.float(), plain.bias.float(), stride=16)
     rounded = 4e-3 if dtype == torch.bfloat16 else 0.0  # of pixels or of results
-    for pixels in (images, normalised(images).to(dtype)):
-        for forward in (ours, ours.forward_cuda, ours.forward_native):
-            got = forward(pixels)
-            assert got.shape == (2, 32, 4, 5) and got.dtype == dtype
-            assert 1e-6 < error(got, expected) < ERRORS[precision] + rounded
+    for forward in (ours, ours.forward_cuda, ours.forward_native):
+        got = forward(normalised(images).to(dtype))
+        assert got.shape == (2, 32, 4, 5) and got.dtype == dtype
+        assert 1e-6 < error(got, expected) < ERRORS[precision] + rounded
+        with pytest.raises(TypeError, match=r"x is torch\.uint8, allowed: normalised pixels"):
+            forward(images)
     assert error(plain(normalised(images).to(dtype)), expected) < 1e-6 + rounded
 
 

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
 from cute_kernels.integrations import transformers as integration
-from cute_kernels.nn import PatchEmbed, PatchOptions, convert_layer
+from cute_kernels.nn import PatchEmbed, PatchOptions, convert_layer, revert_layer
 from cute_kernels.nn.calls import reaches_class
 from cute_kernels.nn.layers import is_converted
 
@@ -356,6 +356,31 @@ def test_accelerates_hooks_on_a_layer_stay() -> None:
     convert_layer(layer, PatchOptions())
     assert is_converted(layer) and reaches_class(layer)
     assert 0 < error(layer(IMAGES), expected) < BF16
+
+
+@torch.no_grad()
+def test_a_converted_layer_that_is_parametrised() -> None:
+    """Its class is another one then, which PyTorch derives from the layer's."""
+    layer, plain = Tower().proj, Tower().proj
+    convert_layer(layer, PatchOptions())
+    layer(IMAGES)  # what was prepared before the change
+    for module in (layer, plain):
+        parametrize.register_parametrization(module, "weight", torch.nn.Tanh())
+    assert is_converted(layer) and 0 < error(layer(IMAGES), plain(IMAGES)) < BF16
+    convert_layer(layer, PatchOptions(precision="fp16"))
+    assert 0 < error(layer(IMAGES), plain(IMAGES)) < 1e-3
+    with pytest.raises(TypeError, match="ParametrizedPatchConv2d, expected .*: remove what was put around it"):
+        revert_layer(layer)
+    parametrize.remove_parametrizations(layer, "weight")
+    assert revert_layer(layer) and not is_converted(layer) and torch.equal(layer(IMAGES), plain(IMAGES))
+
+
+def test_a_converted_layer_with_a_forward_of_the_instance() -> None:
+    layer = convert_layer(Tower().proj, PatchOptions())
+    layer.forward = lambda images: images
+    assert not is_converted(layer)
+    with pytest.raises(ValueError, match="PatchConv2d with a forward of its own"):
+        convert_layer(layer, PatchOptions(precision="fp16"))
 
 
 def test_another_convolution_is_refused() -> None:

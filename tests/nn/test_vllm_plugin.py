@@ -11,6 +11,7 @@ from importlib import metadata
 
 import pytest
 import torch
+from torch.nn.utils import parametrize
 
 from cute_kernels.integrations import vllm as integration
 
@@ -139,17 +140,24 @@ def test_weights_that_are_loaded_again_are_used(vllm):
         weight.weight_loader(weight, torch.zeros(8))
 
 
-@torch.no_grad()
-def test_raw_pixels_are_normalised_where_the_plain_layer_runs(vllm, monkeypatch):
-    """vLLM's towers cast them before; a layer that is given them takes them for pixels, whoever multiplies."""
+def test_raw_pixels_are_refused(vllm):
+    """Layers are not told the model's mean and standard deviation, and vLLM's own layer refuses uint8."""
     integration.register()
-    layer = vllm.layer(3, 16, 14, stride=14)
-    images = torch.randint(0, 256, (1, 3, 28, 28), dtype=torch.uint8)
-    mean, std = (torch.tensor(value)[:, None, None] for value in (layer.options.mean, layer.options.std))
-    expected = torch.nn.functional.conv2d((images / 255 - mean) / std, layer.weight, layer.bias, stride=14)
-    assert 1e-6 < (layer(images) - expected).norm() / expected.norm() < 4e-3
-    with torch.enable_grad():
-        assert torch.allclose(layer(images), expected, atol=1e-5)
+    layer, images = vllm.layer(3, 16, 14, stride=14), torch.zeros(1, 3, 28, 28, dtype=torch.uint8)
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients), pytest.raises(TypeError, match=r"x is torch\.uint8, allowed"):
+            layer(images)
+
+
+@torch.no_grad()
+def test_hooks_and_parametrisations_count(vllm):
+    integration.register("fp16")
+    layer, pixels = vllm.layer(3, 16, 14, stride=14), torch.rand(1, 3, 28, 28) * 2 - 1
+    layer(pixels)  # what was prepared before the change
+    parametrize.register_parametrization(layer, "weight", torch.nn.Tanh())
+    layer.register_forward_hook(lambda module, inputs, out: 2 * out)
+    expected = 2 * torch.nn.functional.conv2d(pixels, layer.weight, layer.bias, stride=14)
+    assert 0 < (layer(pixels) - expected).norm() / expected.norm() < 5e-4
 
 
 def test_nothing_happens_without_the_variable(vllm):
