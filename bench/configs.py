@@ -51,14 +51,18 @@ def check_parsable(text: str, kinds: Iterable[type[Config]]) -> None:
     parse_first(text, kinds)
 
 
+BENCHED = ("sm_100a", "sm_90a")
+"""Keys of `cute_kernels.plan.ARCHS` that benches have configurations for."""
+
+
 def arch_of(capability: tuple[int, int]) -> str:
-    """The key of `cute_kernels.plan.ARCHS` that devices of a compute capability run.
+    """The one of `BENCHED` that devices of a compute capability run.
 
     Raises:
-        ValueError: there is no kernel for them.
+        ValueError: there is none.
     """
-    for name, arch in ARCHS.items():
-        if arch.compute_capability == tuple(capability):
+    for name in BENCHED:
+        if ARCHS[name].compute_capability == tuple(capability):
             return name
-    allowed = ", ".join("{}.{}".format(*arch.compute_capability) for arch in ARCHS.values())
+    allowed = ", ".join("{}.{}".format(*ARCHS[name].compute_capability) for name in BENCHED)
     raise ValueError("compute capability {}.{}, allowed: {}".format(*capability, allowed))

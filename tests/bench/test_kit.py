@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench import gemm, images, kit, patch_embed, profile
-from bench.configs import parse_first
+from bench.configs import BENCHED, parse_first
 from cute_kernels.config import PatchEmbedProblem
-from cute_kernels.plan import ARCHS, PLANNERS, make_plan
+from cute_kernels.plan import PLANNERS, make_plan
 
 HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)
 
@@ -24,7 +24,7 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", BENCHED)
 @pytest.mark.parametrize(("steps", "minutes"), [(kit.steps, 30), (kit.brief_steps, 12)])
 def test_benches_take_the_commands(arch, steps, minutes, tmp_path):
     """Arguments are parsed by the benches' own parsers, and every module is there."""
@@ -43,7 +43,7 @@ def test_benches_take_the_commands(arch, steps, minutes, tmp_path):
     assert sum(step.seconds for step in steps(arch, tmp_path)) <= minutes * 60
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", BENCHED)
 def test_a_rehearsal_has_every_step_and_less_of_it(arch, tmp_path):
     steps, brief = (
         {step.name: step for step in make(arch, tmp_path)} for make in (kit.steps, kit.brief_steps)
@@ -77,7 +77,7 @@ def test_a_brief_call_runs_the_brief_steps(tmp_path, monkeypatch):
         assert ran.pop() == expected
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", BENCHED)
 def test_configurations_are_legal_and_differ(arch):
     kinds = [kernel.config for kernel in PLANNERS["patch_embed"].of(arch)]
     plans = [make_plan(HEADLINE, arch=arch)]
@@ -137,7 +137,7 @@ def test_everything_is_packed(tmp_path):
 
 
 def test_tuned_sizes_are_problems():
-    for arch in ARCHS:
+    for arch in BENCHED:
         for images_, positions, n, k in kit.TUNED_ROWS:
             assert make_plan(PatchEmbedProblem(images_ * positions, n, k, positions), arch=arch).arch.name == arch
 
