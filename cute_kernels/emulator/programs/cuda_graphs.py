@@ -47,7 +47,8 @@ class Graph:
 
     @contextlib.contextmanager
     def captured(self, *_: Any, **__: Any) -> Iterator[None]:
-        """Remembers what is launched inside."""
+        """Remembers what is launched inside, behind everything: torch.cuda.graph synchronises the device first."""
+        self.session.streams.host_waits()
         self.capture_begin()
         try:
             yield

@@ -291,6 +291,25 @@ def test_the_stream_of_host_code_counts(session: Session) -> None:
         launch(*given, second)
 
 
+@pytest.mark.parametrize("synchronises", [True, False])
+def test_a_capture_by_torch_is_behind_what_warmed_up_in_another_stream(session: Session, synchronises: bool) -> None:
+    """torch.cuda.graph waits for the device before it captures; capture_begin alone does not."""
+    x, y, _ = tensors()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        copy(x, y)
+    if synchronises:
+        with torch.cuda.graph(graph):
+            copy(x, y)
+        graph.replay()
+        return
+    graph.capture_begin()
+    copy(x, y)
+    graph.capture_end()
+    with pytest.raises(GlobalMemoryRace):
+        graph.replay()
+
+
 def test_a_graph_runs_in_the_stream_in_which_it_is_replayed(session: Session) -> None:
     x, y, z = tensors()
     graph, first, second = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.Stream()
