@@ -121,6 +121,7 @@ Plane *lanes_check(const Access *access, int64_t places[LANES]) {
 
 void lanes_record(const Access *access, Plane *plane, const int64_t places[LANES], int32_t id) {
   int64_t unit = unit_of(access, plane);
+  access_note(access);
   if (!access->write) {
     put(plane->layers[0], places, unit, id, 0);
     return;

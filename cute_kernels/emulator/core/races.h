@@ -37,6 +37,7 @@ int of_earlier_cluster(const Access *access, int32_t id);
 // Whether every place of an access is in order. After that it may be recorded.
 int access_check(const Access *access);
 void access_record(const Access *access);
+void access_note(const Access *access);
 // Likewise for the lanes of a whole warp, whose places have one history: the plane where they are, or null.
 Plane *lanes_check(const Access *access, int64_t places[LANES]);
 void lanes_record(const Access *access, Plane *plane, const int64_t places[LANES], int32_t id);

@@ -272,7 +272,21 @@ static int rows(const Access *access, Action action) {
 
 int access_check(const Access *access) { return rows(access, CHECK); }
 
-void access_record(const Access *access) { rows(access, access->write ? WRITE : READ); }
+// Which bytes of global memory have been accessed. Tensor memory has no shadow but its plane.
+void access_note(const Access *access) {
+  Shadow *shadow = access->shadow;
+  if (access->grain != GRANULE || shadow->high < 0) return;
+  for (int64_t i = 0; i < access->rows; i++) {
+    int64_t start = access->offsets ? access->offsets[i] - access->origin : access->base + i * access->stride;
+    if (start < shadow->low) shadow->low = start;
+    if (start + access->count > shadow->high) shadow->high = start + access->count;
+  }
+}
+
+void access_record(const Access *access) {
+  access_note(access);
+  rows(access, access->write ? WRITE : READ);
+}
 
 // Whether two neighbours of 32 bits, or (`pair` 0) the first of them, are `one`.
 static inline int both_are(const int32_t *at, int pair, int32_t one) {

@@ -117,6 +117,7 @@ enum { GRANULE = 16 };
 struct Shadow {
   Plane coarse, fine;
   uint8_t *split;  // of every granule, or null
+  int64_t low, high;  // all bytes that have been accessed are among these; high < 0: of shared memory, nobody asks
 };
 
 // Tensor memory: no access covers fewer lanes of a column than a group.

@@ -31,6 +31,30 @@ COPY = module(
     """,
     parameters=2,
 )
+BULK_COPY = module(
+    """
+    ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1];
+    mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; @%p1 ret;
+    mov.u32 %r2, dynamic; mov.u32 %r3, 0;
+    mbarrier.init.shared.b64 [%r2], 1; fence.proxy.async;
+    mbarrier.arrive.expect_tx.shared.b64 %d3, [%r2], 256;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2 + 128], [%d1], 256, [%r2];
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0; @!%p2 bra WAIT;
+    cp.async.bulk.global.shared::cta.bulk_group [%d2], [%r2 + 128], 256;
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; ret;
+    """,
+    parameters=2,
+)
+WIDE_COPY = module(
+    """
+    ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1];
+    mov.u32 %r1, %tid.x; setp.ge.u32 %p1, %r1, 32; @%p1 ret;
+    mul.wide.u32 %d3, %r1, 16; add.s64 %d1, %d1, %d3; add.s64 %d2, %d2, %d3;
+    ld.global.v4.u32 {%r2, %r3, %r4, %r5}, [%d1]; st.global.v4.u32 [%d2], {%r2, %r3, %r4, %r5}; ret;
+    """,
+    parameters=2,
+)
 COUNT_UP = module(
     "ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1]; atom.global.add.u32 %r1, [%d2], 1; ret;", parameters=2
 )
@@ -41,7 +65,7 @@ def copy(x: torch.Tensor, y: torch.Tensor, stream: object = None, ptx: str = COP
     name = ptx.partition(".entry ")[2].partition("(")[0].strip()
     handle = int(getattr(stream, "cuda_stream", torch.cuda.current_stream().cuda_stream if stream is None else stream))
     params = tuple(t.data_ptr().to_bytes(8, "little") for t in (x, y))
-    host.submit(CapturedLaunch(name, (1, 1, 1), (COUNT, 1, 1), (1, 1, 1), 0, params, ptx, stream=handle))
+    host.submit(CapturedLaunch(name, (1, 1, 1), (COUNT, 1, 1), (1, 1, 1), 1024, params, ptx, stream=handle))
 
 
 @pytest.fixture
@@ -289,6 +313,17 @@ def test_the_stream_of_host_code_counts(session: Session) -> None:
     assert session.launches[0].launch.stream == first.cuda_stream
     with pytest.raises(GlobalMemoryRace):
         launch(*given, second)
+
+
+@pytest.mark.parametrize("ptx", [BULK_COPY, WIDE_COPY], ids=["bulk copies", "16 bytes a lane"])
+def test_copies_race_however_they_are_made(session: Session, ptx: str) -> None:
+    """What one stream's copy writes another one's reads; a copy of the same into other bytes is another matter."""
+    x, y, z = (torch.full((128,), n, dtype=torch.int32, device="cuda") for n in range(3))
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    copy(x, y, first, ptx)
+    copy(x, z, second, ptx)
+    with pytest.raises(GlobalMemoryRace):
+        copy(y, z, second, ptx)
 
 
 @pytest.mark.parametrize("synchronises", [True, False])

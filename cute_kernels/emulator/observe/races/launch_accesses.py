@@ -112,29 +112,35 @@ def accesses_of(shadow: LaunchShadow) -> list[Span]:
 
 def _spans(shadow: LaunchShadow, region: Region) -> Iterator[Span]:
     memory, epochs, first = shadow.regions[region], shadow.epochs, shadow.first
-    for start in range(0, memory.nbytes, SPAN):
+    low, high = memory.accessed  # a launch uses little of all memory, and shadows of the rest have no pages yet
+    used = slice(low // GRANULE, -(-high // GRANULE))
+    used_bytes = slice(used.start * GRANULE, used.stop * GRANULE)
+    for start in range(low // SPAN * SPAN, high, SPAN):
         granules = slice(start // GRANULE, (start + SPAN) // GRANULE)
-        codes, single = _codes(memory.coarse, granules, epochs, first), None
+        codes, single = _codes(memory.coarse, granules, used, epochs, first), None
         if memory.fine is not None:
             split = memory.split_granules()[granules]
             if split.any():
                 codes[split] = 0
-                single = _codes(memory.fine, slice(granules.start * GRANULE, granules.stop * GRANULE), epochs, first)
+                places = slice(granules.start * GRANULE, granules.stop * GRANULE)
+                single = _codes(memory.fine, places, used_bytes, epochs, first)
         if codes.any() or (single is not None and single.any()):
             yield Span(region, start, Runs.of(codes), None if single is None else Runs.of(single))
 
 
-def _codes(plane: Plane, places: slice, epochs: Epochs, first: int) -> np.ndarray:
-    """uint8 [places]."""
-    codes = np.zeros(len(plane.writes[places]), np.uint8)
+def _codes(plane: Plane, places: slice, used: slice, epochs: Epochs, first: int) -> np.ndarray:
+    """Codes of places, uint8 [places]; all that was accessed is among those that were used."""
+    all_codes = np.zeros(len(plane.writes[places]), np.uint8)
+    chosen = slice(max(places.start, used.start), min(places.stop, used.stop))
+    codes = all_codes[chosen.start - places.start : chosen.stop - places.start]
     for layers, weak, strong in (([plane.writes], WRITTEN, STRONGLY_WRITTEN), (plane.readers(), READ, STRONG_READ)):
         for layer in layers:
-            numbers = layer[places] >> LANE_BITS
+            numbers = layer[chosen] >> LANE_BITS
             mine = numbers >= first
             if mine.any():
                 kinds = np.where(epochs.generic[numbers] == STRONG, strong, weak).astype(np.uint8)
                 codes |= np.where(mine, kinds, np.uint8(0))
-    return codes
+    return all_codes
 
 
 def meeting(parts: Sequence[Sequence[Span]]) -> tuple[Region, int] | None:

@@ -86,7 +86,7 @@ class LaunchShadow:
             return None
         key = (origin, nbytes)
         if key not in self.regions:
-            self.regions[key] = Shadow(nbytes)
+            self.regions[key] = Shadow(nbytes, bounded=True)
         self._note(index, self.regions[key], origin)
         return self.regions[key], origin
 
@@ -135,7 +135,7 @@ class LaunchShadow:
 
     def _adopt(self, span: Span, epochs: Epochs, weak: int, strong: int) -> None:
         """Records what was done to a span, by these identities."""
-        shadow = self.regions.setdefault(span.region, Shadow(span.region[1]))
+        shadow = self.regions.setdefault(span.region, Shadow(span.region[1], bounded=True))
         for runs, unit in ((span.granules, GRANULE), (span.single, 1)):
             codes = runs.expand() if runs is not None else np.zeros(0, np.uint8)
             for code, identity in ((WRITTEN, weak), (STRONGLY_WRITTEN, strong), (READ, weak), (STRONG_READ, strong)):

@@ -374,15 +374,18 @@ class Shadow:
         coarse: by granules of 16 bytes.
         fine: by bytes, for granules that are split; None while there is none. With ``by_bytes`` there is one at once,
             so that the core may split granules.
+        accessed: first byte that was accessed and the one behind the last, or more than these; with ``bounded`` alone.
         address: host address of the `Plane.block` that both planes share.
     """
 
-    def __init__(self, nbytes: int, *, by_bytes: bool = False) -> None:
+    def __init__(self, nbytes: int, *, by_bytes: bool = False, bounded: bool = False) -> None:
         self.nbytes = nbytes
         self.coarse = Plane(-(-nbytes // GRANULE) + 2)
         self.fine: Plane | None = None
         self._split: np.ndarray | None = None
         self.address = self.coarse.address
+        self._bounded = bounded
+        self.coarse.block[_SHADOW["low"]], self.coarse.block[_SHADOW["high"]] = nbytes, 0 if bounded else -1
         if by_bytes:
             self._may_split()
 
@@ -392,6 +395,7 @@ class Shadow:
             offsets = offsets.offsets()
         if isinstance(offsets, (int, np.integer)):
             offsets = int(offsets)
+            self._note(offsets, offsets + nbytes)
             if offsets % GRANULE == 0 and nbytes % GRANULE == 0:
                 where = slice(offsets >> 4, (offsets + nbytes) >> 4)
                 if self._split is None or not self._split[where].any():
@@ -399,6 +403,8 @@ class Shadow:
                 offsets, nbytes = np.arange(offsets, offsets + nbytes, GRANULE), GRANULE
             else:
                 offsets = np.array([offsets])
+        elif len(offsets):
+            self._note(int(offsets.min()), int(offsets.max()) + nbytes)
         if nbytes % GRANULE or (offsets & (GRANULE - 1)).any():
             return [self._bytes(offsets, nbytes, None)]
         if nbytes == GRANULE:
@@ -417,6 +423,15 @@ class Shadow:
         if not split.all():
             parts.append(Part(self.coarse, granules[~split], items[~split], GRANULE))
         return parts
+
+    @property
+    def accessed(self) -> tuple[int, int]:
+        return int(self.coarse.block[_SHADOW["low"]]), int(self.coarse.block[_SHADOW["high"]])
+
+    def _note(self, low: int, high: int) -> None:
+        if self._bounded:
+            first, last = self.accessed
+            self.coarse.block[_SHADOW["low"]], self.coarse.block[_SHADOW["high"]] = min(low, first), max(high, last)
 
     def _may_split(self) -> None:
         self.fine = Plane(self.coarse.shape * GRANULE, self.coarse.block, fine=True)
