@@ -227,6 +227,8 @@ class Operation(ABC, Generic[A]):
             gradients = _is_grad_enabled()
             tensors = [value for value in values if isinstance(value, torch.Tensor)]
             if tensors[0].is_cuda and all(is_plain(tensor, gradients) for tensor in tensors):
+                # The sign of a negated view is not in its memory; the dispatcher would make what it stands for.
+                values = tuple(v.resolve_neg() if isinstance(v, torch.Tensor) else v for v in values)
                 return self.execute(self.arguments(*values))
         return getattr(torch.ops.cute_kernels, self.name)(*flat)
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from cute_kernels import patch_embed
+from cute_kernels import gemm, patch_embed
 from cute_kernels.compile import compile_plan
 from tests.gpu.harness import Call, check_against_fp64, random_call, run_poisoned
 from tests.gpu.patch_embed_configs import AT_HAND
@@ -38,6 +38,13 @@ def test_arguments_are_not_written_and_not_aliased():
     for tensor, copy in zip(tensors, before, strict=True):
         assert torch.equal(tensor.view(torch.uint8), copy.view(torch.uint8))
         assert tensor.untyped_storage().data_ptr() != out.untyped_storage().data_ptr()
+
+
+def test_negated_views():
+    """The sign of such a view is in no byte of it; the first call and the next ones."""
+    a, b = (torch.randn(rows, 64, device="cuda").bfloat16() for rows in (16, 8))
+    for _ in range(3):
+        assert torch.equal(gemm(torch._neg_view(a), b), gemm(-a, b))
 
 
 @pytest.mark.gpu_only("torch.compile")

@@ -31,6 +31,7 @@ SAMPLE = (
     "test_emulator_agreement.py::test_equal_bits_where_sums_are_exact[shape0-default]",
     "test_gemm.py::test_types[torch.bfloat16-torch.float32-True-128-256-6-2-8-2-1-2]",
     "test_images.py::test_every_bit[1-side1]",
+    "test_torch.py::test_negated_views",
     "test_warm.py::test_clear_cache_forgets_warm_calls",
 )
 """Executed with every change, by file and name; the others with ``pytest tests/gpu --dry-run-arch sm_100a``."""
