@@ -18,6 +18,7 @@ import functools
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from cute_kernels.emulator.observe.races.launch_accesses import accesses_of
 from cute_kernels.emulator.observe.roles import of_kernel
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.programs import host
-from cute_kernels.emulator.programs.cuda_graphs import Graph
+from cute_kernels.emulator.programs.cuda_graphs import NO_POOL, Graph
 from cute_kernels.emulator.programs.device_answers import driver_answers, hardware_info
 from cute_kernels.emulator.programs.kept_launches import KeptLaunches
 from cute_kernels.emulator.programs.recorded import Recorder
@@ -100,7 +101,6 @@ class Session:
         traces: files of timelines, of a launch that failed too.
         threads: those that the program started, whose launches count too.
         streams: those of the program.
-        graph: the CUDA graph that is being captured, or None.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Session:
         self._order = StreamOrder() if overlap or recorder is not None else None
         self._before: Finished | None = None
         self._memory = GlobalMemory()
-        self.graph: Graph | None = None
+        self._captures = threading.local()
         self.streams = Streams()
         self._tensors = cuda_tensors.CudaOnHost(self.facts, self.streams, self._made_on_device)
         self._tensors.report = self._raced
@@ -150,6 +150,15 @@ class Session:
             yield
         finally:
             self._launching.release()
+
+    @property
+    def graph(self) -> Graph | None:
+        """CUDA graph that this thread captures, or None: what other threads launch meanwhile is executed."""
+        return getattr(self._captures, "graph", None)
+
+    @graph.setter
+    def graph(self, graph: Graph | None) -> None:
+        self._captures.graph = graph
 
     def _check_shared_memory(self, launch: host.CapturedLaunch) -> None:
         """Refuses what a device of the architecture has not got; `host` knows the most that any of them has."""
@@ -314,6 +323,8 @@ class Session:
         yield torch.nn.Module, "compile", _leave_uncompiled
         yield torch.cuda, "CUDAGraph", lambda *_, **__: Graph(session)
         yield torch.cuda, "graph", Graph.captured
+        yield torch.cuda, "is_current_stream_capturing", lambda: session.graph is not None
+        yield torch.cuda, "graph_pool_handle", lambda: NO_POOL
         yield cutlass.testing, "benchmark", _run_once
         yield cutlass.testing, "_benchmark_for_autotune", _run_untimed
         if "cutlass.cute.testing" in sys.modules or _import("cutlass.cute.testing"):

@@ -10,6 +10,9 @@ from typing import Any, Protocol
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.programs.streams import Streams
 
+NO_POOL = (0, 0)
+"""Handle of the memory of graphs, which are given none: they hold launches on memory that programs have."""
+
 
 class Session(Protocol):
     """The part of a program's session that is used here."""
@@ -35,6 +38,10 @@ class Graph:
     def capture_end(self) -> None:
         """Launches execute again."""
         self.session.graph = None
+
+    def pool(self) -> tuple[int, int]:
+        """Handle of its memory."""
+        return NO_POOL
 
     def replay(self) -> None:
         """Executes the remembered launches in order, in the current stream."""

@@ -131,7 +131,9 @@ class Streams:
         known = dict(self._clocks.get(stream, {}))
         if stream in self._alone:
             return known
-        others = (DEFAULT,) if stream != DEFAULT else [each for each in self._ticks if each not in self._alone]
+        # A blocking stream that has launched nothing may wait for an event.
+        blocking = {*self._ticks, *self._clocks} - self._alone
+        others = (DEFAULT,) if stream != DEFAULT else blocking
         return _joined(known, *(_joined(self._clocks.get(o, {}), {o: self._ticks.get(o, 0)}) for o in others))
 
     # --- launches -----------------------------------------------------------------------------------------------------
@@ -316,18 +318,23 @@ def answers(streams: Streams, driver: Any, runtime: Any) -> Iterator[tuple[Any, 
 
     common: dict[str, Callable[..., Any]] = {
         "StreamSynchronize": lambda stream: streams.host_waits(streams.reached(int(stream))),
+        "StreamQuery": lambda stream: streams.host_waits(streams.reached(int(stream))),  # all work is complete
         "StreamDestroy": lambda stream: None,
         "StreamWaitEvent": lambda stream, event, flags=0: streams.wait(int(stream), events.get(int(event))),
         "EventRecord": record,
         "EventSynchronize": lambda event: streams.host_waits(events.get(int(event))),
+        "EventQuery": lambda event: streams.host_waits(events.get(int(event))),
+        "EventRecordWithFlags": lambda event, stream, flags: record(event, stream),
         "EventDestroy": lambda event: None,
     }
     made = {
         (driver, "cuStreamCreate"): lambda flags: driver.CUstream(new_stream(flags)),
+        (driver, "cuStreamCreateWithPriority"): lambda flags, priority: driver.CUstream(new_stream(flags)),
         (driver, "cuEventCreate"): lambda flags: driver.CUevent(new_event()),
         (driver, "cuCtxSynchronize"): streams.host_waits,
         (runtime, "cudaStreamCreate"): lambda: runtime.cudaStream_t(new_stream()),
         (runtime, "cudaStreamCreateWithFlags"): lambda flags: runtime.cudaStream_t(new_stream(flags)),
+        (runtime, "cudaStreamCreateWithPriority"): lambda flags, priority: runtime.cudaStream_t(new_stream(flags)),
         (runtime, "cudaEventCreate"): lambda: runtime.cudaEvent_t(new_event()),
         (runtime, "cudaEventCreateWithFlags"): lambda flags: runtime.cudaEvent_t(new_event()),
         (runtime, "cudaDeviceSynchronize"): streams.host_waits,

@@ -216,6 +216,53 @@ def test_the_default_stream_and_the_others(session: Session) -> None:
         copy(y, z, of_runtime)
 
 
+def test_a_stream_that_waits_and_launches_nothing_holds_the_default_stream_back(session: Session) -> None:
+    x, y, z = tensors()
+    first, plain, later = torch.cuda.Stream(), driver.cuStreamCreateWithPriority(0, 0)[1], torch.cuda.Stream()
+    copy(x, y, first)
+    _, event = driver.cuEventCreate(0)
+    driver.cuEventRecord(event, driver.CUstream(first.cuda_stream))
+    driver.cuStreamWaitEvent(plain, event, 0)
+    copy(y, z)
+    with pytest.raises(GlobalMemoryRace):
+        copy(x, z, later)
+
+
+@pytest.mark.parametrize("module_", [driver, runtime])
+def test_a_query_tells_the_program_that_work_is_complete(session: Session, module_: object) -> None:
+    prefix = "cu" if module_ is driver else "cuda"
+    _, stream = getattr(module_, prefix + "StreamCreateWithPriority")(1, 0)
+    _, event = driver.cuEventCreate(0) if module_ is driver else runtime.cudaEventCreate()
+    for query in ("StreamQuery", "EventQuery"):
+        x, y, z = tensors()
+        copy(x, y, int(stream))
+        getattr(module_, prefix + "EventRecordWithFlags")(event, stream, 0)
+        status, *_ = getattr(module_, prefix + query)(stream if query == "StreamQuery" else event)
+        assert int(status) == 0
+        copy(y, z, torch.cuda.Stream())
+
+
+def test_a_capture_is_of_its_thread(session: Session) -> None:
+    """What another thread launches meanwhile is executed."""
+    x, y, z = tensors()
+    graph, seen = torch.cuda.CUDAGraph(), []
+
+    def elsewhere() -> None:
+        seen.append(torch.cuda.is_current_stream_capturing())
+        copy(x, z)
+
+    with torch.cuda.graph(graph, pool=torch.cuda.graph_pool_handle()):
+        assert torch.cuda.is_current_stream_capturing()
+        copy(x, y)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert seen == [False] and not torch.cuda.is_current_stream_capturing() and graph.pool() == (0, 0)
+    assert y[0].item() == 1 and z[0].item() == 0
+    graph.replay()
+    assert y[0].item() == 0
+
+
 def test_events_of_cuda_python(session: Session) -> None:
     streams = [driver.cuStreamCreate(1)[1] for _ in range(2)]
     x, y, z = tensors()
