@@ -79,10 +79,19 @@ class GemmHost:
         box = (plan.store_rows, plan.store_columns)
         out_tma = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(*box), box)
         arguments = DeviceArguments(
-            tiled_mma, a_tma[0], a_tma[1], b_tma[0], b_tma[1], out_tma.atom, out_tma.tma_tensor,
-            bias_view(bias_pointer, plan, n), cute.ceil_div(m, plan.cluster_rows),
-            cute.ceil_div(n, plan.cluster_columns), batches, cute.ceil_div(k, plan.tile_k),
-        )  # fmt: skip
+            tiled_mma=tiled_mma,
+            a_atom=a_tma[0],
+            a=a_tma[1],
+            b_atom=b_tma[0],
+            b=b_tma[1],
+            out_atom=out_tma.atom,
+            out=out_tma.tma_tensor,
+            bias=bias_view(bias_pointer, plan, n),
+            m_tiles=cute.ceil_div(m, plan.cluster_rows),
+            n_tiles=cute.ceil_div(n, plan.cluster_columns),
+            batches=batches,
+            k_blocks=cute.ceil_div(k, plan.tile_k),
+        )
         launch_clusters(self.kernel(arguments), plan, clusters, stream)
 
 

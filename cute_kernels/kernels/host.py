@@ -123,9 +123,19 @@ class ImagesHost(PatchEmbedHost):
         rows = cute.make_layout((n, k), stride=(k, 1))
         low = None if weight_low_pointer is None else cute.make_tensor(weight_low_pointer, rows)
         operands = ImagesOperands(
-            images_pointer, cute.make_tensor(weight_pointer, rows), low, scale_pointer, table_pointer, out_pointer,
-            batch, height, width, n, height // problem.patch, width // problem.patch,
-        )  # fmt: skip
+            images=images_pointer,
+            weight=cute.make_tensor(weight_pointer, rows),
+            weight_low=low,
+            scale=scale_pointer,
+            table=table_pointer,
+            out=out_pointer,
+            batch=batch,
+            height=height,
+            width=width,
+            n=n,
+            grid_height=height // problem.patch,
+            grid_width=width // problem.patch,
+        )
         launch_clusters(self.kernel(self.arguments(operands), profile), plan, clusters, stream)
 
 

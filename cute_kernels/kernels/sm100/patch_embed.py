@@ -632,11 +632,28 @@ class PatchEmbedKernel(RowsHost):
         height = o.table_rows + int(plan.problem.table_index)
         position_tiles = cute.ceil_div(o.positions, config.tile_positions)
         return DeviceArguments(
-            tiled_mma, x_atom, x_view, x_layout, self._x_boxes(config.stages), weight_tma.atom, weight_tma.tma_tensor,
-            weight_layout, out_atom, out, table_view(plan, o.table, height, n_tiles * plan.tile_n), o.table_index,
-            o.table_rows, o.rows, o.images, Int32(o.positions), Int32(position_tiles), o.scales,
-            cute.ceil_div(o.images, plan.tile_images) * position_tiles, n_tiles, cute.ceil_div(o.k, plan.tile_k),
-        )  # fmt: skip
+            tiled_mma=tiled_mma,
+            x_atom=x_atom,
+            x=x_view,
+            x_layout=x_layout,
+            x_boxes=self._x_boxes(config.stages),
+            weight_atom=weight_tma.atom,
+            weight=weight_tma.tma_tensor,
+            weight_layout=weight_layout,
+            out_atom=out_atom,
+            out=out,
+            table=table_view(plan, o.table, height, n_tiles * plan.tile_n),
+            table_index=o.table_index,
+            table_rows=o.table_rows,
+            rows=o.rows,
+            images=o.images,
+            positions=Int32(o.positions),
+            position_tiles=Int32(position_tiles),
+            scales=o.scales,
+            order_m_tiles=cute.ceil_div(o.images, plan.tile_images) * position_tiles,
+            order_n_tiles=n_tiles,
+            k_blocks=cute.ceil_div(o.k, plan.tile_k),
+        )
 
     @property
     def group(self) -> tcgen05.CtaGroup:

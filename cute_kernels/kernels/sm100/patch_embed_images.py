@@ -218,10 +218,20 @@ class PatchEmbedImagesKernel(ImagesHost, TransposedKernel):
         groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
         scale = None if o.scale is None else cute.make_tensor(o.scale, cute.make_layout((o.n,)))
         return DeviceArguments(
-            images_atom, images_view, weight_atom, weight, o.weight_low, out_atom, out_view,
-            table_view(plan, o.table, groups, position_tiles), scale, cute.ceil_div(o.batch, plan.tile_images),
-            row_tiles, position_tiles, groups,
-        )  # fmt: skip
+            images_atom=images_atom,
+            images=images_view,
+            weight_atom=weight_atom,
+            weight=weight,
+            weight_low=o.weight_low,
+            out_atom=out_atom,
+            out=out_view,
+            table=table_view(plan, o.table, groups, position_tiles),
+            scale=scale,
+            image_tiles=cute.ceil_div(o.batch, plan.tile_images),
+            row_tiles=row_tiles,
+            position_tiles=position_tiles,
+            groups=groups,
+        )
 
     @cute.kernel
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:

@@ -285,10 +285,21 @@ class PatchEmbedKernel(RowsHost, TransposedKernel):
             weight_atom, weight = smem_tma(plan, make_mma(plan, plan.parts[0][1]), weight)
         groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
         return DeviceArguments(
-            x_atom, x_view, weight_atom, weight, out_atom, out_view, self._table_view(o.table, o.table_rows, groups),
-            o.table_index, o.table_rows, o.scales, o.rows, cute.ceil_div(o.images, plan.tile_images),
-            cute.ceil_div(o.positions, plan.config.tile_positions), groups,
-        )  # fmt: skip
+            x_atom=x_atom,
+            x=x_view,
+            weight_atom=weight_atom,
+            weight=weight,
+            out_atom=out_atom,
+            out=out_view,
+            table=self._table_view(o.table, o.table_rows, groups),
+            table_index=o.table_index,
+            table_rows=o.table_rows,
+            scales=o.scales,
+            rows=o.rows,
+            row_tiles=cute.ceil_div(o.images, plan.tile_images),
+            position_tiles=cute.ceil_div(o.positions, plan.config.tile_positions),
+            groups=groups,
+        )
 
     def _table_view(self, pointer: cute.Pointer | None, rows: Int32, groups: Int32) -> cute.Tensor | None:
         """``[4, 8, padded features / 32, rows]`` over the table of `Plan.table_shape`."""

@@ -112,7 +112,17 @@ class GemmKernel:
             cute.ceil_div(m, c.tile_m), cute.ceil_div(n, c.tile_n), batches, c.group_m, Int32(0), Int32(1)
         )
         k_bytes = k * ITEMSIZE[plan.multiplied]
-        tiles = GemmTiles(plan, order, a, b, bias, out, m, n, k_bytes)
+        tiles = GemmTiles(
+            plan=plan,
+            order=order,
+            a=a,
+            b=b,
+            bias=bias,
+            out=out,
+            m=m,
+            n=n,
+            k_bytes=k_bytes,
+        )
         run(plan, tiles, order.tiles, cute.ceil_div(k_bytes, c.row_bytes))
 
 

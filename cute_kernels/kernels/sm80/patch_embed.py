@@ -141,7 +141,19 @@ class PatchEmbedKernel:
         plan, c = self.plan, self.plan.config
         m_tiles, n_tiles = cute.ceil_div(m, c.tile_m), cute.ceil_div(n, c.tile_n)
         k_bytes = k * ITEMSIZE[plan.multiplied]
-        tiles = RowsTiles(plan, x, weight, table, positions, out, scales.loaded(), m, n, k_bytes, n_tiles)
+        tiles = RowsTiles(
+            plan=plan,
+            x=x,
+            weight=weight,
+            table=table,
+            positions=positions,
+            out=out,
+            scales=scales.loaded(),
+            m=m,
+            n=n,
+            k_bytes=k_bytes,
+            n_tiles=n_tiles,
+        )
         run(plan, tiles, m_tiles * n_tiles, cute.ceil_div(k_bytes, c.row_bytes))
 
 

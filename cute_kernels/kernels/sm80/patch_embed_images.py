@@ -150,7 +150,18 @@ class PatchEmbedImagesKernel:
             columns = cute.ceil_div(n, plan.terms_block) * (2 * plan.terms_block)
         n_tiles = cute.ceil_div(columns, c.tile_n)
         rows = cute.ceil_div(grid.batch, c.tile_images) * c.tile_images * grid.positions
-        tiles = ImagesTiles(plan, images, weight, scale, table, out, grid, n, columns, n_tiles)
+        tiles = ImagesTiles(
+            plan=plan,
+            images=images,
+            weight=weight,
+            scale=scale,
+            table=table,
+            out=out,
+            grid=grid,
+            n=n,
+            columns=columns,
+            n_tiles=n_tiles,
+        )
         run(plan, tiles, cute.ceil_div(rows, c.tile_m) * n_tiles, Int32(plan.k_blocks))
 
 

@@ -238,10 +238,21 @@ class PatchGatherKernel(ImagesHost):
             rows = o.grid_height * o.grid_width if problem.table_rows > 1 else 1
             table = cute.make_tensor(o.table, cute.make_ordered_layout((2, pairs, rows), order=(0, 1, 2)))
         return DeviceArguments(
-            tiled_mma, images_tma.atom, images_tma.tma_tensor, weight_tma.atom, weight_tma.tma_tensor, out_tma.atom,
-            out_tma.tma_tensor, table, o.grid_height, o.grid_width, cute.ceil_div(o.batch, config.tile_images),
-            cute.ceil_div(o.grid_height, config.tile_rows), cute.ceil_div(o.grid_width, config.tile_patches), n_tiles,
-        )  # fmt: skip
+            tiled_mma=tiled_mma,
+            images_atom=images_tma.atom,
+            images=images_tma.tma_tensor,
+            weight_atom=weight_tma.atom,
+            weight=weight_tma.tma_tensor,
+            out_atom=out_tma.atom,
+            out=out_tma.tma_tensor,
+            table=table,
+            grid_height=o.grid_height,
+            grid_width=o.grid_width,
+            image_tiles=cute.ceil_div(o.batch, config.tile_images),
+            column_tiles=cute.ceil_div(o.grid_height, config.tile_rows),
+            row_tiles=cute.ceil_div(o.grid_width, config.tile_patches),
+            n_tiles=n_tiles,
+        )
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 

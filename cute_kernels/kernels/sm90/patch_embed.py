@@ -301,11 +301,23 @@ class PatchEmbedKernel(RowsHost):
         )
         groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
         return DeviceArguments(
-            tiled_mma, x_atom, x_view, weight_atom, weight, out_atom, out_view,
-            self._table_view(o.table, o.table_rows, groups), o.table_index, o.table_rows, o.scales, o.rows,
-            cute.ceil_div(o.images, plan.tile_images), cute.ceil_div(o.positions, config.tile_positions), groups,
-            cute.ceil_div(o.k, plan.tile_k * config.stage_blocks),
-        )  # fmt: skip
+            tiled_mma=tiled_mma,
+            x_atom=x_atom,
+            x=x_view,
+            weight_atom=weight_atom,
+            weight=weight,
+            out_atom=out_atom,
+            out=out_view,
+            table=self._table_view(o.table, o.table_rows, groups),
+            table_index=o.table_index,
+            table_rows=o.table_rows,
+            scales=o.scales,
+            rows=o.rows,
+            row_tiles=cute.ceil_div(o.images, plan.tile_images),
+            position_tiles=cute.ceil_div(o.positions, config.tile_positions),
+            groups=groups,
+            tile_stages=cute.ceil_div(o.k, plan.tile_k * config.stage_blocks),
+        )
 
     def _table_view(self, pointer: cute.Pointer | None, rows: Int32, groups: Int32) -> cute.Tensor | None:
         """``[2, 8, padded features / 16, rows]`` over the table of `Plan.table_shape`."""

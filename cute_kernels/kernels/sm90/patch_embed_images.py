@@ -472,21 +472,32 @@ class PatchEmbedImagesKernel(ImagesHost):
     def arguments(self, operands: ImagesOperands) -> DeviceArguments:
         plan, config, o = self.plan, self.plan.config, operands
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
-        first, *others = (self._images_tma(o, part) for part in plan.row_parts)
+        (images_atom, images), *others = (self._images_tma(o, part) for part in plan.row_parts)
         out_atom, out_view = cpasync.make_tiled_tma_atom(
             cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._out_box()
         )
         row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
         position_tiles = row_tiles * o.grid_height
         groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
+        source = warpgroup.OperandSource.RMEM if plan.resident else warpgroup.OperandSource.SMEM
         return DeviceArguments(
-            integer_mma(plan, warpgroup.OperandSource.RMEM if plan.resident else warpgroup.OperandSource.SMEM),
-            *first, others[0] if others else None, o.weight, None if plan.resident else weight_tma(plan, o.weight),
-            weight_tma(plan, o.weight_low) if plan.terms > 1 else None,
-            weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None, out_atom, out_view,
-            table_view(plan, o.table, groups, position_tiles), cute.make_tensor(o.scale, cute.make_layout((o.n,))),
-            cute.ceil_div(o.batch, plan.tile_images), row_tiles, position_tiles, groups,
-        )  # fmt: skip
+            tiled_mma=integer_mma(plan, source),
+            images_atom=images_atom,
+            images=images,
+            rest=others[0] if others else None,
+            weight=o.weight,
+            streamed=None if plan.resident else weight_tma(plan, o.weight),
+            low=weight_tma(plan, o.weight_low) if plan.terms > 1 else None,
+            high=weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None,
+            out_atom=out_atom,
+            out=out_view,
+            table=table_view(plan, o.table, groups, position_tiles),
+            scale=cute.make_tensor(o.scale, cute.make_layout((o.n,))),
+            image_tiles=cute.ceil_div(o.batch, plan.tile_images),
+            row_tiles=row_tiles,
+            position_tiles=position_tiles,
+            groups=groups,
+        )
 
     def _images_tma(self, o: ImagesOperands, part: RowPart) -> Tma:
         """Atom and view of a part of the rows of patches."""
