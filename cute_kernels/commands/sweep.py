@@ -161,7 +161,8 @@ def ranking(rows: Sequence[Row], count: int, fixed: Sequence[str] = ()) -> list[
     for alike in ranked(rows)[:count]:
         names = differing(alike)
         common = [f"{name}={spell(value)}" for name, value in alike[0].settings.items() if name not in names]
-        line = f"{_time(alike[0])}: " + " ".join(f"--set {setting}" for setting in (*fixed, *common))
+        settings = " ".join(f"--set {setting}" for setting in (*fixed, *common))
+        line = f"{_time(alike[0])}: {settings or 'any of these'}"
         if names:
             which = ", ".join(str(numbers[id(row)]) for row in alike)
             line += f" ({len(alike)} tie, {which}: the model does not see {', '.join(names)} here)"

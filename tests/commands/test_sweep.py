@@ -177,6 +177,9 @@ def test_what_ties_is_said_with_what_the_model_does_not_see() -> None:
     assert first == f"4.0 us (modelled): --set order=flat --set tile_n=128 {tie}"
     assert second == "5.0 us (modelled): --set order=flat --set tile_n=64 --set stages=2"
     assert caveat == "as far as it goes"
+    stages = [dataclasses.replace(row, settings={"stages": row.settings["stages"]}) for row in rows[1:]]
+    all_alike, _ = ranking(stages, 3)
+    assert all_alike == "4.0 us (modelled): any of these (2 tie, 1, 2: the model does not see stages here)"
 
 
 def test_picture_has_every_legal_row() -> None:
