@@ -55,7 +55,7 @@ SIZES = {
     "docs/caching.md": 6_000, "docs/performance.md": 15_500,
     # Explorers.
     "docs/explore.md": 4_500, "docs/profiling.md": 6_000, "docs/model.md": 8_500, "docs/b200.md": 2_500,
-    "docs/experiments.md": 25_000,
+    "docs/experiments.md": 19_500,
     # Contributors.
     "docs/architecture.md": 11_000, "docs/dataflow.md": 15_000, "docs/extending.md": 4_500, "docs/testing.md": 10_500,
     "docs/mutation.md": 8_500,
