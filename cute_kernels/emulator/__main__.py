@@ -23,8 +23,8 @@ What is not here is refused with its PTX line. In all their forms: {plain}.
 
 ## Kinds of reports
 
-The stable names in reports, `--suppress` and [JSON](../agents.md). A report says what its kind means, the usual cause and
-the mend; `python -m cute_kernels.emulator KIND` does as well.
+The stable names in reports, `--suppress` and [JSON](../agents.md). A report says what its kind means, its usual cause
+and its mend; `python -m cute_kernels.emulator KIND` does as well.
 
 Of detectors, after which `--keep-going` goes on: {detectors}.
 
