@@ -328,14 +328,7 @@ def choice() -> str:
     return markdown(("what", "cases", "mean", "most"), lines)
 
 
-# --- host and archives -----------------------------------------------------------------------------------------------
-
-
-def host() -> str:
-    """Microseconds of Python from the call to the launch in the queue."""
-    text = archive.read_text(archive.recorded("2026-11-24-h200/host-time.txt"))
-    found = re.findall(r"^(.+?) +there.* here +([\d.]+) us \(([\d.]+) to ([\d.]+)\)", text, re.MULTILINE)
-    return markdown(("call", "us", "range"), ((name, us, f"{low} to {high}") for name, us, low, high in found))
+# --- archives --------------------------------------------------------------------------------------------------------
 
 
 def archives() -> str:
@@ -358,7 +351,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "gemm": products,
     "few_rows": few_rows,
     "choice": choice,
-    "host": host,
     "archives": archives,
 }
 
