@@ -45,11 +45,11 @@ SIZES = {
     "docs/install.md": 4_500, "docs/tutorial.md": 7_500, "docs/glossary.md": 4_000, "docs/demo.md": 1_500,
     # Kernel developers.
     "docs/agents.md": 5_000, "docs/own_kernel.md": 7_500,
-    "docs/emulator/guide.md": 14_000, "docs/emulator/your_kernel.md": 8_500, "docs/emulator/contract.md": 16_500,
+    "docs/emulator/guide.md": 12_500, "docs/emulator/your_kernel.md": 8_500, "docs/emulator/contract.md": 16_500,
     "docs/emulator/families.md": 9_500,
-    "docs/emulator/arithmetic.md": 7_500, "docs/emulator/core.md": 11_000, "docs/emulator/counters.md": 6_500,
-    "docs/emulator/programs.md": 5_500, "docs/emulator/programs_outcomes.md": 6_000,
-    "docs/emulator/public_bugs.md": 7_000,
+    "docs/emulator/arithmetic.md": 6_500, "docs/emulator/core.md": 11_000, "docs/emulator/counters.md": 6_500,
+    "docs/emulator/programs.md": 5_000, "docs/emulator/programs_outcomes.md": 6_000,
+    "docs/emulator/public_bugs.md": 6_500,
     # Model engineers.
     "docs/use_in_your_model.md": 11_500, "docs/operations.md": 7_500, "docs/which_kernel.md": 7_500,
     "docs/caching.md": 6_000, "docs/performance.md": 15_000,
