@@ -59,12 +59,13 @@ def folders() -> list[Path]:
 
 
 def folder_table() -> str:
-    """One row for each folder: the first line of its ``__init__.py``, and outside the emulator its modules' names."""
+    """One row for each folder, those in the emulator left out: the first line of its ``__init__.py``, its modules."""
     rows = ["| folder | what | modules |", "|---|---|---|"]
     for folder in folders()[1:]:
         name = str(folder.relative_to(PACKAGE))
-        names = "" if name.startswith("emulator") else ", ".join(path.stem for path in modules(folder))
-        rows.append(f"| `{name}/` | {first_line(folder / '__init__.py')} | {names} |")
+        if not name.startswith("emulator/"):
+            names = ", ".join(path.stem for path in modules(folder))
+            rows.append(f"| `{name}/` | {first_line(folder / '__init__.py')} | {names} |")
     return "\n".join(rows)
 
 
