@@ -32,16 +32,16 @@ FEW_PATCHES = 2048
 
 SLOW_ROWS = (32, 64)
 """Bytes between which rows of patches that cannot be split are gathered more slowly than a pass lays them out: 1.58 ms
-and 1.16 of 48 bytes, 1.23 and 1.25 of 96 (docs/performance.md)."""
+and 1.16 of 48 bytes, 1.23 and 1.25 of 96 (bench/results)."""
 
 REPACKED_CHANNELS = 3
 """Channels of images whose rows of 14 bytes are repacked in shared memory."""
 
 REPACKED_PATCHES = 1024
-"""Patches from which on they are: 1 image in 1.34 of the time of a pass and rows, 8 in 0.88 (docs/performance.md)."""
+"""Patches from which on they are: 1 image in 1.34 of the time of a pass and rows, 8 in 0.88 (bench/results)."""
 
 REPACKED_FEATURES = 1024
-"""Features up to which they are, as every 128 do so anew: 1024 in 0.92 of it, 1152 in 1.04 (docs/performance.md)."""
+"""Features up to which they are, as every 128 do so anew: 1024 in 0.92 of it, 1152 in 1.04 (bench/results)."""
 
 MOST_TRIED = 8
 """Configurations of the kernel over rows that a tuner times behind a pass."""

@@ -53,7 +53,7 @@ ROWS_PER_STORE = 16
 """Columns of a WGMMA that one stmatrix.x4 of a warp covers."""
 
 REPACK_WARPS = 7
-"""Warps that lengthen rows of patches: all of two producer warpgroups but one, which loads (docs/performance.md)."""
+"""Warps that lengthen rows of patches: all of two producer warpgroups but one, which loads (bench/results)."""
 
 REPACK_REGISTERS = {1: (232, 136), 2: (208, 48), 3: (128, 40)}
 """Registers per consumer and per producer thread by consumer warpgroups, beside two producer warpgroups: together no
@@ -261,7 +261,7 @@ _ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
 """Estimated cost of tensor cores that wait for a CTA's epilogue, by its warpgroups."""
 
 FAST_SPLITS = (48,)
-"""Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (docs/performance.md)."""
+"""Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (bench/results)."""
 
 RAW_STAGES_BY_CHOICE, CHOSEN_PAIRS = (3, RAW_STAGES), 4
 """Strips that wait to be repacked, the first number that fits, and pairs of rows that a thread holds."""
@@ -270,7 +270,7 @@ TRIED_SHAPES = 3
 """Shapes of tiles for each source, memory and number of warpgroups that a tuner times."""
 
 FEW_SPLITS = 4096
-"""Patches up to which these rows are gathered: 3,136 in 0.81 of the time, 6,272 in 1.33 (docs/performance.md)."""
+"""Patches up to which these rows are gathered: 3,136 in 0.81 of the time, 6,272 in 1.33 (bench/results)."""
 
 
 FIELDS = {
@@ -291,7 +291,7 @@ FIELDS = {
 def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm90ImagesConfig:
     """Everything open but the order of the tiles.
 
-    Weights of two terms took 1.47 ms with images fastest on an H200, 1.51 with rows of patches (docs/performance.md).
+    Weights of two terms took 1.47 ms with images fastest on an H200, 1.51 with rows of patches (bench/results).
     """
     return Sm90ImagesConfig(order="image" if problem.precision == "int16" else "row")
 

@@ -40,7 +40,7 @@ the 32 places from which a warp gathers share a bank then (224 and 336 pixels, p
 
 ROW_BYTES = 32
 """Rows begin on multiples of these, with zeros between them, so that they share no sector of L2: 0.92 to 0.95 of the
-time of rows of 592 bytes that do; on 128 bytes they were not faster (docs/performance.md)."""
+time of rows of 592 bytes that do; on 128 bytes they were not faster (bench/results)."""
 
 WORD_BYTES = 4
 """Least bytes that a thread stores: 32 of them are a whole line, and neighbours meet no bank twice."""

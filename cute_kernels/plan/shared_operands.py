@@ -18,7 +18,7 @@ ADDRESSING_REGISTERS = 40
 
 GPC_SHARE = (8, 9)
 """Multiprocessors of which clusters of four or eight can be resident at once: 16 of the 18 of a GPC. One cluster more
-runs after all others: an H200 holds 30 of 2 x 2, and 32 took twice the time of 64 of 2 x 1 (docs/performance.md)."""
+runs after all others: an H200 holds 30 of 2 x 2, and 32 took twice the time of 64 of 2 x 1 (bench/results)."""
 
 
 @dataclass(frozen=True)
