@@ -196,8 +196,16 @@ def tune_patch_embed_images(
         raise ValueError(f"table = {table!r}, allowed: 'positions', 'bias', 'none'")
     in_dtype = PIXEL_TYPES[precision] if dtype is None else name_of(dtype)
     problem = PatchEmbedImagesProblem(
-        images, channels, height, width, patch, n, in_dtype, channels_last, precision,
+        batch=images,
+        channels=channels,
+        height=height,
+        width=width,
+        patch=patch,
+        n=n,
+        in_dtype=in_dtype,
+        channels_last=channels_last,
+        precision=precision,
         out_dtype=name_of(out_dtype),
-    )  # fmt: skip
+    )
     rows = {"positions": problem.positions, "bias": 1, "none": 0}[table]
     return search.tune(PATCH_EMBED_IMAGES, dataclasses.replace(problem, table_rows=rows), device, candidates, rounds)
