@@ -120,13 +120,13 @@ class StagedGemmPlan(GemmPlan, StoreBuffers):
     def smem(self) -> tuple[SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order."""
         stages = self.config.stages
-        return smem_map((
+        return smem_map(
             (self.barrier_region, self.barrier_bytes, 128),
             (f"a: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
             (f"b: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
             (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
             *self.more_smem,
-        ))  # fmt: skip
+        )
 
 
 GROUP_M = Field("blocks of rows in a group of the tile order", least=1, most=1024)
@@ -153,4 +153,3 @@ def check_tile_order(plan: StagedGemmPlan) -> None:
         fit = max(1, plan.problem.m // (-(-plan.tiles // 2**30)))
         reject("m", plan.problem.m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)
     check_store_stages(plan)
-

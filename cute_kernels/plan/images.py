@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, Operand, Plan, profile_operand, reject, require, round_up, sizes
 from cute_kernels.plan.fields import Field
-from cute_kernels.plan.patchify import CONVERSIONS
+from cute_kernels.plan.patchify import CONVERSIONS, describe_images
 
 STRIP_PATCH = 16
 """Pixels of a patch's row, 16 bytes in uint8: what one row of a core matrix is."""
@@ -34,6 +34,11 @@ INTEGERS = ("int8", "int16")
 
 GATHERED_PATCHES = (16, 32, 64)
 """Sides of patches whose rows of 16-bit pixels are 32, 64 or 128 bytes, which TMA swizzles as a whole."""
+
+
+def describe_problem(p: PatchEmbedImagesProblem) -> str:
+    """One line about what is computed."""
+    return f"{describe_images(p)}, patches of {p.patch}, {p.n} features, {p.precision}, table rows {p.table_rows}"
 
 
 def multiplied_type(pixels: str, precision: str) -> str:
@@ -110,10 +115,7 @@ class ImagesPlan(Plan):
         return {"table_shape": self.table_shape}
 
     def describe_problem(self) -> str:
-        p = self.problem
-        layout = "NHWC" if p.channels_last else "NCHW"
-        images = f"[{p.batch}, {p.channels}, {p.height}, {p.width}] {p.in_dtype} {layout}"
-        return f"{images}, patches of {p.patch}, {p.n} features, {p.precision}, table rows {p.table_rows}"
+        return describe_problem(self.problem)
 
 
 @dataclass(frozen=True)
@@ -187,4 +189,3 @@ def check_images_problem(p: PatchEmbedImagesProblem) -> None:
             reject(name, value, rule, max(multiple, (2**31 - 1) // rest // multiple * multiple))
     legal = tuple(dict.fromkeys((0, 1, p.positions)))
     require("table_rows", p.table_rows, legal, "a table has 0 (absent), 1 (bias only) or S rows")
-

@@ -159,7 +159,7 @@ _IMAGES_SM80 = Kernel(
     images_sm80.FIELDS,
     images_sm80.default_config,
     images_sm80.search_space,
-    lambda problem, arch: why_rows_on_sm80(problem),
+    takes=lambda problem, arch: why_rows_on_sm80(problem),
 )
 
 _STREAMED = Kernel(
@@ -168,8 +168,8 @@ _STREAMED = Kernel(
     patch_embed_sm100.FIELDS,
     patch_embed_sm100.default_config,
     patch_embed_sm100.search_space,
-    patch_embed_resident.why_on_chip,
-    predict,
+    takes=patch_embed_resident.why_on_chip,
+    predict=predict,
 )
 _RESIDENT = Kernel(
     Sm100ResidentConfig,
@@ -200,7 +200,7 @@ _GATHER = Kernel(
     images_gather.FIELDS,
     images_gather.default_config,
     images_gather.search_space,
-    lambda problem, arch: images_gather.why_not_gathered(problem),
+    takes=lambda problem, arch: images_gather.why_not_gathered(problem),
 )
 _IMAGES_SM90 = Kernel(
     Sm90ImagesConfig,
@@ -208,8 +208,8 @@ _IMAGES_SM90 = Kernel(
     images_sm90.FIELDS,
     images_sm90.default_config,
     images_sm90.search_space,
-    lambda problem, arch: why_not_read_on_sm90(problem),
-    images_sm90.predict,
+    takes=lambda problem, arch: why_not_read_on_sm90(problem),
+    predict=images_sm90.predict,
 )
 _IMAGES_SM100 = Kernel(
     Sm100ImagesConfig,
@@ -217,8 +217,8 @@ _IMAGES_SM100 = Kernel(
     images_sm100.FIELDS,
     lambda problem, arch, sm_count: Sm100ImagesConfig(),
     images_sm100.search_space,
-    lambda problem, arch: why_rows_on_sm100(problem),
-    images_sm100.predict,
+    takes=lambda problem, arch: why_rows_on_sm100(problem),
+    predict=images_sm100.predict,
 )
 PATCH_EMBED_IMAGES = Planner(
     "patch_embed_images",
