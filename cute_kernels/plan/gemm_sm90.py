@@ -28,7 +28,7 @@ MAX_CLUSTER = 8
 GPC_SHARE = (8, 9)
 """Multiprocessors of which clusters of four or eight can be resident at once: 16 of the 18 of a GPC. With one cluster
 more, it runs after all others: 32 clusters of 2 x 2 took twice the time of 64 of 2 x 1 on an H200 of 132, which holds
-30 (docs/performance.md)."""
+30 (bench/results)."""
 
 SPLIT_REGISTERS = 128
 """Accumulators with which the sums of more than two slices of K do not fit a consumer thread."""

@@ -33,14 +33,14 @@ FEW_PATCHES = 2048
 SLOW_ROWS = (32, 64)
 """Rows of patches between these bytes that cannot be split: gathering 48 bytes took 1.58 ms sustained at 4736 images of
 224 x 224 on an H200, a pass and the kernel over rows 1.16; of the 96 bytes of 32 pixels 1.23 and 1.25
-(docs/performance.md)."""
+(bench/results)."""
 
 REPACKED_CHANNELS = 3
 REPACKED_PATCHES, REPACKED_FEATURES = 1024, 1024
 """From so many patches on rows of 14 bytes are repacked in shared memory, which every 128 features do anew, up to so
 many features. In a CUDA graph on an H200 one image for 768 features took 1.34 of the time of a pass and rows, 8 images
 0.88 (before warps held several pairs); 4736 images for 1024 features take 0.92, 512 images for 1152 features 1.04
-(docs/performance.md)."""
+(bench/results)."""
 
 MOST_TRIED = 8
 """Configurations of the kernel over rows that a tuner times behind a pass."""

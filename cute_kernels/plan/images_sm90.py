@@ -55,7 +55,7 @@ ROWS_PER_STORE = 16
 
 REPACK_WARPS = 7
 """Warps that lengthen rows of patches, the ones that two producer warpgroups have beside the one that loads: three of
-one warpgroup could not keep up with TMA and the tensor cores (docs/performance.md)."""
+one warpgroup could not keep up with TMA and the tensor cores (bench/results)."""
 
 REPACK_REGISTERS = {1: (232, 136), 2: (208, 48), 3: (128, 40)}
 """Registers per consumer and per producer thread by consumer warpgroups, beside two producer warpgroups: together no
@@ -284,7 +284,7 @@ _ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
 """of the tensor cores in its epilogue, by warpgroups: what they weigh against padding. Estimates."""
 
 FAST_SPLITS = (48,)
-"""Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (docs/performance.md)."""
+"""Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (bench/results)."""
 
 RAW_STAGES_BY_CHOICE, CHOSEN_PAIRS = (3, RAW_STAGES), 4
 """Strips that wait to be repacked, the first number that fits, and pairs of rows that a thread holds."""
@@ -294,7 +294,7 @@ TRIED_SHAPES = 3
 
 FEW_SPLITS = 4096
 """Patches up to which these rows are gathered nevertheless: of 3,136 gathering took 0.81 of the time in a CUDA graph on
-an H200, of 6,272 1.33 (docs/performance.md)."""
+an H200, of 6,272 1.33 (bench/results)."""
 
 
 FIELDS = {
@@ -315,7 +315,7 @@ FIELDS = {
 def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm90ImagesConfig:
     """Everything open but the order of the tiles.
 
-    Of weights of two terms 1.474 ms with images fastest on an H200, 1.505 with rows of patches (docs/measurements.md).
+    Of 16-bit weights 1.474 ms with images fastest on an H200, 1.505 with rows of patches (bench/results).
     """
     return Sm90ImagesConfig(order="image" if problem.precision == "int16" else "row")
 

@@ -41,7 +41,7 @@ follow each other four to five do."""
 
 ROW_BYTES = 32
 """Rows begin on multiples of these, with zeros between them, so that they share no sector of L2: 0.92 to 0.95 of the
-time of rows of 592 bytes that do; on 128 bytes they were not faster (docs/performance.md)."""
+time of rows of 592 bytes that do; on 128 bytes they were not faster (bench/results)."""
 
 WORD_BYTES = 4
 """Least bytes that a thread stores: 32 of them are a whole line, and neighbours meet no bank twice."""
