@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from cute_kernels.kernels.sm80.instructions import accumulator_type, computed_here, ldmatrix_x4, mma_sync
-from cute_kernels.kernels.sm80.load import Chore, Load, key_of_row
+from cute_kernels.kernels.sm80.load import Chore, Load, key_of_column, key_of_row
 from cute_kernels.plan.sm80 import STEP_BYTES, Sm80Plan
 
 
@@ -83,12 +83,13 @@ def fragments(plan: Sm80Plan, warp: Warp) -> Fragments:
     lane, row_bytes = warp.lane, plan.config.row_bytes
     row_a = (lane & 7) + 8 * ((lane >> 3) & 1)
     row_b = plan.lane_columns * ((lane & 7) >> 1) + (lane & 1) + 2 * (lane >> 4)
-    key = key_of_row(lane & 7, plan.chunks)  # and that of B's rows in the order in which they are read
+    key_a = key_of_row(row_a, plan.chunks)
+    key_b = key_of_column(row_b, plan.chunks, plan.lane_columns)
     registers = (plan.warp_m // 16 * 4, plan.warp_n // 8 * 2)
     a, b = (cute.make_rmem_tensor(cute.make_layout((count, 2)), Int32) for count in registers)
     return Fragments(
         plan, a, b, (warp.row + row_a) * row_bytes, (plan.config.tile_m + warp.column + row_b) * row_bytes,
-        ((lane >> 4) ^ key) * 16, (((lane >> 3) & 1) ^ key) * 16,
+        ((lane >> 4) ^ key_a) * 16, (((lane >> 3) & 1) ^ key_b) * 16,
     )  # fmt: skip
 
 
