@@ -54,7 +54,7 @@ SIZES = {
     "docs/use_in_your_model.md": 12_000, "docs/operations.md": 5_500, "docs/which_kernel.md": 7_500,
     "docs/caching.md": 6_000, "docs/performance.md": 37_000,
     # Explorers.
-    "docs/explore.md": 4_500, "docs/profiling.md": 6_000, "docs/model.md": 8_500, "docs/b200.md": 2_500,
+    "docs/explore.md": 4_500, "docs/profiling.md": 6_000, "docs/model.md": 8_500, "docs/measure.md": 3_500,
     "docs/experiments.md": 25_000,
     # Contributors.
     "docs/architecture.md": 11_000, "docs/dataflow.md": 15_000, "docs/extending.md": 4_500, "docs/testing.md": 10_500,
