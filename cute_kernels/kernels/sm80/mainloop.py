@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from cute_kernels.kernels.sm80.instructions import accumulator_type, computed_here, ldmatrix_x4, mma_sync
+from cute_kernels.kernels.sm80.instructions import accumulator_type, computed_here, ldmatrix_x4, mma_sync, round_tf32
 from cute_kernels.kernels.sm80.load import Chore, Load, key_of_column, key_of_row
 from cute_kernels.plan.sm80 import STEP_BYTES, Sm80Plan
 
@@ -184,6 +184,9 @@ class MainLoop:
         return [chore for load in loads for chore in load.copies(stage, block, exists)]
 
     def _roundings(self, loads: tuple[Load, Load], stage: Int32, exists: Int32) -> list[Chore]:
+        """Of a stage in shared memory, if it is rounded there."""
+        if self.plan.rounds_fragments:
+            return []
         pairs = zip(loads, self.plan.rounds, strict=True)
         return [chore for load, rounds in pairs if rounds for chore in load.roundings(stage, exists)]
 
@@ -225,6 +228,10 @@ class MainLoop:
         """One step, in a serpentine over the tile: a fragment of one operand is used again at once."""
         plan = self.plan
         rows, columns = plan.warp_m // 16, plan.warp_n // 8
+        if plan.rounds_fragments:
+            for fragment, rounds in zip((parts.a, parts.b), plan.rounds, strict=True):
+                for i in range(fragment.shape[0] if rounds else 0):
+                    fragment[i, buffer] = round_tf32(fragment[i, buffer])
         for j in range(columns):
             b = [parts.b[2 * j + r, buffer] for r in range(2)]
             for i in reversed(range(rows)) if j % 2 else range(rows):
