@@ -23,6 +23,7 @@ from cute_kernels.plan.base import (
     sizes,
 )
 from cute_kernels.plan.fields import Field
+from cute_kernels.plan.options import BATCH, FEATURES, TABLE, Option, ProblemOptions, table_rows
 from cute_kernels.plan.tiles import RowTiles
 
 WEIGHT_TYPES = {
@@ -145,6 +146,42 @@ def check_problem(p: PatchEmbedProblem) -> None:
     if p.table_index and not p.table_rows:
         reject("table_index", p.table_index, "there is no table to index", False)
 
+
+def _problem_of_options(
+    *,
+    batch: int,
+    positions: int,
+    features: int,
+    in_features: int,
+    table: str,
+    scale: str,
+    row_scale: bool,
+    feature_scale: bool,
+) -> PatchEmbedProblem:
+    return PatchEmbedProblem(
+        m=batch * positions,
+        n=features,
+        k=round_up(in_features, VECTOR_BYTES),
+        table_rows=table_rows(table, positions),
+        scale_source=scale,
+        row_scale=row_scale,
+        feature_scale=feature_scale,
+    )
+
+
+OPTIONS = ProblemOptions(
+    (
+        BATCH,
+        FEATURES,
+        TABLE,
+        Option("positions", 196, "patches per image"),
+        Option("in_features", 768, "K, before zero-padding"),
+        Option("scale", "value", "scale as a launch parameter or read from device memory", ("value", "pointer")),
+        Option("row_scale", False, "a factor of the scale for every row of x"),
+        Option("feature_scale", False, "a factor of the scale for every feature"),
+    ),
+    _problem_of_options,
+)
 
 EPILOGUE = Field("rounding contracts", ("f32", "bf16x2"))
 ORDER = Field("which rows make a tile", ("position", "flat"))
