@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+import cute_kernels
 from bench import archive
 from cute_kernels.commands import cli
 from cute_kernels.config import PatchEmbedImagesProblem
@@ -123,6 +124,11 @@ def test_a_table_of_kernels_names_what_a_plan_runs() -> None:
     for arch, cell in zip(("sm_90a", "sm_100a", "sm_86", "sm_120"), images[2:]):
         module = make_plan(problem, arch=arch).kernel.partition(":")[0]
         assert module == "cute_kernels.kernels." + cell.strip("`").replace("/", ".")
+
+
+def test_public_names_are_on_the_pages_of_the_api() -> None:
+    pages = "\n".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+    assert [name for name in cute_kernels.__all__ if not re.search(rf"^::: cute_kernels\.{name}\b", pages, re.M)] == []
 
 
 def test_every_module_says_what_it_is() -> None:
