@@ -12,6 +12,7 @@ from cute_kernels.config import ACTIVATIONS, GemmProblem, PatchEmbedImagesProble
 from cute_kernels.config_codec import OPEN, parse_settings, spell
 from cute_kernels.config_types import field_type
 from cute_kernels.plan import ARCHS, PLANNERS, Kernel, Plan, Planner, make_plan
+from cute_kernels.plan.gemm import B_TYPES
 from cute_kernels.plan.images import PIXEL_TYPES
 
 OPERATIONS: dict[str, Planner] = {name.replace("_", "-"): planner for name, planner in PLANNERS.items()}
@@ -179,8 +180,10 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         default="value",
         help="scale as a launch parameter or read from device memory (default: %(default)s)",
     )
-    add("--row-scale", action="store_true", help="a factor of the scale for every row of x")
     add("--feature-scale", action="store_true", help="a factor of the scale for every feature")
+
+    add = problems.group("patch-embed", "gemm")
+    add("--row-scale", action="store_true", help="a factor of the scale for every row of x, or of a")
 
     add = problems.group("patch-embed-images")
     for name in ("height", "width"):
@@ -201,15 +204,17 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     add("--batches", type=count, default=1, help="products (default: %(default)s)")
     add("--bias", action="store_true", help="add a bias")
     add("--activation", choices=ACTIVATIONS, default="none", help="of the sum; default: %(default)s")
+    add("--column-scale", action="store_true", help="a factor of the scale for every column of the output")
+    add("--residual", choices=dtypes, help="element type of what is added after the activation (default: nothing)")
 
     add = problems.group("gemm", "patch-embed-images")
     add(
         "--in-dtype",
-        choices=(*dtypes, "uint8"),
-        help="element type of a gemm's operands (default: bfloat16; float32 is multiplied as TF32), or of the images "
+        choices=tuple(B_TYPES),
+        help="element type of a gemm's a (default: bfloat16; float32 is multiplied as TF32), or of the images "
         "(default: uint8 with int8, otherwise that of --precision)",
     )
-    add("--out-dtype", choices=dtypes, default="bfloat16", help="default: %(default)s")
+    add("--out-dtype", choices=(*dtypes, "float8_e4m3fn"), default="bfloat16", help="default: %(default)s")
 
 
 def plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
@@ -236,8 +241,19 @@ def problem_of(options: argparse.Namespace) -> Any:
 
 
 def _gemm(options: argparse.Namespace) -> GemmProblem:
-    sizes = (options.m, options.n, options.k, options.batches)
-    return GemmProblem(*sizes, options.in_dtype or "bfloat16", options.out_dtype, options.bias, options.activation)
+    return GemmProblem(
+        m=options.m,
+        n=options.n,
+        k=options.k,
+        batches=options.batches,
+        in_dtype=options.in_dtype or "bfloat16",
+        out_dtype=options.out_dtype,
+        bias=options.bias,
+        activation=options.activation,
+        row_scale=options.row_scale,
+        column_scale=options.column_scale,
+        residual=options.residual,
+    )
 
 
 def _patch_embed(options: argparse.Namespace) -> PatchEmbedProblem:

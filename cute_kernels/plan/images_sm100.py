@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
+from cute_kernels.dtypes import WEIGHT_TYPES
 from cute_kernels.model import b200
 from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require, round_up
@@ -23,7 +24,6 @@ from cute_kernels.plan.images_strips import (
     check_table,
     images_step,
 )
-from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 from cute_kernels.plan.sm100_transposed import (
     ACCUMULATORS,
     COLUMN_STEP,

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
+from cute_kernels.dtypes import WEIGHT_TYPES
 from cute_kernels.model import b200
 from cute_kernels.plan.base import ITEMSIZE, LANES, Arch, reject, round_up
 from cute_kernels.plan.fields import Field, check_fields
-from cute_kernels.plan.patch_embed import EPILOGUE, ORDER, WEIGHT_TYPES, PatchEmbedPlan, TableLayout, check_capacity
+from cute_kernels.plan.patch_embed import EPILOGUE, ORDER, PatchEmbedPlan, TableLayout, check_capacity
 from cute_kernels.plan.sm100_transposed import (
     ACCUMULATORS,
     COLUMN_STEP,

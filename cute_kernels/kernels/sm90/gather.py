@@ -388,7 +388,7 @@ class Sm90GatherKernel(ImagesHost):
         return GatherMma(
             plan, args.tiled_mma, fragments, features, pipe, self._ring(staging, args, warp), args.table, order,
             Int32(plan.k_blocks), group, thread, Int32(0), rank, 0, None, self.graph.named_barriers[0].identifier,
-            (args.grid_height, args.grid_width),
+            grid=(args.grid_height, args.grid_width),
         )  # fmt: skip
 
     def _ring(self, staging: cute.Pointer, args: DeviceArguments, warp: Int32) -> WarpStaging:

@@ -19,6 +19,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from cute_kernels import dsl
+from cute_kernels.dtypes import WEIGHT_TYPES
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
 from cute_kernels.kernels.graph import sm90_graph
@@ -30,7 +31,6 @@ from cute_kernels.kernels.sm90.transposed import ROWS_PER_STORE, Mma, Transposed
 from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.tiles import PositionOrder, TableRows
 from cute_kernels.plan import Sm90PatchEmbedPlan
-from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 
 # --- epilogue of a consumer warpgroup: accumulators -> scale, bias + position, BF16 -> staging -> TMA store ----------
 
