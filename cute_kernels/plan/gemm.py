@@ -24,6 +24,7 @@ from cute_kernels.plan.base import (
     smem_map,
 )
 from cute_kernels.plan.fields import Field
+from cute_kernels.plan.options import Option, ProblemOptions
 from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, StoreBuffers, check_store_stages
 
 MMA_K_BYTES = 32
@@ -31,6 +32,9 @@ MMA_K_BYTES = 32
 
 FLOATS = ("bfloat16", "float16", "float32")
 """Element types that nothing has to be multiplied with to mean a number."""
+
+OUT_TYPES = (*FLOATS, "float8_e4m3fn")
+"""Element types of the output."""
 
 B_TYPES = {
     dtype: WEIGHT_TYPES.get(dtype, dtype)
@@ -177,14 +181,31 @@ class StagedGemmPlan(GemmPlan, StoreBuffers):
     def smem(self) -> tuple[SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order."""
         stages = self.config.stages
-        return smem_map((
+        return smem_map(
             (self.barrier_region, self.barrier_bytes, 128),
             (f"a: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
             (f"b: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
             (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
             *self.more_smem,
-        ))  # fmt: skip
+        )
 
+
+OPTIONS = ProblemOptions(
+    (
+        Option("m", 4096, "rows of a"),
+        Option("n", 4096, "rows of b"),
+        Option("k", 4096, "elements of a row"),
+        Option("batches", 1, "products"),
+        Option("in_dtype", "bfloat16", "element type of a; float32 is multiplied as TF32", tuple(B_TYPES)),
+        Option("out_dtype", "bfloat16", choices=OUT_TYPES),
+        Option("bias", False, "add a bias"),
+        Option("activation", "none", "of the sum", ACTIVATIONS),
+        Option("row_scale", False, "a factor of the scale for every row of a"),
+        Option("column_scale", False, "a factor of the scale for every column of the output"),
+        Option("residual", None, "element type of what is added after the activation", FLOATS),
+    ),
+    GemmProblem,
+)
 
 GROUP_M = Field("blocks of rows in a group of the tile order", least=1, most=1024)
 
@@ -192,7 +213,7 @@ GROUP_M = Field("blocks of rows in a group of the tile order", least=1, most=102
 def check_gemm_problem(p: GemmProblem) -> None:
     """Limits that TMA and the element types set on every architecture."""
     require("in_dtype", p.in_dtype, tuple(B_TYPES), "operands of the tensor core, float32 as TF32")
-    require("out_dtype", p.out_dtype, (*FLOATS, "float8_e4m3fn"), "what the epilogue rounds to")
+    require("out_dtype", p.out_dtype, OUT_TYPES, "what the epilogue rounds to")
     require("residual", p.residual, FLOATS, "what the epilogue adds")
     require("scale_source", p.scale_source, ("value", "pointer"), "the scale is a launch parameter, or in memory")
     for name in ("row_scale", "column_scale"):
@@ -220,4 +241,3 @@ def check_tile_order(plan: StagedGemmPlan) -> None:
         fit = max(1, plan.problem.m // (-(-plan.tiles // 2**30)))
         reject("m", plan.problem.m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)
     check_store_stages(plan)
-

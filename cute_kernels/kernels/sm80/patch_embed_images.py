@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from cute_kernels import dsl
-from cute_kernels.kernels import ptx
+from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
 from cute_kernels.kernels.gemm import finish
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.sm80.epilogue import (
@@ -27,9 +28,6 @@ from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.sm80.patch_load import Grid, patch_load
 from cute_kernels.plan import Sm80ImagesPlan
-
-HIGH = 256.0
-"""Weight of the high term of two."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +101,9 @@ class ImagesTiles:
         if plan.terms == 2:
             low = lane_sums(sums, plan, 2 * block + 1, eighth)
             for e in range(plan.lane_columns):
-                values[e] = ptx.fma_rn_f32(values[e], Float32(HIGH), low[e])
+                (values[e],) = sum_of_terms((values[e],), (low[e],))
         for e in range(plan.lane_columns):
-            if addend is None:
-                values[e] = ptx.mul_rn_f32(values[e], scales[e])
-            else:
-                values[e] = ptx.fma_rn_f32(values[e], scales[e], addend[e])
+            (values[e],) = scale_add((values[e],), (scales[e],), None if addend is None else (addend[e],))
         return values
 
 
@@ -131,7 +126,7 @@ class Sm80ImagesKernel:
         width: Int32,
         n: Int32,
         clusters: Int32,
-        stream,
+        stream: Any,
     ) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
         patch = self.plan.problem.patch
