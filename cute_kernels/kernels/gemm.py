@@ -71,6 +71,13 @@ class Addends:
         return _row_of(residual, column, count, math.gcd(16 * 8 // residual.element_type.width, count))
 
 
+    @cute.jit
+    def prefetch(self, row: Int32, column: Int32, batch: Int32) -> None:
+        """Brings the 128 bytes of the residual around an element into L2."""
+        residual = self.residual[min(row, cute.size(self.residual, mode=[0]) - 1), None, batch]
+        ptx.prefetch_global_l2(residual.iterator + min(column, cute.size(residual) - 1))
+
+
 @cute.jit
 def _row_of(
     row: cute.Tensor, first: Int32, count: cutlass.Constexpr[int], vector: cutlass.Constexpr[int]

@@ -132,6 +132,14 @@ def div_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
 
 
 @dsl_user_op
+def prefetch_global_l2(source: cute.Pointer, *, loc=None, ip=None) -> None:
+    """Asks for the cache line of an address."""
+    cute.arch.inline_ptx(
+        "prefetch.global.L2 [{$r0}];", read_only_args=[source.toint(loc=loc, ip=ip)], loc=loc, ip=ip
+    )
+
+
+@dsl_user_op
 def cvt_rn_satfinite_e4m3x2_f32(low: Float32, high: Float32, *, loc=None, ip=None) -> Int16:
     """Two FP32 numbers rounded to E4M3, to nearest even, ``low`` in the lower byte; beyond 448 they become 448."""
     return cute.arch.inline_ptx(

@@ -190,6 +190,10 @@ class StagedGemmPlan(GemmPlan, StoreBuffers):
         )
 
 
+def _problem_of(residual: str, **values: Any) -> GemmProblem:
+    return GemmProblem(**values, residual=None if residual == "none" else residual)
+
+
 OPTIONS = ProblemOptions(
     (
         Option("m", 4096, "rows of a"),
@@ -202,9 +206,9 @@ OPTIONS = ProblemOptions(
         Option("activation", "none", "of the sum", ACTIVATIONS),
         Option("row_scale", False, "a factor of the scale for every row of a"),
         Option("column_scale", False, "a factor of the scale for every column of the output"),
-        Option("residual", None, "element type of what is added after the activation", FLOATS),
+        Option("residual", "none", "element type of what is added after the activation", ("none", *FLOATS)),
     ),
-    GemmProblem,
+    _problem_of,
 )
 
 GROUP_M = Field("blocks of rows in a group of the tile order", least=1, most=1024)

@@ -169,6 +169,9 @@ class PartialSums:
 MMA_STEPS = 4
 """WGMMAs of 32 bytes of K in one K block of 128."""
 
+LINE_BYTES = 128
+"""Of a cache line."""
+
 LOADED_GROUPS = 4
 """Column groups whose addends are in registers at a time: 64 columns, half of a store buffer of 8 bits."""
 
@@ -229,6 +232,7 @@ class GemmMma:
         phase = Int32(0)
         for tile in cutlass.range(first, self.order.tiles, step, unroll=1):
             self.operands.stamps.mark(Phase.TILE)
+            self._prefetch_residual(tile)
             self._await_turn(tile)
             released = state.clone()
             self._stage(accumulator, False, state)
@@ -384,6 +388,18 @@ class GemmMma:
                     at = half * 4 + row * 2 + i
                     values[at] = factors[i] if isinstance(factors, cute.Tensor) else factors
         return values
+
+    @cute.jit
+    def _prefetch_residual(self, tile: Int32) -> None:
+        """Asks for the residual of this warp's rows, which comes while the tensor cores work on the tile."""
+        residual = self.addends.residual
+        if cutlass.const_expr(residual is not None):
+            place, lane = self._place(tile), self.thread % 32
+            line = LINE_BYTES * 8 // residual.element_type.width
+            for wave in cutlass.range_constexpr(self.plan.waves):
+                for first in cutlass.range_constexpr(0, self.plan.config.tile_n, 2 * line):
+                    column = place[1] + first + lane // 16 * line
+                    self.addends.prefetch(place[0] + wave * 64 + lane % 16, column, place[2])
 
     @cute.jit
     def _residual(
