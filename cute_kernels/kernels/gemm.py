@@ -22,7 +22,7 @@ from cute_kernels.plan.base import ITEMSIZE
 
 @dataclass(frozen=True)
 class Addends:
-    """What an epilogue multiplies and adds besides the bias; None where its plan has none.
+    """Multipliers and addends of an epilogue besides the bias; None where its plan has none.
 
     Beyond the output, where nobody stores, a thread gets the numbers of the last row or column.
 
@@ -42,7 +42,7 @@ class Addends:
 
     @cute.jit
     def row_factor(self, row: Int32, batch: Int32) -> Float32 | None:
-        """What all columns of a row are multiplied by: the row's factor, the call's number, or None."""
+        """Factor of all columns of a row: the row's own, the call's number, or None."""
         if cutlass.const_expr(self.scales is None):
             return None
         if cutlass.const_expr(self.scales.rows is None):

@@ -61,7 +61,7 @@ def is_vector(scale: object) -> bool:
 def scale_problems(
     name: str, scale: float | torch.Tensor | None, vectors: dict[str, tuple[int, ...]]
 ) -> Iterator[Exception]:
-    """What the metadata of a multiplier tells that is wrong with it.
+    """Errors in a multiplier that its metadata tells.
 
     Args:
         name: of the argument.

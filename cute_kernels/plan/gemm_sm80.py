@@ -38,7 +38,7 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
 
     @property
     def lane_columns(self) -> int:
-        """As of 16 bits, of 8 bits too: a warp's columns are a multiple of 32."""
+        """At most 8, also where 16 bytes hold 16 elements: a warp's columns are a multiple of 32."""
         return min(super().lane_columns, 8)
 
     @property

@@ -170,7 +170,7 @@ MMA_STEPS = 4
 """WGMMAs of 32 bytes of K in one K block of 128."""
 
 LINE_BYTES = 128
-"""Of a cache line."""
+"""Bytes of a cache line."""
 
 LOADED_GROUPS = 4
 """Column groups whose addends are in registers at a time: 64 columns, half of a store buffer of 8 bits."""
@@ -365,7 +365,7 @@ class GemmMma:
         return row, row + 8
 
     def _row_factors(self, place: tuple[Int32, ...], wave: int) -> list[Float32 | None]:
-        """What both rows are multiplied by."""
+        """Factors of both rows."""
         if self.addends.scales is None:
             return [None, None]
         return [self.addends.row_factor(row, place[2]) for row in self._rows(place, wave)]
@@ -405,7 +405,7 @@ class GemmMma:
     def _residual(
         self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
     ) -> cute.Tensor | None:
-        """What is added to the eight accumulators of a column group."""
+        """Addends of the eight accumulators of a column group, after the activation."""
         if cutlass.const_expr(self.addends.residual is None):
             return None
         values = cute.make_rmem_tensor(cute.make_layout(8), self.addends.residual.element_type)
