@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int16, Int32, Int64, Uint32
 
 from cute_kernels.dsl import dsl_user_op, nvvm
 
@@ -129,6 +129,23 @@ def max_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
 def div_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     """FP32 quotient rounded to nearest even (IEEE 754)."""
     return _binary("div.rn.f32", a, b, loc, ip)
+
+
+@dsl_user_op
+def prefetch_global_l2(source: cute.Pointer, *, loc=None, ip=None) -> None:
+    """Asks for the cache line of an address."""
+    cute.arch.inline_ptx(
+        "prefetch.global.L2 [{$r0}];", read_only_args=[source.toint(loc=loc, ip=ip)], loc=loc, ip=ip
+    )
+
+
+@dsl_user_op
+def cvt_rn_satfinite_e4m3x2_f32(low: Float32, high: Float32, *, loc=None, ip=None) -> Int16:
+    """Two FP32 numbers rounded to E4M3, to nearest even, ``low`` in the lower byte; beyond 448 they become 448."""
+    return cute.arch.inline_ptx(
+        "cvt.rn.satfinite.e4m3x2.f32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Int16], read_only_args=[high, low], loc=loc, ip=ip,
+    )  # fmt: skip
 
 
 @dsl_user_op

@@ -289,8 +289,10 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
     for index, c in enumerate(CANDIDATES):
         idle = (c.cluster_m - 1) * c.tile_m >= problem.m or (c.cluster_n - 1) * c.tile_n >= problem.n
         plan = Sm90GemmPlan(problem, c, arch, sm_count)
-        if idle or plan.ctas > sm_count or plan.k_blocks < c.split_k:
-            continue  # a CTA of every cluster would compute nothing, or no cluster fits
+        if idle or plan.ctas > sm_count or plan.k_blocks < c.split_k or c.tile_n % plan.store_columns:
+            continue  # a CTA of every cluster would compute nothing, or no cluster fits, or half of a store buffer
+        # Of an output of 8 bits a tile has half as many store buffers.
+        c = dataclasses.replace(c, store_stages=math.gcd(c.store_stages, plan.regions_per_tile))
         costs.append((modelled_clocks(plan), index, c))
     if not costs:  # no cluster fits, which the plan of any says
         return Sm90GemmConfig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require
+from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require, round_up
 
 SWIZZLE_BYTES = 128
 """Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
@@ -67,6 +67,11 @@ class WgmmaPair(StoreBuffers):
     @abstractmethod
     def tile_m(self) -> int:
         """Rows of a tile of one CTA, or of one warpgroup with ``pingpong``."""
+
+    @property
+    def sums_integers(self) -> bool:
+        """Accumulators are 32-bit integers and exact; otherwise FP32."""
+        return False
 
     @property
     @abstractmethod
@@ -133,6 +138,9 @@ class WgmmaPair(StoreBuffers):
 
 def check_store_stages(plan: StoreBuffers) -> None:
     """A warp fills its ring of store buffers in whole turns."""
+    if plan.config.tile_n % plan.store_columns:
+        rule = f"a store buffer holds {plan.store_columns} columns of {plan.problem.out_dtype}"
+        reject("tile_n", plan.config.tile_n, rule, round_up(plan.config.tile_n, plan.store_columns))
     regions = plan.regions_per_tile
     divisors = tuple(count for count in range(1, regions + 1) if regions % count == 0)
     rule = f"a warp stores {regions} buffers per tile, in whole turns of the ring"
