@@ -490,7 +490,7 @@ class Sm90GemmConfig:
 
     Attributes:
         tile_m, tile_n: output tile of one CTA, or of one warpgroup with ``pingpong``. A warpgroup's share must be a
-            multiple of 64 rows, ``tile_n`` a multiple of 64 up to 256.
+            multiple of 64 rows, ``tile_n`` a multiple of 16 from 32 to 256.
         stages: operand buffers of 128 bytes of K between TMA and WGMMA.
         cluster_m, cluster_n: CTAs of a cluster along rows and columns: they share ``b`` and ``a`` by multicast.
         pingpong: each warpgroup computes tiles of its own, in turn, so that one's epilogue runs under the other's

@@ -77,7 +77,7 @@ class GemmHost:
         out = matrices(out_pointer, m, n, out_pitch(plan, n), batches, problem.out_dtype)
         tiled_mma, a_tma, b_tma = self.operands(a, b)
         box = (plan.store_rows, plan.store_columns)
-        out_tma = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(*box), box)
+        out_tma = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(*box, plan.store_row_bytes), box)
         arguments = DeviceArguments(
             tiled_mma=tiled_mma,
             a_atom=a_tma[0],

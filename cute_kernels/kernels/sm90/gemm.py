@@ -230,14 +230,17 @@ class GemmMma:
             if cutlass.const_expr(plan.config.pingpong):
                 state.advance(self.k_blocks)
             self.operands.stamps.mark(Phase.MMA)
+            # Coordinates and the first addends are there when the last WGMMAs are.
+            place = self._place(tile)
+            addends = self._addends(place, 0)
             warpgroup.wait_group(0)
             self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
             if cutlass.const_expr(self.partials is None):
-                self._store(accumulator, tile)
+                self._store(accumulator, place, addends)
             else:
                 if self.partials.slice == self.partials.finisher:
                     self.partials.receive(phase)
-                    self._store(accumulator, tile)
+                    self._store(accumulator, place, addends)
                     self.partials.release()
                 else:
                     self.partials.send(accumulator, phase)
@@ -274,16 +277,23 @@ class GemmMma:
                 cute.arch.barrier_arrive(barrier_id=self.turn + 1 - self.warpgroup, number_of_threads=256)
 
     @cute.jit
-    def _store(self, accumulator: cute.Tensor, tile: Int32) -> None:
-        """Adds the bias, rounds, stages and stores one tile; returns as soon as the last TMA store is issued."""
+    def _store(
+        self, accumulator: cute.Tensor, place: tuple[Int32, ...], addends: tuple[cute.Tensor | None, ...]
+    ) -> None:
+        """Adds the bias, rounds, stages and stores one tile; returns as soon as the last TMA store is issued.
+
+        Waves of a region follow each other, so that they share its addends, which are loaded a region ahead.
+        """
         plan, config = self.plan, self.plan.config
-        place = self._place(tile)
         groups, dtype = plan.store_columns // COLUMN_GROUP, ELEMENT_TYPES[plan.problem.out_dtype]
+        upcoming = addends
         for i in cutlass.range_constexpr(plan.regions_per_tile):
-            wave, region = divmod(i, plan.regions_per_tile // plan.waves)
+            region, wave = divmod(i, plan.waves)
             buffer = i % config.store_stages
-            # Before the wait for a buffer, which the loads may then overlap.
-            biases = [self._addends(place, wave, (region * groups + j) * COLUMN_GROUP) for j in range(groups)]
+            if cutlass.const_expr(wave == 0):
+                addends = upcoming
+            if cutlass.const_expr(wave == plan.waves - 1 and i + 1 < plan.regions_per_tile):
+                upcoming = self._addends(place, region + 1)
             self.operands.stamps.mark(Phase.BUFFER)
             self.staging.acquire()
             self.operands.stamps.mark(Phase.MATH)
@@ -295,7 +305,7 @@ class GemmMma:
                     values[j] = accumulator[(j % 2, j // 2 % 2, column // 8 + j // 4), wave, 0]
                 if cutlass.const_expr(self.partials is not None):
                     self.partials.add(values, (wave * config.tile_n + column) // 8)
-                rounded = finish(values, biases[group], self.activation, dtype)
+                rounded = finish(values, addends[group], self.activation, dtype)
                 self._stage_group(rounded, buffer, group)
             self.operands.stamps.mark(Phase.STORE)
             self.staging.store(buffer, *self._block(place, wave, region))
@@ -314,9 +324,10 @@ class GemmMma:
             row += self.warpgroup * plan.warpgroup_rows
         return row, (n_tile * config.cluster_n + self.rank_n) * config.tile_n, batch
 
-    def _addends(self, place: tuple[Int32, ...], wave: int, column: int) -> cute.Tensor | None:
-        """Addends of the eight accumulators of a column group that begins at ``column`` of the tile."""
-        return self._load_bias(place[1] + column)
+    def _addends(self, place: tuple[Int32, ...], region: int) -> tuple[cute.Tensor | None, ...]:
+        """Addends of the eight accumulators of each column group of a region."""
+        first, groups = place[1] + region * self.plan.store_columns, self.plan.store_columns // COLUMN_GROUP
+        return tuple(self._load_bias(first + group * COLUMN_GROUP) for group in range(groups))
 
     def _block(self, place: tuple[Int32, ...], wave: int, region: int) -> tuple[Int32, ...]:
         """The box of the output that a store buffer goes to."""
@@ -473,6 +484,7 @@ class Sm90GemmKernel(GemmHost):
                 atom=args.out_atom,
                 out=args.out,
                 dtype=ELEMENT_TYPES[plan.problem.out_dtype],
+                row_bytes=plan.store_row_bytes,
             )
             partials = None
             if cutlass.const_expr(config.split_k > 1):
