@@ -23,7 +23,7 @@ WeightMemory = Literal["tmem", "smem"]
 ResidentWeight = Literal["registers", "streamed"]
 TileOrder = Literal["row", "image"]
 Tf32Rounding = Literal["nearest", "nearest_a", "truncate"]
-Activation = Literal["none", "silu", "gelu", "gelu_tanh"]
+Activation = Literal["none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"]
 ACTIVATIONS = get_args(Activation)
 """Activations of the dense GEMM's epilogue: `cute_kernels.reference.activations`."""
 

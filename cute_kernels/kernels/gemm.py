@@ -77,7 +77,8 @@ class GemmHost:
         out = matrices(out_pointer, m, n, out_pitch(plan, n), batches, problem.out_dtype)
         tiled_mma, a_tma, b_tma = self.operands(a, b)
         box = (plan.store_rows, plan.store_columns)
-        out_tma = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(*box, plan.store_row_bytes), box)
+        staged = staging_layout(*box, plan.store_row_bytes)
+        out_tma = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), out, staged, box)
         arguments = DeviceArguments(
             tiled_mma=tiled_mma,
             a_atom=a_tma[0],
@@ -123,7 +124,11 @@ def bias_view(pointer: cute.Pointer | None, plan: GemmPlan, n: Int32) -> cute.Te
 
 @cute.jit
 def finish(
-    accumulator: cute.Tensor, bias: cute.Tensor | None, activation: cutlass.Constexpr, dtype: cutlass.Constexpr
+    accumulator: cute.Tensor,
+    bias: cute.Tensor | None,
+    activation: cutlass.Constexpr[str],
+    dtype: cutlass.Constexpr,
+    packed: cutlass.Constexpr[bool] = False,
 ) -> cute.Tensor:
     """``activation(accumulator + bias)`` in ``dtype``, elementwise over one thread's registers.
 
@@ -132,13 +137,15 @@ def finish(
         bias: FP32 registers of the same count, or None.
         activation: one of `cute_kernels.config.ACTIVATIONS`.
         dtype: element type of the result, to which it is rounded once.
+        packed: the architecture has two-wide FP32 arithmetic (sm_100 and later).
     """
     if cutlass.const_expr(bias is not None):
         for i in cutlass.range_constexpr(cute.size(accumulator)):
             accumulator[i] = accumulator[i] + bias[i]
     if cutlass.const_expr(activation != "none"):
-        for i in cutlass.range_constexpr(cute.size(accumulator)):
-            accumulator[i] = activate(accumulator[i], activation)
+        for i in cutlass.range_constexpr(0, cute.size(accumulator), 2):
+            pair = (accumulator[i], accumulator[i + 1])
+            accumulator[i], accumulator[i + 1] = activate(pair, activation, dtype, packed)
     if cutlass.const_expr(dtype is Float32):
         return accumulator
     out = cute.make_rmem_tensor(cute.make_layout(cute.size(accumulator)), dtype)

@@ -21,7 +21,10 @@ LINE_BYTES = 128
 
 
 def staging_layout(rows: int, columns: int, row_bytes: int = 128, buffers: int | None = None) -> cute.ComposedLayout:
-    """``[rows, columns]`` of ``row_bytes``, SWIZZLE_128B, 64B or 32B; with ``buffers`` a last mode of consecutive buffers."""
+    """``[rows, columns]`` of ``row_bytes``, with the swizzle of that name.
+
+    With ``buffers`` there is a last mode of consecutive buffers.
+    """
     swizzle = cute.make_swizzle((row_bytes // CHUNK_BYTES).bit_length() - 1, 4, 3)
     if buffers is None:
         return cute.make_composed_layout(swizzle, 0, cute.make_layout((rows, columns), stride=(columns, 1)))

@@ -352,9 +352,10 @@ def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90Ge
 
 
 def _filled(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: int) -> Sm90GemmPlan | None:
-    """With as many stages as fit beside two or three store buffers, or one; None if that is illegal."""
+    """With as many stages as fit beside the fewest store buffers above one, or one; None if that is illegal."""
     regions = Sm90GemmPlan(problem, config, arch, sm_count).regions_per_tile
-    config = dataclasses.replace(config, store_stages=next(count for count in (2, 3, 5, 7, 11, 13, 1) if regions % count == 0))
+    buffers = next((count for count in range(2, regions + 1) if regions % count == 0), 1)
+    config = dataclasses.replace(config, store_stages=buffers)
     least = Sm90GemmPlan(problem, config, arch, sm_count)
     stages = config.stages + (arch.smem_bytes - least.smem_bytes) // least.stage_bytes
     try:

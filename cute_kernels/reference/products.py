@@ -80,7 +80,7 @@ def gemm(
                 slices = [x + y for x, y in zip(slices[::2], slices[1::2], strict=True)]
             (acc,) = slices
             acc = acc if bias is None else acc + bias.to(torch.float32)
-            out[index][start : start + rows] = ACTIVATIONS[activation](acc)
+            out[index][start : start + rows] = ACTIVATIONS[activation](acc, out.dtype)
     return out
 
 

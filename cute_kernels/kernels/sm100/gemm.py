@@ -108,7 +108,7 @@ class GemmEpilogue:
                     if cutlass.const_expr(column + width == plan.config.tile_n):
                         release_accumulator(self.accumulator, state, wave)
                     registers = cute.make_tensor(fragment.iterator, cute.make_layout(width))
-                    values = finish(registers, bias, plan.problem.activation, dtype)
+                    values = finish(registers, bias, plan.problem.activation, dtype, packed=True)
                     self.staging.write_row(values, row_chunks, buffer, part * width)
                 row_block = (m_tile * plan.waves + wave) * (plan.mma_m // LANES) + self.place.rank * 4 + quarter
                 self.staging.store(buffer, row_block, first_column // plan.store_columns + region, batch)
