@@ -9,7 +9,7 @@ import torch
 from cute_kernels import reference
 from cute_kernels.compile import Artifact
 from cute_kernels.config import GemmConfig, GemmProblem
-from cute_kernels.emulator import Options
+from cute_kernels.emulator import Options, Report
 from cute_kernels.plan import GemmPlan, make_plan
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.testing.data import POISON
@@ -59,8 +59,9 @@ def make_gemm_case(
     return GemmCase(plan, Operands(a=a, b=b, bias=padded, out=out), expected)
 
 
-def check(case: GemmCase, options: Options | None = None, artifact: Artifact | None = None) -> None:
+def check(case: GemmCase, options: Options | None = None, artifact: Artifact | None = None) -> Report:
     """Emulates a launch, of another kernel if there is one, and asserts that its result is the reference's."""
-    emulate(case.plan, case.tensors, options, artifact=artifact)
+    report = emulate(case.plan, case.tensors, options, artifact=artifact)
     wrong = case.mismatches()
     assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
+    return report
