@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -78,7 +79,7 @@ class GemmTiles:
                     store_vector(self.out, place, rounded)
 
 
-class GemmKernel:
+class Sm80GemmKernel:
     """Host entry and kernel for one plan. Sizes are launch arguments: one compiled kernel serves all of them."""
 
     def __init__(self, plan: Sm80GemmPlan) -> None:
@@ -96,7 +97,7 @@ class GemmKernel:
         k: Int32,
         batches: Int32,
         clusters: Int32,
-        stream,
+        stream: Any,
     ) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
         kernel = self.kernel(a_pointer, b_pointer, bias_pointer, out_pointer, m, n, k, batches)
@@ -130,4 +131,4 @@ def _of_batch(pointer: cute.Pointer, batch: Int32, rows: Int32, k_bytes: Int32) 
     return pointer.toint() + Int64(batch) * Int64(rows) * Int64(k_bytes)
 
 
-dsl.name_kernel(GemmKernel.kernel, "gemm_sm80")
+dsl.name_kernel(Sm80GemmKernel.kernel, "gemm_sm80")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -102,7 +103,7 @@ class RowsTiles:
         return own
 
 
-class PatchEmbedKernel:
+class Sm80PatchEmbedKernel:
     """Host entry and kernel for one plan. Sizes are launch arguments."""
 
     def __init__(self, plan: Sm80PatchEmbedPlan) -> None:
@@ -124,7 +125,7 @@ class PatchEmbedKernel:
         k: Int32,
         table_rows: Int32,
         clusters: Int32,
-        stream,
+        stream: Any,
     ) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
         by_pointer = self.plan.problem.scale_source == "pointer"
@@ -157,4 +158,4 @@ class PatchEmbedKernel:
         run(plan, tiles, m_tiles * n_tiles, cute.ceil_div(k_bytes, c.row_bytes))
 
 
-dsl.name_kernel(PatchEmbedKernel.kernel, "patch_embed_sm80")
+dsl.name_kernel(Sm80PatchEmbedKernel.kernel, "patch_embed_sm80")

@@ -104,9 +104,15 @@ def test_any_product(dtype: str, arch: str, tile: str, seed: int, **facts: Any) 
     check_count(case.plan, report)
 
 
-def test_tf32_is_rounded_to_nearest_as_everywhere() -> None:
-    """Ties to even, over the largest number to infinity, NaN of any payload; the reference has the same bits."""
-    case = make_gemm_case(m=40, n=40, k=40, in_dtype=FP32, out_dtype=FP32, config=Sm80GemmConfig(**SMALL), bias=False)
+@pytest.mark.parametrize(("arch", "instruction"), [("sm_86", False), ("sm_90", True), ("sm_120", True)])
+def test_tf32_is_rounded_to_nearest_as_everywhere(arch: str, instruction: bool) -> None:
+    """Ties to even, over the largest number to infinity, NaN of any payload; the reference has the same bits.
+
+    From sm_90 on there is an instruction for it, and fragments are rounded.
+    """
+    config = Sm80GemmConfig(**SMALL)
+    case = make_gemm_case(m=40, n=40, k=40, in_dtype=FP32, out_dtype=FP32, config=config, bias=False, arch=arch)
+    assert ("cvt.rn.tf32.f32" in compile_plan(case.plan, emulated=True).ptx) == instruction
     a = torch.zeros(1, 40, 40)
     bits = [0x3F801000, 0x3F803000, 0xBF801000, 0x3F800FFF, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x00000FFF, 0xFFFFFFFF]
     a[0, : len(bits), 0] = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(FP32)
@@ -118,11 +124,11 @@ def test_tf32_is_rounded_to_nearest_as_everywhere() -> None:
     assert case.tensors.out[0, : len(bits), 0].isnan().tolist() == [False] * 6 + [True, False, True]
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("rounding", ["truncate", "nearest_a"])
-def test_other_roundings_cut_what_they_do_not_round(rounding: str) -> None:
-    case = make_gemm_case(
-        m=40, n=40, k=40, in_dtype=FP32, out_dtype=FP32, config=Sm80GemmConfig(**SMALL, rounding=rounding), bias=False
-    )
+def test_other_roundings_cut_what_they_do_not_round(rounding: str, arch: str) -> None:
+    config = Sm80GemmConfig(**SMALL, rounding=rounding)
+    case = make_gemm_case(m=40, n=40, k=40, in_dtype=FP32, out_dtype=FP32, config=config, bias=False, arch=arch)
     a, b = (tensor.view(torch.int32).bitwise_and(~0x1FFF).view(FP32) for tensor in (case.tensors.a, case.tensors.b))
     assert not torch.equal(a, case.tensors.a)
     emulate(case.plan, case.tensors, ANY_ORDER)
