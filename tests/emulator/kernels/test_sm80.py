@@ -93,7 +93,7 @@ PRODUCTS = {f"{x} to {y}": (x, y) for x, y in itertools.product((BF16, FP16, FP3
     k=st.integers(1, 30).map(lambda i: 8 * i),
     batches=st.integers(1, 2),
     bias=drawn([True], [True, False]),
-    tile=drawn(DAILY[:1], DAILY),
+    tile=drawn(DAILY[1:2], DAILY),
     sm_count=st.sampled_from([1, 2, 100]),
     seed=st.integers(0, 2**20),
 )
@@ -147,7 +147,7 @@ WITHOUT_FP8 = [("float8_e4m3fn", arch) for arch in MMA_SYNC if arch not in FP8_A
 
 
 @on_every_chip(ROWS, but_not=WITHOUT_FP8)
-@settings(max_examples=examples(3, 20), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(2, 20), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 150),
     n=st.integers(1, 18).map(lambda i: 8 * i),
@@ -216,7 +216,7 @@ IMAGES = {
         "fp16", dataclasses.replace(ONE, row_bytes=128, stages=2), {"batch": 1, "patch": 32, "channels": 1}
     ),
 }  # fmt: skip
-BY_DAY = ("int8, two CTAs", "int16 to FP32", "BF16, 128 bytes", "FP16 to FP16", "int8, patch 32")
+BY_DAY = ("int8, two CTAs", "int16 to FP32", "FP16 to FP16", "int8, patch 32")
 
 
 @pytest.mark.parametrize("name", by_day(IMAGES, BY_DAY))
@@ -240,7 +240,7 @@ def test_rows_of_other_lengths_and_channels_last_take_a_pass_in_front(precision:
 @settings(max_examples=examples(2, 20), suppress_health_check=[HealthCheck.too_slow])
 @given(
     batch=st.integers(1, 20),
-    grid=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    grid=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     n=st.integers(1, 12).map(lambda i: 8 * i),
     channels=st.integers(1, 4),
     together=drawn([8], [1, 8]),
