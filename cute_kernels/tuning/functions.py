@@ -197,8 +197,16 @@ def tune_patch_embed_images(
         raise ValueError(f"table = {table!r}, allowed: 'positions', 'bias', 'none'")
     in_dtype = PIXEL_TYPES[precision] if dtype is None else name_of(dtype)
     problem = PatchEmbedImagesProblem(
-        images, channels, height, width, patch, n, in_dtype, channels_last, precision,
+        batch=images,
+        channels=channels,
+        height=height,
+        width=width,
+        patch=patch,
+        n=n,
+        in_dtype=in_dtype,
+        channels_last=channels_last,
+        precision=precision,
         out_dtype=name_of(out_dtype),
-    )  # fmt: skip
+    )
     problem = dataclasses.replace(problem, table_rows=table_rows(table, problem.positions))
     return search.tune(PATCH_EMBED_IMAGES, problem, device, candidates, rounds)

@@ -90,7 +90,7 @@ class ImagesTiles:
                             store_vector(self.out, place, rounded)
 
     def _addend(self, position: Int32, n_at: Int32) -> cute.Tensor | None:
-        """What is added to a lane's sums of one row."""
+        """Bias and position that are added to a lane's sums of one row."""
         if self.table is None:
             return None
         one = self.plan.problem.table_rows == 1
