@@ -9,7 +9,7 @@ import torch
 from cute_kernels import reference
 from cute_kernels.compile import Artifact
 from cute_kernels.config import GemmConfig
-from cute_kernels.emulator import Options
+from cute_kernels.emulator import Options, Report
 from cute_kernels.operations.gemm import GEMM, GemmArguments
 from cute_kernels.plan import GemmPlan, make_plan
 from cute_kernels.runtime.operands import Operands
@@ -90,8 +90,9 @@ def drawn_values(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Ge
     return torch.randint(limits.min, limits.max + 1, shape, generator=generator, dtype=dtype)
 
 
-def check(case: GemmCase, options: Options | None = None, artifact: Artifact | None = None) -> None:
+def check(case: GemmCase, options: Options | None = None, artifact: Artifact | None = None) -> Report:
     """Emulates a launch, of another kernel if there is one, and asserts that its result is the reference's."""
-    emulate(case.plan, case.tensors, options, artifact=artifact)
+    report = emulate(case.plan, case.tensors, options, artifact=artifact)
     wrong = case.mismatches()
     assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
+    return report
