@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 
 from cute_kernels import prepare_patch_weight, reference
 from cute_kernels.compile import compile_plan
-from cute_kernels.config import Sm80GemmConfig, Sm80ImagesConfig, Sm80PatchEmbedConfig
+from cute_kernels.config import PatchEmbedImagesProblem, Sm80GemmConfig, Sm80ImagesConfig, Sm80PatchEmbedConfig
 from cute_kernels.emulator import Options
+from cute_kernels.kernels.sm80.load import key_of_row
+from cute_kernels.kernels.sm80.patch_load import _place
 from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
 from cute_kernels.plan import make_plan
@@ -202,6 +205,75 @@ def images_case(
     emulate(plan, prepared.operands, ANY_ORDER)
     assert torch.equal(prepared.result(), PATCH_EMBED_IMAGES.reference(arguments))
     return plan
+
+
+def images_plan(precision: str = "int8", arch: str = "sm_80", batch: int = 8, **config: Any) -> Any:
+    problem = PatchEmbedImagesProblem(
+        batch, 3, 16, 256, 16, 256, "uint8" if precision.startswith("int") else "bfloat16", precision=precision,
+        table_rows=16,
+    )  # fmt: skip
+    return make_plan(problem, Sm80ImagesConfig(**config), arch)
+
+
+@pytest.mark.parametrize("config", [{}, {"row_bytes": 128, "stages": 3}, {"warps_m": 4}, SMALL], ids=str)
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_eight_lanes_copy_whole_sectors_to_different_banks(precision: str, config: dict[str, int]) -> None:
+    """A memory request of 16 bytes a lane is one of eight lanes: 32 bytes of each image that they read, not half of it.
+
+    In shared memory their pieces lie in eight different groups of banks, as do those of eight rows of an ``ldmatrix``.
+    """
+    plan = images_plan(precision, **config)
+    bytes_of_row, seen = 16 * plan.pieces, set()
+
+    def bank(row: int, piece: int) -> int:
+        return (row * plan.chunks + (piece ^ key_of_row(row, plan.chunks))) % 8
+
+    for first in range(0, plan.threads, 8):
+        lanes = [_place(plan, thread) for thread in range(first, first + 8)]
+        seen.update((int(local), int(part), int(piece)) for local, part, piece in lanes)
+        read = [
+            (local % 8, (local // 8 * bytes_of_row + int(piece) * 16) // 32, int(part)) for local, part, piece in lanes
+        ]
+        assert sorted(Counter(read).values()) == [2] * 4
+        assert len({bank(local, int(piece)) for local, _, piece in lanes}) == 8
+        for piece in range(plan.chunks):
+            assert len({bank(row, piece) for row in range(first, first + 8)}) == 8
+    assert len(seen) == plan.threads
+
+
+@pytest.mark.parametrize("row_bytes", [64, 128])
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_no_bank_has_two_of_a_request(precision: str, row_bytes: int) -> None:
+    """Copies, fragments, and what is added at the end, counted."""
+    config = Sm80ImagesConfig(**SMALL | {"row_bytes": row_bytes, "stages": 3})
+    generator = torch.Generator().manual_seed(0)
+    weight = prepare_patch_weight(torch.randn(64, 3, 16, 16, generator=generator), precision=precision)
+    images = torch.randint(0, 256, (8, 3, 16, 128), generator=generator, dtype=torch.uint8)
+    arguments = PatchEmbedImagesArguments(
+        images=images if precision == "int8" else images.to(BF16), patch=16, config=config, backend="emulator",
+        weight=weight.raw if precision == "int8" else weight.normalised, weight_scale=weight.scale, weight_low=None,
+        weight_offset=None, bias=None, pos_embed=torch.randn(8, 64, generator=generator), out_dtype=BF16,
+    )  # fmt: skip
+    plan = make_plan(PATCH_EMBED_IMAGES.problem(arguments), config, "sm_80")
+    assert plan.copies_table
+    report = emulate(plan, PATCH_EMBED_IMAGES.prepare(arguments, plan).operands, Options(counters=True))
+    for kind in ("cp.async.shared", "ldmatrix.shared", "ld.shared"):
+        assert report.units.total("requests", kind) > 0 and report.units.total("bank_conflicts", kind) == 0
+
+
+def test_the_table_is_copied_where_there_is_room_and_time() -> None:
+    """99 KB hold it beside three stages of 64 bytes, and not beside four; copies need as many blocks as stages."""
+    wide = {"tile_n": 256, "warps_n": 4}
+    assert images_plan(**wide).copies_table
+    assert images_plan(arch="sm_86", **wide, stages=3).copies_table
+    assert not images_plan(arch="sm_86", **wide, stages=4).copies_table
+    assert not images_plan(tile_images=1).copies_table
+    assert images_plan("int8", "sm_90", tile_n=64, row_bytes=128, stages=6).copies_table
+    assert not images_plan("int8", "sm_90", tile_n=64, row_bytes=128, stages=7).copies_table
+    plan = images_plan(**wide)
+    assert plan.smem_bytes == 4 * (128 + 256) * 64 + (16 + 1) * 256 * 4
+    assert images_plan("bf16", **wide).smem_bytes == plan.smem_bytes - 256 * 4
+    assert images_plan("int16", **wide).smem_bytes == 4 * (128 + 256) * 64 + (16 + 1) * 128 * 4
 
 
 ONE = Sm80ImagesConfig(**SMALL, tile_images=1)
