@@ -191,7 +191,7 @@ class MainLoop:
         return [chore for load in loads for chore in load.copies(stage, block, exists)]
 
     def _roundings(self, loads: tuple[Load, Load], stage: Int32, exists: Int32) -> list[Chore]:
-        """Of a stage in shared memory, if it is rounded there."""
+        """Pieces of work that round a stage in shared memory, none if it is not rounded there."""
         if self.plan.rounds_fragments:
             return []
         pairs = zip(loads, self.plan.rounds, strict=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from cute_kernels import dsl
-from cute_kernels.kernels import ptx
+from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
 from cute_kernels.kernels.gemm import finish
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.sm80.epilogue import (
@@ -29,9 +30,6 @@ from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.sm80.patch_load import Grid, grid_of, patch_load
 from cute_kernels.plan import Sm80ImagesPlan
-
-HIGH = 256.0
-"""Weight of the high term of two."""
 
 
 @dataclass(frozen=True)
@@ -97,17 +95,18 @@ class ImagesTiles:
             row, column = self._place(tile)
             thread, _, _ = cute.arch.thread_idx()
             pieces = plan.tile_features // 4  # of 16 bytes in a row
-            n_at = column // plan.terms + thread % pieces * 4
+            count = plan.tile_positions * pieces
             target = self._shared_table().toint() + thread * 16
-            exists = Int32(n_at < n)
-            for first in cutlass.range_constexpr(0, plan.tile_positions * pieces, plan.threads):
-                _, position = self.grid.patch(plan, row // 8 + (first + thread) // pieces, Int32(0))
+            for first in cutlass.range_constexpr(0, count, plan.threads):
+                piece = first + thread
+                n_at = column // plan.terms + piece % pieces * 4
+                _, position = self.grid.patch(plan, row // 8 + piece // pieces, Int32(0))
                 source = self.table.toint() + (Int64(position) * Int64(n) + Int64(n_at)) * 4
-                cp_async_16(target, first * 16, source, exists)
+                cp_async_16(target, first * 16, source, Int32(n_at < n) * Int32(piece < count))
             if cutlass.const_expr(self.scale is not None):
+                n_at = column // plan.terms + thread * 4
                 source = self.scale.toint() + Int64(n_at) * 4
-                here = cutlass.select_(thread < pieces, exists, Int32(0))
-                cp_async_16(target, plan.tile_positions * pieces * 16, source, here)
+                cp_async_16(target, count * 16, source, Int32(n_at < n) * Int32(thread < pieces))
 
     def _shared_table(self) -> cute.Pointer:
         """``[tile_positions, tile_features]``, and one row more with the scales."""
@@ -123,7 +122,7 @@ class ImagesTiles:
         return load_vector(self.scale, n_at, plan.lane_columns, Float32)
 
     def _addend(self, place: Int32, position: Int32, n_at: Int32, inside: Int32) -> cute.Tensor | None:
-        """What is added to a lane's sums of one row, of the tile's position number ``place``."""
+        """Bias and position that are added to a lane's sums of one row, of the tile's position number ``place``."""
         plan = self.plan
         if self.table is None:
             return None
@@ -155,12 +154,9 @@ class ImagesTiles:
         if plan.terms == 2:
             low = lane_sums(sums, plan, 2 * block + 1, eighth)
             for e in range(plan.lane_columns):
-                values[e] = ptx.fma_rn_f32(values[e], Float32(HIGH), low[e])
+                (values[e],) = sum_of_terms((values[e],), (low[e],))
         for e in range(plan.lane_columns):
-            if addend is None:
-                values[e] = ptx.mul_rn_f32(values[e], scales[e])
-            else:
-                values[e] = ptx.fma_rn_f32(values[e], scales[e], addend[e])
+            (values[e],) = scale_add((values[e],), (scales[e],), None if addend is None else (addend[e],))
         return values
 
 
@@ -183,7 +179,7 @@ class Sm80ImagesKernel:
         width: Int32,
         n: Int32,
         clusters: Int32,
-        stream,
+        stream: Any,
     ) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
         grid = grid_of(batch, height, width, self.plan.problem.patch)

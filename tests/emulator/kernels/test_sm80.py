@@ -12,23 +12,21 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels import prepare_patch_weight, reference
+from cute_kernels import reference
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import PatchEmbedImagesProblem, Sm80GemmConfig, Sm80ImagesConfig, Sm80PatchEmbedConfig
 from cute_kernels.emulator import Options
 from cute_kernels.kernels.sm80.load import key_of_row
 from cute_kernels.kernels.sm80.patch_load import _place
-from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
-from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
-from cute_kernels.plan import make_plan
+from cute_kernels.plan import Plan, make_plan
 from cute_kernels.plan.registry import MMA_SYNC
 from tests.emulator.exact_sums import emulate
 from tests.emulator.gemm_inputs import check, make_gemm_case
-from tests.emulator.kernel_inputs import draw_operands
+from tests.emulator.mma_sync_inputs import SMALL, make_image_case, make_rows_case
+from tests.emulator.mma_sync_inputs import check as check_operation
 from tests.nightly import by_day, drawn, examples
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-SMALL = {"tile_m": 64, "tile_n": 64}
 ANY_ORDER = Options(completion="random", interleave="random", seed=3)
 TILES = {
     "64 x 64": SMALL | {"stages": 3},
@@ -117,22 +115,8 @@ def test_other_roundings_cut_what_they_do_not_round(rounding: str, arch: str) ->
 # --- the patch embed of rows -----------------------------------------------------------------------------------------
 
 
-def rows_case(dtype: str, *, m: int = 70, n: int = 72, k: int = 112, arch: str = "sm_80", **changes: Any) -> None:
-    """A patch embed of rows against the reference, with everything that an epilogue may have unless ``changes`` say."""
-    generator = torch.Generator().manual_seed(5)
-    x, weight = draw_operands(generator, m, n, k, dtype)
-    values = {
-        "bias": torch.randn(n, generator=generator), "pos_embed": torch.randn(7, n, generator=generator),
-        "pos_index": torch.randint(0, 7, (m,), generator=generator, dtype=torch.int32),
-        "scale_a": torch.rand(m, 1, generator=generator), "scale_b": torch.rand(1, n, generator=generator),
-        "config": Sm80PatchEmbedConfig(**SMALL),
-    }  # fmt: skip
-    arguments = PatchEmbedArguments(x=x, weight=weight, backend="emulator", **values | changes)
-    PATCH_EMBED.check(arguments)
-    plan = make_plan(PATCH_EMBED.problem(arguments), arguments.config, arch)
-    prepared = PATCH_EMBED.prepare(arguments, plan)
-    emulate(plan, prepared.operands, ANY_ORDER)
-    assert torch.equal(prepared.result(), PATCH_EMBED.reference(arguments))
+def rows_case(dtype: str, **facts: Any) -> None:
+    check_operation(make_rows_case(dtype, **facts), ANY_ORDER)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "bfloat16", "float16"])
@@ -168,43 +152,10 @@ def test_sums_of_bf16_where_there_is_an_instruction_and_where_not(arch: str) -> 
 # --- the patch embed of images ---------------------------------------------------------------------------------------
 
 
-def images_case(
-    precision: str,
-    *,
-    config: Any = None,
-    patch: int = 16,
-    batch: int = 9,
-    grid: tuple[int, int] = (2, 3),
-    n: int = 72,
-    channels: int = 3,
-    arch: str = "sm_80",
-    bias: bool = True,
-    pos: bool = True,
-    channels_last: bool = False,
-    out_dtype: torch.dtype = BF16,
-    sm_count: int | None = None,
-    seed: int = 0,
-) -> Any:
-    """A patch embed of images against the reference; returns its plan."""
-    generator = torch.Generator().manual_seed(seed)
-    conv = torch.randn(n, channels, patch, patch, generator=generator) * 0.05
-    weight = prepare_patch_weight(conv, precision=precision)
-    shape = (batch, channels, grid[0] * patch, grid[1] * patch)
-    images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    if channels_last:
-        images = images.contiguous(memory_format=torch.channels_last)
-    arguments = PatchEmbedImagesArguments(
-        images=images, weight=weight.raw, weight_low=weight.raw_low, weight_scale=weight.scale,
-        weight_offset=weight.offset, bias=torch.randn(n, generator=generator) if bias else None,
-        pos_embed=torch.randn(grid[0] * grid[1], n, generator=generator) if pos else None, patch=patch,
-        out_dtype=out_dtype, backend="emulator", config=config,
-    )  # fmt: skip
-    PATCH_EMBED_IMAGES.check(arguments)
-    plan = make_plan(PATCH_EMBED_IMAGES.problem(arguments), config, arch, sm_count=sm_count)
-    prepared = PATCH_EMBED_IMAGES.prepare(arguments, plan)
-    emulate(plan, prepared.operands, ANY_ORDER)
-    assert torch.equal(prepared.result(), PATCH_EMBED_IMAGES.reference(arguments))
-    return plan
+def images_case(precision: str, **facts: Any) -> Plan:
+    case = make_image_case(precision, **facts)
+    check_operation(case, ANY_ORDER)
+    return case.plan
 
 
 def images_plan(precision: str = "int8", arch: str = "sm_80", batch: int = 8, **config: Any) -> Any:
@@ -246,17 +197,9 @@ def test_eight_lanes_copy_whole_sectors_to_different_banks(precision: str, confi
 def test_no_bank_has_two_of_a_request(precision: str, row_bytes: int) -> None:
     """Copies, fragments, and what is added at the end, counted."""
     config = Sm80ImagesConfig(**SMALL | {"row_bytes": row_bytes, "stages": 3})
-    generator = torch.Generator().manual_seed(0)
-    weight = prepare_patch_weight(torch.randn(64, 3, 16, 16, generator=generator), precision=precision)
-    images = torch.randint(0, 256, (8, 3, 16, 128), generator=generator, dtype=torch.uint8)
-    arguments = PatchEmbedImagesArguments(
-        images=images if precision == "int8" else images.to(BF16), patch=16, config=config, backend="emulator",
-        weight=weight.raw if precision == "int8" else weight.normalised, weight_scale=weight.scale, weight_low=None,
-        weight_offset=None, bias=None, pos_embed=torch.randn(8, 64, generator=generator), out_dtype=BF16,
-    )  # fmt: skip
-    plan = make_plan(PATCH_EMBED_IMAGES.problem(arguments), config, "sm_80")
-    assert plan.copies_table
-    report = emulate(plan, PATCH_EMBED_IMAGES.prepare(arguments, plan).operands, Options(counters=True))
+    case = make_image_case(precision, config=config, grid=(1, 8), n=64, batch=8)
+    assert case.plan.copies_table
+    report = check_operation(case, Options(counters=True))
     for kind in ("cp.async.shared", "ldmatrix.shared", "ld.shared"):
         assert report.units.total("requests", kind) > 0 and report.units.total("bank_conflicts", kind) == 0
 
@@ -279,12 +222,14 @@ def test_the_table_is_copied_where_there_is_room_and_time() -> None:
 ONE = Sm80ImagesConfig(**SMALL, tile_images=1)
 EIGHT = Sm80ImagesConfig(**SMALL)
 WIDE = Sm80ImagesConfig(**SMALL | {"tile_n": 128})
+THREE_WIDE = Sm80ImagesConfig(tile_n=192, warps_m=4, stages=3)
 
 
 @pytest.mark.parametrize(
     ("precision", "config", "changes"),
     [
         ("int8", EIGHT, {"sm_count": 1}),
+        ("int8", THREE_WIDE, {"sm_count": 1, "n": 200, "batch": 5}),
         ("int8", ONE, {"batch": 3, "pos": False, "out_dtype": FP32}),
         ("int8", dataclasses.replace(EIGHT, row_bytes=128, stages=3, resident_ctas=2), {"channels": 4}),
         ("int8", dataclasses.replace(EIGHT, warps_m=4, tile_m=128, row_bytes=128, stages=2), {}),
