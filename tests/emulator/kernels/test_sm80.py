@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -15,9 +16,11 @@ from hypothesis import strategies as st
 
 from cute_kernels import reference
 from cute_kernels.compile import compile_plan
-from cute_kernels.config import Sm80GemmConfig, Sm80ImagesConfig, Sm80PatchEmbedConfig
+from cute_kernels.config import PatchEmbedImagesProblem, Sm80GemmConfig, Sm80ImagesConfig, Sm80PatchEmbedConfig
 from cute_kernels.emulator import EmulatorError, Options, Report
-from cute_kernels.plan import Plan
+from cute_kernels.kernels.sm80.load import key_of_row
+from cute_kernels.kernels.sm80.patch_load import _place
+from cute_kernels.plan import Plan, make_plan
 from cute_kernels.plan.registry import MMA_SYNC
 from cute_kernels.plan.sm80 import FP8_ARCHS
 from tests.emulator.exact_sums import emulate
@@ -190,13 +193,76 @@ def images_case(precision: str, **facts: Any) -> Plan:
     return case.plan
 
 
+def images_plan(precision: str = "int8", arch: str = "sm_80", batch: int = 8, **config: Any) -> Any:
+    problem = PatchEmbedImagesProblem(
+        batch, 3, 16, 256, 16, 256, "uint8" if precision.startswith("int") else "bfloat16", precision=precision,
+        table_rows=16,
+    )  # fmt: skip
+    return make_plan(problem, Sm80ImagesConfig(**config), arch)
+
+
+@pytest.mark.parametrize("config", [{}, {"row_bytes": 128, "stages": 3}, {"warps_m": 4}, SMALL], ids=str)
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_eight_lanes_copy_whole_sectors_to_different_banks(precision: str, config: dict[str, int]) -> None:
+    """A memory request of 16 bytes a lane is one of eight lanes: 32 bytes of each image that they read, not half of it.
+
+    In shared memory their pieces lie in eight different groups of banks, as do those of eight rows of an ``ldmatrix``.
+    """
+    plan = images_plan(precision, **config)
+    bytes_of_row, seen = 16 * plan.pieces, set()
+
+    def bank(row: int, piece: int) -> int:
+        return (row * plan.chunks + (piece ^ key_of_row(row, plan.chunks))) % 8
+
+    for first in range(0, plan.threads, 8):
+        lanes = [_place(plan, thread) for thread in range(first, first + 8)]
+        seen.update((int(local), int(part), int(piece)) for local, part, piece in lanes)
+        read = [
+            (local % 8, (local // 8 * bytes_of_row + int(piece) * 16) // 32, int(part)) for local, part, piece in lanes
+        ]
+        assert sorted(Counter(read).values()) == [2] * 4
+        assert len({bank(local, int(piece)) for local, _, piece in lanes}) == 8
+        for piece in range(plan.chunks):
+            assert len({bank(row, piece) for row in range(first, first + 8)}) == 8
+    assert len(seen) == plan.threads
+
+
+@pytest.mark.parametrize("row_bytes", [64, 128])
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_no_bank_has_two_of_a_request(precision: str, row_bytes: int) -> None:
+    """Copies, fragments, and what is added at the end, counted."""
+    config = Sm80ImagesConfig(**SMALL | {"row_bytes": row_bytes, "stages": 3})
+    case = make_image_case(precision, config=config, grid=(1, 8), n=64, batch=8)
+    assert case.plan.copies_table
+    report = check_operation(case, Options(counters=True))
+    for kind in ("cp.async.shared", "ldmatrix.shared", "ld.shared"):
+        assert report.units.total("requests", kind) > 0 and report.units.total("bank_conflicts", kind) == 0
+
+
+def test_the_table_is_copied_where_there_is_room_and_time() -> None:
+    """99 KB hold it beside three stages of 64 bytes, and not beside four; copies need as many blocks as stages."""
+    wide = {"tile_n": 256, "warps_n": 4}
+    assert images_plan(**wide).copies_table
+    assert images_plan(arch="sm_86", **wide, stages=3).copies_table
+    assert not images_plan(arch="sm_86", **wide, stages=4).copies_table
+    assert not images_plan(tile_images=1).copies_table
+    assert images_plan("int8", "sm_90", tile_n=64, row_bytes=128, stages=6).copies_table
+    assert not images_plan("int8", "sm_90", tile_n=64, row_bytes=128, stages=7).copies_table
+    plan = images_plan(**wide)
+    assert plan.smem_bytes == 4 * (128 + 256) * 64 + (16 + 1) * 256 * 4
+    assert images_plan("bf16", **wide).smem_bytes == plan.smem_bytes - 256 * 4
+    assert images_plan("int16", **wide).smem_bytes == 4 * (128 + 256) * 64 + (16 + 1) * 128 * 4
+
+
 ONE = Sm80ImagesConfig(**SMALL, tile_images=1)
 EIGHT = Sm80ImagesConfig(**SMALL)
 WIDE = Sm80ImagesConfig(**SMALL | {"tile_n": 128})
+THREE_WIDE = Sm80ImagesConfig(tile_n=192, warps_m=4, stages=3)
 
 
 IMAGES = {
     "int8, one CTA": ("int8", EIGHT, {"sm_count": 1}),
+    "int8, 192 columns": ("int8", THREE_WIDE, {"sm_count": 1, "n": 200, "batch": 5}),
     "int8 to FP32": ("int8", ONE, {"batch": 3, "pos": False, "out_dtype": FP32}),
     "int8, two CTAs": (
         "int8", dataclasses.replace(EIGHT, row_bytes=128, stages=3, resident_ctas=2), {"channels": 4}
@@ -216,7 +282,7 @@ IMAGES = {
         "fp16", dataclasses.replace(ONE, row_bytes=128, stages=2), {"batch": 1, "patch": 32, "channels": 1}
     ),
 }  # fmt: skip
-BY_DAY = ("int8, two CTAs", "int16 to FP32", "FP16 to FP16", "int8, patch 32")
+BY_DAY = ("int8, two CTAs", "int8, 192 columns", "int16 to FP32", "FP16 to FP16", "int8, patch 32")
 
 
 @pytest.mark.parametrize("name", by_day(IMAGES, BY_DAY))
