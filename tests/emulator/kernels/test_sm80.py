@@ -17,10 +17,10 @@ from cute_kernels.config import Sm80GemmConfig, Sm80ImagesConfig, Sm80PatchEmbed
 from cute_kernels.emulator import Options
 from cute_kernels.plan import Plan
 from cute_kernels.plan.registry import MMA_SYNC
+from tests.emulator.cases import check
 from tests.emulator.exact_sums import emulate
-from tests.emulator.gemm_inputs import check, make_gemm_case
+from tests.emulator.gemm_inputs import make_gemm_case
 from tests.emulator.mma_sync_inputs import SMALL, make_image_case, make_rows_case
-from tests.emulator.mma_sync_inputs import check as check_operation
 from tests.nightly import by_day, drawn, examples
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -113,7 +113,7 @@ def test_other_roundings_cut_what_they_do_not_round(rounding: str, arch: str) ->
 
 
 def rows_case(dtype: str, **facts: Any) -> None:
-    check_operation(make_rows_case(dtype, **facts), ANY_ORDER)
+    check(make_rows_case(dtype, **facts), ANY_ORDER)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "bfloat16", "float16"])
@@ -151,7 +151,7 @@ def test_sums_of_bf16_where_there_is_an_instruction_and_where_not(arch: str) -> 
 
 def images_case(precision: str, **facts: Any) -> Plan:
     case = make_image_case(precision, **facts)
-    check_operation(case, ANY_ORDER)
+    check(case, ANY_ORDER)
     return case.plan
 
 
