@@ -23,10 +23,10 @@ from cute_kernels.kernels.sm80.patch_load import _place
 from cute_kernels.plan import Plan, make_plan
 from cute_kernels.plan.registry import MMA_SYNC
 from cute_kernels.plan.sm80 import FP8_ARCHS
+from tests.emulator.cases import check
 from tests.emulator.exact_sums import emulate
-from tests.emulator.gemm_inputs import check, make_gemm_case
+from tests.emulator.gemm_inputs import make_gemm_case
 from tests.emulator.mma_sync_inputs import SMALL, make_image_case, make_rows_case
-from tests.emulator.mma_sync_inputs import check as check_operation
 from tests.mutation.targets import TARGETS
 from tests.nightly import by_day, drawn, examples, nightly
 
@@ -142,7 +142,7 @@ def test_other_roundings_cut_what_they_do_not_round(rounding: str, arch: str) ->
 
 
 def rows_case(dtype: str, **facts: Any) -> None:
-    check_operation(make_rows_case(dtype, **facts), ANY_ORDER)
+    check(make_rows_case(dtype, **facts), ANY_ORDER)
 
 
 ROWS = ("uint8", "int8", "float8_e4m3fn", "bfloat16", "float16")
@@ -161,7 +161,7 @@ WITHOUT_FP8 = [("float8_e4m3fn", arch) for arch in MMA_SYNC if arch not in FP8_A
 def test_any_rows(dtype: str, arch: str, **facts: Any) -> None:
     """With all that an epilogue may have."""
     case = make_rows_case(dtype, arch=arch, **facts)
-    check_count(case.plan, check_operation(case, ANY_ORDER))
+    check_count(case.plan, check(case, ANY_ORDER))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_sums_of_bf16_where_there_is_an_instruction_and_where_not(arch: str) -> 
 
 def images_case(precision: str, **facts: Any) -> Plan:
     case = make_image_case(precision, **facts)
-    check_operation(case, ANY_ORDER)
+    check(case, ANY_ORDER)
     return case.plan
 
 
@@ -234,7 +234,7 @@ def test_no_bank_has_two_of_a_request(precision: str, row_bytes: int) -> None:
     config = Sm80ImagesConfig(**SMALL | {"row_bytes": row_bytes, "stages": 3})
     case = make_image_case(precision, config=config, grid=(1, 8), n=64, batch=8)
     assert case.plan.copies_table
-    report = check_operation(case, Options(counters=True))
+    report = check(case, Options(counters=True))
     for kind in ("cp.async.shared", "ldmatrix.shared", "ld.shared"):
         assert report.units.total("requests", kind) > 0 and report.units.total("bank_conflicts", kind) == 0
 
@@ -317,7 +317,7 @@ def test_rows_of_other_lengths_and_channels_last_take_a_pass_in_front(precision:
 )
 def test_any_images(dtype: str, arch: str, together: int, **facts: Any) -> None:
     case = make_image_case(dtype, arch=arch, config=dataclasses.replace(WIDE, tile_images=together), **facts)
-    check_count(case.plan, check_operation(case, ANY_ORDER))
+    check_count(case.plan, check(case, ANY_ORDER))
 
 
 # --- what detectors see of them --------------------------------------------------------------------------------------
