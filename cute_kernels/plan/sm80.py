@@ -142,7 +142,7 @@ class Sm80Plan(Plan):
 
     @property
     def ring_bytes(self) -> int:
-        """Of all stages."""
+        """Bytes of all stages."""
         return self.config.stages * self.stage_bytes
 
     @cached_property
@@ -221,7 +221,6 @@ TILES = (
     (128, 256, 2, 4, 128, 3, 1),
     (256, 128, 4, 2, 128, 3, 1),
     (128, 256, 2, 4, 64, 4, 1),
-    (128, 256, 2, 4, 64, 3, 1),
     (256, 128, 4, 2, 64, 4, 1),
     (128, 192, 4, 2, 128, 3, 1),
     (128, 192, 4, 2, 64, 4, 1),
