@@ -83,6 +83,15 @@ def sum_of_terms(high: tuple[Float32, ...], low: tuple[Float32, ...], packed_f32
     return scale_add(high, (Float32(TERM_FACTOR),) * len(high), low, packed_f32)
 
 
+def as_floats(sums: cute.Tensor) -> cute.Tensor:
+    """The registers themselves, or integers rounded to FP32."""
+    if sums.element_type is Float32:
+        return sums
+    values = cute.make_rmem_tensor(sums.layout, Float32)
+    values.store(sums.load().to(Float32))
+    return values
+
+
 # --- scale of an accumulator: one for the call, or a product of factors of rows and features -------------------------
 
 
@@ -104,6 +113,11 @@ class Scales:
         """With the call's number in a register; global memory may be read from here on."""
         call = self.call[0] if isinstance(self.call, cute.Tensor) else self.call
         return Scales(call, self.rows, self.features)
+
+    def of_batch(self, batch: Int32) -> Scales:
+        """Those of one product, where rows and features are ``[.., batches]``."""
+        along = [None if factors is None else factors[None, batch] for factors in (self.rows, self.features)]
+        return Scales(self.call, *along)
 
     def row(self, row: Int32) -> Float32:
         """The factor of a row, with the call's number."""
@@ -129,11 +143,12 @@ def scales_of(
     feature_scale: cute.Pointer | None,
     m: Int32,
     n: Int32,
+    *batches: Int32,
 ) -> Scales:
-    """Scales that a host function is given, as views."""
+    """Scales that a host function is given, as views; with a number of products ``[.., batches]``."""
     call = cute.make_tensor(scale, cute.make_layout(1)) if by_pointer else scale
-    rows = None if row_scale is None else cute.make_tensor(row_scale, cute.make_layout((m,)))
-    features = None if feature_scale is None else cute.make_tensor(feature_scale, cute.make_layout((n,)))
+    rows = None if row_scale is None else cute.make_tensor(row_scale, cute.make_layout((m, *batches)))
+    features = None if feature_scale is None else cute.make_tensor(feature_scale, cute.make_layout((n, *batches)))
     return Scales(call, rows, features)
 
 

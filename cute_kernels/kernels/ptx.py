@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int16, Int32, Int64, Uint32
 
 from cute_kernels.dsl import dsl_user_op, nvvm
 
@@ -51,11 +51,7 @@ def _mbarrier_try_wait(order: str, barrier: cute.Pointer, parity: Int32, loc, ip
 def fma_rn_f32(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) -> Float32:
     """Fused multiply-add, rounded once to nearest even: never left to the compiler's choice of contraction."""
     return cute.arch.inline_ptx(
-        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
-        write_only_types=[Float32],
-        read_only_args=[a, b, c],
-        loc=loc,
-        ip=ip,
+        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c], loc=loc, ip=ip
     )
 
 
@@ -72,8 +68,11 @@ def add_rn_bf16x2_by_fma(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
     """Two sums of BF16, each rounded once to nearest even, where ``add.bf16x2`` (sm_90 and later) is missing."""
     return cute.arch.inline_ptx(
         "{\n\t.reg .b32 ones;\n\tmov.b32 ones, 0x3F803F80;\n\tfma.rn.bf16x2 {$w0}, {$r0}, ones, {$r1};\n\t}",
-        write_only_types=[Int32], read_only_args=[a, b], loc=loc, ip=ip,
-    )  # fmt: skip
+        write_only_types=[Int32],
+        read_only_args=[a, b],
+        loc=loc,
+        ip=ip,
+    )
 
 
 @dsl_user_op
@@ -85,7 +84,9 @@ def fma_rn_f32x2(
 
 
 @dsl_user_op
-def mul_rn_f32x2(a: tuple[Float32, Float32], b: tuple[Float32, Float32], *, loc=None, ip=None):
+def mul_rn_f32x2(
+    a: tuple[Float32, Float32], b: tuple[Float32, Float32], *, loc=None, ip=None
+) -> tuple[Float32, Float32]:
     """Two FP32 products in one issue slot (sm_100 and later)."""
     return cute.arch.mul_packed_f32x2(a, b, rnd="rn", loc=loc, ip=ip)
 
@@ -100,6 +101,29 @@ def griddepcontrol() -> None:
     cute.arch.griddepcontrol_launch_dependents()
 
 
+@dsl_user_op
+def add_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """FP32 sum rounded to nearest even, never fused with what stands before or behind it."""
+    return _operation("add.rn.f32", Float32, (a, b), loc, ip)
+
+
+@dsl_user_op
+def prefetch_global_l2(source: cute.Pointer, *, loc=None, ip=None) -> None:
+    """Asks for the cache line of an address."""
+    cute.arch.inline_ptx(
+        "prefetch.global.L2 [{$r0}];", read_only_args=[source.toint(loc=loc, ip=ip)], loc=loc, ip=ip
+    )
+
+
+@dsl_user_op
+def cvt_rn_satfinite_e4m3x2_f32(low: Float32, high: Float32, *, loc=None, ip=None) -> Int16:
+    """Two FP32 numbers rounded to E4M3, to nearest even, ``low`` in the lower byte; beyond 448 they become 448."""
+    return cute.arch.inline_ptx(
+        "cvt.rn.satfinite.e4m3x2.f32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Int16], read_only_args=[high, low], loc=loc, ip=ip,
+    )  # fmt: skip
+
+
 def _operation(instruction: str, kind: type, operands: tuple, loc, ip) -> Float32 | Int32:
     names = ", ".join(f"{{$r{i}}}" for i in range(len(operands)))
     return cute.arch.inline_ptx(
@@ -107,23 +131,16 @@ def _operation(instruction: str, kind: type, operands: tuple, loc, ip) -> Float3
     )
 
 
-def _binary(instruction: str, a: Float32, b: Float32, loc, ip) -> Float32:
-    return cute.arch.inline_ptx(
-        f"{instruction} {{$w0}}, {{$r0}}, {{$r1}};",
-        write_only_types=[Float32], read_only_args=[a, b], loc=loc, ip=ip,
-    )  # fmt: skip
-
-
 @dsl_user_op
 def max_nan_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     """The greater; NaN if either is one."""
-    return _binary("max.NaN.f32", a, b, loc, ip)
+    return _operation("max.NaN.f32", Float32, (a, b), loc, ip)
 
 
 @dsl_user_op
 def mul_rn_sat_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     """FP32 product rounded to nearest even, then into [0, 1]; of NaN 0."""
-    return _binary("mul.rn.sat.f32", a, b, loc, ip)
+    return _operation("mul.rn.sat.f32", Float32, (a, b), loc, ip)
 
 
 @dsl_user_op

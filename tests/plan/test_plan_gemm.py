@@ -239,7 +239,7 @@ def test_the_sm90_chooser_fills_the_device() -> None:
 @pytest.mark.parametrize(
     ("problem", "config", "message"),
     [
-        (square(512, in_dtype="float64"), None, "in_dtype = 'float64' .*legal: bfloat16, float16, float32"),
+        (square(512, in_dtype="float64"), None, "in_dtype = 'float64' .*legal: bfloat16, float16, float8_e4m3fn"),
         (GemmProblem(8, 8, 6, in_dtype="float32"), None, r"k = 6 .*16 bytes.*nearest legal value: 8"),
         (square(512, out_dtype="float64"), None, "out_dtype = 'float64'"),
         (GemmProblem(8, 8, 12), None, r"k = 12 .*16 bytes.*nearest legal value: 16"),
