@@ -314,13 +314,19 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
         plan = Sm90GemmPlan(problem, c, arch, sm_count)
         if idle or plan.ctas > sm_count or plan.k_blocks < c.split_k or plan.store_row_bytes < LEAST_ROW_BYTES:
             continue  # a CTA of every cluster would compute nothing, no cluster fits, or no swizzle is as narrow
-        # Of an output of 8 bits a tile has half as many store buffers.
+        # Outputs of 8 bits have fewer store buffers in a tile, those of 32 more bytes in each.
         c = dataclasses.replace(c, store_stages=math.gcd(c.store_stages, plan.regions_per_tile))
-        costs.append((modelled_clocks(plan), index, c))
+        costs.append((modelled_clocks(plan), index, _with_stages_that_fit(plan, c)))
     if not costs:  # no cluster fits, which the plan of any says
         return Sm90GemmConfig()
     config = min(costs)[2]
     return dataclasses.replace(config, group_m=tile_group(Sm90GemmPlan(problem, config, arch, sm_count)))
+
+
+def _with_stages_that_fit(plan: Sm90GemmPlan, config: Sm90GemmConfig) -> Sm90GemmConfig:
+    plan = dataclasses.replace(plan, config=config)
+    beyond = max(0, plan.smem_bytes - plan.arch.smem_bytes)
+    return dataclasses.replace(config, stages=config.stages - -(-beyond // plan.stage_bytes))
 
 
 def tile_group(plan: Sm90GemmPlan) -> int:
