@@ -24,7 +24,7 @@ WeightMemory = Literal["tmem", "smem"]
 ResidentWeight = Literal["registers", "streamed"]
 TileOrder = Literal["row", "image"]
 Tf32Rounding = Literal["nearest", "nearest_a", "truncate"]
-Activation = Literal["none", "silu", "gelu", "gelu_tanh"]
+Activation = Literal["none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"]
 ACTIVATIONS = get_args(Activation)
 """Activations of the dense GEMM's epilogue: `cute_kernels.reference.activations`."""
 
@@ -515,7 +515,7 @@ class Sm90GemmConfig:
 
     Attributes:
         tile_m, tile_n: output tile of one CTA, or of one warpgroup with ``pingpong``. A warpgroup's share must be a
-            multiple of 64 rows, ``tile_n`` a multiple of 64 up to 256.
+            multiple of 64 rows, ``tile_n`` a multiple of 16 from 32 to 256.
         stages: operand buffers of 128 bytes of K between TMA and WGMMA.
         cluster_m, cluster_n: CTAs of a cluster along rows and columns: they share ``b`` and ``a`` by multicast.
         pingpong: each warpgroup computes tiles of its own, in turn, so that one's epilogue runs under the other's

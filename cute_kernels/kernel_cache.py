@@ -124,9 +124,12 @@ def _default_directory() -> Path | None:
 
 def _can_be_made(path: Path) -> bool:
     """Whether a folder is there, or could be made."""
-    if path.exists():
-        return True
-    above = next(above for above in path.parents if above.exists())
+    try:
+        if path.exists():
+            return True
+        above = next(above for above in path.parents if above.exists())
+    except OSError:  # a folder on the way is closed to this user: HOME is another's, as in containers it often is
+        return False
     return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
 
 

@@ -165,7 +165,7 @@ class GemmHost:
         out = matrices(out_pointer, m, n, row_pitch(n, problem.out_dtype), batches, problem.out_dtype)
         tiled_mma, a_tma, b_tma = self.operands(a, b)
         box = (plan.store_rows, plan.store_columns)
-        out_atom, out_view = store_tma(out, staging_layout(*box), box)
+        out_atom, out_view = store_tma(out, staging_layout(*box, plan.store_row_bytes), box)
         arguments = DeviceArguments(
             tiled_mma=tiled_mma,
             a_atom=a_tma[0],
@@ -281,8 +281,9 @@ def finish(
         for i in cutlass.range_constexpr(cute.size(accumulator)):
             accumulator[i] = accumulator[i] + bias[i]
     if cutlass.const_expr(activation != "none"):
-        for i in cutlass.range_constexpr(cute.size(accumulator)):
-            accumulator[i] = activate(accumulator[i], activation)
+        for i in cutlass.range_constexpr(0, cute.size(accumulator), 2):
+            pair = (accumulator[i], accumulator[i + 1])
+            accumulator[i], accumulator[i + 1] = activate(pair, activation, dtype, packed_f32)
     if cutlass.const_expr(residual is not None):
         for i in cutlass.range_constexpr(cute.size(accumulator)):
             accumulator[i] = ptx.add_rn_f32(accumulator[i], Float32(residual[i]))

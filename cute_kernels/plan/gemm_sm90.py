@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
-from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require
+from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require, round_up
 from cute_kernels.plan.fields import Field, check_fields
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import WgmmaPair, check_accumulators, check_stores_and_stages
@@ -123,7 +123,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
 FIELDS = {
     "tile_m": Field("64 rows or a multiple for each warpgroup", (64, 128, 192, 256)),
-    "tile_n": Field("N of a WGMMA in whole store buffers", (64, 128, 192, 256)),
+    "tile_n": Field("N of a WGMMA in whole store buffers", tuple(range(32, 257, 16))),
     "stages": Field("TMA and WGMMA overlap only with two stages or more", least=2),
     "cluster_m": Field("CTAs of a cluster along one dimension", (1, 2, 4)),
     "cluster_n": Field("CTAs of a cluster along one dimension", (1, 2, 4)),
@@ -139,6 +139,10 @@ def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_
     check_fields(config, FIELDS)
     rows = (64, 128, 192) if config.pingpong else (128, 256)
     require("tile_m", config.tile_m, rows, "64 rows or a multiple for each warpgroup")
+    shared = SWIZZLE_ROWS * config.cluster_m
+    if config.tile_n % shared:
+        rule = f"each of cluster_m = {config.cluster_m} CTAs loads whole swizzle atoms of {SWIZZLE_ROWS} rows of b"
+        reject("tile_n", config.tile_n, rule, round_up(config.tile_n, shared))
     if config.split_k > 1 and config.pingpong:
         reject("split_k", config.split_k, "warpgroups that take turns do not split K; use pingpong=False", 1)
     plan = Sm90GemmPlan(problem, config, arch, sm_count)
@@ -204,9 +208,12 @@ CANDIDATES = tuple(
 """Candidates that the chooser chooses from: what pays at some size, by the timings or by the model fitted to them."""
 
 TILES = (
-    (128, 256, False), (256, 128, False), (256, 192, False), (128, 192, True), (192, 128, True), (128, 128, True),
-    (128, 128, False), (64, 256, True), (64, 192, True), (64, 128, True), (64, 64, True), (128, 64, False),
-)  # fmt: skip
+    *((128, n, False) for n in (32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)),
+    *((256, n, False) for n in (96, 112, 128, 144, 160, 176, 192)),
+    *((64, n, True) for n in (32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)),
+    *((128, n, True) for n in (64, 80, 96, 112, 128, 144, 160, 176, 192)),
+    *((192, n, True) for n in (64, 80, 96, 112, 128)),
+)
 """Rows, columns and pingpong of the tiles that a tuner tries."""
 
 CLUSTERS = ((2, 1), (1, 2), (1, 1), (2, 2), (4, 1), (1, 4))
@@ -331,9 +338,10 @@ def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90Ge
 
 
 def _filled(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: int) -> Sm90GemmPlan | None:
-    """With as many stages as fit beside two or three store buffers, or one; None if that is illegal."""
+    """With as many stages as fit beside the fewest store buffers above one, or one; None if that is illegal."""
     regions = Sm90GemmPlan(problem, config, arch, sm_count).regions_per_tile
-    config = dataclasses.replace(config, store_stages=next(count for count in (2, 3, 1) if regions % count == 0))
+    buffers = next((count for count in range(2, regions + 1) if regions % count == 0), 1)
+    config = dataclasses.replace(config, store_stages=buffers)
     least = Sm90GemmPlan(problem, config, arch, sm_count)
     stages = config.stages + (arch.smem_bytes - least.smem_bytes) // least.stage_bytes
     try:

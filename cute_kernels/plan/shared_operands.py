@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ runs after all others: an H200 holds 30 of 2 x 2, and 32 took twice the time of 
 
 @dataclass(frozen=True)
 class StoreBuffers(Plan):
-    """Every storing warp has a ring of ``store_stages`` buffers of ``store_rows`` rows of 128 bytes."""
+    """Every storing warp has a ring of ``store_stages`` buffers of ``store_rows`` rows of ``store_row_bytes``."""
 
     @property
     @abstractmethod
@@ -36,14 +37,19 @@ class StoreBuffers(Plan):
         """Pieces of a tile along its rows that one storing warp stores one after another."""
 
     @property
+    def store_row_bytes(self) -> int:
+        """Row of a store buffer: 128 bytes, or 64 or 32 where the columns of a tile are no whole number of those."""
+        return math.gcd(self.config.tile_n * ITEMSIZE[self.problem.out_dtype], SWIZZLE_BYTES)
+
+    @property
     def store_columns(self) -> int:
         """Output columns of one store buffer."""
-        return SWIZZLE_BYTES // ITEMSIZE[self.problem.out_dtype]
+        return self.store_row_bytes // ITEMSIZE[self.problem.out_dtype]
 
     @property
     def staging_bytes(self) -> int:
         """Store buffers of all warps that store."""
-        return self.storing_warps * self.config.store_stages * self.store_rows * SWIZZLE_BYTES
+        return self.storing_warps * self.config.store_stages * self.store_rows * self.store_row_bytes
 
     @property
     def regions_per_tile(self) -> int:
@@ -175,5 +181,5 @@ def check_accumulators(plan: WgmmaPair) -> None:
         f"{plan.accumulator_registers} registers of accumulators and {ADDRESSING_REGISTERS} for addressing make "
         f"{needed}, the limit is {plan.consumer_registers}"
     )
-    fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64
+    fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 16 * 16
     reject("tile_n", plan.config.tile_n, rule, fit)

@@ -119,7 +119,7 @@ def gemm(
                 acc = acc * factor if addend is None else fma32(acc, factor, addend)
             elif addend is not None:
                 acc = acc + addend
-            acc = ACTIVATIONS[activation](acc)
+            acc = ACTIVATIONS[activation](acc, out_dtype)
             if residual is not None:
                 acc = acc + residual[index][part].to(torch.float32)
             out[index][part] = _rounded(acc, out_dtype, out_scale)

@@ -243,7 +243,7 @@ NARROW = {"a": A.to(FP8), "b": B.to(FP8)}
         ({"bias": torch.zeros(6, dtype=torch.int32)}, TypeError, "bias has dtype torch.int32"),
         ({"bias": torch.zeros(6, device="meta")}, ValueError, "bias is on meta and a is on cpu"),
         ({"backend": "gpu"}, ValueError, "backend = 'gpu'"),
-        ({"activation": "relu"}, ValueError, "activation = 'relu', allowed: 'none', 'silu', 'gelu', 'gelu_tanh'"),
+        ({"activation": "tanh"}, ValueError, "activation = 'tanh', allowed: 'none', 'silu', .*, 'relu_squared'$"),
         ({"activation": None}, TypeError, "activation is NoneType, expected str"),
         (
             {"config": cute_kernels.Sm100PatchEmbedConfig()},
@@ -292,6 +292,9 @@ def test_refusals_name_argument_given_and_allowed(arguments, error, message):
     ("silu", torch.nn.functional.silu),
     ("gelu", torch.nn.functional.gelu),
     ("gelu_tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
+    ("quick_gelu", lambda x: x * torch.sigmoid(1.702 * x)),
+    ("relu", torch.relu),
+    ("relu_squared", lambda x: torch.relu(x).square()),
 ])  # fmt: skip
 def test_an_activation_follows_the_bias(activation, torch_function):
     generator = torch.Generator().manual_seed(8)

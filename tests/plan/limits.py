@@ -175,6 +175,8 @@ def registers() -> Iterator[Limit]:
     )
     at, beyond = (gemm("sm_90a", G90(256, tile_n, 2)) for tile_n in (192, 256))
     yield Limit("gemm sm_90a: registers", at, beyond, "256 registers of accumulators.*limit is 240; .*value: 192$")
+    at, beyond = (gemm("sm_90a", G90(128, 80, 2, cluster_m, store_stages=1)) for cluster_m in (2, 4))
+    yield Limit("gemm sm_90a: shared rows of b", at, beyond, "^tile_n = 80 .*whole swizzle atoms.*value: 96$")
     at, beyond = (gemm("sm_90a", G90(128, 256, 2, 1, store_stages=1, split_k=split)) for split in (2, 4))
     yield Limit("gemm sm_90a: sums of a split", at, beyond, "beside 128 registers.*more than two slices spill.*: 2$")
 

@@ -135,7 +135,7 @@ FIELDS: dict[str, tuple[Callable[[Any, str, Any], MakePlan], str, Any, str, Iter
     "gemm sm_100a store_stages": (gemm, "sm_100a", G100(tile_n=256, stages=2), "store_stages", {1, 2, 4}),
     "gemm sm_90a tile_m": (gemm, "sm_90a", G90(128, 128, 2), "tile_m", {128, 256}),
     "gemm sm_90a tile_m in turn": (gemm, "sm_90a", IN_TURN, "tile_m", {64, 128, 192}),
-    "gemm sm_90a tile_n": (gemm, "sm_90a", G90(128, 64, 2, store_stages=1), "tile_n", {64, 128, 192, 256}),
+    "gemm sm_90a tile_n": (gemm, "sm_90a", G90(128, 64, 2, store_stages=1), "tile_n", set(range(32, 257, 16))),
     "gemm sm_90a cluster_m": (gemm, "sm_90a", G90(cluster_m=1), "cluster_m", {1, 2, 4}),
     "gemm sm_90a cluster_n": (gemm, "sm_90a", G90(cluster_m=1), "cluster_n", {1, 2, 4}),
     "gemm sm_90a split_k": (gemm, "sm_90a", G90(128, 64, 4, 1, store_stages=1), "split_k", {1, 2, 4, 8}),

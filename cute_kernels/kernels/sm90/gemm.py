@@ -249,14 +249,17 @@ class GemmMma:
             if cutlass.const_expr(plan.config.pingpong):
                 state.advance(self.k_blocks)
             self.operands.stamps.mark(Phase.MMA)
+            # Coordinates and the first addends are there when the last WGMMAs are.
+            place = self._place(tile)
+            addends = self._addends(place, 0)
             warpgroup.wait_group(0)
             self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
             if cutlass.const_expr(self.partials is None):
-                self._store(accumulator, tile)
+                self._store(accumulator, place, addends)
             else:
                 if self.partials.slice == self.partials.finisher:
                     self.partials.receive(phase)
-                    self._store(accumulator, tile)
+                    self._store(accumulator, place, addends)
                     self.partials.release()
                 else:
                     self.partials.send(accumulator, phase)
@@ -293,23 +296,30 @@ class GemmMma:
                 cute.arch.barrier_arrive(barrier_id=self.turn + 1 - self.warpgroup, number_of_threads=256)
 
     @cute.jit
-    def _store(self, accumulator: cute.Tensor, tile: Int32) -> None:
-        """Finishes, stages and stores one tile; returns as soon as the last TMA store is issued."""
+    def _store(
+        self, accumulator: cute.Tensor, place: tuple[Int32, ...], addends: tuple[cute.Tensor | None, ...]
+    ) -> None:
+        """Finishes, stages and stores one tile; returns as soon as the last TMA store is issued.
+
+        Waves of a region follow each other, so that they share its addends, which are loaded a region ahead.
+        """
         plan, config = self.plan, self.plan.config
-        place = self._place(tile)
         groups, dtype = plan.store_columns // COLUMN_GROUP, ELEMENT_TYPES[plan.problem.out_dtype]
+        upcoming = addends
+        row_factors = [self._row_factors(place, wave) for wave in range(plan.waves)]
         for i in cutlass.range_constexpr(plan.regions_per_tile):
-            wave, region = divmod(i, plan.regions_per_tile // plan.waves)
+            region, wave = divmod(i, plan.waves)
             buffer = i % config.store_stages
-            if cutlass.const_expr(region == 0):
-                row_factors = self._row_factors(place, wave)
+            if cutlass.const_expr(wave == 0):
+                addends = upcoming
+            if cutlass.const_expr(wave == plan.waves - 1 and i + 1 < plan.regions_per_tile):
+                upcoming = self._addends(place, region + 1)
             for first in cutlass.range_constexpr(0, groups, LOADED_GROUPS):
                 # Of a buffer's first groups before the wait for it, which the loads may then overlap.
                 numbers = range(first, min(first + LOADED_GROUPS, groups))
                 columns = [(region * groups + j) * COLUMN_GROUP for j in numbers]
-                biases = [self._addends(place, wave, column) for column in columns]
                 residuals = [self._residual(place, wave, column) for column in columns]
-                scales = [self._scales(row_factors, place, column) for column in columns]
+                scales = [self._scales(row_factors[wave], place, column) for column in columns]
                 if cutlass.const_expr(first == 0):
                     self.operands.stamps.mark(Phase.BUFFER)
                     self.staging.acquire()
@@ -317,7 +327,7 @@ class GemmMma:
                 for j in cutlass.range_constexpr(len(columns)):
                     rounded = finish(
                         as_floats(self._sums(accumulator, wave, columns[j])),
-                        biases[j],
+                        addends[first + j],
                         self.activation,
                         dtype,
                         scale=scales[j],
@@ -355,9 +365,10 @@ class GemmMma:
             row += self.warpgroup * plan.warpgroup_rows
         return row, (n_tile * config.cluster_n + self.rank_n) * config.tile_n, batch
 
-    def _addends(self, place: tuple[Int32, ...], wave: int, column: int) -> cute.Tensor | None:
-        """Addends of the eight accumulators of a column group that begins at ``column`` of the tile."""
-        return self._load_bias(place[1] + column)
+    def _addends(self, place: tuple[Int32, ...], region: int) -> tuple[cute.Tensor | None, ...]:
+        """Addends of the eight accumulators of each column group of a region."""
+        first, groups = place[1] + region * self.plan.store_columns, self.plan.store_columns // COLUMN_GROUP
+        return tuple(self._load_bias(first + group * COLUMN_GROUP) for group in range(groups))
 
     def _rows(self, place: tuple[Int32, ...], wave: int) -> tuple[Int32, Int32]:
         """The two rows of a wave of which a thread has values."""
@@ -577,6 +588,7 @@ class Sm90GemmKernel(GemmHost):
                 atom=args.out_atom,
                 out=args.out,
                 dtype=ELEMENT_TYPES[plan.problem.out_dtype],
+                row_bytes=plan.store_row_bytes,
             )
             partials = None
             if cutlass.const_expr(config.split_k > 1):

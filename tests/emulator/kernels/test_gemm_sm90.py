@@ -29,6 +29,9 @@ CONFIGS = {
     "256 x 192 cooperative, 1 x 2": Sm90GemmConfig(256, 192, stages=3, cluster_m=1, cluster_n=2),
     "128 x 192 pingpong": Sm90GemmConfig(128, 192, pingpong=True),
     "64 x 256 pingpong": Sm90GemmConfig(64, 256, pingpong=True),
+    "128 x 96 cooperative": Sm90GemmConfig(128, 96, stages=3, store_stages=3),
+    "64 x 160 pingpong, 1 x 2": Sm90GemmConfig(64, 160, 3, 1, 2, pingpong=True, store_stages=5),
+    "192 x 48 pingpong": Sm90GemmConfig(192, 48, stages=3, pingpong=True, store_stages=3),
     "cooperative, 1 x 2": dataclasses.replace(TOGETHER, cluster_m=1, cluster_n=2),
     "cooperative, 2 x 2": dataclasses.replace(TOGETHER, cluster_n=2, group_m=1),
     "pingpong, 1 CTA": dataclasses.replace(IN_TURN, cluster_m=1, stages=2),
@@ -44,7 +47,8 @@ OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 DAILY = (
-    "64 x 256 pingpong", "cooperative, 2 x 2", "pingpong, 2 x 2", "split of 2, 1 x 2",
+    "64 x 256 pingpong", "128 x 96 cooperative", "192 x 48 pingpong", "cooperative, 2 x 2", "pingpong, 2 x 2",
+    "split of 2, 1 x 2",
 )  # fmt: skip
 
 
