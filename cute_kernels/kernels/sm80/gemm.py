@@ -60,6 +60,9 @@ class GemmTiles:
         m_tile, n_tile, batch = self.order.coordinates(tile)
         return m_tile * self.plan.config.tile_m, n_tile * self.plan.config.tile_n, batch
 
+    def begin(self, tile: Int32) -> None:
+        """Nothing: what is added is loaded where it is."""
+
     @cute.jit
     def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
         """Finishes and stores; of rows that are rounded up to 16 bytes all columns."""

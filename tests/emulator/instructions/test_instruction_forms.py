@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import GlobalMemoryRace, IllegalAccess, UnsupportedPTX
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator.ieee import BF16, F16, F32, Format
 from tests.emulator.instruction_cases import Case, check, signed
 from tests.emulator.instructions.test_instructions import directed, pairwise, propagating
-from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, launch, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import units
 from tests.nightly import examples
 

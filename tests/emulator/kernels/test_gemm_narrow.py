@@ -14,7 +14,8 @@ from cute_kernels import reference
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmConfig, Sm80GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from cute_kernels.emulator import Options
-from tests.emulator.gemm_inputs import check, make_gemm_case
+from tests.emulator.cases import check
+from tests.emulator.gemm_inputs import make_gemm_case
 from tests.nightly import drawn, examples
 
 FP8, INT8, UINT8 = torch.float8_e4m3fn, torch.int8, torch.uint8
