@@ -236,6 +236,7 @@ class Sm100GemmKernel(GemmHost):
                 atom=args.out_atom,
                 out=args.out,
                 dtype=ELEMENT_TYPES[plan.problem.out_dtype],
+                row_bytes=plan.store_row_bytes,
             )
             GemmEpilogue(
                 plan=plan,
