@@ -104,7 +104,7 @@ def griddepcontrol() -> None:
 @dsl_user_op
 def add_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     """FP32 sum rounded to nearest even, never fused with what stands before or behind it."""
-    return _binary("add.rn.f32", a, b, loc, ip)
+    return _operation("add.rn.f32", Float32, (a, b), loc, ip)
 
 
 @dsl_user_op
@@ -131,22 +131,16 @@ def _operation(instruction: str, kind: type, operands: tuple, loc, ip) -> Float3
     )
 
 
-def _binary(instruction: str, a: Float32, b: Float32, loc, ip) -> Float32:
-    return cute.arch.inline_ptx(
-        f"{instruction} {{$w0}}, {{$r0}}, {{$r1}};", write_only_types=[Float32], read_only_args=[a, b], loc=loc, ip=ip
-    )
-
-
 @dsl_user_op
 def max_nan_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     """The greater; NaN if either is one."""
-    return _binary("max.NaN.f32", a, b, loc, ip)
+    return _operation("max.NaN.f32", Float32, (a, b), loc, ip)
 
 
 @dsl_user_op
 def mul_rn_sat_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     """FP32 product rounded to nearest even, then into [0, 1]; of NaN 0."""
-    return _binary("mul.rn.sat.f32", a, b, loc, ip)
+    return _operation("mul.rn.sat.f32", Float32, (a, b), loc, ip)
 
 
 @dsl_user_op

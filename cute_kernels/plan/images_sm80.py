@@ -133,7 +133,7 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
 
     @property
     def table_bytes(self) -> int:
-        """Of the rows of the table that a tile adds, and of the scales of its features, in FP32."""
+        """Bytes of the rows of the table that a tile adds, and of the scales of its features, in FP32."""
         return (self.tile_positions + (self.problem.precision in INTEGERS)) * self.tile_features * 4
 
     @property

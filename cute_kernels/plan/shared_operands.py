@@ -11,6 +11,9 @@ from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require, round_up
 SWIZZLE_BYTES = 128
 """Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
 
+LEAST_ROW_BYTES = 32
+"""Row of a buffer with the narrowest swizzle, SWIZZLE_32B."""
+
 WARPGROUP_ROWS = 64
 """Rows of a WGMMA."""
 
@@ -144,9 +147,10 @@ class WgmmaPair(StoreBuffers):
 
 def check_store_stages(plan: StoreBuffers) -> None:
     """A warp fills its ring of store buffers in whole turns."""
-    if plan.config.tile_n % plan.store_columns:
-        rule = f"a store buffer holds {plan.store_columns} columns of {plan.problem.out_dtype}"
-        reject("tile_n", plan.config.tile_n, rule, round_up(plan.config.tile_n, plan.store_columns))
+    if plan.store_row_bytes < LEAST_ROW_BYTES:
+        columns = LEAST_ROW_BYTES // ITEMSIZE[plan.problem.out_dtype]
+        rule = f"rows of a store buffer have {LEAST_ROW_BYTES} bytes, {columns} columns of {plan.problem.out_dtype}"
+        reject("tile_n", plan.config.tile_n, rule, round_up(plan.config.tile_n, columns))
     regions = plan.regions_per_tile
     divisors = tuple(count for count in range(1, regions + 1) if regions % count == 0)
     rule = f"a warp stores {regions} buffers per tile, in whole turns of the ring"

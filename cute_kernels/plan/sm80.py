@@ -142,7 +142,7 @@ class Sm80Plan(Plan):
 
     @property
     def ring_bytes(self) -> int:
-        """Of all stages."""
+        """Bytes of all stages."""
         return self.config.stages * self.stage_bytes
 
     @cached_property

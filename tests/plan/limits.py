@@ -277,8 +277,8 @@ def narrow_products() -> Iterator[Limit]:
         fp8(row_scale=True, column_scale=True, scale_source="pointer"),
         "^scale_source = 'pointer' .*no number for the whole call; nearest legal value: 'value'$",
     )
-    at, beyond = (fp8(G90(tile_n=tile_n, store_stages=1), out_dtype="float8_e4m3fn") for tile_n in (128, 64))
-    yield Limit("gemm: half of a store buffer", at, beyond, "^tile_n = 64 .*holds 128 columns of float8.*value: 128$")
+    at, beyond = (fp8(G90(tile_n=tile_n, store_stages=1), out_dtype="float8_e4m3fn") for tile_n in (96, 80))
+    yield Limit("gemm: rows of a buffer", at, beyond, "^tile_n = 80 .*have 32 bytes, 32 columns of fl.*value: 96$")
     at, beyond = (gemm(arch, out_dtype="float8_e4m3fn") for arch in ("sm_89", "sm_86"))
     refused = "^out_dtype = 'float8_e4m3fn' .*sm_86 has no conversion to E4M3.*nearest legal value: 'bfloat16'$"
     yield Limit("gemm: conversion to E4M3", at, beyond, refused)

@@ -87,7 +87,7 @@ class RowsTiles:
                             store_vector(self.out, Int64(places[i]) * Int64(n) + Int64(n_at), rounded)
 
     def _addend(self, m_at: Int32, n_at: Int32) -> cute.Tensor | None:
-        """What is added to a lane's columns of a row."""
+        """Bias and position that are added to a lane's columns of a row."""
         if self.table is None:
             return None
         entry = Float32 if self.plan.config.epilogue == "f32" else BFloat16

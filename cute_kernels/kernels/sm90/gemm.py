@@ -249,17 +249,17 @@ class GemmMma:
             if cutlass.const_expr(plan.config.pingpong):
                 state.advance(self.k_blocks)
             self.operands.stamps.mark(Phase.MMA)
-            # Coordinates and the first addends are there when the last WGMMAs are.
+            # Coordinates and the first of the bias are there when the last WGMMAs are.
             place = self._place(tile)
-            addends = self._addends(place, 0)
+            biases = self._first_biases(place, 0)
             warpgroup.wait_group(0)
             self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
             if cutlass.const_expr(self.partials is None):
-                self._store(accumulator, place, addends)
+                self._store(accumulator, place, biases)
             else:
                 if self.partials.slice == self.partials.finisher:
                     self.partials.receive(phase)
-                    self._store(accumulator, place, addends)
+                    self._store(accumulator, place, biases)
                     self.partials.release()
                 else:
                     self.partials.send(accumulator, phase)
@@ -297,27 +297,28 @@ class GemmMma:
 
     @cute.jit
     def _store(
-        self, accumulator: cute.Tensor, place: tuple[Int32, ...], addends: tuple[cute.Tensor | None, ...]
+        self, accumulator: cute.Tensor, place: tuple[Int32, ...], biases: tuple[cute.Tensor | None, ...]
     ) -> None:
         """Finishes, stages and stores one tile; returns as soon as the last TMA store is issued.
 
-        Waves of a region follow each other, so that they share its addends, which are loaded a region ahead.
+        Waves of a region follow each other, so that they share its bias, which is loaded a region ahead.
         """
         plan, config = self.plan, self.plan.config
         groups, dtype = plan.store_columns // COLUMN_GROUP, ELEMENT_TYPES[plan.problem.out_dtype]
-        upcoming = addends
         row_factors = [self._row_factors(place, wave) for wave in range(plan.waves)]
+        upcoming = biases
         for i in cutlass.range_constexpr(plan.regions_per_tile):
             region, wave = divmod(i, plan.waves)
             buffer = i % config.store_stages
             if cutlass.const_expr(wave == 0):
-                addends = upcoming
+                biases = upcoming
             if cutlass.const_expr(wave == plan.waves - 1 and i + 1 < plan.regions_per_tile):
-                upcoming = self._addends(place, region + 1)
+                upcoming = self._first_biases(place, region + 1)
             for first in cutlass.range_constexpr(0, groups, LOADED_GROUPS):
                 # Of a buffer's first groups before the wait for it, which the loads may then overlap.
                 numbers = range(first, min(first + LOADED_GROUPS, groups))
                 columns = [(region * groups + j) * COLUMN_GROUP for j in numbers]
+                bias = biases if first == 0 else [self._load_bias(place[1] + column) for column in columns]
                 residuals = [self._residual(place, wave, column) for column in columns]
                 scales = [self._scales(row_factors[wave], place, column) for column in columns]
                 if cutlass.const_expr(first == 0):
@@ -327,7 +328,7 @@ class GemmMma:
                 for j in cutlass.range_constexpr(len(columns)):
                     rounded = finish(
                         as_floats(self._sums(accumulator, wave, columns[j])),
-                        addends[first + j],
+                        bias[j],
                         self.activation,
                         dtype,
                         scale=scales[j],
@@ -365,9 +366,10 @@ class GemmMma:
             row += self.warpgroup * plan.warpgroup_rows
         return row, (n_tile * config.cluster_n + self.rank_n) * config.tile_n, batch
 
-    def _addends(self, place: tuple[Int32, ...], region: int) -> tuple[cute.Tensor | None, ...]:
-        """Addends of the eight accumulators of each column group of a region."""
-        first, groups = place[1] + region * self.plan.store_columns, self.plan.store_columns // COLUMN_GROUP
+    def _first_biases(self, place: tuple[Int32, ...], region: int) -> tuple[cute.Tensor | None, ...]:
+        """Values of the bias for the first column groups of a region."""
+        first = place[1] + region * self.plan.store_columns
+        groups = min(self.plan.store_columns // COLUMN_GROUP, LOADED_GROUPS)
         return tuple(self._load_bias(first + group * COLUMN_GROUP) for group in range(groups))
 
     def _rows(self, place: tuple[Int32, ...], wave: int) -> tuple[Int32, Int32]:
