@@ -20,7 +20,7 @@ from cute_kernels.kernels.load import Operand, tma_operand
 from cute_kernels.kernels.pipes import Pipe, allocate, stamp_waits, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
 from cute_kernels.kernels.sm90.gemm import GemmMma
-from cute_kernels.kernels.staging import WarpStaging
+from cute_kernels.kernels.staging import LINE_BYTES, WarpStaging
 from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.tiles import PatchOrder
 from cute_kernels.kernels.tma import all_ctas, fetch, k_major, load_tma, shared_tensor, sides, store_tma, swizzled
@@ -398,7 +398,7 @@ class Sm90GatherKernel(ImagesHost):
         base = staging + cute.assume(warp * (buffers * size), divby=size)
         staged = shared_tensor(base, self._staging_layout(max(2, buffers)), self.out_dtype)
         source, target = sides(args.out_atom, staged, cute.local_tile(args.out, plan.store_box, (None,) * 5), 5)
-        return WarpStaging(base, plan.store_rows, buffers, args.out_atom, source, target)
+        return WarpStaging(base, plan.store_rows, LINE_BYTES, buffers, args.out_atom, source, target)
 
 
 dsl.name_kernel(Sm90GatherKernel.kernel, "patch_embed_gather_sm90a")
