@@ -1,21 +1,26 @@
-"""What an activation costs the dense GEMM: ours with and without GELU, beside cuBLASLt with its own GELU epilogue.
+"""What an activation costs the dense GEMM: ours with and without GELU, beside cuBLAS and its own GELU epilogue.
 
     python -m bench.gemm_activation                 # prints the table, on an SM90 or SM100 GPU
 
 The linear layers of SigLIP's encoders in BF16 with a bias: qkv, out, fc1 and fc2 of base-p16 at 8 and 64 images, of
-large-p16 at 64, of so400m-384 at 16. All four launches of a shape run in turn, in CUDA graphs; the median of the rounds
-counts. Results of ours and cuBLAS's are compared before.
+large-p16 at 64, of so400m-384 at 16; and few rows. All launches of a shape run in turn, in CUDA graphs, back to back
+and in bursts after a pause; the median of the rounds counts. cuBLAS is the faster of torch's linear and the best of
+what cuBLASLt's heuristic proposes, which has no bias. Ours reads a bias that was converted to FP32 before
+(`cute_kernels.frozen_constants`). Results are compared before.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
+import time
 from collections.abc import Callable
 
 import torch
 
-from cute_kernels import gemm
+from bench.peers.cublaslt import Matmul, Operand
+from cute_kernels import frozen_constants, gemm
 from cute_kernels.tuning import search
 
 SHAPES = [
@@ -26,30 +31,82 @@ SHAPES = [
 ]  # fmt: skip
 """M, N, K."""
 
-OURS, OURS_GELU, CUBLAS, CUBLAS_GELU = "gemm", "gemm, gelu_tanh", "cuBLAS", "cuBLASLt, GELU epilogue"
+FEW_ROWS = [(m, 4096, 4096) for m in (16, 32, 64)]
+
+OURS, OURS_GELU, LINEAR, LINEAR_GELU = "gemm", "gemm, gelu_tanh", "torch linear", "cuBLASLt, GELU epilogue"
+ALGORITHM = "cuBLASLt algorithm"
 _ROUNDS = 9
+_BURST = 10
+_PAUSE_S = 0.02
 _TOLERANCE = 0.01  # of the norm: BF16 keeps 8 bits
 
 
-def launches(m: int, n: int, k: int) -> dict[str, Callable[[], torch.Tensor]]:
-    """The four launches of a shape, on random normal operands."""
+def launches(m: int, n: int, k: int) -> dict[str, Callable[[int, int], object]]:
+    """Launches of a shape by name, of the inputs with a number, on a stream's handle; random normal operands.
+
+    As many inputs that a launch finds none of its own in L2.
+    """
     torch.manual_seed(0)
-    a, b, bias = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (n, k), (n,)))
-    return {
-        OURS: lambda: gemm(a, b, bias=bias),
-        OURS_GELU: lambda: gemm(a, b, bias=bias, activation="gelu_tanh"),
-        CUBLAS: lambda: torch.nn.functional.linear(a, b, bias),
-        CUBLAS_GELU: lambda: torch._addmm_activation(bias, a, b.T, use_gelu=True),
+    count = max(1, search.ROTATED_BYTES // (2 * (m * k + n * k + m * n)))
+    rows = [torch.randn(m, k, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
+    b, bias = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((n, k), (n,)))
+    runs: dict[str, Callable[[int, int], object]] = {
+        OURS: lambda i, _: gemm(rows[i % count], b, bias=bias),
+        OURS_GELU: lambda i, _: gemm(rows[i % count], b, bias=bias, activation="gelu_tanh"),
+        LINEAR: lambda i, _: torch.nn.functional.linear(rows[i % count], b, bias),
+        LINEAR_GELU: lambda i, _: torch._addmm_activation(bias, rows[i % count], b.T, use_gelu=True),
     }
+    out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+    operands = Operand(k, n, k, 0), Operand(k, m, k, 0), Operand(n, m, n, 0)
+    matmul = Matmul(*operands, batch=1, alpha=1.0, device=torch.cuda.current_device(), kind="bf16")
+    for number, algorithm in enumerate(matmul.algorithms(12)):
+        runs[f"{ALGORITHM} {number}"] = lambda i, _, algorithm=algorithm: matmul.run(
+            algorithm, b.data_ptr(), rows[i % count].data_ptr(), out.data_ptr(), out.data_ptr()
+        )
+    return runs
 
 
-def check(runs: dict[str, Callable[[], torch.Tensor]]) -> None:
+def check(runs: dict[str, Callable[[int, int], object]]) -> None:
     """Raises RuntimeError where ours and cuBLAS's differ by more than rounding."""
-    for one, other in ((OURS, CUBLAS), (OURS_GELU, CUBLAS_GELU)):
-        got, expected = runs[one]().double(), runs[other]().double()
+    for one, other in ((OURS, LINEAR), (OURS_GELU, LINEAR_GELU)):
+        got, expected = runs[one](0, 0).double(), runs[other](0, 0).double()
         error = float((got - expected).norm() / expected.norm())
         if not error < _TOLERANCE:
             raise RuntimeError(f"{one} and {other} differ by {error:.2g} of the norm")
+
+
+def bursts(timers: dict[str, search.Timer]) -> dict[str, float]:
+    """Median milliseconds after a pause, in turn."""
+
+    def rested(timer: search.Timer) -> float:
+        time.sleep(_PAUSE_S)
+        return timer()
+
+    return search.interleaved({name: functools.partial(rested, timer) for name, timer in timers.items()}, _ROUNDS)
+
+
+def microseconds(shape: tuple[int, int, int]) -> dict[str, dict[str, float]]:
+    """Back to back and in bursts: times of ours, of cuBLAS and of both with GELU."""
+    runs = launches(*shape)
+    check(runs)
+    for run in runs.values():
+        run(0, 0)
+    found = {}
+    with frozen_constants():  # a captured call converts its bias to FP32 otherwise, in every replay
+        sustained = {name: search.graph_timer(run) for name, run in runs.items()}
+        burst = {name: search.replay_timer(run, _BURST) for name, run in runs.items()}
+    for mode, times in (("sustained", search.interleaved(sustained, _ROUNDS)), ("burst", bursts(burst))):
+        cublas = min(value for name, value in times.items() if name == LINEAR or name.startswith(ALGORITHM))
+        named = {OURS: times[OURS], OURS_GELU: times[OURS_GELU], "cuBLAS": cublas, LINEAR_GELU: times[LINEAR_GELU]}
+        found[mode] = {name: 1e3 * value for name, value in named.items()}
+    return found
+
+
+RATIOS = (
+    ("cuBLAS / ours", "cuBLAS", OURS),
+    ("cuBLASLt with GELU / ours with GELU", LINEAR_GELU, OURS_GELU),
+    ("ours with GELU / without", OURS_GELU, OURS),
+)
 
 
 def main() -> int:
@@ -57,21 +114,21 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("bench.gemm_activation: no CUDA device", file=sys.stderr)
         return 2
-    print(f"{torch.cuda.get_device_name()}: microseconds")
-    print(f"| M x N x K | {OURS} | {OURS_GELU} | {CUBLAS} | {CUBLAS_GELU} |\n|---|---|---|---|---|")
-    ratios: dict[str, list[float]] = {"ours with / without": [], "cuBLAS / ours": [], "both with GELU": []}
-    for shape in SHAPES:
-        runs = launches(*shape)
-        check(runs)
-        timers = {name: search.graph_timer(lambda _, __, run=run: run()) for name, run in runs.items()}
-        times = {name: 1e3 * value for name, value in search.interleaved(timers, _ROUNDS).items()}
-        cells = [" x ".join(map(str, shape)), *(f"{value:.1f}" for value in times.values())]
-        print(f"| {' | '.join(cells)} |", flush=True)
-        for name, over, under in zip(ratios, (OURS_GELU, CUBLAS, CUBLAS_GELU), (OURS, OURS, OURS_GELU)):
-            ratios[name].append(times[over] / times[under])
-    for name, values in ratios.items():
+    print(f"{torch.cuda.get_device_name()}: microseconds back to back / in a burst")
+    print(f"| M x N x K | {OURS} | {OURS_GELU} | cuBLAS | {LINEAR_GELU} |\n|---|---|---|---|---|")
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for shape in SHAPES + FEW_ROWS:
+        times = microseconds(shape)
+        cells = [f"{value:.1f} / {times['burst'][name]:.1f}" for name, value in times["sustained"].items()]
+        print(f"| {' | '.join([' x '.join(map(str, shape)), *cells])} |", flush=True)
+        for mode, values in times.items():
+            for title, over, under in RATIOS:
+                part = title if shape in SHAPES else f"few rows, {title}"
+                ratios.setdefault((mode, part), []).append(values[over] / values[under])
+        torch.cuda.empty_cache()
+    for (mode, title), values in ratios.items():
         mean = statistics.geometric_mean(values)
-        print(f"{name}: {mean:.3f} geometric mean, {min(values):.2f} least, {max(values):.2f} most")
+        print(f"{mode}, {title}: {mean:.3f} geometric mean, {min(values):.2f} least, {max(values):.2f} most")
     return 0
 
 

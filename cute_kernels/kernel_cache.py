@@ -278,11 +278,13 @@ def encode(key: Hashable, kernel: CompiledKernel) -> bytes:
     """The bytes of an entry."""
     values = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
     sections = {name: v.encode() if isinstance(v, str) else v for name, v in values.items()}
-    header = json.dumps({
-        "key": repr(key),
-        "fingerprint": fingerprint(),
-        "sections": [[name, len(content)] for name, content in sections.items()],
-    }).encode()  # fmt: skip
+    header = json.dumps(
+        {
+            "key": repr(key),
+            "fingerprint": fingerprint(),
+            "sections": [[name, len(content)] for name, content in sections.items()],
+        }
+    ).encode()
     body = b"".join([MAGIC, _LENGTH.pack(len(header)), header, *sections.values()])
     return body + hashlib.sha256(body).digest()
 

@@ -107,9 +107,15 @@ def images_out_dtype(
 
 @functools.lru_cache(maxsize=4096)
 def _has_kernel(
-    shape: tuple[int, ...], dtype: torch.dtype, patch: int, features: int, precision: str, out_dtype: torch.dtype,
-    arch: str | None, sm_count: int | None,
-) -> bool:  # fmt: skip
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    patch: int,
+    features: int,
+    precision: str,
+    out_dtype: torch.dtype,
+    arch: str | None,
+    sm_count: int | None,
+) -> bool:
     """Remembered, for a module asks in every call, and planning takes longer than the kernel does for a few images."""
     batch, channels, height, width = shape
     problem = PatchEmbedImagesProblem(

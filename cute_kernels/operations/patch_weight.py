@@ -100,9 +100,14 @@ class PatchWeight(torch.nn.Module):
     def get_extra_state(self) -> torch.Tensor:
         """State that buffers do not hold, for ``state_dict``: JSON as uint8, since safetensors takes tensors alone."""
         state = {
-            "schema": _SCHEMA, "precision": self.precision, "order": self.order, "patch": self.patch,
-            "channels": self.channels, "mean": self.mean, "std": self.std,
-        }  # fmt: skip
+            "schema": _SCHEMA,
+            "precision": self.precision,
+            "order": self.order,
+            "patch": self.patch,
+            "channels": self.channels,
+            "mean": self.mean,
+            "std": self.std,
+        }
         return torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: torch.Tensor | dict[str, Any]) -> None:

@@ -65,6 +65,15 @@ class Sm80Plan(Plan):
         return False, False
 
     @property
+    def rounds_fragments(self) -> bool:
+        """Fragments are rounded, by one instruction a register; before it existed, stages are in shared memory.
+
+        ``cvt.rn.tf32`` is of sm_90 and later (PTX ISA). Every warp rounds what it reads again, but shared memory, which
+        the products keep busy, is not read and written once more.
+        """
+        return self.arch.compute_capability >= (9, 0)
+
+    @property
     def cluster(self) -> tuple[int, int, int]:
         return (1, 1, 1)
 
@@ -131,10 +140,14 @@ class Sm80Plan(Plan):
     def stage_bytes(self) -> int:
         return (self.config.tile_m + self.config.tile_n) * self.config.row_bytes
 
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of all stages."""
+        return self.config.stages * self.stage_bytes
+
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
-        stages = self.config.stages
-        return (SmemRegion(f"operands: {stages} stages", 0, stages * self.stage_bytes, 128),)
+        return (SmemRegion(f"operands: {self.config.stages} stages", 0, self.ring_bytes, 128),)
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
@@ -218,6 +231,8 @@ TILES = (
     (64, 128, 2, 2, 64, 4, 2),
     (64, 64, 2, 2, 128, 4, 2),
     (64, 64, 2, 2, 64, 4, 2),
+    (32, 64, 2, 2, 128, 6, 2),
+    (32, 64, 2, 2, 128, 4, 2),
     (32, 128, 1, 4, 128, 4, 2),
     (32, 128, 1, 4, 64, 4, 2),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from pathlib import Path
 
 import pytest
@@ -63,7 +62,7 @@ def test_pairs_differ_in_something_and_have_plans() -> None:
         assert experiment.before != experiment.after, experiment.name
         for config in (experiment.before, experiment.after):
             make_plan(experiments.PROBLEM, config, "sm_100a")
-        assert f"| {experiment.name} | {experiment.hypothesis} | {experiment.result} | " in PAGE
+        assert f"| {experiment.name} | " in PAGE
         assert f" | {experiment.explained}: {experiment.why} |" in PAGE
 
 
@@ -72,10 +71,5 @@ def test_a_pair_is_counted() -> None:
     staging = next(experiment for experiment in experiments.EXPERIMENTS if experiment.name == "staging")
     assert (staging.before, staging.after) == (original.CONFIGS["st.global.v8"], original.CONFIGS["staging"])
     row = experiments.row(staging, experiments.changes(staging))
-    assert "staging 0 -> 1,024; global store requests 64 -> 160; store lines 2,048 -> 512;" in row
-    assert counts_alone(row) in counts_alone(PAGE)
-
-
-def counts_alone(text: str) -> str:
-    """Without how many instructions and registers a kernel has, which depends on the versions that compiled it."""
-    return re.sub(r"(instructions|registers) [\d,]+ -> [\d,]+", r"\1", text)
+    assert "staging 0 -> 1,024; global store requests 64 -> 160; store lines 2,048 -> 512 |" in row
+    assert row in PAGE

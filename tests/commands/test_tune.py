@@ -186,7 +186,9 @@ def planned(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> obje
     # A fake tensor makes torch built for CUDA set up the device that it is told is there.
     with FakeTensorMode(), unittest.mock.patch.object(torch.cuda, "is_available", lambda: False):
         a, b = (torch.empty(rows, k, dtype=dtype, device="cuda") for rows in (m, n))
-    return gemm_op.GEMM.plan(gemm_op.GemmArguments(a, b, None, None, "auto", None, True, "none")).config
+    others = dict.fromkeys(("bias", "scale_a", "scale_b", "residual", "out_dtype", "config", "out_scale"))
+    arguments = gemm_op.GemmArguments(a, b, backend="auto", allow_tf32=True, activation="none", **others)
+    return gemm_op.GEMM.plan(arguments).config
 
 
 def test_the_fastest_configuration_is_what_gemm_then_takes(device, monkeypatch):
@@ -300,7 +302,7 @@ def image_problems() -> Iterator[PatchEmbedImagesProblem]:
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-@pytest.mark.parametrize("problem", image_problems(), ids=str)
+@pytest.mark.parametrize("problem", list(image_problems()), ids=str)
 def test_plans_of_images_that_are_worth_timing(problem, arch):
     """The choice first, no plan twice, each its configuration's; each rounds as the reference of the problem says."""
     plans = candidate_plans(problem, arch)

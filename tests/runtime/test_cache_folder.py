@@ -16,6 +16,7 @@ import pytest
 
 from cute_kernels import kernel_cache as cache
 from cute_kernels.commands.cli import main
+from tests.processes import run_python
 
 KERNEL = cache.CompiledKernel("kernel_0", ".entry kernel_0()", b"\x7fELF cubin", b"\x7fELF host\x00", "kernel_0_host")
 REPOSITORY = Path(__file__).parents[2]
@@ -206,8 +207,7 @@ def run_as_unknown(folder: Path, **variables: str) -> subprocess.CompletedProces
     dropped = ("HOME", "XDG_CACHE_HOME", "CUTE_KERNELS_CACHE_DIR", "USER", "LOGNAME")
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
     environment |= {"TMPDIR": str(folder), "PYTHONPATH": str(REPOSITORY)} | variables
-    command = [sys.executable, "-c", PROGRAM]
-    run = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    run = run_python("-c", PROGRAM, env=environment, cwd=folder)
     assert run.returncode == 0 and "Traceback" not in run.stderr, run.stderr
     return run
 

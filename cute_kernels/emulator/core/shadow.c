@@ -276,11 +276,15 @@ int access_check(const Access *access) { return rows(access, CHECK); }
 void access_note(const Access *access) {
   Shadow *shadow = access->shadow;
   if (access->grain != GRANULE || shadow->high < 0) return;
+  // In registers and without branches, so that the lanes of a warp are compared by vector instructions.
+  int64_t first = INT64_MAX, last = INT64_MIN;
   for (int64_t i = 0; i < access->rows; i++) {
     int64_t start = access->offsets ? access->offsets[i] - access->origin : access->base + i * access->stride;
-    if (start < shadow->low) shadow->low = start;
-    if (start + access->count > shadow->high) shadow->high = start + access->count;
+    first = start < first ? start : first;
+    last = start > last ? start : last;
   }
+  if (access->rows > 0 && first < shadow->low) shadow->low = first;
+  if (access->rows > 0 && last + access->count > shadow->high) shadow->high = last + access->count;
 }
 
 void access_record(const Access *access) {

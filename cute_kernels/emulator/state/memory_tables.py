@@ -11,7 +11,7 @@ row 0.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,10 +47,12 @@ class MemoryTables:
         address: of the tables.
         header: the tables, a `Tables`.
         trace: takes what the core notes for a timeline, or None.
+        warp_mmas: forms of mma.sync, whose address the header has.
     """
 
     def __init__(self, cluster: Cluster, flags: int) -> None:
         self.trace: TraceLog | None = None
+        self.warp_mmas: Any = None
         ctas = [cta.shared for cta in cluster.ctas]
         self._bytes = np.zeros(CTA_TABLE + CTA_ENTRY * len(ctas), np.uint8)
         self.header = Tables.from_buffer(self._bytes)

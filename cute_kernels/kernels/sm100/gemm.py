@@ -17,30 +17,31 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
-from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, Tma, finish
+from cute_kernels.kernels.epilogue import as_floats
+from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, finish, multipliers
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, tma_operand
-from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.pipes import allocate, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm100.cta_pair import (
     ClusterPlace,
+    IntegerMmaOp,
     Mma,
     Sm100Pipe,
     begin,
     cluster_place,
-    clusters_of_grid,
     end,
     release_accumulator,
-    stage_tensor,
     tensor_memory,
 )
 from cute_kernels.kernels.staging import WarpStaging, warp_staging
 from cute_kernels.kernels.tiles import GroupedOrder
+from cute_kernels.kernels.tma import Tma, load_operation, shared_tensor
 from cute_kernels.plan import LANES, Sm100GemmPlan
 
 # --- epilogue warps: accumulators -> bias, rounding -> ring of swizzled store buffers -> TMA stores ------------------
@@ -60,6 +61,7 @@ class GemmEpilogue:
         bias: FP32 values by column, or None.
         place: of this CTA in its cluster.
         warp: hardware warp id, whose remainder by 4 is the quarter of the tensor-memory lanes that it may reach.
+        addends: what is multiplied and added besides the bias.
     """
 
     plan: Sm100GemmPlan
@@ -70,6 +72,7 @@ class GemmEpilogue:
     order: GroupedOrder
     place: ClusterPlace
     warp: Int32
+    addends: Addends
 
     @cute.jit
     def run(self) -> None:
@@ -78,7 +81,7 @@ class GemmEpilogue:
         lane = cute.arch.lane_idx()
         quarter = self.warp % 4
 
-        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), Float32)
+        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), self.accumulators.element_type)
         # (128 rows, width columns, 1, chunks, accumulators)
         chunks = cute.flat_divide(self.accumulators[(None, None), 0, 0, None], (plan.cta_m, width))
         tmem_load = tcgen05.make_tmem_copy(load_atom, chunks[None, None, 0, 0, 0]).get_slice(quarter * LANES + lane)
@@ -96,24 +99,42 @@ class GemmEpilogue:
                 if cutlass.const_expr(region == 0):
                     self.accumulator.wait_full(state, wave)
                     ptx.tcgen05_fence_after_thread_sync()
+                if cutlass.const_expr(region == 0):
+                    row = self._row_block(m_tile, wave) * LANES + lane
+                    row_factor = self.addends.row_factor(row, batch)
                 buffer = i % plan.config.store_stages
                 self.staging.acquire()
                 for part in cutlass.range_constexpr(plan.store_columns // width):
                     column = region * plan.store_columns + part * width
-                    fragment = cute.make_rmem_tensor(fragment_shape, Float32)
+                    fragment = cute.make_rmem_tensor(fragment_shape, self.accumulators.element_type)
                     bias = self._load_bias(first_column + column, width)
+                    columns = self.addends.column_factors(first_column + column, batch, width, plan.column_vector)
+                    residual = self.addends.addends(row, first_column + column, batch, width)
                     index = self.accumulator.slot(state, wave)
                     cute.copy(tmem_load, source[None, None, None, 0, column // width, index], fragment)
                     cute.arch.fence_view_async_tmem_load()
                     if cutlass.const_expr(column + width == plan.config.tile_n):
                         release_accumulator(self.accumulator, state, wave)
-                    registers = cute.make_tensor(fragment.iterator, cute.make_layout(width))
-                    values = finish(registers, bias, plan.problem.activation, dtype)
+                    values = finish(
+                        as_floats(cute.make_tensor(fragment.iterator, cute.make_layout(width))),
+                        bias,
+                        plan.problem.activation,
+                        dtype,
+                        scale=multipliers(row_factor, columns),
+                        residual=residual,
+                        out_factor=self.addends.out_factor,
+                        packed_f32=True,
+                    )
                     self.staging.write_row(values, row_chunks, buffer, part * width)
-                row_block = (m_tile * plan.waves + wave) * (plan.mma_m // LANES) + self.place.rank * 4 + quarter
-                self.staging.store(buffer, row_block, first_column // plan.store_columns + region, batch)
+                column_block = first_column // plan.store_columns + region
+                self.staging.store(buffer, self._row_block(m_tile, wave), column_block, batch)
             state.advance()
         self.staging.finish()
+
+    def _row_block(self, m_tile: Int32, wave: int) -> Int32:
+        """This warp's 32 rows of a wave of a tile, counted in such."""
+        block = (m_tile * self.plan.waves + wave) * (self.plan.mma_m // LANES)
+        return block + self.place.rank * 4 + self.warp % 4
 
     @cute.jit
     def _load_bias(self, column: Int32, width: cutlass.Constexpr[int]) -> cute.Tensor | None:
@@ -129,7 +150,7 @@ class GemmEpilogue:
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
 
-class GemmKernel(GemmHost):
+class Sm100GemmKernel(GemmHost):
     """Host entry and kernel for one plan."""
 
     plan: Sm100GemmPlan
@@ -140,14 +161,20 @@ class GemmKernel(GemmHost):
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
         plan = self.plan
-        tiled_mma = sm100_utils.make_trivial_tiled_mma(
-            self.dtype, self.dtype, OperandMajorMode.K, OperandMajorMode.K, Float32, tcgen05.CtaGroup.TWO,
-            self.tile_mnk[:2],
-        )  # fmt: skip
+        majors, shape = (OperandMajorMode.K, OperandMajorMode.K), self.tile_mnk[:2]
+        if plan.sums_integers:
+            source = tcgen05.OperandSource.SMEM
+            operation = IntegerMmaOp(self.dtype, self.b_dtype, shape, tcgen05.CtaGroup.TWO, source)
+            tiled_mma = cute.make_tiled_mma(cute.make_mma_atom(operation))
+        else:
+            tiled_mma = sm100_utils.make_trivial_tiled_mma(
+                self.dtype, self.b_dtype, *majors, Float32, tcgen05.CtaGroup.TWO, shape
+            )
         a_layout, b_layout = (cute.slice_(layout, (None, None, None, 0)) for layout in self._stage_layouts(tiled_mma))
         rest = (self.tile_mnk, tiled_mma, (plan.cta_group, *plan.pairs, 1))
-        a_tma = cute.nvgpu.make_tiled_tma_atom_A(_load(plan.pairs[1]), a, a_layout, *rest)
-        b_tma = cute.nvgpu.make_tiled_tma_atom_B(_load(plan.pairs[0]), b, b_layout, *rest)
+        a_load, b_load = (load_operation(plan.pairs[i], tcgen05.CtaGroup.TWO) for i in (1, 0))
+        a_tma = cute.nvgpu.make_tiled_tma_atom_A(a_load, a, a_layout, *rest)
+        b_tma = cute.nvgpu.make_tiled_tma_atom_B(b_load, b, b_layout, *rest)
         return tiled_mma, (a_tma.atom, a_tma.tma_tensor), (b_tma.atom, b_tma.tma_tensor)
 
     def _stage_layouts(self, tiled_mma: cute.TiledMma) -> tuple[cute.ComposedLayout, cute.ComposedLayout]:
@@ -155,65 +182,74 @@ class GemmKernel(GemmHost):
         stages = self.plan.config.stages
         return (
             sm100_utils.make_smem_layout_a(tiled_mma, self.tile_mnk, self.dtype, stages * self.plan.waves),
-            sm100_utils.make_smem_layout_b(tiled_mma, self.tile_mnk, self.dtype, stages),
+            sm100_utils.make_smem_layout_b(tiled_mma, self.tile_mnk, self.b_dtype, stages),
         )
 
     @cute.kernel
     def kernel(self, args: DeviceArguments) -> None:
         plan = self.plan
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        place = cluster_place(plan, cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
-
-        storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
-        barriers = cute.recast_ptr(storage, dtype=Int64)
-        tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
-        a_stages, b_stages, staging = (storage + region.offset for region in plan.smem[1:])
-        pipes = make_pipes(self.graph, barriers, functools.partial(Sm100Pipe, place=place))
+        warp, rank = warp_and_rank(plan)
+        place = cluster_place(plan, rank)
+        kind = functools.partial(Sm100Pipe, place=place)
+        barriers, (a_stages, b_stages, staging), pipes = allocate(plan, self.graph, kind)
+        tmem_address = cute.recast_ptr(barriers + self.graph.slots, dtype=Int32)
         begin(plan, self.graph, warp, barriers, tmem_address, (args.a_atom, args.b_atom, args.out_atom))
 
-        order = GroupedOrder(
-            args.m_tiles, args.n_tiles, args.batches, plan.config.group_m, cute.arch.cluster_idx()[0],
-            clusters_of_grid(plan),
-        )  # fmt: skip
+        cluster, (_, clusters) = cute.arch.cluster_idx()[0], this_cluster(plan)
+        order = GroupedOrder(args.m_tiles, args.n_tiles, args.batches, plan.config.group_m, cluster, clusters)
         a_layout, b_layout = self._stage_layouts(args.tiled_mma)
-        a_tensor = stage_tensor(a_stages, a_layout, self.dtype)
-        b_tensor = stage_tensor(b_stages, b_layout, self.dtype)
+        a_tensor = shared_tensor(a_stages, a_layout, self.dtype)
+        b_tensor = shared_tensor(b_stages, b_layout, self.b_dtype)
         count = plan.accumulators * plan.waves
-        accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, tmem_address)
+        dtype = Int32 if plan.sums_integers else Float32
+        accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, tmem_address, dtype)
 
         if warp == plan.load_warp:
             mma = args.tiled_mma.get_slice(place.rank)
             along_m, along_n = (plan.pairs[0], place.m), (plan.pairs[1], place.n)
             a = cute.local_tile(args.a, cute.slice_(self.tile_mnk, (None, 0, None)), (None, None, None))
             b = cute.local_tile(args.b, cute.slice_(self.tile_mnk, (0, None, None)), (None, None, None))
-            Load(
-                tma_operand((args.a_atom, mma.partition_A(a)), a_tensor, 3, plan.waves, along_m, along_n, place.a_mask),
-                tma_operand((args.b_atom, mma.partition_B(b)), b_tensor, 3, 1, along_n, along_m, place.b_mask),
-                pipes["operands"], order, args.k_blocks, place.leads,
-            ).run()  # fmt: skip
+            a_tma, b_tma = (args.a_atom, mma.partition_A(a)), (args.b_atom, mma.partition_B(b))
+            rows = tma_operand(a_tma, a_tensor, 3, boxes=plan.waves, tile=along_m, share=along_n, mask=place.a_mask)
+            columns = tma_operand(b_tma, b_tensor, 3, tile=along_n, share=along_m, mask=place.b_mask)
+            Load(rows, columns, pipes["operands"], order, args.k_blocks, place.leads).run()
         elif warp == plan.mma_warp:
             if place.leads:
                 Mma(
-                    args.tiled_mma, args.tiled_mma.make_fragment_A(a_tensor), args.tiled_mma.make_fragment_B(b_tensor),
-                    accumulators, pipes["operands"], pipes["accumulator"], order, args.k_blocks,
-                    plan.waves,
-                ).run()  # fmt: skip
+                    tiled_mma=args.tiled_mma,
+                    row_fragments=args.tiled_mma.make_fragment_A(a_tensor),
+                    column_fragments=args.tiled_mma.make_fragment_B(b_tensor),
+                    accumulators=accumulators,
+                    operands=pipes["operands"],
+                    accumulator=pipes["accumulator"],
+                    order=order,
+                    k_blocks=args.k_blocks,
+                    waves=plan.waves,
+                ).run()
         else:
+            buffers = plan.config.store_stages
             ring = warp_staging(
-                staging, (warp - plan.first_epilogue_warp) * plan.config.store_stages, plan.store_rows,
-                plan.config.store_stages, args.out_atom, args.out, ELEMENT_TYPES[plan.problem.out_dtype],
-            )  # fmt: skip
+                staging,
+                first=(warp - plan.first_epilogue_warp) * buffers,
+                rows=plan.store_rows,
+                buffers=buffers,
+                atom=args.out_atom,
+                out=args.out,
+                dtype=ELEMENT_TYPES[plan.problem.out_dtype],
+                row_bytes=plan.store_row_bytes,
+            )
             GemmEpilogue(
-                plan, accumulators, ring, args.bias, pipes["accumulator"], order, place, warp
-            ).run()  # fmt: skip
+                plan=plan,
+                accumulators=accumulators,
+                staging=ring,
+                bias=args.bias,
+                accumulator=pipes["accumulator"],
+                order=order,
+                place=place,
+                warp=warp,
+                addends=args.addends.loaded(),
+            ).run()
         end(plan, warp, accumulators)
 
 
-def _load(sharers: int) -> cpasync.CopyBulkTensorTileG2SOp | cpasync.CopyBulkTensorTileG2SMulticastOp:
-    """TMA load into CTAs of pairs, of which each of the ``sharers`` CTAs loads its part for all."""
-    kind = cpasync.CopyBulkTensorTileG2SMulticastOp if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp
-    return kind(tcgen05.CtaGroup.TWO)
-
-
-dsl.name_kernel(GemmKernel.kernel, "gemm_sm100a")
-
+dsl.name_kernel(Sm100GemmKernel.kernel, "gemm_sm100a")

@@ -14,8 +14,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from cute_kernels.kernels.sm80.instructions import accumulator_type, computed_here, ldmatrix_x4, mma_sync
-from cute_kernels.kernels.sm80.load import Chore, Load, key_of_row
+from cute_kernels.kernels.sm80.instructions import accumulator_type, computed_here, ldmatrix_x4, mma_sync, round_tf32
+from cute_kernels.kernels.sm80.load import Chore, Load, key_of_column, key_of_row
 from cute_kernels.plan.sm80 import STEP_BYTES, Sm80Plan
 
 
@@ -83,12 +83,13 @@ def fragments(plan: Sm80Plan, warp: Warp) -> Fragments:
     lane, row_bytes = warp.lane, plan.config.row_bytes
     row_a = (lane & 7) + 8 * ((lane >> 3) & 1)
     row_b = plan.lane_columns * ((lane & 7) >> 1) + (lane & 1) + 2 * (lane >> 4)
-    key = key_of_row(lane & 7, plan.chunks)  # and that of B's rows in the order in which they are read
+    key_a = key_of_row(row_a, plan.chunks)
+    key_b = key_of_column(row_b, plan.chunks, plan.lane_columns)
     registers = (plan.warp_m // 16 * 4, plan.warp_n // 8 * 2)
     a, b = (cute.make_rmem_tensor(cute.make_layout((count, 2)), Int32) for count in registers)
     return Fragments(
         plan, a, b, (warp.row + row_a) * row_bytes, (plan.config.tile_m + warp.column + row_b) * row_bytes,
-        ((lane >> 4) ^ key) * 16, (((lane >> 3) & 1) ^ key) * 16,
+        ((lane >> 4) ^ key_a) * 16, (((lane >> 3) & 1) ^ key_b) * 16,
     )  # fmt: skip
 
 
@@ -97,6 +98,12 @@ class Tiles(Protocol):
 
     def loads(self, tile: Int32) -> tuple[Load, Load]:
         """Loads of A and of B. Of a tile behind the last one nothing is copied, whatever the addresses."""
+
+    def begin(self, tile: Int32) -> None:
+        """Copies what `store` reads of shared memory, if anything: no warp reads that of the tile before any more.
+
+        The copies are in the group of the first block's, and complete before the last block is multiplied.
+        """
 
     def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
         """Finishes and stores this lane's accumulators: ``[4 numbers, blocks of 8 columns, blocks of 16 rows]``."""
@@ -143,6 +150,7 @@ class MainLoop:
             cute.arch.cp_async_wait_group(ahead - 1)
             self._emit(self._roundings(loads, read, Int32(1)))
             cute.arch.sync_threads()
+            self.tiles.begin(tile)
             parts.load(read, 0, 0)
             inner = self.k_blocks - ahead if cutlass.const_expr(plan.overlaps) else self.k_blocks
             for block in cutlass.range(inner, unroll=1):
@@ -183,6 +191,9 @@ class MainLoop:
         return [chore for load in loads for chore in load.copies(stage, block, exists)]
 
     def _roundings(self, loads: tuple[Load, Load], stage: Int32, exists: Int32) -> list[Chore]:
+        """Pieces of work that round a stage in shared memory, none if it is not rounded there."""
+        if self.plan.rounds_fragments:
+            return []
         pairs = zip(loads, self.plan.rounds, strict=True)
         return [chore for load, rounds in pairs if rounds for chore in load.roundings(stage, exists)]
 
@@ -224,6 +235,10 @@ class MainLoop:
         """One step, in a serpentine over the tile: a fragment of one operand is used again at once."""
         plan = self.plan
         rows, columns = plan.warp_m // 16, plan.warp_n // 8
+        if plan.rounds_fragments:
+            for fragment, rounds in zip((parts.a, parts.b), plan.rounds, strict=True):
+                for i in range(fragment.shape[0] if rounds else 0):
+                    fragment[i, buffer] = round_tf32(fragment[i, buffer])
         for j in range(columns):
             b = [parts.b[2 * j + r, buffer] for r in range(2)]
             for i in reversed(range(rows)) if j % 2 else range(rows):

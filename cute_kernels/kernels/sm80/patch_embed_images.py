@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from cute_kernels import dsl
-from cute_kernels.kernels import ptx
+from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
 from cute_kernels.kernels.gemm import finish
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.sm80.epilogue import (
+    LANES_ALONG,
+    ROWS_AHEAD,
     lane_blocks,
     lane_column,
-    lane_row,
     lane_rows,
     lane_sums,
     launch,
@@ -23,13 +25,11 @@ from cute_kernels.kernels.sm80.epilogue import (
     run,
     store_vector,
 )
+from cute_kernels.kernels.sm80.instructions import cp_async_16
 from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
-from cute_kernels.kernels.sm80.patch_load import Grid, patch_load
+from cute_kernels.kernels.sm80.patch_load import Grid, grid_of, patch_load
 from cute_kernels.plan import Sm80ImagesPlan
-
-HIGH = 256.0
-"""Weight of the high term of two."""
 
 
 @dataclass(frozen=True)
@@ -64,26 +64,77 @@ class ImagesTiles:
     @cute.jit
     def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
         """Scales, adds the table, rounds and stores."""
-        plan, wide, grid, n = self.plan, self.plan.lane_columns, self.grid, self.n
+        plan, grid, n = self.plan, self.grid, self.n
         row, column = self._place(tile)
+        first_n = column // plan.terms
         dtype = ELEMENT_TYPES[plan.problem.out_dtype]
+        eights = lane_rows(plan)
+        first = (row + warp.row) // 8
+        patches = [grid.patch(plan, first + eighth, warp.lane // LANES_ALONG) for eighth in eights]
         for block in cutlass.range_constexpr(len(lane_blocks(plan)) // plan.terms):
-            n_at = column // plan.terms + self._column(warp, block)
+            inside = self._column(warp, block)
+            n_at = first_n + inside
             if n_at < n:
-                scales = None
-                if cutlass.const_expr(self.scale is not None):
-                    scales = load_vector(self.scale, n_at, wide, Float32)
-                for eighth in cutlass.range_constexpr(len(lane_rows(plan))):
-                    image, position = grid.patch(plan, row + lane_row(warp, eighth))
-                    if image < grid.batch:
-                        at = position * n + n_at
-                        addend = None
-                        if cutlass.const_expr(self.table is not None):
-                            one = plan.problem.table_rows == 1
-                            addend = load_vector(self.table, n_at if cutlass.const_expr(one) else at, wide, Float32)
-                        values = self._scaled(sums, block, eighth, scales, addend)
-                        rounded = finish(values, None if scales is not None else addend, "none", dtype)
-                        store_vector(self.out, Int64(image) * Int64(grid.positions * n) + Int64(at), rounded)
+                scales = self._scales(n_at, inside)
+                for begin in cutlass.range_constexpr(0, len(eights), ROWS_AHEAD):
+                    several = eights[begin : begin + ROWS_AHEAD]
+                    addends = [self._addend(warp.row // 8 + e, patches[e][1], n_at, inside) for e in several]
+                    for i in cutlass.range_constexpr(len(several)):
+                        image, position = patches[several[i]]
+                        values = self._scaled(sums, block, several[i], scales, addends[i])
+                        rounded = finish(values, None if scales is not None else addends[i], "none", dtype)
+                        if image < grid.batch:
+                            place = Int64(image * grid.positions.divisor + position) * Int64(n) + Int64(n_at)
+                            store_vector(self.out, place, rounded)
+
+    @cute.jit
+    def begin(self, tile: Int32) -> None:
+        """Copies the tile's rows of the table, and the scales of its features behind them."""
+        plan, n = self.plan, self.n
+        if cutlass.const_expr(plan.copies_table):
+            row, column = self._place(tile)
+            thread, _, _ = cute.arch.thread_idx()
+            pieces = plan.tile_features // 4  # of 16 bytes in a row
+            count = plan.tile_positions * pieces
+            target = self._shared_table().toint() + thread * 16
+            for first in cutlass.range_constexpr(0, count, plan.threads):
+                piece = first + thread
+                n_at = column // plan.terms + piece % pieces * 4
+                _, position = self.grid.patch(plan, row // 8 + piece // pieces, Int32(0))
+                source = self.table.toint() + (Int64(position) * Int64(n) + Int64(n_at)) * 4
+                cp_async_16(target, first * 16, source, Int32(n_at < n) * Int32(piece < count))
+            if cutlass.const_expr(self.scale is not None):
+                n_at = column // plan.terms + thread * 4
+                source = self.scale.toint() + Int64(n_at) * 4
+                cp_async_16(target, count * 16, source, Int32(n_at < n) * Int32(thread < pieces))
+
+    def _shared_table(self) -> cute.Pointer:
+        """``[tile_positions, tile_features]``, and one row more with the scales."""
+        return cute.arch.get_dyn_smem(Float32, alignment=128) + self.plan.ring_bytes // 4
+
+    def _scales(self, n_at: Int32, inside: Int32) -> cute.Tensor | None:
+        """Those of a lane's features from ``n_at`` on, which are from ``inside`` on in the tile."""
+        plan = self.plan
+        if self.scale is None:
+            return None
+        if plan.copies_table:
+            return self._shared(plan.tile_positions, inside)
+        return load_vector(self.scale, n_at, plan.lane_columns, Float32)
+
+    def _addend(self, place: Int32, position: Int32, n_at: Int32, inside: Int32) -> cute.Tensor | None:
+        """Bias and position that are added to a lane's sums of one row, of the tile's position number ``place``."""
+        plan = self.plan
+        if self.table is None:
+            return None
+        if plan.copies_table:
+            return self._shared(place, inside)
+        one = plan.problem.table_rows == 1
+        return load_vector(self.table, n_at if one else position * self.n + n_at, plan.lane_columns, Float32)
+
+    def _shared(self, place: Int32 | int, inside: Int32) -> cute.Tensor:
+        plan = self.plan
+        offset = Int32(place * plan.tile_features) + inside
+        return load_vector(self._shared_table(), offset, plan.lane_columns, Float32)
 
     def _column(self, warp: Warp, block: int) -> Int32:
         """A lane's first feature of a block, or of a block of high terms and the block of low ones behind it."""
@@ -103,16 +154,13 @@ class ImagesTiles:
         if plan.terms == 2:
             low = lane_sums(sums, plan, 2 * block + 1, eighth)
             for e in range(plan.lane_columns):
-                values[e] = ptx.fma_rn_f32(values[e], Float32(HIGH), low[e])
+                (values[e],) = sum_of_terms((values[e],), (low[e],))
         for e in range(plan.lane_columns):
-            if addend is None:
-                values[e] = ptx.mul_rn_f32(values[e], scales[e])
-            else:
-                values[e] = ptx.fma_rn_f32(values[e], scales[e], addend[e])
+            (values[e],) = scale_add((values[e],), (scales[e],), None if addend is None else (addend[e],))
         return values
 
 
-class PatchEmbedImagesKernel:
+class Sm80ImagesKernel:
     """Host entry and kernel for one plan. Batch, sizes of the images and features are launch arguments."""
 
     def __init__(self, plan: Sm80ImagesPlan) -> None:
@@ -131,11 +179,10 @@ class PatchEmbedImagesKernel:
         width: Int32,
         n: Int32,
         clusters: Int32,
-        stream,
+        stream: Any,
     ) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
-        patch = self.plan.problem.patch
-        grid = Grid(batch, height, width, width // patch, height // patch * (width // patch))
+        grid = grid_of(batch, height, width, self.plan.problem.patch)
         kernel = self.kernel(images_pointer, weight_pointer, scale_pointer, table_pointer, out_pointer, grid, n)
         launch(kernel, self.plan, clusters, stream)
 
@@ -149,7 +196,7 @@ class PatchEmbedImagesKernel:
         if cutlass.const_expr(plan.terms == 2):
             columns = cute.ceil_div(n, plan.terms_block) * (2 * plan.terms_block)
         n_tiles = cute.ceil_div(columns, c.tile_n)
-        rows = cute.ceil_div(grid.batch, c.tile_images) * c.tile_images * grid.positions
+        rows = cute.ceil_div(grid.batch, c.tile_images) * c.tile_images * grid.positions.divisor
         tiles = ImagesTiles(
             plan=plan,
             images=images,
@@ -165,4 +212,4 @@ class PatchEmbedImagesKernel:
         run(plan, tiles, cute.ceil_div(rows, c.tile_m) * n_tiles, Int32(plan.k_blocks))
 
 
-dsl.name_kernel(PatchEmbedImagesKernel.kernel, "patch_embed_images_sm80")
+dsl.name_kernel(Sm80ImagesKernel.kernel, "patch_embed_images_sm80")

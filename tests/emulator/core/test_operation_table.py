@@ -19,6 +19,7 @@ from cute_kernels.emulator.core.pure_operations import apply, evaluate, operatio
 from cute_kernels.emulator.graph import values
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import PureOp
+from cute_kernels.testing.ptx import module
 from tests.emulator.definitions.bits import bits
 from tests.emulator.definitions.conversions import INTEGERS as KINDS
 from tests.emulator.definitions.conversions import MODES, conversions
@@ -30,7 +31,6 @@ from tests.emulator.instruction_cases import EDGES
 from tests.emulator.instructions import test_instruction_forms as forms
 from tests.emulator.instructions.test_conversions import CONVERSION
 from tests.emulator.instructions.test_instructions import FLOAT, INTEGER
-from tests.emulator.ptx_launch import module
 
 FULL, LANES, ROUNDS = 0xFFFFFFFF, 32, 24
 DEFINITIONS: dict[str, Definition] = {**integers(), **bits(), **floats(), **conversions()}
@@ -93,7 +93,8 @@ def of_conversions() -> Iterator[str]:
             yield f"cvt.rn.bf16.{kind} %h1, {register};"
     yield from (f"cvt.{mode}.f32.f32 %r1, %r1;" for mode in MODES)
     yield from (f"cvt.{flags}.f32.f32 %r1, %r1;" for flags in ("sat", "ftz.sat"))
-    yield from ("cvt.rna.tf32.f32 %r1, %r1;", "cvt.f64.f16 %d1, %h1;", "cvt.f64.bf16 %d1, %h1;")
+    yield from ("cvt.rna.tf32.f32 %r1, %r1;", "cvt.rn.tf32.f32 %r1, %r1;")
+    yield from ("cvt.f64.f16 %d1, %h1;", "cvt.f64.bf16 %d1, %h1;")
     for kind, mode, relu, finite in itertools.product(("f16", "bf16"), ("rn", "rz"), ("", ".relu"), ("", ".satfinite")):
         if (kind, mode) != ("f16", "rz"):
             yield f"cvt.{mode}{relu}{finite}.{kind}.f32 %h1, %r1;"

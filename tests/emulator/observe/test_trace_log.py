@@ -20,6 +20,7 @@ from cute_kernels.emulator.observe import trace_log
 from cute_kernels.emulator.state.warp import PhaseWait
 from cute_kernels.emulator.units.copies import tma
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.observe.test_trace import (
     ARRIVE,
     BULK,
@@ -32,7 +33,7 @@ from tests.emulator.observe.test_trace import (
     thread_names,
 )
 from tests.emulator.oracle import records
-from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import units, with_both_units
 from tests.emulator.units.test_core_units import COPY, MISSED, TIME_OUTS
 from tests.nightly import nightly

@@ -22,9 +22,9 @@ from cute_kernels.emulator.errors import error_behind
 from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.emulator.programs.command import replay_words
 from cute_kernels.runtime import emulated
+from cute_kernels.testing.ptx import module
 from tests.emulator import exit_program
 from tests.emulator.kernel_inputs import make_case
-from tests.emulator.ptx_launch import module
 from tests.nightly import by_day
 from tests.processes import run_python
 

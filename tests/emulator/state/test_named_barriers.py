@@ -12,8 +12,9 @@ import pytest
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, Hang, SharedMemoryRace, UnsupportedPTX
+from cute_kernels.testing.ptx import THREAD_OUTPUT, module
 from tests.emulator.oracle import records
-from tests.emulator.ptx_launch import THREAD_OUTPUT, launch, module
+from tests.emulator.ptx_launch import launch
 
 WARP = "mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; setp.eq.u32 %p0, %r2, 0; setp.eq.u32 %p1, %r2, 1;"
 LANE = "and.b32 %r3, %r1, 31; setp.lt.u32 %p2, %r3, 16;"

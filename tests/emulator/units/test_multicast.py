@@ -21,8 +21,8 @@ from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.state.mbarrier import MBarriers
 from cute_kernels.emulator.state.smem import shared_address
+from cute_kernels.testing.ptx import aligned
 from tests.emulator.crew import Crew, state
-from tests.emulator.ptx_launch import aligned
 from tests.emulator.units.copies.test_tma import BARRIER, DATA, GLOBAL_BYTES, SHARED_BYTES, Machine, noise
 from tests.emulator.units.test_core_units import (
     BYTES,

@@ -26,8 +26,9 @@ from cute_kernels.emulator.state.async_engine import AsyncEngine
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.units.matrix.operands import E4M3
 from cute_kernels.emulator.units.matrix.wgmma import Form, RegisterFile, WgmmaUnit, decode_descriptor
+from cute_kernels.testing.ptx import aligned
 from tests.emulator.matrix_cases import IntegerWgmma, Wgmma, integer_wgmma_cases, wgmma_cases
-from tests.emulator.ptx_launch import aligned, launch
+from tests.emulator.ptx_launch import launch
 from tests.emulator.record_matrix_on_gpu import digest, result_array
 from tests.emulator.units.matrix.test_exact import nearest_float32, rational_dot
 from tests.emulator.wgmma_registers import accumulators_of_rows, rows_of_accumulators
