@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.errors import BarrierMisuse
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 
 #: Odd threads leave at once, as ``if (..) return;`` is compiled; the others write what %r4 has become.
 LEAVE = """
