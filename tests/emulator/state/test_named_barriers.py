@@ -42,13 +42,13 @@ MISUSE = {
     "bar.arrive 1, 64; bar.sync 1;": (
         "barrier 1 of CTA 0: CTA 0 warp 0 expects 64 threads where CTA 0 warp 0 expected 64"
     ),
-    "@%p2 bra A; bra B; A: bar.sync 1; B:": (
+    "@%p2 bra A; bra B; A: bar.sync 1; B: bar.warp.sync -1;": (
         "bar.sync is executed by lanes 0x0000ffff of a warp with live lanes 0xffffffff"
     ),
-    "@%p2 bra A; bra B; A: bar.arrive 1, 64; B:": (
+    "@%p2 bra A; bra B; A: bar.arrive 1, 64; B: bar.warp.sync -1;": (
         "bar.arrive is executed by lanes 0x0000ffff of a warp with live lanes 0xffffffff"
     ),
-    "@%p2 bra A; bra B; A: barrier.sync 1; B:": (
+    "@%p2 bra A; bra B; A: barrier.sync 1; B: bar.warp.sync -1;": (
         "barrier.sync without .aligned by a part of a warp (lanes 0x0000ffff of 0xffffffff) is not implemented"
     ),
 }
