@@ -1,4 +1,4 @@
-"""Registers, spills and shared memory of the kernels of ``mma.sync``, compiled for every target. Needs no GPU.
+"""Tiles, registers and spills of the kernels of ``mma.sync``, compiled for every target. Needs no GPU.
 
     python -m bench.registers                    # all targets, about a minute each; the table of docs/mma_sync.md
     python -m bench.registers --archs sm_86
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from bench.configs import rows_type
+from bench.results import markdown
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.plan import Plan, make_plan
@@ -40,34 +41,29 @@ def problems(arch: str) -> dict[str, GemmProblem | PatchEmbedProblem | PatchEmbe
     return images | rows | products
 
 
-def tile_of(plan: Plan) -> str:
-    """Rows, columns and bytes of K of a tile, stages, warps and CTAs of a multiprocessor."""
-    c = plan.config
-    tile = f"{c.tile_m} x {c.tile_n} x {c.row_bytes} B"
-    return f"{tile}, {c.stages} stages, {c.warps_m} x {c.warps_n} warps, {c.resident_ctas} CTAs"
+def cell_of(plan: Plan) -> str:
+    """Rows, columns, bytes of K and stages of a tile, registers of a thread, and bytes of them on the stack if any."""
+    c, used = plan.config, compile_plan(plan).resources
+    spilled = used.stack_bytes + used.local_bytes
+    tile = f"{c.tile_m} x {c.tile_n} x {c.row_bytes}, {c.stages}"
+    return f"{tile}: {used.registers}" + (f", {spilled} B spilled" if spilled else "")
 
 
-def rows_of(arch: str) -> list[tuple[str, ...]]:
-    """Target, problem, the plan's tile, registers of a thread, bytes on the stack, shared memory of a CTA."""
-    found = []
-    for name, problem in problems(arch).items():
-        plan = make_plan(problem, arch=arch)
-        used = compile_plan(plan).resources
-        spilled = used.stack_bytes + used.local_bytes
-        found.append((arch, name, tile_of(plan), str(used.registers), str(spilled), f"{plan.smem_bytes >> 10} KB"))
-    return found
+def table_of(archs: Sequence[str]) -> str:
+    """One row per problem, one column per target."""
+    cells: dict[str, dict[str, str]] = {}
+    for arch in archs:
+        for name, problem in problems(arch).items():
+            cells.setdefault(name, {})[arch] = cell_of(make_plan(problem, arch=arch))
+    rows = ([name, *(row.get(arch, "") for arch in archs)] for name, row in cells.items())
+    return markdown(["problem", *archs], rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table, each row when it is known."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--archs", nargs="+", choices=MMA_SYNC, default=MMA_SYNC, help="default: all")
-    arguments = parser.parse_args(argv)
-    header = ("target", "problem", "tile", "registers", "bytes spilled", "shared memory")
-    print(f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", sep="\n")
-    for arch in arguments.archs:
-        for row in rows_of(arch):
-            print(f"| {' | '.join(row)} |", flush=True)
+    print(table_of(parser.parse_args(argv).archs))
     return 0
 
 
