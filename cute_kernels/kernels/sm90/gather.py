@@ -93,6 +93,8 @@ class GatherMma(GemmMma):
     order: PatchOrder
     grid: tuple[Int32, Int32] = (0, 0)
 
+    WAVES_DIFFER = True
+
     @property
     def activation(self) -> str:
         return "none"
@@ -126,7 +128,7 @@ class GatherMma(GemmMma):
         return column, patch, piece // pieces, grid_row // rows, image // images
 
     @cute.jit
-    def _addends(
+    def _bias(
         self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
     ) -> cute.Tensor | None:
         """Table values of the eight accumulators of one column group: two rows, of the same position or not."""

@@ -13,6 +13,7 @@ ignore the low 13 bits of an FP32 number; TMA rounds to TF32 on the way, so that
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import cutlass
 import cutlass.cute as cute
@@ -216,6 +217,8 @@ class GemmMma:
     turn: int
     addends: Addends = Addends()
 
+    WAVES_DIFFER: ClassVar[bool] = False
+
     @cute.jit
     def run(self) -> None:
         plan = self.plan
@@ -251,7 +254,7 @@ class GemmMma:
             self.operands.stamps.mark(Phase.MMA)
             # Coordinates and the first of the bias are there when the last WGMMAs are.
             place = self._place(tile)
-            biases = self._first_biases(place, 0)
+            biases = self._biases(place, 0, 0)
             warpgroup.wait_group(0)
             self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
             if cutlass.const_expr(self.partials is None):
@@ -301,7 +304,8 @@ class GemmMma:
     ) -> None:
         """Finishes, stages and stores one tile; returns as soon as the last TMA store is issued.
 
-        Waves of a region follow each other, so that they share its bias, which is loaded a region ahead.
+        A bias is loaded a store buffer ahead. Waves of a region follow each other, so that they share it unless
+        ``WAVES_DIFFER``.
         """
         plan, config = self.plan, self.plan.config
         groups, dtype = plan.store_columns // COLUMN_GROUP, ELEMENT_TYPES[plan.problem.out_dtype]
@@ -310,15 +314,15 @@ class GemmMma:
         for i in cutlass.range_constexpr(plan.regions_per_tile):
             region, wave = divmod(i, plan.waves)
             buffer = i % config.store_stages
-            if cutlass.const_expr(wave == 0):
-                biases = upcoming
-            if cutlass.const_expr(wave == plan.waves - 1 and i + 1 < plan.regions_per_tile):
-                upcoming = self._first_biases(place, region + 1)
+            biases = upcoming
+            next_region, next_wave = divmod(i + 1, plan.waves)
+            if cutlass.const_expr(i + 1 < plan.regions_per_tile and (next_wave == 0 or self.WAVES_DIFFER)):
+                upcoming = self._biases(place, next_region, next_wave)
             for first in cutlass.range_constexpr(0, groups, LOADED_GROUPS):
                 # Of a buffer's first groups before the wait for it, which the loads may then overlap.
                 numbers = range(first, min(first + LOADED_GROUPS, groups))
                 columns = [(region * groups + j) * COLUMN_GROUP for j in numbers]
-                bias = biases if first == 0 else [self._load_bias(place[1] + column) for column in columns]
+                bias = biases if first == 0 else self._biases(place, region, wave, first)
                 residuals = [self._residual(place, wave, column) for column in columns]
                 scales = [self._scales(row_factors[wave], place, column) for column in columns]
                 if cutlass.const_expr(first == 0):
@@ -366,11 +370,17 @@ class GemmMma:
             row += self.warpgroup * plan.warpgroup_rows
         return row, (n_tile * config.cluster_n + self.rank_n) * config.tile_n, batch
 
-    def _first_biases(self, place: tuple[Int32, ...], region: int) -> tuple[cute.Tensor | None, ...]:
-        """Values of the bias for the first column groups of a region."""
-        first = place[1] + region * self.plan.store_columns
-        groups = min(self.plan.store_columns // COLUMN_GROUP, LOADED_GROUPS)
-        return tuple(self._load_bias(first + group * COLUMN_GROUP) for group in range(groups))
+    def _biases(
+        self, place: tuple[Int32, ...], region: int, wave: int, first: int = 0
+    ) -> tuple[cute.Tensor | None, ...]:
+        """Values of the bias for the column groups of a store buffer that are finished together, from ``first`` on."""
+        groups = self.plan.store_columns // COLUMN_GROUP
+        numbers = range(first, min(first + LOADED_GROUPS, groups))
+        return tuple(self._bias(place, wave, (region * groups + j) * COLUMN_GROUP) for j in numbers)
+
+    def _bias(self, place: tuple[Int32, ...], wave: int, column: int) -> cute.Tensor | None:
+        """Values of the bias for the eight accumulators of the column group that begins at ``column`` of the tile."""
+        return self._load_bias(place[1] + column)
 
     def _rows(self, place: tuple[Int32, ...], wave: int) -> tuple[Int32, Int32]:
         """The two rows of a wave of which a thread has values."""

@@ -232,3 +232,8 @@ def test_partial_sums_out_of_order(pattern: str, replacement: str, error: type[E
     with pytest.raises(error) as raised:
         emulate(case.plan, case.tensors, Options(completion="lazy"), artifact=_edited(case, pattern, replacement))
     assert re.search(message, getattr(raised.value, "report", str(raised.value)))
+
+
+def test_tf32_in_tiles_whose_columns_are_no_multiple_of_32() -> None:
+    config = Sm90GemmConfig(tile_m=128, tile_n=144, stages=2, cluster_m=1, cluster_n=1, pingpong=True, store_stages=1)
+    check(make_gemm_case(m=130, n=200, k=96, in_dtype=torch.float32, out_dtype=torch.float32, config=config))
