@@ -1,12 +1,13 @@
-"""What an activation costs the dense GEMM: ours with and without GELU, beside cuBLAS and its own GELU epilogue.
+"""The dense GEMM on the layers of vision towers: BF16, with GELU, FP8 and INT8, beside cuBLAS.
 
-    python -m bench.gemm_activation                 # prints the table, on an SM90 or SM100 GPU
+    python -m bench.gemm_layers                     # prints the table, on an SM90 or SM100 GPU
 
 The linear layers of SigLIP's encoders in BF16 with a bias: qkv, out, fc1 and fc2 of base-p16 at 8 and 64 images, of
 large-p16 at 64, of so400m-384 at 16; and few rows. All launches of a shape run in turn, in CUDA graphs, back to back
 and in bursts after a pause; the median of the rounds counts. cuBLAS is the faster of torch's linear and the best of
 what cuBLASLt's heuristic proposes, which has no bias. Ours reads a bias that was converted to FP32 before
-(`cute_kernels.frozen_constants`). Results are compared before.
+(`cute_kernels.frozen_constants`). Operands of 8 bits have a multiplier for each row and column and no bias; cuBLAS's
+FP8 is the faster of `torch._scaled_mm` with fast accumulation and without. Results are compared before.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ FEW_ROWS = [(m, 4096, 4096) for m in (16, 32, 64)]
 
 OURS, OURS_GELU, LINEAR, LINEAR_GELU = "gemm", "gemm, gelu_tanh", "torch linear", "cuBLASLt, GELU epilogue"
 ALGORITHM = "cuBLASLt algorithm"
+FP8, FP8_GELU, INT8, FP8_PEER = "gemm, FP8", "gemm, FP8, gelu_tanh to FP8", "gemm, INT8", "cuBLAS FP8"
 _ROUNDS = 9
 _BURST = 10
 _PAUSE_S = 0.02
@@ -56,6 +58,20 @@ def launches(m: int, n: int, k: int) -> dict[str, Callable[[int, int], object]]:
         LINEAR: lambda i, _: torch.nn.functional.linear(rows[i % count], b, bias),
         LINEAR_GELU: lambda i, _: torch._addmm_activation(bias, rows[i % count], b.T, use_gelu=True),
     }
+    narrow = [each.to(torch.float8_e4m3fn) for each in (*rows, *(torch.randn_like(each) for each in rows))]
+    whole = [torch.randint(-128, 128, (m, k), device="cuda", dtype=torch.int8) for _ in narrow]
+    scales = {"scale_a": torch.rand(m, 1, device="cuda") + 0.5, "scale_b": torch.rand(1, n, device="cuda") + 0.5}
+    narrow_b, whole_b = b.to(torch.float8_e4m3fn), torch.randint(-128, 128, (n, k), device="cuda", dtype=torch.int8)
+    to_fp8 = {"activation": "gelu_tanh", "out_dtype": torch.float8_e4m3fn}
+    runs |= {
+        FP8: lambda i, _: gemm(narrow[i % len(narrow)], narrow_b, **scales),
+        FP8_GELU: lambda i, _: gemm(narrow[i % len(narrow)], narrow_b, **scales, **to_fp8),
+        INT8: lambda i, _: gemm(whole[i % len(whole)], whole_b, **scales),
+    }
+    for fast in (True, False):
+        runs[f"{FP8_PEER} {fast}"] = lambda i, _, fast=fast: torch._scaled_mm(
+            narrow[i % len(narrow)], narrow_b.T, **scales, out_dtype=torch.bfloat16, use_fast_accum=fast
+        )
     out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
     operands = Operand(k, n, k, 0), Operand(k, m, k, 0), Operand(n, m, n, 0)
     matmul = Matmul(*operands, batch=1, alpha=1.0, device=torch.cuda.current_device(), kind="bf16")
@@ -68,7 +84,7 @@ def launches(m: int, n: int, k: int) -> dict[str, Callable[[int, int], object]]:
 
 def check(runs: dict[str, Callable[[int, int], object]]) -> None:
     """Raises RuntimeError where ours and cuBLAS's differ by more than rounding."""
-    for one, other in ((OURS, LINEAR), (OURS_GELU, LINEAR_GELU)):
+    for one, other in ((OURS, LINEAR), (OURS_GELU, LINEAR_GELU), (FP8, f"{FP8_PEER} False")):
         got, expected = runs[one](0, 0).double(), runs[other](0, 0).double()
         error = float((got - expected).norm() / expected.norm())
         if not error < _TOLERANCE:
@@ -98,6 +114,8 @@ def microseconds(shape: tuple[int, int, int]) -> dict[str, dict[str, float]]:
     for mode, times in (("sustained", search.interleaved(sustained, _ROUNDS)), ("burst", bursts(burst))):
         cublas = min(value for name, value in times.items() if name == LINEAR or name.startswith(ALGORITHM))
         named = {OURS: times[OURS], OURS_GELU: times[OURS_GELU], "cuBLAS": cublas, LINEAR_GELU: times[LINEAR_GELU]}
+        named |= {name: times[name] for name in (FP8, FP8_GELU, INT8)}
+        named[FP8_PEER] = min(value for name, value in times.items() if name.startswith(FP8_PEER))
         found[mode] = {name: 1e3 * value for name, value in named.items()}
     return found
 
@@ -106,16 +124,20 @@ RATIOS = (
     ("cuBLAS / ours", "cuBLAS", OURS),
     ("cuBLASLt with GELU / ours with GELU", LINEAR_GELU, OURS_GELU),
     ("ours with GELU / without", OURS_GELU, OURS),
+    ("cuBLAS FP8 / ours", FP8_PEER, FP8),
+    ("cuBLAS FP8 / our INT8", FP8_PEER, INT8),
+    ("our FP8 with GELU, to FP8 / without", FP8_GELU, FP8),
 )
 
 
 def main() -> int:
     """Returns 0, or 2 without a GPU."""
     if not torch.cuda.is_available():
-        print("bench.gemm_activation: no CUDA device", file=sys.stderr)
+        print("bench.gemm_layers: no CUDA device", file=sys.stderr)
         return 2
     print(f"{torch.cuda.get_device_name()}: microseconds back to back / in a burst")
-    print(f"| M x N x K | {OURS} | {OURS_GELU} | cuBLAS | {LINEAR_GELU} |\n|---|---|---|---|---|")
+    names = OURS, OURS_GELU, "cuBLAS", LINEAR_GELU, FP8, FP8_GELU, INT8, FP8_PEER
+    print(f"| M x N x K | {' | '.join(names)} |\n{'|---' * (len(names) + 1)}|")
     ratios: dict[tuple[str, str], list[float]] = {}
     for shape in SHAPES + FEW_ROWS:
         times = microseconds(shape)
