@@ -316,8 +316,9 @@ def test_an_exit_releases_whoever_waits(name: str, native: bool, tmp_path: Path)
     ((start, end),) = flows(events)
     assert names[start["pid"], start["tid"]].startswith("warp 1")
     assert names[end["pid"], end["tid"]].startswith("warp 0")
-    # Before it waits warp 0 executes 5 instructions; warp 1 4 or 5, 3 of every round of its loop, and ret.
-    executed = 5 + {"exit of the last": 5 + 3 * 63, "exit of lanes": 5 + 3 * 30}[name] + 1
+    # Before it waits warp 0 executes 5 instructions; warp 1 executes 5, and 3 of every round of its loop, which ends in
+    # a branch to the ret.
+    executed = 5 + {"exit of the last": 5 + 3 * 63, "exit of lanes": 5 + 3 * 30}[name]
     assert start["ts"] == executed - 0.5
 
 

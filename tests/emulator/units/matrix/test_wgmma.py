@@ -395,7 +395,8 @@ def test_branches_around_wgmma(name: str, native: bool) -> None:
 @pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_a_part_of_a_warp_is_reported(edited: str, native: bool) -> None:
     case = Wgmma(n=8)
-    text = changed(case, (edited, f"setp.lt.u32 %p, %thread, 16; @%p bra SKIP; {edited}"), ("ret;", "SKIP: ret;"))
+    skipped = f"setp.lt.u32 %p, %thread, 16; @%p bra SKIP; {edited}"
+    text = changed(case, (edited, skipped), ("ret;", "SKIP: bar.warp.sync -1; ret;"))
     with pytest.raises(BarrierMisuse, match="wgmma.* is executed by lanes 0xffff0000 of a warp with live lanes"):
         run(case, text, Options())
 
