@@ -266,9 +266,7 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
             first = drain.feature_block * LANES + drain.staging.lane // MATRICES
             features = tuple(scales.feature(first + 8 * i) for i in range(MATRICES))
         rows = TileTableRows(args.table_rows, args.table_index, args.rows, self.plan)
-        return Sm100ResidentEpilogue(
-            **vars(drain), table=args.table, table_rows=rows, scales=scales, features=features
-        )
+        return Sm100ResidentEpilogue(**vars(drain), table=args.table, table_rows=rows, scales=scales, features=features)
 
 
 dsl.name_kernel(Sm100ResidentKernel.kernel, "patch_embed_resident_sm100a")
