@@ -18,8 +18,12 @@ ITEMSIZE = {"uint8": 1, "int8": 1, "float8_e4m3fn": 1, "bfloat16": 2, "float16":
 """Bytes of an element."""
 
 WEIGHT_TYPES = {
-    "float8_e4m3fn": "float8_e4m3fn", "uint8": "int8", "int8": "int8", "bfloat16": "bfloat16", "float16": "float16",
-}  # fmt: skip
+    "float8_e4m3fn": "float8_e4m3fn",
+    "uint8": "int8",
+    "int8": "int8",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+}
 """Element type of the second operand of a product, a weight, by that of the first."""
 
 LARGEST_PRODUCT = {"uint8": 255 * 128, "int8": 128 * 128}

@@ -227,9 +227,12 @@ def _add_ptx(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("kernel", choices=tuple(OPERATIONS))
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE",
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
         help="PTX file; facts go to FILE.json (default: the name of the kernel, e.g. patch_embed.ptx)",
-    )  # fmt: skip
+    )
     add_problem(parser)
     add_kernel(parser, *OPERATIONS)
     parser.set_defaults(run=_ptx)

@@ -86,7 +86,6 @@ def make_stamps(plan: Plan, profile: cute.Pointer | None, warp: Int32) -> Stamps
 # --- the mbarriers of an edge ----------------------------------------------------------------------------------------
 
 
-
 class Pipe:
     """One edge of the graph inside a kernel: ``stages`` full mbarriers, as many empty ones unless it is filled once.
 

@@ -257,9 +257,15 @@ class WarpStaging:
 
 
 def warp_staging(
-    storage: cute.Pointer, first: Int32, rows: int, buffers: int, atom: cute.CopyAtom, out: cute.Tensor, dtype: type,
+    storage: cute.Pointer,
+    first: Int32,
+    rows: int,
+    buffers: int,
+    atom: cute.CopyAtom,
+    out: cute.Tensor,
+    dtype: type,
     row_bytes: int = 128,
-) -> WarpStaging:  # fmt: skip
+) -> WarpStaging:
     """The ring of ``buffers`` buffers that begins at buffer ``first`` of the staging area at ``storage``.
 
     Args:
