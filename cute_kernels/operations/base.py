@@ -111,14 +111,14 @@ class Operation(ABC, Generic[A]):
     Attributes:
         planner: what is registered of it for planning; its name is that of the operator.
         arguments: the dataclass of its arguments.
-        scales: how its factors become one, if it has any.
+        scales: how its factors become one number, of each operand that is one.
         rotated: the argument of which timed launches read one after another.
         repeated: its remembered calls.
     """
 
     planner: Planner
     arguments: type[A]
-    scales: ScaleProduct | None = None
+    scales: tuple[ScaleProduct, ...] = ()
     rotated: str
 
     def __init__(self) -> None:

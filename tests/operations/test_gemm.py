@@ -152,7 +152,7 @@ def test_bias_is_prepared_once():
 def test_opcheck(shape):
     a, b, bias = make_call(shape=shape, n=8)
     names = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    no = None, None, None, 1.0, 1.0  # scales, residual
+    no = (None,) * 7  # tensors and numbers of the scales, residual
     torch.library.opcheck(torch.ops.cute_kernels.gemm, (a, b, bias, *no, FP32, "auto"), test_utils=names)
     config = ("Sm90GemmConfig:tile_m=128,pingpong=false",)
     torch.library.opcheck(torch.ops.cute_kernels.gemm, (a, b, None, *no, None, "reference", *config), test_utils=names)
@@ -265,8 +265,9 @@ NARROW = {"a": A.to(FP8), "b": B.to(FP8)}
             {"a": torch.zeros(2, 131_072, dtype=torch.int8), "b": torch.zeros(2, 131_072, dtype=torch.int8)},
             ValueError, "a has K = 131072, allowed: at most 131056 of torch.int8",
         ),
-        ({"scale_a": 0.5}, ValueError, "scale_a is given with a of torch.bfloat16, allowed: with torch.float8_e4m3fn"),
-        ({"scale_b": torch.ones(1)}, ValueError, "scale_b is given with a of torch.bfloat16"),
+        ({"scale_a": -0.5}, ValueError, "scale_a = -0.5, allowed: finite and greater than 0"),
+        ({"scale_b": torch.ones(6)}, ValueError, r"scale_b has shape \[6\], allowed: a tensor of one element or \[1, N\]"),
+        ({"scale_b": torch.ones(1, device="meta")}, ValueError, "scale_b is on meta and a is on cpu"),
         (NARROW | {"scale_a": 0.0}, ValueError, "scale_a = 0.0, allowed: finite and greater than 0"),
         (NARROW | {"scale_a": "1"}, TypeError, "scale_a is str, expected a number"),
         (NARROW | {"scale_a": torch.ones(1, 4)}, ValueError, r"scale_a has shape .*or \[M, 1\] = \[4, 1\]"),
@@ -278,7 +279,11 @@ NARROW = {"a": A.to(FP8), "b": B.to(FP8)}
         ({"residual": torch.zeros(4, 6, dtype=torch.int8)}, TypeError, "residual has dtype torch.int8"),
         ({"out_scale": 0.5}, ValueError, "out_scale = 0.5 is given, allowed: with out_dtype torch.float8_e4m3fn"),
         ({"out_dtype": FP8, "out_scale": -1.0}, ValueError, "out_scale = -1.0, allowed: finite and greater than 0"),
-        ({"out_dtype": FP8, "out_scale": torch.ones(1)}, TypeError, "out_scale is Tensor, expected a number or None"),
+        ({"out_dtype": FP8, "out_scale": "1"}, TypeError, "out_scale is str, expected a number, an FP32 tensor, or None"),
+        ({"out_dtype": FP8, "out_scale": torch.ones(2)}, ValueError, r"out_scale has shape \[2\], .* one element$"),
+        ({"out_dtype": FP8, "out_scale": torch.ones(1).half()}, TypeError, "out_scale has dtype torch.float16"),
+        ({"out_dtype": FP8, "out_scale": torch.ones(1, device="meta")}, ValueError, "out_scale is on meta and a is on"),
+        ({"out_scale": torch.ones(1)}, ValueError, "out_scale = a tensor is given, allowed: with out_dtype torch.float8"),
         ({"out_dtype": FP8, "out_scale": 1e-42}, ValueError, "out_scale = 1e-42, allowed: 1 / out_scale is finite"),
     ],
 )
