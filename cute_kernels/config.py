@@ -441,7 +441,7 @@ class GemmProblem:
             which is rounded to TF32 on its way to the tensor core. ``b`` has the same, int8 for uint8.
         out_dtype: element type of the output: bfloat16, float16, float32 or float8_e4m3fn, which is divided by a number
             of the call first.
-        bias: whether an FP32 vector of N values is added before the one rounding to ``out_dtype``.
+        bias: whether a vector of N values is added before the activation.
         activation: one of `ACTIVATIONS`, applied in FP32 before that rounding.
         scale_source: where the number for the whole call is: ``"value"`` passes it in the launch parameters,
             ``"pointer"`` reads one FP32 from device memory when the kernel starts.
@@ -450,6 +450,7 @@ class GemmProblem:
             the whole call.
         residual: element type of what is added after the activation, bfloat16, float16 or float32; None: nothing.
         with_scale: there is a scale, although no other field says so and operands have more than 8 bits.
+        bias_dtype: element type of the bias: bfloat16, float16 or float32.
         out_scale_source: where the number is that an output of float8_e4m3fn is divided by, as ``scale_source``.
     """
 
@@ -466,6 +467,7 @@ class GemmProblem:
     column_scale: bool = False
     residual: str | None = None
     with_scale: bool = False
+    bias_dtype: str = "float32"
     out_scale_source: ScaleSource = "value"
 
     @property

@@ -29,7 +29,7 @@ class Addends:
     Attributes:
         scales: multipliers of the accumulators, ``[M, batches]`` and ``[N, batches]``.
         residual: ``[M, pitch, batches]``, rows of whole 16 bytes.
-        out_factor: of an output of 8 bits, the reciprocal of its scale; before `loaded` the scale or its place in memory.
+        out_factor: of an output of 8 bits, the reciprocal of its scale; before `loaded` the scale, or where it is.
     """
 
     scales: Scales | None = None
@@ -247,10 +247,26 @@ def gemm_addends(
 
 
 def bias_view(pointer: cute.Pointer | None, plan: GemmPlan, n: Int32) -> cute.Tensor | None:
-    """FP32 values of all columns of all tiles."""
-    if pointer is None:
+    """``[N]`` in its own type."""
+    return None if pointer is None else cute.make_tensor(pointer, cute.make_layout(cute.assume(n, plan.bias_vector)))
+
+
+@cute.jit
+def biases(
+    bias: cute.Tensor | None, column: Int32, count: cutlass.Constexpr[int], vector: cutlass.Constexpr[int]
+) -> cute.Tensor | None:
+    """FP32 registers with the bias of ``count`` columns, from a multiple of that many on; of the last one beyond N.
+
+    ``vector``: `GemmPlan.bias_vector`.
+    """
+    if cutlass.const_expr(bias is None):
         return None
-    return cute.make_tensor(pointer, cute.make_layout(cute.ceil_div(n, plan.cluster_columns) * plan.cluster_columns))
+    loaded = _row_of(bias, column, count, math.gcd(vector, count))
+    if cutlass.const_expr(bias.element_type is Float32):
+        return loaded
+    values = cute.make_rmem_tensor(loaded.layout, Float32)
+    values.store(loaded.load().to(Float32))
+    return values
 
 
 @cute.jit

@@ -7,7 +7,7 @@ the checks that need nothing but a tensor's metadata, and what a repeated call l
     @dataclass(frozen=True, eq=False)
     class GemmArguments:
         a: torch.Tensor = tensor(*IN_DTYPES, shapes=("[M, K]", "[B, M, K]"), dense=True)
-        bias: torch.Tensor | None = tensor(*OUT_DTYPES, optional=True, role="derived")
+        bias: torch.Tensor | None = tensor(*OUT_DTYPES, optional=True)
         allow_tf32: bool = plain("bool allow_tf32=False", bool, default=False)
 """
 

@@ -29,7 +29,6 @@ from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.gemm import B_TYPES, FLOATS
 from cute_kernels.plan.registry import GEMM as PLANNER
-from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import ScaleProduct
@@ -74,8 +73,8 @@ def gemm(
             contiguous; K a multiple of 16 bytes (TMA reads rows of whole ones), at least that; of uint8 at most 65,792,
             of int8 131,056. A slice whose memory does not start on 16 bytes is copied. Of no rows nothing is launched.
         b: ``[N, K]`` of the same type, int8 for integers, for all of a batch, or ``[B, N, K]``, no extent 0.
-        bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. It is converted to FP32 once and found again by object,
-            memory, autograd's version counter and, as `cute_kernels.clear_cache` says, its numbers.
+        bias: ``[N]`` BF16, FP16 or FP32, or None. The kernel converts it to FP32; one that is not contiguous, or does
+            not start on 16 bytes, is copied.
         out_dtype: bfloat16, float16, float32 or float8_e4m3fn; when None the type of ``a``, of 8 bits bfloat16.
         config: tunables of the kernel, `Sm100GemmConfig`, `Sm90GemmConfig` or `Sm80GemmConfig`; None takes what
             `cute_kernels.tune_gemm` found for this problem, or chooses by size. The emulator runs the kernel of the
@@ -119,7 +118,7 @@ class GemmArguments:
 
     a: torch.Tensor = arguments.tensor(*_A_TYPES, shapes=("[M, K]", "[B, M, K]"), dense=True, may_be_empty=True)
     b: torch.Tensor = arguments.tensor(*_B_TYPES, shapes=("[N, K]", "[B, N, K]"), dense=True)
-    bias: torch.Tensor | None = arguments.tensor(*_FLOATS, optional=True, role="derived")
+    bias: torch.Tensor | None = arguments.tensor(*_FLOATS, optional=True)
     scale_a: float | torch.Tensor | None = arguments.scale("row_scale")
     scale_b: float | torch.Tensor | None = arguments.scale("column_scale")
     residual: torch.Tensor | None = arguments.tensor(
@@ -223,13 +222,15 @@ class _Gemm(Operation[GemmArguments]):
             column_scale=is_vector(args.scale_b),
             residual=None if args.residual is None else name_of(args.residual.dtype),
             with_scale=args.a.itemsize > 1 and by_value,
+            bias_dtype="float32" if args.bias is None else name_of(args.bias.dtype),
             out_scale_source="pointer" if isinstance(args.out_scale, torch.Tensor) else "value",
         )
 
     def tuned_problem(self, problem: GemmProblem) -> GemmProblem:
         """From where the number for the call comes costs nothing."""
-        # Numbers of the call, which cost nothing, wherever they are.
-        return dataclasses.replace(problem, scale_source="value", out_scale_source="value", with_scale=False)
+        # Numbers of the call and the bytes of a bias cost nothing, whatever they are.
+        numbers = {"scale_source": "value", "out_scale_source": "value", "with_scale": False}
+        return dataclasses.replace(problem, **numbers, bias_dtype="float32")
 
     def smallest(self, problem: GemmProblem) -> GemmProblem:
         return dataclasses.replace(problem, m=1)
@@ -253,7 +254,7 @@ class _Gemm(Operation[GemmArguments]):
         return GemmArguments(
             a=a,
             b=b,
-            bias=draw(p.n, dtype=torch.float32) if p.bias else None,
+            bias=draw(p.n, dtype=getattr(torch, p.bias_dtype)) if p.bias else None,
             scale_a=scale_a,
             scale_b=factors(p.batches, 1, p.n) + 0.5 if p.column_scale else None,
             residual=draw(p.batches, p.m, p.n, dtype=getattr(torch, p.residual)) if p.residual else None,
@@ -291,15 +292,14 @@ class _Gemm(Operation[GemmArguments]):
         return [dataclasses.replace(plan, config=dataclasses.replace(plan.config, group_m=group)) for group in groups]
 
     def prepare(self, args: GemmArguments, plan: GemmPlan) -> Prepared:
-        """Aligns, pads the bias, allocates the output with the pitch that TMA needs."""
+        """Aligns, allocates the output with the pitch that TMA needs."""
         problem = plan.problem
         m, n, k, batches = problem.m, problem.n, problem.k, problem.batches
-        pad = functools.partial(_padded_bias, columns=plan.padded_n)
         dtype = getattr(torch, problem.out_dtype)
         operands = Operands(
             a=_aligned(args.a).view(batches, m, k),
             b=_aligned(args.b).view(batches, n, k),
-            bias=None if args.bias is None else pad(args.bias),
+            bias=None if args.bias is None else _aligned(args.bias.resolve_neg().contiguous()),
             scale=combine_scales(*map(only_number, (args.scale_a, args.scale_b))) if problem.call_scale else None,
             row_scale=in_kernel_order(args.scale_a),
             column_scale=in_kernel_order(args.scale_b),
@@ -307,7 +307,7 @@ class _Gemm(Operation[GemmArguments]):
             out_scale=output_scale(args.out_scale) if plan.narrows else None,
             out=torch.empty(batches, m, plan.out_pitch, dtype=dtype, device=args.a.device),
         )
-        return Prepared(plan, operands, self.output_shape(args), {"bias": pad})
+        return Prepared(plan, operands, self.output_shape(args))
 
     def reference(self, args: GemmArguments) -> torch.Tensor:
         a, b = args.a, args.b
@@ -359,15 +359,6 @@ def prepare_gemm(
             a, b, bias, scale_a, scale_b, residual, out_scale, out_dtype, "auto", config, allow_tf32, activation
         )
     )
-
-
-def _padded_bias(bias: torch.Tensor, columns: int) -> torch.Tensor:
-    """FP32 with zeros up to ``columns``, kept while the bias lives unchanged."""
-
-    def build() -> torch.Tensor:
-        return torch.nn.functional.pad(bias.detach().to(torch.float32), (0, columns - bias.shape[0]))
-
-    return DERIVED.get(("gemm bias", columns), (bias,), build)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

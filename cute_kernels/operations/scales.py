@@ -1,4 +1,4 @@
-"""The two dequantisation multipliers of a call, and their product, which is what a kernel applies; that of an output.
+"""The two dequantisation multipliers of a call, and their product, which is what a kernel applies; an output's scale.
 
 A multiplier is one number, or FP32 numbers for every row or every feature. Those that are one number are multiplied
 before the launch; a kernel multiplies the product with the others.
@@ -139,7 +139,7 @@ def output_number(scale: float | None) -> float:
 
 
 def output_scale(scale: float | torch.Tensor | None) -> float | torch.Tensor:
-    """The same, or what a kernel reads in memory."""
+    """Scale of an output as a kernel takes it: `output_number`, or the tensor, which it reads."""
     return scale.resolve_neg() if isinstance(scale, torch.Tensor) else output_number(scale)
 
 

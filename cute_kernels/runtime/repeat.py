@@ -22,7 +22,7 @@ from cute_kernels.runtime import gpu
 from cute_kernels.runtime.constants import DERIVED, PEFT, Source
 from cute_kernels.runtime.operands import Operands, Picker, picker
 
-Role = Literal["varies", "constant", "derived", "scale", "static"]
+Role = Literal["varies", "constant", "scale", "static"]
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Types without an override of what operators do."""
@@ -52,10 +52,9 @@ class Repeatable:
     Attributes:
         name: of the argument.
         role: ``"varies"``: a tensor that differs from call to call, and is an operand as it is; ``"constant"``: a
-            tensor of the model, found again by its identity, from which operands were made once; ``"derived"``: a
-            tensor from which an operand is looked up in every call; ``"scale"``: a factor, None, a number, one number
-            in memory, or a tensor of more of them, which is an operand as it is; ``"static"``: anything else that the
-            result depends on, found by its type and value.
+            tensor of the model, found again by its identity, from which operands were made once; ``"scale"``: a
+            factor, None, a number, one number in memory, or a tensor of more of them, which is an operand as it is;
+            ``"static"``: anything else that the result depends on, found by its type and value.
         operand: the operand that a tensor is, or gives.
     """
 
@@ -225,7 +224,6 @@ class RepeatedCalls:
         plan: Plan,
         operands: Operands,
         out: torch.Tensor,
-        derive: Mapping[str, Callable[[torch.Tensor], torch.Tensor]],
     ) -> None:
         """Remembers a call that was just made the long way on the current stream, if it may be made again.
 
@@ -233,7 +231,6 @@ class RepeatedCalls:
             values: the operation's arguments by name.
             plan, operands: of the launch.
             out: what the call returned.
-            derive: of each derived argument, what makes its operand.
         """
         if torch.cuda.is_current_stream_capturing():
             return  # memory of a graph's own pool must not outlive the graph
@@ -252,7 +249,7 @@ class RepeatedCalls:
             calls.pop(key, None)
             recent.pop(main, None)  # even a replaced call: the id will be used again
 
-        call = self._remember(given, flat, plan, operands, out, stream, derive, forget)
+        call = self._remember(given, flat, plan, operands, out, stream, forget)
         with self._lock:
             if len(self.calls) >= _CAPACITY:
                 self.clear()
@@ -274,13 +271,12 @@ class RepeatedCalls:
         operands: Operands,
         out: torch.Tensor,
         stream: int,
-        derive: Mapping[str, Callable[[torch.Tensor], torch.Tensor]],
         forget: Callable[[Any], None],
     ) -> RepeatedCall:
         """``given``: arguments that are tensors, by their places among ``values``."""
         as_is = {i: a.operand for i, a in given.items() if _is_operand(a, values[i])}
         constants = [i for i, a in given.items() if a.role == "constant"]
-        made = [(a.operand, _derived(i, derive[a.name])) for i, a in given.items() if a.role == "derived"]
+        made: list[tuple[str, Callable[[tuple], torch.Tensor]]] = []
         numbers = {}
         for scale, factors in self._products(values, plan):
             if any(isinstance(factor, torch.Tensor) for factor in factors(values)):
@@ -353,10 +349,6 @@ def _numbers_at(places: Sequence[int | None]) -> Picker:
 
 def _multiplied(factors: Picker, tensors: Callable[..., torch.Tensor]) -> Callable[[tuple], torch.Tensor]:
     return lambda values: tensors(*factors(values))
-
-
-def _derived(place: int, derive: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[tuple], torch.Tensor]:
-    return lambda values: derive(values[place])
 
 
 def _memory(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:

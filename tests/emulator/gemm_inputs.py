@@ -39,7 +39,8 @@ def make_gemm_case(
     a = random_values(batches, m, k, dtype=in_dtype, generator=generator)
     b = random_values(batches, n, k, dtype=torch.int8 if in_dtype is torch.uint8 else in_dtype, generator=generator)
     values = random_values(n, dtype=torch.float32, generator=generator) if bias else None
-    factors: dict[str, float | torch.Tensor] = {"scale_a": 0.3, "scale_b": 0.1} if in_dtype.itemsize == 1 or scales else {}
+    scaled = in_dtype.itemsize == 1 or scales
+    factors: dict[str, float | torch.Tensor] = {"scale_a": 0.3, "scale_b": 0.1} if scaled else {}
     if "row" in scales:
         factors["scale_a"] = torch.rand(batches, m, 1, generator=generator) + 0.5
     if "column" in scales:

@@ -262,7 +262,7 @@ def sizes() -> Iterator[Limit]:
 
 
 def narrow_products() -> Iterator[Limit]:
-    """The dense GEMM of 8 bits: K of integers, scales, what only an output of 8 bits has, and types without a kernel."""
+    """The dense GEMM of 8 bits: K of integers, what only 8 bits have, and types without a kernel."""
     fp8 = partial(gemm, "sm_90a", in_dtype="float8_e4m3fn")
     for dtype, most in (("uint8", 65_792), ("int8", 131_056)):
         at, beyond = (gemm("sm_90a", in_dtype=dtype, k=k) for k in (most, most + 16))

@@ -42,7 +42,7 @@ PRODUCT = GemmProblem(m=300, n=200, k=256)
 OTHER_PRODUCT = {
     "m": 500, "n": 328, "k": 512, "batches": 3, "in_dtype": "float16", "out_dtype": "float32", "bias": True,
     "activation": "silu", "scale_source": None, "row_scale": None, "column_scale": None, "residual": "bfloat16",
-    "with_scale": True, "out_scale_source": None,
+    "with_scale": True, "bias_dtype": "float16", "out_scale_source": None,
 }  # fmt: skip
 NARROW = dataclasses.replace(PRODUCT, in_dtype="float8_e4m3fn", out_dtype="float8_e4m3fn")
 OTHER_NARROW = OTHER_PRODUCT | {

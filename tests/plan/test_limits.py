@@ -191,6 +191,7 @@ NAMES: list[tuple[MakePlan, str]] = [
     *((gemm(arch, out_dtype="float64"), "out_dtype") for arch in ARCHS),
     *((gemm(arch, activation="tanh"), "activation") for arch in ARCHS),
     *((gemm(arch, residual="int8"), "residual") for arch in ARCHS),
+    *((gemm(arch, bias_dtype="int8"), "bias_dtype") for arch in ARCHS),
     *((gemm(arch, in_dtype="int8", scale_source="row"), "scale_source") for arch in ARCHS),
     *((gemm(arch, out_scale_source="row"), "out_scale_source") for arch in ARCHS),
     (patchify(in_dtype="int8"), "in_dtype"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ from cute_kernels.operations.base import random_values
 from cute_kernels.operations.gemm import GEMM, GemmArguments
 from cute_kernels.plan.gemm import B_TYPES
 from tests.emulator.cases import case_of, check
-from tests.nightly import drawn, examples
+from tests.nightly import examples
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 INT8, UINT8 = torch.int8, torch.uint8
