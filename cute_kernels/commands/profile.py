@@ -130,12 +130,13 @@ def _gpu() -> tuple[str, int] | None:
     """Architecture and multiprocessors of the current CUDA device, if it has a kernel."""
     import torch
 
+    import cute_kernels.operations.arguments as arguments
     import cute_kernels.runtime.devices as devices
 
     if not torch.cuda.is_available():
         return None
     try:
-        devices.choose_backend(torch.device("cuda"), "auto")
+        arguments.choose_backend(torch.device("cuda"), "auto")
     except NotImplementedError:
         return None
     return devices.device_facts(torch.cuda.current_device())

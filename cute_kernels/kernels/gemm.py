@@ -14,8 +14,7 @@ from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, activate, scale_add, scales_of
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, launch_clusters
-from cute_kernels.kernels.staging import staging_layout
-from cute_kernels.kernels.tma import Tma, store_tma
+from cute_kernels.kernels.tma import Tma, staging_layout, store_tma
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.base import ITEMSIZE
 

@@ -22,11 +22,11 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.autograd import forward_ad
 
-from cute_kernels.operations.arguments import ArgumentTable
+from cute_kernels.operations.arguments import ArgumentTable, choose_backend
 from cute_kernels.operations.sharding import Shape, Sharding, register_if_used
 from cute_kernels.plan import Plan, Planner, make_plan
 from cute_kernels.runtime import gpu
-from cute_kernels.runtime.devices import choose_backend, device_facts, tuned_config
+from cute_kernels.runtime.devices import device_facts, tuned_config
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import PLAIN_TENSORS, Repeatable, RepeatedCalls, ScaleProduct
 

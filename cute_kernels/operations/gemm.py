@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import ACTIVATIONS, Activation, GemmConfig, GemmProblem
-from cute_kernels.dtypes import longest_row, name_of
+from cute_kernels.config import ACTIVATIONS, Activation, GemmConfig, GemmProblem, longest_row, name_of
 from cute_kernels.operations import arguments
+from cute_kernels.operations.arguments import Backend
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
 from cute_kernels.operations.scales import (
     combine_numbers,
@@ -29,7 +29,6 @@ from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.gemm import B_TYPES, FLOATS
 from cute_kernels.plan.registry import GEMM as PLANNER
-from cute_kernels.runtime.devices import Backend
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import ScaleProduct
 

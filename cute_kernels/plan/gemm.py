@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from cute_kernels.config import ACTIVATIONS, GemmConfig, GemmProblem
-from cute_kernels.dtypes import LARGEST_PRODUCT, WEIGHT_TYPES, longest_row
+from cute_kernels.config import ACTIVATIONS, LARGEST_PRODUCT, WEIGHT_TYPES, GemmConfig, GemmProblem, longest_row
 from cute_kernels.plan.base import (
     ITEMSIZE,
     VECTOR_BYTES,
+    Field,
     Kind,
     Operand,
     Plan,
@@ -23,7 +23,6 @@ from cute_kernels.plan.base import (
     sizes,
     smem_map,
 )
-from cute_kernels.plan.fields import Field
 from cute_kernels.plan.options import Option, ProblemOptions
 from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, StoreBuffers, check_store_stages
 

@@ -39,7 +39,7 @@ TOOLKIT = {"checking", "mutation", "testing"}
 """Parts for any program's kernels: of the package they know the emulator and tools alone, and each other."""
 
 TOOLS = {
-    *("config_codec", "config_types", "dsl", "dtypes", "executors", "extras", "files", "forks", "interrupts"),
+    *("config_codec", "dsl", "executors", "extras", "files", "forks", "interrupts"),
     *("kernel_cache", "reference", "trace_events"),
 }
 """Parts that import no layer, and that every layer may import."""

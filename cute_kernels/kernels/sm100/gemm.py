@@ -39,9 +39,8 @@ from cute_kernels.kernels.sm100.cta_pair import (
     release_accumulator,
     tensor_memory,
 )
-from cute_kernels.kernels.staging import WarpStaging, warp_staging
 from cute_kernels.kernels.tiles import GroupedOrder
-from cute_kernels.kernels.tma import Tma, load_operation, shared_tensor
+from cute_kernels.kernels.tma import Tma, WarpStaging, load_operation, shared_tensor, warp_staging
 from cute_kernels.plan import LANES, Sm100GemmPlan
 
 # --- epilogue warps: accumulators -> bias, rounding -> ring of swizzled store buffers -> TMA stores ------------------

@@ -22,7 +22,7 @@ from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
-from cute_kernels.kernels.pipes import Pipe, allocate, stamp_waits, this_cluster, warp_and_rank
+from cute_kernels.kernels.pipes import Pipe, allocate, make_stamps, stamp_waits, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm100.cta_pair import (
     ClusterPlace,
     IntegerMmaOp,
@@ -33,10 +33,17 @@ from cute_kernels.kernels.sm100.cta_pair import (
     end,
     release_accumulator,
 )
-from cute_kernels.kernels.staging import StagingBuffer, staging_buffer
-from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import Tma, fetch, load_operation, shared_tensor, sides, swizzled
+from cute_kernels.kernels.tma import (
+    StagingBuffer,
+    Tma,
+    fetch,
+    load_operation,
+    shared_tensor,
+    sides,
+    staging_buffer,
+    swizzled,
+)
 from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Phase
 from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
 from cute_kernels.plan.tiles import COLUMN_GROUP

@@ -27,11 +27,9 @@ from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, biases
 from cute_kernels.kernels.graph import sm90_gemm_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, clear_unloaded, tma_operand
-from cute_kernels.kernels.pipes import Pipe, PipelineState, allocate, this_cluster, warp_and_rank
-from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
-from cute_kernels.kernels.staging import WarpStaging, warp_staging
+from cute_kernels.kernels.pipes import Pipe, PipelineState, Sm90Pipe, allocate, begin, this_cluster, warp_and_rank
 from cute_kernels.kernels.tiles import GroupedOrder
-from cute_kernels.kernels.tma import Tma, k_major, load_tma, shared_tensor
+from cute_kernels.kernels.tma import Tma, WarpStaging, k_major, load_tma, shared_tensor, warp_staging
 from cute_kernels.plan import Sm90GemmPlan
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.shared_operands import WgmmaPair

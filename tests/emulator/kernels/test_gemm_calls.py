@@ -9,8 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.config import ACTIVATIONS, GemmConfig, Sm80GemmConfig, Sm90GemmConfig, Sm100GemmConfig
-from cute_kernels.dtypes import name_of
+from cute_kernels.config import ACTIVATIONS, GemmConfig, Sm80GemmConfig, Sm90GemmConfig, Sm100GemmConfig, name_of
 from cute_kernels.emulator import Options
 from cute_kernels.operations.base import random_values
 from cute_kernels.operations.gemm import GEMM, GemmArguments
