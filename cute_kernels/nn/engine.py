@@ -81,7 +81,8 @@ class PatchEngine:
         It does while gradients are wanted (gradients are enabled and a tensor requires them, or the call is
         part of a `torch.autograd.Function`, as the first pass of reentrant checkpointing is), while a graph is traced
         or exported, under transformations of `torch.func` and forward-mode autograd, for parameters that are no plain
-        bfloat16, float16 or float32 tensors, for features that are no multiple of 8, and on devices without a kernel.
+        bfloat16, float16 or float32 tensors, for features that are no multiple of 8, for float32 weights of precision
+        "auto", and on devices without a kernel.
         Of the last, and of gradients of a module that is not in ``training``, a warning tells.
 
         Args:
@@ -98,6 +99,8 @@ class PatchEngine:
             if availability.is_transformed(tensor):
                 return False
         if any(parameter.dtype not in _FLOATS for parameter in tensors[1:]) or tensors[1].shape[0] % 8:
+            return False
+        if self.options.precision_for(tensors[1].dtype) is None:
             return False
         wants_gradients = any(tensor.requires_grad for tensor in tensors)
         if wants_gradients and not torch.is_grad_enabled() and availability.in_autograd_function():
@@ -154,7 +157,12 @@ class PatchEngine:
     def _images_out_dtype(self, images: torch.Tensor, weight: torch.Tensor) -> torch.dtype | None:
         options = self.options
         return availability.images_out_dtype(
-            images, self.patch(weight), weight.shape[0], options.precision, weight.dtype, options.backend
+            images,
+            self.patch(weight),
+            weight.shape[0],
+            options.precision_for(weight.dtype),
+            weight.dtype,
+            options.backend,
         )
 
     def check_pixels(self, pixels: torch.Tensor, *, by_kernel: bool) -> None:
@@ -259,7 +267,8 @@ class PatchEngine:
 
         Args:
             rows: ``[.., C * p * p]`` in the order of the options.
-            weight, bias: as in `images`.
+            weight, bias: as in `images`; or a Conv3d's ``[N, C / T, T, p, p]``, of which each channel's frame is a
+                channel of the options.
             table: ``[T, N]`` positions, and which of them each row gets:
             index: ``[..]`` int32.
         """
@@ -272,7 +281,7 @@ class PatchEngine:
             out = self._fp8(values, self.prepared("rows", weight), bias, table, where).to(weight.dtype)
             return out.view(*rows.shape[:-1], n)
         out_dtype = None
-        if rows.dtype == torch.uint8 and weight.dim() != 5:  # a Conv3d's rows are of two frames, which no image is
+        if rows.dtype == torch.uint8:
             images = self._one_patch_images(flat, weight)
             out_dtype = self._images_out_dtype(images, weight)
         if out_dtype is not None:
@@ -301,7 +310,7 @@ class PatchEngine:
 
     def patch(self, weight: torch.Tensor) -> int:
         """Side of a patch in pixels."""
-        return weight.shape[-1] if weight.dim() == 4 else round((weight.shape[1] / self.options.channels) ** 0.5)
+        return weight.shape[-1] if weight.dim() > 2 else round((weight.shape[1] / self.options.channels) ** 0.5)
 
     # --- what the kernels read -----------------------------------------------------------------------------------
 
@@ -334,12 +343,15 @@ class PatchEngine:
             scale = largest / E4M3_MAX or 1.0
             values = (rows.to(torch.float32) / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
             return Fp8Weight(values.contiguous(), scale)
+        precision = options.precision_for(weight.dtype)
         if kind == "rows":
-            return weight.flatten(1).to(patch_weight.WIDE_TYPES[options.precision]).contiguous()
+            return weight.flatten(1).to(patch_weight.WIDE_TYPES[precision]).contiguous()
+        if weight.dim() == 5:
+            weight = weight.flatten(1, 2)
         channels = weight.shape[1] if weight.dim() == 4 else options.channels
         return patch_weight.prepare_patch_weight(
             weight,
-            precision=options.precision,
+            precision=precision,
             order=options.order if weight.dim() == 2 else "chw",
             channels=channels,
             mean=options.mean,
@@ -358,7 +370,7 @@ class PatchEngine:
         """After ``module._apply(fn)``: what was up to date moves along, and keeps its element types.
 
         So ``model.to(torch.bfloat16)`` leaves an int8 weight alone that was made from the float32 one. On the meta
-        device nothing is kept.
+        device nothing is kept, nor with precision "auto", which follows the weight's type.
 
         Args:
             weight: the parameter as it is now.
@@ -366,7 +378,7 @@ class PatchEngine:
             fn: what was applied.
         """
         made, self._prepared = self._prepared, {}
-        for kind in () if weight.is_meta else kinds:
+        for kind in () if weight.is_meta or self.options.precision == "auto" else kinds:
             value = made[kind][1]
             moved = value.to(fn(value).device) if isinstance(value, torch.Tensor) else value._apply(fn)
             self._prepared[kind] = (Origin(weight), moved)

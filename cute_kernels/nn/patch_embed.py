@@ -139,7 +139,8 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         self.positions = PositionCache() if positions is None else positions
         self._source = _Source(module, {"weight": module.weight, "bias": module.bias})
         self._source_of_positions = _Source() if model is None else _source_of(pos_embed, model)
-        if self.weight.dim() == 4 and availability.is_plain(self.weight):
+        known = options.precision_for(self.weight.dtype) is not None
+        if known and self.weight.dim() == 4 and availability.is_plain(self.weight):
             self.engine.prepared("images", self.weight)
         self.train(module.training)
 
