@@ -27,7 +27,7 @@ from cute_kernels.integrations import processors
 from cute_kernels.integrations.processors import PerChannel
 from cute_kernels.integrations.replace import Found, convert_all
 from cute_kernels.nn import layers
-from cute_kernels.nn.availability import is_plain
+from cute_kernels.nn.availability import is_plain, traced
 from cute_kernels.nn.calls import change_class, check_reachable, reaches_class, why_called, why_own
 from cute_kernels.nn.engine import PatchEngine, check_tensor
 from cute_kernels.nn.layers import EngineMixin
@@ -70,7 +70,8 @@ class _Images(EngineMixin):
                 f"pixel_values has shape {list(pixel_values.shape)}, whose {grid[0]} x {grid[1]} patches are not the "
                 f"model's {positions.shape[0]}; allowed with interpolate_pos_encoding=True"
             )
-        return self.engine.images(pixel_values, layer.weight, layer.bias, positions)
+        ids = None if interpolate_pos_encoding else self.position_ids
+        return self.engine.images(pixel_values, layer.weight, layer.bias, positions, ids)
 
     def _takes_over(self, pixel_values: torch.Tensor) -> bool:
         layer, positions = self.patch_embedding, self.position_embedding
@@ -80,7 +81,7 @@ class _Images(EngineMixin):
             or why_own(self, "interpolate_pos_encoding")
         )
         numbers = why is None and is_plain(pixel_values)  # else the plain module runs, whatever the positions are
-        if numbers and not self.positions.in_order(self.position_ids, positions.num_embeddings):
+        if numbers and not traced() and not self.positions.in_order(self.position_ids, positions.num_embeddings):
             why = "position_ids are not the positions in their order"
         return self.engine.takes_over_unless(
             why, pixel_values, lambda: (layer.weight, layer.bias, positions.weight), training=self.training

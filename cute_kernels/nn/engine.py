@@ -14,7 +14,7 @@ from warnings import warn
 
 import torch
 
-from cute_kernels.nn import availability
+from cute_kernels.nn import availability, traced
 from cute_kernels.nn.options import PatchOptions
 from cute_kernels.nn.origin import Origin
 from cute_kernels.operations import gemm as gemm_operation
@@ -67,6 +67,7 @@ class PatchEngine:
 
     def __init__(self, options: PatchOptions) -> None:
         self.options = options
+        self.text = options.text()
         # Kind of weight -> the parameter that it was made from, and what was made.
         self._prepared: dict[str, tuple[Origin, Any]] = {}
 
@@ -91,7 +92,8 @@ class PatchEngine:
             training: of the module.
         """
         tensors = [pixels, *(parameter for parameter in parameters if parameter is not None)]
-        if self.options.backend == "torch" or torch.jit.is_tracing() or availability.exporting():
+        exported = availability.exporting() and not availability.KEPT_IN_EXPORT
+        if self.options.backend == "torch" or torch.jit.is_tracing() or exported:
             return False
         for tensor in tensors:
             if not availability.is_plain(tensor):
@@ -114,7 +116,7 @@ class PatchEngine:
                 )
             return False
         reason = availability.no_device(pixels.device, self.options.backend)
-        if reason is None and self.options.integer and pixels.dtype == torch.uint8:
+        if reason is None and self.options.integer and pixels.dtype == torch.uint8 and not availability.traced():
             reason = self._no_integer_kernel(pixels, parameters[0])
         if reason is not None:
             warn(f"{reason}. The plain torch module runs instead.", stacklevel=4)
@@ -194,7 +196,7 @@ class PatchEngine:
                 f"images has dtype {pixels.dtype} and {why}, allowed: torch.uint8 (of a processor with "
                 "do_rescale=False and do_normalize=False); 'bf16', 'fp16' and 'fp8' take normalised pixels"
             )
-        if by_kernel and pixels.device.type == "cpu" and pixels.numel() and not torch.compiler.is_compiling():
+        if by_kernel and pixels.device.type == "cpu" and not availability.traced() and pixels.numel():
             self._check_magnitudes(pixels.detach())
 
     def _check_magnitudes(self, pixels: torch.Tensor) -> None:
@@ -227,6 +229,7 @@ class PatchEngine:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         pos_embed: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``[B, S, N]`` in the type of ``weight``.
 
@@ -234,8 +237,13 @@ class PatchEngine:
             images: ``[B, C, H, W]``; pixels beyond the last whole patch are left out, as a convolution does.
             weight: ``[N, C, p, p]``, or ``[N, C * p * p]`` in the order of the options.
             bias: ``[N]`` or None.
-            pos_embed: ``[S, N]`` or None.
+            pos_embed: ``[S, N]`` or None; in a graph that is traced also ``[1, S, N]``.
+            position_ids: ``[1, S]``, which of them each patch gets, in a graph that is traced: elsewhere the caller
+                has seen that they are in order.
         """
+        if availability.traced():
+            call = torch.ops.cute_kernels.embed_patches
+            return call(images, weight, bias, pos_embed, position_ids, self.text)
         prepared = self.prepared("images", weight)
         patch = self.patch(weight)
         if images.is_floating_point() and images.dtype not in _FLOATS:
@@ -272,6 +280,8 @@ class PatchEngine:
             table: ``[T, N]`` positions, and which of them each row gets:
             index: ``[..]`` int32.
         """
+        if table is None and availability.traced():
+            return torch.ops.cute_kernels.embed_patches(rows, weight, bias, None, None, self.text)
         flat, n = rows.reshape(-1, rows.shape[-1]), weight.shape[0]
         if not flat.shape[0]:
             return torch.empty(*rows.shape[:-1], n, dtype=weight.dtype, device=rows.device)
@@ -291,6 +301,37 @@ class PatchEngine:
             out = self._product(self._normalised(flat, 0).to(matrix.dtype), matrix, bias, weight.dtype)
         out = out.view(*rows.shape[:-1], n)
         return out if table is None else out.add_(table.to(out.dtype)[index.long()])
+
+    def run(
+        self, pixels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, table: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`images` or `rows`, of pixels as they are in a graph; by plain torch where integers have no kernel.
+
+        Args:
+            pixels, weight, bias: as of those two.
+            table: ``[S, N]`` positions of images, or None.
+        """
+        if self.options.integer and (reason := self._no_integer_kernel(pixels, weight)) is not None:
+            warn(f"{reason}. The plain torch module runs instead.", stacklevel=2)
+            return self.plain(pixels, weight, bias, table)
+        if pixels.dim() == 4:
+            return self.images(pixels, weight, bias, table)
+        return self.rows(pixels, weight, bias)
+
+    def plain(self, pixels, weight: torch.Tensor, bias, table: torch.Tensor | None) -> torch.Tensor:
+        """``[B, S, N]`` of images, or ``[.., N]`` of rows, by plain torch, from uint8 or normalised pixels."""
+        pixels, patch = self.normalised(pixels, weight), self.patch(weight)
+        if pixels.dim() == 4 and weight.dim() == 4:
+            out = torch.nn.functional.conv2d(pixels, weight, bias, stride=patch).flatten(2).transpose(1, 2).contiguous()
+        elif pixels.dim() == 4:
+            rows = patch_rows(self._whole(pixels, weight), patch)
+            rows = rows.view(pixels.shape[0], self._positions(pixels, patch), rows.shape[1])
+            if self.options.order == "hwc":
+                rows = rows.unflatten(-1, (-1, patch, patch)).permute(0, 1, 3, 4, 2).flatten(2)
+            out = torch.nn.functional.linear(rows, weight, bias)
+        else:
+            out = torch.nn.functional.linear(pixels, weight.flatten(1), bias)
+        return out if table is None else out + table.to(out.dtype)
 
     def normalised(self, pixels: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Pixels for the plain module: those of uint8 normalised in FP32, in the type of ``weight``.
@@ -466,3 +507,6 @@ class PatchEngine:
         if self.options.order == "hwc":
             return rows.view(-1, patch, patch, rows.shape[-1] // patch**2).permute(0, 3, 1, 2)
         return rows.view(-1, rows.shape[-1] // patch**2, patch, patch)
+
+
+traced.define(lambda text: PatchEngine(PatchOptions.of_text(text)))

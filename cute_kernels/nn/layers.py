@@ -116,9 +116,10 @@ class PatchConv2d(EngineMixin, torch.nn.Conv2d):
         out = None if takes_over else super().forward(self.engine.normalised(images, self.weight))
         patch = self.weight.shape[-1]
         patches = (images.shape[2] // patch, images.shape[3] // patch) if out is None else tuple(out.shape[2:])
-        table = None if pos_embed is None else self.positions.table(pos_embed, native, patches)
         if out is None:
+            table = None if pos_embed is None else self.positions.for_kernel(pos_embed, native, patches)
             return self.engine.images(images, self.weight, self.bias, table).transpose(1, 2).unflatten(2, patches)
+        table = None if pos_embed is None else self.positions.table(pos_embed, native, patches)
         return out if table is None else out + table.to(out.dtype).t().unflatten(1, patches)
 
 

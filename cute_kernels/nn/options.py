@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -73,6 +75,15 @@ class PatchOptions:
     def precision_for(self, weight: torch.dtype) -> str | None:
         """What is multiplied with a weight of this type; None where that is left to the plain module."""
         return _AUTOMATIC.get(weight) if self.precision == "auto" else self.precision
+
+    def text(self) -> str:
+        """Options for `of_text`."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def of_text(cls, text: str) -> PatchOptions:
+        """What gave this `text`."""
+        return cls(**json.loads(text))
 
     @property
     def bound(self) -> float:
