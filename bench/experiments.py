@@ -3,7 +3,7 @@
     python -m bench.experiments            the table of pairs; some minutes. The whole page: bench.experiments_page
 
 A pair differs in what the experiment changed. Counts are per CTA and 128 x 256 outputs with K = 768, registers are
-those that ptxas gives the kernel. The times beside them are the original's, of its kernel on its B200.
+those that ptxas gives the kernel. What the original measured stands beside them in docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -48,16 +48,12 @@ class Experiment:
 
     Attributes:
         name: its number in the notes, or the change itself.
-        hypothesis: what it was to bring, as the notes say.
-        result: what they measured, before and after.
         before, after: configurations that differ in the change.
         explained: whether the counts alone would have told the direction of the result, and its rough size.
         why: in words.
     """
 
     name: str
-    hypothesis: str
-    result: str
     before: Sm100PatchEmbedConfig
     after: Sm100PatchEmbedConfig
     explained: Verdict
@@ -66,80 +62,73 @@ class Experiment:
 
 EXPERIMENTS = (
     Experiment(
-        "pairs of CTAs", "each CTA loads half of the weight tile", "1043 -> 1190 TFLOP/s",
-        _with(_DIRECT, cta_group=1, stages=3, tile_n=128), _with(_DIRECT, tile_n=128), "yes",
+        "pairs of CTAs", _with(_DIRECT, cta_group=1, stages=3, tile_n=128), _with(_DIRECT, tile_n=128), "yes",
         "a quarter less goes through shared memory for operands",
     ),
     Experiment(
-        "tile N 128 -> 256", "half as many tiles", "1190 -> 1433 TFLOP/s",
-        _with(_DIRECT, tile_n=128), _DIRECT, "yes", "the rows are loaded and read once for twice the columns",
+        "tile N 128 -> 256", _with(_DIRECT, tile_n=128), _DIRECT, "yes",
+        "the rows are loaded and read once for twice the columns",
     ),
     Experiment(
-        "F8", "half as many TMEM loads", "0.764 -> 0.764 ms", _with(_DIRECT, tmem_load_width=16), _DIRECT, "no",
+        "F8", _with(_DIRECT, tmem_load_width=16), _DIRECT, "no",
         "half as many loads and waits and nothing else; that it changed nothing then, and 10% later (F32), is the "
         "latency of a load, which no count has",
     ),
     Experiment(
-        "fifth epilogue warp", "two warps share a quarter of the rows", "0.743 -> 0.722 ms",
-        _with(_DIRECT, epilogue_warps=4), _DIRECT, "no", "the same work in five warps instead of four",
+        "fifth epilogue warp", _with(_DIRECT, epilogue_warps=4), _DIRECT, "no",
+        "the same work in five warps instead of four",
     ),
     Experiment(
-        "F6", "fewer stages free shared memory and registers", "0.722 -> 0.700 ms, 247 -> 216 registers",
-        _with(_DIRECT, stages=6), _DIRECT, "no",
+        "F6", _with(_DIRECT, stages=6), _DIRECT, "no",
         "stages are buffers, not work; the stage index is not unrolled here, so that registers do not depend on it",
     ),
     Experiment(
-        "staging", "coalesced stores write whole lines", "0.700 -> 0.633 ms", _DIRECT, _STAGED, "in part",
+        "staging", _DIRECT, _STAGED, "in part",
         "sectors are the same, as the profile says too; stores touch a quarter of the lines, at the price of 1,024 "
         "wavefronts of staging and of more instructions",
     ),
     Experiment(
-        "F10", "table loads one step ahead", "0.630 -> 0.630 ms", _STAGED, _with(_STAGED, table_ahead=True), "yes",
+        "F10", _STAGED, _with(_STAGED, table_ahead=True), "yes",
         "the same work; the epilogue waits elsewhere",
     ),
     Experiment(
-        "F12", "tile N = 128 frees shared memory for six stages", "0.630 -> 0.702 ms",
-        _STAGED, _with(_STAGED, tile_n=128, stages=6, epilogue_warps=4), "yes",
+        "F12", _STAGED, _with(_STAGED, tile_n=128, stages=6, epilogue_warps=4), "yes",
         "half again as many operand bytes for the same outputs; the notes blame overhead per tile",
     ),
     Experiment(
-        "F13", "squares of 32 x 32 relieve L1", "0.630 -> 0.579 ms, L1 85% -> 68%", _STAGED, _BLOCKED, "yes",
+        "F13", _STAGED, _BLOCKED, "yes",
         "half of the lines that table loads touch, by far the largest count of a tile",
     ),
     Experiment(
-        "F17", "stores without staging", "TMEM phase 19% longer", _BLOCKED, _with(_BLOCKED, store="direct"), "in part",
+        "F17", _BLOCKED, _with(_BLOCKED, store="direct"), "in part",
         "stores touch four times the lines; everything else falls",
     ),
     Experiment(
-        "F22", "packed BF16 arithmetic", "+1.3%, 1,480 SASS instructions fewer",
-        _with(_BLOCKED, epilogue="f32", table="interleaved"), _with(_BLOCKED, table="interleaved"), "no",
+        "F22", _with(_BLOCKED, epilogue="f32", table="interleaved"), _with(_BLOCKED, table="interleaved"), "no",
         "halves the table's bytes, which were BF16 there before; here FP32 takes fewer instructions, one fused "
         "multiply-add for two elements, where the original had to unpack its table",
     ),
     Experiment(
-        "F24", "TMA stores of swizzled staging", "+0.7%, stores 626 clocks shorter", _BLOCKED, _TMA, "yes",
+        "F24", _BLOCKED, _TMA, "yes",
         "the threads' loads and stores go; what passes through shared memory stays",
     ),
     Experiment(
-        "F31", "warps start one after another", "0.532 -> 0.530 ms", _TMA, LAST, "no",
+        "F31", _TMA, LAST, "no",
         "contention of warps in time, of which counts know nothing",
     ),
     Experiment(
-        "F32", "TMEM loads of 16 columns", "0.530 -> 0.586 ms, 236 -> 174 registers",
-        LAST, _with(LAST, tmem_load_width=16), "in part",
+        "F32", LAST, _with(LAST, tmem_load_width=16), "in part",
         "twice the loads and waits, the only count that grows; registers fall as there",
     ),
     Experiment(
-        "F34", "two loads of 16 columns in flight", "0.530 -> 0.531 ms",
-        LAST, _with(LAST, tmem_load_width=16, tmem_loads=2), "yes", "as many waits as with 32 columns",
+        "F34", LAST, _with(LAST, tmem_load_width=16, tmem_loads=2), "yes", "as many waits as with 32 columns",
     ),
     Experiment(
-        "interleaved stores", "TMA stores of every two regions, not of each", "no time",
-        _TMA, _with(_TMA, store_group=2), "no", "the same stores in fewer groups",
+        "interleaved stores", _TMA, _with(_TMA, store_group=2), "no", "the same stores in fewer groups",
     ),
     Experiment(
-        "interleaved table (here)", "16 bytes of 32 rows side by side", "not there",
-        _TMA, _with(_TMA, table="interleaved"), "yes", "less than a third of the lines of F13: most of them full",
+        "interleaved table (here)", _TMA, _with(_TMA, table="interleaved"), "yes",
+        "less than a third of the lines of F13: most of them full",
     ),
 )  # fmt: skip
 
@@ -188,7 +177,7 @@ def row(experiment: Experiment, changed: Changes) -> str:
     """Of the table."""
     found = [f"{name} {before:,g} -> {after:,g}" for name, (before, after) in changed.items()]
     e = experiment
-    cells = (e.name, e.hypothesis, e.result, "; ".join(found) or "none", f"{e.explained}: {e.why}")
+    cells = (e.name, "; ".join(found) or "none", f"{e.explained}: {e.why}")
     return f"| {' | '.join(cells)} |"
 
 
@@ -198,7 +187,7 @@ def table(counted: Mapping[str, Changes] | None = None) -> str:
     Args:
         counted: `changes` by the name of the experiment; counted anew when None.
     """
-    head = ("experiment", "hypothesis", "in the notes", "counts that differ here", "do the counts explain it")
+    head = ("experiment", "counts that differ here", "do the counts explain it")
     rows = [row(e, changes(e) if counted is None else counted[e.name]) for e in EXPERIMENTS]
     return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows])
 

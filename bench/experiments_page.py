@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import counters, experiments, gemm_counters, original_counters
+from bench import counters, experiments, gemm_counters
 
 DATA = Path(__file__).with_suffix(".json")
 TEXT = Path(__file__).with_suffix(".md")
@@ -29,13 +29,9 @@ Table = dict[str, Any]
 
 COUNTED: dict[str, Callable[[], str]] = {
     "design": counters.design,
-    "original": original_counters.table,
     "gemm_tiles": gemm_counters.table,
-    "gemm_instructions": gemm_counters.k_block_table,
 }
 """What counts a table anew, as Markdown that may have more rows and columns."""
-
-_NUMBER = re.compile(r"F\d+[bC]?")
 
 
 def load() -> dict[str, Any]:
@@ -46,7 +42,6 @@ def load() -> dict[str, Any]:
 def render(data: Mapping[str, Any]) -> str:
     """The page."""
     tables = {**data["notes"], **data["counted"]}
-    tables["numbered"] = with_verdicts(tables["numbered"])
     tables["phases"] = with_counts(tables["phases"], data["last"])
     texts = {name: markdown(table) for name, table in tables.items()}
     texts["pairs"] = experiments.table(data["pairs"])
@@ -69,16 +64,6 @@ def parse(text: str) -> Table:
     """The table of `markdown`; a bar between backticks is part of its cell."""
     lines = [[cell.strip() for cell in re.findall(r"((?:`[^`]*`|[^|`])*)\|", line[1:])] for line in text.splitlines()]
     return {"columns": lines[0], "rows": lines[2:]}
-
-
-def with_verdicts(numbered: Table) -> Table:
-    """The experiments by number, and whether counts explain the result of those that a pair of configurations has."""
-    verdicts = {experiment.name: experiment.explained for experiment in experiments.EXPERIMENTS}
-    rows = []
-    for row in numbered["rows"]:
-        found = [verdicts[name] for name in _NUMBER.findall(row[0]) if name in verdicts]
-        rows.append([*row, found[0] if found else "-"])
-    return {"columns": [*numbered["columns"], "do counts explain it"], "rows": rows}
 
 
 def with_counts(phases: Table, counts: Mapping[str, float]) -> Table:

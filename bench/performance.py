@@ -11,7 +11,8 @@ import dataclasses
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from bench import archive, overview, tune_gemm
 from bench.image_cases import ImagesCase, make_cases, problem
 from bench.peers import OURS
 from bench.results import HEADER, CaseResult, PeerResult, Results, case_rows, from_json, markdown, reference_ms
-from bench.timing import Run
+from bench.timing import LaunchCost, Run
 from cute_kernels.plan import ARCHS, make_plan
 
 TEXT = Path(__file__).with_name("performance_page.md")
@@ -39,27 +40,25 @@ def read(name: str) -> Results:
 def headline() -> str:
     """Every peer at the headline size."""
     (result,) = read(f"{DAY}/headline.json").cases
-    dropped = {HEADER.index(name) for name in ("TB/s", "row error")}
-    shown = [[cell for i, cell in enumerate(row) if i not in dropped] for row in (HEADER, *case_rows(result, OURS))]
-    return markdown(shown[0], shown[1:])
+    names = ("peer", "computes", "burst ms", "sustained ms", "vs ours", "TFLOP/s", "mJ")
+    shown = [HEADER.index(name) for name in names]
+    rows = [[row[i].partition(" [")[0] for i in shown] for row in (HEADER, *case_rows(result, OURS))]
+    return markdown(rows[0], rows[1:])
 
 
 def designs() -> str:
-    """Other configurations at the headline size, each beside the default of its own run."""
-    found = []
+    """Other configurations at the headline size: their sustained times over the default's of the same run."""
+    found: dict[str, list[float]] = {}
     for name in ("headline-variants", "headline-configs", "headline-clusters"):
         (result,) = read(f"{DAY}/{name}.json").cases
         default = reference_ms(result, OURS) or 0
         for peer in result.peers:
             summary = peer.summary("sustained")
             if peer.name.startswith(f"{OURS} ") and summary:
-                settings = peer.name.removeprefix(f"{OURS} ")
-                found.append((summary.median / default, settings, summary.median, default, f"{name}.json"))
-    lines = [
-        (f"`{settings}`", f"{ms:.3f}", f"{default:.3f}", f"{ratio:.3f}", file)
-        for ratio, settings, ms, default, file in sorted(found)
-    ]
-    return markdown(("configuration", "ms, sustained", "default, same run", "ratio", "file"), lines)
+                found.setdefault(peer.name.removeprefix(f"{OURS} "), []).append(summary.median / default)
+    rows = sorted(found.items(), key=lambda item: min(item[1]))
+    lines = [(f"`{settings}`", ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))) for settings, ratios in rows]
+    return markdown(("configuration", "time over the default's"), lines)
 
 
 def model_rows() -> list[overview.Row]:
@@ -69,19 +68,18 @@ def model_rows() -> list[overview.Row]:
 
 
 def models() -> str:
-    """A line per case: ours, and the nearest peer that computes the same and the fastest GEMM alone, in both modes."""
-    lines = []
+    """A row per model: our burst, and the nearest peer that computes the same in a burst and sustained, by images."""
+    rows: dict[str, dict[int, str]] = {}
     for row in model_rows():
-        cells = [row.result.case.name]
-        for mode in overview.MODES:
-            ours = reference_ms(row.result, OURS, mode) or 0
-            name, ratio = min(row.ratios(mode, "complete").items(), key=lambda item: item[1])
-            gemm = min(row.ratios(mode, "GEMM only").values())
-            nearest = f"{ratio:.2f}" if ratio > 1 else f"**{ratio:.3f}**"
-            cells += [f"{1e3 * ours:.1f}", f"{nearest} {name}", f"{gemm:.2f}"]
-        lines.append(cells)
-    columns = ("ours, us", "nearest complete peer", "GEMM alone")
-    return markdown(("case", *(f"{mode}: {what}" for mode in overview.MODES for what in columns)), lines)
+        case = row.result.case
+        ratios = [min(row.ratios(mode, "complete").values()) for mode in overview.MODES]
+        shown = [f"{ratio:.2f}" if ratio > 1 else f"**{ratio:.2f}**" for ratio in ratios]
+        ours = 1e3 * (reference_ms(row.result, OURS, "burst") or 0)
+        cell = f"{ours:.{1 if ours < 100 else 0}f}: {', '.join(shown)}"
+        rows.setdefault(case.name.rpartition(" x ")[0], {})[case.requested_images] = cell
+    images = sorted({count for cells in rows.values() for count in cells})
+    lines = [[name, *(cells[count] for count in images)] for name, cells in rows.items()]
+    return markdown(("model/positions", *map(str, images)), lines)
 
 
 def models_by_images() -> str:
@@ -90,30 +88,40 @@ def models_by_images() -> str:
 
 
 def launches() -> str:
-    """Host time of a call and time of a launch in a CUDA graph, at one and eight images."""
-    lines = []
+    """Host time of a call and time of a launch in a CUDA graph, at one and eight images of base-p16/196."""
+    costs: dict[str, dict[int, LaunchCost]] = {}
     for result in read(f"{DAY}/models-small-batches.json").cases:
-        if result.case.name in ("base-p16/196 x 1", "base-p16/196 x 8"):
-            costs = [(peer.name, peer.cost) for peer in result.peers if peer.cost and peer.cost.graph]
-            lines += [(result.case.name, name, f"{cost.host:.1f}", f"{cost.graph:.2f}") for name, cost in costs]
-    return markdown(("case", "peer", "host, us per call", "us per launch in a graph"), lines)
+        if result.case.name.startswith("base-p16/196 x"):
+            for peer in result.peers:
+                if peer.cost and peer.cost.graph:
+                    costs.setdefault(peer.name, {})[result.case.requested_images] = peer.cost
+    lines = [
+        (name, f"{found[1].host:.1f}", f"{found[1].graph:.2f}", f"{found[8].graph:.2f}")
+        for name, found in costs.items()
+    ]
+    return markdown(("peer", "host, us per call", "us in a graph, 1 image", "8 images"), lines)
 
 
 # --- patch_embed_images ----------------------------------------------------------------------------------------------
 
-COLUMNS = {
+PEERS = {
     "rows that exist": ("patch_embed on FP8 rows", "gemm on BF16 rows"),
-    "`bf16`, normalised images": ("bf16 on normalised pixels",),
-    "pass + rows": ("pass + rows",),
-    "one kernel": ("one kernel",),
+    "`bf16`": ("bf16 on normalised pixels",),
     "compiled preparation + `patch_embed`": ("prepare compiled + patch_embed",),
     "compiled patchify + linear": ("patchify + linear compiled",),
     "compiled convolution": ("conv compiled",),
 }
-"""Columns of the table of images, and the peers that may stand in each."""
+"""Columns of the table of what else embeds images, and the peers that may stand in each."""
+
+IMAGES = (1, 8, 64, 512, 4736)
+"""Numbers of images that the table of times shows."""
 
 FEW_IMAGES = 64
 """Up to which a launch is so short that its time is shown in a CUDA graph, without the host."""
+
+MODES = ("sustained", "burst")
+
+KIND = ("pixels", "precision", "patch", "features")
 
 SUPERSEDED = ("images-p14-held.json",)
 """Times of a kernel that lacked a fence."""
@@ -158,7 +166,6 @@ def is_today(detail: str, case: ImagesCase) -> bool:
 class ImageRow:
     """A case of images, the run that it is shown from, and ours there; ``current`` as `is_today` says."""
 
-    file: str
     date: str
     result: CaseResult
     ours: PeerResult
@@ -168,36 +175,38 @@ class ImageRow:
     def rank(self) -> tuple[bool, int, str]:
         """The row of a case is the one of today's configuration with most peers, the latest of those."""
         peers = {peer.name for peer in self.result.peers if peer.runs}
-        return self.current, self.current * sum(bool(peers & set(names)) for names in COLUMNS.values()), self.date
+        return self.current, self.current * sum(bool(peers & set(names)) for names in PEERS.values()), self.date
 
     @property
-    def kernel(self) -> str:
-        """What reads the images."""
-        settings = recorded_settings(self.ours.detail)
-        return "a pass, then rows" if "pass" in settings else settings.get("source", "16-bit gather")
+    def kind(self) -> tuple[str, ...]:
+        """Pixels, patch and features, as the tables have them."""
+        case = self.result.case
+        layout = " channels_last" if case.channels_last else ""
+        return f"{case.dtype}{layout}", f"`{case.multiplied}`", str(case.patch), str(case.n)
 
     def graph(self, peer: PeerResult) -> float | None:
         """Microseconds of a launch in a CUDA graph, of few images."""
         return peer.cost.graph if peer.cost and self.result.case.images <= FEW_IMAGES else None
 
-    def cells(self) -> Iterator[str]:
-        yield f"{self.result.case.images:,}{'' if self.current else ' *'}"
-        yield self.kernel
-        burst, sustained = (self.ours.summary(mode) for mode in overview.MODES)
+    def time(self) -> str:
+        """Microseconds sustained and in a burst, or in a graph."""
         graph = self.graph(self.ours)
-        yield f"*{graph / 1e3:.4f}*" if graph else f"{sustained.median:.3g} ({burst.median:.3g})"
-        own = "pass + rows" if "pass" in recorded_settings(self.ours.detail) else "one kernel"
-        peers = {peer.name: peer for peer in self.result.peers if peer.runs and peer.name != own}
-        for names in COLUMNS.values():
-            yield next((self.ratio(peers[name]) for name in names if name in peers), "")
-        yield self.file
+        shown = (1e3 * summary.median for mode in MODES if (summary := self.ours.summary(mode)))
+        sustained, burst = (f"{us:,.{0 if us >= 100 else 1}f}" for us in shown)
+        text = f"*{graph:.1f}*" if graph else f"{sustained} ({burst})"
+        return text if self.current else f"{text} \\*"
+
+    def ratios(self) -> list[str]:
+        """A cell for each column of `PEERS`."""
+        peers = {peer.name: peer for peer in self.result.peers if peer.runs}
+        return [next((self.ratio(peers[name]) for name in names if name in peers), "") for names in PEERS.values()]
 
     def ratio(self, peer: PeerResult) -> str:
         """Time over ours: in a CUDA graph where both are, else sustained and in a burst."""
         graphs = self.graph(peer), self.graph(self.ours)
         if all(graphs):
             return f"*{graphs[0] / graphs[1]:.2f}*"
-        summaries = [(peer.summary(mode), self.ours.summary(mode)) for mode in ("sustained", "burst")]
+        summaries = [(peer.summary(mode), self.ours.summary(mode)) for mode in MODES]
         sustained, burst = (other.median / ours.median for other, ours in summaries)
         return f"{sustained:.2f} ({burst:.2f})"
 
@@ -231,7 +240,7 @@ def image_rows() -> list[ImageRow]:
                 current = [peer for peer in mine if is_today(peer.detail, result.case)]
                 default = [peer for peer in mine if peer.name == OURS]
                 for ours in (current or default)[:1]:
-                    row = ImageRow(f"{day[:10]} {path.name}", run.date if run else day, result, ours, bool(current))
+                    row = ImageRow(run.date if run else day, result, ours, bool(current))
                     rows[result.case] = max(row, rows.get(result.case, row), key=lambda row: row.rank)
 
     def order(row: ImageRow) -> tuple[object, ...]:
@@ -242,49 +251,55 @@ def image_rows() -> list[ImageRow]:
 
 
 def images() -> str:
-    """A table per kind of images and patches."""
-    tables: dict[str, list[ImageRow]] = {}
+    """A row per kind of pixels, patch and features: our times by the number of images."""
+    rows: dict[tuple[str, ...], dict[int, str]] = {}
     for row in image_rows():
-        case = row.result.case
-        layout = ", channels_last" if case.channels_last else ""
-        title = f"`{case.dtype}` images{layout}, patches of {case.patch}, `{case.multiplied}`, {case.n} features"
-        tables.setdefault(title, []).append(row)
-    header = ("images", "reads by", "ours, ms", *COLUMNS, "file")
-    shown = {title: _used(header, [list(row.cells()) for row in rows]) for title, rows in tables.items()}
-    return "\n\n".join(f"{title}\n\n{table}" for title, table in shown.items())
+        rows.setdefault(row.kind, {})[row.result.case.images] = row.time()
+    lines = [[*kind, *(cells.get(count, "") for count in IMAGES)] for kind, cells in rows.items()]
+    return markdown((*KIND, *(f"{count:,}" for count in IMAGES)), lines)
 
 
-def _used(header: Iterable[str], rows: list[list[str]]) -> str:
-    """A table without its empty columns."""
-    kept = [i for i, _ in enumerate(header) if any(row[i] for row in rows)]
-    return markdown([name for i, name in enumerate(header) if i in kept], [[row[i] for i in kept] for row in rows])
+def images_peers() -> str:
+    """A row per case in which something else was timed: its time over ours."""
+    rows = [(row, row.ratios()) for row in image_rows()]
+    lines = [[*row.kind, f"{row.result.case.images:,}", *ratios] for row, ratios in rows if any(ratios)]
+    return markdown((*KIND, "images", *PEERS), lines)
 
 
 # --- gemm ------------------------------------------------------------------------------------------------------------
 
+PRODUCTS = {
+    "cuBLAS, burst": ("burst", ("torch linear", "cuBLASLt")),
+    "cuBLAS": ("sustained", ("torch linear", "cuBLASLt")),
+    "quack": ("sustained", ("quack",)),
+    "torch.compile": ("sustained", ("torch.compile",)),
+}
+"""Columns of the table of products: the mode, and the peers of which the fastest counts."""
 
-def products(*files: str) -> str:
-    """A line per case: cuBLAS is the faster of torch's linear and the best of cuBLASLt's algorithms."""
+
+def products() -> str:
+    """A row per group of products: our rate, and the least, mean and largest ratio of each peer."""
+    groups: dict[str, list[CaseResult]] = {}
+    for kind, file in (("BF16", "gemm-squares"), ("BF16", "gemm-layers"), ("TF32", "gemm-tf32")):
+        for result in read(f"{DAY}/{file}.json").cases:
+            what = result.case.name.rpartition(", ")[2] if " images" in result.case.name else "squares"
+            groups.setdefault(f"{kind}, {what}", []).append(result)
     lines = []
-    for result in (case for file in files for case in read(f"{DAY}/{file}.json").cases):
-        times = {(peer.name, mode): peer.summary(mode) for peer in result.peers for mode in overview.MODES}
-        ours = {mode: times[OURS, mode].median for mode in overview.MODES}
+    for name, results in groups.items():
+        rates = [result.case.flops / (reference_ms(result, OURS) or 0) / 1e9 for result in results]
+        cells = [str(len(results)), f"{min(rates):.0f} to {max(rates):.0f}"]
+        for mode, peers in PRODUCTS.values():
+            found = [ratio for result in results if (ratio := _ratio(result, mode, peers))]
+            mean = statistics.geometric_mean(found) if found else 0
+            cells.append(f"{mean:.2f} ({min(found):.2f} to {max(found):.2f})" if found else "")
+        lines.append((name, *cells))
+    return markdown(("products", "cases", "TFLOP/s", *PRODUCTS), lines)
 
-        def ratio(mode: str, *names: str) -> str:
-            found = [times[name, mode].median for name in names if times.get((name, mode))]  # noqa: B023
-            return f"{min(found) / ours[mode]:.3f}" if found else ""  # noqa: B023
 
-        rate = result.case.flops / ours["sustained"] / 1e9
-        cublas = ("torch linear", "cuBLASLt")
-        lines.append([
-            result.case.name, f"{ours['sustained']:.4f}", f"{rate:.0f}", ratio("burst", *cublas),
-            ratio("sustained", *cublas), ratio("sustained", "quack"), ratio("sustained", "torch.compile"),
-        ])  # fmt: skip
-    header = ("case", "ours, ms sustained", "TFLOP/s", "cuBLAS, burst", "cuBLAS", "quack", "torch.compile")
-    columns = [[float(line[i]) for line in lines if line[i]] for i in range(3, len(header))]
-    for name, function in (("geometric mean", statistics.geometric_mean), ("least", min), ("most", max)):
-        lines.append([f"**{name}**", "", "", *(f"{function(column):.3f}" if column else "" for column in columns)])
-    return _used(header, lines)
+def _ratio(result: CaseResult, mode: str, peers: tuple[str, ...]) -> float | None:
+    """Time of the fastest of some peers over ours, None if none ran."""
+    found = [summary.median for peer in result.peers if peer.name in peers and (summary := peer.summary(mode))]
+    return min(found) / (reference_ms(result, OURS, mode) or 0) if found else None
 
 
 def few_rows() -> str:
@@ -313,24 +328,16 @@ def choice() -> str:
     return markdown(("what", "cases", "mean", "most"), lines)
 
 
-# --- host and archives -----------------------------------------------------------------------------------------------
-
-
-def host() -> str:
-    """Microseconds of Python from the call to the launch in the queue."""
-    text = archive.read_text(archive.recorded("2026-11-24-h200/host-time.txt"))
-    found = re.findall(r"^(.+?) +there.* here +([\d.]+) us \(([\d.]+) to ([\d.]+)\)", text, re.MULTILINE)
-    return markdown(("call", "us", "range"), ((name, us, f"{low} to {high}") for name, us, low, high in found))
+# --- archives --------------------------------------------------------------------------------------------------------
 
 
 def archives() -> str:
-    """Every recorded file and what it shows."""
+    """What made the files of each archive, and how many."""
     lines = []
     for name, files in archive.index().items():
-        for file, entry in files.items():
-            program = re.match(r"python -m ([\w.]+)", entry["command"])
-            lines.append((name, f"`{file}`", f"`{program[1] if program else entry['command']}`", entry["shows"]))
-    return markdown(("archive", "file", "made by", "shows"), lines)
+        made = Counter(entry["command"].split()[2] for entry in files.values())
+        lines.append((name, ", ".join(f"`{program}` {count}" for program, count in made.items())))
+    return markdown(("archive", "files, by what wrote them"), lines)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -340,11 +347,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "models_by_images": models_by_images,
     "launches": launches,
     "images": images,
-    "gemm": lambda: products("gemm-squares", "gemm-layers"),
-    "tf32": lambda: products("gemm-tf32"),
+    "images_peers": images_peers,
+    "gemm": products,
     "few_rows": few_rows,
     "choice": choice,
-    "host": host,
     "archives": archives,
 }
 

@@ -7,7 +7,6 @@ A generated table stands between ``<!-- NAME: .. -->`` and ``<!-- end -->``; `TA
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 import sys
 from collections.abc import Callable
@@ -60,12 +59,13 @@ def folders() -> list[Path]:
 
 
 def folder_table() -> str:
-    """One row for each folder: the first line of its ``__init__.py``, and outside the emulator its modules' names."""
+    """One row for each folder, those in the emulator left out: the first line of its ``__init__.py``, its modules."""
     rows = ["| folder | what | modules |", "|---|---|---|"]
     for folder in folders()[1:]:
         name = str(folder.relative_to(PACKAGE))
-        names = "" if name.startswith("emulator") else ", ".join(path.stem for path in modules(folder))
-        rows.append(f"| `{name}/` | {first_line(folder / '__init__.py')} | {names} |")
+        if not name.startswith("emulator/"):
+            names = ", ".join(path.stem for path in modules(folder))
+            rows.append(f"| `{name}/` | {first_line(folder / '__init__.py')} | {names} |")
     return "\n".join(rows)
 
 
@@ -105,16 +105,26 @@ def heading(columns: str) -> list[str]:
 
 
 def lines(kinds: dict[str, dict[int, tuple[str, ...]]], shown: Callable[[list[int]], str]) -> list[str]:
-    """Rows ``| kinds | values | cells |``, one for all kinds, and for all neighbouring values, of the same cells."""
+    """Rows ``| kinds | values | cells |``, one for all kinds, and for all values, of the same cells."""
     by_cells: dict[tuple, list[str]] = {}
     for kind, of_values in kinds.items():
         by_cells.setdefault(tuple(of_values.items()), []).append(kind)
     rows = []
     for of_values, names in by_cells.items():
-        for found, group in itertools.groupby(of_values, key=lambda item: item[1]):
-            values = shown([value for value, _ in group])
-            rows.append(f"| {', '.join(names)} | {values} | {' | '.join(found)} |")
+        of_cells: dict[tuple[str, ...], list[int]] = {}
+        for value, found in of_values:
+            of_cells.setdefault(found, []).append(value)
+        kinds_shown = ", ".join(names)
+        rows += [f"| {kinds_shown} | {shown(values)} | {' | '.join(found)} |" for found, values in of_cells.items()]
     return rows
+
+
+def ranges(lengths: list[int]) -> str:
+    """Values of `LENGTHS`, neighbours as a range."""
+    step = LENGTHS.step
+    firsts = [k for k in lengths if k - step not in lengths]
+    lasts = [k for k in lengths if k + step not in lengths]
+    return ", ".join(f"{first:,} to {last:,}" for first, last in zip(firsts, lasts, strict=True))
 
 
 def images_problem(precision: str, channels_last: bool, patch: int, batch: int) -> PatchEmbedImagesProblem:
@@ -152,7 +162,7 @@ def rows_table() -> str:
     rows = heading("operation | elements | K")
     for operation, (dtypes, problem) in operations.items():
         found = {dtype: {k: cells({"": problem(dtype, k)}) for k in LENGTHS} for dtype in dtypes}
-        rows += [f"| `{operation}` {row}" for row in lines(found, lambda ks: f"{ks[0]:,} to {ks[-1]:,}")]
+        rows += [f"| `{operation}` {row}" for row in lines(found, ranges)]
     return "\n".join(rows)
 
 

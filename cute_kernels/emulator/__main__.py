@@ -8,7 +8,7 @@ import re
 import sys
 
 from cute_kernels.emulator.bytecode.lowering import lower
-from cute_kernels.emulator.diagnostics.kinds import KINDS
+from cute_kernels.emulator.diagnostics.kinds import KINDS, Kind
 from cute_kernels.emulator.ptx.families import FAMILIES, Family
 
 PAGE = """# Instructions and kinds of reports
@@ -17,60 +17,71 @@ PAGE = """# Instructions and kinds of reports
 
 ## Instruction families
 
-What is not here is refused with its PTX line.
+What is not here is refused with its PTX line. In all their forms: {plain}.
 
 {families}
 
 ## Kinds of reports
 
-The stable names in reports, `--suppress` and [JSON](../agents.md), and the usual cause and mend that a report gives.
-With `--keep-going` execution goes on after those of a detector.
+The stable names in reports, `--suppress` and [JSON](../agents.md). A report says what its kind means, its usual cause
+and its mend; `python -m cute_kernels.emulator KIND` does as well.
 
-{kinds}
+Of detectors, after which `--keep-going` goes on: {detectors}.
+
+Of what stops the kernel, or the check: {others}.
 """
 
 
 def page() -> str:
-    """The page of both tables."""
-    return PAGE.format(families=coverage(), kinds=kinds())
+    """The page of instruction families and kinds of reports."""
+    plain, families = coverage()
+    kinds = [[f"`{kind.name}`" for kind in KINDS.values() if kind.detector is detector] for detector in (True, False)]
+    return PAGE.format(
+        plain=", ".join(plain), families="\n".join(families), detectors=", ".join(kinds[0]), others=", ".join(kinds[1])
+    )
 
 
-def kinds() -> str:
-    """A Markdown table of the kinds of faults: a row per kind, with its help."""
-    lines = ["| kind | detector | usual cause and mend |", "|---|---|---|"]
-    for kind in KINDS.values():
-        words = re.sub(r"\{(\w+)\}", r"\1", kind.help).replace("|", "\\|")
-        lines.append(f"| `{kind.name}` | {'yes' if kind.detector else ''} | {words} |")
-    return "\n".join(lines)
+ANY = {
+    "later": "an access", "earlier": "an earlier access", "reads": "reads or writes", "read": "read or wrote",
+    "space": "the", "barrier": "an mbarrier", "operation": "asynchronous operation",
+}  # fmt: skip
+"""Words for the fields of a kind's sentences where there is no report."""
 
 
-def coverage() -> str:
-    """One row per family: opcode prefixes and what the family does. Everything else is refused with its PTX line."""
+def explained(kind: Kind) -> str:
+    """A line on the meaning of a kind of reports, and one on usual cause and mend, where its name does not say it."""
+    return "".join(f"{text.format(**ANY)}\n" for text in (kind.sentence, kind.help) if text) or f"{kind.name}\n"
+
+
+def coverage() -> tuple[list[str], list[str]]:
+    """Names of the families of which nothing else is to be said, and a list of what the others do."""
     assert lower  # importing it registers every family
     rows: dict[int, tuple[Family, list[str]]] = {}
     for prefix, family in FAMILIES.items():
         rows.setdefault(id(family.lower), (family, []))[1].append(".".join(prefix))
-    lines = ["| PTX | what is executed |", "|---|---|"]
+    plain, lines = [], []
     for family, prefixes in sorted(rows.values(), key=lambda row: row[1][0]):
-        summary = " ".join(family.doc.split("\n\n")[0].split()).replace("|", "\\|")
-        lines.append(f"| {', '.join(f'`{p}`' for p in _shortened(prefixes))} | {summary} |")
-    return "\n".join(lines)
-
-
-def _shortened(prefixes: list[str]) -> list[str]:
-    """Drops type suffixes where a family lists many: ``add.u32``, ``add.s32``, ... become ``add``."""
-    if len(prefixes) <= 6:
-        return sorted(prefixes)
-    return sorted({p.split(".")[0] for p in prefixes})
+        summary = " ".join(family.doc.split("\n\n")[0].split())
+        opcodes = dict.fromkeys(prefix.partition(".")[0] for prefix in prefixes)
+        unsaid = [f"`{opcode}`" for opcode in opcodes if not re.search(rf"\b{opcode}\b", summary)]
+        names = summary.removesuffix(".").split(", ")
+        if all(name.partition(".")[0] in opcodes and re.fullmatch(r"[\w.:]+", name) for name in names):
+            plain += names
+        else:
+            lines.append(f"* {', '.join(unsaid)}{': ' if unsaid else ''}{summary}")
+    return plain, lines
 
 
 def main() -> int:
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m cute_kernels.emulator",
         description="Prints what the emulator executes and reports, as the page docs/emulator/families.md.",
-    ).parse_args()
+    )
+    parser.add_argument("kind", nargs="?", choices=KINDS, metavar="KIND", help="explain this kind of reports instead")
+    kind = parser.parse_args().kind
+    text = explained(KINDS[kind]) if kind else page()
     try:
-        print(page(), end="", flush=True)
+        print(text, end="", flush=True)
     except BrokenPipeError:
         # The reader has left. The interpreter flushes once more when it exits, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -44,7 +44,7 @@ def scale_add_round(
         scales = (scale, scale)
         if cutlass.const_expr(isinstance(scale, cute.Tensor)):
             scales = (scale[i], scale[i + 1])
-        accumulator[i], accumulator[i + 1] = _scale_add(pair, addends, scales, packed_f32)
+        accumulator[i], accumulator[i + 1] = scale_add(pair, scales, addends, packed_f32)
     out.store(accumulator.load().to(BFloat16))
     if cutlass.const_expr(epilogue == "bf16x2" and table is not None):
         packed, packed_table = cute.recast_tensor(out, Int32), cute.recast_tensor(table, Int32)
@@ -56,19 +56,30 @@ def scale_add_round(
     return out
 
 
-def _scale_add(
-    pair: tuple[Float32, Float32],
-    addends: tuple[Float32, Float32] | None,
-    scales: tuple[Float32, Float32],
-    packed_f32: bool,
-) -> tuple[Float32, Float32]:
+def scale_add(
+    sums: tuple[Float32, ...],
+    scales: tuple[Float32, ...],
+    addends: tuple[Float32, ...] | None,
+    packed_f32: bool = False,
+) -> tuple[Float32, ...]:
+    """``fma(sum, scale, addend)`` elementwise, or the product where nothing is added: FP32, rounded once.
+
+    With ``packed_f32`` there are two of each.
+    """
     if packed_f32:
-        if addends is None:
-            return ptx.mul_rn_f32x2(pair, scales)
-        return ptx.fma_rn_f32x2(pair, scales, addends)
+        return ptx.mul_rn_f32x2(sums, scales) if addends is None else ptx.fma_rn_f32x2(sums, scales, addends)
     if addends is None:
-        return tuple(ptx.mul_rn_f32(value, scale) for value, scale in zip(pair, scales, strict=True))
-    return tuple(ptx.fma_rn_f32(*operands) for operands in zip(pair, scales, addends, strict=True))
+        return tuple(ptx.mul_rn_f32(total, scale) for total, scale in zip(sums, scales, strict=True))
+    return tuple(ptx.fma_rn_f32(*operands) for operands in zip(sums, scales, addends, strict=True))
+
+
+TERM_FACTOR = 256.0
+"""Factor of the high one of a weight's two terms."""
+
+
+def sum_of_terms(high: tuple[Float32, ...], low: tuple[Float32, ...], packed_f32: bool = False) -> tuple[Float32, ...]:
+    """Sums over a weight of two terms, from those over each of them."""
+    return scale_add(high, (Float32(TERM_FACTOR),) * len(high), low, packed_f32)
 
 
 # --- scale of an accumulator: one for the call, or a product of factors of rows and features -------------------------
@@ -93,18 +104,18 @@ class Scales:
         call = self.call[0] if isinstance(self.call, cute.Tensor) else self.call
         return Scales(call, self.rows, self.features)
 
-    @cute.jit
     def row(self, row: Int32) -> Float32:
-        """The factor of a row, or of the last one for a row beyond it, which nobody stores; with the call's number."""
-        factor = self.rows[min(row, cute.size(self.rows) - 1)]
-        if cutlass.const_expr(self.call is not None):
-            factor = ptx.mul_rn_f32(factor, self.call)
-        return factor
+        """The factor of a row, with the call's number."""
+        return self._factor(self.rows, row)
+
+    def feature(self, feature: Int32) -> Float32:
+        """The factor of a feature, with the call's number."""
+        return self._factor(self.features, feature)
 
     @cute.jit
-    def feature(self, feature: Int32) -> Float32:
-        """The factor of a feature, likewise."""
-        factor = self.features[min(feature, cute.size(self.features) - 1)]
+    def _factor(self, factors: cute.Tensor, index: Int32) -> Float32:
+        # Beyond the last one, where nobody stores, the last.
+        factor = factors[min(index, cute.size(factors) - 1)]
         if cutlass.const_expr(self.call is not None):
             factor = ptx.mul_rn_f32(factor, self.call)
         return factor
@@ -196,4 +207,3 @@ def _horner(coefficients: cutlass.Constexpr[tuple], x: Float32) -> Float32:
     for coefficient in coefficients[-2::-1]:
         value = ptx.fma_rn_f32(value, x, Float32(coefficient))
     return value
-

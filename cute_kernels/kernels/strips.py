@@ -23,9 +23,6 @@ from cute_kernels.plan.images_strips import BLOCK_BYTES, BLOCK_FEATURES, SPANS, 
 TABLE_VALUES = 4
 """Table values that a thread adds to its accumulators of 16 features and 8 columns: two features x two columns."""
 
-TERM_FACTOR = 256.0
-"""Factor of the high one of a weight's two terms."""
-
 
 def images_layout(
     plan: StripsPlan, batch: Int32, height: Int32, width: Int32, part: RowPart | None = None

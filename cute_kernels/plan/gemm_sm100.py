@@ -31,7 +31,7 @@ class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
     Each CTA holds 128 rows of every wave and loads those rows of ``a`` and half of the tile's rows of ``b``.
     """
 
-    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.gemm:GemmKernel"
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.gemm:Sm100GemmKernel"
     graph: ClassVar[str] = "cute_kernels.kernels.graph:sm100_graph"
 
     config: Sm100GemmConfig

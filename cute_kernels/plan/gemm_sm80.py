@@ -23,7 +23,7 @@ FIELDS = sm80.FIELDS | {
 class Sm80GemmPlan(Sm80Plan, GemmPlan):
     """One tile of one batch per CTA, in groups of rows of tiles."""
 
-    kernel: ClassVar[str] = "cute_kernels.kernels.sm80.gemm:GemmKernel"
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm80.gemm:Sm80GemmKernel"
 
     config: Sm80GemmConfig
 

@@ -38,7 +38,7 @@ SPLIT_REGISTERS = 128
 class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     """The persistent WGMMA kernel, as `WgmmaPair` says, with a split of K."""
 
-    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gemm:GemmKernel"
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gemm:Sm90GemmKernel"
     graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_gemm_graph"
 
     config: Sm90GemmConfig

@@ -43,7 +43,7 @@ ROW_PATCHES = (1, 2, 4)
 class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
     """The persistent WGMMA kernel over gathered patches: rows of a tile are patches, columns features."""
 
-    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gather:PatchGatherKernel"
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.gather:Sm90GatherKernel"
     graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_gather_graph"
 
     config: Sm90GatherConfig

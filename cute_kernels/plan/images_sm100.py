@@ -46,7 +46,7 @@ from cute_kernels.plan.sm100_transposed import (
 class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
     """The persistent tcgen05 kernel over strips: rows of ``x`` are patches, of which a CTA loads its own images."""
 
-    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed_images:PatchEmbedImagesKernel"
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed_images:Sm100ImagesKernel"
     stage_name: ClassVar[str] = "strips"
 
     config: Sm100ImagesConfig

@@ -36,7 +36,7 @@ def copies_rows(problem: PatchEmbedImagesProblem) -> bool:
 class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
     """One tile per CTA. Its rows are ``tile_images`` images at one position, then the same images at the next one."""
 
-    kernel: ClassVar[str] = "cute_kernels.kernels.sm80.patch_embed_images:PatchEmbedImagesKernel"
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm80.patch_embed_images:Sm80ImagesKernel"
 
     config: Sm80ImagesConfig
 

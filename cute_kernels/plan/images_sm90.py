@@ -73,7 +73,7 @@ MOST_COLUMNS = 256
 class Sm90ImagesPlan(StripsPlan, TransposedPlan):
     """The persistent WGMMA kernel over strips, as `TransposedPlan` says."""
 
-    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed_images:PatchEmbedImagesKernel"
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed_images:Sm90ImagesKernel"
 
     config: Sm90ImagesConfig
 

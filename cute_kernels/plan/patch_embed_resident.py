@@ -44,7 +44,7 @@ MOST_TABLE_REGISTERS = 32
 class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
     """The persistent tcgen05 kernel over rows, of which each CTA of a pair loads half of the images of a tile."""
 
-    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed_resident:PatchEmbedKernel"
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed_resident:Sm100ResidentKernel"
 
     config: Sm100ResidentConfig
 

@@ -303,7 +303,7 @@ class Sm100PatchEmbedPlan(RowTiles, Sm100Epilogue, CtaPairs, PatchEmbedPlan):
     works alone, on 128 rows. The rows are consecutive ones, or images at positions, images running fastest.
     """
 
-    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed:PatchEmbedKernel"
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed:Sm100PatchEmbedKernel"
     graph: ClassVar[str] = "cute_kernels.kernels.graph:sm100_graph"
 
     config: Sm100PatchEmbedConfig

@@ -20,7 +20,7 @@ FIELDS = sm80.FIELDS | {"epilogue": EPILOGUE}
 class Sm80PatchEmbedPlan(Sm80Plan, PatchEmbedPlan):
     """One tile per CTA; tiles of neighbouring features follow each other, so that rows come from DRAM once."""
 
-    kernel: ClassVar[str] = "cute_kernels.kernels.sm80.patch_embed:PatchEmbedKernel"
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm80.patch_embed:Sm80PatchEmbedKernel"
 
     config: Sm80PatchEmbedConfig
 

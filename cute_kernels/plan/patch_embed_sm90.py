@@ -30,7 +30,7 @@ from cute_kernels.plan.tiles import RowTiles
 class Sm90PatchEmbedPlan(RowTiles, TransposedPlan, PatchEmbedPlan):
     """The persistent WGMMA kernel over rows, as `TransposedPlan` says."""
 
-    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed:PatchEmbedKernel"
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed:Sm90PatchEmbedKernel"
     config: Sm90PatchEmbedConfig
 
     table_layout: TableLayout = "paired"

@@ -44,21 +44,13 @@ def test_every_experiment_of_the_notes_is_there() -> None:
     assert set(DATA["pairs"]) == {experiment.name for experiment in experiments.EXPERIMENTS}
 
 
-def test_verdicts_are_those_of_the_pairs() -> None:
-    rows = {row[0]: row[-1] for row in page.with_verdicts(DATA["notes"]["numbered"])["rows"]}
-    by_name = {experiment.name: experiment.explained for experiment in experiments.EXPERIMENTS}
-    numbered = [name for name in by_name if re.fullmatch(r"F\d+", name)]
-    assert len(numbered) == 11 and all(rows[name] == by_name[name] for name in numbered)
-    assert rows["F9"] == "-" and list(rows.values()).count("-") == len(rows) - len(numbered)
-
-
 def test_counts_stand_in_the_phases() -> None:
     cells = [cell for row in page.with_counts(DATA["notes"]["phases"], DATA["last"])["rows"] for cell in row]
-    assert "TMA fill 1,536" in cells and not any("{" in cell for cell in cells)
+    assert any("TMA fill 1,536 " in cell for cell in cells) and not any("{" in cell for cell in cells)
     with pytest.raises(KeyError, match="wavefronts"):
         page.with_counts({"columns": ["a"], "rows": [["{wavefronts}"]]}, DATA["last"])
     # The notes' phases make the clocks of a tile.
-    clocks = [int(row[2].replace(",", "")) for row in DATA["notes"]["phases"]["rows"]]
+    clocks = [int(row[1].replace(",", "")) for row in DATA["notes"]["phases"]["rows"]]
     text = page.PAGE.read_text()
     assert f"make {sum(clocks[3:]):,} clocks of a tile and the MMA warp's 6,066" in text and sum(clocks[:3]) == 6065
 
@@ -83,7 +75,7 @@ def test_a_part_is_counted_anew(monkeypatch) -> None:
 
 
 @nightly
-@pytest.mark.parametrize("name", ["last", "original", "pairs"])
+@pytest.mark.parametrize("name", ["last", "pairs"])
 def test_counts_are_those_of_the_page(name: str) -> None:
     data = copy.deepcopy(DATA)
     page.recount(data, name)

@@ -8,14 +8,18 @@ from pathlib import Path, PurePosixPath
 
 from tests.programs.cases import Case, cases
 from tests.programs.clones import CLONES
-from tests.programs.outcome import Outcome, record, table
+from tests.programs.outcome import Outcome, record
 
 PAGE = Path(__file__).parents[2] / "docs" / "emulator" / "programs_outcomes.md"
+
+VERDICTS = ("exact", "reported", "stopped", "refused", "unchecked")
+"""In the order of rows."""
 
 HEAD = """# Outcomes of programs of others
 
 What [programs of others](programs.md) come to in the emulator. `python -m tests.programs --page` writes this page from
-`tests/programs/expected.json`.
+`tests/programs/expected.json`, which has the line of every report. In brackets: the number of runs, if several; exact
+ones are counted by folder.
 """
 
 
@@ -28,21 +32,32 @@ def render() -> str:
 
 
 def _section(title: str, suite: list[Case], known: dict[str, Outcome]) -> list[str]:
-    """How many of which verdict, the exact ones by folder, a table of the others."""
+    """How many of which verdict, and the programs by what is said of them; of exact ones, what they are programs of."""
     counts = Counter(known[case.name].verdict for case in suite)
-    exact = [case for case in suite if known[case.name].verdict == "exact"]
-    others = [case for case in suite if case not in exact]
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    lines = [f"## {title}", "", f"{len(suite)} runs: {said}.", "", "| exact | for | programs |", "|---|---|---|"]
-    folders: dict[tuple[str, str], dict[str, None]] = {}
-    for case in exact:
+    found: dict[str, dict[str, list[str]]] = {}
+    for case in suite:
+        result = _result(known[case.name])
         folder, name = _place(case)
-        folders.setdefault((folder, case.arch), {})[name] = None
-    shown: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for (folder, arch), names in folders.items():
-        shown.setdefault((folder, tuple(names)), []).append(arch)
-    lines += [f"| {folder} | {', '.join(archs)} | {', '.join(names)} |" for (folder, names), archs in shown.items()]
-    return [*lines, "", *table(others, known), ""]
+        what = folder if result == "exact" and folder else name if folder[:1] in ("", "`") else f"{folder} {name}"
+        found.setdefault(result, {}).setdefault(what, []).append(case.arch)
+    rows = sorted(found.items(), key=lambda item: VERDICTS.index(item[0].partition(":")[0]))
+    lines = [f"| {result} | {'; '.join(map(_counted, programs.items()))} |" for result, programs in rows]
+    return [f"## {title}", "", f"{len(suite)} runs: {said}.", "", "| result | programs |", "|---|---|", *lines, ""]
+
+
+def _counted(program: tuple[str, list[str]]) -> str:
+    """A program or folder, and how many runs of it if several."""
+    name, archs = program
+    return name if len(archs) == 1 else f"{name} ({len(archs)})"
+
+
+def _result(outcome: Outcome) -> str:
+    """The verdict, and the kinds of reports or why it is refused."""
+    if outcome.verdict == "refused":
+        return f"refused: {outcome.reports[0]}"
+    kinds = dict.fromkeys(report.partition(" at ")[0] for report in outcome.reports)
+    return f"{outcome.verdict}: {', '.join(f'`{kind}`' for kind in sorted(kinds))}" if kinds else outcome.verdict
 
 
 def _place(case: Case) -> tuple[str, str]:

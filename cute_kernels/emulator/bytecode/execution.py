@@ -52,6 +52,8 @@ from cute_kernels.emulator.state.warp import Frame, NamedWait, PhaseWait, Progre
 from cute_kernels.emulator.units.core_units import Units
 from cute_kernels.emulator.units.matrix.core_wgmma import CoreWgmmas
 from cute_kernels.emulator.units.matrix.core_wgmma import Site as WgmmaSite
+from cute_kernels.emulator.units.matrix.mma_sync import Form as MmaForm
+from cute_kernels.emulator.units.matrix.mma_sync import table as mma_table
 from cute_kernels.emulator.units.matrix.wgmma import RegisterFile
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ class Translation:
         rows: of the exchange area.
         local_bytes: of local memory, in each lane.
         wgmmas: its wgmma.mma_async.
+        warp_mmas: forms of its mma.sync that the core executes.
         spare: where results go that no register holds any more; None if only wgmmas touch accumulators in flight.
     """
 
@@ -93,6 +96,7 @@ class Translation:
     rows: int
     local_bytes: int
     wgmmas: tuple[WgmmaSite, ...]
+    warp_mmas: tuple[MmaForm, ...]
     spare: int | None
 
 
@@ -162,6 +166,7 @@ class _Translator:
             rows=program.rows,
             local_bytes=self.lowering.context.local_bytes,
             wgmmas=tuple(program.wgmmas),
+            warp_mmas=tuple(program.warp_mmas),
             spare=spare,
         )
 
@@ -240,6 +245,8 @@ class Execution:
             tables = MemoryTables(cluster, _flags(cluster))
             self.tables = {cluster: tables}  # one cluster runs at a time
             cluster.units = Units(cluster, tables)
+            self.warp_mmas = mma_table(self.translation.warp_mmas, cluster.arithmetic)
+            tables.header.warp_mmas = ctypes.addressof(self.warp_mmas)
             at_once = cluster.options.completion == "eager" and self.translation.spare is None
             if self.translation.wgmmas and at_once:
                 cluster.wgmma.core = CoreWgmmas(cluster, tables, self.translation.wgmmas)

@@ -14,6 +14,7 @@ from cute_kernels.emulator.graph.values import LiveIn, Node, Value, agreed_lanes
 from cute_kernels.emulator.instructions import bulk, sync, tcgen05, wgmma
 from cute_kernels.emulator.instructions.matrix import load_matrix, store_matrix
 from cute_kernels.emulator.instructions.memory import fence_proxy_async
+from cute_kernels.emulator.instructions.mma import mma_sync
 from cute_kernels.emulator.instructions.move import elect_leader, read_clock
 from cute_kernels.emulator.state.memory_tables import EVENT
 from cute_kernels.emulator.state.tmem import LANES as TENSOR_LANES
@@ -132,6 +133,17 @@ def _inline_store_matrix(emitter: BlockEmitter, node: Node) -> bool:
     """stmatrix by the whole warp."""
     values = node.anchor.args[-1]
     return _inline_matrix(emitter, node, "store_matrix", [emitter.operand(value, True) for value in values])
+
+
+def _inline_mma_sync(emitter: BlockEmitter, node: Node) -> bool:
+    """mma.sync by the whole warp."""
+    form, *operands, _ = node.anchor.args
+    if not form.in_core:
+        return False
+    places = [emitter.operand(value, True) for values in operands for value in values]
+    places += [emitter.define(result) for result in node.results]
+    emitter.fast(node, "warp_mma", b=emitter.program.list([emitter.program.warp_mma(form), *places]))
+    return True
 
 
 # --- units ----------------------------------------------------------------------------------------------------------
@@ -267,6 +279,7 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     tcgen05.load: _inline_tensor_load,
     load_matrix: _inline_load_matrix,
     store_matrix: _inline_store_matrix,
+    mma_sync: _inline_mma_sync,
     read_clock: _inline_clock,
     sync.bar_arrive: _inline_bar_arrive,
     sync.bar_sync: _inline_bar_sync,

@@ -29,7 +29,10 @@ EXPORT void named_recount(NamedBarriers *all, int64_t running);
 
 // 1: the MMA was executed; 0: it reads bytes that are not initialised, or columns that are not allocated, and is not.
 EXPORT int32_t mma_execute(const Mma *mma);
-// Likewise, of a wgmma that all four warps have issued.
+// mma.sync of a whole warp, with registers at offsets of `state`: those of A, B, C and D. 0: nothing is done, how it adds
+// is not known.
+EXPORT int32_t warp_mma(const WarpMma *form, uint8_t *state, const uint32_t *registers);
+// mma_execute, of a wgmma that all four warps have issued.
 EXPORT int32_t wgmma_execute(const WgmmaForm *form, Wgmma *operation, uint8_t *data, const uint8_t *states);
 // A warp (`who`: CTA rank | index << 16) issues the operation that `issued` describes: the parts of this warp alone, at
 // its place among the parts. It executes when the last warp issues it. 1: done; 0: Python has to do it.

@@ -285,7 +285,8 @@ static int may_execute(const Mma *mma) {
 int32_t mma_execute(const Mma *mma) {
   if (!may_execute(mma)) return 0;
   if (mma->fraction && mma->d != SUM_S32) {
-    multiply_aligned(mma);
+    if (mma->split) multiply_split(mma);
+    else multiply_aligned(mma);
     return 1;
   }
   Operand *a = &operand_a, *b = &operand_b;

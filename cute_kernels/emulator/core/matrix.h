@@ -54,6 +54,8 @@ static inline int digits_of(int64_t type) { return type == E4M3 ? 3 : type == E5
 
 // Executes an MMA of floats whose sums are those of `fraction` and its neighbours.
 void multiply_aligned(const Mma *mma);
+// Likewise, of the FP8 of one mma.sync that is `split`.
+void multiply_split(const Mma *mma);
 
 static inline int is_byte_float(int64_t type) { return type == E4M3 || type == E5M2; }
 
@@ -62,6 +64,8 @@ int initialised(const MmaOperand *from, int64_t rows, int64_t unit);
 void load_small(
     Operand *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int side_by_side);
 void load_codes(uint8_t (*to)[K_BYTES], const MmaOperand *from, int64_t rows, int64_t unit);
+// FP16 bits of rows of FP8.
+void load_halves(uint16_t (*to)[K_BYTES], const MmaOperand *from, int64_t rows, const MmaType *type);
 void load_values(
     Operand *to, const MmaOperand *from, int64_t rows, int64_t first, const MmaType *type, int side_by_side);
 // `narrow`: which of the magnitudes are needed.

@@ -2,8 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "matrix.h"
-#include "vectors.h"
+#include "products.h"
 
 enum { PIECE = 16 };  // bytes of a row of a K-major matrix that lie together
 
@@ -195,6 +194,19 @@ static inline void decode_row(const uint8_t *row, int64_t element, float *restri
     case TF32: for (int i = 0; i < 8; i++) out[i] = as_float(words[i] & 0xFFFFE000); break;  // 19 bits are read
     case S8: for (int i = 0; i < 32; i++) out[i] = (int8_t)row[i]; break;
     default: for (int i = 0; i < 32; i++) out[i] = row[i];
+  }
+}
+
+void load_halves(uint16_t (*to)[K_BYTES], const MmaOperand *from, int64_t rows, const MmaType *type) {
+  uint8_t row[K_BYTES];
+  float values[K_BYTES];
+  for (int64_t i = 0; i < rows; i++) {
+    read_row(row, from, i, type->unit);
+    decode_row(row, type->element, values);
+    for (int j = 0; j < K_BYTES; j += DOUBLES) {
+      Longs bits = halves_of(doubles_of(*(const HalfFloats *)(values + j)));
+      for (int k = 0; k < DOUBLES; k++) to[i][j + k] = (uint16_t)bits[k];
+    }
   }
 }
 

@@ -197,3 +197,51 @@ void multiply_aligned(const Mma *mma) {
     fesetround(mode);
   }
 }
+
+// --- FP8 as FP16 -----------------------------------------------------------------------------------------------------
+
+enum { HALVES = 2, PAIR = 2, HALF_K = K_BYTES / HALVES };
+
+// Half `half` of K: of every four elements the lower two, or the upper two.
+static void take_half(uint16_t (*to)[HALF_K], uint16_t (*from)[K_BYTES], int64_t rows, int half) {
+  for (int64_t i = 0; i < rows; i++)
+    for (int j = 0; j < HALF_K; j += PAIR) memcpy(to[i] + j, from[i] + HALVES * j + PAIR * half, sizeof *to[i] * PAIR);
+}
+
+// Adds D of `mma` to sums [n][m], to nearest even. A sum of FP32 is rounded twice, which is as once: 53 >= 2 * 24 + 2
+// (Figueroa, "When is double rounding innocuous?", 1995).
+static void add_sums(const Mma *mma, const uint32_t *sums) {
+  int halves = mma->d == SUM_F16;
+  for (int64_t j = 0; j < mma->n; j++)
+    for (int64_t i = 0; i < mma->m; i += DOUBLES) {
+      uint32_t *cells = row_of(mma, mma->parts[0].cells, j) + lane_offset(mma, i);
+      Doubles sum = old_values(cells, halves, mma->accumulate != 0) + old_values(sums + j * mma->m + i, halves, 1);
+      if (halves) {
+        *(HalfBits *)cells = __builtin_convertvector(halves_of(sum), HalfBits);
+        continue;
+      }
+      HalfBits nan = (HalfBits)__builtin_convertvector(sum != sum, HalfInts);
+      *(HalfBits *)cells = ((HalfBits)floats_of(sum) & ~nan) | (nan & INT32_MAX);
+    }
+}
+
+void multiply_split(const Mma *mma) {
+  uint16_t a[MMA_SYNC_ROWS][K_BYTES], b[MMA_SYNC_COLUMNS][K_BYTES];
+  uint16_t half_a[MMA_SYNC_ROWS][HALF_K], half_b[MMA_SYNC_COLUMNS][HALF_K];
+  _Alignas(64) uint32_t sums[MMA_SYNC_COLUMNS * MMA_SYNC_ROWS];
+  int64_t places[MMA_SYNC_ROWS * 2];
+  for (int i = 0; i < MMA_SYNC_ROWS * 2; i++) places[i] = i;
+  load_halves(a, &mma->parts[0].a, mma->m, &mma->a);
+  load_halves(b, &mma->parts[0].b, mma->n, &mma->b);
+  Mma product = *mma;
+  product.a = (MmaType){F16, mma->a.negated, 16}, product.b = (MmaType){F16, mma->b.negated, 16};
+  product.column_stride = mma->m, product.wrap = mma->n, product.group_stride = LANE_GROUP;
+  product.parts[0] = (MmaPart){{(uint8_t *)half_a, NULL, places}, {(uint8_t *)half_b, NULL, places}, sums, NULL};
+  for (int half = 0; half < HALVES; half++) {
+    take_half(half_a, a, mma->m, half);
+    take_half(half_b, b, mma->n, half);
+    product.accumulate = half;
+    multiply_aligned(&product);
+  }
+  add_sums(mma, sums);
+}

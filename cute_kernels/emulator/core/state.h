@@ -145,8 +145,9 @@ typedef struct Mma {
   int64_t ctas, m, n;  // m: rows of A in each CTA
   MmaType a, b;
   int64_t d, accumulate, saturate;
-  // How floats are added; see silicon.c. `fraction` 0: exactly, with one rounding at the end.
-  int64_t fraction, result, step, lowest;
+  // How floats are added; see silicon.c. `fraction` 0: exactly, with one rounding at the end; UNKNOWN_SUMS: not known.
+  // `split`: FP8 is multiplied in two halves of K, as FP16, whose sums begin at 0; then D is added.
+  int64_t fraction, result, step, lowest, split;
   int64_t columns;  // of tensor memory in each CTA
   // Where in `cells` column j of D is, for row i of A: j * column_stride, from column `wrap` on beginning again
   // at wrap_offset; i / LANE_GROUP * group_stride + i % LANE_GROUP.
@@ -155,6 +156,14 @@ typedef struct Mma {
 } Mma;
 
 #include "state_tensor.h"
+
+// mma.sync of floats, s8 and u8: what an instruction says. Of the parts of `mma` none; operands are in registers. A may
+// have 8 rows, all of them `k_bytes` up to K_BYTES; what `mma` has beyond that is 0.
+enum { MMA_SYNC_ROWS = 16, MMA_SYNC_COLUMNS = 8 };
+typedef struct WarpMma {
+  Mma mma;
+  int64_t rows, k_bytes;
+} WarpMma;
 
 // wgmma.mma_async: what an instruction says. Of the parts of `mma` the first; an operation has its own operands.
 enum { WGMMA_WARPS = 4, WGMMA_ROWS = 64, A_WORDS = 128 };  // of a warp: A_REGISTERS * 32
@@ -278,6 +287,7 @@ typedef struct Tables {
   CommitEntry *commit_entries;
   Meter *meter;  // [instructions][METERS] of the role of the warp that runs, or null: nothing is counted
   int64_t meter_rank;  // the CTA of that warp
+  const WarpMma *warp_mmas;  // of the kernel, by number
   WgmmaForm *wgmma_forms;
   WgmmaOperand *wgmma_operands;
   Warpgroup *warpgroups;         // of CTA after CTA; null: wgmmas are Python's

@@ -5,67 +5,36 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "fragments.h"
 #include "meter.h"
 #include "races.h"
 #include "trace.h"
 
-enum { B = 0, A = 1, CHUNK = 16, CHUNKS = K_BYTES / CHUNK };
+enum { B = 0, A = 1 };
 
 // --- the product -----------------------------------------------------------------------------------------------------
 
 // Cells of D, transposed: column j of row i at j * WGMMA_ROWS + i.
 static _Thread_local uint32_t all_cells[256 * WGMMA_ROWS] __attribute__((aligned(64)));
 
-enum { ROWS_OF_WARP = 16, QUADS = 4, ROWS_OF_REGISTER = LANES / QUADS };  // lanes of a quad have one row
+enum { ROWS_OF_WARP = 16 };
 
-// A register of FP32 or integers: lane l has column 2 (l % 4) of row l / 4.
-static inline void take_register(const uint32_t *restrict values, uint32_t *restrict first) {
-  for (int row = 0; row < ROWS_OF_REGISTER; row++)
-    for (int quad = 0; quad < QUADS; quad++) first[2 * quad * WGMMA_ROWS + row] = values[QUADS * row + quad];
-}
-static inline void give_register(uint32_t *restrict values, const uint32_t *restrict first) {
-  for (int row = 0; row < ROWS_OF_REGISTER; row++)
-    for (int quad = 0; quad < QUADS; quad++) values[QUADS * row + quad] = first[2 * quad * WGMMA_ROWS + row];
-}
-
-// One of pairs of FP16: it has the next column too.
-static inline void take_halves(const uint32_t *restrict values, uint32_t *restrict first) {
-  for (int lane = 0; lane < LANES; lane++) {
-    uint32_t *cell = first + lane % QUADS * 2 * WGMMA_ROWS + lane / QUADS;
-    cell[0] = values[lane] & 0xFFFF;
-    cell[WGMMA_ROWS] = values[lane] >> 16;
-  }
-}
-static inline void give_halves(uint32_t *restrict values, const uint32_t *restrict first) {
-  for (int lane = 0; lane < LANES; lane++) {
-    const uint32_t *cell = first + lane % QUADS * 2 * WGMMA_ROWS + lane / QUADS;
-    values[lane] = (cell[0] & 0xFFFF) | cell[WGMMA_ROWS] << 16;
-  }
-}
-
-// Registers 4 g to 4 g + 3 of lane l are columns 8 g + 2 (l % 4) and the next one, of row l / 4 and then of row
-// l / 4 + 8 of the warp's 16 rows. FP16: a register is both columns of a row.
-static void move_part(const WgmmaPart *part, uint32_t *cells, int64_t registers, int halves, int store) {
-  for (int64_t j = 0; j < registers; j++) {
-    uint32_t *values = (uint32_t *)(void *)(part->state + part->registers[j]);
-    int64_t column = halves ? j / 2 * 8 : j / 4 * 8 + j % 2, row = (halves ? j % 2 : j / 2 % 2) * ROWS_OF_REGISTER;
-    uint32_t *first = cells + column * WGMMA_ROWS + row;
-    if (halves && store) give_halves(values, first);
-    else if (halves) take_halves(values, first);
-    else if (store) give_register(values, first);
-    else take_register(values, first);
-  }
-}
-
-// Register j of lane l is row l / 4 + 8 (j % 2) of the warp's 16 rows of A, bytes 4 (l % 4) + 16 (j / 2) onward: a quad
-// has a chunk.
+// Register j is of the rows from 8 (j % 2) on of the warp's 16 rows of A, chunk j / 2.
 static void gather_fragments(const Wgmma *operation, uint8_t *fragments) {
   for (int warp = 0; warp < WGMMA_WARPS; warp++)
-    for (int j = 0; j < A_WORDS / LANES; j++)
-      for (int row = 0; row < ROWS_OF_REGISTER; row++) {
-        int place = ROWS_OF_WARP * warp + row + ROWS_OF_REGISTER * (j % 2);
-        memcpy(fragments + place * K_BYTES + CHUNK * (j / 2), &operation->parts[warp].a[LANES * j + QUADS * row], CHUNK);
-      }
+    for (int j = 0; j < A_WORDS / LANES; j++) {
+      int row = ROWS_OF_WARP * warp + ROWS_OF_REGISTER * (j % 2);
+      take_chunks(&operation->parts[warp].a[LANES * j], fragments + row * K_BYTES + CHUNK * (j / 2));
+    }
+}
+
+static void move_parts(const Wgmma *operation, const WgmmaForm *form, uint32_t *cells, int store) {
+  for (int warp = 0; warp < WGMMA_WARPS; warp++) {
+    const WgmmaPart *part = &operation->parts[warp];
+    uint32_t *first = cells + ROWS_OF_WARP * warp;
+    int halves = form->mma.d == SUM_F16;
+    move_accumulators(part->state, part->registers, form->registers, first, WGMMA_ROWS, halves, store);
+  }
 }
 
 int32_t wgmma_execute(const WgmmaForm *form, Wgmma *operation, uint8_t *data, const uint8_t *states) {
@@ -73,7 +42,6 @@ int32_t wgmma_execute(const WgmmaForm *form, Wgmma *operation, uint8_t *data, co
   int64_t rows[WGMMA_ROWS * CHUNKS];  // places of fragments
   Mma mma = form->mma;
   MmaPart *part = &mma.parts[0];
-  int halves = mma.d == SUM_F16;
   uint32_t *cells = all_cells;  // found once: of a library that is loaded later, a thread's variables take a call
   part->b = (MmaOperand){data, states, operation->operands[B].places};
   part->a = (MmaOperand){data, states, operation->operands[A].places};
@@ -84,12 +52,9 @@ int32_t wgmma_execute(const WgmmaForm *form, Wgmma *operation, uint8_t *data, co
   }
   part->cells = cells;
   mma.accumulate = operation->accumulate;
-  if (operation->accumulate)
-    for (int warp = 0; warp < WGMMA_WARPS; warp++)
-      move_part(&operation->parts[warp], cells + ROWS_OF_WARP * warp, form->registers, halves, 0);
+  if (operation->accumulate) move_parts(operation, form, cells, 0);
   if (!mma_execute(&mma)) return 0;
-  for (int warp = 0; warp < WGMMA_WARPS; warp++)
-    move_part(&operation->parts[warp], cells + ROWS_OF_WARP * warp, form->registers, halves, 1);
+  move_parts(operation, form, cells, 1);
   return 1;
 }
 

@@ -129,7 +129,7 @@ class GemmEpilogue:
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
 
-class GemmKernel(GemmHost):
+class Sm100GemmKernel(GemmHost):
     """Host entry and kernel for one plan."""
 
     plan: Sm100GemmPlan
@@ -140,10 +140,10 @@ class GemmKernel(GemmHost):
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
         plan = self.plan
+        majors, shape = (OperandMajorMode.K, OperandMajorMode.K), self.tile_mnk[:2]
         tiled_mma = sm100_utils.make_trivial_tiled_mma(
-            self.dtype, self.dtype, OperandMajorMode.K, OperandMajorMode.K, Float32, tcgen05.CtaGroup.TWO,
-            self.tile_mnk[:2],
-        )  # fmt: skip
+            self.dtype, self.dtype, *majors, Float32, tcgen05.CtaGroup.TWO, shape
+        )
         a_layout, b_layout = (cute.slice_(layout, (None, None, None, 0)) for layout in self._stage_layouts(tiled_mma))
         rest = (self.tile_mnk, tiled_mma, (plan.cta_group, *plan.pairs, 1))
         a_tma = cute.nvgpu.make_tiled_tma_atom_A(_load(plan.pairs[1]), a, a_layout, *rest)
@@ -171,10 +171,8 @@ class GemmKernel(GemmHost):
         pipes = make_pipes(self.graph, barriers, functools.partial(Sm100Pipe, place=place))
         begin(plan, self.graph, warp, barriers, tmem_address, (args.a_atom, args.b_atom, args.out_atom))
 
-        order = GroupedOrder(
-            args.m_tiles, args.n_tiles, args.batches, plan.config.group_m, cute.arch.cluster_idx()[0],
-            clusters_of_grid(plan),
-        )  # fmt: skip
+        cluster, clusters = cute.arch.cluster_idx()[0], clusters_of_grid(plan)
+        order = GroupedOrder(args.m_tiles, args.n_tiles, args.batches, plan.config.group_m, cluster, clusters)
         a_layout, b_layout = self._stage_layouts(args.tiled_mma)
         a_tensor = stage_tensor(a_stages, a_layout, self.dtype)
         b_tensor = stage_tensor(b_stages, b_layout, self.dtype)
@@ -186,26 +184,44 @@ class GemmKernel(GemmHost):
             along_m, along_n = (plan.pairs[0], place.m), (plan.pairs[1], place.n)
             a = cute.local_tile(args.a, cute.slice_(self.tile_mnk, (None, 0, None)), (None, None, None))
             b = cute.local_tile(args.b, cute.slice_(self.tile_mnk, (0, None, None)), (None, None, None))
-            Load(
-                tma_operand((args.a_atom, mma.partition_A(a)), a_tensor, 3, plan.waves, along_m, along_n, place.a_mask),
-                tma_operand((args.b_atom, mma.partition_B(b)), b_tensor, 3, 1, along_n, along_m, place.b_mask),
-                pipes["operands"], order, args.k_blocks, place.leads,
-            ).run()  # fmt: skip
+            a_tma, b_tma = (args.a_atom, mma.partition_A(a)), (args.b_atom, mma.partition_B(b))
+            rows = tma_operand(a_tma, a_tensor, 3, boxes=plan.waves, tile=along_m, share=along_n, mask=place.a_mask)
+            columns = tma_operand(b_tma, b_tensor, 3, tile=along_n, share=along_m, mask=place.b_mask)
+            Load(rows, columns, pipes["operands"], order, args.k_blocks, place.leads).run()
         elif warp == plan.mma_warp:
             if place.leads:
                 Mma(
-                    args.tiled_mma, args.tiled_mma.make_fragment_A(a_tensor), args.tiled_mma.make_fragment_B(b_tensor),
-                    accumulators, pipes["operands"], pipes["accumulator"], order, args.k_blocks,
-                    plan.waves,
-                ).run()  # fmt: skip
+                    tiled_mma=args.tiled_mma,
+                    row_fragments=args.tiled_mma.make_fragment_A(a_tensor),
+                    column_fragments=args.tiled_mma.make_fragment_B(b_tensor),
+                    accumulators=accumulators,
+                    operands=pipes["operands"],
+                    accumulator=pipes["accumulator"],
+                    order=order,
+                    k_blocks=args.k_blocks,
+                    waves=plan.waves,
+                ).run()
         else:
+            buffers = plan.config.store_stages
             ring = warp_staging(
-                staging, (warp - plan.first_epilogue_warp) * plan.config.store_stages, plan.store_rows,
-                plan.config.store_stages, args.out_atom, args.out, ELEMENT_TYPES[plan.problem.out_dtype],
-            )  # fmt: skip
+                staging,
+                first=(warp - plan.first_epilogue_warp) * buffers,
+                rows=plan.store_rows,
+                buffers=buffers,
+                atom=args.out_atom,
+                out=args.out,
+                dtype=ELEMENT_TYPES[plan.problem.out_dtype],
+            )
             GemmEpilogue(
-                plan, accumulators, ring, args.bias, pipes["accumulator"], order, place, warp
-            ).run()  # fmt: skip
+                plan=plan,
+                accumulators=accumulators,
+                staging=ring,
+                bias=args.bias,
+                accumulator=pipes["accumulator"],
+                order=order,
+                place=place,
+                warp=warp,
+            ).run()
         end(plan, warp, accumulators)
 
 
@@ -215,5 +231,4 @@ def _load(sharers: int) -> cpasync.CopyBulkTensorTileG2SOp | cpasync.CopyBulkTen
     return kind(tcgen05.CtaGroup.TWO)
 
 
-dsl.name_kernel(GemmKernel.kernel, "gemm_sm100a")
-
+dsl.name_kernel(Sm100GemmKernel.kernel, "gemm_sm100a")

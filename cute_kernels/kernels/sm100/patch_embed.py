@@ -452,7 +452,7 @@ def _element(
 
 
 @dataclass(frozen=True)
-class Epilogue:
+class Sm100PatchEmbedEpilogue:
     """Drains accumulators, one warp at a time: nothing but the accumulator's barriers is shared between warps.
 
     Attributes:
@@ -599,7 +599,7 @@ class DeviceArguments:
     k_blocks: Int32
 
 
-class PatchEmbedKernel(RowsHost):
+class Sm100PatchEmbedKernel(RowsHost):
     """Host entry and kernel for one plan: one compiled kernel serves all sizes."""
 
     plan: Sm100PatchEmbedPlan
@@ -733,14 +733,14 @@ class PatchEmbedKernel(RowsHost):
             tma_operand((args.weight_atom, weight), weight_tensor, 3), pipe, order, args.k_blocks, place.leads,
         )  # fmt: skip
 
-    def _epilogue(self, args, accumulators, staging, pipe, order, rows) -> Epilogue:
+    def _epilogue(self, args, accumulators, staging, pipe, order, rows) -> Sm100PatchEmbedEpilogue:
         plan = self.plan
         table_rows = TableRows(args.table_rows, args.table_index, args.rows)
-        return Epilogue(
+        return Sm100PatchEmbedEpilogue(
             plan, accumulators, Output(plan, staging, args.out_atom, args.out, rows, pipe.stamps),
             TableReader(plan, args.table, rows, table_rows), ScaleReader(args.scales.loaded()), pipe, order, rows,
         )  # fmt: skip
 
 
-dsl.name_kernel(PatchEmbedKernel.kernel, "patch_embed_sm100a")
+dsl.name_kernel(Sm100PatchEmbedKernel.kernel, "patch_embed_sm100a")
 

@@ -16,7 +16,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from cute_kernels import dsl
-from cute_kernels.kernels import ptx
+from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
 from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, ImagesOperands
 from cute_kernels.kernels.sm100.transposed import (
@@ -31,7 +31,6 @@ from cute_kernels.kernels.sm100.transposed import (
 )
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
-    TERM_FACTOR,
     StripLoad,
     images_layout,
     operand_layout,
@@ -87,7 +86,7 @@ BLOCKS = LANES // BLOCK_FEATURES
 
 
 @dataclass(frozen=True)
-class Epilogue(TransposedEpilogue):
+class Sm100ImagesEpilogue(TransposedEpilogue):
     """Epilogue of patches of images, stored to ``[box, tile of a grid row, block of features, image tile, grid row]``.
 
     Integer sums by the contracts ``int8`` and ``int16`` of the reference; FP32 sums get the table by one addition, and
@@ -132,17 +131,14 @@ class Epilogue(TransposedEpilogue):
         for i in cutlass.range_constexpr(matrices):
             pair = (Float32(sums[0, i % 2, i // 2]), Float32(sums[1, i % 2, i // 2]))
             if cutlass.const_expr(self.plan.terms == 2):
-                factor, low = Float32(TERM_FACTOR), (Float32(sums[0, i, 1]), Float32(sums[1, i, 1]))
-                pair = ptx.fma_rn_f32x2(pair, (factor, factor), low)
-            scale = (Float32(1.0), Float32(1.0)) if self.scales is None else (self.scales[i], self.scales[i])
-            if cutlass.const_expr(registers is None and self.scales is None):
-                values[0, i], values[1, i] = pair
-            elif cutlass.const_expr(registers is None):
-                values[0, i], values[1, i] = ptx.mul_rn_f32x2(pair, scale)
-            else:
-                j = row // COLUMN_GROUP % self.plan.table_period
-                addends = (registers[2 * (i % 2), i // 2, j], registers[2 * (i % 2) + 1, i // 2, j])
-                values[0, i], values[1, i] = ptx.fma_rn_f32x2(pair, scale, addends)
+                pair = sum_of_terms(pair, (Float32(sums[0, i, 1]), Float32(sums[1, i, 1])), packed_f32=True)
+            if cutlass.const_expr(registers is not None or self.scales is not None):
+                scale, addends = Float32(1.0) if self.scales is None else self.scales[i], None
+                if cutlass.const_expr(registers is not None):
+                    j = row // COLUMN_GROUP % self.plan.table_period
+                    addends = (registers[2 * (i % 2), i // 2, j], registers[2 * (i % 2) + 1, i // 2, j])
+                pair = scale_add(pair, (scale, scale), addends, packed_f32=True)
+            values[0, i], values[1, i] = pair
         rounded = cute.make_rmem_tensor(cute.make_layout((2, matrices)), self.staging.dtype)
         rounded.store(values.load().to(self.staging.dtype))
         return rounded
@@ -191,7 +187,7 @@ class DeviceArguments:
     groups: Int32
 
 
-class PatchEmbedImagesKernel(ImagesHost, TransposedKernel):
+class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     """Host entry and kernel for one plan."""
 
     plan: Sm100ImagesPlan
@@ -268,7 +264,7 @@ class PatchEmbedImagesKernel(ImagesHost, TransposedKernel):
         plan, row = self.plan, self.plan.warp_features
         return staging_layout(self._out_box, (row, 1, row * plan.tile_patches, row * plan.columns), row)
 
-    def epilogue(self, args, accumulators, staging, pipe, order, slab, quarter) -> Epilogue:
+    def epilogue(self, args, accumulators, staging, pipe, order, slab, quarter) -> Sm100ImagesEpilogue:
         plan = self.plan
         block = slab * plan.epilogue_warps + quarter
         scales, lane = None, cute.arch.lane_idx()
@@ -276,10 +272,10 @@ class PatchEmbedImagesKernel(ImagesHost, TransposedKernel):
         if cutlass.const_expr(args.scale is not None):
             first = block * plan.warp_features + lane // 4
             scales = tuple(scale_of_feature(args.scale, first + 8 * i) for i in range(plan.warp_features // 8))
-        return Epilogue(
+        return Sm100ImagesEpilogue(
             plan, accumulators, ring, pipe, order, block, quarter, args.table, scales, args.row_tiles
         )
 
 
-dsl.name_kernel(PatchEmbedImagesKernel.kernel, "patch_embed_images_sm100a")
+dsl.name_kernel(Sm100ImagesKernel.kernel, "patch_embed_images_sm100a")
 

@@ -99,7 +99,7 @@ def row_boxes(
 
 
 @dataclass(frozen=True)
-class Epilogue(TransposedEpilogue):
+class Sm100ResidentEpilogue(TransposedEpilogue):
     """Epilogue of rows, stored to ``[box, row block, 32-feature block, position block]``.
 
     In position order every 8 columns are images at one position, and a thread adds the same four numbers to all of
@@ -263,7 +263,7 @@ class DeviceArguments:
     groups: Int32
 
 
-class PatchEmbedKernel(RowsHost, TransposedKernel):
+class Sm100ResidentKernel(RowsHost, TransposedKernel):
     """Host entry and kernel for one plan. Blocks of K are compiled in."""
 
     plan: Sm100ResidentPlan
@@ -340,7 +340,7 @@ class PatchEmbedKernel(RowsHost, TransposedKernel):
     def operand(self, stages: cute.Pointer) -> Rows:
         return Rows(self.plan, stages)
 
-    def epilogue(self, args, accumulators, staging, pipe, order, slab, quarter) -> Epilogue:
+    def epilogue(self, args, accumulators, staging, pipe, order, slab, quarter) -> Sm100ResidentEpilogue:
         plan = self.plan
         block = slab * (plan.features // LANES) + quarter
         buffer = warp_staging(plan, staging, self._staging_layout(), args.out_atom, args.out, self._out_box, quarter)
@@ -349,10 +349,10 @@ class PatchEmbedKernel(RowsHost, TransposedKernel):
             first = block * LANES + buffer.lane // MATRICES
             features = tuple(scales.feature(first + 8 * i) for i in range(MATRICES))
         rows = TableRows(args.table_rows, args.table_index, args.rows)
-        return Epilogue(
+        return Sm100ResidentEpilogue(
             plan, accumulators, buffer, pipe, order, block, quarter, args.table, rows, scales, features
         )
 
 
-dsl.name_kernel(PatchEmbedKernel.kernel, "patch_embed_resident_sm100a")
+dsl.name_kernel(Sm100ResidentKernel.kernel, "patch_embed_resident_sm100a")
 

@@ -78,7 +78,7 @@ class GemmTiles:
                     store_vector(self.out, place, rounded)
 
 
-class GemmKernel:
+class Sm80GemmKernel:
     """Host entry and kernel for one plan. Sizes are launch arguments: one compiled kernel serves all of them."""
 
     def __init__(self, plan: Sm80GemmPlan) -> None:
@@ -130,4 +130,4 @@ def _of_batch(pointer: cute.Pointer, batch: Int32, rows: Int32, k_bytes: Int32) 
     return pointer.toint() + Int64(batch) * Int64(rows) * Int64(k_bytes)
 
 
-dsl.name_kernel(GemmKernel.kernel, "gemm_sm80")
+dsl.name_kernel(Sm80GemmKernel.kernel, "gemm_sm80")

@@ -102,7 +102,7 @@ class RowsTiles:
         return own
 
 
-class PatchEmbedKernel:
+class Sm80PatchEmbedKernel:
     """Host entry and kernel for one plan. Sizes are launch arguments."""
 
     def __init__(self, plan: Sm80PatchEmbedPlan) -> None:
@@ -157,4 +157,4 @@ class PatchEmbedKernel:
         run(plan, tiles, m_tiles * n_tiles, cute.ceil_div(k_bytes, c.row_bytes))
 
 
-dsl.name_kernel(PatchEmbedKernel.kernel, "patch_embed_sm80")
+dsl.name_kernel(Sm80PatchEmbedKernel.kernel, "patch_embed_sm80")

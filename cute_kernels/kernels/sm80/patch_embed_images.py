@@ -112,7 +112,7 @@ class ImagesTiles:
         return values
 
 
-class PatchEmbedImagesKernel:
+class Sm80ImagesKernel:
     """Host entry and kernel for one plan. Batch, sizes of the images and features are launch arguments."""
 
     def __init__(self, plan: Sm80ImagesPlan) -> None:
@@ -165,4 +165,4 @@ class PatchEmbedImagesKernel:
         run(plan, tiles, cute.ceil_div(rows, c.tile_m) * n_tiles, Int32(plan.k_blocks))
 
 
-dsl.name_kernel(PatchEmbedImagesKernel.kernel, "patch_embed_images_sm80")
+dsl.name_kernel(Sm80ImagesKernel.kernel, "patch_embed_images_sm80")

@@ -200,7 +200,7 @@ class DeviceArguments:
     n_tiles: Int32
 
 
-class PatchGatherKernel(ImagesHost):
+class Sm90GatherKernel(ImagesHost):
     """Host entry and kernel for one plan."""
 
     plan: Sm90GatherPlan
@@ -405,5 +405,5 @@ class PatchGatherKernel(ImagesHost):
         return WarpStaging(base, plan.store_rows, buffers, args.out_atom, source, target)
 
 
-dsl.name_kernel(PatchGatherKernel.kernel, "patch_embed_gather_sm90a")
+dsl.name_kernel(Sm90GatherKernel.kernel, "patch_embed_gather_sm90a")
 

@@ -86,15 +86,12 @@ class PartialSums:
             phase: parity of the tile's number in this cluster.
         """
         groups = cute.size(accumulator) // GROUP
-        bits = cute.make_tensor(
-            cute.recast_ptr(accumulator.iterator, dtype=Int32), cute.make_layout((GROUP, groups))
-        )
+        bits = cute.make_tensor(cute.recast_ptr(accumulator.iterator, dtype=Int32), cute.make_layout((GROUP, groups)))
+        target = self._cta(self.finisher)
         self.sums.wait_empty_phase(self.sums.empty + self.warp, phase ^ 1)
         for index in cutlass.range_constexpr(groups):
-            cute.arch.store_async_dsmem(
-                self._group(self.slice ^ self.finisher, index), tuple(bits[i, index] for i in range(GROUP)),
-                self.sums.full + self.warp, self._cta(self.finisher),
-            )  # fmt: skip
+            place, values = self._group(self.slice ^ self.finisher, index), tuple(bits[i, index] for i in range(GROUP))
+            cute.arch.store_async_dsmem(place, values, self.sums.full + self.warp, target)
 
     @cute.jit
     def receive(self, phase: Int32) -> None:
@@ -388,7 +385,7 @@ class MmaTf32Op(warpgroup.MmaF16BF16Op):
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
 
-class GemmKernel(GemmHost):
+class Sm90GemmKernel(GemmHost):
     """Host entry and kernel for one plan."""
 
     plan: Sm90GemmPlan
@@ -399,12 +396,8 @@ class GemmKernel(GemmHost):
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
         plan, config = self.plan, self.plan.config
         operation = MmaTf32Op if self.dtype is TFloat32 else warpgroup.MmaF16BF16Op
-        tiled_mma = cute.make_tiled_mma(
-            operation(
-                self.dtype, Float32, (64, config.tile_n, plan.mma_k), warpgroup.OperandSource.SMEM,
-                OperandMajorMode.K, OperandMajorMode.K,
-            )
-        )  # fmt: skip
+        shape, majors = (64, config.tile_n, plan.mma_k), (OperandMajorMode.K, OperandMajorMode.K)
+        tiled_mma = cute.make_tiled_mma(operation(self.dtype, Float32, shape, warpgroup.OperandSource.SMEM, *majors))
         a_tma = self._load_atom(a, plan.loaded_rows, config.cluster_n)
         return tiled_mma, a_tma, self._load_atom(b, config.tile_n, config.cluster_m)
 
@@ -447,10 +440,8 @@ class GemmKernel(GemmHost):
             clear_unloaded(a_stages, config.stages, plan.a_stage_bytes, loaded_bytes, plan.threads)
         begin(self.graph, warp == plan.load_warp, barriers, (args.a_atom, args.b_atom, args.out_atom))
 
-        order = GroupedOrder(
-            args.m_tiles, args.n_tiles, args.batches, config.group_m, cute.arch.block_idx()[0] // plan.ctas,
-            cute.arch.grid_dim()[0] // plan.ctas,
-        )  # fmt: skip
+        cluster, clusters = cute.arch.block_idx()[0] // plan.ctas, cute.arch.grid_dim()[0] // plan.ctas
+        order = GroupedOrder(args.m_tiles, args.n_tiles, args.batches, config.group_m, cluster, clusters)
         a_tensor = self._stages(a_stages, config.tile_m)
         b_tensor = self._stages(b_stages, config.tile_n)
 
@@ -464,11 +455,9 @@ class GemmKernel(GemmHost):
                 column_of_ctas = Int32((1 << config.cluster_m) - 1) << (rank_n * config.cluster_m + first_cta)
                 loaded = cute.local_tile(a_tensor, (plan.loaded_rows, plan.tile_k, config.stages), (0, 0, 0))
                 a, b = self._tiles(args.a, plan.loaded_rows), self._tiles(args.b, config.tile_n)
-                Load(
-                    tma_operand((args.a_atom, a), loaded, 2, 1, along_m, along_n, row_of_ctas),
-                    tma_operand((args.b_atom, b), b_tensor, 2, 1, along_n, along_m, column_of_ctas),
-                    pipe, order, k_blocks, first_block=first_block,
-                ).run()  # fmt: skip
+                rows = tma_operand((args.a_atom, a), loaded, 2, tile=along_m, share=along_n, mask=row_of_ctas)
+                columns = tma_operand((args.b_atom, b), b_tensor, 2, tile=along_n, share=along_m, mask=column_of_ctas)
+                Load(rows, columns, pipe, order, k_blocks, first_block=first_block).run()
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             group = warp // 4
@@ -477,17 +466,35 @@ class GemmKernel(GemmHost):
             thread = cute.arch.thread_idx()[0] % 128
             mma = args.tiled_mma.get_slice(thread)
             ring = warp_staging(
-                staging, warp * config.store_stages, plan.store_rows, config.store_stages, args.out_atom, args.out,
-                ELEMENT_TYPES[plan.problem.out_dtype],
-            )  # fmt: skip
+                staging,
+                first=warp * config.store_stages,
+                rows=plan.store_rows,
+                buffers=config.store_stages,
+                atom=args.out_atom,
+                out=args.out,
+                dtype=ELEMENT_TYPES[plan.problem.out_dtype],
+            )
             partials = None
             if cutlass.const_expr(config.split_k > 1):
                 partials = PartialSums(plan, pipes["partials"], more[0], slice_, rank, warp)
             GemmMma(
-                plan, args.tiled_mma, args.tiled_mma.make_fragment_A(mma.partition_A(mine)),
-                args.tiled_mma.make_fragment_B(mma.partition_B(b_tensor)), pipe, ring, args.bias, order, k_blocks,
-                group, thread, rank_m, rank_n, first_cta, partials, self.graph.named_barriers[0].identifier,
-            ).run()  # fmt: skip
+                plan=plan,
+                tiled_mma=args.tiled_mma,
+                a_fragments=args.tiled_mma.make_fragment_A(mma.partition_A(mine)),
+                b_fragments=args.tiled_mma.make_fragment_B(mma.partition_B(b_tensor)),
+                operands=pipe,
+                staging=ring,
+                bias=args.bias,
+                order=order,
+                k_blocks=k_blocks,
+                warpgroup=group,
+                thread=thread,
+                rank_m=rank_m,
+                rank_n=rank_n,
+                first_cta=first_cta,
+                partials=partials,
+                turn=self.graph.named_barriers[0].identifier,
+            ).run()
 
     def _stages(self, pointer: cute.Pointer, rows: int) -> cute.Tensor:
         layout = self._stage_layout(rows, self.plan.config.stages)
@@ -498,5 +505,4 @@ class GemmKernel(GemmHost):
         return cute.local_tile(view, (rows, self.plan.tile_k), (None, None, None))
 
 
-dsl.name_kernel(GemmKernel.kernel, "gemm_sm90a")
-
+dsl.name_kernel(Sm90GemmKernel.kernel, "gemm_sm90a")

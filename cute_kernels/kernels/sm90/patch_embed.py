@@ -40,7 +40,7 @@ ROWS_PER_THREAD = ROWS_PER_STORE // 4
 
 
 @dataclass(frozen=True)
-class Epilogue:
+class Sm90PatchEmbedEpilogue:
     """Drains one warpgroup's accumulators of 64 features x tile_rows rows.
 
     Attributes:
@@ -271,7 +271,7 @@ class DeviceArguments:
     tile_stages: Int32
 
 
-class PatchEmbedKernel(RowsHost):
+class Sm90PatchEmbedKernel(RowsHost):
     """Host entry and kernel for one plan. A resident K is compiled in."""
 
     plan: Sm90PatchEmbedPlan
@@ -446,7 +446,7 @@ class PatchEmbedKernel(RowsHost):
         if cutlass.const_expr(scales.features is not None):
             first = feature_block * 64 + thread // 32 * 16 + thread % 32 // 4
             pair = (scales.feature(first), scales.feature(first + 8))
-        epilogue = Epilogue(plan, staging, args.table, table_rows, scales, pair, feature_block, thread)
+        epilogue = Sm90PatchEmbedEpilogue(plan, staging, args.table, table_rows, scales, pair, feature_block, thread)
         return Mma(
             plan, args.tiled_mma, self.accumulator, weight, x_fragments, pipe, epilogue, order, args.tile_stages,
             warpgroup_index, thread, named["turn 0"],
@@ -457,5 +457,5 @@ def _blocks(pointer: cute.Pointer, layout: cute.ComposedLayout, element: type) -
     return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=element), layout.outer)
 
 
-dsl.name_kernel(PatchEmbedKernel.kernel, "patch_embed_sm90a")
+dsl.name_kernel(Sm90PatchEmbedKernel.kernel, "patch_embed_sm90a")
 

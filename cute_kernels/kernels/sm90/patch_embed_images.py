@@ -24,6 +24,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
+from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
 from cute_kernels.kernels.gemm import Tma
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import ImagesHost, ImagesOperands
@@ -34,7 +35,6 @@ from cute_kernels.kernels.sm90.transposed import MMA_STEPS, ROWS_PER_STORE, Mma,
 from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
-    TERM_FACTOR,
     StripLoad,
     images_layout,
     operand,
@@ -54,7 +54,7 @@ from cute_kernels.plan.tiles import COLUMN_GROUP
 
 
 @dataclass(frozen=True)
-class Epilogue:
+class Sm90ImagesEpilogue:
     """Drains one warpgroup's sums of 64 features x the patches of a tile: ``int8`` and ``int16`` of the reference.
 
     Attributes:
@@ -101,11 +101,8 @@ class Epilogue:
                 addends = self._addends(i * groups + group, position_tile)
                 for j in cutlass.range_constexpr(TABLE_VALUES):
                     total = self._total(sums, (i * groups + group) * TABLE_VALUES + j)
-                    scale = self.scales[j // 2]
-                    if cutlass.const_expr(addends is None):
-                        values[group * TABLE_VALUES + j] = ptx.mul_rn_f32(total, scale)
-                    else:
-                        values[group * TABLE_VALUES + j] = ptx.fma_rn_f32(total, scale, addends[j])
+                    addend = None if addends is None else (addends[j],)
+                    (values[group * TABLE_VALUES + j],) = scale_add(total, (self.scales[j // 2],), addend)
             rounded = cute.make_rmem_tensor(cute.make_layout(TABLE_VALUES * groups), BFloat16)
             rounded.store(values.load().to(BFloat16))
             self.staging.write(addresses, rounded, i)
@@ -116,12 +113,10 @@ class Epilogue:
     def finish(self) -> None:
         self.staging.finish()
 
-    def _total(self, sums: cute.Tensor, i: int) -> Float32:
+    def _total(self, sums: cute.Tensor, i: int) -> tuple[Float32]:
         """FP32 of the ``i``-th sum; of two terms the sums of the high one come first."""
-        total = Float32(sums[i])
-        if self.plan.terms == 1:
-            return total
-        return ptx.fma_rn_f32(total, Float32(TERM_FACTOR), Float32(sums[self.plan.tile_rows // 2 + i]))
+        total = (Float32(sums[i]),)
+        return total if self.plan.terms == 1 else sum_of_terms(total, (Float32(sums[self.plan.tile_rows // 2 + i]),))
 
     def _addends(self, group: int, position_tile: Int32) -> cute.Tensor | None:
         """Table values of the ``group``-th 8 columns."""
@@ -461,7 +456,7 @@ class SplitMma(Mma):
         return self.rest_fragments[None, None, step, stage * shorter.blocks + block - longer.blocks]
 
 
-class PatchEmbedImagesKernel(ImagesHost):
+class Sm90ImagesKernel(ImagesHost):
     """Host entry and kernel for one plan."""
 
     plan: Sm90ImagesPlan
@@ -604,7 +599,7 @@ class PatchEmbedImagesKernel(ImagesHost):
         )
         feature = feature_block * 64 + thread // 32 * 16 + thread % 32 // 4
         scales = (scale_of_feature(args.scale, feature), scale_of_feature(args.scale, feature + 8))
-        epilogue = Epilogue(
+        epilogue = Sm90ImagesEpilogue(
             plan, buffer, args.table, scales, self._held(), args.row_tiles, feature_block, thread
         )
         common = (
@@ -625,5 +620,5 @@ class PatchEmbedImagesKernel(ImagesHost):
         return values, position
 
 
-dsl.name_kernel(PatchEmbedImagesKernel.kernel, "patch_embed_images_sm90a")
+dsl.name_kernel(Sm90ImagesKernel.kernel, "patch_embed_images_sm90a")
 

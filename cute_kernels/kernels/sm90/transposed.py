@@ -27,7 +27,7 @@ MMA_STEPS = 4
 """WGMMAs of K = 32 bytes in one K block of 128 bytes."""
 
 
-class Epilogue(Protocol):
+class TileEpilogue(Protocol):
     """Epilogue of a tile's accumulators. ``row_block`` and ``position`` are what the tile order gives."""
 
     def prefetch(self, row_block: Int32, position: Int32) -> Any:
@@ -59,7 +59,7 @@ class Mma:
     weight: cute.Tensor
     x_fragments: cute.Tensor
     operands: Sm90Pipe
-    epilogue: Epilogue
+    epilogue: TileEpilogue
     order: PositionOrder | ImageOrder
     tile_stages: Int32
     warpgroup: Int32

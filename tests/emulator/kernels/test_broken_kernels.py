@@ -24,7 +24,7 @@ from cute_kernels.emulator.errors import (
     TensorMemoryRace,
 )
 from cute_kernels.kernels.graph import sm100_graph
-from cute_kernels.kernels.sm100.patch_embed import Epilogue
+from cute_kernels.kernels.sm100.patch_embed import Sm100PatchEmbedEpilogue
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 
@@ -80,7 +80,7 @@ def test_missing_proxy_fence_before_the_tma_store() -> None:
 
 def test_illegal_lane_quarter(monkeypatch) -> None:
     """Rows by epilogue index instead of hardware warp id, as the CUDA original did."""
-    monkeypatch.setattr(Epilogue, "lane_quarter", staticmethod(lambda warp: (warp - 2) % 4))
+    monkeypatch.setattr(Sm100PatchEmbedEpilogue, "lane_quarter", staticmethod(lambda warp: (warp - 2) % 4))
     case = _case()
     with pytest.raises(IllegalAccess, match="quarter"):
         emulate(case.plan, case.tensors, artifact=compile_uncached(case.plan, emulated=True))

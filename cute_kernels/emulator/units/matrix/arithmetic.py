@@ -44,12 +44,15 @@ class Sums:
         result: bits behind the point of an FP32 result.
         step: bytes of K that are added at once, of operands as they are stored.
         lowest: of the largest exponent, where C is zero.
+        split: FP8 is converted to FP16, and added from zero, first the products of the lower two of every four bytes of
+            K, then those of the upper two; C is added to that, rounded to nearest even.
     """
 
     fraction: int
     result: int = 23
     step: int = 32
     lowest: int = 0
+    split: bool = False
 
 
 EXACT = Sums(0)
@@ -64,11 +67,11 @@ class _Row:
     step: int
     lowest: tuple[int, int]
     source: str
+    split: bool = False
 
 
 _EIGHT_BITS = ("e4m3", "e5m2")
-#: (unit, generation, whether operands have 8 bits) -> parameters. mma.sync of FP8 on Hopper and on the Blackwell of
-#: data centres is not there: it is mma.sync of FP16 (`SPLIT_FP8`).
+#: (unit, generation, whether operands have 8 bits) -> parameters.
 TABLE: dict[tuple[str, str, bool], _Row] = {
     ("tcgen05", "blackwell", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [tcgen05] [KM]"),
     ("tcgen05", "blackwell", True): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [tcgen05]"),
@@ -79,7 +82,9 @@ TABLE: dict[tuple[str, str, bool], _Row] = {
     ("mma", "ada", False): _Row(24, 23, 16, (-132, -20), "[MMA-Sim] [KM]"),
     ("mma", "ada", True): _Row(13, 13, 16, (-132, -20), "[MMA-Sim] [KM] [mmaemu]"),
     ("mma", "hopper", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [KM]"),
+    ("mma", "hopper", True): _Row(25, 23, 32, (-133, -21), "[SASS] [mmaemu]", split=True),
     ("mma", "blackwell", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim] [KM]"),
+    ("mma", "blackwell", True): _Row(25, 23, 32, (-133, -21), "[SASS]", split=True),
     ("mma", "rtx blackwell", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim]"),
     ("mma", "rtx blackwell", True): _Row(25, 23, 32, (-133, -21), "[MMA-Sim]"),
 }
@@ -99,9 +104,6 @@ GENERATIONS = {
     "blackwell": (100, 101, 103, 110),
     "rtx blackwell": (120, 121),
 }
-#: Where mma.sync of FP8 converts to FP16 and executes two mma.sync of FP16, from zero: first of the lower two of every
-#: four bytes of K, then of the upper two. Then it adds C, rounded to nearest even. [SASS], as [mmaemu] says too.
-SPLIT_FP8 = ("hopper", "blackwell")
 
 
 @functools.lru_cache(maxsize=64)
@@ -138,10 +140,6 @@ class Arithmetic:
     def exact(self) -> bool:
         return self.choice == "exact"
 
-    def splits_fp8(self) -> bool:
-        """Whether mma.sync of FP8 is made of mma.sync of FP16."""
-        return not self.exact and generation(self.target) in SPLIT_FP8
-
     def sums(self, unit: Literal["tcgen05", "wgmma", "mma"], element: str, d_type: str) -> Sums:
         """How an instruction of these operands adds.
 
@@ -161,7 +159,7 @@ class Arithmetic:
                 f"how {unit} of {element} adds on {self.target} is not known; Options(arithmetic='exact') rounds "
                 "exact sums once"
             )
-        return Sums(row.fraction, row.result, row.step, row.lowest[d_type == "f16"])
+        return Sums(row.fraction, row.result, row.step, row.lowest[d_type == "f16"], row.split)
 
     def scaled_sums(self, kind: str) -> Sums:
         """How tcgen05.mma with block scaling adds.

@@ -1,19 +1,25 @@
 """Warp-level matrix multiplication: the arithmetic and the register fragments of mma.sync and mma.sp.
 
 How one instruction adds is in `matrix.arithmetic`: as measured on a GPU of the target's generation, or exactly with one
-rounding to the accumulator's type. Integers are exact and wrap, or saturate with .satfinite. f64 and elements below a
-byte are in `matrix.numpy_products`, the metadata of mma.sp in `matrix.structured_sparsity`.
+rounding to the accumulator's type. Integers are exact and wrap, or saturate with .satfinite. The core multiplies
+(``core/warp_mma.c``); f64 and elements below a byte are in `matrix.numpy_products`, the metadata of mma.sp in
+`matrix.structured_sparsity`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import ctypes
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from cute_kernels.emulator.units.matrix.arithmetic import EXACTLY, Arithmetic
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
+from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.units.matrix.arithmetic import EXACTLY, Arithmetic, Sums
 from cute_kernels.emulator.units.matrix.numpy_products import common_bits, doubles, integers, nibbles
 from cute_kernels.emulator.units.matrix.operands import (
     BF16,
@@ -26,12 +32,11 @@ from cute_kernels.emulator.units.matrix.operands import (
     U8,
     ElementType,
 )
-from cute_kernels.emulator.units.matrix.products import Kind, multiply_rows
+from cute_kernels.emulator.units.matrix.products import Accumulator, Kind, Rows, describe, multiply_rows
 from cute_kernels.emulator.units.matrix.structured_sparsity import check_places, of_each_row, places
 
-_LEAST_ROWS = 16  # of A in a product
-_LEAST_COLUMNS = 8
-_EIGHT_BITS = {E4M3: ml_dtypes.float8_e4m3fn, E5M2: ml_dtypes.float8_e5m2}
+_ROWS, _COLUMNS = CONSTANTS["MMA_SYNC_ROWS"], CONSTANTS["MMA_SYNC_COLUMNS"]
+_WarpMma: Any = STRUCTURES["WarpMma"]
 F64, S4, U4, B1 = ElementType("f64", 8), ElementType("s4", 1), ElementType("u4", 1), ElementType("b1", 1)
 #: Elements that are smaller than a byte, in bits.
 _SMALL = {S4: 4, U4: 4, B1: 1}
@@ -95,6 +100,11 @@ class Form:
     saturate: bool = False
     variant: str = ""
     sparsity: Sparsity | None = None
+
+    @property
+    def in_core(self) -> bool:
+        """Whether the core executes it."""
+        return self.sparsity is None and self.a_type not in (F64, *_SMALL)
 
     @property
     def register_bits(self) -> int:
@@ -166,6 +176,8 @@ def multiply(
 
     Registers are uint32, of f64 uint64; ``metadata`` of mma.sp is uint32 [count, 32].
     """
+    if form.in_core:
+        return _multiply_in_core(form, a, b, c, arithmetic)
     rows = operand_rows(a, form.m), operand_rows(b, form.n)
     dtype = {"f16": np.uint16, "f64": np.uint64}.get(form.c_type, np.uint32)
     old = accumulator_rows(c, form.m, dtype)
@@ -175,14 +187,47 @@ def multiply(
         d = doubles(*(x.view(np.uint64) for x in rows), old, form.variant)
     elif form.a_type is B1:
         d = common_bits(*rows, old, form.variant)
-    elif form.a_type in _SMALL:
-        d = _multiply_nibbles(form, rows[0][:, :, None], rows[1][:, None], old)
     else:
-        cells = np.zeros((len(a), form.n, max(form.m, _LEAST_ROWS)), np.uint32)
-        cells[:, :, : form.m] = old.transpose(0, 2, 1)
-        _accumulate(form, (form.a_type, form.b_type), rows, cells, arithmetic)
-        d = cells[:, :, : form.m].transpose(0, 2, 1)
+        d = _multiply_nibbles(form, rows[0][:, :, None], rows[1][:, None], old)
     return accumulator_registers(d.astype(dtype))
+
+
+@functools.lru_cache(maxsize=256)
+def described(form: Form, arithmetic: Arithmetic) -> Any:
+    """The core's `WarpMma` of a form that is `Form.in_core`.
+
+    Raises:
+        UnsupportedPTX: it is not known how such an instruction adds on this target.
+    """
+    return _described(form, arithmetic.sums("mma", form.a_type.name, form.c_type))
+
+
+def _described(form: Form, sums: Sums) -> Any:
+    d = Accumulator(form.c_type, True, form.saturate, _COLUMNS, _COLUMNS, column_stride=_ROWS)
+    nowhere = Rows(0, None, 0)  # an operation knows its operands and accumulators
+    kinds = Kind(form.a_type), Kind(form.b_type)
+    mma = describe(_ROWS, _COLUMNS, *kinds, d, [(nowhere, nowhere, 0, None)], sums)
+    return _WarpMma(mma, form.m, form.stored_bytes)
+
+
+def table(forms: Sequence[Form], arithmetic: Arithmetic) -> Any:
+    """Forms for the core, in their order: an array of `WarpMma`, with UNKNOWN_SUMS where `described` raises."""
+    entries = (_WarpMma * len(forms))()
+    for number, form in enumerate(forms):
+        try:
+            entries[number] = described(form, arithmetic)
+        except UnsupportedPTX:  # raised again by an instruction that adds so
+            entries[number] = _described(form, Sums(CONSTANTS["UNKNOWN_SUMS"]))
+    return entries
+
+
+def _multiply_in_core(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
+    entry = ctypes.addressof(described(form, arithmetic))
+    registers = np.concatenate((a, b, c, np.empty_like(c)), axis=1, dtype=np.uint32)
+    offsets = np.arange(registers.shape[1], dtype=np.uint32) * registers.strides[1]
+    for instruction in registers:
+        library().warp_mma(entry, instruction.ctypes.data, offsets.ctypes.data)
+    return registers[:, -c.shape[1] :]
 
 
 def _multiply_nibbles(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -201,49 +246,17 @@ def _multiply_sparse(
     if form.a_type in _SMALL:
         return _multiply_nibbles(form, a[:, :, None], chosen, c)
     # Columns of B are the rows of these products.
-    cells = np.zeros((len(a) * form.m, _LEAST_COLUMNS, _LEAST_ROWS), np.uint32)
+    cells = np.zeros((len(a) * form.m, _COLUMNS, _ROWS), np.uint32)
     cells[:, 0, : form.n] = c.reshape(-1, form.n)
     rows = chosen.reshape(-1, form.n, form.stored_bytes), a.reshape(-1, 1, form.stored_bytes)
-    _accumulate(form, (form.b_type, form.a_type), rows, cells, arithmetic)
+    sums = arithmetic.sums("mma", form.a_type.name, form.c_type)
+    kinds = Kind(form.b_type), Kind(form.a_type)
+    padded = (_padded(array, least) for array, least in zip(rows, (_ROWS, _COLUMNS)))
+    multiply_rows(*padded, cells, kinds, form.c_type, add=True, saturate=form.saturate, sums=sums)
     return cells[:, 0, : form.n].reshape(c.shape)
 
 
-def _accumulate(
-    form: Form, types: tuple[ElementType, ElementType], rows: tuple[np.ndarray, np.ndarray], cells: np.ndarray,
-    arithmetic: Arithmetic,
-) -> None:  # fmt: skip
-    """Products of rows of operands that are not sparse, uint8 [count, rows, bytes of K], added to ``cells``."""
-    if form.a_type in _EIGHT_BITS and arithmetic.splits_fp8():
-        _multiply_in_halves(form, types, rows, cells, arithmetic)
-        return
-    sums = arithmetic.sums("mma", form.a_type.name, form.c_type)
-    kinds = Kind(types[0]), Kind(types[1])
-    multiply_rows(*_padded(rows), cells, kinds, form.c_type, add=True, saturate=form.saturate, sums=sums)
-
-
-def _multiply_in_halves(
-    form: Form, types: tuple[ElementType, ElementType], rows: tuple[np.ndarray, np.ndarray], cells: np.ndarray,
-    arithmetic: Arithmetic,
-) -> None:  # fmt: skip
-    """FP8 as two products of FP16 and an addition of C (`matrix.arithmetic.SPLIT_FP8`), into ``cells``."""
-    sums = arithmetic.sums("mma", F16.name, form.c_type)
-    halves = [
-        x.view(_EIGHT_BITS[element]).astype(np.float16).reshape(*x.shape[:2], -1, 2, 2)
-        for x, element in zip(rows, types)
-    ]
-    products = np.zeros_like(cells)
-    for half in range(2):
-        parts = [np.ascontiguousarray(x[:, :, :, half]).reshape(*x.shape[:2], -1).view(np.uint8) for x in halves]
-        multiply_rows(*_padded(parts), products, (Kind(F16), Kind(F16)), form.c_type, add=half > 0, sums=sums)
-    dtype, bits, nan = (np.float16, np.uint16, 0x7FFF) if form.c_type == "f16" else (np.float32, np.uint32, 0x7FFFFFFF)
-    terms = [x.astype(bits).view(dtype) for x in (cells, products)]
-    with np.errstate(all="ignore"):
-        total = terms[0] + terms[1]
-    cells[...] = np.where(np.isnan(total), nan, total.view(bits))
-
-
-def _padded(rows: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Both operands with zeros up to the rows and the bytes of K that a product has."""
-    for array, least in zip(rows, (_LEAST_ROWS, _LEAST_COLUMNS)):
-        count, size, nbytes = array.shape
-        yield np.pad(array, ((0, 0), (0, max(least - size, 0)), (0, K_BYTES - nbytes)))
+def _padded(rows: np.ndarray, least: int) -> np.ndarray:
+    """Rows of an operand with zeros up to the rows and the bytes of K that a product has."""
+    _, size, nbytes = rows.shape
+    return np.pad(rows, ((0, 0), (0, max(least - size, 0)), (0, K_BYTES - nbytes)))

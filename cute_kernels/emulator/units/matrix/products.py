@@ -107,7 +107,7 @@ def describe(m: int, n: int, a: Kind, b: Kind, d: Accumulator, parts: Sequence[P
     kind = layout.CONSTANTS[f"SUM_{d.kind.upper()}"]
     return _Mma(
         len(parts), m, n, a.described(), b.described(), kind, d.add, d.saturate, sums.fraction, sums.result, sums.step,
-        sums.lowest, d.columns, d.column_stride, d.wrap, d.wrap_offset, d.group_stride, tuple(described),
+        sums.lowest, sums.split, d.columns, d.column_stride, d.wrap, d.wrap_offset, d.group_stride, tuple(described),
     )  # fmt: skip
 
 
