@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test gpu orders integrations programs lint bench b200 dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs nightly clean
+.PHONY: demo test gpu orders integrations programs lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -38,13 +38,13 @@ programs: $(VENV)-programs/.installed
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 
-# On a machine with an SM90 or SM100 GPU. nvidia-ml-py reads its clocks and power. Peers whose packages are missing are shown as such.
+# On a machine with a GPU since Ampere. nvidia-ml-py reads its clocks and power. Peers whose packages are missing are shown as such.
 bench: $(VENV)/.installed-run
 	$(BIN)/python -m pip install --quiet nvidia-ml-py
 	$(BIN)/python -m bench.patch_embed $(ARGS)
 
-# On a rented B200, without further thought: everything worth knowing of it in half an hour, in one archive. docs/b200.md
-b200: $(VENV)/.installed-test
+# On a GPU since Ampere, without further thought: everything worth knowing of it in half an hour, in one archive. docs/measure.md
+kit: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet nvidia-ml-py
 	$(BIN)/python -m bench.kit $(ARGS)
 

@@ -30,9 +30,10 @@ _CHECK_ROWS = 1 << 15
 
 @dataclass(frozen=True)
 class Case:
-    """One size: ``images`` x ``positions`` rows of ``k`` E4M3 values, ``n`` output features in BF16.
+    """One size: ``images`` x ``positions`` rows of ``k`` values, ``n`` output features in BF16.
 
-    ``requested_images`` differs from ``images`` if the size asked for does not fit the memory of the device.
+    ``dtype`` is that of rows and weight, as torch names it. ``requested_images`` differs from ``images`` if the size
+    asked for does not fit the memory of the device.
     """
 
     model: str
@@ -41,10 +42,21 @@ class Case:
     k: int
     n: int
     requested_images: int
+    dtype: str = "float8_e4m3fn"
 
     @property
     def name(self) -> str:
-        return f"{self.model}/{self.positions} x {self.images}"
+        return f"{self.model}/{self.positions} x {self.images}{'' if self.fp8 else f', {self.dtype}'}"
+
+    @property
+    def fp8(self) -> bool:
+        """Whether rows are quantised."""
+        return self.dtype == "float8_e4m3fn"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of a row."""
+        return getattr(torch, self.dtype).itemsize
 
     @property
     def reduced(self) -> bool:
@@ -57,7 +69,7 @@ class Case:
         reduced = f", reduced from {self.requested_images} images: memory" if self.reduced else ""
         return (
             f"{self.model}: [{self.rows}, {self.k}] x [{self.n}, {self.k}]^T, {self.images} images x {self.positions} "
-            f"positions, {self.slots} input sets{reduced}"
+            f"positions, {self.dtype}, {self.slots} input sets{reduced}"
         )
 
     @property
@@ -67,7 +79,8 @@ class Case:
     @property
     def bytes(self) -> int:
         """Fewest bytes through device memory: every input read once, every output written once."""
-        return self.rows * (self.k + 2 * self.n) + self.n * self.k + 4 * self.positions * self.n
+        rows = self.rows * (self.k * self.itemsize + 2 * self.n)
+        return rows + self.n * self.k * self.itemsize + 4 * self.positions * self.n
 
     @property
     def flops(self) -> int:
@@ -81,7 +94,7 @@ class Case:
     @property
     def memory(self) -> int:
         """Device bytes while all peers are alive: inputs, outputs, two temporary outputs, copy buffers, check."""
-        x, out = self.rows * self.k, 2 * self.rows * self.n
+        x, out = self.rows * self.k * self.itemsize, 2 * self.rows * self.n
         return 2 * self.slots * (x + out) + 2 * out + (3 << 30)
 
 
@@ -148,11 +161,11 @@ class CaseData:
     """Random normal inputs of a case on one device.
 
     Attributes:
-        x: one ``[rows, K]`` E4M3 tensor per slot.
+        x: one ``[rows, K]`` tensor of the case's type per slot.
         out: one ``[rows, N]`` BF16 tensor per slot, shared by the peers that write into a given output.
-        weight: ``[N, K]`` E4M3. bias: ``[N]`` BF16. pos: ``[S, N]`` BF16.
+        weight: ``[N, K]`` of the same type. bias: ``[N]`` BF16. pos: ``[S, N]`` BF16.
         table: ``bias + pos`` in FP32, ``[S, N]``.
-        scale: the dequantisation multiplier ``SCALE_A * SCALE_B``, exact in FP32.
+        scale: the dequantisation multiplier ``SCALE_A * SCALE_B``, exact in FP32; 1 of rows that are not quantised.
     """
 
     def __init__(self, case: Case, device: torch.device, seed: int = 0) -> None:
@@ -164,16 +177,16 @@ class CaseData:
 
         self.x = []
         for _ in range(case.slots):
-            x = torch.empty(case.rows, case.k, dtype=torch.float8_e4m3fn, device=device)
+            x = torch.empty(case.rows, case.k, dtype=getattr(torch, case.dtype), device=device)
             for start in range(0, case.rows, _CHECK_ROWS * 4):
                 part = x[start : start + _CHECK_ROWS * 4]
                 part.copy_(normal(*part.shape))
             self.x.append(x)
-        self.weight = normal(case.n, case.k).to(torch.float8_e4m3fn)
+        self.weight = normal(case.n, case.k).to(getattr(torch, case.dtype))
         self.bias, self.pos = normal(case.n), normal(case.positions, case.n)
         self.table = self.bias.float() + self.pos.float()
         self.out = [torch.empty(case.rows, case.n, dtype=torch.bfloat16, device=device) for _ in range(case.slots)]
-        self.scale = SCALE_A * SCALE_B
+        self.scale = SCALE_A * SCALE_B if case.fp8 else 1.0
 
     @cached_property
     def table_bf16(self) -> torch.Tensor:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+from cute_kernels import plan
 from cute_kernels.config import Config
 from cute_kernels.config_codec import parse_settings
 from cute_kernels.plan import ARCHS, PLANNERS
+from cute_kernels.plan.registry import MMA_SYNC
+from cute_kernels.plan.sm80 import FP8_ARCHS
 
 Kind = TypeVar("Kind", bound=Config)
 
@@ -51,8 +54,8 @@ def check_parsable(text: str, kinds: Iterable[type[Config]]) -> None:
     parse_first(text, kinds)
 
 
-BENCHED = ("sm_100a", "sm_90a")
-"""Keys of `cute_kernels.plan.ARCHS` that benches have configurations for."""
+BENCHED = tuple(name for name, arch in ARCHS.items() if plan.arch_of(arch.compute_capability) == name)
+"""Keys of `cute_kernels.plan.ARCHS` whose kernels devices get without being asked."""
 
 
 def arch_of(capability: tuple[int, int]) -> str:
@@ -61,8 +64,12 @@ def arch_of(capability: tuple[int, int]) -> str:
     Raises:
         ValueError: there is none.
     """
-    for name in BENCHED:
-        if ARCHS[name].compute_capability == tuple(capability):
-            return name
+    if name := plan.arch_of(tuple(capability)):
+        return name
     allowed = ", ".join("{}.{}".format(*ARCHS[name].compute_capability) for name in BENCHED)
     raise ValueError("compute capability {}.{}, allowed: {}".format(*capability, allowed))
+
+
+def rows_type(arch: str) -> str:
+    """Element type of the rows that are timed: E4M3 where tensor cores multiply it, BF16 elsewhere."""
+    return "float8_e4m3fn" if arch not in MMA_SYNC or arch in FP8_ARCHS else "bfloat16"

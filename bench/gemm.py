@@ -35,9 +35,12 @@ from bench.peers import OURS, Peer
 from bench.peers import gemm_peers as peers_module
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
-from cute_kernels.config import GemmConfig
+from cute_kernels.config import GemmConfig, Sm80GemmConfig
+from cute_kernels.config_codec import spell
 from cute_kernels.plan import gemm_sm90 as sm90_gemm
 from cute_kernels.plan import gemm_sm100 as sm100_gemm
+from cute_kernels.plan import sm80
+from cute_kernels.plan.registry import MMA_SYNC
 
 TORCH, CUBLASLT, CUBLAS = "torch linear", "cuBLASLt", "cuBLAS"
 
@@ -54,6 +57,7 @@ PEERS = (
 CANDIDATES: dict[str, tuple[GemmConfig, ...]] = {
     "sm_90a": tuple(sm90_gemm.CANDIDATES),
     "sm_100a": tuple(sm100_gemm.CANDIDATES),
+    **dict.fromkeys(MMA_SYNC, tuple(sm80.candidates(Sm80GemmConfig))),
 }
 """What the chooser of each architecture chooses from."""
 
@@ -115,7 +119,7 @@ def chosen_configs(texts: Sequence[str], arch: str) -> dict[str, GemmConfig]:
             configs[text] = parse_config(text, CONFIG_TYPES["gemm"][arch])
             continue
         for config in CANDIDATES[arch]:
-            configs[",".join(map(str, map(int, dataclasses.astuple(config))))] = config
+            configs[",".join(map(spell, dataclasses.astuple(config)))] = config
     return configs
 
 

@@ -38,14 +38,23 @@ from bench.image_cases import ImagesCase, ImagesData
 from bench.peers import OURS, Peer, image_peers
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
-from cute_kernels import Sm90GatherConfig, Sm90ImagesConfig, Sm90PatchEmbedConfig, Sm100ImagesConfig
+from cute_kernels import (
+    Sm80ImagesConfig,
+    Sm80PatchEmbedConfig,
+    Sm90GatherConfig,
+    Sm90ImagesConfig,
+    Sm90PatchEmbedConfig,
+    Sm100ImagesConfig,
+)
 from cute_kernels.config import Config
 from cute_kernels.config_codec import spell
 from cute_kernels.plan import ARCHS, PLANNERS
+from cute_kernels.plan.registry import MMA_SYNC
 
 KINDS: dict[str, dict[str, tuple[type[Config], ...]]] = {
     "sm_90a": {"uint8": (Sm90ImagesConfig, Sm90PatchEmbedConfig), "bfloat16": (Sm90GatherConfig, Sm90PatchEmbedConfig)},
     "sm_100a": {"uint8": (Sm100ImagesConfig,)},
+    **dict.fromkeys(MMA_SYNC, dict.fromkeys(("uint8", "bfloat16"), (Sm80ImagesConfig, Sm80PatchEmbedConfig))),
 }
 """Tunables of our kernels by architecture and type of the pixels."""
 

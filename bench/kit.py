@@ -1,6 +1,6 @@
-"""Everything worth knowing of a rented GPU, in one command of at most half an hour: `make b200`.
+"""Everything worth knowing of a GPU that has kernels, in one command of at most half an hour: `make kit`.
 
-    python -m bench.kit --output kit              # on a B200 (or an H100 or H200: the same steps with SM90's kernels)
+    python -m bench.kit --output kit              # on any GPU since Ampere, with the kernels that it gets
     python -m bench.kit --output kit              # again: goes on where it was cut off
     python -m bench.kit --output kit --again tune # this step once more
     python -m bench.kit --output kit --brief      # a rehearsal: every step, little of each, at most eight minutes
@@ -8,9 +8,9 @@
 Each step is a command of its own with a log in the output folder, so that one that hangs or fails costs its own time
 only. What it has found by then stands in the folder's results. At the end everything is in OUTPUT.tar.gz, to be sent
 back. The steps, most valuable first: the doctor's report; the tests on silicon; all designs and tunables of the patch
-embed at the headline size beside cuBLASLt and a copy of the same bytes; images; the dense GEMM; clocks of every role
-and phase; the counters of Nsight Compute beside the emulator's, where the machine allows them; the tuners; the host's
-time per call.
+embed at the headline size beside cuBLASLt and a copy of the same bytes; images; the dense GEMM; what the kernels of
+mma.sync reach of its bare rate; clocks of every role and phase and the counters of Nsight Compute beside the
+emulator's, where kernels and machine have them; the tuners; the host's time per call.
 """
 
 from __future__ import annotations
@@ -28,9 +28,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.configs import arch_of, rows_type
+from cute_kernels.config import PatchEmbedProblem, Sm80Config
+from cute_kernels.config_codec import spell
+from cute_kernels.plan import ARCHS, PLANNERS
+
 ROOT = Path(__file__).resolve().parent.parent
 
-_PEERS = ("cuBLASLt position-major", "cuBLASLt", "copy of the same bytes")
+_PEERS = ("cuBLASLt position-major", "cuBLASLt", "scaled_mm", "copy of the same bytes")
 
 DESIGNS: dict[str, tuple[str, ...]] = {
     "sm_100a": (
@@ -54,6 +59,30 @@ TUNABLES: dict[str, tuple[str, ...]] = {
     "sm_90a": ("stages=4", "pingpong=false", "warpgroups=3,tile_rows=64", "stage_blocks=1", "epilogue=bf16x2"),
 }  # fmt: skip
 """Of the same, one or two fields that differ from the default."""
+
+
+SHOWN_TILES = 3
+"""Tiles of ``mma.sync`` that are designs; those of longer modelled times are tunables."""
+
+
+def tiles(arch: str) -> tuple[str, ...]:
+    """Tiles of the patch embed of rows by ``mma.sync``, the one of the least modelled time left out: the default."""
+    planner, (images, positions, n, k) = PLANNERS["patch_embed"], TUNED_ROWS[0]
+    problem = PatchEmbedProblem(images * positions, n, k, table_rows=positions, in_dtype=rows_type(arch))
+    names = [field.name for field in dataclasses.fields(Sm80Config)]
+    configs = [plan.config for plan in planner.search(problem, ARCHS[arch], ARCHS[arch].sm_count)]
+    texts = [",".join(f"{name}={spell(getattr(config, name))}" for name in names) for config in configs]
+    return tuple(dict.fromkeys(texts))[1:]
+
+
+def designs(arch: str) -> tuple[str, ...]:
+    """Configurations of the patch embed of rows that differ in kind."""
+    return DESIGNS[arch] if arch in DESIGNS else tiles(arch)[:SHOWN_TILES]
+
+
+def tunables(arch: str) -> tuple[str, ...]:
+    """More of them, which differ less, or are expected to take longer."""
+    return TUNABLES[arch] if arch in TUNABLES else tiles(arch)[SHOWN_TILES:]
 
 
 @dataclass(frozen=True)
@@ -84,18 +113,22 @@ def steps(arch: str, output: Path) -> list[Step]:
         return Step(name, ("-m", *arguments), seconds, needs)
 
     emulated, profiled = str(output / "emulated.json"), str(output / "profiled.json")
-    return [
-        module("doctor", 60, "cute_kernels", "doctor"),
-        module("tests", 420, "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"),
-        bench("designs", "patch_embed", 180, "--peers", *_PEERS, "--configs", *DESIGNS[arch]),
-        bench("tunables", "patch_embed", 210, "--peers", "copy of the same bytes", "--configs", *TUNABLES[arch]),
-        bench("images", "images", 120, "--batches", "4736", "64", "1", "--peers", "patch_embed on FP8 rows",
-              "pass + rows"),
-        bench("gemm", "gemm", 120, "--sizes", "4096", "8192", "--peers", "torch linear"),
+    of_mma_sync = [bench("mma.sync", "mma_sync", 240, "--limit", "220")]
+    inside = [  # of kernels that write clock stamps, and whose counters were compared
         module("phases", 60, "bench.profile", "--output", str(output / "results" / "phases")),
         module("counters emulated", 120, "bench.counters", "emulate", emulated, "--arch", arch),
         module("counters", 180, "bench.counters", "profile", profiled, needs="ncu"),
         module("counters compared", 60, "bench.counters", "table", emulated, profiled, needs="ncu"),
+    ]
+    return [
+        module("doctor", 60, "cute_kernels", "doctor"),
+        module("tests", 420, "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"),
+        bench("designs", "patch_embed", 180, "--peers", *_PEERS, "--configs", *designs(arch)),
+        bench("tunables", "patch_embed", 210, "--peers", "copy of the same bytes", "--configs", *tunables(arch)),
+        bench("images", "images", 120, "--batches", "4736", "64", "1", "--peers", "patch_embed on FP8 rows",
+              "pass + rows"),
+        bench("gemm", "gemm", 120, "--sizes", "4096", "8192", "--peers", "torch linear"),
+        *(inside if arch in DESIGNS else of_mma_sync),
         module("tune", 210, "bench.kit", "--tune", str(output / "tuned")),
         module("host time", 60, "bench.host_time", "--runs", "2", "--rounds", "100"),
     ]  # fmt: skip
@@ -120,6 +153,7 @@ def brief_steps(arch: str, output: Path) -> list[Step]:
         "tunables": (70, lambda words: _first_configs(words, 2)),
         "images": (60, lambda words: _without(words, "4736", "1")),
         "gemm": (45, lambda words: _without(words, "8192")),
+        "mma.sync": (60, lambda words: (*words[:-1], "45", "--parts", "uint8")),
         "phases": (45, lambda words: (*words, "--cases", "rows-64", "images")),
         "counters emulated": (60, tuple),
         "counters compared": (30, tuple),
@@ -232,7 +266,7 @@ def pack(output: Path) -> Path:
 # --- the tuners ------------------------------------------------------------------------------------------------------
 
 TUNED_ROWS = ((4736, 196, 768, 768), (64, 196, 768, 768), (1, 196, 768, 768), (64, 576, 1152, 768))
-"""(images, positions, N, K) of the patch embed."""
+"""(images, positions, N, K) of the patch embed, the headline problem first."""
 
 TUNED_PRODUCTS = ((4096, 4096, 4096), (16, 4096, 4096), (12544, 768, 3072))
 """(M, N, K) of the dense GEMM."""
@@ -247,12 +281,16 @@ def tune(folder: Path, brief: bool = False) -> None:
     """
     import shutil
 
+    import torch
+
     import cute_kernels
     import cute_kernels.runtime.tuned as tuned
 
     problems = 1 if brief else None
+    dtype = getattr(torch, rows_type(architecture()))
     for sizes in TUNED_ROWS[:problems]:
-        print(sizes, cute_kernels.tune_patch_embed(*sizes, candidates=3 if brief else 12, rounds=3), flush=True)
+        found = cute_kernels.tune_patch_embed(*sizes, dtype=dtype, candidates=3 if brief else 12, rounds=3)
+        print(sizes, found, flush=True)
     for sizes in TUNED_PRODUCTS[:problems]:
         print(sizes, cute_kernels.tune_gemm(*sizes, candidates=3 if brief else 8, rounds=3), flush=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -271,12 +309,10 @@ def architecture() -> str:
     """
     import torch
 
-    import bench.configs as configs
-
     if not torch.cuda.is_available():
         raise SystemExit("the kit needs a CUDA device; tests/bench/test_kit.py rehearses it without one")
     try:
-        return configs.arch_of(torch.cuda.get_device_capability())
+        return arch_of(torch.cuda.get_device_capability())
     except ValueError as error:
         raise SystemExit(str(error)) from None
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
 import functools
 import gc
@@ -34,7 +35,7 @@ from bench import archive
 from bench import cases as case_module
 from bench import results as results_module
 from bench.cases import Case, CaseData
-from bench.configs import arch_of, check_parsable, parse_first
+from bench.configs import arch_of, check_parsable, parse_first, rows_type
 from bench.gemm_cases import GemmData
 from bench.image_cases import ImagesData
 from bench.peers import OURS, Candidate, Peer, PeerUnavailable, cublaslt, ours, select
@@ -45,6 +46,9 @@ from cute_kernels.plan import PLANNERS
 
 LAUNCH_COST_BELOW_MS = 0.2
 """Launch cost is measured where a launch is short enough for it to count."""
+
+ROWS = {"fp8": "float8_e4m3fn", "bf16": "bfloat16"}
+"""Element types of rows, as torch names them."""
 
 _LOST_CONTEXT = getattr(torch, "AcceleratorError", ())
 """What torch raises for a CUDA error, from 2.8 on."""
@@ -61,6 +65,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", help=f"images, default {case_module.BATCHES}")
     parser.add_argument("--peers", nargs="+", help="names of peers, default all")
     parser.add_argument("--configs", nargs="+", default=[], metavar="FIELD=VALUE,...", help="more of our kernel")
+    parser.add_argument("--rows", choices=tuple(ROWS), help="element type, default: fp8 where it has a kernel")
     parser.add_argument("--rounds", type=int, help="default 7, quick 3")
     parser.add_argument("--sustained", type=float, metavar="SECONDS", help="default 0.6, quick 0.2")
     parser.add_argument("--seed", type=int, default=0)
@@ -240,10 +245,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     device = torch.device("cuda", torch.cuda.current_device())
     try:
-        configs = chosen_configs(arguments.configs, arch_of(torch.cuda.get_device_capability(device)))
+        arch = arch_of(torch.cuda.get_device_capability(device))
+        configs = chosen_configs(arguments.configs, arch)
     except ValueError as error:
         print(f"bench.patch_embed: {error}", file=sys.stderr)
         return 2
+    dtype = ROWS[arguments.rows] if arguments.rows else rows_type(arch)
+    arguments.cases = [dataclasses.replace(case, dtype=dtype) for case in arguments.cases]
     sampler = DeviceSampler(device)
     now = datetime.datetime.now(datetime.timezone.utc)
     results = Results(

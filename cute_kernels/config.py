@@ -594,3 +594,4 @@ GemmConfig = Sm100GemmConfig | Sm90GemmConfig | Sm80GemmConfig
 PatchEmbedConfig = Sm100PatchEmbedConfig | Sm100ResidentConfig | Sm90PatchEmbedConfig | Sm80PatchEmbedConfig
 ImagesConfig = Sm100ImagesConfig | Sm90ImagesConfig | Sm90GatherConfig | Sm80ImagesConfig
 Config = PatchEmbedConfig | GemmConfig | ImagesConfig
+Problem = PatchEmbedProblem | PatchEmbedImagesProblem | GemmProblem

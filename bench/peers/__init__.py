@@ -39,12 +39,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Peer:
-    """A row of the table: what it computes and where its code is (``module``, ``function`` of bench.peers)."""
+    """A row of the table: what it computes and where its code is (``module``, ``function`` of bench.peers).
+
+    ``dtypes`` are those of the cases that it is set up for, of all where it is empty.
+    """
 
     name: str
     scope: Scope
     module: str
     function: str
+    dtypes: tuple[str, ...] = ()
 
     def build(self, data: CaseData) -> Candidate:
         """Compiles and tunes for the case.
@@ -52,6 +56,8 @@ class Peer:
         Raises:
             PeerUnavailable: it cannot run here.
         """
+        if self.dtypes and data.case.dtype not in self.dtypes:
+            raise PeerUnavailable(f"set up here for {' and '.join(self.dtypes)} only, not for {data.case.dtype}")
         try:
             module = importlib.import_module(f"bench.peers.{self.module}")
             build: Callable[[CaseData], Candidate] = getattr(module, self.function)
@@ -62,20 +68,22 @@ class Peer:
 
 OURS = "cute_kernels"
 
+_FP8 = ("float8_e4m3fn",)
+
 # The order is the order of building. quack changes CuTe tensor classes of the whole process when it is imported, so it
 # comes last, and our kernels are compiled for all cases before the first peer is built.
 PEERS: tuple[Peer, ...] = (
     Peer(OURS, "complete", "ours", "build"),
     Peer("scaled_mm + add", "complete", "torch_peers", "build_eager"),
     Peer("torch.compile", "complete", "torch_peers", "build_compiled"),
-    Peer("cuBLASLt position-major", "complete", "cublaslt_peers", "build_position_major"),
-    Peer("cuBLASLt image-major + C", "complete", "cublaslt_peers", "build_image_major"),
-    Peer("Triton position-major", "complete", "triton_peers", "build_position_major"),
-    Peer("Triton flat", "complete", "triton_peers", "build_flat"),
-    Peer("quack position-major", "complete", "quack_peers", "build_position_major"),
+    Peer("cuBLASLt position-major", "complete", "cublaslt_peers", "build_position_major", _FP8),
+    Peer("cuBLASLt image-major + C", "complete", "cublaslt_peers", "build_image_major", _FP8),
+    Peer("Triton position-major", "complete", "triton_peers", "build_position_major", _FP8),
+    Peer("Triton flat", "complete", "triton_peers", "build_flat", _FP8),
+    Peer("quack position-major", "complete", "quack_peers", "build_position_major", _FP8),
     Peer("scaled_mm", "GEMM only", "torch_peers", "build_gemm"),
-    Peer("cuBLASLt", "GEMM only", "cublaslt_peers", "build_gemm"),
-    Peer("quack", "GEMM only", "quack_peers", "build_gemm"),
+    Peer("cuBLASLt", "GEMM only", "cublaslt_peers", "build_gemm", _FP8),
+    Peer("quack", "GEMM only", "quack_peers", "build_gemm", _FP8),
     Peer("copy of the same bytes", "copy", "torch_peers", "build_copy"),
 )
 

@@ -20,7 +20,7 @@ def compile_ahead(case: Case, config: PatchEmbedConfig | None, device: torch.dev
         ValueError: the plan refuses the configuration.
     """
     arch = arch_of(torch.cuda.get_device_capability(device))
-    problem = PatchEmbedProblem(case.rows, case.n, case.k, table_rows=case.positions)
+    problem = PatchEmbedProblem(case.rows, case.n, case.k, table_rows=case.positions, in_dtype=case.dtype)
     sm_count = torch.cuda.get_device_properties(device).multi_processor_count
     compile_plan(make_plan(problem, config, arch, sm_count=sm_count))
 
@@ -32,10 +32,9 @@ def build(data: CaseData, config: PatchEmbedConfig | None = None) -> Candidate:
     """
     case = data.case
     inputs = [x.view(case.images, case.positions, case.k) for x in data.x]
+    scales = {"scale_a": SCALE_A, "scale_b": SCALE_B} if case.fp8 else {}
 
     def launch(slot: int) -> torch.Tensor:
-        return cute_kernels.patch_embed(
-            inputs[slot], data.weight, data.bias, data.pos, scale_a=SCALE_A, scale_b=SCALE_B, config=config
-        )
+        return cute_kernels.patch_embed(inputs[slot], data.weight, data.bias, data.pos, config=config, **scales)
 
     return Candidate(launch, "default" if config is None else "", cute_kernels.frozen_constants)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import typing
 from collections.abc import Sequence
 from typing import Any
 
-from cute_kernels.config import ACTIVATIONS, GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.config_codec import OPEN, parse_settings, spell
 from cute_kernels.config_types import field_type
 from cute_kernels.plan import ARCHS, PLANNERS, Kernel, Plan, Planner, make_plan
-from cute_kernels.plan.images import PIXEL_TYPES
+from cute_kernels.plan.options import Option
 
 OPERATIONS: dict[str, Planner] = {name.replace("_", "-"): planner for name, planner in PLANNERS.items()}
 """By the name that commands give it."""
@@ -136,80 +134,32 @@ def _has_all(kernel: Kernel, settings: Sequence[str]) -> bool:
 # --- problems --------------------------------------------------------------------------------------------------------
 
 
-class _Problems:
-    """Groups of options on a parser, each of one or several kernels."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self._parser = parser
-        self._owners: dict[str, tuple[str, ...]] = {}
-        parser.set_defaults(owners=self._owners, parser=parser)
-
-    def group(self, *kernels: str) -> typing.Callable[..., None]:
-        """``add_argument`` of a group for these kernels."""
-        group = self._parser.add_argument_group(f"the problem of {' and '.join(kernels)}")
-
-        def add(name: str, **settings: Any) -> None:
-            self._owners[group.add_argument(name, **settings).dest] = kernels
-
-        return add
-
-
 def add_problem(parser: argparse.ArgumentParser) -> None:
-    """The options of every kernel's problem, which `plan_of` reads."""
-    problems = _Problems(parser)
-    dtypes = ("bfloat16", "float16", "float32")
+    """The options of every operation's problem, which `plan_of` reads; one that is not given is None.
 
-    add = problems.group("patch-embed", "patch-embed-images")
-    add("--batch", type=count, default=1, help="images (default: %(default)s)")
-    add("--features", type=count, default=768, help="N (default: %(default)s)")
-    add(
-        "--table",
-        choices=("positions", "bias", "none"),
-        default="positions",
-        help="what the epilogue adds: bias and position embedding, bias only (of uint8 images, the normalisation's "
-        "offset counts as bias), nothing (default: %(default)s)",
-    )
+    Those of the same operations are a group.
+    """
+    owners: dict[str, dict[str, Option]] = {}
+    for name, planner in OPERATIONS.items():
+        for option in planner.options.options:
+            owners.setdefault(option.name, {})[name] = option
+    names = dict.fromkeys(tuple(those) for those in owners.values())
+    groups = {those: parser.add_argument_group(f"the problem of {' and '.join(those)}") for those in names}
+    for those in owners.values():
+        _add_option(groups[tuple(those)], those)
 
-    add = problems.group("patch-embed")
-    add("--positions", type=count, default=196, help="patches per image (default: %(default)s)")
-    add("--in-features", type=count, default=768, help="K, before zero-padding (default: %(default)s)")
-    add(
-        "--scale",
-        choices=("value", "pointer"),
-        default="value",
-        help="scale as a launch parameter or read from device memory (default: %(default)s)",
-    )
-    add("--row-scale", action="store_true", help="a factor of the scale for every row of x")
-    add("--feature-scale", action="store_true", help="a factor of the scale for every feature")
 
-    add = problems.group("patch-embed-images")
-    for name in ("height", "width"):
-        add(f"--{name}", type=count, default=224, help="of an image in pixels, whole patches (default: %(default)s)")
-    add("--channels", type=count, default=3, help="default: %(default)s")
-    add("--patch", type=count, default=16, help="pixels of a patch along each side (default: %(default)s)")
-    add("--channels-last", action="store_true", help="the channels of a pixel are neighbours in memory")
-    add(
-        "--precision",
-        choices=tuple(PIXEL_TYPES),
-        default="int8",
-        help="of the prepared weight (default: %(default)s)",
-    )
-
-    add = problems.group("gemm")
-    for name, meaning in (("m", "rows of a"), ("n", "rows of b"), ("k", "elements of a row")):
-        add(f"--{name}", type=count, default=4096, help=f"{meaning} (default: %(default)s)")
-    add("--batches", type=count, default=1, help="products (default: %(default)s)")
-    add("--bias", action="store_true", help="add a bias")
-    add("--activation", choices=ACTIVATIONS, default="none", help="of the sum; default: %(default)s")
-
-    add = problems.group("gemm", "patch-embed-images")
-    add(
-        "--in-dtype",
-        choices=(*dtypes, "uint8"),
-        help="element type of a gemm's operands (default: bfloat16; float32 is multiplied as TF32), or of the images "
-        "(default: uint8 with int8, otherwise that of --precision)",
-    )
-    add("--out-dtype", choices=dtypes, default="bfloat16", help="default: %(default)s")
+def _add_option(group: argparse._ArgumentGroup, owners: dict[str, Option]) -> None:
+    """An option that one operation or several have, which may say different things of it."""
+    option = next(iter(owners.values()))
+    texts = dict.fromkeys(each.text for each in owners.values())
+    said = next(iter(texts)) if len(texts) == 1 else ". ".join(f"{name}: {o.text}" for name, o in owners.items())
+    kinds: dict[str, Any] = {"type": count} if isinstance(option.default, int) else {}
+    if isinstance(option.default, bool):
+        kinds = {"action": "store_true"}
+    if option.choices:
+        kinds = {"choices": tuple(dict.fromkeys(choice for each in owners.values() for choice in each.choices))}
+    group.add_argument(option.flag, default=None, help=said, **kinds)
 
 
 def plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
@@ -229,44 +179,12 @@ def problem_of(options: argparse.Namespace) -> Any:
     Raises:
         ValueError: an option of another kernel.
     """
-    for name, owners in options.owners.items():
-        if options.kernel not in owners and getattr(options, name) != options.parser.get_default(name):
-            raise ValueError(f"--{name.replace('_', '-')} is no option of {options.kernel}")
-    return _PROBLEMS[options.kernel](options)
-
-
-def _gemm(options: argparse.Namespace) -> GemmProblem:
-    sizes = (options.m, options.n, options.k, options.batches)
-    return GemmProblem(*sizes, options.in_dtype or "bfloat16", options.out_dtype, options.bias, options.activation)
-
-
-def _patch_embed(options: argparse.Namespace) -> PatchEmbedProblem:
-    return PatchEmbedProblem(
-        m=options.batch * options.positions,
-        n=options.features,
-        k=-(-options.in_features // 16) * 16,
-        table_rows={"positions": options.positions, "bias": 1, "none": 0}[options.table],
-        scale_source=options.scale,
-        row_scale=options.row_scale,
-        feature_scale=options.feature_scale,
-    )
-
-
-def _patch_embed_images(options: argparse.Namespace) -> PatchEmbedImagesProblem:
-    problem = PatchEmbedImagesProblem(
-        batch=options.batch,
-        channels=options.channels,
-        height=options.height,
-        width=options.width,
-        patch=options.patch,
-        n=options.features,
-        in_dtype=options.in_dtype or PIXEL_TYPES[options.precision],
-        channels_last=options.channels_last,
-        precision=options.precision,
-        out_dtype=options.out_dtype,
-    )
-    rows = {"positions": problem.positions, "bias": 1, "none": 0}[options.table]
-    return dataclasses.replace(problem, table_rows=rows)
-
-
-_PROBLEMS = {"patch-embed": _patch_embed, "patch-embed-images": _patch_embed_images, "gemm": _gemm}
+    own = OPERATIONS[options.kernel].options
+    values = {option.name: option.default for option in own.options}
+    for option in (option for planner in OPERATIONS.values() for option in planner.options.options):
+        given = getattr(options, option.name)
+        if given is not None and option.name not in values:
+            raise ValueError(f"{option.flag} is no option of {options.kernel}")
+        if given is not None:
+            values[option.name] = given
+    return own.problem(**values)

@@ -21,6 +21,7 @@ from cute_kernels.commands.kernel_options import (
     tiles_of,
 )
 from cute_kernels.plan import Plan
+from cute_kernels.plan import base as layout
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -31,8 +32,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "hand or in the emulator, and prints the clocks of a tile by role and phase. A launch with stamps is slower "
         "than one without; on a GPU both are timed. Statistics leave out the first and the last tile of each warp.",
     )
-    kernels = tuple(kernel for kernel in OPERATIONS if kernel != "gemm")
-    parser.add_argument("kernel", nargs="?", choices=kernels, default="patch-embed", help="default: %(default)s")
+    parser.add_argument(
+        "kernel", nargs="?", choices=tuple(OPERATIONS), default="patch-embed", help="default: %(default)s"
+    )
     parser.add_argument(
         "--device", choices=("auto", "gpu", "emulator"), default="auto",
         help=f"auto: a GPU that has the kernel, otherwise the emulator if the problem has at most {MOST_EMULATED} "
@@ -50,7 +52,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the statistics of every warp as JSON")
     parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of the GPU, a B200 or an H200)")
     add_problem(parser)
-    add_kernel(parser, *kernels)
+    add_kernel(parser, *OPERATIONS)
     parser.set_defaults(run=run)
 
 
@@ -96,8 +98,7 @@ def _plan_and_device(options: argparse.Namespace) -> tuple[Plan, str]:
     """The plan, and "gpu" or "emulator".
 
     Raises:
-        ValueError: no GPU for the kernel, or a problem that is large for the emulator.
-        NotImplementedError: a plan whose kernel cannot be profiled.
+        ValueError: a plan whose kernel cannot be profiled, no GPU for it, or a problem that is large for the emulator.
     """
     at_hand = None if options.device == "emulator" else _gpu()
     if at_hand is not None:
@@ -107,6 +108,10 @@ def _plan_and_device(options: argparse.Namespace) -> tuple[Plan, str]:
     if plan.launches != (plan,):
         kernels = " and ".join(part.operation for part in plan.launches)
         raise ValueError(f"{options.kernel} chains the kernels of {kernels} here: profile patch-embed for the rows")
+    try:
+        layout.with_profile(plan, options.stamps)
+    except NotImplementedError as reason:
+        raise ValueError(str(reason)) from None
     if at_hand is not None and at_hand[0] == plan.arch.name:
         return plan, "gpu"
     if options.device == "gpu":
@@ -140,7 +145,6 @@ def _launch_times(plan: Plan, profile: Any, operands: Any) -> dict[str, float]:
     """Microseconds of a launch without stamps and with them, in turn."""
     import torch
 
-    import cute_kernels.plan.base as layout
     import cute_kernels.runtime.gpu as gpu
     import cute_kernels.tuning.search as search
 

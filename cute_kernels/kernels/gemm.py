@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync
 
 from cute_kernels.kernels.epilogue import activate
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, launch_clusters
 from cute_kernels.kernels.staging import staging_layout
+from cute_kernels.kernels.tma import Tma, store_tma
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.base import ITEMSIZE
-
-Tma = tuple[cute.CopyAtom, cute.Tensor]
-"""A TMA load and the view of the tensor that it loads from."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class GemmHost:
         k: Int32,
         batches: Int32,
         clusters: Int32,
-        stream,
+        stream: Any,
     ) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
         plan, problem = self.plan, self.plan.problem
@@ -77,15 +75,15 @@ class GemmHost:
         out = matrices(out_pointer, m, n, out_pitch(plan, n), batches, problem.out_dtype)
         tiled_mma, a_tma, b_tma = self.operands(a, b)
         box = (plan.store_rows, plan.store_columns)
-        out_tma = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(*box), box)
+        out_atom, out_view = store_tma(out, staging_layout(*box), box)
         arguments = DeviceArguments(
             tiled_mma=tiled_mma,
             a_atom=a_tma[0],
             a=a_tma[1],
             b_atom=b_tma[0],
             b=b_tma[1],
-            out_atom=out_tma.atom,
-            out=out_tma.tma_tensor,
+            out_atom=out_atom,
+            out=out_view,
             bias=bias_view(bias_pointer, plan, n),
             m_tiles=cute.ceil_div(m, plan.cluster_rows),
             n_tiles=cute.ceil_div(n, plan.cluster_columns),

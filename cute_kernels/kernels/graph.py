@@ -16,6 +16,8 @@ from cute_kernels.plan.shared_operands import WgmmaPair
 from cute_kernels.plan.sm90_transposed import TransposedPlan
 from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
 
+Sm100Plan = Sm100PatchEmbedPlan | Sm100GemmPlan | Sm100TransposedPlan
+
 
 class Signal(Enum):
     """Who arrives on a barrier, and hence how many arrivals complete its phase."""
@@ -156,32 +158,28 @@ class Graph:
         return lines
 
 
+def _tcgen05_graph(plan: Sm100Plan, empty: Signal, accumulators: int, parts: int) -> Graph:
+    """load -> mma -> epilogue, with so many accumulators, each of which is handed over in parts."""
+    operands = Edge(
+        "operands", "load", "mma", plan.config.stages, full=Signal.TMA_BYTES, empty=empty, tx_bytes=plan.stage_tx_bytes
+    )
+    commit, release = Signal.TCGEN05_COMMIT, Signal.WARP_ARRIVE
+    accumulator = Edge("accumulator", "mma", "epilogue", accumulators, full=commit, empty=release, parts=parts)
+    roles = (
+        Role("load", plan.load_warp, 1),
+        Role("mma", plan.mma_warp, 1),
+        Role("epilogue", plan.first_epilogue_warp, plan.epilogue_warps),
+    )
+    return Graph(roles, (operands, accumulator), ctas=plan.cta_group, sharing_pairs=plan.sharing_pairs)
+
+
 def sm100_graph(plan: Sm100PatchEmbedPlan | Sm100GemmPlan) -> Graph:
     """load -> mma -> epilogue: the graph of every tcgen05 GEMM of this package.
 
     An accumulator is handed over wave by wave. Pairs of a cluster share nothing but operand stages.
     """
-    shared = plan.sharing_pairs > 1
-    return Graph(
-        roles=(
-            Role("load", plan.load_warp, 1),
-            Role("mma", plan.mma_warp, 1),
-            Role("epilogue", plan.first_epilogue_warp, plan.epilogue_warps),
-        ),
-        edges=(
-            Edge(
-                "operands", "load", "mma", plan.config.stages,
-                full=Signal.TMA_BYTES, empty=Signal.SHARED_COMMIT if shared else Signal.TCGEN05_COMMIT,
-                tx_bytes=plan.stage_tx_bytes,
-            ),
-            Edge(
-                "accumulator", "mma", "epilogue", plan.accumulators,
-                full=Signal.TCGEN05_COMMIT, empty=Signal.WARP_ARRIVE, parts=plan.waves,
-            ),
-        ),
-        ctas=plan.cta_group,
-        sharing_pairs=plan.sharing_pairs,
-    )  # fmt: skip
+    empty = Signal.SHARED_COMMIT if plan.sharing_pairs > 1 else Signal.TCGEN05_COMMIT
+    return _tcgen05_graph(plan, empty, plan.accumulators, plan.waves)
 
 
 def sm100_transposed_graph(plan: Sm100TransposedPlan) -> Graph:
@@ -190,30 +188,13 @@ def sm100_transposed_graph(plan: Sm100TransposedPlan) -> Graph:
     A tile's accumulator is handed over part by part. Into tensor memory the epilogue warps write the weight, each its
     quarter of the lanes of its CTA; into shared memory TMA does.
     """
-    in_tmem = plan.config.weight == "tmem"
-    return Graph(
-        roles=(
-            Role("load", plan.load_warp, 1),
-            Role("mma", plan.mma_warp, 1),
-            Role("epilogue", plan.first_epilogue_warp, plan.epilogue_warps),
-        ),
-        edges=(
-            Edge(
-                "operands", "load", "mma", plan.config.stages,
-                full=Signal.TMA_BYTES, empty=Signal.TCGEN05_COMMIT, tx_bytes=plan.stage_tx_bytes,
-            ),
-            Edge(
-                "accumulator", "mma", "epilogue", plan.config.accumulators,
-                full=Signal.TCGEN05_COMMIT, empty=Signal.WARP_ARRIVE, parts=len(plan.parts),
-            ),
-            Edge(
-                "weight", "epilogue" if in_tmem else "load", "mma", 1,
-                full=Signal.WARP_ARRIVE if in_tmem else Signal.TMA_BYTES, empty=None,
-                tx_bytes=0 if in_tmem else plan.weight_bytes * plan.cta_group,
-            ),
-        ),
-        ctas=plan.cta_group,
-    )  # fmt: skip
+    graph = _tcgen05_graph(plan, Signal.TCGEN05_COMMIT, plan.config.accumulators, len(plan.parts))
+    if plan.config.weight == "tmem":
+        weight = Edge("weight", "epilogue", "mma", 1, full=Signal.WARP_ARRIVE, empty=None)
+    else:
+        nbytes = plan.weight_bytes * plan.cta_group
+        weight = Edge("weight", "load", "mma", 1, full=Signal.TMA_BYTES, empty=None, tx_bytes=nbytes)
+    return replace(graph, edges=(*graph.edges, weight))
 
 
 def sm90_graph(plan: TransposedPlan) -> Graph:
@@ -226,10 +207,8 @@ def sm90_graph(plan: TransposedPlan) -> Graph:
     ``turn`` of a warpgroup is where the one before it hands over the tensor cores.
     """
     groups = plan.config.warpgroups
-    operands = Edge(
-        "operands", "load", "mma", plan.config.stages,
-        full=Signal.TMA_BYTES, empty=Signal.WARPGROUP_ARRIVE, tx_bytes=plan.stage_bytes,
-    )  # fmt: skip
+    stages, released, nbytes = plan.config.stages, Signal.WARPGROUP_ARRIVE, plan.stage_bytes
+    operands = Edge("operands", "load", "mma", stages, full=Signal.TMA_BYTES, empty=released, tx_bytes=nbytes)
     weight = Edge("weight", "load", "mma", 1, full=Signal.TMA_BYTES, empty=None, tx_bytes=plan.weight_bytes)
     staged = tuple(NamedBarrier(f"staged {i}", 1 + i, 128) for i in range(groups))
     turn = tuple(NamedBarrier(f"turn {i}", 1 + groups + i, 256) for i in range(groups))
@@ -238,17 +217,10 @@ def sm90_graph(plan: TransposedPlan) -> Graph:
     repack = plan.roles.count("repack")
     if repack:
         roles += (Role("repack", plan.load_warp + 1, repack),)
-        raw = Edge(
-            "raw", "load", "repack", plan.load_stages,
-            full=Signal.TMA_BYTES, empty=Signal.WARP_READS, tx_bytes=plan.load_bytes,
-        )  # fmt: skip
+        stages, released, nbytes = plan.load_stages, Signal.WARP_READS, plan.load_bytes
+        raw = Edge("raw", "load", "repack", stages, full=Signal.TMA_BYTES, empty=released, tx_bytes=nbytes)
         edges = (replace(operands, producer="repack", full=Signal.WARP_WRITES, tx_bytes=0, ctas=1), raw)
-    return Graph(
-        roles=roles,
-        edges=edges,
-        ctas=plan.config.cluster,
-        named_barriers=staged + turn,
-    )  # fmt: skip
+    return Graph(roles, edges, ctas=plan.config.cluster, named_barriers=staged + turn)
 
 
 def sm90_gemm_graph(plan: Sm90GemmPlan) -> Graph:
@@ -259,10 +231,8 @@ def sm90_gemm_graph(plan: Sm90GemmPlan) -> Graph:
     graph = sm90_gather_graph(plan)
     if plan.config.split_k == 1:
         return graph
-    partials = Edge(
-        "partials", "mma", "mma", plan.storing_warps,
-        full=Signal.REMOTE_STORES, empty=Signal.READER_ARRIVE, tx_bytes=plan.received_bytes,
-    )  # fmt: skip
+    sent, released, nbytes = Signal.REMOTE_STORES, Signal.READER_ARRIVE, plan.received_bytes
+    partials = Edge("partials", "mma", "mma", plan.storing_warps, full=sent, empty=released, tx_bytes=nbytes)
     return replace(graph, edges=(*graph.edges, partials), ctas=plan.ctas)
 
 
@@ -272,14 +242,12 @@ def sm90_gather_graph(plan: WgmmaPair) -> Graph:
     Named barriers: ``turn`` of a warpgroup is where the other one hands over the tensor cores.
     """
     empty = Signal.TURN_ARRIVE if plan.config.pingpong else Signal.WARPGROUP_ARRIVE
-    operands = Edge(
-        "operands", "load", "mma", plan.config.stages,
-        full=Signal.TMA_BYTES, empty=empty, tx_bytes=plan.loaded_bytes, ctas=plan.sharing_ctas,
-    )  # fmt: skip
+    stages, ctas, nbytes = plan.config.stages, plan.sharing_ctas, plan.loaded_bytes
+    operands = Edge("operands", "load", "mma", stages, full=Signal.TMA_BYTES, empty=empty, tx_bytes=nbytes, ctas=ctas)
     return Graph(
         roles=(Role("mma", 0, 4 * plan.warpgroups), Role("load", plan.load_warp, 1)),
         edges=(operands,),
-        ctas=plan.sharing_ctas,
+        ctas=ctas,
         named_barriers=tuple(NamedBarrier(f"turn {i}", 1 + i, 256) for i in range(plan.warpgroups)),
     )
 

@@ -14,6 +14,7 @@ from cute_kernels.kernels.epilogue import Scales, scales_of
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.load import positions_layout, rows_layout
 from cute_kernels.kernels.tiles import index_view
+from cute_kernels.kernels.tma import Tma
 from cute_kernels.plan import Plan
 from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES
 from cute_kernels.plan.images import ImagesPlan
@@ -116,7 +117,7 @@ class ImagesHost(PatchEmbedHost):
         n: Int32,
         clusters: Int32,
         profile: cute.Pointer | None,
-        stream,
+        stream: Any,
     ) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
         plan, problem, k = self.plan, self.plan.problem, self.plan.weight_columns_of_k
@@ -193,7 +194,7 @@ class RowsHost(PatchEmbedHost):
         table_rows: Int32,
         clusters: Int32,
         profile: cute.Pointer | None,
-        stream,
+        stream: Any,
     ) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
         plan = self.plan
@@ -205,9 +206,71 @@ class RowsHost(PatchEmbedHost):
             x=cute.make_tensor(x_pointer, positions_layout(images, k, positions, in_row)),
             weight=cute.make_tensor(weight_pointer, rows_layout(n, k, in_row)),
             out=cute.make_tensor(out_pointer, positions_layout(images, n, positions, 8)),
-            table=table_pointer, table_index=index_view(index_pointer, m), table_rows=table_rows,
+            table=table_pointer,
+            table_index=index_view(index_pointer, m),
+            table_rows=table_rows,
             scales=scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n),
-            rows=m, n=n, k=k, images=images, positions=positions,
-        )  # fmt: skip
+            rows=m,
+            n=n,
+            k=k,
+            images=images,
+            positions=positions,
+        )
         launch_clusters(self.kernel(self.arguments(operands), profile), plan, clusters, stream)
 
+
+# --- arguments of the kernels that compute ``out^T`` of rows ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TransposedArguments:
+    """Arguments of a kernel: TMA atoms with their views, weight, table, scales and sizes in tiles.
+
+    ``weight`` is ``[N, K]`` in memory, or its TMA view where ``weight_atom`` loads it into shared memory. ``table`` is
+    ``[f, 8, padded features / (8 f), rows]``: of f features of a thread, its place in a block of 8 f, the block.
+    """
+
+    x_atom: cute.CopyAtom
+    x: cute.Tensor
+    weight_atom: cute.CopyAtom | None
+    weight: cute.Tensor
+    out_atom: cute.CopyAtom
+    out: cute.Tensor
+    table: cute.Tensor | None
+    table_index: cute.Tensor | None
+    table_rows: Int32
+    scales: Scales
+    rows: Int32
+    row_tiles: Int32
+    position_tiles: Int32
+    groups: Int32
+
+
+def transposed_arguments(
+    plan: PatchEmbedPlan, o: RowsOperands, x: Tma, weight: tuple[cute.CopyAtom | None, cute.Tensor], out: Tma
+) -> TransposedArguments:
+    """The arguments, from operands and TMA atoms with their views."""
+    groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
+    table = None
+    if o.table is not None:
+        own = plan.thread_features
+        blocks = groups * (plan.ctas * plan.features // (8 * own))
+        row = cute.assume(blocks * (8 * own), divby=8 * own)
+        shape = (own, 8, blocks, o.table_rows + int(plan.problem.table_index))
+        table = cute.make_tensor(o.table, cute.make_layout(shape, stride=(1, own, 8 * own, row)))
+    return TransposedArguments(
+        x_atom=x[0],
+        x=x[1],
+        weight_atom=weight[0],
+        weight=weight[1],
+        out_atom=out[0],
+        out=out[1],
+        table=table,
+        table_index=o.table_index,
+        table_rows=o.table_rows,
+        scales=o.scales,
+        rows=o.rows,
+        row_tiles=cute.ceil_div(o.images, plan.tile_images),
+        position_tiles=cute.ceil_div(o.positions, plan.config.tile_positions),
+        groups=groups,
+    )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int16, Int32
-from cutlass.cute.nvgpu import cpasync
 
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import GroupedOrder, PositionOrder, SnakeOrder
+from cute_kernels.kernels.tma import Tma, all_ctas, fetch, sides
 from cute_kernels.plan.base import VECTOR_BYTES, Phase
 
 
@@ -44,17 +44,18 @@ class Operand:
         """Starts the loads of one stage; their bytes complete on ``barrier``."""
         for i in cutlass.range_constexpr(self.boxes):
             source = self.source[(None, place[0] + i, k_block, *place[1:])]
-            target = self.stages[None, stage * self.boxes + i]
-            if cutlass.const_expr(self.multicast is None):
-                cute.copy(self.atom, source, target, tma_bar_ptr=barrier)
-            else:
-                cute.copy(self.atom, source, target, tma_bar_ptr=barrier, mcast_mask=self.multicast)
+            fetch(self.atom, source, self.stages[None, stage * self.boxes + i], barrier, self.multicast)
 
 
 def tma_operand(
-    tma: tuple[cute.CopyAtom, cute.Tensor], stages: cute.Tensor, box_modes: int, boxes: int = 1,
-    tile: tuple[int, int | Int32] = (1, 0), share: tuple[int, int | Int32] = (1, 0), mask: Int32 | None = None,
-) -> Operand:  # fmt: skip
+    tma: Tma,
+    stages: cute.Tensor,
+    box_modes: int,
+    boxes: int = 1,
+    tile: tuple[int, int | Int32] = (1, 0),
+    share: tuple[int, int | Int32] = (1, 0),
+    mask: Int32 | None = None,
+) -> Operand:
     """One operand of this CTA.
 
     Args:
@@ -67,19 +68,20 @@ def tma_operand(
         mask: the CTAs that share it.
     """
     atom, source = tma
-    stages, source = cpasync.tma_partition(
-        atom, share[1], cute.make_layout(share[0]), cute.group_modes(stages, 0, box_modes),
-        cute.group_modes(source, 0, box_modes),
-    )  # fmt: skip
+    stages, source = sides(atom, stages, source, box_modes, share)
     multicast = Int16(mask) if share[0] > 1 else None
-    return Operand(atom, source, stages, boxes, boxes * tile[0], boxes * tile[1], multicast)
+    step, first = boxes * tile[0], boxes * tile[1]
+    return Operand(atom, source, stages, boxes, step=step, first=first, multicast=multicast)
 
 
 @cute.jit
 def clear_unloaded(
-    stages: cute.Pointer, count: cutlass.Constexpr[int], stage_bytes: cutlass.Constexpr[int],
-    loaded_bytes: cutlass.Constexpr[int], threads: cutlass.Constexpr[int],
-) -> None:  # fmt: skip
+    stages: cute.Pointer,
+    count: cutlass.Constexpr[int],
+    stage_bytes: cutlass.Constexpr[int],
+    loaded_bytes: cutlass.Constexpr[int],
+    threads: cutlass.Constexpr[int],
+) -> None:
     """Zeros what no load writes: of ``count`` stages all but the first ``loaded_bytes``, by all threads of the CTA.
 
     The caller synchronises the CTA before a tensor-core instruction reads a stage.
@@ -126,11 +128,7 @@ class Load:
             batch = coordinates[2:]
             rows, columns = self.rows.place(coordinates[0], batch), self.columns.place(coordinates[1], batch)
             for k_block in cutlass.range(self.k_blocks, unroll=1):
-                self.operands.wait_empty(state)
-                if self.announces:
-                    with cute.arch.elect_one():
-                        self.operands.announce_bytes(state)
-                barrier = self.operands.full_barrier(state)
+                barrier = self.operands.acquire(state, self.announces)
                 block = k_block + self.first_block
                 self.rows.fetch(rows, block, state.index, barrier)
                 self.columns.fetch(columns, block, state.index, barrier)
@@ -183,29 +181,18 @@ class RowsLoad:
             self.operands.stamps.mark(Phase.TILE)
             rows = row_block * self.row_step + self.first_rows
             for stage in cutlass.range(self.tile_stages, unroll=1):
-                self.operands.wait_empty(state)
-                if self.announces:
-                    with cute.arch.elect_one():
-                        self.operands.announce_bytes(state)
-                barrier = self.operands.full_barrier(state)
+                barrier = self.operands.acquire(state, self.announces)
                 # A block beyond the end of K is loaded as zeros: the byte count of a stage is always the same.
                 for i in cutlass.range_constexpr(self.stage_blocks):
                     k_block, block = stage * self.stage_blocks + i, state.index * self.stage_blocks + i
                     x = self.x_source[None, rows, k_block, position]
-                    self._copy(self.x_atom, x, self.x_blocks[None, block], barrier, self.multicast)
+                    fetch(self.x_atom, x, self.x_blocks[None, block], barrier, all_ctas(self.multicast))
                     if cutlass.const_expr(self.weight is not None):
                         atom, source, blocks = self.weight
-                        self._copy(atom, source[None, self.slab, k_block], blocks[None, block], barrier, 1)
+                        fetch(atom, source[None, self.slab, k_block], blocks[None, block], barrier)
                 state.advance()
             row_block, position = self.order.advance(row_block, position, stride)
         self.operands.drain(state)
-
-    @staticmethod
-    def _copy(atom: cute.CopyAtom, source: cute.Tensor, block: cute.Tensor, barrier: cute.Pointer, ctas: int) -> None:
-        if ctas > 1:
-            cute.copy(atom, source, block, tma_bar_ptr=barrier, mcast_mask=Int16((1 << ctas) - 1))
-        else:
-            cute.copy(atom, source, block, tma_bar_ptr=barrier)
 
 
 # --- rows in memory as TMA and the stores see them: plain, or as images at positions ---------------------------------
@@ -222,4 +209,3 @@ def positions_layout(images: Int32, columns: Int32, positions: Int32, divisor: i
     columns = cute.assume(columns, divby=divisor)
     image_stride = cute.assume(columns * positions, divby=divisor)
     return cute.make_layout((images, columns, positions), stride=(image_stride, 1, columns))
-

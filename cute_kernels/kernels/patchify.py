@@ -7,6 +7,8 @@ memory traffic.
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
@@ -39,7 +41,7 @@ class PatchifyKernel:
         batch: Int32,
         grid_rows: Int32,
         grid_columns: Int32,
-        stream,
+        stream: Any,
     ) -> None:
         """Launches one CTA per image and row of patches."""
         plan, problem = self.plan, self.plan.problem
@@ -50,11 +52,7 @@ class PatchifyKernel:
         if cutlass.const_expr(plan.gathers_vectors):
             smem += problem.channels * problem.patch * PITCH_PAD_BYTES
         self.kernel(images_pointer, x_pointer, strip, grid_rows, grid_columns).launch(
-            grid=(batch * grid_rows, 1, 1),
-            block=(plan.threads, 1, 1),
-            smem=smem,
-            stream=stream,
-            use_pdl=plan.overlaps,
+            grid=(batch * grid_rows, 1, 1), block=(plan.threads, 1, 1), smem=smem, stream=stream, use_pdl=plan.overlaps
         )
 
     @cute.kernel
@@ -71,19 +69,22 @@ class PatchifyKernel:
             ptx.griddepcontrol()
         # A channel's strips of an image follow each other; the channels follow each other.
         first = Int64(image) * Int64(strips * grid_rows) + Int64(block - image * grid_rows)
-        if cutlass.const_expr(plan.gathers_vectors):
-            self._move_vectors(images, rows, storage, first, strip, grid_rows, grid_columns)
-        else:
-            self._move(images, rows, storage, first, strip, grid_rows, grid_columns)
+        move = self._move_vectors if plan.gathers_vectors else self._move
+        move(images, rows, storage, first, strip, grid=(grid_rows, grid_columns))
 
     @cute.jit
     def _move(
-        self, images: cute.Pointer, rows: cute.Pointer, storage: cute.Pointer, first: Int64, strip: Int32,
-        grid_rows: Int32, grid_columns: Int32,
-    ) -> None:  # fmt: skip
+        self,
+        images: cute.Pointer,
+        rows: cute.Pointer,
+        storage: cute.Pointer,
+        first: Int64,
+        strip: Int32,
+        grid: tuple[Int32, Int32],
+    ) -> None:
         """Strips as they are, then one store after the other, whose place in a patch is worked out for each."""
         plan, problem = self.plan, self.plan.problem
-        thread, block = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
+        thread, block, (grid_rows, grid_columns) = cute.arch.thread_idx()[0], cute.arch.block_idx()[0], grid
         strips = cutlass.const_expr(1 if problem.channels_last else problem.channels)
         vector = plan.load_pixels
         for channel in cutlass.range_constexpr(strips):
@@ -112,12 +113,17 @@ class PatchifyKernel:
 
     @cute.jit
     def _move_vectors(
-        self, images: cute.Pointer, rows: cute.Pointer, storage: cute.Pointer, first: Int64, strip: Int32,
-        grid_rows: Int32, grid_columns: Int32,
-    ) -> None:  # fmt: skip
+        self,
+        images: cute.Pointer,
+        rows: cute.Pointer,
+        storage: cute.Pointer,
+        first: Int64,
+        strip: Int32,
+        grid: tuple[Int32, Int32],
+    ) -> None:
         """Rows of pixels with a pad between them, then vectors: a thread's place in a patch is worked out once."""
         plan, problem = self.plan, self.plan.problem
-        thread, block = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
+        thread, block, (grid_rows, grid_columns) = cute.arch.thread_idx()[0], cute.arch.block_idx()[0], grid
         side, channels, vector = problem.patch, problem.channels, plan.load_pixels
         half = cutlass.const_expr(vector // 2)  # rows begin on 8 bytes
         width = grid_columns * side
@@ -232,7 +238,6 @@ class PatchifyKernel:
 
 @cute.jit
 def _copy_vector(source: cute.Pointer, target: cute.Pointer, count: cutlass.Constexpr[int]) -> None:
-    """One load and one store of a thread."""
     values = cute.make_rmem_tensor(cute.make_layout(count), source.dtype)
     cute.autovec_copy(cute.make_tensor(source, cute.make_layout(count)), values)
     cute.autovec_copy(values, cute.make_tensor(target, cute.make_layout(count)))

@@ -16,6 +16,7 @@ import cutlass.pipeline as pipeline
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Edge, Graph, Signal
 from cute_kernels.kernels.stamps import NO_STAMPS, Stamps
+from cute_kernels.plan import Plan
 from cute_kernels.plan.base import Phase, wait_phase
 
 PipelineState = pipeline.PipelineState
@@ -79,6 +80,19 @@ class Pipe:
         """Barrier that TMA completes on."""
         return self.full + state.index
 
+    @cute.jit
+    def acquire(self, state: PipelineState, announces: bool | cutlass.Boolean = True) -> cute.Pointer:
+        """Producer of a TMA edge: waits until a stage is free, and announces its bytes unless another CTA does.
+
+        Returns:
+            The barrier on which they complete.
+        """
+        self.wait_empty(state)
+        if announces:
+            with cute.arch.elect_one():
+                self.announce_bytes(state)
+        return self.full_barrier(state)
+
     def announce_bytes(self, state: PipelineState) -> None:
         """Producer of a TMA edge, one thread: the one arrival of the phase, with its byte count."""
         cute.arch.mbarrier_arrive_and_expect_tx(self.full + state.index, self.edge.tx_bytes)
@@ -98,6 +112,27 @@ def _wait(barrier: cute.Pointer, parity: cutlass.Int32, signal: Signal) -> None:
 
 
 AnyPipe = TypeVar("AnyPipe", bound=Pipe)
+
+
+def allocate(
+    plan: Plan, graph: Graph, kind: Callable[[Edge, cute.Pointer, cute.Pointer | None], AnyPipe]
+) -> tuple[cute.Pointer, list[cute.Pointer], dict[str, AnyPipe]]:
+    """Dynamic shared memory of a CTA: barriers, where each further region of the plan begins, and pipes by name."""
+    storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
+    barriers = cute.recast_ptr(storage, dtype=cutlass.Int64)
+    return barriers, [storage + region.offset for region in plan.smem[1:]], make_pipes(graph, barriers, kind)
+
+
+def warp_and_rank(plan: Plan) -> tuple[cutlass.Int32, cutlass.Int32]:
+    """Warp of a thread in its CTA, and rank of the CTA in its cluster."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.ctas > 1 else cutlass.Int32(0)
+    return warp, rank
+
+
+def this_cluster(plan: Plan) -> tuple[cutlass.Int32, cutlass.Int32]:
+    """Number of a CTA's cluster in a one-dimensional grid, and clusters of the grid."""
+    return cute.arch.block_idx()[0] // plan.ctas, cute.arch.grid_dim()[0] // plan.ctas
 
 
 def make_pipes(

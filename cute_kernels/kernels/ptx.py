@@ -51,11 +51,7 @@ def _mbarrier_try_wait(order: str, barrier: cute.Pointer, parity: Int32, loc, ip
 def fma_rn_f32(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) -> Float32:
     """Fused multiply-add, rounded once to nearest even: never left to the compiler's choice of contraction."""
     return cute.arch.inline_ptx(
-        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
-        write_only_types=[Float32],
-        read_only_args=[a, b, c],
-        loc=loc,
-        ip=ip,
+        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c], loc=loc, ip=ip
     )
 
 
@@ -72,8 +68,11 @@ def add_rn_bf16x2_by_fma(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
     """Two sums of BF16, each rounded once to nearest even, where ``add.bf16x2`` (sm_90 and later) is missing."""
     return cute.arch.inline_ptx(
         "{\n\t.reg .b32 ones;\n\tmov.b32 ones, 0x3F803F80;\n\tfma.rn.bf16x2 {$w0}, {$r0}, ones, {$r1};\n\t}",
-        write_only_types=[Int32], read_only_args=[a, b], loc=loc, ip=ip,
-    )  # fmt: skip
+        write_only_types=[Int32],
+        read_only_args=[a, b],
+        loc=loc,
+        ip=ip,
+    )
 
 
 @dsl_user_op
@@ -85,7 +84,9 @@ def fma_rn_f32x2(
 
 
 @dsl_user_op
-def mul_rn_f32x2(a: tuple[Float32, Float32], b: tuple[Float32, Float32], *, loc=None, ip=None):
+def mul_rn_f32x2(
+    a: tuple[Float32, Float32], b: tuple[Float32, Float32], *, loc=None, ip=None
+) -> tuple[Float32, Float32]:
     """Two FP32 products in one issue slot (sm_100 and later)."""
     return cute.arch.mul_packed_f32x2(a, b, rnd="rn", loc=loc, ip=ip)
 
@@ -145,9 +146,8 @@ def add_exponent(value: Float32, shifted: Float32, *, loc=None, ip=None) -> Floa
 
 def _binary(instruction: str, a: Float32, b: Float32, loc, ip) -> Float32:
     return cute.arch.inline_ptx(
-        f"{instruction} {{$w0}}, {{$r0}}, {{$r1}};",
-        write_only_types=[Float32], read_only_args=[a, b], loc=loc, ip=ip,
-    )  # fmt: skip
+        f"{instruction} {{$w0}}, {{$r0}}, {{$r1}};", write_only_types=[Float32], read_only_args=[a, b], loc=loc, ip=ip
+    )
 
 
 @dsl_user_op

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.cute.nvgpu import cpasync
+
+from cute_kernels.kernels.tma import Tma, shared_tensor, sides, swizzled
 
 CHUNK_BYTES = 16
 """Bytes that SWIZZLE_128B moves around as a whole; also the widest shared-memory store."""
@@ -21,11 +22,52 @@ ROW_BYTES = 128
 
 def staging_layout(rows: int, columns: int, buffers: int | None = None) -> cute.ComposedLayout:
     """``[rows, columns]`` of 128 bytes a row, SWIZZLE_128B; with ``buffers`` a last mode of consecutive buffers."""
-    swizzle = cute.make_swizzle(3, 4, 3)
     if buffers is None:
-        return cute.make_composed_layout(swizzle, 0, cute.make_layout((rows, columns), stride=(columns, 1)))
-    outer = cute.make_layout((rows, columns, buffers), stride=(columns, 1, rows * columns))
-    return cute.make_composed_layout(swizzle, 0, outer)
+        return swizzled(cute.make_layout((rows, columns), stride=(columns, 1)))
+    return swizzled(cute.make_layout((rows, columns, buffers), stride=(columns, 1, rows * columns)))
+
+
+@dataclass(frozen=True)
+class StagingBuffer:
+    """A buffer in shared memory, and the TMA store of its content.
+
+    Attributes:
+        buffer: where it begins: a multiple of the period of its swizzle.
+        atom, source, target: TMA store of the buffer to a box of the output; TMA clips what is beyond the output.
+    """
+
+    buffer: cute.Pointer
+    atom: cute.CopyAtom
+    source: cute.Tensor
+    target: cute.Tensor
+
+    @cute.jit
+    def issue(self, *coordinates: Int32) -> None:
+        """Starts the store to a box of the output, given its coordinates, as a group of its own."""
+        cute.copy(self.atom, self.source, self.target[(None, *coordinates)])
+        cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def finish(self) -> None:
+        """The CTA must not exit before TMA has read its staging."""
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+def staging_buffer(
+    buffer: cute.Pointer, layout: cute.ComposedLayout, dtype: type, out: Tma, box: tuple[int, ...]
+) -> StagingBuffer:
+    """The buffer that begins at ``buffer``.
+
+    Args:
+        buffer: in shared memory.
+        layout: of a box in it.
+        dtype: element type of the output.
+        out: TMA store made with that layout, and its view of the output.
+        box: what is stored at once.
+    """
+    boxes = cute.local_tile(out[1], box, (None,) * len(box))
+    source, target = sides(out[0], shared_tensor(buffer, layout, dtype), boxes, len(box))
+    return StagingBuffer(buffer, out[0], source, target)
 
 
 @dataclass(frozen=True)
@@ -96,9 +138,12 @@ class WarpStaging:
 
     @cute.jit
     def write_row(
-        self, values: cute.Tensor, chunks: tuple[cute.Pointer, ...], buffer: cutlass.Constexpr[int],
+        self,
+        values: cute.Tensor,
+        chunks: tuple[cute.Pointer, ...],
+        buffer: cutlass.Constexpr[int],
         column: cutlass.Constexpr[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Writes one thread's registers to its row of a buffer, beginning at ``column``, 16 bytes at a time.
 
         ``chunks`` are the row's chunks in the first buffer, as `row_chunks` gives them.
@@ -136,10 +181,6 @@ def warp_staging(
     """
     columns = ROW_BYTES * 8 // dtype.width
     base = storage + cute.assume(first * (rows * ROW_BYTES), divby=rows * ROW_BYTES)
-    layout = staging_layout(rows, columns, buffers)
-    staged = cute.make_tensor(cute.recast_ptr(base, layout.inner, dtype=dtype), layout.outer)
-    boxes = cute.local_tile(out, (rows, columns), (None,) * cute.rank(out))
-    source, target = cpasync.tma_partition(
-        atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 2), cute.group_modes(boxes, 0, 2)
-    )
+    staged = shared_tensor(base, staging_layout(rows, columns, buffers), dtype)
+    source, target = sides(atom, staged, cute.local_tile(out, (rows, columns), (None,) * cute.rank(out)), 2)
     return WarpStaging(base, rows, buffers, atom, source, target)

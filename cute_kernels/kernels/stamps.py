@@ -77,4 +77,3 @@ def idle(clocks: Int32) -> None:
     now = start
     while now - start < clocks:
         now = cute.arch.clock()
-

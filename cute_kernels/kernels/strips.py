@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int16, Int32
-from cutlass.cute.nvgpu import cpasync
 
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Operand
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.kernels.tma import Tma, fetch, shared_tensor, sides, swizzled
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.images_strips import BLOCK_BYTES, BLOCK_FEATURES, SPANS, RowPart, StripsPlan
 
@@ -65,7 +65,7 @@ def strip_layout(plan: StripsPlan, stages: int, part: RowPart | None = None) -> 
         if stages > 1:
             stage = plan.pixel_stage_bytes // plan.pixel_bytes
             outer = cute.make_layout((*box, stages), stride=(*strides, stage))
-        return cute.make_composed_layout(row_swizzle(part), 0, outer) if part.span > SPANS[0] else outer
+        return swizzled(outer, SPANS.index(part.span)) if part.span > SPANS[0] else outer
     pixels, images, _, _ = box
     stride = (1, pixels, pixels * images, plan.load_bytes)
     if stages == 1:
@@ -88,9 +88,7 @@ def operand_layout(plan: StripsPlan, part: RowPart) -> cute.Layout:
     patches, span, block = plan.cta_patches, part.span, BLOCK_BYTES * plan.cta_patches
     rows, stages = (span, BLOCK_BYTES // span), plan.config.stages
     if not plan.splits and not plan.drops_rows:
-        return cute.make_layout(
-            (patches, rows, stages * part.blocks), stride=(span, (1, span * patches), block)
-        )
+        return cute.make_layout((patches, rows, stages * part.blocks), stride=(span, (1, span * patches), block))
     return cute.make_layout(
         (patches, rows, (part.blocks, stages)),
         stride=(span, (1, span * patches), (block, plan.pixel_stage_bytes // plan.pixel_bytes)),
@@ -111,7 +109,9 @@ def _first_byte(plan: StripsPlan, stages: cute.Pointer, part: RowPart) -> cute.P
     return stages + part.first_block * BLOCK_BYTES * plan.cta_patches
 
 
-def table_view(plan: StripsPlan, pointer: cute.Pointer | None, groups: Int32, position_tiles: Int32):
+def table_view(
+    plan: StripsPlan, pointer: cute.Pointer | None, groups: Int32, position_tiles: Int32
+) -> cute.Tensor | None:
     """``[4, 32, period, padded features / 16, position tiles]`` over the table of `StripsPlan.table_shape`, or None."""
     if pointer is None:
         return None
@@ -130,9 +130,8 @@ def scale_of_feature(scale: cute.Tensor, feature: Int32) -> Float32:
 
 
 def strip_boxes(
-    plan: StripsPlan, tma: tuple[cute.CopyAtom, cute.Tensor], stages: cute.Pointer, share: tuple[int, int | Int32],
-    part: RowPart | None = None,
-) -> tuple[cute.Tensor, cute.Tensor]:  # fmt: skip
+    plan: StripsPlan, tma: Tma, stages: cute.Pointer, share: tuple[int, int | Int32], part: RowPart | None = None
+) -> tuple[cute.Tensor, cute.Tensor]:
     """Views that the load warp copies: ``[box, tile of a grid row, images, row block, channel]`` to ``[box, stage]``.
 
     Args:
@@ -146,13 +145,11 @@ def strip_boxes(
     layout, box = strip_layout(plan, plan.load_stages, part), plan.box_of(part)
     stages = _first_byte(plan, stages, part)
     if plan.gathers and part.span > SPANS[0]:
-        stages, layout = cute.recast_ptr(stages, layout.inner, dtype=ELEMENT_TYPES[plan.problem.in_dtype]), layout.outer
-    boxes = cute.make_tensor(stages, layout)
+        boxes = shared_tensor(stages, layout, ELEMENT_TYPES[plan.problem.in_dtype])
+    else:
+        boxes = cute.make_tensor(stages, layout)
     pixels = cute.local_tile(tma[1], box, (None,) * len(box))
-    strips, source = cpasync.tma_partition(
-        tma[0], share[1], cute.make_layout(share[0]), cute.group_modes(boxes, 0, len(box)),
-        cute.group_modes(pixels, 0, len(box)),
-    )  # fmt: skip
+    strips, source = sides(tma[0], boxes, pixels, len(box), share)
     return source[None, 0, None, None, None, None] if plan.gathers else source, strips
 
 
@@ -207,16 +204,12 @@ class StripLoad:
             images = image_tile * self.image_step + self.first_images
             for plane in cutlass.range_constexpr(self.plan.planes):
                 for part in cutlass.range(per_plane, unroll=4):
-                    self.operands.wait_empty(state)
-                    if self.announces:
-                        with cute.arch.elect_one():
-                            self.operands.announce_bytes(state)
-                    barrier = self.operands.full_barrier(state)
+                    barrier = self.operands.acquire(state, self.announces)
                     place = (None, row_tile, images, grid_row * per_plane + part, plane)
-                    self._copy(self.atom, self.source[place], self.strips[None, state.index], barrier)
+                    fetch(self.atom, self.source[place], self.strips[None, state.index], barrier, self.multicast)
                     if cutlass.const_expr(self.rest is not None):
                         atom, source, strips = self.rest
-                        self._copy(atom, source[place], strips[None, state.index], barrier)
+                        fetch(atom, source[place], strips[None, state.index], barrier, self.multicast)
                     if cutlass.const_expr(self.weight is not None):
                         features = self.weight.place(self.slab, ())
                         first = (plane * per_plane + part) * stage_blocks
@@ -225,10 +218,3 @@ class StripLoad:
                     state.advance()
             image_tile, position_tile = self.order.advance(image_tile, position_tile, stride)
         self.operands.drain(state)
-
-    def _copy(self, atom: cute.CopyAtom, box: cute.Tensor, strip: cute.Tensor, barrier: cute.Pointer) -> None:
-        if self.multicast is None:
-            cute.copy(atom, box, strip, tma_bar_ptr=barrier)
-        else:
-            cute.copy(atom, box, strip, tma_bar_ptr=barrier, mcast_mask=self.multicast)
-

@@ -8,6 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from cute_kernels.plan.tiles import TransposedRows
+
 
 @dataclass(frozen=True)
 class PositionOrder:
@@ -58,20 +60,11 @@ class PositionOrder:
 
 
 @dataclass(frozen=True)
-class ImageOrder:
+class ImageOrder(PositionOrder):
     """Order like `PositionOrder`, with row blocks running fastest: a cluster stays at a position while it has images.
 
     What belongs to a position is fetched once for many tiles.
     """
-
-    row_tiles: Int32
-    positions: Int32
-    first: Int32
-    step: Int32
-
-    @property
-    def tiles(self) -> Int32:
-        return self.row_tiles * self.positions
 
     @property
     def _swapped(self) -> PositionOrder:
@@ -234,7 +227,42 @@ class TableRows:
         return table_row
 
 
+@dataclass(frozen=True)
+class TileTableRows(TableRows):
+    """`TableRows` of the rows of a tile, which are images at neighbouring positions, or consecutive rows."""
+
+    plan: TransposedRows
+
+    @cute.jit
+    def position(self, block: Int32, i: cutlass.Constexpr[int]) -> Int32:
+        """Position ``i`` of a tile. Beyond the last one, whose rows TMA clips, the last: the table ends there."""
+        if cutlass.const_expr(self.plan.config.tile_positions == 1):
+            return block
+        return min(block * self.plan.config.tile_positions + i, self.positions - 1)
+
+    @cute.jit
+    def first(self, row_block: Int32) -> Int32:
+        """Flat order: table row of a tile's first row, where those of the others follow without a division."""
+        if cutlass.const_expr(not self.plan.table_wraps_once):
+            return Int32(0)
+        return self.of(row_block * self.plan.tile_rows)
+
+    @cute.jit
+    def following(self, first: Int32, row: Int32, offset: Int32) -> Int32:
+        """Flat order: table row of a row, ``offset`` rows behind the tile's first one, whose table row is ``first``."""
+        if cutlass.const_expr(not self.plan.table_wraps_once):
+            return self.of(row)
+        table_row = first + offset
+        if table_row >= self.positions:
+            table_row -= self.positions
+        return table_row
+
+    @cute.jit
+    def row_of(self, image: Int32, position: Int32) -> Int32:
+        """Position order: row of ``x``; of images beyond the last one, which nobody stores, that of the last."""
+        return min(image, self.rows // self.positions - 1) * self.positions + position
+
+
 def index_view(pointer: cute.Pointer | None, rows: Int32) -> cute.Tensor | None:
     """``[rows]`` over the index in memory."""
     return None if pointer is None else cute.make_tensor(pointer, cute.make_layout(rows))
-

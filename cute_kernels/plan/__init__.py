@@ -7,7 +7,7 @@ CuTe DSL.
 
 from __future__ import annotations
 
-from cute_kernels.config import Config, GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.config import Config, Problem
 from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import (
     ARCHS,
@@ -77,7 +77,7 @@ _BY_PROBLEM = {planner.problem: planner for planner in PLANNERS.values()}
 
 
 def choose(
-    problem: PatchEmbedProblem | PatchEmbedImagesProblem | GemmProblem,
+    problem: Problem,
     arch: str | None = None,
     *,
     sm_count: int | None = None,
@@ -93,9 +93,7 @@ def choose(
     return make_plan(problem, None, arch, sm_count=sm_count).config
 
 
-def candidate_plans(
-    problem: PatchEmbedProblem | PatchEmbedImagesProblem | GemmProblem, arch: str, *, sm_count: int | None = None
-) -> list[Plan]:
+def candidate_plans(problem: Problem, arch: str, *, sm_count: int | None = None) -> list[Plan]:
     """Plans that are worth timing on a device, the most promising first, all of them different.
 
     Args:
@@ -125,7 +123,7 @@ def predict(plan: Plan) -> Prediction | None:
 
 
 def make_plan(
-    problem: PatchEmbedProblem | PatchEmbedImagesProblem | GemmProblem,
+    problem: Problem,
     config: Config | None = None,
     arch: str | None = None,
     *,

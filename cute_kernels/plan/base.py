@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import MISSING, dataclass, field, fields
 from enum import IntEnum
 from typing import Any, ClassVar, Literal, NoReturn
@@ -130,10 +130,12 @@ def arch_of(capability: tuple[int, int]) -> str | None:
         if arch.compute_capability == capability:
             return name
     older = [
-        arch for arch in ARCHS.values()
-        if not arch.name.endswith("a") and arch.compute_capability[0] == capability[0]
+        arch
+        for arch in ARCHS.values()
+        if not arch.name.endswith("a")
+        and arch.compute_capability[0] == capability[0]
         and arch.compute_capability < capability
-    ]  # fmt: skip
+    ]
     return max(older, key=lambda arch: arch.compute_capability).name if older else None
 
 
@@ -156,14 +158,14 @@ class TmemRegion:
     columns: int
 
 
-def smem_map(sizes: tuple[tuple[str, int, int], ...]) -> tuple[SmemRegion, ...]:
+def smem_map(*regions: tuple[str, int, int]) -> tuple[SmemRegion, ...]:
     """Regions in address order from (name, bytes, alignment)."""
-    regions, offset = [], 0
-    for name, nbytes, alignment in sizes:
+    placed, offset = [], 0
+    for name, nbytes, alignment in regions:
         offset = round_up(offset, alignment)
-        regions.append(SmemRegion(name, offset, nbytes, alignment))
+        placed.append(SmemRegion(name, offset, nbytes, alignment))
         offset += nbytes
-    return tuple(regions)
+    return tuple(placed)
 
 
 @dataclass(frozen=True)
@@ -241,9 +243,7 @@ class Plan(ABC):
         configuration, and constants of the plan where they were replaced.
         """
         problem = {
-            f.name: getattr(self.problem, f.name)
-            for f in fields(self.problem)
-            if not f.metadata.get("launch_argument")
+            f.name: getattr(self.problem, f.name) for f in fields(self.problem) if not f.metadata.get("launch_argument")
         }
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.default is not MISSING}
         replaced = {f.name: own[f.name] for f in fields(self) if f.name in own and own[f.name] != f.default}
@@ -287,6 +287,20 @@ class Plan(ABC):
     @abstractmethod
     def describe_tiles(self) -> list[tuple[str, str]]:
         """Rows (what, value) that only this kind of plan has."""
+
+
+def room_for_stages(plan: Plan) -> int:
+    """Stages that shared memory holds beside all that is no stage."""
+    return plan.config.stages + (plan.arch.smem_bytes - plan.smem_bytes) // plan.stage_bytes
+
+
+def is_legal(plan: Any, check: Callable[[Any], None]) -> bool:
+    """Whether a check raises no ValueError."""
+    try:
+        check(plan)
+    except ValueError:
+        return False
+    return True
 
 
 def reject(name: str, value: object, rule: str, nearest: object) -> NoReturn:
@@ -413,4 +427,3 @@ def with_profile(plan: Plan, stamps: int) -> Plan:
         rule = f"{rows} warps write whole 64 bytes of stamps, indexed with 32 bits: multiples of 8 up to {most}"
         reject("stamps", stamps, rule, min(max(8, stamps - stamps % 8), most))
     return dataclasses.replace(plan, profile=stamps)
-

@@ -51,4 +51,3 @@ class CtaPairs:
         """Raises ValueError if the device cannot hold one cluster."""
         if self.sm_count < self.ctas:
             reject("sm_count", self.sm_count, f"a cluster needs {self.ctas} multiprocessors", self.ctas)
-

@@ -20,7 +20,11 @@ from cute_kernels.plan.base import (
     smem_map,
 )
 from cute_kernels.plan.fields import Field
+from cute_kernels.plan.options import Option, ProblemOptions
 from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, StoreBuffers, check_store_stages
+
+DTYPES = ("bfloat16", "float16", "float32")
+"""Element types of the operands, float32 as TF32, and of the output."""
 
 MMA_K_BYTES = 32
 """K of one `tcgen05.mma` or `wgmma.mma_async` (PTX ISA: 16 elements of 16 bits, 8 of TF32)."""
@@ -120,22 +124,36 @@ class StagedGemmPlan(GemmPlan, StoreBuffers):
     def smem(self) -> tuple[SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order."""
         stages = self.config.stages
-        return smem_map((
+        return smem_map(
             (self.barrier_region, self.barrier_bytes, 128),
             (f"a: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
             (f"b: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
             (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
             *self.more_smem,
-        ))  # fmt: skip
+        )
 
+
+OPTIONS = ProblemOptions(
+    (
+        Option("m", 4096, "rows of a"),
+        Option("n", 4096, "rows of b"),
+        Option("k", 4096, "elements of a row"),
+        Option("batches", 1, "products"),
+        Option("in_dtype", "bfloat16", "element type of a and b; float32 is multiplied as TF32", DTYPES),
+        Option("out_dtype", "bfloat16", choices=DTYPES),
+        Option("bias", False, "add a bias"),
+        Option("activation", "none", "of the sum", ACTIVATIONS),
+    ),
+    GemmProblem,
+)
 
 GROUP_M = Field("blocks of rows in a group of the tile order", least=1, most=1024)
 
 
 def check_gemm_problem(p: GemmProblem) -> None:
     """Limits that TMA and the element types set on every architecture."""
-    require("in_dtype", p.in_dtype, ("bfloat16", "float16", "float32"), "operands of the tensor core, float32 as TF32")
-    require("out_dtype", p.out_dtype, ("bfloat16", "float16", "float32"), "what the epilogue rounds to")
+    require("in_dtype", p.in_dtype, DTYPES, "operands of the tensor core, float32 as TF32")
+    require("out_dtype", p.out_dtype, DTYPES, "what the epilogue rounds to")
     require("activation", p.activation, ACTIVATIONS, "what the epilogue applies before it rounds")
     # TMA coordinates are 32-bit and a tile may begin before the end of the tensor and reach beyond it.
     largest = 2**31 - 1024
@@ -153,4 +171,3 @@ def check_tile_order(plan: StagedGemmPlan) -> None:
         fit = max(1, plan.problem.m // (-(-plan.tiles // 2**30)))
         reject("m", plan.problem.m, f"tile numbers are 32-bit and there are {plan.tiles} tiles", fit)
     check_store_stages(plan)
-

@@ -143,9 +143,8 @@ def plan_sm100_gemm(problem: GemmProblem, config: Sm100GemmConfig, arch: Arch, s
 CANDIDATES = {WIDE: 1.96, LEVEL_7: 1.96, LEVEL_8: 1.0}
 """Candidates that the chooser chooses from, and the time of a tile over that of Level 8's, which has half the outputs.
 
-In the CUDA original's table Level 7 is 1.0 to 5.5% faster than Level 8 at 6144, 8192 and 12288, where both fill the
-device equally, and slower at 4096, where it does not. `WIDE` has tiles of the size of Level 7's. Nobody has timed it,
-but per FLOP it does no more of anything that the emulator counts and less of most (docs/experiments.md).
+Level 7 is 1.0 to 5.5% faster than Level 8 where both fill the device. `WIDE` has tiles of its size; nobody has timed it
+(docs/experiments.md).
 """
 
 
@@ -155,6 +154,7 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm100Gemm
     One rule that reproduces the CUDA original's table: time is the turns of the busiest cluster times the cost of a
     tile. Larger tiles read less, but leave more clusters idle in the last turn of small problems.
     """
+
     def cost(config: Sm100GemmConfig) -> float:
         plan = Sm100GemmPlan(problem, config, arch, sm_count)
         return -(-plan.tiles // max(1, sm_count // plan.ctas)) * CANDIDATES[config]
@@ -181,18 +181,3 @@ def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm100G
         with contextlib.suppress(ValueError):
             plans.append(plan_sm100_gemm(problem, config, arch, sm_count))
     return plans
-
-
-__all__ = [
-    "CANDIDATES",
-    "LEVEL_7",
-    "LEVEL_8",
-    "ONE_ACCUMULATOR",
-    "TUNED",
-    "WIDE",
-    "Sm100GemmPlan",
-    "default_config",
-    "plan_sm100_gemm",
-    "search_space",
-]
-

@@ -25,11 +25,6 @@ SWIZZLE_ROWS = 8
 MAX_CLUSTER = 8
 """CTAs of a cluster that every device of the architecture can hold (CUDA C++ programming guide)."""
 
-GPC_SHARE = (8, 9)
-"""Multiprocessors of which clusters of four or eight can be resident at once: 16 of the 18 of a GPC. With one cluster
-more, it runs after all others: 32 clusters of 2 x 2 took twice the time of 64 of 2 x 1 on an H200 of 132, which holds
-30 (docs/performance.md)."""
-
 SPLIT_REGISTERS = 128
 """Accumulators with which the sums of more than two slices of K do not fit a consumer thread."""
 
@@ -65,18 +60,6 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     @property
     def cluster_columns(self) -> int:
         return self.config.tile_n * self.config.cluster_n
-
-    @property
-    def clusters(self) -> int:
-        """Clusters of a launch: as many as are resident at once. Clusters do not cross GPCs."""
-        usable = self.sm_count
-        if self.ctas > 2:
-            usable = max(self.ctas, usable * GPC_SHARE[0] // GPC_SHARE[1])
-        return min(usable // self.ctas, self.tiles)
-
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (self.ctas, 1, 1)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -335,7 +318,8 @@ def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90Ge
     for (tile_m, tile_n, pingpong), (cluster_m, cluster_n) in itertools.product(TILES, CLUSTERS):
         if (cluster_m - 1) * tile_m >= problem.m or (cluster_n - 1) * tile_n >= problem.n:
             continue  # a CTA of every cluster would have nothing to do
-        config = Sm90GemmConfig(tile_m, tile_n, 2, cluster_m, cluster_n, pingpong, 1)
+        tile = {"tile_m": tile_m, "tile_n": tile_n, "cluster_m": cluster_m, "cluster_n": cluster_n}
+        config = Sm90GemmConfig(**tile, pingpong=pingpong, stages=2, store_stages=1)
         idle = Sm90GemmPlan(problem, config, arch, sm_count).tiles * config.cluster_m * config.cluster_n * 2 <= sm_count
         for split_k in (1, 2, 4, 8) if idle and not pingpong else (1,):
             plan = _filled(problem, dataclasses.replace(config, split_k=split_k), arch, sm_count)
@@ -354,4 +338,3 @@ def _filled(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: 
         return plan_sm90_gemm(problem, dataclasses.replace(config, stages=min(stages, 8)), arch, sm_count)
     except ValueError:
         return None
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from typing import Any, ClassVar
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, Operand, Plan, profile_operand, reject, require, round_up, sizes
 from cute_kernels.plan.fields import Field
-from cute_kernels.plan.patchify import CONVERSIONS
+from cute_kernels.plan.options import BATCH, FEATURES, TABLE, Option, ProblemOptions, table_rows
+from cute_kernels.plan.patchify import CONVERSIONS, describe_images
 
 STRIP_PATCH = 16
 """Pixels of a patch's row, 16 bytes in uint8: what one row of a core matrix is."""
@@ -29,11 +31,19 @@ PIXEL_TYPES = {"int8": "uint8", "int16": "uint8", "bf16": "bfloat16", "fp16": "f
 """Element type of the images by precision, for those precisions that have a kernel."""
 
 
+FLOATS = ("bfloat16", "float16", "float32")
+"""Element types that an epilogue rounds to."""
+
 INTEGERS = ("int8", "int16")
 """Precisions whose weights are integers, of one or of two terms of 8 bits."""
 
 GATHERED_PATCHES = (16, 32, 64)
 """Sides of patches whose rows of 16-bit pixels are 32, 64 or 128 bytes, which TMA swizzles as a whole."""
+
+
+def describe_problem(p: PatchEmbedImagesProblem) -> str:
+    """One line about what is computed."""
+    return f"{describe_images(p)}, patches of {p.patch}, {p.n} features, {p.precision}, table rows {p.table_rows}"
 
 
 def multiplied_type(pixels: str, precision: str) -> str:
@@ -110,10 +120,7 @@ class ImagesPlan(Plan):
         return {"table_shape": self.table_shape}
 
     def describe_problem(self) -> str:
-        p = self.problem
-        layout = "NHWC" if p.channels_last else "NCHW"
-        images = f"[{p.batch}, {p.channels}, {p.height}, {p.width}] {p.in_dtype} {layout}"
-        return f"{images}, patches of {p.patch}, {p.n} features, {p.precision}, table rows {p.table_rows}"
+        return describe_problem(self.problem)
 
 
 @dataclass(frozen=True)
@@ -154,7 +161,7 @@ def check_images_problem(p: PatchEmbedImagesProblem) -> None:
     require("precision", p.precision, tuple(PIXEL_TYPES), "contracts that have a kernel")
     rule = f"element types of images that a kernel multiplies with precision {p.precision!r}"
     require("in_dtype", p.in_dtype, pixel_types(p.patch, p.precision), rule)
-    require("out_dtype", p.out_dtype, ("bfloat16", "float16", "float32"), "element types that an epilogue rounds to")
+    require("out_dtype", p.out_dtype, FLOATS, "element types that an epilogue rounds to")
     if p.channels_last and p.precision not in INTEGERS:
         rule = "sums of rounded products have the order of the channels; those of integers are exact in any"
         reject("channels_last", p.channels_last, rule, False)
@@ -188,3 +195,33 @@ def check_images_problem(p: PatchEmbedImagesProblem) -> None:
     legal = tuple(dict.fromkeys((0, 1, p.positions)))
     require("table_rows", p.table_rows, legal, "a table has 0 (absent), 1 (bias only) or S rows")
 
+
+def _problem_of_options(
+    *, features: int, table: str, precision: str, in_dtype: str | None, **fields: Any
+) -> PatchEmbedImagesProblem:
+    pixels = in_dtype or PIXEL_TYPES[precision]
+    problem = PatchEmbedImagesProblem(n=features, precision=precision, in_dtype=pixels, **fields)
+    return dataclasses.replace(problem, table_rows=table_rows(table, problem.positions))
+
+
+OPTIONS = ProblemOptions(
+    (
+        BATCH,
+        FEATURES,
+        TABLE,
+        Option("height", 224, "of an image in pixels, whole patches"),
+        Option("width", 224, "of an image in pixels, whole patches"),
+        Option("channels", 3),
+        Option("patch", 16, "pixels of a patch along each side"),
+        Option("channels_last", False, "the channels of a pixel are neighbours in memory"),
+        Option("precision", "int8", "of the prepared weight", tuple(PIXEL_TYPES)),
+        Option(
+            "in_dtype",
+            None,
+            "element type of the images (default: uint8 with int8, otherwise that of --precision)",
+            (*FLOATS, "uint8"),
+        ),
+        Option("out_dtype", "bfloat16", choices=FLOATS),
+    ),
+    _problem_of_options,
+)

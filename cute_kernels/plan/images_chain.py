@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.plan.base import VECTOR_BYTES, Arch, Operand, Plan, require
-from cute_kernels.plan.images import INTEGERS, PIXEL_TYPES, STRIP_PATCH
+from cute_kernels.plan.images import INTEGERS, PIXEL_TYPES, STRIP_PATCH, describe_problem
 from cute_kernels.plan.images_gather import why_not_gathered
 from cute_kernels.plan.images_sm80 import copies_rows
 from cute_kernels.plan.images_strips import REPACKED, may_split, row_bytes, why_no_operand
@@ -31,16 +31,17 @@ FEW_PATCHES = 2048
 """Up to here rows of slow lengths are gathered nevertheless: one launch takes less time than two."""
 
 SLOW_ROWS = (32, 64)
-"""Rows of patches between these bytes that cannot be split: gathering 48 bytes took 1.58 ms sustained at 4736 images of
-224 x 224 on an H200, a pass and the kernel over rows 1.16; of the 96 bytes of 32 pixels 1.23 and 1.25
-(docs/performance.md)."""
+"""Bytes between which rows of patches that cannot be split are gathered more slowly than a pass lays them out: 1.58 ms
+and 1.16 of 48 bytes, 1.23 and 1.25 of 96 (bench/results)."""
 
 REPACKED_CHANNELS = 3
-REPACKED_PATCHES, REPACKED_FEATURES = 1024, 1024
-"""From so many patches on rows of 14 bytes are repacked in shared memory, which every 128 features do anew, up to so
-many features. In a CUDA graph on an H200 one image for 768 features took 1.34 of the time of a pass and rows, 8 images
-0.88 (before warps held several pairs); 4736 images for 1024 features take 0.92, 512 images for 1152 features 1.04
-(docs/performance.md)."""
+"""Channels of images whose rows of 14 bytes are repacked in shared memory."""
+
+REPACKED_PATCHES = 1024
+"""Patches from which on they are: 1 image in 1.34 of the time of a pass and rows, 8 in 0.88 (bench/results)."""
+
+REPACKED_FEATURES = 1024
+"""Features up to which they are, as every 128 do so anew: 1024 in 0.92 of it, 1152 in 1.04 (bench/results)."""
 
 MOST_TRIED = 8
 """Configurations of the kernel over rows that a tuner times behind a pass."""
@@ -161,16 +162,11 @@ class RowsChainPlan(Plan):
         return self.rows.table_shape
 
     def describe_problem(self) -> str:
-        p = self.problem
-        layout = "NHWC" if p.channels_last else "NCHW"
-        images = f"[{p.batch}, {p.channels}, {p.height}, {p.width}] {p.in_dtype} {layout}"
-        return f"{images}, patches of {p.patch}, {p.n} features, {p.precision}, table rows {p.table_rows}"
+        return describe_problem(self.problem)
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         """Lines that each kernel has of itself."""
-        return [
-            (f"{part.operation}: {what}", value) for part in self.launches for what, value in part.describe()[2:]
-        ]
+        return [(f"{part.operation}: {what}", value) for part in self.launches for what, value in part.describe()[2:]]
 
     def describe(self) -> list[tuple[str, str]]:
         first, second = (part.describe_problem() for part in self.launches)
@@ -184,11 +180,19 @@ class RowsChainPlan(Plan):
             *self.describe_tiles(),
         ]
 
+
 def _pass_of(p: PatchEmbedImagesProblem) -> PatchifyProblem:
     return PatchifyProblem(
-        batch=p.batch, channels=p.channels, height=p.height, width=p.width, patch=p.patch, in_dtype=p.in_dtype,
-        out_dtype=PIXEL_TYPES[p.precision], channels_last=p.channels_last, order="hwc" if p.channels_last else "chw",
-    )  # fmt: skip
+        batch=p.batch,
+        channels=p.channels,
+        height=p.height,
+        width=p.width,
+        patch=p.patch,
+        in_dtype=p.in_dtype,
+        out_dtype=PIXEL_TYPES[p.precision],
+        channels_last=p.channels_last,
+        order="hwc" if p.channels_last else "chw",
+    )
 
 
 def rows_problem(problem: PatchEmbedImagesProblem, arch: Arch) -> PatchEmbedProblem:
@@ -200,10 +204,14 @@ def rows_problem(problem: PatchEmbedImagesProblem, arch: Arch) -> PatchEmbedProb
     require("precision", problem.precision, ONE_TERM, "a kernel over rows multiplies weights of one term")
     first = plan_patchify(_pass_of(problem), arch)
     product = PatchEmbedProblem(
-        m=problem.batch * problem.positions, n=problem.n, k=first.row_elements, table_rows=problem.table_rows,
-        in_dtype=PIXEL_TYPES[problem.precision], out_dtype=problem.out_dtype,
+        m=problem.batch * problem.positions,
+        n=problem.n,
+        k=first.row_elements,
+        table_rows=problem.table_rows,
+        in_dtype=PIXEL_TYPES[problem.precision],
+        out_dtype=problem.out_dtype,
         feature_scale=problem.precision == "int8",
-    )  # fmt: skip
+    )
     check_problem(product)
     return product
 

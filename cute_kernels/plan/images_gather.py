@@ -19,9 +19,8 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
 from cute_kernels.plan import gemm_sm90 as dense
-from cute_kernels.plan.base import Arch, SmemRegion, reject, require, smem_map
+from cute_kernels.plan.base import Arch, SmemRegion, is_legal, reject, require, room_for_stages, smem_map
 from cute_kernels.plan.fields import Field, check_fields
-from cute_kernels.plan.gemm_sm90 import GPC_SHARE
 from cute_kernels.plan.images import GATHERED_PATCHES, TILE_ORDER, GridTilesPlan
 from cute_kernels.plan.shared_operands import (
     SWIZZLE_BYTES,
@@ -124,18 +123,6 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
     def ctas(self) -> int:
         return self.config.cluster
 
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (self.config.cluster, 1, 1)
-
-    @property
-    def clusters(self) -> int:
-        """Clusters of a launch: as many as are resident at once. Clusters do not cross GPCs."""
-        usable = self.sm_count
-        if self.config.cluster > 2:
-            usable = max(self.config.cluster, usable * GPC_SHARE[0] // GPC_SHARE[1])
-        return max(1, min(usable // self.config.cluster, self.tiles))
-
     # ---- output and table ------------------------------------------------------------------------------------------
 
     @property
@@ -161,12 +148,12 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
     def smem(self) -> tuple[SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order."""
         stages = self.config.stages
-        return smem_map((
+        return smem_map(
             ("barriers", self.barrier_bytes, 128),
             (f"patches: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
             (f"weight: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
             (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),
-        ))  # fmt: skip
+        )
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
@@ -254,8 +241,7 @@ MOST_STAGES = 8
 """More have made no GEMM of this package faster."""
 
 GATHER_CLOCKS = 2.2
-"""Clocks of a row of a box of up to 128 bytes: the loads alone of 4736 BF16 images of 224 x 224 in boxes of 32-byte
-rows took 0.44 to 0.50 ms on an H200."""
+"""Clocks of a row of a box of up to 128 bytes: loads alone of 4736 images in rows of 32 took 0.44 to 0.50 ms (H200)."""
 
 TILE_N = (64, 128, 192, 256)
 CLUSTERS = (1, 2, 4)
@@ -303,28 +289,18 @@ def why_not_gathered(problem: PatchEmbedImagesProblem) -> str:
 def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm90GatherConfig:
     """With the tiles of the schedule that the model finds faster."""
     plans = [_resolve(problem, Sm90GatherConfig(pingpong=turns), arch, sm_count) for turns in (False, True)]
-    return min(plans, key=lambda plan: (not _is_legal(plan), modelled_clocks(plan))).config
+    return min(plans, key=lambda plan: (not is_legal(plan, check_gather), modelled_clocks(plan))).config
 
 
 @functools.lru_cache(maxsize=4096)
-def _resolve(
-    problem: PatchEmbedImagesProblem, config: Sm90GatherConfig, arch: Arch, sm_count: int
-) -> Sm90GatherPlan:
+def _resolve(problem: PatchEmbedImagesProblem, config: Sm90GatherConfig, arch: Arch, sm_count: int) -> Sm90GatherPlan:
     """The plan of least modelled time among those that leave given fields as they are; a wrong one where all are."""
     plans = [
         _filled(Sm90GatherPlan(problem, candidate, arch, sm_count), config)
         for candidate in _candidates(problem, config)
     ]
-    legal = [plan for plan in plans if _is_legal(plan)]
+    legal = [plan for plan in plans if is_legal(plan, check_gather)]
     return min(legal or plans, key=modelled_clocks)
-
-
-def _is_legal(plan: Sm90GatherPlan) -> bool:
-    try:
-        check_gather(plan)
-    except ValueError:
-        return False
-    return True
 
 
 def _candidates(problem: PatchEmbedImagesProblem, c: Sm90GatherConfig) -> Iterator[Sm90GatherConfig]:
@@ -340,9 +316,14 @@ def _candidates(problem: PatchEmbedImagesProblem, c: Sm90GatherConfig) -> Iterat
             continue
         for n, cluster in itertools.product(tile_n, clusters):
             yield dataclasses.replace(
-                c, **shape, row_patches=q, tile_n=n, cluster=cluster, stages=c.stages or 2,
+                c,
+                **shape,
+                row_patches=q,
+                tile_n=n,
+                cluster=cluster,
+                stages=c.stages or 2,
                 store_stages=c.store_stages or 1,
-            )  # fmt: skip
+            )
 
 
 def _shape(problem: PatchEmbedImagesProblem, c: Sm90GatherConfig, row_patches: int, tile_m: int) -> dict[str, int]:
@@ -375,8 +356,7 @@ def _filled(plan: Sm90GatherPlan, given: Sm90GatherConfig) -> Sm90GatherPlan:
         plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, store_stages=stores))
     if given.stages:
         return plan
-    room = plan.config.stages + (plan.arch.smem_bytes - plan.smem_bytes) // plan.stage_bytes
-    stages = max(2, min(room, MOST_STAGES))
+    stages = max(2, min(room_for_stages(plan), MOST_STAGES))
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, stages=stages))
 
 
@@ -390,7 +370,7 @@ def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) ->
         for c in _candidates(problem, given)
     ]
     found = []
-    for plan in sorted(filter(_is_legal, plans), key=modelled_clocks):
+    for plan in sorted((p for p in plans if is_legal(p, check_gather)), key=modelled_clocks):
         configs = [dataclasses.replace(plan.config, order=order) for order in ("image", "row")]
         found += [dataclasses.replace(plan, config=config) for config in configs]
     return found
@@ -410,4 +390,3 @@ def modelled_clocks(plan: Sm90GatherPlan) -> float:
     if not c.pingpong:
         return once + turns * (mainloop + epilogue)
     return once + turns * max(mainloop, (mainloop + epilogue) / 2) + epilogue
-

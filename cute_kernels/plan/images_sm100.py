@@ -13,7 +13,7 @@ from typing import ClassVar
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.model import b200
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require, round_up
+from cute_kernels.plan.base import ITEMSIZE, Arch, is_legal, reject, require, round_up
 from cute_kernels.plan.fields import Field, check_fields
 from cute_kernels.plan.images import INTEGERS, MOST_PATCHES, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
 from cute_kernels.plan.images_strips import (
@@ -23,7 +23,6 @@ from cute_kernels.plan.images_strips import (
     check_table,
     images_step,
 )
-from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 from cute_kernels.plan.sm100_transposed import (
     ACCUMULATORS,
     COLUMN_STEP,
@@ -35,9 +34,11 @@ from cute_kernels.plan.sm100_transposed import (
     Sm100TransposedPlan,
     check_parts,
     check_stages,
+    check_tensor_memory,
     complete,
-    is_legal,
+    largest_fitting,
     launch_clocks,
+    smallest,
     transposed_work,
 )
 
@@ -56,10 +57,6 @@ class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
     @property
     def cta_images(self) -> int:
         return self.tile_images // self.cta_group
-
-    @property
-    def weight_dtype(self) -> str:
-        return WEIGHT_TYPES[self.problem.in_dtype]
 
     # ---- printing --------------------------------------------------------------------------------------------------
 
@@ -120,9 +117,11 @@ def plan_sm100_images(
 
 def _check_channels(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch) -> None:
     """Checks that the smallest tile fits beside the weight, in the memory where that stays."""
-    per_channel = Sm100ImagesPlan(dataclasses.replace(problem, channels=1), _smallest(config, "tmem"), arch, 1)
+    shape = {"tile_patches": 1, "tile_images": COLUMN_STEP}
+    least = smallest(config, "tmem", **shape)
+    per_channel = Sm100ImagesPlan(dataclasses.replace(problem, channels=1), least, arch, 1)
     tmem = (arch.tmem_columns - COLUMN_STEP) // per_channel.weight_columns
-    beside = dataclasses.replace(per_channel, config=_smallest(config, "smem"))
+    beside = dataclasses.replace(per_channel, config=smallest(config, "smem", **shape))
     smem = (arch.smem_bytes - (beside.smem_bytes - beside.weight_bytes)) // beside.weight_bytes
     best = max(tmem, smem) if per_channel.terms == 1 else tmem
     most = {"tmem": tmem, "smem": smem, None: best}[config.weight]
@@ -135,22 +134,16 @@ def _check_channels(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig,
         reject("channels", problem.channels, rule, most)
 
 
-def _smallest(config: Sm100ImagesConfig, weight: str) -> Sm100ImagesConfig:
-    return dataclasses.replace(
-        config, tile_patches=1, tile_images=COLUMN_STEP, cta_group=1, weight=weight, accumulators=1,
-        part_columns=COLUMN_STEP, stages=2, stage_blocks=1,
-    )  # fmt: skip
-
-
 # ---- limits of a complete configuration -----------------------------------------------------------------------------
 
 
 def check(plan: Sm100ImagesPlan) -> None:
     """Raises ValueError for the first limit that is broken."""
     _check_tile(plan)
-    _check_tensor_memory(plan)
+    check_tensor_memory(plan, functools.partial(_narrower, plan))
     check_parts(plan)
-    check_stages(plan, "tile_images", plan.tile_images, lambda: _most_images(plan))
+    step, patches = _images_step(plan), plan.tile_patches
+    check_stages(plan, "tile_images", plan.tile_images, lambda: largest_fitting(plan, step, "tile_images", patches))
     check_table(plan)
 
 
@@ -170,35 +163,14 @@ def _check_tile(plan: Sm100ImagesPlan) -> None:
         reject("tile_images", images, rule, min(max(round_up(images, step), step), largest))
 
 
-def _check_tensor_memory(plan: Sm100ImagesPlan) -> None:
-    config, most = plan.config, plan.arch.tmem_columns
-    room = most - plan.weight_columns
-    if plan.accumulator_columns <= room:
-        return
-    rule = (
-        f"{plan.weight_columns} columns of weight and {config.accumulators} accumulators of {plan.columns} make "
-        f"{plan.weight_columns + plan.accumulator_columns}, tensor memory has {most}"
-    )
-    if plan.columns <= room:
-        reject("accumulators", config.accumulators, rule, room // plan.columns)
+def _narrower(plan: Sm100ImagesPlan, columns: int) -> tuple[str, object, object]:
     step = _images_step(plan)
-    images = room // config.accumulators // plan.tile_patches // step * step
+    images = columns // plan.tile_patches // step * step
     if images:
-        reject("tile_images", plan.tile_images, rule, images)
-    most = room // config.accumulators // plan.tile_images
-    legal = (p for p in range(most, 0, -1) if not plan.tile_images % (images_step(p, COLUMN_STEP) * plan.cta_group))
-    reject("tile_patches", plan.tile_patches, rule, next(legal, 1))
-
-
-def _most_images(plan: Sm100ImagesPlan) -> int:
-    """Most images of a tile with which two stages fit."""
-    step = _images_step(plan)
-    for images in range(plan.tile_images - step, step, -step):
-        columns = images * plan.tile_patches
-        config = dataclasses.replace(plan.config, tile_images=images, part_columns=columns, stages=2)
-        if dataclasses.replace(plan, config=config).smem_bytes <= plan.arch.smem_bytes:
-            return images
-    return step
+        return "tile_images", plan.tile_images, images
+    fewer = range(columns // plan.tile_images, 0, -1)
+    legal = (p for p in fewer if not plan.tile_images % (images_step(p, COLUMN_STEP) * plan.cta_group))
+    return "tile_patches", plan.tile_patches, next(legal, 1)
 
 
 # ---- what a problem gets --------------------------------------------------------------------------------------------
@@ -215,9 +187,7 @@ def predict(plan: Sm100ImagesPlan) -> Prediction:
 
 
 @functools.lru_cache(maxsize=1024)
-def resolve(
-    problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch, sm_count: int
-) -> Sm100ImagesPlan:
+def resolve(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch, sm_count: int) -> Sm100ImagesPlan:
     """The plan with what the configuration leaves open filled in: of all legal shapes the one of least cost.
 
     Shared memory keeps the weight where the configuration says so, or where no shape leaves it room in tensor memory.
@@ -275,4 +245,3 @@ def _patches(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig) -> tup
     least = -(-problem.grid_width // MOST_PATCHES)
     pieces = (-(-problem.grid_width // (least + i)) for i in range(4))
     return tuple(dict.fromkeys((*pieces, MOST_PATCHES)))
-

@@ -21,7 +21,7 @@ from typing import ClassVar
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
 from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan import patch_embed_sm90 as rows
-from cute_kernels.plan.base import ITEMSIZE, Arch, SmemRegion, check_smem, reject, require, round_up, smem_map
+from cute_kernels.plan.base import Arch, SmemRegion, check_smem, reject, require, round_up, smem_map
 from cute_kernels.plan.fields import TWO_TILES, Field, check_fields
 from cute_kernels.plan.images import INTEGERS, MOST_PATCHES, STRIP_PATCH, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
 from cute_kernels.plan.images_gather import GATHER_CLOCKS
@@ -43,7 +43,6 @@ from cute_kernels.plan.images_strips import (
 from cute_kernels.plan.sm90_transposed import (
     ADDRESSING_REGISTERS,
     BLOCK_REGISTERS,
-    WARPGROUP_FEATURES,
     TransposedPlan,
     check_barriers,
     check_registers,
@@ -54,13 +53,11 @@ ROWS_PER_STORE = 16
 """Columns of a WGMMA that one stmatrix.x4 of a warp covers."""
 
 REPACK_WARPS = 7
-"""Warps that lengthen rows of patches, the ones that two producer warpgroups have beside the one that loads: three of
-one warpgroup could not keep up with TMA and the tensor cores (docs/performance.md)."""
+"""Warps that lengthen rows of patches: all of two producer warpgroups but one, which loads (bench/results)."""
 
 REPACK_REGISTERS = {1: (232, 136), 2: (208, 48), 3: (128, 40)}
 """Registers per consumer and per producer thread by consumer warpgroups, beside two producer warpgroups: together no
-more than the CTA begins with, 168, 128 and 96 per thread, or `setmaxnreg.inc` waits for ever. A thread that repacks
-holds two rows twice, which 48 have room for."""
+more than the CTA begins with, 168, 128 and 96 per thread, or `setmaxnreg.inc` waits for ever."""
 
 RAW_STAGES = 2
 """Strips on their way to them at least: one is loaded while the other is repacked."""
@@ -76,10 +73,6 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed_images:Sm90ImagesKernel"
 
     config: Sm90ImagesConfig
-
-    @property
-    def resident(self) -> bool:
-        return self.config.weight == "registers"
 
     @property
     def runs(self) -> str:
@@ -173,36 +166,21 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
         return self.shared_blocks * self.features * self.k_block_bytes
 
     @property
-    def weight_stage_bytes(self) -> int:
-        """Bytes of a streamed weight in a stage."""
-        return 0 if self.resident else self.features * self.k_block_bytes * self.config.stage_blocks
-
-    @property
-    def ring_blocks(self) -> int:
-        """K blocks of all stages."""
-        return self.config.stages * self.config.stage_blocks
-
-    @property
     def stage_bytes(self) -> int:
         return self.pixel_stage_bytes + self.weight_stage_bytes
-
-    @property
-    def staging_bytes(self) -> int:
-        """Per warpgroup: ``tile_rows`` rows of 64 features, 128 bytes a row as SWIZZLE_128B needs."""
-        return self.tile_rows * WARPGROUP_FEATURES * ITEMSIZE[self.problem.out_dtype]
 
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order: of the weight what stays, or its part of the stages."""
         stages = self.config.stages
         weight = self.weight_bytes + stages * self.weight_stage_bytes
-        return smem_map((
+        return smem_map(
             ("barriers", self.barrier_bytes, 128),
             (f"weight: {self.config.weight}, {self.shared_blocks} K blocks", weight, self.swizzle_period),
             (f"{self.config.source}: {stages} stages", stages * self.pixel_stage_bytes, self.swizzle_period),
             ("output staging", self.config.warpgroups * self.staging_bytes, self.swizzle_period),
             *((("strips before they are repacked", self.load_stages * self.load_pitch, 128),) if self.repacks else ()),
-        ))  # fmt: skip
+        )
 
     # ---- bias + position table -------------------------------------------------------------------------------------
 
@@ -263,8 +241,7 @@ TERMS_COLUMNS = 112
 
 FEW_OPERATIONS = 1e10
 """Multiplications and additions up to which the model of a launch chooses: 43 images of 196 patches, 768 inputs and 768
-features. At 64 the weight is faster in registers (17.7 us in a CUDA graph on an H200, 18.2 streamed), though the kernel
-over rows streams its own up to there."""
+features. At 64 the weight is faster in registers: 17.7 us on an H200, 18.2 streamed."""
 
 MACS_PER_CLOCK = 4096
 """Integer products of a multiprocessor, dense (H200 data sheet: 1,979 TOP/s)."""
@@ -278,13 +255,13 @@ LAUNCH_MICROSECONDS = 2.5
 """Time of a launch that has next to nothing to do, by the model of the kernel over rows."""
 
 _UNSHARED = {1: 1.15, 2: 1.0}
-"""Factor of a CTA without a neighbour that shares its patches, by CTAs of a cluster, and"""
+"""Estimated cost of a CTA without a neighbour that shares its patches, by CTAs of a cluster."""
 
 _ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
-"""of the tensor cores in its epilogue, by warpgroups: what they weigh against padding. Estimates."""
+"""Estimated cost of tensor cores that wait for a CTA's epilogue, by its warpgroups."""
 
 FAST_SPLITS = (48,)
-"""Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (docs/performance.md)."""
+"""Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (bench/results)."""
 
 RAW_STAGES_BY_CHOICE, CHOSEN_PAIRS = (3, RAW_STAGES), 4
 """Strips that wait to be repacked, the first number that fits, and pairs of rows that a thread holds."""
@@ -293,8 +270,7 @@ TRIED_SHAPES = 3
 """Shapes of tiles for each source, memory and number of warpgroups that a tuner times."""
 
 FEW_SPLITS = 4096
-"""Patches up to which these rows are gathered nevertheless: of 3,136 gathering took 0.81 of the time in a CUDA graph on
-an H200, of 6,272 1.33 (docs/performance.md)."""
+"""Patches up to which these rows are gathered: 3,136 in 0.81 of the time, 6,272 in 1.33 (bench/results)."""
 
 
 FIELDS = {
@@ -315,7 +291,7 @@ FIELDS = {
 def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm90ImagesConfig:
     """Everything open but the order of the tiles.
 
-    Of weights of two terms 1.474 ms with images fastest on an H200, 1.505 with rows of patches (docs/measurements.md).
+    Weights of two terms took 1.47 ms with images fastest on an H200, 1.51 with rows of patches (bench/results).
     """
     return Sm90ImagesConfig(order="image" if problem.precision == "int16" else "row")
 
@@ -481,9 +457,7 @@ def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) ->
 
 def _of_source(config: Sm90ImagesConfig, chosen: Sm90ImagesPlan) -> Sm90ImagesConfig:
     """With the buffers of rows that are repacked as the chooser has them."""
-    return dataclasses.replace(
-        config, raw_stages=chosen.config.raw_stages, repack_pairs=chosen.config.repack_pairs
-    )
+    return dataclasses.replace(config, raw_stages=chosen.config.raw_stages, repack_pairs=chosen.config.repack_pairs)
 
 
 def _shapes(
@@ -495,9 +469,11 @@ def _shapes(
     clusters = (config.cluster,) if config.cluster else (2, 1) if sm_count > 1 else (1,)
     for weight, groups in itertools.product(weights, warpgroups):
         narrow = Sm90ImagesPlan(
-            problem, dataclasses.replace(config, weight=weight, warpgroups=groups, tile_patches=1, tile_images=1), arch,
+            problem,
+            dataclasses.replace(config, weight=weight, warpgroups=groups, tile_patches=1, tile_images=1),
+            arch,
             sm_count,
-        )  # fmt: skip
+        )
         room = min(narrow.consumer_registers - narrow.weight_registers, narrow.entry_registers) - ADDRESSING_REGISTERS
         columns = min(2 * room, USUAL_COLUMNS if few or narrow.resident else MOST_COLUMNS)
         for cluster, patches, blocks in itertools.product(
@@ -514,13 +490,15 @@ def _shapes(
 
 
 def _with_stages(
-    problem: PatchEmbedImagesProblem, shape: Sm90ImagesConfig, images: int, stages: int | None, arch: Arch,
+    problem: PatchEmbedImagesProblem,
+    shape: Sm90ImagesConfig,
+    images: int,
+    stages: int | None,
+    arch: Arch,
     sm_count: int,
 ) -> Sm90ImagesPlan:
     """The plan of a tile of so many images, with the stages that it would get."""
-    plan = Sm90ImagesPlan(
-        problem, dataclasses.replace(shape, tile_images=images, stages=stages or 2), arch, sm_count
-    )
+    plan = Sm90ImagesPlan(problem, dataclasses.replace(shape, tile_images=images, stages=stages or 2), arch, sm_count)
     if stages or ring_stages(plan) == 2:
         return plan
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, stages=ring_stages(plan)))
@@ -651,4 +629,3 @@ def _cost(plan: Sm90ImagesPlan) -> float:
         products = plan.features * plan.tile_rows / MACS_PER_CLOCK
         cost *= max(1.0, shared / SHARED_BYTES_PER_CLOCK / products) * (1 + 1 / (config.stages * config.stage_blocks))
     return plan.padded_n * patches * cost * _UNSHARED[config.cluster] * _ALONE[config.warpgroups]
-

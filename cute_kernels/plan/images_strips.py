@@ -298,4 +298,3 @@ def check_gathered_problem(p: PatchEmbedImagesProblem) -> None:
     """Checks patches of 16-bit pixels that are gathered in the order of a strip."""
     require("out_dtype", p.out_dtype, ("bfloat16", "float16"), "element types of 16 bits, which stmatrix transposes")
     require("patch", p.patch, (STRIP_PATCH,), "a patch's row of pixels is 32 bytes, one step of K")
-

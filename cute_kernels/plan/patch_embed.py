@@ -23,10 +23,16 @@ from cute_kernels.plan.base import (
     sizes,
 )
 from cute_kernels.plan.fields import Field
+from cute_kernels.plan.options import BATCH, FEATURES, TABLE, Option, ProblemOptions, table_rows
+from cute_kernels.plan.tiles import RowTiles
 
 WEIGHT_TYPES = {
-    "float8_e4m3fn": "float8_e4m3fn", "uint8": "int8", "int8": "int8", "bfloat16": "bfloat16", "float16": "float16",
-}  # fmt: skip
+    "float8_e4m3fn": "float8_e4m3fn",
+    "uint8": "int8",
+    "int8": "int8",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+}
 """Element type of the weight by that of the rows."""
 
 LARGEST_PRODUCT = {"uint8": 255 * 128, "int8": 128 * 128}
@@ -141,8 +147,67 @@ def check_problem(p: PatchEmbedProblem) -> None:
         reject("table_index", p.table_index, "there is no table to index", False)
 
 
+def _problem_of_options(
+    *,
+    batch: int,
+    positions: int,
+    features: int,
+    in_features: int,
+    table: str,
+    scale: str,
+    row_scale: bool,
+    feature_scale: bool,
+) -> PatchEmbedProblem:
+    return PatchEmbedProblem(
+        m=batch * positions,
+        n=features,
+        k=round_up(in_features, VECTOR_BYTES),
+        table_rows=table_rows(table, positions),
+        scale_source=scale,
+        row_scale=row_scale,
+        feature_scale=feature_scale,
+    )
+
+
+OPTIONS = ProblemOptions(
+    (
+        BATCH,
+        FEATURES,
+        TABLE,
+        Option("positions", 196, "patches per image"),
+        Option("in_features", 768, "K, before zero-padding"),
+        Option("scale", "value", "scale as a launch parameter or read from device memory", ("value", "pointer")),
+        Option("row_scale", False, "a factor of the scale for every row of x"),
+        Option("feature_scale", False, "a factor of the scale for every feature"),
+    ),
+    _problem_of_options,
+)
+
 EPILOGUE = Field("rounding contracts", ("f32", "bf16x2"))
 ORDER = Field("which rows make a tile", ("position", "flat"))
+FLAT_ROWS = "in flat order the rows of a tile are consecutive ones"
+
+
+def check_order(problem: PatchEmbedProblem, order: str | None) -> None:
+    """Checks that tiles can be images at positions, where a configuration says so."""
+    if order != "position":
+        return
+    if problem.table_index:
+        reject("order", order, "an index gives every row its own table row", "flat")
+    positions = max(problem.table_rows, 1)
+    if problem.m % positions:
+        rule = f"position order needs whole images of {positions} positions, m = {problem.m}"
+        reject("order", order, rule, "flat")
+
+
+def check_tile_positions(plan: RowTiles) -> None:
+    """Checks that there are as many positions as a tile has."""
+    config = plan.config
+    if config.tile_positions > plan.positions:
+        rule = f"{config.order} order has {plan.positions} positions"
+        if config.order == "flat":
+            rule = FLAT_ROWS
+        reject("tile_positions", config.tile_positions, rule, 1)
 
 
 def check_capacity(plan: PatchEmbedPlan) -> None:
@@ -152,4 +217,3 @@ def check_capacity(plan: PatchEmbedPlan) -> None:
         rule = f"the bias + position table is indexed with 32 bits and has {plan.padded_n} padded columns"
         largest = (2**31 - 1) // plan.padded_n // LANES * LANES - plan.problem.table_index
         reject("table_rows", plan.problem.table_rows, rule, largest)
-

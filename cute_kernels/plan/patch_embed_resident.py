@@ -5,15 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
 from cute_kernels.model import b200
-from cute_kernels.plan.base import ITEMSIZE, LANES, Arch, reject, round_up
+from cute_kernels.plan.base import ITEMSIZE, Arch, is_legal, reject, round_up
 from cute_kernels.plan.fields import Field, check_fields
-from cute_kernels.plan.patch_embed import EPILOGUE, ORDER, WEIGHT_TYPES, PatchEmbedPlan, TableLayout, check_capacity
+from cute_kernels.plan.patch_embed import (
+    EPILOGUE,
+    ORDER,
+    PatchEmbedPlan,
+    TableLayout,
+    check_capacity,
+    check_order,
+    check_tile_positions,
+)
 from cute_kernels.plan.sm100_transposed import (
     ACCUMULATORS,
     COLUMN_STEP,
@@ -26,12 +34,14 @@ from cute_kernels.plan.sm100_transposed import (
     Sm100TransposedPlan,
     check_parts,
     check_stages,
+    check_tensor_memory,
     complete,
-    is_legal,
+    largest_fitting,
     launch_clocks,
+    smallest,
     transposed_work,
 )
-from cute_kernels.plan.tiles import COLUMN_GROUP, RowTiles
+from cute_kernels.plan.tiles import COLUMN_GROUP, TransposedRows
 
 _LINES_OF_A_FILL = 32
 """Wavefronts of one load of the weight's fill: each lane reads 16 bytes of a feature of its own."""
@@ -41,10 +51,12 @@ MOST_TABLE_REGISTERS = 32
 
 
 @dataclass(frozen=True)
-class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
+class Sm100ResidentPlan(TransposedRows, Sm100TransposedPlan, PatchEmbedPlan):
     """The persistent tcgen05 kernel over rows, of which each CTA of a pair loads half of the images of a tile."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed_resident:Sm100ResidentKernel"
+
+    thread_features: ClassVar[int] = 4
 
     config: Sm100ResidentConfig
 
@@ -56,14 +68,6 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
         return f"{super().runs}: weight in {place}"
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
-    @property
-    def tile_rows(self) -> int:
-        return self.config.tile_rows
-
-    @property
-    def weight_dtype(self) -> str:
-        return WEIGHT_TYPES[self.problem.in_dtype]
 
     @property
     def cta_images(self) -> int:
@@ -90,24 +94,9 @@ class Sm100ResidentPlan(RowTiles, Sm100TransposedPlan, PatchEmbedPlan):
     # ---- bias + position table -------------------------------------------------------------------------------------
 
     @property
-    def table_shape(self) -> tuple[int, int, int, int] | None:
-        """``[rows, padded_n / 32, 8, 4]``, or None without bias and positions.
-
-        A thread holds features ``f + 8 i`` of 32, which stand side by side, so that one load brings all four.
-        """
-        if self.problem.table_rows == 0:
-            return None
-        return (self.table_height, self.padded_n // LANES, 8, 4)
-
-    @property
     def prefetches_table(self) -> bool:
         """A thread fetches its table values of a tile before it waits for the accumulators."""
         return self.positions_in_order and 4 * self.config.tile_positions <= MOST_TABLE_REGISTERS
-
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        """Loops over K are unrolled, and a flat order either wraps once in a tile or divides."""
-        return super().compiled_in | {"k_blocks": self.k_blocks, "table_wraps_once": self.table_wraps_once}
 
     # ---- counted work ----------------------------------------------------------------------------------------------
 
@@ -170,9 +159,8 @@ FIELDS = {
 }
 
 FEW_OUTPUTS = 2**19
-"""Outputs of a multiprocessor up to which shared memory keeps the weight: TMA brings it there in a fraction of the time
-that 32 lines for each load of 16 bytes per lane take on the way into tensor memory. Beyond, it pays that MMAs do not
-read the weight again for each tile. By the model (docs/model.md); nobody has timed it."""
+"""Outputs of a multiprocessor up to which shared memory keeps the weight, which TMA fills faster; beyond, it pays that
+MMAs do not read it again for each tile. By the model (docs/model.md); nobody has timed it."""
 
 _TRIED_SHAPES = 4
 """Shapes of tiles that a tuner times for each memory and group of CTAs."""
@@ -185,7 +173,7 @@ def plan_resident(
     check_fields(config, FIELDS)
     if config.cta_group is not None and sm_count < config.cta_group:
         reject("sm_count", sm_count, f"a pair needs {config.cta_group} multiprocessors", config.cta_group)
-    _check_order(problem, config)
+    check_order(problem, config.order)
     most = longest_k(problem, config, arch)
     if problem.k > most:
         rule = "the weight of 128 features stays on chip beside the smallest tile, and has K times as many bytes"
@@ -212,9 +200,9 @@ def why_on_chip(problem: PatchEmbedProblem, arch: Arch) -> str:
 def longest_k(problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch) -> int:
     """The largest K whose weight fits where the configuration has it, in whole blocks of 128 bytes."""
     block = dataclasses.replace(problem, k=128 // ITEMSIZE[problem.in_dtype])
-    plans = {
-        weight: Sm100ResidentPlan(block, _smallest(config, weight), arch, arch.sm_count) for weight in ("tmem", "smem")
-    }
+    shape = {"order": "flat", "tile_rows": COLUMN_STEP, "tile_positions": 1}
+    configs = {weight: smallest(config, weight, **shape) for weight in ("tmem", "smem")}
+    plans = {weight: Sm100ResidentPlan(block, least, arch, arch.sm_count) for weight, least in configs.items()}
     beside, stages = plans["smem"], 2 * plans["smem"].stage_bytes
     fixed = beside.smem_bytes - beside.weight_bytes - stages
     most = {
@@ -224,32 +212,17 @@ def longest_k(problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arc
     return block.k * (max(most.values()) if config.weight is None else most[config.weight])
 
 
-def _smallest(config: Sm100ResidentConfig, weight: str) -> Sm100ResidentConfig:
-    return dataclasses.replace(
-        config, weight=weight, order="flat", tile_rows=COLUMN_STEP, tile_positions=1, cta_group=1, accumulators=1,
-        part_columns=COLUMN_STEP, tmem_load_width=16, stages=2, stage_blocks=1,
-    )  # fmt: skip
-
-
 # ---- limits of a complete configuration -----------------------------------------------------------------------------
 
 
 def check(plan: Sm100ResidentPlan) -> None:
     """Raises ValueError for the first limit that is broken."""
     _check_tile(plan)
-    _check_tensor_memory(plan)
+    check_tensor_memory(plan, functools.partial(_narrower, plan))
     check_parts(plan)
-    check_stages(plan, "tile_rows", plan.columns, lambda: _most_rows(plan))
+    step = COLUMN_STEP * plan.cta_group
+    check_stages(plan, "tile_rows", plan.columns, lambda: largest_fitting(plan, step, "tile_rows", tile_positions=1))
     check_capacity(plan)
-
-
-def _check_order(problem: PatchEmbedProblem, config: Sm100ResidentConfig) -> None:
-    if config.order == "position":
-        if problem.table_index:
-            reject("order", config.order, "an index gives every row its own table row", "flat")
-        if problem.m % max(problem.table_rows, 1):
-            rule = f"position order needs whole images of {problem.table_rows} positions, m = {problem.m}"
-            reject("order", config.order, rule, "flat")
 
 
 def _check_tile(plan: Sm100ResidentPlan) -> None:
@@ -258,41 +231,16 @@ def _check_tile(plan: Sm100ResidentPlan) -> None:
     if config.tile_rows % step or not step <= config.tile_rows <= MOST_COLUMNS:
         rule = f"N of an MMA of {plan.cta_group} CTAs is a multiple of {step} up to {MOST_COLUMNS}"
         reject("tile_rows", config.tile_rows, rule, min(max(round_up(config.tile_rows, step), step), MOST_COLUMNS))
-    most = plan.positions
     positions = config.tile_positions
     if positions < 1 or plan.cta_rows % positions or plan.cta_rows // positions % COLUMN_GROUP:
         rule = f"each CTA has {plan.cta_rows} rows of a tile, a multiple of {COLUMN_GROUP} images at each position"
         reject("tile_positions", positions, rule, 1)
-    if positions > most:
-        rule = f"{config.order} order has {most} positions"
-        if not plan.positions_in_order:
-            rule = "in flat order the rows of a tile are consecutive ones"
-        reject("tile_positions", positions, rule, 1)
+    check_tile_positions(plan)
 
 
-def _check_tensor_memory(plan: Sm100ResidentPlan) -> None:
-    config, most = plan.config, plan.arch.tmem_columns
-    room = most - plan.weight_columns
-    if plan.accumulator_columns <= room:
-        return
-    rule = (
-        f"{plan.weight_columns} columns of weight and {config.accumulators} accumulators of {plan.columns} make "
-        f"{plan.weight_columns + plan.accumulator_columns}, tensor memory has {most}"
-    )
-    if plan.columns <= room:
-        reject("accumulators", config.accumulators, rule, room // plan.columns)
+def _narrower(plan: Sm100ResidentPlan, columns: int) -> tuple[str, object, object]:
     step = COLUMN_STEP * plan.cta_group
-    reject("tile_rows", plan.columns, rule, max(step, room // config.accumulators // step * step))
-
-
-def _most_rows(plan: Sm100ResidentPlan) -> int:
-    """Most rows of a tile with which two stages fit."""
-    step = COLUMN_STEP * plan.cta_group
-    for rows in range(plan.columns - step, step, -step):
-        config = dataclasses.replace(plan.config, tile_rows=rows, part_columns=rows, stages=2, tile_positions=1)
-        if dataclasses.replace(plan, config=config).smem_bytes <= plan.arch.smem_bytes:
-            return rows
-    return step
+    return "tile_rows", plan.columns, max(step, columns // step * step)
 
 
 # ---- what a problem gets --------------------------------------------------------------------------------------------
@@ -307,9 +255,7 @@ def cost(plan: Sm100ResidentPlan) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def resolve(
-    problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch, sm_count: int
-) -> Sm100ResidentPlan:
+def resolve(problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch, sm_count: int) -> Sm100ResidentPlan:
     """The plan with what the configuration leaves open filled in: of all legal shapes the one that `quickest` takes.
 
     Of equal shapes the first is taken, so that CTAs work alone where a pair gains nothing. Where none is legal, it is
@@ -344,9 +290,14 @@ def candidates(
             widths = [w for w in _LOAD_WIDTHS if rows // group % w == 0] or [_LOAD_WIDTHS[0]]
             for width in (config.tmem_load_width,) if config.tmem_load_width else reversed(widths[:2]):
                 shape = dataclasses.replace(
-                    config, weight=weight, cta_group=group, order=order, tile_rows=rows, tile_positions=positions,
+                    config,
+                    weight=weight,
+                    cta_group=group,
+                    order=order,
+                    tile_rows=rows,
+                    tile_positions=positions,
                     tmem_load_width=width,
-                )  # fmt: skip
+                )
                 yield complete(Sm100ResidentPlan(problem, shape, arch, sm_count))
 
 
@@ -368,4 +319,3 @@ def _positions(problem: PatchEmbedProblem, order: str, rows: int, group: int) ->
     cta_rows = rows // group
     legal = [p for p in range(1, min(positions, cta_rows // COLUMN_GROUP) + 1) if cta_rows % (COLUMN_GROUP * p) == 0]
     return min(legal or [1], key=lambda p: -(-images // (rows // p)) * -(-positions // p))
-

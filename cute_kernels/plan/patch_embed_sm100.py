@@ -25,7 +25,15 @@ from cute_kernels.plan.base import (
 )
 from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.fields import Field, check_fields
-from cute_kernels.plan.patch_embed import EPILOGUE, ORDER, PatchEmbedPlan, TableLayout, check_capacity
+from cute_kernels.plan.patch_embed import (
+    EPILOGUE,
+    FLAT_ROWS,
+    ORDER,
+    PatchEmbedPlan,
+    TableLayout,
+    check_capacity,
+    check_order,
+)
 from cute_kernels.plan.tiles import RowTiles
 
 # --- what the epilogue warps of the SM100 kernel over rows do: columns of each, staging, stores, table ---------------
@@ -75,11 +83,225 @@ def store_groups(regions: int, buffers: int, group: int) -> tuple[StoreGroup, ..
     return tuple(groups)
 
 
-class Sm100Epilogue:
-    """Mixin of the plan."""
+def check_stores(config: Sm100PatchEmbedConfig) -> None:
+    """Fields that belong to TMA stores alone."""
+    for name, default in (("store_group", 1), ("store_buffers", 4)):
+        if config.store != "tma" and getattr(config, name) != default:
+            reject(name, getattr(config, name), f"store = {config.store!r} issues no TMA stores", default)
+    if config.store_group > config.store_buffers:
+        rule = f"regions that are stored together are staged together, in {config.store_buffers} buffers"
+        reject("store_group", config.store_group, rule, config.store_buffers)
 
-    problem: PatchEmbedProblem
+
+def check_columns(plan: Sm100PatchEmbedPlan) -> None:
+    """Checks what depends on how many columns a warp has, and on the problem."""
+    config = plan.config
+    if config.table_ahead and config.tmem_load_width * config.tmem_loads > 64:
+        rule = "registers do not hold the table values of two steps of 128 columns beside the accumulators"
+        reject("table_ahead", config.table_ahead, rule, False)
+    narrowest = min(end - begin for begin, end in plan.epilogue_columns)
+    if config.tmem_load_width * config.tmem_loads > narrowest:
+        rule = f"{config.tmem_loads} loads of {config.tmem_load_width} columns exceed the {narrowest} of a warp"
+        reject("tmem_loads", config.tmem_loads, rule, 1)
+    vector = DIRECT_BYTES // ITEMSIZE[plan.problem.out_dtype]
+    if config.store == "direct" and plan.problem.n % vector:
+        rule = f"without staging a thread stores {DIRECT_BYTES} bytes at once, n = {plan.problem.n}"
+        reject("store", config.store, rule, "tma")
+
+
+# --- which rows make a tile of the SM100 kernel, where a configuration leaves that open ------------------------------
+# In position order a tile is images at positions. A warp then adds one row of the table to its 32 rows, but tiles that
+# reach beyond the images or the positions are partly empty.
+
+
+Planned = Callable[[Sm100PatchEmbedConfig], "Sm100PatchEmbedPlan"]
+
+
+def positions_of(problem: PatchEmbedProblem) -> int:
+    """Positions of an image, 1 where there are none."""
+    return max(problem.table_rows, 1)
+
+
+def allowed_positions(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig) -> tuple[int, ...]:
+    """Values of ``tile_positions`` in position order: 32 images or more in a tile, no more positions than there are."""
+    most = 128 * config.cta_group // LANES
+    return tuple(p for p in (1, 2, 4, 8) if p <= most and p <= positions_of(problem))
+
+
+def check_rows(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig) -> None:
+    """Fields of the order, before and after they are resolved."""
+    positions = positions_of(problem)
+    check_order(problem, config.order)
+    legal = allowed_positions(problem, config)
+    rule = f"a tile of {128 * config.cta_group} rows has 32 images or more, and an image has {positions} positions"
+    if config.order == "flat":
+        legal, rule = (1,), FLAT_ROWS
+    require("tile_positions", config.tile_positions, legal, rule)
+    if config.order == "position" and config.table not in (None, "row_major"):
+        reject("table", config.table, "in position order all rows of a warp have the same table row", "row_major")
+
+
+def resolve(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, planned: Planned) -> Sm100PatchEmbedConfig:
+    """The configuration with order, positions of a tile and layout of the table filled in.
+
+    Args:
+        planned: the plan of a configuration without open fields.
+    """
+    table = config.table or "interleaved"
+    flat = dataclasses.replace(config, order="flat", tile_positions=config.tile_positions or 1, table=table)
+    whole = problem.m % positions_of(problem) == 0 and not problem.table_index
+    if config.order == "flat" or not whole:
+        return flat
+    counts = (config.tile_positions,) if config.tile_positions else allowed_positions(problem, config)
+    position = min(
+        (dataclasses.replace(config, order="position", tile_positions=p, table="row_major") for p in counts),
+        key=lambda candidate: planned(candidate).tiles,
+    )
+    if config.order == "position" or flat.tile_positions > 1:
+        return position
+    if problem.table_rows == 0 or config.table not in (None, "row_major"):
+        return flat
+    return min((position, flat), key=lambda candidate: shared_memory_clocks(planned(candidate)))
+
+
+def tile_wavefronts(plan: Sm100PatchEmbedPlan) -> int:
+    """128-byte wavefronts of one CTA in a tile: TMA fill, operand reads, table, staging.
+
+    All pass through the shared memory and L1 of the SM, one a clock.
+    """
+    operands = plan.k_blocks * plan.stage_bytes // 128
+    staging = 0 if plan.config.store == "direct" else 2 * plan.cta_m * plan.tile_n * 2 // 128
+    return 2 * operands + plan.table_lines + staging
+
+
+def shared_memory_clocks(plan: Sm100PatchEmbedPlan) -> int:
+    """`tile_wavefronts` of the cluster with the most tiles.
+
+    It is a count, not a prediction of time: what of it runs beside what is not documented.
+    """
+    return -(-plan.tiles // plan.clusters) * tile_wavefronts(plan)
+
+
+# --- the plan --------------------------------------------------------------------------------------------------------
+
+
+LINE = 128
+"""Bytes of a line of shared and global memory."""
+
+TUNED = {"tile_n": (256, 128), "stages": (4, 3, 5, 6, 7, 8), "epilogue_warps": (5, 4), "tmem_load_width": (32, 16, 64)}
+"""Fields of the configuration that a tuner varies, with their values; the rounding contract is the caller's."""
+
+
+@dataclass(frozen=True)
+class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
+    """The persistent tcgen05 GEMM: CTA pairs, tensor-memory accumulators, specialised warps.
+
+    Tiles are 256 rows by ``tile_n`` columns and belong to a pair of CTAs (``cta_group::2``): each CTA holds 128 rows of
+    the accumulator and loads its 128 rows of ``x`` and half of the tile's weight rows. With ``cta_group::1`` a CTA
+    works alone, on 128 rows. The rows are consecutive ones, or images at positions, images running fastest.
+    """
+
+    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed:Sm100PatchEmbedKernel"
+    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm100_graph"
+
     config: Sm100PatchEmbedConfig
+
+    cta_m: int = 128
+    k_block_bytes: int = 128
+    mma_k_bytes: int = 32
+    accumulators: int = 2
+    waves: int = 1
+    load_warp: int = 0
+    mma_warp: int = 1
+    first_epilogue_warp: int = 2
+    store_columns: int = STORE_COLUMNS
+    swizzle_period: int = 1024
+    barrier_bytes: int = 1024
+
+    @property
+    def runs(self) -> str:
+        return f"{super().runs}: weight streamed"
+
+    # ---- tiles -----------------------------------------------------------------------------------------------------
+
+    @property
+    def cta_group(self) -> int:
+        return self.config.cta_group
+
+    @property
+    def tile_m(self) -> int:
+        return self.cta_m * self.cta_group
+
+    @property
+    def tile_rows(self) -> int:
+        return self.tile_m
+
+    @property
+    def cta_positions(self) -> int:
+        """Positions of the rows that one CTA loads: those of the tile are dealt out first, images where it has one."""
+        return max(self.config.tile_positions // self.cta_group, 1)
+
+    @property
+    def cta_images(self) -> int:
+        return self.cta_m // self.cta_positions
+
+    @property
+    def tile_n(self) -> int:
+        return self.config.tile_n
+
+    @property
+    def tile_k(self) -> int:
+        """Elements of K in one stage: the 128 bytes that one SWIZZLE_128B row holds."""
+        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
+
+    @property
+    def m_tiles(self) -> int:
+        """Blocks of images times blocks of positions, which run faster."""
+        return self.row_tiles * self.position_tiles
+
+    @property
+    def n_tiles(self) -> int:
+        return -(-self.problem.n // self.tile_n)
+
+    @property
+    def tiles(self) -> int:
+        return self.m_tiles * self.n_tiles
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def smaller_stage(self, nbytes: int) -> tuple[str, object, object]:
+        return "tile_n", self.tile_n, min(FIELDS["tile_n"].legal)
+
+    @property
+    def a_stage_bytes(self) -> int:
+        return self.cta_m * self.k_block_bytes
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        """Dynamic shared memory of a CTA, in address order."""
+        stages = self.config.stages
+        return smem_map(
+            ("barriers and tensor-memory address", self.barrier_bytes, 128),
+            (f"x: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
+            (f"weight: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
+            ("output staging", self.staging_bytes, self.swizzle_period),
+        )
+
+    @property
+    def tmem_columns(self) -> int:
+        """Columns allocated: both accumulators, in the powers of two that tcgen05.alloc hands out."""
+        return self.accumulators * self.tile_n
+
+    @property
+    def tmem(self) -> tuple[TmemRegion, ...]:
+        return tuple(TmemRegion(f"accumulator {i}", i * self.tile_n, self.tile_n) for i in range(self.accumulators))
+
+    @property
+    def padded_n(self) -> int:
+        """Columns rounded up to whole tiles, so that table reads need no bounds check."""
+        return self.n_tiles * self.tile_n
+
+    # ---- epilogue warps --------------------------------------------------------------------------------------------
 
     @property
     def epilogue_warps(self) -> int:
@@ -178,231 +400,6 @@ class Sm100Epilogue:
         lines = {"row_major": LANES, "blocked": LANES * square // 128, "interleaved": LANES * VECTOR_BYTES // 128}
         return requests * lines[self.config.table]
 
-
-def check_stores(config: Sm100PatchEmbedConfig) -> None:
-    """Fields that belong to TMA stores alone."""
-    for name, default in (("store_group", 1), ("store_buffers", 4)):
-        if config.store != "tma" and getattr(config, name) != default:
-            reject(name, getattr(config, name), f"store = {config.store!r} issues no TMA stores", default)
-    if config.store_group > config.store_buffers:
-        rule = f"regions that are stored together are staged together, in {config.store_buffers} buffers"
-        reject("store_group", config.store_group, rule, config.store_buffers)
-
-
-def check_columns(plan: Sm100Epilogue) -> None:
-    """Checks what depends on how many columns a warp has, and on the problem."""
-    config = plan.config
-    if config.table_ahead and config.tmem_load_width * config.tmem_loads > 64:
-        rule = "registers do not hold the table values of two steps of 128 columns beside the accumulators"
-        reject("table_ahead", config.table_ahead, rule, False)
-    narrowest = min(end - begin for begin, end in plan.epilogue_columns)
-    if config.tmem_load_width * config.tmem_loads > narrowest:
-        rule = f"{config.tmem_loads} loads of {config.tmem_load_width} columns exceed the {narrowest} of a warp"
-        reject("tmem_loads", config.tmem_loads, rule, 1)
-    vector = DIRECT_BYTES // ITEMSIZE[plan.problem.out_dtype]
-    if config.store == "direct" and plan.problem.n % vector:
-        rule = f"without staging a thread stores {DIRECT_BYTES} bytes at once, n = {plan.problem.n}"
-        reject("store", config.store, rule, "tma")
-
-
-# --- which rows make a tile of the SM100 kernel, where a configuration leaves that open ------------------------------
-# In position order a tile is images at positions. A warp then adds one row of the table to its 32 rows, but tiles that
-# reach beyond the images or the positions are partly empty.
-
-
-Planned = Callable[[Sm100PatchEmbedConfig], Sm100Epilogue]
-
-
-def positions_of(problem: PatchEmbedProblem) -> int:
-    """Positions of an image, 1 where there are none."""
-    return max(problem.table_rows, 1)
-
-
-def allowed_positions(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig) -> tuple[int, ...]:
-    """Values of ``tile_positions`` in position order: 32 images or more in a tile, no more positions than there are."""
-    most = 128 * config.cta_group // LANES
-    return tuple(p for p in (1, 2, 4, 8) if p <= most and p <= positions_of(problem))
-
-
-def check_order(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig) -> None:
-    """Fields of the order, before and after they are resolved."""
-    positions = positions_of(problem)
-    if config.order == "position" and problem.table_index:
-        reject("order", config.order, "an index gives every row its own table row", "flat")
-    if config.order == "position" and problem.m % positions:
-        rule = f"position order needs whole images of {positions} positions, m = {problem.m}"
-        reject("order", config.order, rule, "flat")
-    legal = allowed_positions(problem, config)
-    rule = f"a tile of {128 * config.cta_group} rows has 32 images or more, and an image has {positions} positions"
-    if config.order == "flat":
-        legal, rule = (1,), "in flat order the rows of a tile are consecutive ones"
-    require("tile_positions", config.tile_positions, legal, rule)
-    if config.order == "position" and config.table not in (None, "row_major"):
-        reject("table", config.table, "in position order all rows of a warp have the same table row", "row_major")
-
-
-def resolve(problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, planned: Planned) -> Sm100PatchEmbedConfig:
-    """The configuration with order, positions of a tile and layout of the table filled in.
-
-    Args:
-        planned: the plan of a configuration without open fields.
-    """
-    table = config.table or "interleaved"
-    flat = dataclasses.replace(config, order="flat", tile_positions=config.tile_positions or 1, table=table)
-    whole = problem.m % positions_of(problem) == 0 and not problem.table_index
-    if config.order == "flat" or not whole:
-        return flat
-    counts = (config.tile_positions,) if config.tile_positions else allowed_positions(problem, config)
-    position = min(
-        (dataclasses.replace(config, order="position", tile_positions=p, table="row_major") for p in counts),
-        key=lambda candidate: planned(candidate).tiles,
-    )
-    if config.order == "position" or flat.tile_positions > 1:
-        return position
-    if problem.table_rows == 0 or config.table not in (None, "row_major"):
-        return flat
-    return min((position, flat), key=lambda candidate: shared_memory_clocks(planned(candidate)))
-
-
-def tile_wavefronts(plan: Sm100Epilogue) -> int:
-    """128-byte wavefronts of one CTA in a tile: TMA fill, operand reads, table, staging.
-
-    All pass through the shared memory and L1 of the SM, one a clock.
-    """
-    operands = plan.k_blocks * plan.stage_bytes // 128
-    staging = 0 if plan.config.store == "direct" else 2 * plan.cta_m * plan.tile_n * 2 // 128
-    return 2 * operands + plan.table_lines + staging
-
-
-def shared_memory_clocks(plan: Sm100Epilogue) -> int:
-    """`tile_wavefronts` of the cluster with the most tiles.
-
-    It is a count, not a prediction of time: what of it runs beside what is not documented.
-    """
-    return -(-plan.tiles // plan.clusters) * tile_wavefronts(plan)
-
-
-# --- the plan --------------------------------------------------------------------------------------------------------
-
-
-LINE = 128
-"""Bytes of a line of shared and global memory."""
-
-TUNED = {
-    "tile_n": (256, 128), "stages": (4, 3, 5, 6, 7, 8), "epilogue_warps": (5, 4), "tmem_load_width": (32, 16, 64),
-}  # fmt: skip
-"""Fields of the configuration that a tuner varies, with their values; the rounding contract is the caller's."""
-
-
-@dataclass(frozen=True)
-class Sm100PatchEmbedPlan(RowTiles, Sm100Epilogue, CtaPairs, PatchEmbedPlan):
-    """The persistent tcgen05 GEMM: CTA pairs, tensor-memory accumulators, specialised warps.
-
-    Tiles are 256 rows by ``tile_n`` columns and belong to a pair of CTAs (``cta_group::2``): each CTA holds 128 rows of
-    the accumulator and loads its 128 rows of ``x`` and half of the tile's weight rows. With ``cta_group::1`` a CTA
-    works alone, on 128 rows. The rows are consecutive ones, or images at positions, images running fastest.
-    """
-
-    kernel: ClassVar[str] = "cute_kernels.kernels.sm100.patch_embed:Sm100PatchEmbedKernel"
-    graph: ClassVar[str] = "cute_kernels.kernels.graph:sm100_graph"
-
-    config: Sm100PatchEmbedConfig
-
-    cta_m: int = 128
-    k_block_bytes: int = 128
-    mma_k_bytes: int = 32
-    accumulators: int = 2
-    waves: int = 1
-    load_warp: int = 0
-    mma_warp: int = 1
-    first_epilogue_warp: int = 2
-    store_columns: int = STORE_COLUMNS
-    swizzle_period: int = 1024
-    barrier_bytes: int = 1024
-
-    @property
-    def runs(self) -> str:
-        return f"{super().runs}: weight streamed"
-
-    # ---- tiles -----------------------------------------------------------------------------------------------------
-
-    @property
-    def cta_group(self) -> int:
-        return self.config.cta_group
-
-    @property
-    def tile_m(self) -> int:
-        return self.cta_m * self.cta_group
-
-    @property
-    def tile_rows(self) -> int:
-        return self.tile_m
-
-    @property
-    def cta_positions(self) -> int:
-        """Positions of the rows that one CTA loads: those of the tile are dealt out first, images where it has one."""
-        return max(self.config.tile_positions // self.cta_group, 1)
-
-    @property
-    def cta_images(self) -> int:
-        return self.cta_m // self.cta_positions
-
-    @property
-    def tile_n(self) -> int:
-        return self.config.tile_n
-
-    @property
-    def tile_k(self) -> int:
-        """Elements of K in one stage: the 128 bytes that one SWIZZLE_128B row holds."""
-        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
-
-    @property
-    def m_tiles(self) -> int:
-        """Blocks of images times blocks of positions, which run faster."""
-        return self.row_tiles * self.position_tiles
-
-    @property
-    def n_tiles(self) -> int:
-        return -(-self.problem.n // self.tile_n)
-
-    @property
-    def tiles(self) -> int:
-        return self.m_tiles * self.n_tiles
-
-    # ---- memory ----------------------------------------------------------------------------------------------------
-
-    def smaller_stage(self, nbytes: int) -> tuple[str, object, object]:
-        return "tile_n", self.tile_n, min(FIELDS["tile_n"].legal)
-
-    @property
-    def a_stage_bytes(self) -> int:
-        return self.cta_m * self.k_block_bytes
-
-    @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
-        """Dynamic shared memory of a CTA, in address order."""
-        stages = self.config.stages
-        return smem_map((
-            ("barriers and tensor-memory address", self.barrier_bytes, 128),
-            (f"x: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
-            (f"weight: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
-            ("output staging", self.staging_bytes, self.swizzle_period),
-        ))  # fmt: skip
-
-    @property
-    def tmem_columns(self) -> int:
-        """Columns allocated: both accumulators, in the powers of two that tcgen05.alloc hands out."""
-        return self.accumulators * self.tile_n
-
-    @property
-    def tmem(self) -> tuple[TmemRegion, ...]:
-        return tuple(TmemRegion(f"accumulator {i}", i * self.tile_n, self.tile_n) for i in range(self.accumulators))
-
-    @property
-    def padded_n(self) -> int:
-        """Columns rounded up to whole tiles, so that table reads need no bounds check."""
-        return self.n_tiles * self.tile_n
-
     # ---- counted work ----------------------------------------------------------------------------------------------
 
     @property
@@ -494,14 +491,14 @@ def plan_streamed(
     """The plan, or ValueError."""
     check_fields(config, FIELDS)
     check_stores(config)
-    check_order(problem, config)
+    check_rows(problem, config)
 
     def planned(candidate: Sm100PatchEmbedConfig) -> Sm100PatchEmbedPlan:
         return Sm100PatchEmbedPlan(problem, candidate, arch, sm_count)
 
     planned(config).check_sm_count()
     plan = planned(resolve(problem, config, planned))
-    check_order(problem, plan.config)
+    check_rows(problem, plan.config)
     check_columns(plan)
     check_capacity(plan)
     return plan
@@ -527,4 +524,3 @@ def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[
             config = dataclasses.replace(chosen.config, **dict(zip(names, values, strict=True)))
             plans.append(plan_streamed(problem, config, arch, sm_count))
     return list(dict.fromkeys(plans))
-

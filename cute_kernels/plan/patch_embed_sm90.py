@@ -5,45 +5,41 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES, Arch, SmemRegion, reject, require, smem_map
+from cute_kernels.plan.base import ITEMSIZE, Arch, SmemRegion, reject, require, smem_map
 from cute_kernels.plan.fields import TWO_TILES, Field, check_fields
-from cute_kernels.plan.patch_embed import EPILOGUE, ORDER, PatchEmbedPlan, TableLayout, check_capacity
-from cute_kernels.plan.sm90_transposed import (
-    WARPGROUP_FEATURES,
-    WARPGROUP_THREADS,
-    TransposedPlan,
-    check_barriers,
-    ring_stages,
+from cute_kernels.plan.patch_embed import (
+    EPILOGUE,
+    ORDER,
+    PatchEmbedPlan,
+    TableLayout,
+    check_capacity,
+    check_order,
+    check_tile_positions,
 )
+from cute_kernels.plan.sm90_transposed import TransposedPlan, check_barriers, ring_stages
 from cute_kernels.plan.sm90_transposed import check_registers as check_consumer_registers
-from cute_kernels.plan.tiles import RowTiles
+from cute_kernels.plan.tiles import TransposedRows
 
 
 @dataclass(frozen=True)
-class Sm90PatchEmbedPlan(RowTiles, TransposedPlan, PatchEmbedPlan):
+class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
     """The persistent WGMMA kernel over rows, as `TransposedPlan` says."""
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm90.patch_embed:Sm90PatchEmbedKernel"
+    thread_features: ClassVar[int] = 2
+
     config: Sm90PatchEmbedConfig
 
     table_layout: TableLayout = "paired"
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
-    @property
-    def tile_rows(self) -> int:
-        return self.config.tile_rows
-
-    @property
-    def resident(self) -> bool:
-        return self.config.weight == "registers"
 
     @property
     def tile_positions(self) -> int:
@@ -65,46 +61,21 @@ class Sm90PatchEmbedPlan(RowTiles, TransposedPlan, PatchEmbedPlan):
         return self.config.tile_rows * self.k_block_bytes * self.config.stage_blocks
 
     @property
-    def weight_stage_bytes(self) -> int:
-        streamed = self.config.weight == "streamed"
-        return self.features * self.k_block_bytes * self.config.stage_blocks if streamed else 0
-
-    @property
     def stage_bytes(self) -> int:
         return self.x_stage_bytes + self.weight_stage_bytes
-
-    @property
-    def staging_bytes(self) -> int:
-        """Per warpgroup: ``tile_rows`` rows of 64 features, 128 bytes a row as SWIZZLE_128B needs."""
-        return self.config.tile_rows * WARPGROUP_FEATURES * ITEMSIZE[self.problem.out_dtype]
 
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order."""
         stages = self.config.stages
-        return smem_map((
+        return smem_map(
             ("barriers", self.barrier_bytes, 128),
             (f"x: {stages} stages", stages * self.x_stage_bytes, self.swizzle_period),
             (f"weight: {self.config.weight}", stages * self.weight_stage_bytes, self.swizzle_period),
             ("output staging", self.config.warpgroups * self.staging_bytes, self.swizzle_period),
-        ))  # fmt: skip
+        )
 
     # ---- bias + position table -------------------------------------------------------------------------------------
-
-    @property
-    def table_shape(self) -> tuple[int, int, int, int] | None:
-        """``[rows, padded_n / 16, 8, 2]``, or None without bias and positions.
-
-        A thread holds features ``f`` and ``f + 8`` of 16, which stand side by side, so that one load brings both.
-        """
-        if self.problem.table_rows == 0:
-            return None
-        return (self.table_height, self.padded_n // 16, 8, 2)
-
-    @property
-    def compiled_in(self) -> dict[str, Hashable]:
-        """Loops over K are unrolled, and a flat order either wraps once in a tile or divides."""
-        return super().compiled_in | {"k_blocks": self.k_blocks, "table_wraps_once": self.table_wraps_once}
 
     @property
     def table_registers(self) -> int:
@@ -173,16 +144,8 @@ def plan_sm90(
     plan = Sm90PatchEmbedPlan(problem, config, arch, sm_count)
     if sm_count < config.cluster:
         reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
-    if problem.table_index and config.order != "flat":
-        reject("order", config.order, "an index gives every row its own table row", "flat")
-    if problem.m % plan.positions:
-        rule = f"position order needs whole images of {plan.positions} positions, m = {problem.m}"
-        reject("order", config.order, rule, "flat")
-    if config.tile_positions > plan.positions:
-        rule = f"{config.order} order has {plan.positions} positions"
-        if config.order == "flat":
-            rule = "in flat order the rows of a tile are consecutive ones"
-        reject("tile_positions", config.tile_positions, rule, 1)
+    check_order(problem, config.order)
+    check_tile_positions(plan)
     if config.tile_positions > 1 and config.tile_positions % config.cluster:
         rule = f"each of {config.cluster} CTAs of a cluster loads its share of the positions of a tile"
         reject("tile_positions", config.tile_positions, rule, 1)
@@ -211,16 +174,6 @@ def resolve(problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: Arch
     return config
 
 
-__all__ = [
-    "VECTOR_BYTES",
-    "WARPGROUP_FEATURES",
-    "WARPGROUP_THREADS",
-    "Sm90PatchEmbedPlan",
-    "plan_sm90",
-    "resolve",
-]
-
-
 # --- which SM90 configuration a problem gets: the one with the least predicted time ----------------------------------
 # The prediction is linear in a few facts of a plan, with coefficients fitted to some thousands of timings on an H200
 # (``bench/tune.py`` measures and fits; docs/performance.md says how well it chooses). It knows bursts only: from
@@ -233,12 +186,24 @@ POWER_LIMITED_TERA_OPERATIONS = 0.25
 POWER_LIMITED = Sm90PatchEmbedConfig()
 
 FACTS = (
-    "launch", "tiles of a CTA", "elements of a CTA", "products of a CTA", "shared memory filled by a CTA",
-    "L2 traffic", "resident weight", "resident weight of all CTAs", "first tile", "cluster", "stages of a CTA",
-    "refills of the ring", "L2 traffic of rows that begin inside a line", "positions of a CTA",
-    "table values of a CTA fetched late", "tiles of a CTA of a cluster",
+    "launch",
+    "tiles of a CTA",
+    "elements of a CTA",
+    "products of a CTA",
+    "shared memory filled by a CTA",
+    "L2 traffic",
+    "resident weight",
+    "resident weight of all CTAs",
+    "first tile",
+    "cluster",
+    "stages of a CTA",
+    "refills of the ring",
+    "L2 traffic of rows that begin inside a line",
+    "positions of a CTA",
+    "table values of a CTA fetched late",
+    "tiles of a CTA of a cluster",
     "loads of a CTA of rows that begin inside a line",
-)  # fmt: skip
+)
 """Names of the coefficients, in the order of `facts`."""
 
 MICROSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
@@ -334,9 +299,15 @@ def candidates(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Iterato
             continue
         for positions in _tile_positions(problem, order, tile_rows, cluster):
             config = Sm90PatchEmbedConfig(
-                tile_rows, warpgroups, None, blocks, cluster, weight, order,
-                pingpong=warpgroups > 1, tile_positions=positions,
-            )  # fmt: skip
+                tile_rows=tile_rows,
+                warpgroups=warpgroups,
+                stage_blocks=blocks,
+                cluster=cluster,
+                weight=weight,
+                order=order,
+                pingpong=warpgroups > 1,
+                tile_positions=positions,
+            )
             plan = Sm90PatchEmbedPlan(problem, resolve(problem, config, arch), arch, sm_count)
             try:
                 check_registers(plan)
@@ -383,4 +354,3 @@ def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[
     chosen = plan_sm90(problem, default_config(problem, arch, sm_count), arch, sm_count)
     others = sorted(candidates(problem, arch, sm_count), key=predicted_microseconds)
     return list(dict.fromkeys((chosen, *others)))
-

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from cute_kernels.config import LAUNCH_ARGUMENT
+from cute_kernels.config import LAUNCH_ARGUMENT, PatchEmbedImagesProblem
 from cute_kernels.config_types import check_types
 from cute_kernels.plan.base import (
     ITEMSIZE,
@@ -35,13 +35,12 @@ CONVERSIONS = {
 """Element types of the rows by those of the pixels; each conversion rounds to nearest, ties to even."""
 
 PITCH_PAD_BYTES = 40
-"""Between rows of pixels in shared memory, an odd multiple of 8 bytes. Of the 32 places from which a warp gathers
-neighbouring vectors of a row of the result, two to three share a bank then (224 and 336 pixels, p = 14); with rows that
-follow each other four to five do."""
+"""Between rows of pixels in shared memory, an odd multiple of 8 bytes. Two to three of
+the 32 places from which a warp gathers share a bank then (224 and 336 pixels, p = 14), without it four to five."""
 
 ROW_BYTES = 32
 """Rows begin on multiples of these, with zeros between them, so that they share no sector of L2: 0.92 to 0.95 of the
-time of rows of 592 bytes that do; on 128 bytes they were not faster (docs/performance.md)."""
+time of rows of 592 bytes that do; on 128 bytes they were not faster (bench/results)."""
 
 WORD_BYTES = 4
 """Least bytes that a thread stores: 32 of them are a whole line, and neighbours meet no bank twice."""
@@ -75,6 +74,12 @@ class PatchifyProblem:
     @property
     def positions(self) -> int:
         return self.height // self.patch * (self.width // self.patch)
+
+
+def describe_images(p: PatchifyProblem | PatchEmbedImagesProblem) -> str:
+    """Shape, element type and layout of images."""
+    layout = "NHWC" if p.channels_last else "NCHW"
+    return f"[{p.batch}, {p.channels}, {p.height}, {p.width}] {p.in_dtype} {layout}"
 
 
 @dataclass(frozen=True)
@@ -190,9 +195,7 @@ class PatchifyPlan(Plan):
 
     def describe_problem(self) -> str:
         p = self.problem
-        layout = "NHWC" if p.channels_last else "NCHW"
-        images = f"[{p.batch}, {p.channels}, {p.height}, {p.width}] {p.in_dtype} {layout}"
-        return f"{images} -> rows [{p.batch * p.positions}, {self.row_elements}] {p.out_dtype}, {p.order}"
+        return f"{describe_images(p)} -> rows [{p.batch * p.positions}, {self.row_elements}] {p.out_dtype}, {p.order}"
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         return [

@@ -26,21 +26,22 @@ from cute_kernels.config import (
 )
 from cute_kernels.config_codec import ConfigCodec
 from cute_kernels.plan import (
+    gemm,
     gemm_sm80,
     gemm_sm90,
     gemm_sm100,
+    images,
     images_gather,
     images_sm80,
     images_sm90,
     images_sm100,
+    patch_embed,
     patch_embed_resident,
     patch_embed_sm80,
     patch_embed_sm90,
     patch_embed_sm100,
 )
 from cute_kernels.plan.base import ARCHS, Arch, Plan
-from cute_kernels.plan.gemm import check_gemm_problem
-from cute_kernels.plan.images import check_images_problem
 from cute_kernels.plan.images_chain import (
     chained,
     why_not_read_on_sm90,
@@ -49,7 +50,7 @@ from cute_kernels.plan.images_chain import (
     why_rows_on_sm100,
 )
 from cute_kernels.plan.kernel import Kernel
-from cute_kernels.plan.patch_embed import check_problem
+from cute_kernels.plan.options import ProblemOptions
 from cute_kernels.plan.sm100_transposed import predict
 
 
@@ -60,12 +61,14 @@ class Planner:
     Attributes:
         operation: its name, that of `Plan.operation`.
         problem: class of its problems.
+        options: by which a command line names one of them.
         check: raises ValueError for a problem that no architecture could run.
         kernels: by the name of the architecture; a problem gets the first that takes it, and the last takes all.
     """
 
     operation: str
     problem: type
+    options: ProblemOptions
     check: Callable[[Any], None]
     kernels: Mapping[str, tuple[Kernel, ...]]
 
@@ -159,7 +162,7 @@ _IMAGES_SM80 = Kernel(
     images_sm80.FIELDS,
     images_sm80.default_config,
     images_sm80.search_space,
-    lambda problem, arch: why_rows_on_sm80(problem),
+    takes=lambda problem, arch: why_rows_on_sm80(problem),
 )
 
 _STREAMED = Kernel(
@@ -168,8 +171,8 @@ _STREAMED = Kernel(
     patch_embed_sm100.FIELDS,
     patch_embed_sm100.default_config,
     patch_embed_sm100.search_space,
-    patch_embed_resident.why_on_chip,
-    predict,
+    takes=patch_embed_resident.why_on_chip,
+    predict=predict,
 )
 _RESIDENT = Kernel(
     Sm100ResidentConfig,
@@ -190,7 +193,8 @@ _ROWS_SM90 = Kernel(
 PATCH_EMBED = Planner(
     "patch_embed",
     PatchEmbedProblem,
-    check_problem,
+    patch_embed.OPTIONS,
+    patch_embed.check_problem,
     {"sm_100a": (_STREAMED, _RESIDENT), "sm_90a": (_ROWS_SM90,), **dict.fromkeys(MMA_SYNC, (_ROWS_SM80,))},
 )
 
@@ -200,7 +204,7 @@ _GATHER = Kernel(
     images_gather.FIELDS,
     images_gather.default_config,
     images_gather.search_space,
-    lambda problem, arch: images_gather.why_not_gathered(problem),
+    takes=lambda problem, arch: images_gather.why_not_gathered(problem),
 )
 _IMAGES_SM90 = Kernel(
     Sm90ImagesConfig,
@@ -208,8 +212,8 @@ _IMAGES_SM90 = Kernel(
     images_sm90.FIELDS,
     images_sm90.default_config,
     images_sm90.search_space,
-    lambda problem, arch: why_not_read_on_sm90(problem),
-    images_sm90.predict,
+    takes=lambda problem, arch: why_not_read_on_sm90(problem),
+    predict=images_sm90.predict,
 )
 _IMAGES_SM100 = Kernel(
     Sm100ImagesConfig,
@@ -217,13 +221,14 @@ _IMAGES_SM100 = Kernel(
     images_sm100.FIELDS,
     lambda problem, arch, sm_count: Sm100ImagesConfig(),
     images_sm100.search_space,
-    lambda problem, arch: why_rows_on_sm100(problem),
-    images_sm100.predict,
+    takes=lambda problem, arch: why_rows_on_sm100(problem),
+    predict=images_sm100.predict,
 )
 PATCH_EMBED_IMAGES = Planner(
     "patch_embed_images",
     PatchEmbedImagesProblem,
-    check_images_problem,
+    images.OPTIONS,
+    images.check_images_problem,
     {
         "sm_90a": (_IMAGES_SM90, _GATHER, chained(_ROWS_SM90, why_rows_on_sm90)),
         "sm_100a": (_IMAGES_SM100, chained(_STREAMED, why_rows_on_sm100), chained(_RESIDENT, why_rows_on_sm100)),
@@ -234,7 +239,8 @@ PATCH_EMBED_IMAGES = Planner(
 GEMM = Planner(
     "gemm",
     GemmProblem,
-    check_gemm_problem,
+    gemm.OPTIONS,
+    gemm.check_gemm_problem,
     {
         "sm_100a": (
             Kernel(

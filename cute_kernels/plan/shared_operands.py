@@ -16,6 +16,10 @@ WARPGROUP_ROWS = 64
 ADDRESSING_REGISTERS = 40
 """Registers that a consumer thread needs besides accumulators, as the assembler reports it without spills."""
 
+GPC_SHARE = (8, 9)
+"""Multiprocessors of which clusters of four or eight can be resident at once: 16 of the 18 of a GPC. One cluster more
+runs after all others: an H200 holds 30 of 2 x 2, and 32 took twice the time of 64 of 2 x 1 (bench/results)."""
+
 
 @dataclass(frozen=True)
 class StoreBuffers(Plan):
@@ -68,6 +72,18 @@ class WgmmaPair(StoreBuffers):
     @abstractmethod
     def sharing_ctas(self) -> int:
         """CTAs that load operands for each other."""
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        return (self.ctas, 1, 1)
+
+    @property
+    def clusters(self) -> int:
+        """Clusters of a launch: as many as are resident at once. Clusters do not cross GPCs."""
+        usable = self.sm_count
+        if self.ctas > 2:
+            usable = max(self.ctas, usable * GPC_SHARE[0] // GPC_SHARE[1])
+        return max(1, min(usable // self.ctas, self.tiles))
 
     @property
     def warpgroup_rows(self) -> int:
@@ -153,4 +169,3 @@ def check_accumulators(plan: WgmmaPair) -> None:
     )
     fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64
     reject("tile_n", plan.config.tile_n, rule, fit)
-

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, TypeVar
 
+from cute_kernels.config import Sm100ImagesConfig, Sm100ResidentConfig
 from cute_kernels.model import b200
 from cute_kernels.model.b200 import MACS_PER_CLOCK
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan.base import ITEMSIZE, LANES, SmemRegion, TmemRegion, reject, round_up, smem_map
+from cute_kernels.plan.base import ITEMSIZE, LANES, SmemRegion, TmemRegion, reject, room_for_stages, round_up, smem_map
 from cute_kernels.plan.cta_pair import CtaPairs
 from cute_kernels.plan.fields import TWO_TILES, Field
+from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 from cute_kernels.plan.tiles import FeatureSlabs
 
 TMEM_LANES = 128
@@ -76,9 +78,9 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
         """Operand bytes of one stage in one CTA."""
 
     @property
-    @abstractmethod
     def weight_dtype(self) -> str:
         """Element type of the weight, as torch names it."""
+        return WEIGHT_TYPES[self.problem.in_dtype]
 
     @property
     def terms(self) -> int:
@@ -182,12 +184,12 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
     def smem(self) -> tuple[SmemRegion, ...]:
         """Dynamic shared memory of a CTA, in address order."""
         stages = self.config.stages
-        return smem_map((
+        return smem_map(
             ("barriers and tensor-memory address", self.barrier_bytes, 128),
             ("weight", self.weight_bytes if self.config.weight == "smem" else 0, self.swizzle_period),
             (f"{self.stage_name}: {stages} stages", stages * self.stage_bytes, self.swizzle_period),
             ("output staging", self.epilogue_warps * self.staging_bytes, self.swizzle_period),
-        ))  # fmt: skip
+        )
 
     @property
     def used_barrier_bytes(self) -> int:
@@ -246,21 +248,11 @@ class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
         ]
 
 
-__all__ = [
-    "ADDRESS_BYTES",
-    "BARRIER_BYTES",
-    "COLUMN_STEP",
-    "MOST_COLUMNS",
-    "TMEM_LANES",
-    "WAVEFRONT",
-    "Sm100TransposedPlan",
-]
-
-
 # --- limits that the plans of `Sm100TransposedPlan` share, and what they do where a configuration leaves it open -----
 
 
 AnyPlan = TypeVar("AnyPlan", bound=Sm100TransposedPlan)
+AnyConfig = TypeVar("AnyConfig", Sm100ResidentConfig, Sm100ImagesConfig)
 
 WEIGHT_MEMORY = Field("where the weight stays", ("tmem", "smem"))
 CTA_GROUP = Field("CTAs of one MMA", (1, 2))
@@ -321,13 +313,50 @@ def check_stages(plan: Sm100TransposedPlan, name: str, value: int, smaller: Call
         reject("part_columns", config.part_columns, f"{rule}; {most} fit", plan.columns)
 
 
-def is_legal(plan: AnyPlan, check: Callable[[AnyPlan], None]) -> bool:
-    """Whether a check does not refuse it."""
-    try:
-        check(plan)
-    except ValueError:
-        return False
-    return True
+def check_tensor_memory(plan: Sm100TransposedPlan, narrower: Callable[[int], tuple[str, object, object]]) -> None:
+    """Accumulators beside the weight.
+
+    Args:
+        plan: to be checked.
+        narrower: the field of the tile's shape to report where one accumulator is too wide for so many columns: name,
+            value, nearest legal value.
+    """
+    config, most = plan.config, plan.arch.tmem_columns
+    room = most - plan.weight_columns
+    if plan.accumulator_columns <= room:
+        return
+    rule = (
+        f"{plan.weight_columns} columns of weight and {config.accumulators} accumulators of {plan.columns} make "
+        f"{plan.weight_columns + plan.accumulator_columns}, tensor memory has {most}"
+    )
+    if plan.columns <= room:
+        reject("accumulators", config.accumulators, rule, room // plan.columns)
+    name, value, nearest = narrower(room // config.accumulators)
+    reject(name, value, rule, nearest)
+
+
+def smallest(config: AnyConfig, weight: str, **shape: object) -> AnyConfig:
+    """The configuration with as little as possible beside the weight, and a tile of this shape."""
+    few = {"cta_group": 1, "accumulators": 1, "part_columns": COLUMN_STEP, "tmem_load_width": 16, "stages": 2}
+    return dataclasses.replace(config, **few, stage_blocks=1, weight=weight, **shape)
+
+
+def largest_fitting(plan: Sm100TransposedPlan, step: int, name: str, columns: int = 1, **fixed: object) -> int:
+    """The largest value of a field below the plan's with which two stages fit, or ``step``.
+
+    Args:
+        plan: what does not fit.
+        step: what the field is a multiple of.
+        name: of the field.
+        columns: of a tile for each unit of it.
+        fixed: other fields, by their values.
+    """
+    for value in range(getattr(plan.config, name) - step, step, -step):
+        shape = {name: value, "part_columns": value * columns, "stages": 2, **fixed}
+        smaller = dataclasses.replace(plan, config=dataclasses.replace(plan.config, **shape))
+        if smaller.smem_bytes <= plan.arch.smem_bytes:
+            return value
+    return step
 
 
 def complete(plan: AnyPlan) -> AnyPlan:
@@ -344,8 +373,7 @@ def complete(plan: AnyPlan) -> AnyPlan:
     config = dataclasses.replace(config, accumulators=accumulators, part_columns=parts, stages=config.stages or 2)
     resolved = dataclasses.replace(plan, config=config)
     if not plan.config.stages:
-        room = 2 + (plan.arch.smem_bytes - resolved.smem_bytes) // resolved.stage_bytes
-        stages = max(2, min(room, 2 * resolved.tile_stages))
+        stages = max(2, min(room_for_stages(resolved), 2 * resolved.tile_stages))
         resolved = dataclasses.replace(resolved, config=dataclasses.replace(config, stages=stages))
     return resolved
 
@@ -394,4 +422,3 @@ def transposed_work(plan: Sm100TransposedPlan, memory_bytes: int, once_lines: fl
         memory_bytes=memory_bytes,
         once_lines=once_lines,
     )
-

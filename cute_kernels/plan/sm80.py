@@ -65,6 +65,15 @@ class Sm80Plan(Plan):
         return False, False
 
     @property
+    def rounds_fragments(self) -> bool:
+        """Fragments are rounded, by one instruction a register; before it existed, stages are in shared memory.
+
+        ``cvt.rn.tf32`` is of sm_90 and later (PTX ISA). Every warp rounds what it reads again, but shared memory, which
+        the products keep busy, is not read and written once more.
+        """
+        return self.arch.compute_capability >= (9, 0)
+
+    @property
     def cluster(self) -> tuple[int, int, int]:
         return (1, 1, 1)
 

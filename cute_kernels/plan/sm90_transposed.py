@@ -10,18 +10,17 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.plan.base import reject
+from cute_kernels.plan.base import ITEMSIZE, reject, room_for_stages
 from cute_kernels.plan.tiles import FeatureSlabs
 
-WARPGROUP_THREADS = 128
 WARPGROUP_FEATURES = 64
 """Rows of a WGMMA: the output features that one warpgroup computes."""
 
 CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
-"""Registers per consumer thread by consumer warpgroups, and"""
+"""Registers per consumer thread by consumer warpgroups, which setmaxnreg gives them of the register file's 65,536."""
 
 PRODUCER_REGISTERS = {1: 40, 2: 40, 3: 32}
-"""per producer thread: setmaxnreg hands the register file of 65,536 to those who need it, in multiples of 8."""
+"""Registers per producer thread by consumer warpgroups; setmaxnreg takes multiples of 8."""
 
 STAGE_BARRIER_BYTES = 16
 """Two mbarriers of a stage: full and empty."""
@@ -39,7 +38,7 @@ class TransposedPlan(FeatureSlabs):
 
     The ``cluster`` CTAs of a cluster share their tiles of ``x``, as `FeatureSlabs` says.
 
-    Subclasses say what a tile is and what a stage holds: `tile_rows`, `tiles`, `resident`, `stage_bytes`; and what the
+    Subclasses say what a tile is and what a stage holds: `tile_rows`, `tiles`, `stage_bytes`; and what the
     prediction of a launch's time asks for besides: `tile_positions`, `rows_of_tiles`, `table_registers`,
     `prefetches_table`.
     """
@@ -57,14 +56,24 @@ class TransposedPlan(FeatureSlabs):
         """Rows of ``x`` in a tile, the N of a WGMMA."""
 
     @property
-    @abstractmethod
     def resident(self) -> bool:
         """The weight stays in registers; otherwise it comes through the stages with ``x``."""
+        return self.config.weight == "registers"
 
     @property
     @abstractmethod
     def stage_bytes(self) -> int:
         """Operand bytes of one stage in one CTA; all of them complete on this CTA's full barrier."""
+
+    @property
+    def weight_stage_bytes(self) -> int:
+        """Bytes of a streamed weight in a stage."""
+        return 0 if self.resident else self.features * self.k_block_bytes * self.config.stage_blocks
+
+    @property
+    def staging_bytes(self) -> int:
+        """Per warpgroup: ``tile_rows`` rows of 64 features, 128 bytes a row as SWIZZLE_128B needs."""
+        return self.tile_rows * WARPGROUP_FEATURES * ITEMSIZE[self.problem.out_dtype]
 
     @property
     def weight_bytes(self) -> int:
@@ -212,17 +221,4 @@ def check_registers(
 
 def ring_stages(plan: TransposedPlan) -> int:
     """Two tiles' worth of stages, or what shared memory holds beside what is no stage; at least 2."""
-    room = plan.config.stages + (plan.arch.smem_bytes - plan.smem_bytes) // plan.stage_bytes
-    return max(2, min(room, 2 * plan.tile_stages))
-
-
-__all__ = [
-    "ADDRESSING_REGISTERS",
-    "WARPGROUP_FEATURES",
-    "WARPGROUP_THREADS",
-    "TransposedPlan",
-    "check_barriers",
-    "check_registers",
-    "ring_stages",
-]
-
+    return max(2, min(room_for_stages(plan), 2 * plan.tile_stages))

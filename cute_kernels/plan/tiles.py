@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Hashable
+from typing import ClassVar
 
 from cute_kernels.plan.base import Plan
 
@@ -62,6 +64,11 @@ class FeatureSlabs(Plan):
         """Stages that one tile takes."""
         return -(-self.k_blocks // self.config.stage_blocks)
 
+    @property
+    def ring_blocks(self) -> int:
+        """K blocks of all stages."""
+        return self.config.stages * self.config.stage_blocks
+
 
 # --- what plans share whose tiles are images at neighbouring positions, or consecutive rows --------------------------
 
@@ -116,3 +123,28 @@ class RowTiles(Plan):
             return None
         return self.problem.table_rows >= self.tile_rows
 
+
+class TransposedRows(RowTiles):
+    """Rows of the kernels that compute ``out^T``, whose threads have `thread_features` features, 8 apart."""
+
+    thread_features: ClassVar[int]
+
+    @property
+    def tile_rows(self) -> int:
+        return self.config.tile_rows
+
+    @property
+    def table_shape(self) -> tuple[int, int, int, int] | None:
+        """``[rows, padded_n / (8 f), 8, f]`` of ``f`` features of a thread, or None without bias and positions.
+
+        They stand side by side, so that one load brings all.
+        """
+        if self.problem.table_rows == 0:
+            return None
+        own = self.thread_features
+        return (self.table_height, self.padded_n // (8 * own), 8, own)
+
+    @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        """Loops over K are unrolled, and a flat order either wraps once in a tile or divides."""
+        return super().compiled_in | {"k_blocks": self.k_blocks, "table_wraps_once": self.table_wraps_once}

@@ -19,13 +19,12 @@ from typing import Any
 
 from cute_kernels import forks
 from cute_kernels import kernel_cache as cache
-from cute_kernels.config import Config, GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.config import Config, Problem
 from cute_kernels.config_codec import ConfigCodec
 from cute_kernels.plan import PLANNERS, make_plan
 
 SCHEMA = "cute-kernels/tuned/1"
 _NAME = re.compile(r"[0-9a-f]{40}\.tuned")
-Problem = GemmProblem | PatchEmbedProblem | PatchEmbedImagesProblem
 _LOCK = forks.lock()
 
 

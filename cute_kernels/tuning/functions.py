@@ -23,6 +23,7 @@ from cute_kernels.operations.patch_embed import PATCH_EMBED
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
 from cute_kernels.plan.base import round_up
 from cute_kernels.plan.images import PIXEL_TYPES
+from cute_kernels.plan.options import table_rows
 from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 from cute_kernels.tuning import search
 
@@ -87,7 +88,7 @@ def tune_patch_embed(
         n=n,
         k=round_up(k, ROW_BYTES // dtype.itemsize),
         in_dtype=in_dtype,
-        table_rows={"bias": 1, "none": 0}.get(table, positions),
+        table_rows=table_rows(table, positions),
         table_index=table == "index",
         row_scale=row_scales,
         feature_scale=feature_scales,
@@ -199,5 +200,5 @@ def tune_patch_embed_images(
         images, channels, height, width, patch, n, in_dtype, channels_last, precision,
         out_dtype=name_of(out_dtype),
     )  # fmt: skip
-    rows = {"positions": problem.positions, "bias": 1, "none": 0}[table]
-    return search.tune(PATCH_EMBED_IMAGES, dataclasses.replace(problem, table_rows=rows), device, candidates, rounds)
+    problem = dataclasses.replace(problem, table_rows=table_rows(table, problem.positions))
+    return search.tune(PATCH_EMBED_IMAGES, problem, device, candidates, rounds)

@@ -10,7 +10,6 @@ import pytest
 
 from bench import archive, counters, gemm_counters, image_counters
 from bench import counter_cases as cases
-from bench.configs import BENCHED
 from cute_kernels.config import GemmProblem, Sm100ImagesConfig
 from cute_kernels.plan import make_plan
 from tests.nightly import by_day
@@ -67,7 +66,7 @@ def test_our_kernel() -> None:
 def test_cases_of_every_architecture() -> None:
     """Our kernels have plans, the PTX assembles for the target that the device runs, and counts the same."""
     case = CASES["case_ld_shared_4_stride32"]
-    for arch in BENCHED:
+    for arch in cases.CONFIGS:
         assert all(cases.plan(arch, name).arch.name == arch for name in cases.CONFIGS[arch])
         assert counters.case_names(arch)[-3:] == list(cases.CONFIGS[arch])
         assert f".target {arch}\n" in case.ptx(arch)

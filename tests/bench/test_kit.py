@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import gemm, images, kit, patch_embed, profile
-from bench.configs import BENCHED, parse_first
+from bench import gemm, images, kit, mma_sync, patch_embed, profile
+from bench.configs import BENCHED, parse_first, rows_type
 from cute_kernels.config import PatchEmbedProblem
 from cute_kernels.plan import PLANNERS, make_plan
 
-HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)
+
+def headline(arch: str) -> PatchEmbedProblem:
+    return PatchEmbedProblem(4736 * 196, 768, 768, 196, in_dtype=rows_type(arch))
 
 
 class Clock:
@@ -28,7 +30,7 @@ class Clock:
 @pytest.mark.parametrize(("steps", "minutes"), [(kit.steps, 30), (kit.brief_steps, 12)])
 def test_benches_take_the_commands(arch, steps, minutes, tmp_path):
     """Arguments are parsed by the benches' own parsers, and every module is there."""
-    parsers = {"patch_embed": patch_embed, "images": images, "gemm": gemm}
+    parsers = {"patch_embed": patch_embed, "images": images, "gemm": gemm, "mma_sync": mma_sync}
     parsed = 0
     for step in steps(arch, tmp_path):
         assert step.command[0] == "-m" and step.seconds <= 420
@@ -39,7 +41,7 @@ def test_benches_take_the_commands(arch, steps, minutes, tmp_path):
             arguments = parsers[module.removeprefix("bench.")].parse_arguments(step.command[2:])
             assert arguments.name == step.name and arguments.output == tmp_path / "results"
             parsed += 1
-    assert parsed == 4
+    assert parsed == (4 if arch in kit.DESIGNS else 5)
     assert sum(step.seconds for step in steps(arch, tmp_path)) <= minutes * 60
 
 
@@ -59,6 +61,9 @@ def test_a_rehearsal_has_every_step_and_less_of_it(arch, tmp_path):
     assert words[words.index("--batches") + 1 : words.index("--peers")] == ("64",)
     assert "8192" not in brief["gemm"].command and "4096" in brief["gemm"].command
     assert brief["tune"].command[-1] == "--brief"
+    if arch not in kit.DESIGNS:
+        assert "phases" not in brief and not any("ncu" in step.needs for step in steps.values())
+        return
     profiled = brief["phases"].command
     assert set(profiled[profiled.index("--cases") + 1 :]) < set(profile.CASES)
 
@@ -80,9 +85,11 @@ def test_a_brief_call_runs_the_brief_steps(tmp_path, monkeypatch):
 @pytest.mark.parametrize("arch", BENCHED)
 def test_configurations_are_legal_and_differ(arch):
     kinds = [kernel.config for kernel in PLANNERS["patch_embed"].of(arch)]
-    plans = [make_plan(HEADLINE, arch=arch)]
-    for text in (*kit.DESIGNS[arch], *kit.TUNABLES[arch]):
-        plans.append(make_plan(HEADLINE, parse_first(text, kinds), arch))
+    plans = [make_plan(headline(arch), arch=arch)]
+    texts = (*kit.designs(arch), *kit.tunables(arch))
+    assert len(kit.designs(arch)) >= 3 and len(kit.tunables(arch)) >= 3
+    for text in texts:
+        plans.append(make_plan(headline(arch), parse_first(text, kinds), arch))
     assert len(plans[1:]) == len(set(plans[1:]))
 
 
@@ -139,7 +146,8 @@ def test_everything_is_packed(tmp_path):
 def test_tuned_sizes_are_problems():
     for arch in BENCHED:
         for images_, positions, n, k in kit.TUNED_ROWS:
-            assert make_plan(PatchEmbedProblem(images_ * positions, n, k, positions), arch=arch).arch.name == arch
+            problem = PatchEmbedProblem(images_ * positions, n, k, positions, in_dtype=rows_type(arch))
+            assert make_plan(problem, arch=arch).arch.name == arch
 
 
 def test_without_a_device_there_is_no_kit(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from pathlib import Path
 
 import pytest
@@ -72,10 +71,5 @@ def test_a_pair_is_counted() -> None:
     staging = next(experiment for experiment in experiments.EXPERIMENTS if experiment.name == "staging")
     assert (staging.before, staging.after) == (original.CONFIGS["st.global.v8"], original.CONFIGS["staging"])
     row = experiments.row(staging, experiments.changes(staging))
-    assert "staging 0 -> 1,024; global store requests 64 -> 160; store lines 2,048 -> 512;" in row
-    assert counts_alone(row) in counts_alone(PAGE)
-
-
-def counts_alone(text: str) -> str:
-    """Without how many instructions and registers a kernel has, which depends on the versions that compiled it."""
-    return re.sub(r"(instructions|registers) [\d,]+ -> [\d,]+", r"\1", text)
+    assert "staging 0 -> 1,024; global store requests 64 -> 160; store lines 2,048 -> 512 |" in row
+    assert row in PAGE

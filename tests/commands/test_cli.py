@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import itertools
@@ -10,11 +11,12 @@ import pytest
 
 from cute_kernels import __version__
 from cute_kernels.commands.cli import main
-from cute_kernels.commands.kernel_options import OPERATIONS
+from cute_kernels.commands.kernel_options import OPERATIONS, add_problem, problem_of
 from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
+    Problem,
     Sm90GatherConfig,
     Sm90GemmConfig,
     Sm90ImagesConfig,
@@ -26,6 +28,7 @@ from cute_kernels.config import (
 )
 from cute_kernels.config_codec import spell
 from cute_kernels.plan import PLANNERS, make_plan
+from cute_kernels.plan.options import Option
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,31 @@ def test_unusable_arguments(arguments, message, capsys, tmp_path, monkeypatch):
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def problem(kernel: str, *words: str) -> Problem:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kernel")
+    add_problem(parser)
+    return problem_of(parser.parse_args([kernel, *words]))
+
+
+@pytest.mark.parametrize(("kernel", "option"), [
+    pytest.param(kernel, option, id=f"{kernel} {option.flag}")
+    for kernel, planner in OPERATIONS.items() for option in planner.options.options
+])  # fmt: skip
+def test_every_option_changes_the_problem_unless_it_is_the_default(kernel: str, option: Option) -> None:
+    usual, default = problem(kernel), option.default
+    values = option.choices or (() if default is False else (str(default), str(16 * default)))
+    spellings = [(option.flag, value) for value in values] or [(option.flag,)]
+    changed = [words for words in spellings if problem(kernel, *words) != usual]
+    assert len(spellings) - len(changed) == (default is not False)
+    for name, other in OPERATIONS.items():
+        namesakes = [each for each in other.options.options if each.name == option.name]
+        assert all(type(each.default) is type(default) or each.choices for each in namesakes)
+        if not namesakes:
+            with pytest.raises(ValueError, match=f"{option.flag} is no option of {name}"):
+                problem(name, *spellings[0])
 
 
 @pytest.mark.parametrize(

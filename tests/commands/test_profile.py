@@ -266,6 +266,8 @@ def test_command_in_the_emulator(capsys, tmp_path) -> None:
         (["--device", "gpu"], "--device gpu: there is no GPU for sm_100a here"),
         ([*SMALL, "--stamps", "9"], "stamps = 9 is not possible"),
         (["patch-embed-images", "--arch", "sm_90a", "--patch", "14"], "chains the kernels of patchify and patch_embed"),
+        (["gemm"], r"kernels of gemm \(Sm100GemmPlan\) write no clock stamps"),
+        ([*SMALL, "--arch", "sm_89"], r"kernels of patch_embed \(Sm80PatchEmbedPlan\) write no clock stamps"),
         ([*SMALL, "--trace", "/nowhere/trace.json"], "no folder /nowhere"),
     ],
 )

@@ -300,7 +300,7 @@ def image_problems() -> Iterator[PatchEmbedImagesProblem]:
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-@pytest.mark.parametrize("problem", image_problems(), ids=str)
+@pytest.mark.parametrize("problem", list(image_problems()), ids=str)
 def test_plans_of_images_that_are_worth_timing(problem, arch):
     """The choice first, no plan twice, each its configuration's; each rounds as the reference of the problem says."""
     plans = candidate_plans(problem, arch)

@@ -134,19 +134,19 @@ REVIEWS: tuple[Review, ...] = (
     # Not what an election follows, nor a wait for an empty accumulator: those are the first waits of the MMA warp, to
     # which a compiler gives the place of the drain.
     Review(
-        "relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in * ([LRS]*oad.run)", True, _NOTHING_FOLLOWS,
+        "relaxed", "mbarrier.try_wait*", "pipes.py* (_wait) in * ([GLRS]*oad.run)", True, _NOTHING_FOLLOWS,
         following="[!e]*", but_not=("sm100-on-chip-one-cta: mbarrier.try_wait.parity.relaxed*",),
     ),
     # The drain of two stages, unrolled, of which the compiler gives the second another place.
     Review(
-        "relaxed", "mbarrier.try_wait*", "pipes.py* (make_pipes) in strips.py* (StripLoad.run)", True, _NOTHING_FOLLOWS,
+        "relaxed", "mbarrier.try_wait*", "pipes.py* (allocate) in strips.py* (StripLoad.run)", True, _NOTHING_FOLLOWS,
         target="images-sm90-split", following="[!e]*",
     ),
     *(
         Review(
             "drop",
             "mbarrier.try_wait*",
-            "pipes.py* (_wait) in * ([LRS]*oad.*)",
+            "pipes.py* (_wait) in * ([GLRS]*oad.*)",
             True,
             "the drain of a CTA without a cluster: only its own warps arrive, and shared memory outlives them",
             following=following,
@@ -157,7 +157,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "mbarrier.try_wait*",
-        "pipes.py* (_wait) in * ([LRS]*oad.*)",
+        "pipes.py* (_wait) in * ([GLRS]*oad.*)",
         True,
         "no other CTA shares this one's operands: only its own warps arrive, and shared memory outlives them",
         target="gemm-sm90-split",

@@ -3,7 +3,10 @@
 sentryward (PyPI, Apache-2.0) proves for one launch, from the PTX alone, that barriers behave the same under every
 schedule, that conflicting accesses to shared, tensor and global memory are ordered, and that tensor memory and barriers
 are used while they live. It models neither fences nor the memory model's scopes. The kernels must pass, and mutants
-that take an order away must not; what the two tools see differently is in docs/mutation.md.
+that take an order away must not. Where the two tools differ: it proves termination, which the emulator shows for the
+schedules that it ran; and to it the registers of a ``tcgen05.st`` may be read until ``tcgen05.wait::st``, while in
+the emulator a store has read them when it is issued. The PTX ISA does not say; the text that is verified waits for
+each store.
 
     pip install sentryward==0.1.1
 """

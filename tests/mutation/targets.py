@@ -14,6 +14,8 @@ from cute_kernels.config import (
     ImagesConfig,
     PatchEmbedConfig,
     Sm80GemmConfig,
+    Sm80ImagesConfig,
+    Sm80PatchEmbedConfig,
     Sm90GatherConfig,
     Sm90GemmConfig,
     Sm90ImagesConfig,
@@ -32,9 +34,11 @@ from tests.emulator.gemm_inputs import BITS, GemmCase, make_gemm_case
 from tests.emulator.gemm_inputs import POISON as GEMM_POISON
 from tests.emulator.image_inputs import PATCH, ImagesCase, make_images_case
 from tests.emulator.kernel_inputs import POISON, Case, make_case
+from tests.emulator.mma_sync_inputs import OperationCase, make_image_case, make_rows_case
 from tests.mutation.scaled_kernel import ScaledTarget
 
 _SM90 = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
+_SM80_GEMM = Sm80GemmConfig(64, 64, stages=3)
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class GemmTarget(KernelTarget):
     """A configuration of the dense GEMM and a problem of ``batch * positions`` rows; ``bias`` is present."""
 
     config: GemmConfig
+    dtype: torch.dtype = torch.bfloat16
 
     def case(self) -> GemmCase:
         case = _gemm_inputs(self)
@@ -102,7 +107,8 @@ def _gemm_inputs(target: GemmTarget) -> GemmCase:
     config = target.config
     sm_count = getattr(config, "cluster_m", 1) * getattr(config, "cluster_n", 1) * getattr(config, "split_k", 1)
     rows = target.batch * target.positions
-    return make_gemm_case(m=rows, n=target.n, k=target.k, config=target.config, sm_count=sm_count, seed=5)
+    types = {"in_dtype": target.dtype, "out_dtype": target.dtype}
+    return make_gemm_case(m=rows, n=target.n, k=target.k, **types, config=target.config, sm_count=sm_count, seed=5)
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,25 @@ def _gather_inputs(target: GatherTarget) -> GatherCase:
         grid=(target.positions // config.tile_patches, config.tile_patches),
         arch="sm_100a" if isinstance(config, Sm100ImagesConfig) else "sm_90a",
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MmaSyncTarget(KernelTarget):
+    """A configuration of a patch embed by ``mma.sync``, of rows of int8 or of images with one row of patches."""
+
+    config: Sm80PatchEmbedConfig | Sm80ImagesConfig
+
+    def case(self) -> OperationCase:
+        return _mma_sync_inputs(self).fresh()
+
+
+@functools.lru_cache(maxsize=16)
+def _mma_sync_inputs(target: MmaSyncTarget) -> OperationCase:
+    facts = {"n": target.n, "config": target.config, "sm_count": 1, "seed": 5}
+    if isinstance(target.config, Sm80PatchEmbedConfig):
+        return make_rows_case("int8", m=target.batch * target.positions, k=target.k, **facts)
+    grid, channels = (1, target.positions), target.k // PATCH**2
+    return make_image_case("int8", batch=target.batch, grid=grid, channels=channels, **facts)
 
 
 TARGETS: dict[str, KernelTarget] = {
@@ -250,7 +275,11 @@ TARGETS: dict[str, KernelTarget] = {
         Sm100GemmConfig(256, 64, stages=2, store_stages=1, cluster_m=4, accumulators=1), 8, 128, 256, k=320
     ),
     "gemm-sm90-pingpong": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True), 4, 128, 256, k=320),
-    "gemm-sm80": GemmTarget(Sm80GemmConfig(64, 64, stages=3), 2, 64, 128, k=160, quick=True),
+    "gemm-sm80": GemmTarget(_SM80_GEMM, 2, 64, 128, k=160, quick=True),
+    "gemm-sm80-tf32": GemmTarget(_SM80_GEMM, 2, 64, 64, k=80, dtype=torch.float32),
+    "gemm-sm80-short": GemmTarget(dataclasses.replace(_SM80_GEMM, stages=4), 2, 64, 64, k=64),
+    "rows-sm80": MmaSyncTarget(Sm80PatchEmbedConfig(64, 64, stages=3), 2, 64, 128, k=320),
+    "images-sm80": MmaSyncTarget(Sm80ImagesConfig(64, 64, stages=3), 16, 8, 64, k=512),
     "block-scaled": ScaledTarget(),
     "gemm-sm90-split": GemmTarget(Sm90GemmConfig(128, 64, 3, 1, 1, store_stages=1, split_k=2), 2, 128, 64, k=320),
 }

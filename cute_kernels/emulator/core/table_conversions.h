@@ -53,8 +53,8 @@ enum { LARGEST_F16 = 0x477FE000, LARGEST_BF16 = 0x7F7F0000 };
 #define HALF_FROM_INTEGER(k, n)                                                                    \
   O1(cvt_f16_##k##n, u16, k##n, narrow_f16(f32_to_odd((double)a)))                                 \
   O1(cvt_bf16_##k##n, u16, k##n, narrow_bf16(f32_to_odd((double)a)))
-PURE u32 round_tf32(u32 x) {
-  return (x & 0x7FFFFFFF) < 0x7F800000 ? (x + 0x1000) & 0xFFFFE000u : x;
+PURE u32 rounded_tf32(u32 x, u32 half) {
+  return (x & 0x7FFFFFFF) < 0x7F800000 ? (x + half) & 0xFFFFE000u : x;
 }
 
 // Codes of eight bits and fewer: `e` bits of exponent and `f` of fraction, with the bias of IEEE 754. To nearest even;
@@ -109,7 +109,8 @@ HALF_FROM_INTEGER(s, 32) HALF_FROM_INTEGER(u, 32)
 O1(cvt_f32_bf16, u32, u16, wide_bf16(a)) O1(cvt_f32_f16, u32, u16, wide_f16(a))
 O1(cvt_f32_f64, f32, f64, (float)a) O1(cvt_f64_f32, f64, f32, (double)a)
 O1(cvt_f64_bf16, f64, u16, (double)float32(wide_bf16(a))) O1(cvt_f64_f16, f64, u16, (double)float32(wide_f16(a)))
-O1(cvt_rna_tf32, u32, u32, round_tf32(a))
+O1(cvt_rna_tf32, u32, u32, rounded_tf32(a, 0x1000))
+O1(cvt_rn_tf32, u32, u32, is_nan32(a) ? NAN_F32 : rounded_tf32(a, 0xFFF + (a >> 13 & 1)))
 O1(cvt_sat_f32, u32, u32, saturated(a)) O1(cvt_sat_ftz_f32, u32, u32, saturated(flushed(a)))
 TO_CODE(e4m3x2, 4, 3, 0x7E, 0x7F) TO_CODE(e5m2x2, 5, 2, 0x7B, 0x7F)
 TO_CODE(e2m1x2, 2, 1, 0x07, 0x07) TO_CODE(e2m3x2, 2, 3, 0x1F, 0x1F) TO_CODE(e3m2x2, 3, 2, 0x1F, 0x1F)

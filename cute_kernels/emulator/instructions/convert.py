@@ -159,8 +159,9 @@ def _integer_to_float(
 
 def _float_to_float(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
     if (target, source) == ("tf32", "f32"):
-        _only(instruction, flags, "rna")
-        return block.pure(of_one_type("cvt_rna_tf32", "f32", 1), block.value(instruction.operands[1], 32))
+        _only(instruction, flags, "rna", "rn")
+        name = "cvt_rn_tf32" if "rn" in flags else "cvt_rna_tf32"
+        return block.pure(of_one_type(name, "f32", 1), block.value(instruction.operands[1], 32))
     if target not in _FLOAT_BITS or source not in _FLOAT_BITS:
         raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
     value = block.value(instruction.operands[1], _FLOAT_BITS[source])

@@ -11,14 +11,10 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from cute_kernels.dsl import nvvm
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.graph import Edge, Graph
+from cute_kernels.kernels.graph import Edge, Graph, Sm100Plan
 from cute_kernels.kernels.pipes import Pipe, PipelineState, init_barriers
 from cute_kernels.kernels.tiles import GroupedOrder, SnakeOrder
-from cute_kernels.plan import Sm100GemmPlan, Sm100PatchEmbedPlan
 from cute_kernels.plan.base import Phase
-from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
-
-Sm100Plan = Sm100PatchEmbedPlan | Sm100GemmPlan | Sm100TransposedPlan
 
 
 @cute.jit
@@ -67,10 +63,9 @@ def _synchronise(plan: cutlass.Constexpr[Sm100Plan]) -> None:
         cute.arch.sync_threads()
 
 
-def clusters_of_grid(plan: Sm100Plan) -> Int32:
-    """Clusters in a one-dimensional grid."""
-    grid = cute.arch.grid_dim()
-    return grid[0] // plan.ctas
+def cta_group(plan: Sm100Plan) -> tcgen05.CtaGroup:
+    """CTAs of one MMA, and of the loads for it."""
+    return tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
 
 
 def tensor_memory(
@@ -79,11 +74,6 @@ def tensor_memory(
     """Tensor-memory view ``[.., accumulator]`` of this CTA's rows of ``count`` accumulators."""
     layout = tiled_mma.make_fragment_C(cute.append(tiled_mma.partition_shape_C(tile_mn), count)).layout
     return cute.make_tensor(cute.arch.retrieve_tmem_ptr(dtype, 16, address), layout)
-
-
-def stage_tensor(pointer: cute.Pointer, layout: cute.ComposedLayout, dtype: type) -> cute.Tensor:
-    """Operand stages in shared memory."""
-    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=dtype), layout.outer)
 
 
 # --- where a CTA is in a cluster of CTA pairs, and which other CTAs it shares operands with --------------------------
@@ -152,7 +142,7 @@ class ClusterPlace:
         return sum(1 << 2 * i for i in range(self.pairs[0])) << (2 * self.pairs[0] * self.n)
 
 
-def cluster_place(plan: Sm100PatchEmbedPlan | Sm100GemmPlan | Sm100TransposedPlan, cluster_rank: Int32) -> ClusterPlace:
+def cluster_place(plan: Sm100Plan, cluster_rank: Int32) -> ClusterPlace:
     """The place of the CTA of a cluster rank; masks are constants where the cluster is one pair."""
     if plan.ctas == plan.cta_group:
         return ClusterPlace(cluster_rank, cta_group=plan.cta_group)
@@ -280,4 +270,3 @@ class Mma:
         """The epilogue's reads of this accumulator, ordered by the barrier, must precede the MMAs that overwrite it."""
         self.accumulator.wait_empty(out, wave)
         ptx.tcgen05_fence_after_thread_sync()
-

@@ -17,30 +17,29 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
-from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, Tma, finish
+from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, finish
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, tma_operand
-from cute_kernels.kernels.pipes import make_pipes
+from cute_kernels.kernels.pipes import allocate, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm100.cta_pair import (
     ClusterPlace,
     Mma,
     Sm100Pipe,
     begin,
     cluster_place,
-    clusters_of_grid,
     end,
     release_accumulator,
-    stage_tensor,
     tensor_memory,
 )
 from cute_kernels.kernels.staging import WarpStaging, warp_staging
 from cute_kernels.kernels.tiles import GroupedOrder
+from cute_kernels.kernels.tma import Tma, load_operation, shared_tensor
 from cute_kernels.plan import LANES, Sm100GemmPlan
 
 # --- epilogue warps: accumulators -> bias, rounding -> ring of swizzled store buffers -> TMA stores ------------------
@@ -146,8 +145,9 @@ class Sm100GemmKernel(GemmHost):
         )
         a_layout, b_layout = (cute.slice_(layout, (None, None, None, 0)) for layout in self._stage_layouts(tiled_mma))
         rest = (self.tile_mnk, tiled_mma, (plan.cta_group, *plan.pairs, 1))
-        a_tma = cute.nvgpu.make_tiled_tma_atom_A(_load(plan.pairs[1]), a, a_layout, *rest)
-        b_tma = cute.nvgpu.make_tiled_tma_atom_B(_load(plan.pairs[0]), b, b_layout, *rest)
+        a_load, b_load = (load_operation(plan.pairs[i], tcgen05.CtaGroup.TWO) for i in (1, 0))
+        a_tma = cute.nvgpu.make_tiled_tma_atom_A(a_load, a, a_layout, *rest)
+        b_tma = cute.nvgpu.make_tiled_tma_atom_B(b_load, b, b_layout, *rest)
         return tiled_mma, (a_tma.atom, a_tma.tma_tensor), (b_tma.atom, b_tma.tma_tensor)
 
     def _stage_layouts(self, tiled_mma: cute.TiledMma) -> tuple[cute.ComposedLayout, cute.ComposedLayout]:
@@ -161,21 +161,18 @@ class Sm100GemmKernel(GemmHost):
     @cute.kernel
     def kernel(self, args: DeviceArguments) -> None:
         plan = self.plan
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        place = cluster_place(plan, cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()))
-
-        storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
-        barriers = cute.recast_ptr(storage, dtype=Int64)
-        tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
-        a_stages, b_stages, staging = (storage + region.offset for region in plan.smem[1:])
-        pipes = make_pipes(self.graph, barriers, functools.partial(Sm100Pipe, place=place))
+        warp, rank = warp_and_rank(plan)
+        place = cluster_place(plan, rank)
+        kind = functools.partial(Sm100Pipe, place=place)
+        barriers, (a_stages, b_stages, staging), pipes = allocate(plan, self.graph, kind)
+        tmem_address = cute.recast_ptr(barriers + self.graph.slots, dtype=Int32)
         begin(plan, self.graph, warp, barriers, tmem_address, (args.a_atom, args.b_atom, args.out_atom))
 
-        cluster, clusters = cute.arch.cluster_idx()[0], clusters_of_grid(plan)
+        cluster, (_, clusters) = cute.arch.cluster_idx()[0], this_cluster(plan)
         order = GroupedOrder(args.m_tiles, args.n_tiles, args.batches, plan.config.group_m, cluster, clusters)
         a_layout, b_layout = self._stage_layouts(args.tiled_mma)
-        a_tensor = stage_tensor(a_stages, a_layout, self.dtype)
-        b_tensor = stage_tensor(b_stages, b_layout, self.dtype)
+        a_tensor = shared_tensor(a_stages, a_layout, self.dtype)
+        b_tensor = shared_tensor(b_stages, b_layout, self.dtype)
         count = plan.accumulators * plan.waves
         accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, tmem_address)
 
@@ -223,12 +220,6 @@ class Sm100GemmKernel(GemmHost):
                 warp=warp,
             ).run()
         end(plan, warp, accumulators)
-
-
-def _load(sharers: int) -> cpasync.CopyBulkTensorTileG2SOp | cpasync.CopyBulkTensorTileG2SMulticastOp:
-    """TMA load into CTAs of pairs, of which each of the ``sharers`` CTAs loads its part for all."""
-    kind = cpasync.CopyBulkTensorTileG2SMulticastOp if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp
-    return kind(tcgen05.CtaGroup.TWO)
 
 
 dsl.name_kernel(Sm100GemmKernel.kernel, "gemm_sm100a")

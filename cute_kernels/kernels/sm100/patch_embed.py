@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import BFloat16, Float32, Int32, Int64
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
@@ -22,22 +22,23 @@ from cute_kernels.kernels.epilogue import Scales, scale_add_round
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands
 from cute_kernels.kernels.load import Load, Operand, tma_operand
-from cute_kernels.kernels.pipes import make_pipes, stamp_waits
+from cute_kernels.kernels.pipes import allocate, stamp_waits, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm100.cta_pair import (
+    ClusterPlace,
     IntegerMmaOp,
     Mma,
     Sm100Pipe,
     begin,
     cluster_place,
-    clusters_of_grid,
+    cta_group,
     end,
     release_accumulator,
-    stage_tensor,
     tensor_memory,
 )
 from cute_kernels.kernels.staging import CHUNK_BYTES, WarpStaging, staging_layout, warp_staging
 from cute_kernels.kernels.stamps import NO_STAMPS, Stamps, idle, make_stamps
 from cute_kernels.kernels.tiles import SnakeOrder, TableRows
+from cute_kernels.kernels.tma import k_major, load_operation, load_tma, shared_tensor, store_tma
 from cute_kernels.plan import LANES, VECTOR_BYTES, Sm100PatchEmbedPlan
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.patch_embed import WEIGHT_TYPES
@@ -198,9 +199,7 @@ class TableReader:
         return cute.crd2idx(place, layout)
 
     @cute.jit
-    def load(
-        self, first: Int32, column: cutlass.Constexpr[int], width: cutlass.Constexpr[int]
-    ) -> cute.Tensor | None:
+    def load(self, first: Int32, column: cutlass.Constexpr[int], width: cutlass.Constexpr[int]) -> cute.Tensor | None:
         """``width`` values of a row, from a column of the warp on; ``first`` is where its columns begin."""
         if cutlass.const_expr(self.table is None):
             return None
@@ -295,11 +294,25 @@ class Output:
         if plan.config.store == "coalesced":
             pitch = plan.padded_row_bytes(columns)
             base = self.staging + cute.assume(offset, divby=CHUNK_BYTES)
-            return CoalescedStores(plan, base, pitch, columns, self.out, self.rows, lane, self.stamps)
+            return CoalescedStores(
+                plan=plan,
+                base=base,
+                pitch=pitch,
+                columns=columns,
+                out=self.out,
+                rows=self.rows,
+                lane=lane,
+                stamps=self.stamps,
+            )
         ring = warp_staging(
-            self.staging, offset // plan.store_region_bytes, LANES, plan.store_buffers(columns), self.atom, self.out,
-            BFloat16,
-        )  # fmt: skip
+            self.staging,
+            first=offset // plan.store_region_bytes,
+            rows=LANES,
+            buffers=plan.store_buffers(columns),
+            atom=self.atom,
+            out=self.out,
+            dtype=BFloat16,
+        )
         return TmaStores(plan, ring, ring.row_chunks(lane), columns, self.stamps)
 
 
@@ -320,9 +333,7 @@ class TmaStores:
     stamps: Stamps
 
     @cute.jit
-    def write(
-        self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32
-    ) -> None:
+    def write(self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32) -> None:
         width = self.plan.store_columns
         region = column // width
         group = next(group for group in self.plan.store_groups(self.columns) if group.first <= region < group.end)
@@ -367,9 +378,7 @@ class CoalescedStores:
     stamps: Stamps
 
     @cute.jit
-    def write(
-        self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32
-    ) -> None:
+    def write(self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32) -> None:
         self.stamps.mark(Phase.STAGING)
         count = CHUNK_BYTES // BYTES
         packed = cute.make_tensor(values.iterator, cute.make_layout((count, cute.size(values) // count)))
@@ -418,9 +427,7 @@ class DirectStores:
     stamps: Stamps
 
     @cute.jit
-    def write(
-        self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32
-    ) -> None:
+    def write(self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32) -> None:
         self.stamps.mark(Phase.STORE)
         count = DIRECT_BYTES // BYTES
         image = rows.block * LANES + self.lane
@@ -617,17 +624,16 @@ class Sm100PatchEmbedKernel(RowsHost):
         x_layout = sm100_utils.make_smem_layout_a(tiled_mma, tile_mnk, self.element, config.stages)
         weight_layout = sm100_utils.make_smem_layout_b(tiled_mma, tile_mnk, self.weight_element, config.stages)
         cluster_vmnk = cute.tiled_divide(cute.make_layout((*plan.cluster,)), (tiled_mma.thr_id,))
-        load = cpasync.CopyBulkTensorTileG2SOp(self.group)
-        x_atom, x_view = cpasync.make_tiled_tma_atom(load, o.x, self._x_boxes(1), self._x_box())
+        group, box = cta_group(plan), self._x_box()
+        x_atom, x_view = load_tma(o.x, k_major(self.element, box, 1), box, 1, group)
+        block = cute.slice_(weight_layout, (None, None, None, 0))
         weight_tma = cute.nvgpu.make_tiled_tma_atom_B(
-            load, o.weight, cute.slice_(weight_layout, (None, None, None, 0)), tile_mnk, tiled_mma, cluster_vmnk.shape
+            load_operation(1, group), o.weight, block, tile_mnk, tiled_mma, cluster_vmnk.shape
         )
         out_atom, out = None, o.out
         if config.store == "tma":
-            box = (LANES, plan.store_columns)
-            out_atom, out = cpasync.make_tiled_tma_atom(
-                cpasync.CopyBulkTensorTileS2GOp(), out, staging_layout(*box), box
-            )
+            region = (LANES, plan.store_columns)
+            out_atom, out = store_tma(out, staging_layout(*region), region)
         n_tiles = cute.ceil_div(o.n, plan.tile_n)
         height = o.table_rows + int(plan.problem.table_index)
         position_tiles = cute.ceil_div(o.positions, config.tile_positions)
@@ -636,7 +642,7 @@ class Sm100PatchEmbedKernel(RowsHost):
             x_atom=x_atom,
             x=x_view,
             x_layout=x_layout,
-            x_boxes=self._x_boxes(config.stages),
+            x_boxes=k_major(self.element, box, config.stages),
             weight_atom=weight_tma.atom,
             weight=weight_tma.tma_tensor,
             weight_layout=weight_layout,
@@ -655,92 +661,98 @@ class Sm100PatchEmbedKernel(RowsHost):
             k_blocks=cute.ceil_div(o.k, plan.tile_k),
         )
 
-    @property
-    def group(self) -> tcgen05.CtaGroup:
-        return tcgen05.CtaGroup.TWO if self.plan.cta_group == 2 else tcgen05.CtaGroup.ONE
-
     def _x_box(self) -> tuple[int, int, int]:
         """``[images, 128 bytes of K, positions]`` of a CTA's rows: TMA puts them one after another, images fastest."""
         return (self.plan.cta_images, self.plan.tile_k, self.plan.cta_positions)
 
-    def _x_boxes(self, stages: int) -> cute.ComposedLayout:
-        """The bytes of the stages of ``x`` as TMA fills them: `_x_box` and, of several, their number."""
-        atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, self.element)
-        layout = cute.tile_to_shape(atom, (*self._x_box(), stages), order=(0, 1, 2, 3))
-        return layout if stages > 1 else cute.slice_(layout, (None, None, None, 0))
-
     def _tiled_mma(self) -> cute.TiledMma:
-        shape, group = (self.plan.tile_m, self.plan.tile_n), self.group
+        shape, group = (self.plan.tile_m, self.plan.tile_n), cta_group(self.plan)
         if self.plan.sums_integers:
             operation = IntegerMmaOp(self.element, self.weight_element, shape, group, tcgen05.OperandSource.SMEM)
             return cute.make_tiled_mma(cute.make_mma_atom(operation))
-        return sm100_utils.make_trivial_tiled_mma(
-            self.element, self.weight_element, OperandMajorMode.K, OperandMajorMode.K, Float32, group, shape
-        )
+        majors = (OperandMajorMode.K, OperandMajorMode.K)
+        return sm100_utils.make_trivial_tiled_mma(self.element, self.weight_element, *majors, Float32, group, shape)
 
     @cute.kernel
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan = self.plan
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.ctas > 1 else Int32(0)
-
-        storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
-        barriers = cute.recast_ptr(storage, dtype=Int64)
-        tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
-        x_stages, weight_stages, staging = (storage + region.offset for region in plan.smem[1:])
+        warp, rank = warp_and_rank(plan)
         place = cluster_place(plan, rank)
-        pipes = make_pipes(self.graph, barriers, functools.partial(Sm100Pipe, place=place))
-
+        kind = functools.partial(Sm100Pipe, place=place)
+        barriers, (x_stages, weight_stages, staging), pipes = allocate(plan, self.graph, kind)
+        tmem_address = cute.recast_ptr(barriers + self.graph.slots, dtype=Int32)
         atoms = (args.x_atom, args.weight_atom, args.out_atom)
         begin(plan, self.graph, warp, barriers, tmem_address, tuple(atom for atom in atoms if atom is not None))
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         rows = TileRows(plan, rank, args.images, args.positions, args.position_tiles)
-        order = SnakeOrder(
-            args.order_m_tiles, args.order_n_tiles, cute.arch.block_idx()[0] // plan.ctas, clusters_of_grid(plan),
-            plan.config.snake,
-        )  # fmt: skip
-        x_tensor = stage_tensor(x_stages, args.x_layout, self.element)
-        weight_tensor = stage_tensor(weight_stages, args.weight_layout, self.weight_element)
+        order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, *this_cluster(plan), plan.config.snake)
+        x_tensor = shared_tensor(x_stages, args.x_layout, self.element)
+        weight_tensor = shared_tensor(weight_stages, args.weight_layout, self.weight_element)
         accumulators = tensor_memory(
             args.tiled_mma, (plan.tile_m, plan.tile_n), plan.accumulators, tmem_address, self.accumulator
         )
 
         if warp == plan.load_warp:
-            self._load(args, x_stages, weight_tensor, pipes["operands"], order, rows, place).run()
+            self._load(args, (x_stages, weight_tensor), pipes["operands"], order, rows, place).run()
         elif warp == plan.mma_warp:
             if place.leads:
                 Mma(
-                    args.tiled_mma, args.tiled_mma.make_fragment_A(x_tensor),
-                    args.tiled_mma.make_fragment_B(weight_tensor), accumulators,
-                    pipes["operands"], pipes["accumulator"], order, args.k_blocks,
-                ).run()  # fmt: skip
+                    tiled_mma=args.tiled_mma,
+                    row_fragments=args.tiled_mma.make_fragment_A(x_tensor),
+                    column_fragments=args.tiled_mma.make_fragment_B(weight_tensor),
+                    accumulators=accumulators,
+                    operands=pipes["operands"],
+                    accumulator=pipes["accumulator"],
+                    order=order,
+                    k_blocks=args.k_blocks,
+                ).run()
         else:
             self._epilogue(args, accumulators, staging, pipes["accumulator"], order, rows).run(warp)
 
         stamps.finish()
         end(plan, warp, accumulators)
 
-    def _load(self, args, x_stages, weight_tensor, pipe, order, rows, place) -> Load:
+    def _load(
+        self,
+        args: DeviceArguments,
+        memory: tuple[cute.Pointer, cute.Tensor],
+        pipe: Sm100Pipe,
+        order: SnakeOrder,
+        rows: TileRows,
+        place: ClusterPlace,
+    ) -> Load:
         plan = self.plan
         boxes = cute.local_tile(args.x, self._x_box(), (None, None, None))
-        stages = stage_tensor(x_stages, args.x_boxes, self.element)
+        stages = shared_tensor(memory[0], args.x_boxes, self.element)
         x = tma_operand((args.x_atom, boxes), stages, 3)
         weight = cute.local_tile(args.weight, (plan.tile_n, plan.tile_k), (None, None))
         weight = args.tiled_mma.get_slice(rows.rank).partition_B(weight)
-        return Load(
-            RowsOperand(x.atom, x.source, x.stages, rows=rows),
-            tma_operand((args.weight_atom, weight), weight_tensor, 3), pipe, order, args.k_blocks, place.leads,
-        )  # fmt: skip
+        columns = tma_operand((args.weight_atom, weight), memory[1], 3)
+        x = RowsOperand(x.atom, x.source, x.stages, rows=rows)
+        return Load(x, columns, pipe, order, args.k_blocks, place.leads)
 
-    def _epilogue(self, args, accumulators, staging, pipe, order, rows) -> Sm100PatchEmbedEpilogue:
+    def _epilogue(
+        self,
+        args: DeviceArguments,
+        accumulators: cute.Tensor,
+        staging: cute.Pointer,
+        pipe: Sm100Pipe,
+        order: SnakeOrder,
+        rows: TileRows,
+    ) -> Sm100PatchEmbedEpilogue:
         plan = self.plan
         table_rows = TableRows(args.table_rows, args.table_index, args.rows)
         return Sm100PatchEmbedEpilogue(
-            plan, accumulators, Output(plan, staging, args.out_atom, args.out, rows, pipe.stamps),
-            TableReader(plan, args.table, rows, table_rows), ScaleReader(args.scales.loaded()), pipe, order, rows,
-        )  # fmt: skip
+            plan=plan,
+            accumulators=accumulators,
+            output=Output(plan, staging, args.out_atom, args.out, rows, pipe.stamps),
+            table=TableReader(plan, args.table, rows, table_rows),
+            scales=ScaleReader(args.scales.loaded()),
+            accumulator=pipe,
+            order=order,
+            rows=rows,
+        )
 
 
 dsl.name_kernel(Sm100PatchEmbedKernel.kernel, "patch_embed_sm100a")
-

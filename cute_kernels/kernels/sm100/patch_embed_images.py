@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from cute_kernels import dsl
 from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
 from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, ImagesOperands
+from cute_kernels.kernels.pipes import Pipe
+from cute_kernels.kernels.sm100.cta_pair import ClusterPlace, Sm100Pipe, cta_group
 from cute_kernels.kernels.sm100.transposed import (
     MATRICES,
     MMA_STEPS,
@@ -26,8 +27,8 @@ from cute_kernels.kernels.sm100.transposed import (
     TransposedKernel,
     make_mma,
     smem_tma,
-    staging_layout,
-    warp_staging,
+    transposed_layout,
+    transposed_staging,
 )
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
@@ -42,6 +43,7 @@ from cute_kernels.kernels.strips import (
     table_view,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.kernels.tma import load_tma, store_tma
 from cute_kernels.plan import LANES, Sm100ImagesPlan
 from cute_kernels.plan.images import STRIP_PATCH
 from cute_kernels.plan.images_strips import BLOCK_FEATURES
@@ -62,7 +64,7 @@ class Strips:
         plan = self.plan
         count, first = columns // plan.cta_group, first // plan.cta_group
         if plan.pixel_bytes == 2:
-            rows, blocks = STRIP_PATCH * plan.cta_patches, plan.config.stages * plan.config.stage_blocks
+            rows, blocks = STRIP_PATCH * plan.cta_patches, plan.ring_blocks
             layout = cute.make_layout(
                 ((count, STRIP_PATCH), 1, MMA_STEPS, blocks), stride=((STRIP_PATCH, 1), 0, rows, MMA_STEPS * rows)
             )
@@ -123,9 +125,14 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
 
     @cute.jit
     def finish(
-        self, sums: cute.Tensor, registers: cute.Tensor | None, held: Int32, row: cutlass.Constexpr[int],
-        row_block: Int32, position: Int32,
-    ) -> cute.Tensor:  # fmt: skip
+        self,
+        sums: cute.Tensor,
+        registers: cute.Tensor | None,
+        held: Int32,
+        row: cutlass.Constexpr[int],
+        row_block: Int32,
+        position: Int32,
+    ) -> cute.Tensor:
         matrices = MATRICES // self.plan.terms
         values = cute.make_rmem_tensor(cute.make_layout((2, matrices)), Float32)
         for i in cutlass.range_constexpr(matrices):
@@ -199,13 +206,8 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         plan, o = self.plan, operands
         images = cute.make_tensor(o.images, images_layout(plan, o.batch, o.height, o.width))
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
-        group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
-        images_atom, images_view = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileG2SOp(group), images, strip_layout(plan, 1), plan.load_box
-        )
-        out_atom, out_view = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._out_box
-        )
+        images_atom, images_view = load_tma(images, strip_layout(plan, 1), plan.load_box, 1, cta_group(plan))
+        out_atom, out_view = store_tma(out, self._staging_layout(), self._out_box)
         weight_atom, weight = None, o.weight
         if plan.config.weight == "smem":
             weight_atom, weight = smem_tma(plan, make_mma(plan, plan.parts[0][1]), weight)
@@ -240,13 +242,28 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         kind = ImageOrder if self.plan.config.order == "row" else PositionOrder
         return kind(args.image_tiles, args.position_tiles, first, step)
 
-    def load(self, args, stages, pipe, order, place) -> StripLoad:
+    def load(
+        self,
+        args: DeviceArguments,
+        stages: cute.Pointer,
+        pipe: Pipe,
+        order: ImageOrder | PositionOrder,
+        place: ClusterPlace,
+    ) -> StripLoad:
         plan = self.plan
         source, boxes = strip_boxes(plan, (args.images_atom, args.images), stages, (1, 0))
         return StripLoad(
-            plan, args.images_atom, source, boxes, pipe, order, args.row_tiles,
-            image_step=plan.cta_group, first_images=place.rank, announces=place.leads,
-        )  # fmt: skip
+            plan=plan,
+            atom=args.images_atom,
+            source=source,
+            strips=boxes,
+            operands=pipe,
+            order=order,
+            row_tiles=args.row_tiles,
+            image_step=plan.cta_group,
+            first_images=place.rank,
+            announces=place.leads,
+        )
 
     def operand(self, stages: cute.Pointer) -> Strips:
         return Strips(self.plan, stages)
@@ -262,20 +279,38 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     def _staging_layout(self) -> cute.ComposedLayout:
         """Patches follow each other, image after image, as those of a tile do."""
         plan, row = self.plan, self.plan.warp_features
-        return staging_layout(self._out_box, (row, 1, row * plan.tile_patches, row * plan.columns), row)
+        return transposed_layout(self._out_box, (row, 1, row * plan.tile_patches, row * plan.columns), row)
 
-    def epilogue(self, args, accumulators, staging, pipe, order, slab, quarter) -> Sm100ImagesEpilogue:
+    def epilogue(
+        self,
+        args: DeviceArguments,
+        accumulators: tuple[cute.Tensor, ...],
+        staging: cute.Pointer,
+        pipe: Sm100Pipe,
+        order: ImageOrder | PositionOrder,
+        slab: Int32,
+        quarter: Int32,
+    ) -> Sm100ImagesEpilogue:
         plan = self.plan
         block = slab * plan.epilogue_warps + quarter
         scales, lane = None, cute.arch.lane_idx()
-        ring = warp_staging(plan, staging, self._staging_layout(), args.out_atom, args.out, self._out_box, quarter)
+        out = (args.out_atom, args.out)
+        buffer = transposed_staging(plan, staging, self._staging_layout(), out, self._out_box, quarter)
         if cutlass.const_expr(args.scale is not None):
             first = block * plan.warp_features + lane // 4
             scales = tuple(scale_of_feature(args.scale, first + 8 * i) for i in range(plan.warp_features // 8))
         return Sm100ImagesEpilogue(
-            plan, accumulators, ring, pipe, order, block, quarter, args.table, scales, args.row_tiles
+            plan=plan,
+            accumulators=accumulators,
+            staging=buffer,
+            accumulator=pipe,
+            order=order,
+            feature_block=block,
+            quarter=quarter,
+            table=args.table,
+            scales=scales,
+            row_tiles=args.row_tiles,
         )
 
 
 dsl.name_kernel(Sm100ImagesKernel.kernel, "patch_embed_images_sm100a")
-

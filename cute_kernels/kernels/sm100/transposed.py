@@ -15,25 +15,28 @@ from typing import Any, Protocol
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
-from cutlass import Boolean, Float32, Int32, Int64, Uint8
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05, warp
+from cutlass import Boolean, Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05, warp
 
 from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
-from cute_kernels.kernels.pipes import Pipe, make_pipes, stamp_waits
+from cute_kernels.kernels.pipes import Pipe, allocate, stamp_waits, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm100.cta_pair import (
     ClusterPlace,
     IntegerMmaOp,
     Sm100Pipe,
     begin,
     cluster_place,
+    cta_group,
     end,
     release_accumulator,
 )
+from cute_kernels.kernels.staging import StagingBuffer, staging_buffer
 from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.kernels.tma import Tma, fetch, load_operation, shared_tensor, sides, swizzled
 from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Phase
 from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
 from cute_kernels.plan.tiles import COLUMN_GROUP
@@ -55,15 +58,14 @@ def accumulator_type(plan: Sm100TransposedPlan) -> type:
 
 def make_mma(plan: Sm100TransposedPlan, columns: int) -> cute.TiledMma:
     """The instruction of one part of a tile: ``kind::i8``, ``kind::f8f6f4``, or ``kind::f16`` of 16-bit elements."""
-    group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
+    group = cta_group(plan)
     source = tcgen05.OperandSource.TMEM if plan.config.weight == "tmem" else tcgen05.OperandSource.SMEM
     shape = (plan.lanes * plan.cta_group, columns)
     weight, rows = ELEMENT_TYPES[plan.weight_dtype], ELEMENT_TYPES[plan.problem.in_dtype]
     if plan.weight_dtype == "int8":
         return cute.make_tiled_mma(IntegerMmaOp(weight, rows, shape, group, source))
-    return sm100_utils.make_trivial_tiled_mma(
-        weight, rows, OperandMajorMode.K, OperandMajorMode.K, Float32, group, shape, source
-    )
+    majors = (OperandMajorMode.K, OperandMajorMode.K)
+    return sm100_utils.make_trivial_tiled_mma(weight, rows, *majors, Float32, group, shape, source)
 
 
 def accumulators_of_parts(plan: Sm100TransposedPlan, tmem: cute.Pointer) -> tuple[cute.Tensor, ...]:
@@ -91,9 +93,13 @@ _FILL_COLUMNS = 32
 
 @cute.jit
 def fill_tensor_memory(
-    plan: cutlass.Constexpr[Sm100TransposedPlan], terms: tuple[cute.Tensor, cute.Tensor | None], tmem: cute.Pointer,
-    slab: Int32, thread: Int32, pipe: Sm100Pipe,
-) -> None:  # fmt: skip
+    plan: cutlass.Constexpr[Sm100TransposedPlan],
+    terms: tuple[cute.Tensor, cute.Tensor | None],
+    tmem: cute.Pointer,
+    slab: Int32,
+    thread: Int32,
+    pipe: Sm100Pipe,
+) -> None:
     """Epilogue warp: writes the weight of its features, K-major, four bytes to a column; and says so.
 
     Of two terms, the first half of its lanes gets the high one of as many features and the other half their low one.
@@ -154,9 +160,7 @@ def _load_words(words: cute.Tensor, chunk: Int32, registers: cute.Tensor) -> Non
         for i in cutlass.range_constexpr(_FILL_COLUMNS // width):
             first = cute.assume(chunk * _FILL_COLUMNS + i * width, divby=width)
             if first < count:
-                cute.autovec_copy(
-                    cute.make_tensor(words.iterator + first, cute.make_layout(width)), vectors[None, i]
-                )
+                cute.autovec_copy(cute.make_tensor(words.iterator + first, cute.make_layout(width)), vectors[None, i])
 
 
 @dsl_user_op
@@ -178,19 +182,15 @@ def smem_layout(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma) -> cute.Com
 
 
 def smem_tensor(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
-    layout = smem_layout(plan, tiled_mma)
-    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=_weight_type(plan)), layout.outer)
+    return shared_tensor(pointer, smem_layout(plan, tiled_mma), _weight_type(plan))
 
 
-def smem_tma(
-    plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, weight: cute.Tensor
-) -> tuple[cute.CopyAtom, cute.Tensor]:
+def smem_tma(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, weight: cute.Tensor) -> Tma:
     """TMA load of one K block of a CTA's features: atom and view of ``[N, K]``."""
-    group = tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
     block = cute.slice_(smem_layout(plan, tiled_mma), (None, None, None, 0))
     cluster_vmnk = cute.tiled_divide(cute.make_layout(plan.cluster), (tiled_mma.thr_id,))
     tma = cute.nvgpu.make_tiled_tma_atom_A(
-        cpasync.CopyBulkTensorTileG2SOp(group), weight, block, _tile(plan), tiled_mma, cluster_vmnk.shape
+        load_operation(1, cta_group(plan)), weight, block, _tile(plan), tiled_mma, cluster_vmnk.shape
     )
     return tma.atom, tma.tma_tensor
 
@@ -228,14 +228,13 @@ class WeightLoad:
             with cute.arch.elect_one():
                 self.pipe.announce_bytes(state)
         for block in cutlass.range_constexpr(self.plan.k_blocks):
-            barrier = self.pipe.full_barrier(state)
-            cute.copy(self.atom, self.source[None, self.group, block], self.blocks[None, block], tma_bar_ptr=barrier)
+            source, target = self.source[None, self.group, block], self.blocks[None, block]
+            fetch(self.atom, source, target, self.pipe.full_barrier(state))
 
 
 def weight_load(
-    plan: Sm100TransposedPlan, tma: tuple[cute.CopyAtom, cute.Tensor], stages: cute.Pointer, pipe: Sm100Pipe,
-    group: Int32, place: ClusterPlace,
-) -> WeightLoad:  # fmt: skip
+    plan: Sm100TransposedPlan, tma: Tma, stages: cute.Pointer, pipe: Sm100Pipe, group: Int32, place: ClusterPlace
+) -> WeightLoad:
     """The load of this CTA's part of the weight.
 
     Args:
@@ -249,11 +248,10 @@ def weight_load(
     tiled_mma = make_mma(plan, plan.parts[0][1])
     tile_m, _, tile_k = _tile(plan)
     boxes = tiled_mma.get_slice(place.rank).partition_A(cute.local_tile(tma[1], (tile_m, tile_k), (None, None)))
-    blocks, source = cpasync.tma_partition(
-        tma[0], 0, cute.make_layout(1), cute.group_modes(smem_tensor(plan, tiled_mma, stages), 0, 3),
-        cute.group_modes(boxes, 0, 3),
-    )  # fmt: skip
-    return WeightLoad(plan, tma[0], source, blocks, pipe, group, place.leads)
+    blocks, source = sides(tma[0], smem_tensor(plan, tiled_mma, stages), boxes, 3)
+    return WeightLoad(
+        plan=plan, atom=tma[0], source=source, blocks=blocks, pipe=pipe, group=group, announces=place.leads
+    )
 
 
 # ---- the operand of the MMAs ----------------------------------------------------------------------------------------
@@ -392,23 +390,17 @@ class TransposedKernel:
     def run(self, args: WeightArguments, profile: cute.Pointer | None) -> None:
         """The whole kernel."""
         plan = self.plan
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.ctas > 1 else Int32(0)
+        warp, rank = warp_and_rank(plan)
         place = cluster_place(plan, rank)
-
-        storage = cute.arch.get_dyn_smem(Uint8, alignment=plan.swizzle_period)
-        barriers = cute.recast_ptr(storage, dtype=Int64)
-        tmem_address = cute.recast_ptr(storage + self.graph.slots * 8, dtype=Int32)
-        weight, stages, staging = (storage + region.offset for region in plan.smem[1:])
-        pipes = make_pipes(self.graph, barriers, functools.partial(Sm100Pipe, place=place))
-
+        kind = functools.partial(Sm100Pipe, place=place)
+        barriers, (weight, stages, staging), pipes = allocate(plan, self.graph, kind)
+        tmem_address = cute.recast_ptr(barriers + self.graph.slots, dtype=Int32)
         begin(plan, self.graph, warp, barriers, tmem_address, self.atoms(args))
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         tmem = cute.arch.retrieve_tmem_ptr(Int32, 16, tmem_address)
         accumulators = accumulators_of_parts(plan, tmem)
-        cluster = cute.arch.block_idx()[0] // plan.ctas
-        clusters = cute.arch.grid_dim()[0] // plan.ctas
+        cluster, clusters = this_cluster(plan)
         group = cluster % args.groups
         order = self.order(args, cluster // args.groups, clusters // args.groups)
 
@@ -419,15 +411,31 @@ class TransposedKernel:
         elif warp == plan.mma_warp:
             if place.leads:
                 resident = weight if plan.config.weight == "smem" else tmem + plan.weight_column
-                edges = (pipes[name] for name in ("operands", "accumulator", "weight"))
-                Mma(plan, self.operand(stages), resident, accumulators, *edges, order).run()
+                Mma(
+                    plan=plan,
+                    rows=self.operand(stages),
+                    weight=resident,
+                    accumulators=accumulators,
+                    operands=pipes["operands"],
+                    accumulator=pipes["accumulator"],
+                    weight_ready=pipes["weight"],
+                    order=order,
+                ).run()
         else:
             slab = group * plan.ctas + rank
             quarter = warp % 4
             if cutlass.const_expr(plan.config.weight == "tmem"):
                 lane = quarter * LANES + cute.arch.lane_idx()
                 fill_tensor_memory(plan, self.terms(args), tmem + plan.weight_column, slab, lane, pipes["weight"])
-            self.epilogue(args, accumulators, staging, pipes["accumulator"], order, slab, quarter).run()
+            self.epilogue(
+                args,
+                accumulators=accumulators,
+                staging=staging,
+                pipe=pipes["accumulator"],
+                order=order,
+                slab=slab,
+                quarter=quarter,
+            ).run()
 
         stamps.finish()
         end(plan, warp, accumulators[0])
@@ -443,33 +451,25 @@ _BANK_BYTES = 128
 """After which a swizzle XORs differently: the banks of shared memory."""
 
 
-def staging_layout(
-    box: tuple[int, ...], strides: tuple[int, ...], features: int = LANES
-) -> cute.ComposedLayout:
+def transposed_layout(box: tuple[int, ...], strides: tuple[int, ...], features: int = LANES) -> cute.ComposedLayout:
     """A box of rows of 32 elements of 16 bits, SWIZZLE_64B, or of 16, SWIZZLE_32B."""
     bits = (features // _MATRIX_FEATURES).bit_length() - 1
-    return cute.make_composed_layout(cute.make_swizzle(bits, 4, 3), 0, cute.make_layout(box, stride=strides))
+    return swizzled(cute.make_layout(box, stride=strides), bits)
 
 
 @dataclass(frozen=True)
-class TransposedStaging:
-    """One buffer of rows of features, and the TMA store that reads it. Nothing is shared between warps.
+class TransposedStaging(StagingBuffer):
+    """The buffer of a warp, of rows of features, which begins on 512 bytes, the period of SWIZZLE_64B.
 
     A thread holds features ``lane / 4 + 8 i``, and of every 8 rows two neighbouring ones (PTX ISA, tcgen05.ld
     .16x256b). stmatrix with ``.trans`` turns that into rows of features.
 
     Attributes:
-        buffer: begins on 512 bytes, the period of SWIZZLE_64B.
-        atom, source, target: TMA store of the buffer to a box of the output; TMA clips what is beyond the output.
         lane: of the warp.
         dtype: of the output, 16 bits.
         features: of a row: 32 or 16.
     """
 
-    buffer: cute.Pointer
-    atom: cute.CopyAtom
-    source: cute.Tensor
-    target: cute.Tensor
     lane: Int32
     dtype: type
     features: int
@@ -507,38 +507,31 @@ class TransposedStaging:
         """Starts the TMA store of the whole buffer to a box of the output, given its coordinates."""
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
-        cute.copy(self.atom, self.source, self.target[(None, *coordinates)])
-        cute.arch.cp_async_bulk_commit_group()
-
-    @cute.jit
-    def finish(self) -> None:
-        """The CTA must not exit before TMA has read its staging."""
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
+        self.issue(*coordinates)
 
 
-def warp_staging(
-    plan: Sm100TransposedPlan, storage: cute.Pointer, layout: cute.ComposedLayout, atom: cute.CopyAtom,
-    out: cute.Tensor, box: tuple[int, ...], quarter: Int32,
-) -> TransposedStaging:  # fmt: skip
+def transposed_staging(
+    plan: Sm100TransposedPlan,
+    storage: cute.Pointer,
+    layout: cute.ComposedLayout,
+    out: Tma,
+    box: tuple[int, ...],
+    quarter: Int32,
+) -> TransposedStaging:
     """The buffer of the warp that drains a quarter of the lanes.
 
     Args:
         plan: says how large it is.
         storage: staging of the CTA.
-        layout: of `staging_layout`.
-        atom: TMA store made with that layout.
-        out: TMA view of the output.
+        layout: of `transposed_layout`.
+        out: TMA store made with that layout, and its view of the output.
         box: what is stored at once.
         quarter: which warp.
     """
+    dtype = ELEMENT_TYPES[plan.problem.out_dtype]
     buffer = storage + cute.assume(quarter * plan.staging_bytes, divby=512)
-    dtype, modes = ELEMENT_TYPES[plan.problem.out_dtype], len(box)
-    staged = cute.make_tensor(cute.recast_ptr(buffer, layout.inner, dtype=dtype), layout.outer)
-    boxes = cute.local_tile(out, box, (None,) * modes)
-    source, target = cpasync.tma_partition(
-        atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, modes), cute.group_modes(boxes, 0, modes)
-    )
-    return TransposedStaging(buffer, atom, source, target, cute.arch.lane_idx(), dtype, plan.warp_features)
+    own = staging_buffer(buffer, layout, dtype, out, box)
+    return TransposedStaging(**vars(own), lane=cute.arch.lane_idx(), dtype=dtype, features=plan.warp_features)
 
 
 # --- epilogue warps: the loop that drains accumulators of 32 features each, part by part -----------------------------
@@ -589,9 +582,8 @@ class TransposedEpilogue:
 
     @abstractmethod
     def finish(
-        self, sums: cute.Tensor, registers: cute.Tensor | None, held: Int32, row: int, row_block: Int32,
-        position: Int32,
-    ) -> cute.Tensor:  # fmt: skip
+        self, sums: cute.Tensor, registers: cute.Tensor | None, held: Int32, row: int, row_block: Int32, position: Int32
+    ) -> cute.Tensor:
         """Rounded values of a warp's features x 8 rows, matrix by matrix of stmatrix: ``[2 rows, 4 or 2 features]``.
 
         Args:
@@ -658,6 +650,4 @@ class TransposedEpilogue:
 
     @property
     def _kind(self) -> type:
-        """Element type of the accumulators."""
         return self.accumulators[0].element_type
-

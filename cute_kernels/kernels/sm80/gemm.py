@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -96,7 +97,7 @@ class Sm80GemmKernel:
         k: Int32,
         batches: Int32,
         clusters: Int32,
-        stream,
+        stream: Any,
     ) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
         kernel = self.kernel(a_pointer, b_pointer, bias_pointer, out_pointer, m, n, k, batches)

@@ -87,7 +87,7 @@ def round_tf32_in_place(address: Int32, offset: int, when: Int32, *, loc=None, i
     """Rounds four FP32 in shared memory to TF32 if ``when`` is not 0: to nearest, ties to even; a NaN stays one.
 
     ``x + 0xFFF + bit 13 of x`` carries into the bits that stay, also from the largest TF32 number to infinity.
-    ``cvt.rna.tf32`` would take ties away from zero, and ``cvt.rn.tf32`` exists from sm_90 on.
+    ``cvt.rna.tf32`` would take ties away from zero.
     """
     text = [
         "{", ".reg .pred rounded, number;", ".reg .b32 a, b, c, d, odd;", "setp.ne.b32 rounded, $1, 0;",
@@ -101,6 +101,13 @@ def round_tf32_in_place(address: Int32, offset: int, when: Int32, *, loc=None, i
         ]  # fmt: skip
     text += [f"@rounded st.shared.v4.b32 [$0+{offset}], {{a, b, c, d}};", "}"]
     _asm(None, "\n\t".join(text), "r,r", [address, when], True, loc, ip)
+
+
+@dsl_user_op
+def round_tf32(x: Int32, *, loc=None, ip=None) -> Int32:
+    """The same of one register, by the instruction that sm_90 and later have."""
+    text = "{\n\t.reg .f32 number;\n\tmov.b32 number, $1;\n\tcvt.rn.tf32.f32 $0, number;\n\t}"
+    return Int32(_asm(Int32.mlir_type, text, "=r,r", [x], False, loc, ip))
 
 
 @dsl_user_op

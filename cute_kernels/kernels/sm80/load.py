@@ -36,7 +36,8 @@ def key_of_row(row: Int32 | int, chunks: int) -> Int32 | int:
 
     Linear in the bits of the row: that of a sum of rows without common bits is the exclusive or of theirs.
     """
-    return row & 7 if chunks == 8 else (row >> 1) & 3
+    high = (row >> 3) & 1
+    return (row & 7) ^ (high << 2) if chunks == 8 else ((row >> 1) & 3) ^ (high << 1)
 
 
 def key_of_column(row: Int32 | int, chunks: int, lane_columns: int) -> Int32 | int:

@@ -14,8 +14,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from cute_kernels.kernels.sm80.instructions import accumulator_type, computed_here, ldmatrix_x4, mma_sync
-from cute_kernels.kernels.sm80.load import Chore, Load, key_of_row
+from cute_kernels.kernels.sm80.instructions import accumulator_type, computed_here, ldmatrix_x4, mma_sync, round_tf32
+from cute_kernels.kernels.sm80.load import Chore, Load, key_of_column, key_of_row
 from cute_kernels.plan.sm80 import STEP_BYTES, Sm80Plan
 
 
@@ -83,12 +83,13 @@ def fragments(plan: Sm80Plan, warp: Warp) -> Fragments:
     lane, row_bytes = warp.lane, plan.config.row_bytes
     row_a = (lane & 7) + 8 * ((lane >> 3) & 1)
     row_b = plan.lane_columns * ((lane & 7) >> 1) + (lane & 1) + 2 * (lane >> 4)
-    key = key_of_row(lane & 7, plan.chunks)  # and that of B's rows in the order in which they are read
+    key_a = key_of_row(row_a, plan.chunks)
+    key_b = key_of_column(row_b, plan.chunks, plan.lane_columns)
     registers = (plan.warp_m // 16 * 4, plan.warp_n // 8 * 2)
     a, b = (cute.make_rmem_tensor(cute.make_layout((count, 2)), Int32) for count in registers)
     return Fragments(
         plan, a, b, (warp.row + row_a) * row_bytes, (plan.config.tile_m + warp.column + row_b) * row_bytes,
-        ((lane >> 4) ^ key) * 16, (((lane >> 3) & 1) ^ key) * 16,
+        ((lane >> 4) ^ key_a) * 16, (((lane >> 3) & 1) ^ key_b) * 16,
     )  # fmt: skip
 
 
@@ -183,6 +184,9 @@ class MainLoop:
         return [chore for load in loads for chore in load.copies(stage, block, exists)]
 
     def _roundings(self, loads: tuple[Load, Load], stage: Int32, exists: Int32) -> list[Chore]:
+        """Of a stage in shared memory, if it is rounded there."""
+        if self.plan.rounds_fragments:
+            return []
         pairs = zip(loads, self.plan.rounds, strict=True)
         return [chore for load, rounds in pairs if rounds for chore in load.roundings(stage, exists)]
 
@@ -224,6 +228,10 @@ class MainLoop:
         """One step, in a serpentine over the tile: a fragment of one operand is used again at once."""
         plan = self.plan
         rows, columns = plan.warp_m // 16, plan.warp_n // 8
+        if plan.rounds_fragments:
+            for fragment, rounds in zip((parts.a, parts.b), plan.rounds, strict=True):
+                for i in range(fragment.shape[0] if rounds else 0):
+                    fragment[i, buffer] = round_tf32(fragment[i, buffer])
         for j in range(columns):
             b = [parts.b[2 * j + r, buffer] for r in range(2)]
             for i in reversed(range(rows)) if j % 2 else range(rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -124,7 +125,7 @@ class Sm80PatchEmbedKernel:
         k: Int32,
         table_rows: Int32,
         clusters: Int32,
-        stream,
+        stream: Any,
     ) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
         by_pointer = self.plan.problem.scale_source == "pointer"

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from cute_kernels import dsl
-from cute_kernels.kernels import ptx
+from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
 from cute_kernels.kernels.gemm import finish
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.sm80.epilogue import (
+    LANES_ALONG,
     lane_blocks,
     lane_column,
-    lane_row,
     lane_rows,
     lane_sums,
     launch,
@@ -25,11 +26,11 @@ from cute_kernels.kernels.sm80.epilogue import (
 )
 from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
-from cute_kernels.kernels.sm80.patch_load import Grid, patch_load
+from cute_kernels.kernels.sm80.patch_load import Grid, grid_of, patch_load
 from cute_kernels.plan import Sm80ImagesPlan
 
-HIGH = 256.0
-"""Weight of the high term of two."""
+TABLE_ROWS_AHEAD = 4
+"""Rows of the table that a lane loads at once: one after the other, each would take the latency of L2."""
 
 
 @dataclass(frozen=True)
@@ -64,26 +65,36 @@ class ImagesTiles:
     @cute.jit
     def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
         """Scales, adds the table, rounds and stores."""
-        plan, wide, grid, n = self.plan, self.plan.lane_columns, self.grid, self.n
+        plan, grid, n = self.plan, self.grid, self.n
         row, column = self._place(tile)
         dtype = ELEMENT_TYPES[plan.problem.out_dtype]
+        eights = lane_rows(plan)
+        first = (row + warp.row) // 8
+        patches = [grid.patch(plan, first + eighth, warp.lane // LANES_ALONG) for eighth in eights]
         for block in cutlass.range_constexpr(len(lane_blocks(plan)) // plan.terms):
             n_at = column // plan.terms + self._column(warp, block)
             if n_at < n:
                 scales = None
                 if cutlass.const_expr(self.scale is not None):
-                    scales = load_vector(self.scale, n_at, wide, Float32)
-                for eighth in cutlass.range_constexpr(len(lane_rows(plan))):
-                    image, position = grid.patch(plan, row + lane_row(warp, eighth))
-                    if image < grid.batch:
-                        at = position * n + n_at
-                        addend = None
-                        if cutlass.const_expr(self.table is not None):
-                            one = plan.problem.table_rows == 1
-                            addend = load_vector(self.table, n_at if cutlass.const_expr(one) else at, wide, Float32)
-                        values = self._scaled(sums, block, eighth, scales, addend)
-                        rounded = finish(values, None if scales is not None else addend, "none", dtype)
-                        store_vector(self.out, Int64(image) * Int64(grid.positions * n) + Int64(at), rounded)
+                    scales = load_vector(self.scale, n_at, plan.lane_columns, Float32)
+                for begin in cutlass.range_constexpr(0, len(eights), TABLE_ROWS_AHEAD):
+                    several = eights[begin : begin + TABLE_ROWS_AHEAD]
+                    # In front of all stores: a load is not moved before a store.
+                    addends = [self._addend(patches[eighth][1], n_at) for eighth in several]
+                    for i in cutlass.range_constexpr(len(several)):
+                        image, position = patches[several[i]]
+                        values = self._scaled(sums, block, several[i], scales, addends[i])
+                        rounded = finish(values, None if scales is not None else addends[i], "none", dtype)
+                        if image < grid.batch:
+                            place = Int64(image * grid.positions.divisor + position) * Int64(n) + Int64(n_at)
+                            store_vector(self.out, place, rounded)
+
+    def _addend(self, position: Int32, n_at: Int32) -> cute.Tensor | None:
+        """What is added to a lane's sums of one row."""
+        if self.table is None:
+            return None
+        one = self.plan.problem.table_rows == 1
+        return load_vector(self.table, n_at if one else position * self.n + n_at, self.plan.lane_columns, Float32)
 
     def _column(self, warp: Warp, block: int) -> Int32:
         """A lane's first feature of a block, or of a block of high terms and the block of low ones behind it."""
@@ -103,12 +114,9 @@ class ImagesTiles:
         if plan.terms == 2:
             low = lane_sums(sums, plan, 2 * block + 1, eighth)
             for e in range(plan.lane_columns):
-                values[e] = ptx.fma_rn_f32(values[e], Float32(HIGH), low[e])
+                (values[e],) = sum_of_terms((values[e],), (low[e],))
         for e in range(plan.lane_columns):
-            if addend is None:
-                values[e] = ptx.mul_rn_f32(values[e], scales[e])
-            else:
-                values[e] = ptx.fma_rn_f32(values[e], scales[e], addend[e])
+            (values[e],) = scale_add((values[e],), (scales[e],), None if addend is None else (addend[e],))
         return values
 
 
@@ -131,11 +139,10 @@ class Sm80ImagesKernel:
         width: Int32,
         n: Int32,
         clusters: Int32,
-        stream,
+        stream: Any,
     ) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
-        patch = self.plan.problem.patch
-        grid = Grid(batch, height, width, width // patch, height // patch * (width // patch))
+        grid = grid_of(batch, height, width, self.plan.problem.patch)
         kernel = self.kernel(images_pointer, weight_pointer, scale_pointer, table_pointer, out_pointer, grid, n)
         launch(kernel, self.plan, clusters, stream)
 
@@ -149,7 +156,7 @@ class Sm80ImagesKernel:
         if cutlass.const_expr(plan.terms == 2):
             columns = cute.ceil_div(n, plan.terms_block) * (2 * plan.terms_block)
         n_tiles = cute.ceil_div(columns, c.tile_n)
-        rows = cute.ceil_div(grid.batch, c.tile_images) * c.tile_images * grid.positions
+        rows = cute.ceil_div(grid.batch, c.tile_images) * c.tile_images * grid.positions.divisor
         tiles = ImagesTiles(
             plan=plan,
             images=images,

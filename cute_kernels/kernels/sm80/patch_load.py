@@ -16,21 +16,26 @@ from cute_kernels.plan.base import ITEMSIZE
 
 @dataclass(frozen=True)
 class Grid:
-    """Images and their patches: sizes of a launch."""
+    """Images and their patches: sizes of a launch, those that are divided by as factors and shifts."""
 
     batch: Int32
     height: Int32
     width: Int32
-    grid_width: Int32
-    positions: Int32
+    grid_width: cute.FastDivmodDivisorV2
+    positions: cute.FastDivmodDivisorV2
 
-    def patch(self, plan: Sm80ImagesPlan, row: Int32) -> tuple[Int32, Int32]:
-        """(image, position) of a row of the product."""
-        together = plan.config.tile_images
-        if together == 1:
-            return row // self.positions, row % self.positions
-        place = row // together
-        return place // self.positions * together + row % together, place % self.positions
+    def patch(self, plan: Sm80ImagesPlan, eight: Int32, inside: Int32) -> tuple[Int32, Int32]:
+        """(image, position) of one of eight rows of the product."""
+        if plan.config.tile_images == 1:
+            return divmod(8 * eight + inside, self.positions)
+        group, position = divmod(eight, self.positions)
+        return 8 * group + inside, position
+
+
+def grid_of(batch: Int32, height: Int32, width: Int32, patch: int) -> Grid:
+    """The grid of patches of images of this size. Divisors are prepared where this is called: on the host."""
+    down, right = height // patch, width // patch
+    return Grid(batch, height, width, cute.FastDivmodDivisorV2(right), cute.FastDivmodDivisorV2(down * right))
 
 
 @dataclass(frozen=True)
@@ -82,9 +87,9 @@ def patch_load(plan: Sm80ImagesPlan, images: cute.Pointer, first: Int32, grid: G
     sources, targets = [], []
     for i in range(plan.config.tile_m // plan.pass_patches):
         row = local + i * plan.pass_patches
-        image, position = grid.patch(plan, first + row)
+        image, position = grid.patch(plan, first // 8 + row // 8, row % 8)
         image = cutlass.min(image, grid.batch - 1)
-        down, right = position // grid.grid_width, position % grid.grid_width
+        down, right = divmod(position, grid.grid_width)
         start = Int64(image) * (channel * problem.channels)
         start += Int64(down * problem.patch + part * of_part) * Int64(line)
         start += Int64(right * (problem.patch * size) + piece * 16)
@@ -101,9 +106,12 @@ def _place(plan: Sm80ImagesPlan, thread: Int32) -> tuple[Int32, Int32, Int32]:
     pieces leave: patches with the upper bits of the key first, and what is left of it from eight lanes to the next.
     """
     pieces = plan.pieces
-    if pieces == 1:
-        return thread % plan.pass_patches, thread // plan.pass_patches, Int32(0)
     lane, warp = thread % 32, thread // 32
+    if pieces == 1:
+        local = thread % plan.pass_patches
+        if plan.config.tile_images == 8:
+            local = local - lane + ((lane & 1) << 3) + ((lane >> 1) & 7) + (lane & 16)
+        return local, thread // plan.pass_patches, Int32(0)
     inside, outside = (lane // pieces) % (8 // pieces), lane // 8
     if plan.chunks == 8:
         low = pieces * inside + outside % pieces

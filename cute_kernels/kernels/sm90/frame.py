@@ -57,4 +57,3 @@ class Sm90Pipe(Pipe):
                 cute.arch.mbarrier_arrive(self.empty + state.index)
             else:
                 cute.arch.mbarrier_arrive(self.empty + state.index, thread + first)
-

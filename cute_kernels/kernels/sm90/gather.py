@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32, Int64, Uint8
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from cute_kernels import dsl
-from cute_kernels.kernels.gemm import Tma
 from cute_kernels.kernels.graph import sm90_gather_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, ImagesOperands
 from cute_kernels.kernels.load import Operand, tma_operand
-from cute_kernels.kernels.pipes import Pipe, make_pipes, stamp_waits
+from cute_kernels.kernels.pipes import Pipe, allocate, stamp_waits, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
 from cute_kernels.kernels.sm90.gemm import GemmMma
 from cute_kernels.kernels.staging import WarpStaging
 from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.tiles import PatchOrder
+from cute_kernels.kernels.tma import all_ctas, fetch, k_major, load_tma, shared_tensor, sides, store_tma, swizzled
 from cute_kernels.plan.base import ITEMSIZE, Phase
 from cute_kernels.plan.images_gather import BLOCK_PIXELS, Sm90GatherPlan
 from cute_kernels.plan.shared_operands import WARPGROUP_ROWS
@@ -32,7 +32,7 @@ from cute_kernels.plan.shared_operands import WARPGROUP_ROWS
 
 
 @dataclass(frozen=True)
-class Load:
+class GatherLoad:
     """Fills operand stages for every tile of this cluster.
 
     Each CTA of a cluster loads its share of a box of patches and multicasts it to all of them, so a stage may be filled
@@ -65,23 +65,13 @@ class Load:
             weight = self.weight.place(n_tile, ())
             for channel in cutlass.range(plan.problem.channels, unroll=1):
                 for block in cutlass.range(blocks, unroll=1):
-                    self.operands.wait_empty(state)
-                    with cute.arch.elect_one():
-                        self.operands.announce_bytes(state)
-                    barrier = self.operands.full_barrier(state)
+                    barrier = self.operands.acquire(state)
                     rows = channel * self.channel_blocks + block
                     box = self.source[None, 0, row_tile, column_tile, image_tile, rows]
-                    self._copy(box, self.patches[None, state.index], barrier)
+                    fetch(self.atom, box, self.patches[None, state.index], barrier, all_ctas(plan.config.cluster))
                     self.weight.fetch(weight, channel * blocks + block, state.index, barrier)
                     state.advance()
         self.operands.drain(state)
-
-    def _copy(self, box: cute.Tensor, target: cute.Tensor, barrier: cute.Pointer) -> None:
-        ctas = self.plan.config.cluster
-        if ctas > 1:
-            cute.copy(self.atom, box, target, tma_bar_ptr=barrier, mcast_mask=Int16((1 << ctas) - 1))
-        else:
-            cute.copy(self.atom, box, target, tma_bar_ptr=barrier)
 
 
 # --- consumer warpgroup: operand stages -> WGMMA accumulators -> bias + position, rounding, store buffers, TMA -------
@@ -157,9 +147,7 @@ class GatherMma(GemmMma):
         return values
 
     @cute.jit
-    def _table_row(
-        self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], half: cutlass.Constexpr[int]
-    ) -> Int32:
+    def _table_row(self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], half: cutlass.Constexpr[int]) -> Int32:
         """Position of a thread's row of a wave; beyond the grid, where TMA clips, a last one: the table ends there."""
         plan = self.plan
         if cutlass.const_expr(plan.problem.table_rows == 1):
@@ -175,9 +163,10 @@ class GatherMma(GemmMma):
 
 
 _SWIZZLES = {
-    32: warpgroup.SmemLayoutAtomKind.K_SW32, 64: warpgroup.SmemLayoutAtomKind.K_SW64,
+    32: warpgroup.SmemLayoutAtomKind.K_SW32,
+    64: warpgroup.SmemLayoutAtomKind.K_SW64,
     128: warpgroup.SmemLayoutAtomKind.K_SW128,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -207,30 +196,20 @@ class Sm90GatherKernel(ImagesHost):
 
     def __init__(self, plan: Sm90GatherPlan) -> None:
         super().__init__(plan, sm90_gather_graph(plan))
-        self.dtype, self.out_dtype = (
-            ELEMENT_TYPES[name] for name in (plan.problem.in_dtype, plan.problem.out_dtype)
-        )
+        self.dtype, self.out_dtype = (ELEMENT_TYPES[name] for name in (plan.problem.in_dtype, plan.problem.out_dtype))
 
     def arguments(self, operands: ImagesOperands) -> DeviceArguments:
         plan, config, problem, o = self.plan, self.plan.config, self.plan.problem, operands
         images = cute.make_tensor(o.images, self._images_layout(o.batch, o.height, o.width))
         out = cute.make_tensor(o.out, self._out_layout(o.batch, o.grid_height, o.grid_width, o.n))
+        shape, majors = (WARPGROUP_ROWS, config.tile_n, 16), (OperandMajorMode.K, OperandMajorMode.K)
         tiled_mma = cute.make_tiled_mma(
-            warpgroup.MmaF16BF16Op(
-                self.dtype, Float32, (WARPGROUP_ROWS, config.tile_n, 16), warpgroup.OperandSource.SMEM,
-                OperandMajorMode.K, OperandMajorMode.K,
-            )
-        )  # fmt: skip
-        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if config.cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
-        images_tma = cpasync.make_tiled_tma_atom(
-            load, images, self._box_layout(1), plan.box, num_multicast=config.cluster
+            warpgroup.MmaF16BF16Op(self.dtype, Float32, shape, warpgroup.OperandSource.SMEM, *majors)
         )
-        weight_tma = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileG2SOp(), o.weight, self._weight_layout(1), (config.tile_n, BLOCK_PIXELS)
-        )
-        out_tma = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(1), plan.store_box
-        )
+        images_atom, images_view = load_tma(images, self._box_layout(1), plan.box, config.cluster)
+        weight_box = (config.tile_n, BLOCK_PIXELS)
+        weight_atom, weight_view = load_tma(o.weight, k_major(self.dtype, weight_box, 1), weight_box)
+        out_atom, out_view = store_tma(out, self._staging_layout(1), plan.store_box)
         n_tiles = cute.ceil_div(o.n, config.cluster * config.tile_n)
         table = None
         if o.table is not None:
@@ -239,12 +218,12 @@ class Sm90GatherKernel(ImagesHost):
             table = cute.make_tensor(o.table, cute.make_ordered_layout((2, pairs, rows), order=(0, 1, 2)))
         return DeviceArguments(
             tiled_mma=tiled_mma,
-            images_atom=images_tma.atom,
-            images=images_tma.tma_tensor,
-            weight_atom=weight_tma.atom,
-            weight=weight_tma.tma_tensor,
-            out_atom=out_tma.atom,
-            out=out_tma.tma_tensor,
+            images_atom=images_atom,
+            images=images_view,
+            weight_atom=weight_atom,
+            weight=weight_view,
+            out_atom=out_atom,
+            out=out_view,
             table=table,
             grid_height=o.grid_height,
             grid_width=o.grid_width,
@@ -313,97 +292,113 @@ class Sm90GatherKernel(ImagesHost):
         atom = warpgroup.make_smem_layout_atom(_SWIZZLES[self.plan.row_bytes], self.dtype)
         return cute.make_composed_layout(atom.inner, 0, layout)
 
-    def _weight_layout(self, stages: int) -> cute.ComposedLayout:
-        """``[features, 128 bytes of K, stages]``, K-major, SWIZZLE_128B; without the last mode for a single stage."""
-        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.dtype)
-        layout = cute.tile_to_shape(atom, (self.plan.config.tile_n, BLOCK_PIXELS, stages), order=(0, 1, 2))
-        return layout if stages > 1 else cute.slice_(layout, (None, None, 0))
-
     def _staging_layout(self, buffers: int) -> cute.ComposedLayout:
         """Layout of the buffers that a warp stores from, SWIZZLE_128B: rows of 128 bytes of features."""
         box = self.plan.store_box
         shape = box if buffers == 1 else (*box, buffers)
-        layout = cute.make_ordered_layout(shape, order=tuple(range(len(shape))))
-        return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, layout)
+        return swizzled(cute.make_ordered_layout(shape, order=tuple(range(len(shape)))))
 
     # ---- device ----------------------------------------------------------------------------------------------------
 
     @cute.kernel
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan, config = self.plan, self.plan.config
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if config.cluster > 1 else Int32(0)
-
-        storage = cute.arch.get_dyn_smem(Uint8, alignment=plan.swizzle_period)
-        barriers = cute.recast_ptr(storage, dtype=Int64)
-        patches, weight, staging = (storage + region.offset for region in plan.smem[1:])
-        pipes = make_pipes(self.graph, barriers, Sm90Pipe)
+        warp, rank = warp_and_rank(plan)
+        barriers, memory, pipes = allocate(plan, self.graph, Sm90Pipe)
         pipe = pipes["operands"]
-
         begin(self.graph, warp == plan.load_warp, barriers, (args.images_atom, args.weight_atom, args.out_atom))
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
+        cluster, clusters = this_cluster(plan)
         order = PatchOrder(
-            args.image_tiles, args.column_tiles, args.row_tiles, args.n_tiles, config.order == "row",
-            cute.arch.block_idx()[0] // config.cluster, cute.arch.grid_dim()[0] // config.cluster,
-        )  # fmt: skip
-        weight_stages = self._stages(weight, self._weight_layout(max(2, config.stages)))
+            image_tiles=args.image_tiles,
+            column_tiles=args.column_tiles,
+            row_tiles=args.row_tiles,
+            n_tiles=args.n_tiles,
+            images_first=config.order == "row",
+            first=cluster,
+            step=clusters,
+        )
 
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == plan.load_warp:
-                self._load(args, patches, weight_stages, pipe, order, rank).run()
+                self._load(args, memory, pipe, order, rank).run()
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
-            self._mma(args, patches, weight_stages, staging, pipe, order, rank, warp).run()
+            self._mma(args, memory, pipe, order, rank, warp).run()
         stamps.finish()
 
-    def _stages(self, pointer: cute.Pointer, layout: cute.ComposedLayout) -> cute.Tensor:
-        return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=self.dtype), layout.outer)
+    def _weight_stages(self, memory: cute.Pointer) -> cute.Tensor:
+        config = self.plan.config
+        return shared_tensor(memory, k_major(self.dtype, (config.tile_n, BLOCK_PIXELS), config.stages), self.dtype)
 
-    def _load(self, args, patches, weight_stages, pipe, order, rank) -> Load:
+    def _load(
+        self, args: DeviceArguments, memory: list[cute.Pointer], pipe: Sm90Pipe, order: PatchOrder, rank: Int32
+    ) -> GatherLoad:
         plan, config = self.plan, self.plan.config
-        boxes = self._stages(patches, self._box_layout(config.stages))
+        boxes = shared_tensor(memory[0], self._box_layout(config.stages), self.dtype)
         pixels = cute.local_tile(args.images, plan.box, (None,) * 5)
-        stages, source = cpasync.tma_partition(
-            args.images_atom, rank, cute.make_layout(config.cluster),
-            cute.group_modes(boxes, 0, 5), cute.group_modes(pixels, 0, 5),
-        )  # fmt: skip
+        stages, source = sides(args.images_atom, boxes, pixels, 5, (config.cluster, rank))
         features = cute.local_tile(args.weight, (config.tile_n, BLOCK_PIXELS), (None, None))
-        weight: Tma = (args.weight_atom, features)
-        operand = tma_operand(weight, weight_stages, 2, tile=(config.cluster, rank))
-        channel_blocks = args.grid_height * (plan.problem.patch // plan.pixel_rows)
-        return Load(plan, args.images_atom, source, stages, operand, pipe, order, channel_blocks)
+        return GatherLoad(
+            plan=plan,
+            atom=args.images_atom,
+            source=source,
+            patches=stages,
+            weight=tma_operand(
+                (args.weight_atom, features), self._weight_stages(memory[1]), 2, tile=(config.cluster, rank)
+            ),
+            operands=pipe,
+            order=order,
+            channel_blocks=args.grid_height * (plan.problem.patch // plan.pixel_rows),
+        )
 
-    def _mma(self, args, patches, weight_stages, staging, pipe, order, rank, warp) -> GatherMma:
+    def _mma(
+        self,
+        args: DeviceArguments,
+        memory: list[cute.Pointer],
+        pipe: Sm90Pipe,
+        order: PatchOrder,
+        rank: Int32,
+        warp: Int32,
+    ) -> GatherMma:
         plan, config = self.plan, self.plan.config
         group, thread = warp // 4, cute.arch.thread_idx()[0] % 128
         slice_ = args.tiled_mma.get_slice(thread)
-        operand = self._stages(patches, self._operand_layout())
+        operand = shared_tensor(memory[0], self._operand_layout(), self.dtype)
         fragments = args.tiled_mma.make_fragment_A(slice_.partition_A(operand))
         part = 0 if cutlass.const_expr(config.pingpong) else group
         shape = (1, plan.waves, BLOCK_PIXELS // 16, config.stages)
         fragments = cute.local_tile(fragments, shape, (0, part, 0, 0))
-        features = args.tiled_mma.make_fragment_B(slice_.partition_B(weight_stages))
+        features = args.tiled_mma.make_fragment_B(slice_.partition_B(self._weight_stages(memory[1])))
         return GatherMma(
-            plan, args.tiled_mma, fragments, features, pipe, self._ring(staging, args, warp), args.table, order,
-            Int32(plan.k_blocks), group, thread, Int32(0), rank, 0, None, self.graph.named_barriers[0].identifier,
-            (args.grid_height, args.grid_width),
-        )  # fmt: skip
+            plan=plan,
+            tiled_mma=args.tiled_mma,
+            a_fragments=fragments,
+            b_fragments=features,
+            operands=pipe,
+            staging=self._ring(memory[2], args, warp),
+            bias=args.table,
+            order=order,
+            k_blocks=Int32(plan.k_blocks),
+            warpgroup=group,
+            thread=thread,
+            rank_m=Int32(0),
+            rank_n=rank,
+            first_cta=0,
+            partials=None,
+            turn=self.graph.named_barriers[0].identifier,
+            grid=(args.grid_height, args.grid_width),
+        )
 
     def _ring(self, staging: cute.Pointer, args: DeviceArguments, warp: Int32) -> WarpStaging:
-        """The store buffers of one warp."""
         plan, buffers = self.plan, self.plan.config.store_stages
         size = plan.store_rows * plan.k_block_bytes
         base = staging + cute.assume(warp * (buffers * size), divby=size)
-        layout = self._staging_layout(max(2, buffers))
-        staged = cute.make_tensor(cute.recast_ptr(base, layout.inner, dtype=self.out_dtype), layout.outer)
-        boxes = cute.local_tile(args.out, plan.store_box, (None,) * 5)
-        source, target = cpasync.tma_partition(
-            args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 5), cute.group_modes(boxes, 0, 5)
-        )
+        staged = shared_tensor(base, self._staging_layout(max(2, buffers)), self.out_dtype)
+        source, target = sides(args.out_atom, staged, cute.local_tile(args.out, plan.store_box, (None,) * 5), 5)
         return WarpStaging(base, plan.store_rows, buffers, args.out_atom, source, target)
 
 
 dsl.name_kernel(Sm90GatherKernel.kernel, "patch_embed_gather_sm90a")
-

@@ -16,19 +16,20 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, TFloat32
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
+from cutlass import Float32, Int32, TFloat32
+from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, Tma, finish
+from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, finish
 from cute_kernels.kernels.graph import sm90_gemm_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, clear_unloaded, tma_operand
-from cute_kernels.kernels.pipes import Pipe, PipelineState, make_pipes
+from cute_kernels.kernels.pipes import Pipe, PipelineState, allocate, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
 from cute_kernels.kernels.staging import WarpStaging, warp_staging
 from cute_kernels.kernels.tiles import GroupedOrder
+from cute_kernels.kernels.tma import Tma, k_major, load_tma, shared_tensor
 from cute_kernels.plan import Sm90GemmPlan
 from cute_kernels.plan.base import Phase
 
@@ -398,26 +399,14 @@ class Sm90GemmKernel(GemmHost):
         operation = MmaTf32Op if self.dtype is TFloat32 else warpgroup.MmaF16BF16Op
         shape, majors = (64, config.tile_n, plan.mma_k), (OperandMajorMode.K, OperandMajorMode.K)
         tiled_mma = cute.make_tiled_mma(operation(self.dtype, Float32, shape, warpgroup.OperandSource.SMEM, *majors))
-        a_tma = self._load_atom(a, plan.loaded_rows, config.cluster_n)
-        return tiled_mma, a_tma, self._load_atom(b, config.tile_n, config.cluster_m)
-
-    def _load_atom(self, tensor: cute.Tensor, rows: int, sharers: int) -> Tma:
-        """TMA load of ``rows`` rows of one K block, of which each of the ``sharers`` CTAs loads its part for all."""
-        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if sharers > 1 else cpasync.CopyBulkTensorTileG2SOp()
-        layout = self._stage_layout(rows)
-        return cpasync.make_tiled_tma_atom(load, tensor, layout, (rows, self.plan.tile_k), num_multicast=sharers)
-
-    def _stage_layout(self, rows: int, stages: int | None = None) -> cute.ComposedLayout:
-        """``[rows, 128 bytes of K]``, K-major, SWIZZLE_128B; with ``stages`` a last mode of stages."""
-        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.dtype)
-        layout = cute.tile_to_shape(atom, (rows, self.plan.tile_k, stages or 1), order=(0, 1, 2))
-        return layout if stages else cute.slice_(layout, (None, None, 0))
+        a_box, b_box = (plan.loaded_rows, plan.tile_k), (config.tile_n, plan.tile_k)
+        a_tma = load_tma(a, k_major(self.dtype, a_box, 1), a_box, config.cluster_n)
+        return tiled_mma, a_tma, load_tma(b, k_major(self.dtype, b_box, 1), b_box, config.cluster_m)
 
     @cute.kernel
     def kernel(self, args: DeviceArguments) -> None:
         plan, config = self.plan, self.plan.config
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if plan.ctas > 1 else Int32(0)
+        warp, rank = warp_and_rank(plan)
         first_cta, first_block, k_blocks = 0, 0, args.k_blocks
         if cutlass.const_expr(config.split_k > 1):
             # The CTAs of one slice of K share operands; slices follow each other.
@@ -428,10 +417,7 @@ class Sm90GemmKernel(GemmHost):
             k_blocks = (slice_ + 1) * k_blocks // config.split_k - first_block
         rank_m, rank_n = rank % config.cluster_m, rank // config.cluster_m
 
-        storage = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=plan.swizzle_period)
-        barriers = cute.recast_ptr(storage, dtype=Int64)
-        a_stages, b_stages, staging, *more = (storage + region.offset for region in plan.smem[1:])
-        pipes = make_pipes(self.graph, barriers, Sm90Pipe)
+        barriers, (a_stages, b_stages, staging, *more), pipes = allocate(plan, self.graph, Sm90Pipe)
         pipe = pipes["operands"]
 
         if cutlass.const_expr(plan.loaded_rows < config.tile_m):
@@ -440,10 +426,12 @@ class Sm90GemmKernel(GemmHost):
             clear_unloaded(a_stages, config.stages, plan.a_stage_bytes, loaded_bytes, plan.threads)
         begin(self.graph, warp == plan.load_warp, barriers, (args.a_atom, args.b_atom, args.out_atom))
 
-        cluster, clusters = cute.arch.block_idx()[0] // plan.ctas, cute.arch.grid_dim()[0] // plan.ctas
-        order = GroupedOrder(args.m_tiles, args.n_tiles, args.batches, config.group_m, cluster, clusters)
-        a_tensor = self._stages(a_stages, config.tile_m)
-        b_tensor = self._stages(b_stages, config.tile_n)
+        order = GroupedOrder(args.m_tiles, args.n_tiles, args.batches, config.group_m, *this_cluster(plan))
+        a_layout, b_layout = (
+            k_major(self.dtype, (rows, plan.tile_k), config.stages) for rows in (config.tile_m, config.tile_n)
+        )
+        a_tensor = shared_tensor(a_stages, a_layout, self.dtype)
+        b_tensor = shared_tensor(b_stages, b_layout, self.dtype)
 
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
@@ -495,10 +483,6 @@ class Sm90GemmKernel(GemmHost):
                 partials=partials,
                 turn=self.graph.named_barriers[0].identifier,
             ).run()
-
-    def _stages(self, pointer: cute.Pointer, rows: int) -> cute.Tensor:
-        layout = self._stage_layout(rows, self.plan.config.stages)
-        return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, dtype=self.dtype), layout.outer)
 
     def _tiles(self, view: cute.Tensor, rows: int) -> cute.Tensor:
         """TMA view ``[rows, K, batch]`` by boxes of one K block."""

@@ -19,19 +19,25 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int8, Int16, Int32, Int64, Uint8, Uint32
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass import BFloat16, Float32, Int8, Int32, Uint8, Uint32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
-from cute_kernels.kernels.gemm import Tma
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import ImagesHost, ImagesOperands
 from cute_kernels.kernels.load import Operand, tma_operand
-from cute_kernels.kernels.pipes import PipelineState, make_pipes, stamp_waits
+from cute_kernels.kernels.pipes import PipelineState, allocate, stamp_waits, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
-from cute_kernels.kernels.sm90.transposed import MMA_STEPS, ROWS_PER_STORE, Mma, TransposedStaging, resident_weight
+from cute_kernels.kernels.sm90.transposed import (
+    MMA_STEPS,
+    ROWS_PER_STORE,
+    Mma,
+    WarpgroupStaging,
+    resident_weight,
+    warpgroup_staging,
+)
 from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
@@ -45,6 +51,7 @@ from cute_kernels.kernels.strips import (
     table_view,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.kernels.tma import Tma, all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.images_sm90 import REPACK_WARPS, Sm90ImagesPlan
 from cute_kernels.plan.images_strips import REPACKED, REPACKED_ROWS, RowPart
@@ -71,7 +78,7 @@ class Sm90ImagesEpilogue:
     """
 
     plan: Sm90ImagesPlan
-    staging: TransposedStaging
+    staging: WarpgroupStaging
     table: cute.Tensor | None
     scales: tuple[Float32, Float32]
     held: tuple[cute.Tensor, cute.Tensor] | None
@@ -143,34 +150,22 @@ class Sm90ImagesEpilogue:
 
 def integer_mma(plan: Sm90ImagesPlan, source: warpgroup.OperandSource) -> cute.TiledMma:
     """64 features x a tile's patches x 32 bytes; ``source`` is where the features' weight comes from."""
-    op = warpgroup.MmaI8Op(
-        Int8, Uint8, Int32, (64, plan.tile_rows, 32), source, OperandMajorMode.K, OperandMajorMode.K
-    )
-    return cute.make_tiled_mma(op)
+    shape, majors = (64, plan.tile_rows, 32), (OperandMajorMode.K, OperandMajorMode.K)
+    return cute.make_tiled_mma(warpgroup.MmaI8Op(Int8, Uint8, Int32, shape, source, *majors))
 
 
 # ---- the weight in shared memory -----------------------------------------------------------------------------------
 
 
-def weight_layout(plan: Sm90ImagesPlan, blocks: int) -> cute.ComposedLayout:
-    """``[features, 128 bytes of K, blocks]``, K-major, SWIZZLE_128B; without the last mode for a single block."""
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, Int8)
-    layout = cute.tile_to_shape(atom, (plan.features, plan.k_block_bytes, blocks), order=(0, 1, 2))
-    return layout if blocks > 1 else cute.slice_(layout, (None, None, 0))
-
-
 def weight_tensor(plan: Sm90ImagesPlan, memory: cute.Pointer, blocks: int) -> cute.Tensor:
-    """`weight_layout` of so many blocks over shared memory."""
-    layout = weight_layout(plan, blocks)
-    return cute.make_tensor(cute.recast_ptr(memory, layout.inner, dtype=Int8), layout.outer)
+    """``[features, 128 bytes of K, blocks]`` over shared memory."""
+    return shared_tensor(memory, k_major(Int8, (plan.features, plan.k_block_bytes), blocks), Int8)
 
 
 def weight_tma(plan: Sm90ImagesPlan, weight: cute.Tensor) -> Tma:
     """TMA load of one K block of a CTA's features: atom and view of ``[N, K]``."""
-    tma = cpasync.make_tiled_tma_atom(
-        cpasync.CopyBulkTensorTileG2SOp(), weight, weight_layout(plan, 1), (plan.features, plan.k_block_bytes)
-    )
-    return tma.atom, tma.tma_tensor
+    box = (plan.features, plan.k_block_bytes)
+    return load_tma(weight, k_major(Int8, box, 1), box)
 
 
 @dataclass(frozen=True)
@@ -211,7 +206,6 @@ def weight_load(
     plan: Sm90ImagesPlan, terms: tuple[Tma, Tma | None], memory: cute.Pointer, pipe: Sm90Pipe, slab: Int32
 ) -> WeightLoad:
     """`WeightLoad` from both terms' TMA, the low one's first, and the shared memory of the weight."""
-
     low, high = (None if tma is None else weight_operand(plan, tma, memory, plan.shared_blocks) for tma in terms)
     return WeightLoad(plan, low, high, pipe, slab)
 
@@ -468,9 +462,7 @@ class Sm90ImagesKernel(ImagesHost):
         plan, config, o = self.plan, self.plan.config, operands
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
         (images_atom, images), *others = (self._images_tma(o, part) for part in plan.row_parts)
-        out_atom, out_view = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), out, self._staging_layout(), self._out_box()
-        )
+        out_atom, out_view = store_tma(out, self._staging_layout(), self._out_box())
         row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
         position_tiles = row_tiles * o.grid_height
         groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
@@ -496,14 +488,9 @@ class Sm90ImagesKernel(ImagesHost):
 
     def _images_tma(self, o: ImagesOperands, part: RowPart) -> Tma:
         """Atom and view of a part of the rows of patches."""
-        cluster = self.plan.config.cluster
-        load = cpasync.CopyBulkTensorTileG2SMulticastOp() if cluster > 1 else cpasync.CopyBulkTensorTileG2SOp()
-        images = cute.make_tensor(
-            o.images + part.offset, images_layout(self.plan, o.batch, o.height, o.width, part)
-        )
-        return cpasync.make_tiled_tma_atom(
-            load, images, strip_layout(self.plan, 1, part), self.plan.box_of(part), num_multicast=cluster
-        )
+        plan = self.plan
+        images = cute.make_tensor(o.images + part.offset, images_layout(plan, o.batch, o.height, o.width, part))
+        return load_tma(images, strip_layout(plan, 1, part), plan.box_of(part), plan.config.cluster)
 
     def _out_box(self) -> tuple[int, int, int, int]:
         """``[patches, features, images, grid rows]`` of a warpgroup's part of a tile."""
@@ -511,28 +498,19 @@ class Sm90ImagesKernel(ImagesHost):
 
     def _staging_layout(self) -> cute.ComposedLayout:
         """That box in BF16, SWIZZLE_128B: patches follow each other, image after image, as the columns of a tile do."""
-        outer = cute.make_layout(
-            self._out_box(), stride=(64, 1, 64 * self.plan.tile_patches, 64 * self.plan.tile_rows)
-        )
-        return cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, outer)
+        strides = (64, 1, 64 * self.plan.tile_patches, 64 * self.plan.tile_rows)
+        return swizzled(cute.make_layout(self._out_box(), stride=strides))
 
     @cute.kernel
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan, config = self.plan, self.plan.config
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        cta_rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) if config.cluster > 1 else Int32(0)
-
-        storage = cute.arch.get_dyn_smem(Uint8, alignment=plan.swizzle_period)
-        barriers = cute.recast_ptr(storage, dtype=Int64)
-        weight, strips, staging, *raw = (storage + region.offset for region in plan.smem[1:])
-        pipes = make_pipes(self.graph, barriers, Sm90Pipe)
+        warp, cta_rank = warp_and_rank(plan)
+        barriers, (weight, strips, staging, *raw), pipes = allocate(plan, self.graph, Sm90Pipe)
         pipe = pipes["operands"]
-
         begin(self.graph, warp == plan.load_warp, barriers, (args.images_atom, args.out_atom))
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
-        cluster = cute.arch.block_idx()[0] // config.cluster
-        clusters = cute.arch.grid_dim()[0] // config.cluster
+        cluster, clusters = this_cluster(plan)
         slab = cluster % args.groups * config.cluster + cta_rank
         kind = ImageOrder if config.order == "row" else PositionOrder
         order = kind(args.image_tiles, args.position_tiles, cluster // args.groups, clusters // args.groups)
@@ -546,15 +524,26 @@ class Sm90ImagesKernel(ImagesHost):
                 self._load(args, weight, *loaded, order, slab, cta_rank).run()
             elif cutlass.const_expr(plan.repacks):
                 thread = cute.arch.thread_idx()[0] - (plan.load_warp + 1) * 32
-                Repack(plan, raw[0], strips, pipes["raw"], pipe, order, thread).run()
+                Repack(
+                    plan=plan, raw=raw[0], stages=strips, strips=pipes["raw"], operands=pipe, order=order, thread=thread
+                ).run()
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             if cutlass.const_expr(plan.terms > 1):
                 pipes["weight"].wait_full(pipes["weight"].consumer_state())
-            self._mma(args, weight, strips, staging, pipe, order, slab, warp // 4).run()
+            self._mma(args, (weight, strips, staging), pipe, order, slab, warp // 4).run()
         stamps.finish()
 
-    def _load(self, args, shared, strips, pipe, order, slab, cta_rank) -> StripLoad:
+    def _load(
+        self,
+        args: DeviceArguments,
+        shared: cute.Pointer,
+        strips: cute.Pointer,
+        pipe: Sm90Pipe,
+        order: ImageOrder | PositionOrder,
+        slab: Int32,
+        cta_rank: Int32,
+    ) -> StripLoad:
         ctas = self.plan.config.cluster
         weight = None
         if cutlass.const_expr(not self.plan.resident):
@@ -563,14 +552,31 @@ class Sm90ImagesKernel(ImagesHost):
         rest = None
         if cutlass.const_expr(self.plan.splits):
             rest = (args.rest[0], *strip_boxes(self.plan, args.rest, strips, (ctas, cta_rank), self.plan.row_parts[1]))
-        multicast = Int16((1 << ctas) - 1) if ctas > 1 else None
         return StripLoad(
-            self.plan, args.images_atom, source, blocks, pipe, order, args.row_tiles, multicast=multicast,
-            rest=rest, weight=weight, slab=slab,
-        )  # fmt: skip
+            plan=self.plan,
+            atom=args.images_atom,
+            source=source,
+            strips=blocks,
+            operands=pipe,
+            order=order,
+            row_tiles=args.row_tiles,
+            multicast=all_ctas(ctas),
+            rest=rest,
+            weight=weight,
+            slab=slab,
+        )
 
-    def _mma(self, args, shared, strips, staging, pipe, order, slab, warpgroup_index) -> Mma:
+    def _mma(
+        self,
+        args: DeviceArguments,
+        memory: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
+        pipe: Sm90Pipe,
+        order: ImageOrder | PositionOrder,
+        slab: Int32,
+        warpgroup_index: Int32,
+    ) -> Mma:
         plan, config = self.plan, self.plan.config
+        shared, strips, staging = memory
         thread = cute.arch.thread_idx()[0] % 128
         slice_ = args.tiled_mma.get_slice(thread)
         feature_block = slab * config.warpgroups + warpgroup_index
@@ -586,29 +592,49 @@ class Sm90ImagesKernel(ImagesHost):
             args.tiled_mma.make_fragment_B(slice_.partition_B(operand(plan, strips, part))) for part in plan.row_parts
         )
 
-        buffer = staging + cute.assume(warpgroup_index * plan.staging_bytes, divby=plan.swizzle_period)
-        layout = self._staging_layout()
-        staged = cute.make_tensor(cute.recast_ptr(buffer, layout.inner, dtype=BFloat16), layout.outer)
-        boxes = cute.local_tile(args.out, self._out_box(), (None,) * 4)
-        source, target = cpasync.tma_partition(
-            args.out_atom, 0, cute.make_layout(1), cute.group_modes(staged, 0, 4), cute.group_modes(boxes, 0, 4)
-        )
         named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
-        buffer = TransposedStaging(
-            buffer, args.out_atom, source, target, thread, named["staged 0"] + warpgroup_index, pipe.stamps
+        buffer = warpgroup_staging(
+            plan,
+            staging,
+            layout=self._staging_layout(),
+            out=(args.out_atom, args.out),
+            box=self._out_box(),
+            warpgroup=warpgroup_index,
+            staged=named["staged 0"],
+            stamps=pipe.stamps,
         )
         feature = feature_block * 64 + thread // 32 * 16 + thread % 32 // 4
         scales = (scale_of_feature(args.scale, feature), scale_of_feature(args.scale, feature + 8))
         epilogue = Sm90ImagesEpilogue(
-            plan, buffer, args.table, scales, self._held(), args.row_tiles, feature_block, thread
+            plan=plan,
+            staging=buffer,
+            table=args.table,
+            scales=scales,
+            held=self._held(),
+            row_tiles=args.row_tiles,
+            feature_block=feature_block,
+            thread=thread,
         )
-        common = (
-            plan, args.tiled_mma, Int32, weight, fragments, pipe, epilogue, order, Int32(plan.tile_stages),
-            warpgroup_index, thread, named["turn 0"],
-        )  # fmt: skip
+        common = {
+            "plan": plan,
+            "tiled_mma": args.tiled_mma,
+            "accumulator_type": Int32,
+            "weight": weight,
+            "x_fragments": fragments,
+            "operands": pipe,
+            "epilogue": epilogue,
+            "order": order,
+            "tile_stages": Int32(plan.tile_stages),
+            "warpgroup": warpgroup_index,
+            "thread": thread,
+            "turn": named["turn 0"],
+        }
         if cutlass.const_expr(plan.splits):
-            return SplitMma(*common, *others)
-        return Mma(*common) if plan.terms == 1 else TermsMma(*common, *shared_weight(plan, shared, warpgroup_index))
+            return SplitMma(**common, rest_fragments=others[0])
+        if cutlass.const_expr(plan.terms == 1):
+            return Mma(**common)
+        shared_mma, descriptors = shared_weight(plan, shared, warpgroup_index)
+        return TermsMma(**common, shared_mma=shared_mma, shared=descriptors)
 
     def _held(self) -> tuple[cute.Tensor, cute.Tensor] | None:
         if not self.plan.holds_table:
@@ -621,4 +647,3 @@ class Sm90ImagesKernel(ImagesHost):
 
 
 dsl.name_kernel(Sm90ImagesKernel.kernel, "patch_embed_images_sm90a")
-

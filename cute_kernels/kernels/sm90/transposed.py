@@ -17,8 +17,10 @@ from cutlass.cute.nvgpu import warp, warpgroup
 from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types, tensor_of
 from cute_kernels.kernels.pipes import PipelineState
 from cute_kernels.kernels.sm90.frame import Sm90Pipe
+from cute_kernels.kernels.staging import StagingBuffer, staging_buffer
 from cute_kernels.kernels.stamps import Stamps
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.kernels.tma import Tma
 from cute_kernels.plan import VECTOR_BYTES
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.sm90_transposed import TransposedPlan
@@ -180,9 +182,12 @@ _REGISTER_BYTES = 32
 
 @cute.jit
 def resident_weight(
-    tiled_mma: cute.TiledMma, slice_: cute.ThrMma, weight: cute.Tensor, feature_block: Int32,
+    tiled_mma: cute.TiledMma,
+    slice_: cute.ThrMma,
+    weight: cute.Tensor,
+    feature_block: Int32,
     columns: cutlass.Constexpr[int],
-) -> cute.Tensor:  # fmt: skip
+) -> cute.Tensor:
     """This thread's fragments of 64 features x ``columns`` elements of the weight, zero beyond its end.
 
     A fragment register is four neighbouring bytes of K, which is a multiple of 16 bytes: a register is all inside or
@@ -234,24 +239,18 @@ ROWS_PER_STORE = 16
 
 
 @dataclass(frozen=True)
-class TransposedStaging:
-    """One buffer of rows of 64 BF16 features, SWIZZLE_128B, and the TMA store that reads it.
+class WarpgroupStaging(StagingBuffer):
+    """The buffer of a warpgroup, of rows of 64 BF16 features; it begins on 1024 bytes, the period of SWIZZLE_128B.
 
     A thread holds features ``lane / 4`` and ``lane / 4 + 8`` of its warp's 16, and of every 8 columns two neighbouring
     ones (PTX ISA, wgmma accumulator layout). stmatrix with ``.trans`` turns that into rows of features.
 
     Attributes:
-        buffer: begins on 1024 bytes, the period of SWIZZLE_128B.
-        atom, source, target: TMA store of the buffer to a box of the output; TMA clips what is beyond the output.
         thread: index in the warpgroup.
         staged: named barrier of this warpgroup.
         stamps: of the warp.
     """
 
-    buffer: cute.Pointer
-    atom: cute.CopyAtom
-    source: cute.Tensor
-    target: cute.Tensor
     thread: Int32
     staged: Int32
     stamps: Stamps
@@ -279,9 +278,7 @@ class TransposedStaging:
         self.stamps.mark(Phase.MATH)
 
     @staticmethod
-    def write(
-        addresses: tuple[cute.CopyAtom, cute.Pointer], values: cute.Tensor, block: int
-    ) -> None:
+    def write(addresses: tuple[cute.CopyAtom, cute.Pointer], values: cute.Tensor, block: int) -> None:
         """Writes a thread's eight BF16 values of 16 columns, ``block`` times 16 from the first ones on."""
         atom, first = addresses
         rows_16 = cute.make_tensor(first + block * (ROWS_PER_STORE * 64), cute.make_layout((8, 1)))
@@ -294,15 +291,35 @@ class TransposedStaging:
         cute.arch.fence_view_async_shared()
         self._synchronise()
         if self.thread // 32 == 0:
-            cute.copy(self.atom, self.source, self.target[(None, *coordinates)])
-            cute.arch.cp_async_bulk_commit_group()
-
-    @cute.jit
-    def finish(self) -> None:
-        """The CTA must not exit before TMA has read its staging."""
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
+            self.issue(*coordinates)
 
     @cute.jit
     def _synchronise(self) -> None:
         cute.arch.barrier(barrier_id=self.staged, number_of_threads=128)
 
+
+def warpgroup_staging(
+    plan: TransposedPlan,
+    storage: cute.Pointer,
+    layout: cute.ComposedLayout,
+    out: Tma,
+    box: tuple[int, ...],
+    warpgroup: Int32,
+    staged: int,
+    stamps: Stamps,
+) -> WarpgroupStaging:
+    """The buffer of a consumer warpgroup.
+
+    Args:
+        plan: says how large it is.
+        storage: staging of the CTA.
+        layout: of a box in it.
+        out: TMA store made with that layout, and its view of the output.
+        box: what is stored at once.
+        warpgroup: which one.
+        staged: named barrier of the first of them.
+        stamps: of the warp.
+    """
+    buffer = storage + cute.assume(warpgroup * plan.staging_bytes, divby=plan.swizzle_period)
+    own, thread = staging_buffer(buffer, layout, BFloat16, out, box), cute.arch.thread_idx()[0] % 128
+    return WarpgroupStaging(**vars(own), thread=thread, staged=staged + warpgroup, stamps=stamps)

@@ -93,7 +93,8 @@ def of_conversions() -> Iterator[str]:
             yield f"cvt.rn.bf16.{kind} %h1, {register};"
     yield from (f"cvt.{mode}.f32.f32 %r1, %r1;" for mode in MODES)
     yield from (f"cvt.{flags}.f32.f32 %r1, %r1;" for flags in ("sat", "ftz.sat"))
-    yield from ("cvt.rna.tf32.f32 %r1, %r1;", "cvt.f64.f16 %d1, %h1;", "cvt.f64.bf16 %d1, %h1;")
+    yield from ("cvt.rna.tf32.f32 %r1, %r1;", "cvt.rn.tf32.f32 %r1, %r1;")
+    yield from ("cvt.f64.f16 %d1, %h1;", "cvt.f64.bf16 %d1, %h1;")
     for kind, mode, relu, finite in itertools.product(("f16", "bf16"), ("rn", "rz"), ("", ".relu"), ("", ".satfinite")):
         if (kind, mode) != ("f16", "rz"):
             yield f"cvt.{mode}{relu}{finite}.{kind}.f32 %h1, %r1;"

@@ -81,6 +81,14 @@ def round_tf32(x: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(x), rounded, bits).astype(np.uint32).view(np.float32)
 
 
+def round_tf32_to_even(x: np.ndarray) -> np.ndarray:
+    """To 10 mantissa bits, ties to even (.rn): a multiple of what the last one is worth, which FP64 divides exactly."""
+    exact = np.where(np.isfinite(x), x, 0).astype(np.float64)
+    unit = np.exp2(np.maximum(np.frexp(exact)[1], -125) - 11.0)
+    rounded = (np.rint(exact / unit) * unit).astype(np.float32)
+    return rounding.canonical_f32(np.where(np.isfinite(x), np.copysign(rounded, x), x))
+
+
 def between_floats() -> dict[str, Definition]:
     """To f32 or f64: a NaN is quieted and keeps the upper bits of its payload, as on an H200."""
     found: dict[str, Definition] = {}
@@ -97,6 +105,7 @@ def between_floats() -> dict[str, Definition]:
         function = lambda x, mode=mode: rounding.canonical_f32(rounding.round_integral(x, mode))  # noqa: E731
         found[f"cvt_{mode}_f32"] = Definition(function, ("f32",), "f32")
     found["cvt_rna_tf32"] = Definition(quiet(round_tf32), ("f32",), "f32")
+    found["cvt_rn_tf32"] = Definition(quiet(round_tf32_to_even), ("f32",), "f32")
     found["cvt_sat_f32"] = Definition(rounding.clamp_f32, ("f32",), "f32")
     found["cvt_sat_ftz_f32"] = Definition(lambda x: rounding.clamp_f32(rounding.flush_f32(x)), ("f32",), "f32")
     return found

@@ -28,6 +28,8 @@ def is_legal(run: Run) -> bool:
     if run.kernel == "gemm-sm90-split":
         return run.k > 64
     target = TARGETS[run.kernel]
+    if run.kernel == "images-sm80":
+        return run.k >= PATCH**2
     if isinstance(target, ImagesTarget | GatherTarget):
         # Three stages hold a tile of one channel, and the parts of a pair's tile read them in turn.
         most = 2 * PATCH**2 if run.kernel in ("images-sm100", "images-sm100-two-terms") else run.k + 1

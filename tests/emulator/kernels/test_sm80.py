@@ -11,21 +11,19 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels import prepare_patch_weight, reference
+from cute_kernels import reference
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import Sm80GemmConfig, Sm80ImagesConfig, Sm80PatchEmbedConfig
 from cute_kernels.emulator import Options
-from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
-from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
-from cute_kernels.plan import make_plan
+from cute_kernels.plan import Plan
 from cute_kernels.plan.registry import MMA_SYNC
 from tests.emulator.exact_sums import emulate
 from tests.emulator.gemm_inputs import check, make_gemm_case
-from tests.emulator.kernel_inputs import draw_operands
+from tests.emulator.mma_sync_inputs import SMALL, make_image_case, make_rows_case
+from tests.emulator.mma_sync_inputs import check as check_operation
 from tests.nightly import by_day, drawn, examples
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-SMALL = {"tile_m": 64, "tile_n": 64}
 ANY_ORDER = Options(completion="random", interleave="random", seed=3)
 TILES = {
     "64 x 64": SMALL | {"stages": 3},
@@ -80,9 +78,15 @@ def test_any_product(types, tile, seed, **facts) -> None:
     check(case, Options(seed=seed, completion="random", interleave="random"))
 
 
-def test_tf32_is_rounded_to_nearest_as_everywhere() -> None:
-    """Ties to even, over the largest number to infinity, NaN of any payload; the reference has the same bits."""
-    case = make_gemm_case(m=40, n=40, k=40, in_dtype=FP32, out_dtype=FP32, config=Sm80GemmConfig(**SMALL), bias=False)
+@pytest.mark.parametrize(("arch", "instruction"), [("sm_86", False), ("sm_90", True), ("sm_120", True)])
+def test_tf32_is_rounded_to_nearest_as_everywhere(arch: str, instruction: bool) -> None:
+    """Ties to even, over the largest number to infinity, NaN of any payload; the reference has the same bits.
+
+    From sm_90 on there is an instruction for it, and fragments are rounded.
+    """
+    config = Sm80GemmConfig(**SMALL)
+    case = make_gemm_case(m=40, n=40, k=40, in_dtype=FP32, out_dtype=FP32, config=config, bias=False, arch=arch)
+    assert ("cvt.rn.tf32.f32" in compile_plan(case.plan, emulated=True).ptx) == instruction
     a = torch.zeros(1, 40, 40)
     bits = [0x3F801000, 0x3F803000, 0xBF801000, 0x3F800FFF, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x00000FFF, 0xFFFFFFFF]
     a[0, : len(bits), 0] = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(FP32)
@@ -94,11 +98,11 @@ def test_tf32_is_rounded_to_nearest_as_everywhere() -> None:
     assert case.tensors.out[0, : len(bits), 0].isnan().tolist() == [False] * 6 + [True, False, True]
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("rounding", ["truncate", "nearest_a"])
-def test_other_roundings_cut_what_they_do_not_round(rounding: str) -> None:
-    case = make_gemm_case(
-        m=40, n=40, k=40, in_dtype=FP32, out_dtype=FP32, config=Sm80GemmConfig(**SMALL, rounding=rounding), bias=False
-    )
+def test_other_roundings_cut_what_they_do_not_round(rounding: str, arch: str) -> None:
+    config = Sm80GemmConfig(**SMALL, rounding=rounding)
+    case = make_gemm_case(m=40, n=40, k=40, in_dtype=FP32, out_dtype=FP32, config=config, bias=False, arch=arch)
     a, b = (tensor.view(torch.int32).bitwise_and(~0x1FFF).view(FP32) for tensor in (case.tensors.a, case.tensors.b))
     assert not torch.equal(a, case.tensors.a)
     emulate(case.plan, case.tensors, ANY_ORDER)
@@ -108,22 +112,8 @@ def test_other_roundings_cut_what_they_do_not_round(rounding: str) -> None:
 # --- the patch embed of rows -----------------------------------------------------------------------------------------
 
 
-def rows_case(dtype: str, *, m: int = 70, n: int = 72, k: int = 112, arch: str = "sm_80", **changes: Any) -> None:
-    """A patch embed of rows against the reference, with everything that an epilogue may have unless ``changes`` say."""
-    generator = torch.Generator().manual_seed(5)
-    x, weight = draw_operands(generator, m, n, k, dtype)
-    values = {
-        "bias": torch.randn(n, generator=generator), "pos_embed": torch.randn(7, n, generator=generator),
-        "pos_index": torch.randint(0, 7, (m,), generator=generator, dtype=torch.int32),
-        "scale_a": torch.rand(m, 1, generator=generator), "scale_b": torch.rand(1, n, generator=generator),
-        "config": Sm80PatchEmbedConfig(**SMALL),
-    }  # fmt: skip
-    arguments = PatchEmbedArguments(x=x, weight=weight, backend="emulator", **values | changes)
-    PATCH_EMBED.check(arguments)
-    plan = make_plan(PATCH_EMBED.problem(arguments), arguments.config, arch)
-    prepared = PATCH_EMBED.prepare(arguments, plan)
-    emulate(plan, prepared.operands, ANY_ORDER)
-    assert torch.equal(prepared.result(), PATCH_EMBED.reference(arguments))
+def rows_case(dtype: str, **facts: Any) -> None:
+    check_operation(make_rows_case(dtype, **facts), ANY_ORDER)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "bfloat16", "float16"])
@@ -159,43 +149,10 @@ def test_sums_of_bf16_where_there_is_an_instruction_and_where_not(arch: str) -> 
 # --- the patch embed of images ---------------------------------------------------------------------------------------
 
 
-def images_case(
-    precision: str,
-    *,
-    config: Any = None,
-    patch: int = 16,
-    batch: int = 9,
-    grid: tuple[int, int] = (2, 3),
-    n: int = 72,
-    channels: int = 3,
-    arch: str = "sm_80",
-    bias: bool = True,
-    pos: bool = True,
-    channels_last: bool = False,
-    out_dtype: torch.dtype = BF16,
-    sm_count: int | None = None,
-    seed: int = 0,
-) -> Any:
-    """A patch embed of images against the reference; returns its plan."""
-    generator = torch.Generator().manual_seed(seed)
-    conv = torch.randn(n, channels, patch, patch, generator=generator) * 0.05
-    weight = prepare_patch_weight(conv, precision=precision)
-    shape = (batch, channels, grid[0] * patch, grid[1] * patch)
-    images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    if channels_last:
-        images = images.contiguous(memory_format=torch.channels_last)
-    arguments = PatchEmbedImagesArguments(
-        images=images, weight=weight.raw, weight_low=weight.raw_low, weight_scale=weight.scale,
-        weight_offset=weight.offset, bias=torch.randn(n, generator=generator) if bias else None,
-        pos_embed=torch.randn(grid[0] * grid[1], n, generator=generator) if pos else None, patch=patch,
-        out_dtype=out_dtype, backend="emulator", config=config,
-    )  # fmt: skip
-    PATCH_EMBED_IMAGES.check(arguments)
-    plan = make_plan(PATCH_EMBED_IMAGES.problem(arguments), config, arch, sm_count=sm_count)
-    prepared = PATCH_EMBED_IMAGES.prepare(arguments, plan)
-    emulate(plan, prepared.operands, ANY_ORDER)
-    assert torch.equal(prepared.result(), PATCH_EMBED_IMAGES.reference(arguments))
-    return plan
+def images_case(precision: str, **facts: Any) -> Plan:
+    case = make_image_case(precision, **facts)
+    check_operation(case, ANY_ORDER)
+    return case.plan
 
 
 ONE = Sm80ImagesConfig(**SMALL, tile_images=1)

@@ -2,7 +2,15 @@
 
 ``record`` compiles the kernels of the mutation targets, keeps their launches as data and what the emulator makes of
 them, unchanged under every schedule and with mutants. ``compare`` runs the same again, and exits with 1 if anything
-differs: a verdict, an error, its PTX line, a word of a report, a byte of a result, a count. ``docs/mutation.md``.
+differs: a verdict, an error, its PTX line, a word of a report, a byte of a result, a count.
+
+For each target ``data/`` has the launch (``NAME.ptx.xz``, shape, parameters, and buffers that are filled from a seed by
+integer arithmetic, so that CuTe DSL, plans and kernels may change) and one line of ``NAME.jsonl`` for each run: the
+unchanged kernel under every schedule, with counters, without detectors and without ``Options.strict``, and mutants of
+it. A line says what was executed (a digest of the written bytes, instructions by role, bytes, MMAs, the work of every
+unit) or what was reported: error, PTX line, place, words, and a digest of the whole message. The first hang of each
+target is kept with all its lines. Under schedules that draw at random a mutant may be noticed elsewhere when the
+emulator draws at other moments: then the error must still be one that the mutant explains.
 """
 
 from __future__ import annotations

@@ -1,0 +1,66 @@
+"""Options of a command line that name a problem: each operation lists its own and makes its problem of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of the commands that take a problem.
+
+    Attributes:
+        name: of the value; the option has hyphens for its underscores.
+        default: without the option. A bool, which is False, makes it a flag, an int a positive integer; None leaves
+            the value to `ProblemOptions.problem`.
+        help: what it is.
+        choices: allowed words; the plan judges which of them its problem may have.
+    """
+
+    name: str
+    default: int | str | bool | None
+    help: str = ""
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """The option as it is written."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def text(self) -> str:
+        """The help, with the default unless there is none to name."""
+        if self.default is None or self.default is False:
+            return self.help
+        return f"{self.help} (default: {self.default})" if self.help else f"default: {self.default}"
+
+
+@dataclass(frozen=True, eq=False)
+class ProblemOptions:
+    """The options of an operation's problem.
+
+    Attributes:
+        options: those that there are. What several operations mean by one name is of one kind.
+        problem: makes the problem; takes the value of every option, by name.
+    """
+
+    options: tuple[Option, ...]
+    problem: Callable[..., Any]
+
+
+BATCH = Option("batch", 1, "images")
+FEATURES = Option("features", 768, "N")
+TABLE = Option(
+    "table",
+    "positions",
+    "what the epilogue adds: bias and position embedding, bias only (of uint8 images, the normalisation's offset "
+    "counts as bias), nothing",
+    ("positions", "bias", "none"),
+)
+
+
+def table_rows(table: str, positions: int) -> int:
+    """Rows of the table that an epilogue adds: of no table 0, of a bias alone 1, otherwise one for each position."""
+    return {"bias": 1, "none": 0}.get(table, positions)

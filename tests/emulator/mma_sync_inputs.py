@@ -1,0 +1,115 @@
+"""Random calls of the patch embeds for the kernels of ``mma.sync``, and what the contract says they return."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cute_kernels import prepare_patch_weight
+from cute_kernels.compile import Artifact
+from cute_kernels.config import Sm80ImagesConfig, Sm80PatchEmbedConfig
+from cute_kernels.emulator import Options, Report
+from cute_kernels.operations.base import Prepared
+from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
+from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
+from cute_kernels.plan import Plan, make_plan
+from cute_kernels.runtime.operands import Operands
+from tests.emulator.exact_sums import emulate
+from tests.emulator.gemm_inputs import BITS, POISON
+from tests.emulator.kernel_inputs import draw_operands
+
+SMALL = {"tile_m": 64, "tile_n": 64}
+
+
+@dataclass(frozen=True)
+class OperationCase:
+    """A call that is prepared, with a poisoned output, and its result."""
+
+    prepared: Prepared
+    expected: torch.Tensor
+
+    @property
+    def plan(self) -> Plan:
+        return self.prepared.plan
+
+    @property
+    def tensors(self) -> Operands:
+        return self.prepared.operands
+
+    def mismatches(self) -> torch.Tensor:
+        """Boolean, of the result's shape: output bits that differ."""
+        bits = BITS[self.expected.dtype]
+        return self.prepared.result().view(bits) != self.expected.view(bits)
+
+    def fresh(self) -> OperationCase:
+        """The same inputs with an output of its own."""
+        out = torch.full_like(self.tensors.out.view(BITS[self.expected.dtype]), POISON[self.expected.dtype])
+        operands = self.tensors.replace(out=out.view(self.expected.dtype))
+        return OperationCase(dataclasses.replace(self.prepared, operands=operands), self.expected)
+
+
+def check(case: OperationCase, options: Options | None = None, artifact: Artifact | None = None) -> Report:
+    """Emulates a launch, of another kernel if there is one, and asserts that its result is the reference's."""
+    report = emulate(case.plan, case.tensors, options, artifact=artifact)
+    wrong = case.mismatches()
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
+    return report
+
+
+def make_rows_case(
+    dtype: str, *, m: int = 70, n: int = 72, k: int = 112, arch: str = "sm_80", sm_count: int | None = None,
+    seed: int = 5, **changes: Any,
+) -> OperationCase:  # fmt: skip
+    """A patch embed of rows with everything that an epilogue may have, unless ``changes`` of the arguments say."""
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = draw_operands(generator, m, n, k, dtype)
+    values = {
+        "bias": torch.randn(n, generator=generator), "pos_embed": torch.randn(7, n, generator=generator),
+        "pos_index": torch.randint(0, 7, (m,), generator=generator, dtype=torch.int32),
+        "scale_a": torch.rand(m, 1, generator=generator), "scale_b": torch.rand(1, n, generator=generator),
+        "config": Sm80PatchEmbedConfig(**SMALL),
+    }  # fmt: skip
+    arguments = PatchEmbedArguments(x=x, weight=weight, backend="emulator", **values | changes)
+    PATCH_EMBED.check(arguments)
+    plan = make_plan(PATCH_EMBED.problem(arguments), arguments.config, arch, sm_count=sm_count)
+    return OperationCase(PATCH_EMBED.prepare(arguments, plan), PATCH_EMBED.reference(arguments)).fresh()
+
+
+def make_image_case(
+    precision: str,
+    *,
+    config: Sm80ImagesConfig | None = None,
+    patch: int = 16,
+    batch: int = 9,
+    grid: tuple[int, int] = (2, 3),
+    n: int = 72,
+    channels: int = 3,
+    arch: str = "sm_80",
+    bias: bool = True,
+    pos: bool = True,
+    channels_last: bool = False,
+    out_dtype: torch.dtype = torch.bfloat16,
+    sm_count: int | None = None,
+    seed: int = 0,
+) -> OperationCase:
+    """A patch embed of images of uint8."""
+    generator = torch.Generator().manual_seed(seed)
+    conv = torch.randn(n, channels, patch, patch, generator=generator) * 0.05
+    weight = prepare_patch_weight(conv, precision=precision)
+    shape = (batch, channels, grid[0] * patch, grid[1] * patch)
+    images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    if channels_last:
+        images = images.contiguous(memory_format=torch.channels_last)
+    arguments = PatchEmbedImagesArguments(
+        images=images, weight=weight.raw, weight_low=weight.raw_low, weight_scale=weight.scale,
+        weight_offset=weight.offset, bias=torch.randn(n, generator=generator) if bias else None,
+        pos_embed=torch.randn(grid[0] * grid[1], n, generator=generator) if pos else None, patch=patch,
+        out_dtype=out_dtype, backend="emulator", config=config,
+    )  # fmt: skip
+    PATCH_EMBED_IMAGES.check(arguments)
+    plan = make_plan(PATCH_EMBED_IMAGES.problem(arguments), config, arch, sm_count=sm_count)
+    prepared = PATCH_EMBED_IMAGES.prepare(arguments, plan)
+    return OperationCase(prepared, PATCH_EMBED_IMAGES.reference(arguments)).fresh()
