@@ -99,11 +99,11 @@ def configs_of(case: GemmCase | ImagesCase, arch: str, sm_count: int) -> dict[st
 
 def bare_rates(parts: Sequence[str], arch: str) -> dict[str, float]:
     """Operations per second of ``mma.sync`` alone, by part."""
-    from bench.mma_rate import compiled
+    from bench import mma_rate  # imports CuTe DSL
 
     rates = {}
     for part in parts:
-        launch, operations = compiled(RATES[part], arch)
+        launch, operations = mma_rate.compiled(RATES[part], arch)
         times = [elapsed_ms(launch, 3, 1) for _ in range(7)]
         rates[part] = operations / (sorted(times)[len(times) // 2] / 1e3)
     return rates

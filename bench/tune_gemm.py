@@ -174,7 +174,7 @@ def read_bench(path: Path) -> list[Timings]:
 
 FITTED = (
     "FETCHED_BYTES_PER_CLOCK", "FIRST_BYTES_PER_CLOCK", "BLOCK_CLOCKS", "PINGPONG_GAIN", "TILE_CLOCKS",
-    "EPILOGUE_CLOCKS_PER_KELEMENT", "CLUSTER_CLOCKS", "SPLIT_CLOCKS", "SPLIT_BYTES_PER_CLOCK",
+    "EPILOGUE_CLOCKS_PER_KELEMENT", "BUFFER_CLOCKS", "CLUSTER_CLOCKS", "SPLIT_CLOCKS", "SPLIT_BYTES_PER_CLOCK",
 )  # fmt: skip
 """Constants of `cute_kernels.plan.gemm_sm90`. LAUNCH_CLOCKS is given: what is the same for all cannot be seen."""
 
@@ -240,13 +240,19 @@ def report_fit(paths: Sequence[Path]) -> None:
 
 
 def regret(entry: Timings) -> float | None:
-    """Time of the chooser's tile, cluster and split over that of the fastest configuration; None if it was not timed.
+    """Time of the chooser's tile, cluster and split over that of the fastest configuration; None if none was timed.
 
-    Of the same tile in several orders or with other store stages, what the chooser takes, or else the slowest.
+    It chooses among its candidates that were timed. Of the same tile in several orders or with other store stages, what
+    the chooser takes, or else the slowest.
     """
-    chosen = make_plan(problem(entry.case), arch="sm_90a").config
+    candidates = set(map(tile, sm90_gemm.CANDIDATES))
+    plans = [make_plan(problem(entry.case), config, "sm_90a") for _, config in entry.ours if tile(config) in candidates]
+    if not plans:
+        return None
+    best = min(plans, key=sm90_gemm.modelled_clocks)
+    chosen = dataclasses.replace(best.config, group_m=sm90_gemm.tile_group(best))
     times = [(config == chosen, value) for value, config in entry.ours if tile(config) == tile(chosen)]
-    return max(times)[1] / entry.ours[0][0] if times else None
+    return max(times)[1] / entry.ours[0][0]
 
 
 def tile(config: Sm90GemmConfig) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from cute_kernels.config_types import check_types
+from cute_kernels.dtypes import ITEMSIZE
 
 EpilogueArithmetic = Literal["f32", "bf16x2"]
 ScaleSource = Literal["value", "pointer"]
@@ -23,7 +24,7 @@ WeightMemory = Literal["tmem", "smem"]
 ResidentWeight = Literal["registers", "streamed"]
 TileOrder = Literal["row", "image"]
 Tf32Rounding = Literal["nearest", "nearest_a", "truncate"]
-Activation = Literal["none", "silu", "gelu", "gelu_tanh"]
+Activation = Literal["none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"]
 ACTIVATIONS = get_args(Activation)
 """Activations of the dense GEMM's epilogue: `cute_kernels.reference.activations`."""
 
@@ -428,16 +429,26 @@ class Sm90GatherConfig:
 
 @dataclass(frozen=True)
 class GemmProblem:
-    """Facts of one call of ``out[l, m, n] = activation(sum_k a[l, m, k] * b[l, n, k] + bias[n])``, accumulated in FP32.
+    """Facts of one call of ``out = activation(scale * (a @ b.T) + bias) + residual``, of operands ``[batches, .., K]``.
+
+    Only operands of 8 bits have a scale. It is the FP32 product of one number for each row of ``a`` and one for each
+    row of ``b``, a column of the output; where either is the same for all, it is part of a number for the whole call.
 
     Attributes:
         m, n, k: rows of ``a``, rows of ``b`` and the elements they have in common.
         batches: independent products; ``a``, ``b`` and the output then have a leading dimension.
-        in_dtype: element type of ``a`` and ``b``, as torch names it: bfloat16, float16, or float32, which is rounded to
-            TF32 on its way to the tensor core.
-        out_dtype: element type of the output: bfloat16, float16 or float32.
+        in_dtype: element type of ``a``, as torch names it: bfloat16, float16, float8_e4m3fn, int8, uint8, or float32,
+            which is rounded to TF32 on its way to the tensor core. ``b`` has the same, int8 for uint8.
+        out_dtype: element type of the output: bfloat16, float16, float32 or float8_e4m3fn, which a number of the call
+            is multiplied with first.
         bias: whether an FP32 vector of N values is added before the one rounding to ``out_dtype``.
         activation: one of `ACTIVATIONS`, applied in FP32 before that rounding.
+        scale_source: where the number for the whole call is: ``"value"`` passes it in the launch parameters,
+            ``"pointer"`` reads one FP32 from device memory when the kernel starts.
+        row_scale: every row of ``a`` has a factor of its own, in memory.
+        column_scale: every column of the output has a factor of its own, in memory. With both there is no number for
+            the whole call.
+        residual: element type of what is added after the activation, bfloat16, float16 or float32; None: nothing.
     """
 
     m: int = field(metadata=LAUNCH_ARGUMENT)
@@ -448,6 +459,20 @@ class GemmProblem:
     out_dtype: str = "bfloat16"
     bias: bool = False
     activation: Activation = "none"
+    scale_source: ScaleSource = "value"
+    row_scale: bool = False
+    column_scale: bool = False
+    residual: str | None = None
+
+    @property
+    def scaled(self) -> bool:
+        """Products are multiplied by a scale."""
+        return ITEMSIZE.get(self.in_dtype) == 1
+
+    @property
+    def call_scale(self) -> bool:
+        """There is a number for the whole call."""
+        return self.scaled and not (self.row_scale and self.column_scale)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -490,7 +515,7 @@ class Sm90GemmConfig:
 
     Attributes:
         tile_m, tile_n: output tile of one CTA, or of one warpgroup with ``pingpong``. A warpgroup's share must be a
-            multiple of 64 rows, ``tile_n`` a multiple of 64 up to 256.
+            multiple of 64 rows, ``tile_n`` a multiple of 16 from 32 to 256.
         stages: operand buffers of 128 bytes of K between TMA and WGMMA.
         cluster_m, cluster_n: CTAs of a cluster along rows and columns: they share ``b`` and ``a`` by multicast.
         pingpong: each warpgroup computes tiles of its own, in turn, so that one's epilogue runs under the other's

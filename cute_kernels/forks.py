@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 _LOCKS: weakref.WeakKeyDictionary[threading.RLock, Callable[[], object]] = weakref.WeakKeyDictionary()
 
@@ -22,8 +24,18 @@ def lock(interrupted: Callable[[], object] = lambda: None) -> threading.RLock:
     return made
 
 
+def _of_cached_properties() -> Iterator[threading.RLock]:
+    """Locks of this package's cached properties, which have one for all instances before Python 3.12."""
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == __package__]
+    for kind in {value for module in modules for value in vars(module).values() if isinstance(value, type)}:
+        for member in vars(kind).values():
+            if isinstance(member, functools.cached_property) and hasattr(member, "lock"):
+                yield member.lock
+
+
 def _forked() -> None:
-    for each, interrupted in list(_LOCKS.items()):
+    properties = [(each, lambda: None) for each in _of_cached_properties()]  # computed anew where that was interrupted
+    for each, interrupted in [*_LOCKS.items(), *properties]:
         if each.acquire(blocking=False):
             each.release()
         else:

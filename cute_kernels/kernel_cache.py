@@ -124,9 +124,12 @@ def _default_directory() -> Path | None:
 
 def _can_be_made(path: Path) -> bool:
     """Whether a folder is there, or could be made."""
-    if path.exists():
-        return True
-    above = next(above for above in path.parents if above.exists())
+    try:
+        if path.exists():
+            return True
+        above = next(above for above in path.parents if above.exists())
+    except OSError:  # a folder on the way is closed to this user: HOME is another's, as in containers it often is
+        return False
     return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
 
 
@@ -275,11 +278,13 @@ def encode(key: Hashable, kernel: CompiledKernel) -> bytes:
     """The bytes of an entry."""
     values = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
     sections = {name: v.encode() if isinstance(v, str) else v for name, v in values.items()}
-    header = json.dumps({
-        "key": repr(key),
-        "fingerprint": fingerprint(),
-        "sections": [[name, len(content)] for name, content in sections.items()],
-    }).encode()  # fmt: skip
+    header = json.dumps(
+        {
+            "key": repr(key),
+            "fingerprint": fingerprint(),
+            "sections": [[name, len(content)] for name, content in sections.items()],
+        }
+    ).encode()
     body = b"".join([MAGIC, _LENGTH.pack(len(header)), header, *sections.values()])
     return body + hashlib.sha256(body).digest()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.plan import make_plan
+from cute_kernels.plan.gemm import B_TYPES
 from cute_kernels.plan.images import PIXEL_TYPES
 
 ROOT = Path(__file__).parents[1]
@@ -157,7 +158,7 @@ def rows_table() -> str:
             ("float8_e4m3fn", "uint8", "int8", "bfloat16", "float16"),
             lambda dtype, k: PatchEmbedProblem(ROWS, FEATURES, k, POSITIONS, in_dtype=dtype),
         ),
-        "gemm": (("bfloat16", "float16", "float32"), lambda dtype, k: GemmProblem(ROWS, FEATURES, k, in_dtype=dtype)),
+        "gemm": (tuple(B_TYPES), lambda dtype, k: GemmProblem(ROWS, FEATURES, k, in_dtype=dtype)),
     }
     rows = heading("operation | elements | K")
     for operation, (dtypes, problem) in operations.items():

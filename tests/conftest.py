@@ -15,7 +15,7 @@ import pkgutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import hypothesis
 import numpy as np
@@ -23,6 +23,7 @@ import pytest
 import torch
 
 import cute_kernels
+from cute_kernels import kernel_cache
 from cute_kernels.runtime import tuned
 from tests.nightly import NIGHTLY, examples
 from tests.random_orders import KERNELS
@@ -89,8 +90,19 @@ def process_state() -> dict[str, object]:
         "torch's gradients": torch.is_grad_enabled(),
         "torch's threads": torch.get_num_threads(),
         "NumPy's error handling": np.geterr(),
-        "configurations found fastest": tuned.files(),
+        "configurations found fastest": _tuned_files(),
     }
+
+
+def _tuned_files() -> list[Path]:
+    folder = kernel_cache.directory()
+    return [] if folder is None or not folder.is_dir() else _tuned_files_of(folder, folder.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _tuned_files_of(folder: Path, modified: int) -> list[Path]:
+    """Looked for when the folder has changed only: in the end it has the kernels of the whole suite."""
+    return tuned.files()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -104,7 +116,7 @@ def all_modules_are_imported() -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     """The same random tensors in every order, and a process that the next test finds as this one found it."""
-    torch.manual_seed(0)
+    torch.random.default_generator.manual_seed(0)  # torch.manual_seed also notes, for each device, where it was called
     before = process_state()
     yield
     forget_compiled_functions()

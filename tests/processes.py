@@ -1,4 +1,4 @@
-"""`python -m MODULE ..` and `python FILE ..` in a process that has the libraries already.
+"""`python -m MODULE ..`, `python FILE ..` and `python -c TEXT ..` in a process that has the libraries already.
 
 Importing torch and CuTe DSL takes four seconds, more than most commands do with them. A server that has imported the
 libraries, and nothing of this package, forks the process in which a command runs as in a new one: with its arguments,
@@ -35,13 +35,17 @@ def run_python(
     env: Mapping[str, str] | None = None,
     timeout: float = 300.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``python arguments``, which begin with ``-m`` or a file, and returns its exit status and what it wrote.
+    """Runs ``python arguments``, which begin with ``-m``, ``-c`` or a file; returns exit status and what it wrote.
 
     Raises:
         subprocess.TimeoutExpired: it has not ended after ``timeout`` seconds, and was killed.
     """
     with tempfile.TemporaryDirectory(prefix="cute-kernels-process-") as folder:
         outputs = [Path(folder) / name for name in ("stdout", "stderr")]
+        if arguments[0] == "-c":
+            program = Path(folder) / "program.py"
+            program.write_text(arguments[1])
+            arguments = (str(program), *arguments[2:])
         environment = dict(os.environ if env is None else env)
         where = str(cwd or Path.cwd())
         process = _server.Process(target=_main, args=(arguments, where, environment, [str(path) for path in outputs]))
@@ -66,6 +70,7 @@ def _main(arguments: Sequence[str], cwd: str, environment: Mapping[str, str], ou
     sys.stdin, sys.stdout, sys.stderr = (open(n, "w" if n else "r", closefd=False) for n in range(3))  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # as TMPDIR says now
     os.chdir(cwd)
     ours = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [cwd, *ours, *(path for path in sys.path if path not in ("", cwd, *ours))]

@@ -88,4 +88,6 @@ def for_device(configs: Configs, device: torch.device) -> tuple[str, tuple[Quack
         arch = arch_of(torch.cuda.get_device_capability(device))
     except ValueError as error:
         raise PeerUnavailable(f"set up here for {' and '.join(configs)} only: {error}") from None
+    if arch not in configs:
+        raise PeerUnavailable(f"set up here for {' and '.join(configs)} only: the device is {arch}")
     return arch, configs[arch]

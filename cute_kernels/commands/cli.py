@@ -30,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         or a file cannot be read or written, 3 if the emulator reports a fault, 4 if it refuses what it does not
         implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.emulator.programs.command.EXIT_STATUSES`.
     """
-    options = _parser().parse_args(arguments)
     try:
+        options = _parser().parse_args(arguments)  # loads what the commands need, for a second or more
         status = options.run(options)
         if sys.stdout is not None:  # closed by the caller's shell
             sys.stdout.flush()

@@ -7,7 +7,7 @@ import functools
 import inspect
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -96,12 +96,32 @@ def _instance(kind: Any) -> Any:
 
 
 def _fast_source_lines() -> contextlib.AbstractContextManager:
-    """For every operation CuTe DSL walks a function's source positions from the first on: a sixth of a compilation."""
+    """For every operation CuTe DSL walks a function's source positions from the first on: a sixth of a compilation.
+
+    Another tenth is to ask of each frame whether its module is CuTe DSL's, and to read what unrolled loops repeat.
+    """
     import cutlass._mlir_helpers.op as locations
 
     if getattr(locations, "_CO_POSITIONS", None) is None:  # Python 3.10, other versions
         return contextlib.nullcontext()
-    return mock.patch.object(locations, "_CO_POSITIONS", _source_positions)
+    faster: dict[str, Callable] = {"_CO_POSITIONS": _source_positions}
+    for name, remembering in (("_is_framework_module", functools.cache), ("_fast_frameinfo", _by_instruction)):
+        if hasattr(locations, name):
+            faster[name] = remembering(getattr(locations, name))
+    return mock.patch.multiple(locations, **faster)
+
+
+def _by_instruction(of_frame: Callable[[types.FrameType], Any]) -> Callable[[types.FrameType], Any]:
+    """The function, which is asked once for each instruction that frames are at."""
+    known: dict[tuple[int, int], tuple[types.CodeType, Any]] = {}
+
+    def remembered(frame: types.FrameType) -> Any:
+        key = id(frame.f_code), frame.f_lasti
+        if key not in known:
+            known[key] = frame.f_code, of_frame(frame)  # the code lives as long as its number stands for it
+        return known[key][1]
+
+    return remembered
 
 
 @functools.lru_cache(maxsize=1024)

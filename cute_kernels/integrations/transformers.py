@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from cute_kernels.nn.availability import is_plain
 from cute_kernels.nn.calls import change_class, check_reachable, reaches_class, why_called, why_own
 from cute_kernels.nn.engine import PatchEngine, check_tensor
 from cute_kernels.nn.layers import EngineMixin
@@ -75,7 +76,8 @@ class _Images(EngineMixin):
             or why_called("position_embedding", positions, torch.nn.Embedding)
             or why_own(self, "interpolate_pos_encoding")
         )
-        if why is None and not self.positions.in_order(self.position_ids, positions.num_embeddings):
+        numbers = why is None and is_plain(pixel_values)  # else the plain module runs, whatever the positions are
+        if numbers and not self.positions.in_order(self.position_ids, positions.num_embeddings):
             why = "position_ids are not the positions in their order"
         return self.engine.takes_over_unless(
             why, pixel_values, lambda: (layer.weight, layer.bias, positions.weight), training=self.training

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32
+from cutlass import BFloat16, Float16, Float32, Int32
 
 from cute_kernels.kernels import ptx
 
@@ -82,6 +83,15 @@ def sum_of_terms(high: tuple[Float32, ...], low: tuple[Float32, ...], packed_f32
     return scale_add(high, (Float32(TERM_FACTOR),) * len(high), low, packed_f32)
 
 
+def as_floats(sums: cute.Tensor) -> cute.Tensor:
+    """The registers themselves, or integers rounded to FP32."""
+    if sums.element_type is Float32:
+        return sums
+    values = cute.make_rmem_tensor(sums.layout, Float32)
+    values.store(sums.load().to(Float32))
+    return values
+
+
 # --- scale of an accumulator: one for the call, or a product of factors of rows and features -------------------------
 
 
@@ -103,6 +113,11 @@ class Scales:
         """With the call's number in a register; global memory may be read from here on."""
         call = self.call[0] if isinstance(self.call, cute.Tensor) else self.call
         return Scales(call, self.rows, self.features)
+
+    def of_batch(self, batch: Int32) -> Scales:
+        """Those of one product, where rows and features are ``[.., batches]``."""
+        along = [None if factors is None else factors[None, batch] for factors in (self.rows, self.features)]
+        return Scales(self.call, *along)
 
     def row(self, row: Int32) -> Float32:
         """The factor of a row, with the call's number."""
@@ -128,82 +143,151 @@ def scales_of(
     feature_scale: cute.Pointer | None,
     m: Int32,
     n: Int32,
+    *batches: Int32,
 ) -> Scales:
-    """Scales that a host function is given, as views."""
+    """Scales that a host function is given, as views; with a number of products ``[.., batches]``."""
     call = cute.make_tensor(scale, cute.make_layout(1)) if by_pointer else scale
-    rows = None if row_scale is None else cute.make_tensor(row_scale, cute.make_layout((m,)))
-    features = None if feature_scale is None else cute.make_tensor(feature_scale, cute.make_layout((n,)))
+    rows = None if row_scale is None else cute.make_tensor(row_scale, cute.make_layout((m, *batches)))
+    features = None if feature_scale is None else cute.make_tensor(feature_scale, cute.make_layout((n, *batches)))
     return Scales(call, rows, features)
 
 
 # --- activations of an epilogue, register to register, by the contract of `cute_kernels.reference.activations` -------
 
 
+@dataclass(frozen=True)
+class Sigmoid:
+    """``sat(1/2 + u B(sat(u u)))`` with ``u = q A(sat(q q))`` and ``q = scale * x``; sat is into [0, 1], NaN to 0.
+
+    Attributes:
+        scale: of the argument.
+        inner, outer: coefficients of ``A`` and ``B``, ascending.
+    """
+
+    scale: float
+    inner: tuple[float, ...]
+    outer: tuple[float, ...]
+
+
 # The contract's numbers, written down independently of the reference.
-EXP2_COEFFICIENTS = (
-    1.0, 0.6931471824645996, 0.24022646248340607, 0.05550328642129898, 0.009618489071726799, 0.0013399930903688073,
-    0.0001534581242594868,
-)  # fmt: skip
-LOG2_E = 1.4426950216293335
-GELU_LINEAR, GELU_CUBIC = 1.5957691669464111, 0.0713548138737678
-TAIL_COEFFICIENTS = (
-    0.10771887749433517, 0.1075713187456131, 0.10162019729614258, 0.072751484811306, 0.1062641590833664,
-    -0.06705845147371292, 0.167986661195755, -0.12564952671527863, 0.028795305639505386,
-)  # fmt: skip
-TAIL_SLOPE, TAIL_END, HALF_LOG2_E = 0.27000001072883606, 13.0, 0.7213475108146667
-LEAST_EXPONENT, INFINITE_EXPONENT = -126.0, 128.0
+SHORT = {
+    "gelu": Sigmoid(
+        0.2856,
+        (1.585, -1.102, 0.3545),
+        (0.881, -0.4692, 0.09143),
+    ),
+    "gelu_tanh": Sigmoid(
+        0.3035,
+        (1.844, -1.26, 0.4),
+        (0.713, -0.2363, 0.02524),
+    ),
+    "silu": Sigmoid(
+        0.1333,
+        (2.176, -2.67, 2.326, -0.8413),
+        (0.861, -0.6104, 0.3767, -0.1278),
+    ),
+    "quick_gelu": Sigmoid(
+        0.2133,
+        (2.252, -2.992, 2.76, -1.018),
+        (0.885, -0.67, 0.4355, -0.1509),
+    ),
+}
+"""In FP16, two elements to an instruction, for results with fewer significant bits than that."""
 
-ROUNDER = 12582912.0
-"""1.5 * 2^23: an FP32 sum with it has no fraction bits, and its low bits are the addend rounded to an integer."""
+LONG = {
+    "gelu": Sigmoid(
+        0.16949153,
+        (2.0993423, -2.4454384, 2.351717, -1.6328466, 0.7259374, -0.14563194),
+        (1.1211889, -1.1795907, 0.74863464, -0.19337028, 0.003142447),
+    ),
+    "gelu_tanh": Sigmoid(
+        0.19607843,
+        (2.5835042, -4.1110377, 5.0278287, -3.910118, 1.7645273, -0.35471418),
+        (0.7875376, -0.32628098, 0.038144577, 0.0022820847, -0.001683326),
+    ),
+    "silu": Sigmoid(
+        0.06896552,
+        (3.6005964, -12.249812, 33.302116, -61.036915, 73.625114, -55.995056, 24.305672, -4.584079),
+        (1.0067685, -1.0958704, 1.2782457, -1.4361918, 1.4214661, -1.0797008, 0.52356434, -0.11726415),
+    ),
+    "quick_gelu": Sigmoid(
+        0.11737931,
+        (3.6005964, -12.249812, 33.302116, -61.036915, 73.625114, -55.995056, 24.305672, -4.584079),
+        (1.0067685, -1.0958704, 1.2782457, -1.4361918, 1.4214661, -1.0797008, 0.52356434, -0.11726415),
+    ),
+}
+"""In FP32."""
 
-
-@cute.jit
-def activate(value: Float32, activation: cutlass.Constexpr[str]) -> Float32:
-    """One of `cute_kernels.config.ACTIVATIONS` of one register."""
-    if cutlass.const_expr(activation == "silu"):
-        return _times_sigmoid(value, value)
-    if cutlass.const_expr(activation == "gelu_tanh"):
-        square = ptx.mul_rn_f32(value, value)
-        slope = ptx.fma_rn_f32(Float32(GELU_CUBIC), square, Float32(GELU_LINEAR))
-        return _times_sigmoid(value, ptx.mul_rn_f32(value, slope))
-    if cutlass.const_expr(activation == "gelu"):
-        return _gelu(value)
-    return value
-
-
-@cute.jit
-def _gelu(x: Float32) -> Float32:
-    """``max(x, 0) - |x| Phi(-|x|)``; a NaN stays one in the quotient, the only place where it is not dropped."""
-    magnitude = ptx.max_f32(x, ptx.mul_rn_f32(x, Float32(-1.0)))
-    end = ptx.min_f32(magnitude, Float32(TAIL_END))
-    t = ptx.div_rn_f32(Float32(1.0), ptx.fma_rn_f32(Float32(TAIL_SLOPE), magnitude, Float32(1.0)))
-    power = _exp2(ptx.mul_rn_f32(ptx.mul_rn_f32(end, end), Float32(-HALF_LOG2_E)))
-    tail = ptx.mul_rn_f32(ptx.mul_rn_f32(_horner(TAIL_COEFFICIENTS, t), t), power)
-    # Of the two zeros the positive one is greater: each stays what it is.
-    return ptx.fma_rn_f32(ptx.mul_rn_f32(end, Float32(-1.0)), tail, ptx.max_f32(x, Float32(-0.0)))
-
-
-@cute.jit
-def _times_sigmoid(x: Float32, z: Float32) -> Float32:
-    """``x / (1 + 2**(-z log2(e)))``."""
-    t = ptx.mul_rn_f32(z, Float32(-LOG2_E))
-    t = ptx.min_f32(ptx.max_f32(t, Float32(LEAST_EXPONENT)), Float32(INFINITE_EXPONENT))
-    return ptx.div_rn_f32(x, ptx.add_rn_f32(_exp2(t), Float32(1.0)))
-
-
-@cute.jit
-def _exp2(t: Float32) -> Float32:
-    """``2**t`` from -126 to 128, where it is infinity."""
-    shifted = ptx.add_rn_f32(t, Float32(ROUNDER))
-    fraction = ptx.sub_rn_f32(t, ptx.sub_rn_f32(shifted, Float32(ROUNDER)))
-    # At 128 the polynomial is 1, and the exponent's field becomes infinity's; next to it, it is below 1.
-    return ptx.add_exponent(_horner(EXP2_COEFFICIENTS, fraction), shifted)
+Pair = tuple[Float32, Float32]
 
 
 @cute.jit
-def _horner(coefficients: cutlass.Constexpr[tuple], x: Float32) -> Float32:
+def activate(
+    pair: Pair, activation: cutlass.Constexpr[str], dtype: cutlass.Constexpr, packed: cutlass.Constexpr[bool] = False
+) -> Pair:
+    """One of `cute_kernels.config.ACTIVATIONS` of two registers.
+
+    Args:
+        pair: FP32.
+        activation: its name.
+        dtype: element type to which the caller rounds the results.
+        packed: the architecture has two-wide FP32 arithmetic (sm_100 and later).
+    """
+    if cutlass.const_expr(activation == "none"):
+        return pair
+    if cutlass.const_expr(activation in ("relu", "relu_squared")):
+        pair = tuple(ptx.max_nan_f32(x, Float32(0.0)) for x in pair)
+        return pair if cutlass.const_expr(activation == "relu") else F32(packed).mul(pair, pair)
+    if cutlass.const_expr(dtype in (Float32, Float16)):
+        share = _sigmoid(LONG[activation], pair, F32(packed))
+    else:
+        share = ptx.cvt_f32_f16x2(_sigmoid(SHORT[activation], ptx.cvt_rn_f16x2_f32(pair[1], pair[0]), F16()))
+    return F32(packed).mul(pair, share)
+
+
+def _sigmoid(sigmoid: Sigmoid, x: Pair | Int32, arithmetic: F32 | F16) -> Pair | Int32:
+    q = arithmetic.mul(x, arithmetic.both(sigmoid.scale))
+    u = arithmetic.mul(q, _horner(sigmoid.inner, arithmetic.mul_sat(q, q), arithmetic))
+    slope = _horner(sigmoid.outer, arithmetic.mul_sat(u, u), arithmetic)
+    return arithmetic.fma_sat(u, slope, arithmetic.both(0.5))
+
+
+def _horner(coefficients: tuple[float, ...], x: Pair | Int32, arithmetic: F32 | F16) -> Pair | Int32:
     """A polynomial whose coefficients ascend."""
-    value = Float32(coefficients[-1])
+    value = arithmetic.both(coefficients[-1])
     for coefficient in coefficients[-2::-1]:
-        value = ptx.fma_rn_f32(value, x, Float32(coefficient))
+        value = arithmetic.fma(value, x, arithmetic.both(coefficient))
     return value
+
+
+@dataclass(frozen=True)
+class F32:
+    """Arithmetic of two FP32 registers; ``packed`` in one instruction, but for .sat, which has no two-wide form."""
+
+    packed: bool
+
+    def both(self, value: float) -> Pair:
+        return Float32(value), Float32(value)
+
+    def mul(self, a: Pair, b: Pair) -> Pair:
+        return ptx.mul_rn_f32x2(a, b) if self.packed else tuple(map(ptx.mul_rn_f32, a, b))
+
+    def fma(self, a: Pair, b: Pair, c: Pair) -> Pair:
+        return ptx.fma_rn_f32x2(a, b, c) if self.packed else tuple(map(ptx.fma_rn_f32, a, b, c))
+
+    def mul_sat(self, a: Pair, b: Pair) -> Pair:
+        return tuple(map(ptx.mul_rn_sat_f32, a, b))
+
+    def fma_sat(self, a: Pair, b: Pair, c: Pair) -> Pair:
+        return tuple(map(ptx.fma_rn_sat_f32, a, b, c))
+
+
+class F16:
+    """Arithmetic of two FP16 numbers in a register."""
+
+    mul, mul_sat = staticmethod(ptx.mul_rn_f16x2), staticmethod(ptx.mul_rn_sat_f16x2)
+    fma, fma_sat = staticmethod(ptx.fma_rn_f16x2), staticmethod(ptx.fma_rn_sat_f16x2)
+
+    def both(self, value: float) -> Int32:
+        bits = int.from_bytes(struct.pack("<e", value), "little")
+        return ptx.mov_b32(bits << 16 | bits)

@@ -2,20 +2,104 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float8E4M3FN, Float32, Int16, Int32, Int64
 
-from cute_kernels.kernels.epilogue import activate
+from cute_kernels.kernels import ptx
+from cute_kernels.kernels.epilogue import Scales, activate, scale_add, scales_of
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, launch_clusters
 from cute_kernels.kernels.staging import staging_layout
 from cute_kernels.kernels.tma import Tma, store_tma
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.base import ITEMSIZE
+
+
+@dataclass(frozen=True)
+class Addends:
+    """Multipliers and addends of an epilogue besides the bias; None where its plan has none.
+
+    Beyond the output, where nobody stores, a thread gets the numbers of the last row or column.
+
+    Attributes:
+        scales: multipliers of the accumulators, ``[M, batches]`` and ``[N, batches]``.
+        residual: ``[M, pitch, batches]``, rows of whole 16 bytes.
+        out_factor: of an output of 8 bits.
+    """
+
+    scales: Scales | None = None
+    residual: cute.Tensor | None = None
+    out_factor: Float32 | None = None
+
+    def loaded(self) -> Addends:
+        """With the call's number in a register; global memory may be read from here on."""
+        return self if self.scales is None else replace(self, scales=self.scales.loaded())
+
+    @cute.jit
+    def row_factor(self, row: Int32, batch: Int32) -> Float32 | None:
+        """Factor of all columns of a row: the row's own, the call's number, or None."""
+        if cutlass.const_expr(self.scales is None):
+            return None
+        if cutlass.const_expr(self.scales.rows is None):
+            return self.scales.call
+        return self.scales.of_batch(batch).row(row)
+
+    @cute.jit
+    def column_factors(
+        self, column: Int32, batch: Int32, count: cutlass.Constexpr[int], vector: cutlass.Constexpr[int]
+    ) -> cute.Tensor | None:
+        """Factors of ``count`` columns, from a multiple of that many on; None where columns have none.
+
+        ``vector``: `GemmPlan.column_vector`.
+        """
+        if cutlass.const_expr(self.scales is None or self.scales.features is None):
+            return None
+        factors = self.scales.features[None, batch]
+        return _row_of(factors, column, count, math.gcd(vector, count))
+
+    @cute.jit
+    def addends(self, row: Int32, column: Int32, batch: Int32, count: cutlass.Constexpr[int]) -> cute.Tensor | None:
+        """The residual of ``count`` columns of a row, likewise, in its own type."""
+        if cutlass.const_expr(self.residual is None):
+            return None
+        residual = self.residual[min(row, cute.size(self.residual, mode=[0]) - 1), None, batch]
+        return _row_of(residual, column, count, math.gcd(16 * 8 // residual.element_type.width, count))
+
+
+    @cute.jit
+    def prefetch(self, row: Int32, column: Int32, batch: Int32) -> None:
+        """Brings the 128 bytes of the residual around an element into L2."""
+        residual = self.residual[min(row, cute.size(self.residual, mode=[0]) - 1), None, batch]
+        ptx.prefetch_global_l2(residual.iterator + min(column, cute.size(residual) - 1))
+
+
+@cute.jit
+def _row_of(
+    row: cute.Tensor, first: Int32, count: cutlass.Constexpr[int], vector: cutlass.Constexpr[int]
+) -> cute.Tensor:
+    """Registers with ``count`` neighbouring elements, by loads of ``vector``."""
+    vectors = cute.logical_divide(row, cute.make_layout(vector))
+    last = cute.size(vectors, mode=[1]) - 1
+    values = cute.make_rmem_tensor(cute.make_layout((vector, count // vector)), row.element_type)
+    for i in cutlass.range_constexpr(count // vector):
+        cute.autovec_copy(vectors[None, min(first // vector + i, last)], values[None, i])
+    return cute.make_tensor(values.iterator, cute.make_layout(count))
+
+
+@cute.jit
+def multipliers(row_factor: Float32 | None, columns: cute.Tensor | None) -> Float32 | cute.Tensor | None:
+    """``row_factor * columns``, one FP32 product for each column; the other one where one is missing."""
+    if cutlass.const_expr(row_factor is None or columns is None):
+        return row_factor if columns is None else columns
+    values = cute.make_rmem_tensor(columns.layout, Float32)
+    for i in cutlass.range_constexpr(cute.size(columns)):
+        values[i] = ptx.mul_rn_f32(row_factor, columns[i])
+    return values
 
 
 @dataclass(frozen=True)
@@ -30,6 +114,7 @@ class DeviceArguments:
     out_atom: cute.CopyAtom
     out: cute.Tensor
     bias: cute.Tensor | None
+    addends: Addends
     m_tiles: Int32
     n_tiles: Int32
     batches: Int32
@@ -43,12 +128,12 @@ class GemmHost:
 
     Attributes:
         plan, graph: what the kernel does, its roles and barriers.
-        dtype: what the tensor core multiplies.
+        dtype, b_dtype: what the tensor core multiplies.
     """
 
     def __init__(self, plan: GemmPlan, graph: Graph) -> None:
         self.plan, self.graph = plan, graph
-        self.dtype = ELEMENT_TYPES[plan.multiplied_dtype]
+        self.dtype, self.b_dtype = ELEMENT_TYPES[plan.multiplied_dtype], ELEMENT_TYPES[plan.b_dtype]
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
         """The tensor-core instruction, and the loads of ``a`` and ``b``, each ``[rows, K, batches]``."""
@@ -61,6 +146,11 @@ class GemmHost:
         b_pointer: cute.Pointer,
         bias_pointer: cute.Pointer | None,
         out_pointer: cute.Pointer,
+        scale: Float32 | cute.Pointer | None,
+        row_scale: cute.Pointer | None,
+        column_scale: cute.Pointer | None,
+        residual_pointer: cute.Pointer | None,
+        out_factor: Float32 | None,
         m: Int32,
         n: Int32,
         k: Int32,
@@ -72,10 +162,10 @@ class GemmHost:
         plan, problem = self.plan, self.plan.problem
         a = matrices(a_pointer, m, k, k, batches, problem.in_dtype)
         b = matrices(b_pointer, n, k, k, batches, problem.in_dtype)
-        out = matrices(out_pointer, m, n, out_pitch(plan, n), batches, problem.out_dtype)
+        out = matrices(out_pointer, m, n, row_pitch(n, problem.out_dtype), batches, problem.out_dtype)
         tiled_mma, a_tma, b_tma = self.operands(a, b)
         box = (plan.store_rows, plan.store_columns)
-        out_atom, out_view = store_tma(out, staging_layout(*box), box)
+        out_atom, out_view = store_tma(out, staging_layout(*box, plan.store_row_bytes), box)
         arguments = DeviceArguments(
             tiled_mma=tiled_mma,
             a_atom=a_tma[0],
@@ -85,6 +175,17 @@ class GemmHost:
             out_atom=out_atom,
             out=out_view,
             bias=bias_view(bias_pointer, plan, n),
+            addends=gemm_addends(
+                plan,
+                scale=scale,
+                row_scale=row_scale,
+                column_scale=column_scale,
+                residual=residual_pointer,
+                out_factor=out_factor,
+                m=m,
+                n=n,
+                batches=batches,
+            ),
             m_tiles=cute.ceil_div(m, plan.cluster_rows),
             n_tiles=cute.ceil_div(n, plan.cluster_columns),
             batches=batches,
@@ -106,10 +207,34 @@ def matrices(
     return cute.make_tensor(pointer, cute.make_layout((rows, columns, batches), stride=(pitch, 1, stride)))
 
 
-def out_pitch(plan: GemmPlan, n: Int32) -> Int32:
-    """Elements from one output row to the next: `GemmPlan.out_pitch` of this launch's N."""
-    divisor = 16 // ITEMSIZE[plan.problem.out_dtype]
+def row_pitch(n: Int32, dtype: str) -> Int32:
+    """Elements from one row to the next: `GemmPlan.out_pitch` and `GemmPlan.residual_pitch` of this launch's N."""
+    divisor = 16 // ITEMSIZE[dtype]
     return cute.ceil_div(n, divisor) * divisor
+
+
+def gemm_addends(
+    plan: GemmPlan,
+    *,
+    scale: Float32 | cute.Pointer | None,
+    row_scale: cute.Pointer | None,
+    column_scale: cute.Pointer | None,
+    residual: cute.Pointer | None,
+    out_factor: Float32 | None,
+    m: Int32,
+    n: Int32,
+    batches: Int32,
+) -> Addends:
+    """Operands of a host function, as views."""
+    problem, scales, view = plan.problem, None, None
+    if problem.scaled:
+        columns = cute.assume(n, divby=plan.column_vector)
+        by_pointer = problem.scale_source == "pointer"
+        scales = scales_of(by_pointer, scale, row_scale, column_scale, m, columns, batches)
+    if residual is not None:
+        pitch = row_pitch(n, problem.residual)
+        view = matrices(residual, m, pitch, pitch, batches, problem.residual)
+    return Addends(scales, view, out_factor)
 
 
 def bias_view(pointer: cute.Pointer | None, plan: GemmPlan, n: Int32) -> cute.Tensor | None:
@@ -121,24 +246,57 @@ def bias_view(pointer: cute.Pointer | None, plan: GemmPlan, n: Int32) -> cute.Te
 
 @cute.jit
 def finish(
-    accumulator: cute.Tensor, bias: cute.Tensor | None, activation: cutlass.Constexpr, dtype: cutlass.Constexpr
+    accumulator: cute.Tensor,
+    bias: cute.Tensor | None,
+    activation: cutlass.Constexpr,
+    dtype: cutlass.Constexpr,
+    *,
+    scale: Float32 | cute.Tensor | None = None,
+    residual: cute.Tensor | None = None,
+    out_factor: Float32 | None = None,
+    packed_f32: cutlass.Constexpr[bool] = False,
 ) -> cute.Tensor:
-    """``activation(accumulator + bias)`` in ``dtype``, elementwise over one thread's registers.
+    """``out_factor * (activation(scale * accumulator + bias) + residual)`` in ``dtype``, by one thread's registers.
 
     Args:
         accumulator: FP32 registers; overwritten.
         bias: FP32 registers of the same count, or None.
         activation: one of `cute_kernels.config.ACTIVATIONS`.
         dtype: element type of the result, to which it is rounded once.
+        scale: a number, FP32 registers of the same count, or None; the sum with the bias is rounded once.
+        residual: registers of the same count of any floating-point type, or None.
+        out_factor: a number, with an output of 8 bits.
+        packed_f32: the architecture has two-wide FP32 arithmetic (sm_100 and later).
     """
-    if cutlass.const_expr(bias is not None):
+    if cutlass.const_expr(scale is not None):
+        for i in cutlass.range_constexpr(0, cute.size(accumulator), 2):
+            scales, addends = (scale, scale), None
+            if cutlass.const_expr(isinstance(scale, cute.Tensor)):
+                scales = (scale[i], scale[i + 1])
+            if cutlass.const_expr(bias is not None):
+                addends = (bias[i], bias[i + 1])
+            pair = (accumulator[i], accumulator[i + 1])
+            accumulator[i], accumulator[i + 1] = scale_add(pair, scales, addends, packed_f32)
+    elif cutlass.const_expr(bias is not None):
         for i in cutlass.range_constexpr(cute.size(accumulator)):
             accumulator[i] = accumulator[i] + bias[i]
     if cutlass.const_expr(activation != "none"):
+        for i in cutlass.range_constexpr(0, cute.size(accumulator), 2):
+            pair = (accumulator[i], accumulator[i + 1])
+            accumulator[i], accumulator[i + 1] = activate(pair, activation, dtype, packed_f32)
+    if cutlass.const_expr(residual is not None):
         for i in cutlass.range_constexpr(cute.size(accumulator)):
-            accumulator[i] = activate(accumulator[i], activation)
+            accumulator[i] = ptx.add_rn_f32(accumulator[i], Float32(residual[i]))
+    if cutlass.const_expr(out_factor is not None):
+        for i in cutlass.range_constexpr(cute.size(accumulator)):
+            accumulator[i] = ptx.mul_rn_f32(accumulator[i], out_factor)
     if cutlass.const_expr(dtype is Float32):
         return accumulator
     out = cute.make_rmem_tensor(cute.make_layout(cute.size(accumulator)), dtype)
-    out.store(accumulator.load().to(dtype))
+    if cutlass.const_expr(dtype is Float8E4M3FN):
+        words = cute.recast_tensor(out, Int16)
+        for i in cutlass.range_constexpr(cute.size(words)):
+            words[i] = ptx.cvt_rn_satfinite_e4m3x2_f32(accumulator[2 * i], accumulator[2 * i + 1])
+    else:
+        out.store(accumulator.load().to(dtype))
     return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int16, Int32, Int64, Uint32
 
 from cute_kernels.dsl import dsl_user_op, nvvm
 
@@ -104,49 +104,99 @@ def griddepcontrol() -> None:
 @dsl_user_op
 def add_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     """FP32 sum rounded to nearest even, never fused with what stands before or behind it."""
-    return _binary("add.rn.f32", a, b, loc, ip)
+    return _operation("add.rn.f32", Float32, (a, b), loc, ip)
 
 
 @dsl_user_op
-def sub_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
-    """FP32 difference rounded to nearest even."""
-    return _binary("sub.rn.f32", a, b, loc, ip)
+def prefetch_global_l2(source: cute.Pointer, *, loc=None, ip=None) -> None:
+    """Asks for the cache line of an address."""
+    cute.arch.inline_ptx(
+        "prefetch.global.L2 [{$r0}];", read_only_args=[source.toint(loc=loc, ip=ip)], loc=loc, ip=ip
+    )
 
 
 @dsl_user_op
-def min_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
-    """The lesser; of a NaN and a number the number."""
-    return _binary("min.f32", a, b, loc, ip)
-
-
-@dsl_user_op
-def max_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
-    """The greater; of a NaN and a number the number."""
-    return _binary("max.f32", a, b, loc, ip)
-
-
-@dsl_user_op
-def div_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
-    """FP32 quotient rounded to nearest even (IEEE 754)."""
-    return _binary("div.rn.f32", a, b, loc, ip)
-
-
-@dsl_user_op
-def add_exponent(value: Float32, shifted: Float32, *, loc=None, ip=None) -> Float32:
-    """``value * 2**n`` where ``n`` is the integer in the low bits of ``shifted``, for normal numbers."""
+def cvt_rn_satfinite_e4m3x2_f32(low: Float32, high: Float32, *, loc=None, ip=None) -> Int16:
+    """Two FP32 numbers rounded to E4M3, to nearest even, ``low`` in the lower byte; beyond 448 they become 448."""
     return cute.arch.inline_ptx(
-        "{\n\t.reg .b32 bits, exponent;\n\tmov.b32 bits, {$r0};\n\tmov.b32 exponent, {$r1};\n\t"
-        "shl.b32 exponent, exponent, 23;\n\tadd.s32 bits, bits, exponent;\n\tmov.b32 {$w0}, bits;\n\t}",
-        write_only_types=[Float32],
-        read_only_args=[value, shifted],
+        "cvt.rn.satfinite.e4m3x2.f32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Int16], read_only_args=[high, low], loc=loc, ip=ip,
+    )  # fmt: skip
+
+
+def _operation(instruction: str, kind: type, operands: tuple, loc, ip) -> Float32 | Int32:
+    names = ", ".join(f"{{$r{i}}}" for i in range(len(operands)))
+    return cute.arch.inline_ptx(
+        f"{instruction} {{$w0}}, {names};", write_only_types=[kind], read_only_args=list(operands), loc=loc, ip=ip
+    )
+
+
+@dsl_user_op
+def max_nan_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """The greater; NaN if either is one."""
+    return _operation("max.NaN.f32", Float32, (a, b), loc, ip)
+
+
+@dsl_user_op
+def mul_rn_sat_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """FP32 product rounded to nearest even, then into [0, 1]; of NaN 0."""
+    return _operation("mul.rn.sat.f32", Float32, (a, b), loc, ip)
+
+
+@dsl_user_op
+def fma_rn_sat_f32(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) -> Float32:
+    """Fused multiply-add, rounded once to nearest even, then into [0, 1]; of NaN 0."""
+    return _operation("fma.rn.sat.f32", Float32, (a, b, c), loc, ip)
+
+
+@dsl_user_op
+def mul_rn_f16x2(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
+    """Two FP16 products, rounded to nearest even."""
+    return _operation("mul.rn.f16x2", Int32, (a, b), loc, ip)
+
+
+@dsl_user_op
+def mul_rn_sat_f16x2(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
+    """Two FP16 products, rounded to nearest even, then into [0, 1]; of NaN 0."""
+    return _operation("mul.rn.sat.f16x2", Int32, (a, b), loc, ip)
+
+
+@dsl_user_op
+def fma_rn_f16x2(a: Int32, b: Int32, c: Int32, *, loc=None, ip=None) -> Int32:
+    """Two fused multiply-adds of FP16, each rounded once to nearest even."""
+    return _operation("fma.rn.f16x2", Int32, (a, b, c), loc, ip)
+
+
+@dsl_user_op
+def fma_rn_sat_f16x2(a: Int32, b: Int32, c: Int32, *, loc=None, ip=None) -> Int32:
+    """Two fused multiply-adds of FP16, each rounded once to nearest even, then into [0, 1]; of NaN 0."""
+    return _operation("fma.rn.sat.f16x2", Int32, (a, b, c), loc, ip)
+
+
+@dsl_user_op
+def cvt_rn_f16x2_f32(high: Float32, low: Float32, *, loc=None, ip=None) -> Int32:
+    """Two FP32 numbers rounded to FP16, the second one in the lower half of the register."""
+    return _operation("cvt.rn.f16x2.f32", Int32, (high, low), loc, ip)
+
+
+@dsl_user_op
+def cvt_f32_f16x2(halves: Int32, *, loc=None, ip=None) -> tuple[Float32, Float32]:
+    """Both FP16 numbers of a register in FP32, the lower one first."""
+    return cute.arch.inline_ptx(
+        "{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, {$r0};\n\t"
+        "cvt.f32.f16 {$w0}, low;\n\tcvt.f32.f16 {$w1}, high;\n\t}",
+        write_only_types=[Float32, Float32],
+        read_only_args=[halves],
         loc=loc,
         ip=ip,
     )
 
 
-def _binary(instruction: str, a: Float32, b: Float32, loc, ip) -> Float32:
+@dsl_user_op
+def mov_b32(bits: int, *, loc=None, ip=None) -> Int32:
+    """Constant bits in a register: pairs of FP16 have no immediate operands."""
     return cute.arch.inline_ptx(
-        f"{instruction} {{$w0}}, {{$r0}}, {{$r1}};", write_only_types=[Float32], read_only_args=[a, b], loc=loc, ip=ip
+        f"mov.b32 {{$w0}}, {bits:#x};", write_only_types=[Int32], read_only_args=[], loc=loc, ip=ip
     )
 
 

@@ -1,6 +1,7 @@
 """Output staging: a warp's ring of store buffers in shared memory, and the TMA stores that read them.
 
-Regions begin on multiples of 1024 bytes, because SWIZZLE_128B permutes bits of absolute addresses.
+Rows have 128, 64 or 32 bytes, with the swizzle of that name. Regions begin on multiples of 1024 bytes, because swizzles
+permute bits of absolute addresses.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from cutlass import Int32
 from cute_kernels.kernels.tma import Tma, shared_tensor, sides, swizzled
 
 CHUNK_BYTES = 16
-"""Bytes that SWIZZLE_128B moves around as a whole; also the widest shared-memory store."""
+"""Bytes that a swizzle moves around as a whole; also the widest shared-memory store."""
 
-ROW_BYTES = 128
-"""A row of a buffer, as SWIZZLE_128B needs it."""
+LINE_BYTES = 128
+"""Bytes whose number selects how a swizzle moves chunks: those of all banks."""
 
 
-def staging_layout(rows: int, columns: int, buffers: int | None = None) -> cute.ComposedLayout:
-    """``[rows, columns]`` of 128 bytes a row, SWIZZLE_128B; with ``buffers`` a last mode of consecutive buffers."""
+def staging_layout(rows: int, columns: int, row_bytes: int = 128, buffers: int | None = None) -> cute.ComposedLayout:
+    """``[rows, columns]`` of ``row_bytes``, with the swizzle of that name.
+
+    With ``buffers`` there is a last mode of consecutive buffers.
+    """
+    bits = (row_bytes // CHUNK_BYTES).bit_length() - 1
     if buffers is None:
-        return swizzled(cute.make_layout((rows, columns), stride=(columns, 1)))
-    return swizzled(cute.make_layout((rows, columns, buffers), stride=(columns, 1, rows * columns)))
+        return swizzled(cute.make_layout((rows, columns), stride=(columns, 1)), bits)
+    return swizzled(cute.make_layout((rows, columns, buffers), stride=(columns, 1, rows * columns)), bits)
 
 
 @dataclass(frozen=True)
@@ -72,11 +77,11 @@ def staging_buffer(
 
 @dataclass(frozen=True)
 class WarpStaging:
-    """The store buffers of one warp, each ``rows`` rows of 128 bytes. Nothing is shared between warps.
+    """The store buffers of one warp, each ``rows`` rows of ``row_bytes``. Nothing is shared between warps.
 
     Attributes:
-        base: first buffer; a multiple of 1024 bytes, the period of SWIZZLE_128B.
-        rows: rows of a buffer.
+        base: first buffer; a multiple of 1024 bytes, the longest period of a swizzle.
+        rows, row_bytes: rows of a buffer, and the bytes of each.
         buffers: buffers of the ring, used in turn.
         atom, source, target: TMA store of buffer ``[box, buffer]`` to ``[box, row block, column block]``, and batch if
             the output has batches; TMA clips rows and columns beyond the output.
@@ -84,6 +89,7 @@ class WarpStaging:
 
     base: cute.Pointer
     rows: int
+    row_bytes: int
     buffers: int
     atom: cute.CopyAtom
     source: cute.Tensor
@@ -92,14 +98,16 @@ class WarpStaging:
     def chunk(self, row: Int32, chunk: Int32 | int) -> cute.Pointer:
         """Where 16-byte chunk ``chunk`` of a row of the first buffer is kept, in bytes.
 
-        SWIZZLE_128B XORs address bits 4-6 with bits 7-9, which are ``row % 8`` as a buffer begins on 1024 bytes.
+        SWIZZLE_128B XORs address bits 4-6 with bits 7-9, which are ``row % 8`` as a buffer begins on 1024 bytes;
+        SWIZZLE_64B bits 4-5 with bits 7-8, SWIZZLE_32B bit 4 with bit 7.
         """
-        offset = row * ROW_BYTES + (Int32(chunk) ^ row % 8) * CHUNK_BYTES
+        line = row // (LINE_BYTES // self.row_bytes)
+        offset = row * self.row_bytes + (Int32(chunk) ^ line % (self.row_bytes // CHUNK_BYTES)) * CHUNK_BYTES
         return self.base + cute.assume(offset, divby=CHUNK_BYTES)
 
     def offset(self, buffer: int) -> int:
         """Bytes from the first buffer to another one."""
-        return buffer * self.rows * ROW_BYTES
+        return buffer * self.rows * self.row_bytes
 
     @cute.jit
     def acquire(self, pending: cutlass.Constexpr[int | None] = None) -> None:
@@ -157,7 +165,7 @@ class WarpStaging:
 
     def row_chunks(self, row: Int32) -> tuple[cute.Pointer, ...]:
         """Where a row of the first buffer keeps each of its chunks."""
-        return tuple(self.chunk(row, i) for i in range(ROW_BYTES // CHUNK_BYTES))
+        return tuple(self.chunk(row, i) for i in range(self.row_bytes // CHUNK_BYTES))
 
     @cute.jit
     def finish(self) -> None:
@@ -166,8 +174,9 @@ class WarpStaging:
 
 
 def warp_staging(
-    storage: cute.Pointer, first: Int32, rows: int, buffers: int, atom: cute.CopyAtom, out: cute.Tensor, dtype: type
-) -> WarpStaging:
+    storage: cute.Pointer, first: Int32, rows: int, buffers: int, atom: cute.CopyAtom, out: cute.Tensor, dtype: type,
+    row_bytes: int = 128,
+) -> WarpStaging:  # fmt: skip
     """The ring of ``buffers`` buffers that begins at buffer ``first`` of the staging area at ``storage``.
 
     Args:
@@ -175,12 +184,13 @@ def warp_staging(
         first: this warp's first buffer, counted in buffers.
         rows: rows of a buffer.
         buffers: buffers of the ring.
-        atom: TMA store made with ``staging_layout(rows, columns)``.
+        atom: TMA store made with ``staging_layout(rows, columns, row_bytes)``.
         out: TMA view ``[M, N]`` or ``[M, N, batch]`` of the output.
         dtype: element type of the output.
+        row_bytes: bytes of a row of a buffer, 128, 64 or 32.
     """
-    columns = ROW_BYTES * 8 // dtype.width
-    base = storage + cute.assume(first * (rows * ROW_BYTES), divby=rows * ROW_BYTES)
-    staged = shared_tensor(base, staging_layout(rows, columns, buffers), dtype)
+    columns = row_bytes * 8 // dtype.width
+    base = storage + cute.assume(first * (rows * row_bytes), divby=rows * row_bytes)
+    staged = shared_tensor(base, staging_layout(rows, columns, row_bytes, buffers), dtype)
     source, target = sides(atom, staged, cute.local_tile(out, (rows, columns), (None,) * cute.rank(out)), 2)
-    return WarpStaging(base, rows, buffers, atom, source, target)
+    return WarpStaging(base, rows, row_bytes, buffers, atom, source, target)

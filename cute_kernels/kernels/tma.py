@@ -43,8 +43,8 @@ def k_major(dtype: type, box: tuple[int, ...], blocks: int) -> cute.ComposedLayo
     The second mode of a box is 128 bytes of K.
     """
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, dtype)
-    layout = cute.tile_to_shape(atom, (*box, blocks), order=tuple(range(len(box) + 1)))
-    return layout if blocks > 1 else cute.slice_(layout, (*(None for _ in box), 0))
+    shape = (*box, blocks) if blocks > 1 else box
+    return cute.tile_to_shape(atom, shape, order=tuple(range(len(shape))))
 
 
 def shared_tensor(pointer: cute.Pointer, layout: cute.ComposedLayout, dtype: type) -> cute.Tensor:

@@ -89,8 +89,15 @@ def judge(
     start = time.perf_counter()
     place = place_of(target.ptx, mutant.line, roles)
     verdict = Verdict(
-        name, mutant.key, mutant.mutation, mutant.opcode, mutant.line, mutant.following, mutant.original, place,
-    )  # fmt: skip
+        target=name,
+        key=mutant.key,
+        mutation=mutant.mutation,
+        opcode=mutant.opcode,
+        line=mutant.line,
+        following=mutant.following,
+        original=mutant.original,
+        place=place,
+    )
     for schedule, options in schedules.items():
         limited = dataclasses.replace(options, max_warp_instructions=limits[schedule])
         try:

@@ -67,8 +67,9 @@ def mutants(ptx: str) -> Iterator[Mutant]:
     """All mutants of a PTX text, in the order of its lines."""
     code = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), ptx)
     seen: Counter[tuple[str, str]] = Counter()
-    found = [(match, list(_edits(match["opcode"], _split(match["operands"] or "")))) for match in
-             _STATEMENT.finditer(code)]  # fmt: skip
+    found = [
+        (match, list(_edits(match["opcode"], _split(match["operands"] or "")))) for match in _STATEMENT.finditer(code)
+    ]
     found = [(match, edits) for match, edits in found if edits]
     opcodes = [match["opcode"] for match, _ in found]
     for number, (match, edits) in enumerate(found, start=1):

@@ -14,6 +14,7 @@ from cute_kernels.dtypes import name_of
 from cute_kernels.plan.images import multiplied_type
 from cute_kernels.runtime import devices
 
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _REASONS: dict[tuple[torch.device, str], str | None] = {}
 
 
@@ -38,6 +39,11 @@ def in_autograd_function() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has numbers in strided memory: no subclass (a `FakeTensor`, say), nothing on the meta device."""
+    return type(tensor) in _PLAIN_TYPES and not tensor.is_meta and tensor.layout is torch.strided
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
@@ -101,9 +107,15 @@ def images_out_dtype(
 
 @functools.lru_cache(maxsize=4096)
 def _has_kernel(
-    shape: tuple[int, ...], dtype: torch.dtype, patch: int, features: int, precision: str, out_dtype: torch.dtype,
-    arch: str | None, sm_count: int | None,
-) -> bool:  # fmt: skip
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    patch: int,
+    features: int,
+    precision: str,
+    out_dtype: torch.dtype,
+    arch: str | None,
+    sm_count: int | None,
+) -> bool:
     """Remembered, for a module asks in every call, and planning takes longer than the kernel does for a few images."""
     batch, channels, height, width = shape
     problem = PatchEmbedImagesProblem(

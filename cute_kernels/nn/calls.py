@@ -30,22 +30,31 @@ def why_called(name: str, module: torch.nn.Module, kind: type[torch.nn.Module]) 
         return f"there are hooks of all modules, {name} among them"
     if isinstance(module, torch.nn.Embedding):
         return f"{name} has max_norm = {module.max_norm}" if module.max_norm is not None else None
-    return None if isinstance(module, torch.nn.Linear) else _why_no_patches(name, module)
+    return None if isinstance(module, torch.nn.Linear) else why_no_patches(name, module)
 
 
-def _why_no_patches(name: str, layer: torch.nn.Conv2d | torch.nn.Conv3d) -> str | None:
-    """Why a convolution is not one product for each patch."""
+_TILES = {2: ((0, 0), (1, 1), 1), 3: ((0, 0, 0), (1, 1, 1), 1)}
+"""Padding, dilation and groups of a convolution over patches, by their dimensions; its stride is the patch."""
+
+
+def why_no_patches(name: str, layer: torch.nn.Conv2d | torch.nn.Conv3d) -> str | None:
+    """Why a convolution is not one product for each patch, None where it is; asked in every call, for all may be set.
+
+    Args:
+        name: of the layer, for the text.
+        layer: whose weight has the patch's shape, whatever its ``kernel_size`` says.
+    """
     if "_conv_forward" in vars(layer):
         return f"{name} has a _conv_forward of its own"
-    geometry = (
-        ("stride", tuple(layer.stride), tuple(layer.kernel_size)),
-        ("padding", layer.padding if isinstance(layer.padding, str) else tuple(layer.padding), None),
-        ("dilation", set(layer.dilation), {1}),
-        ("groups", layer.groups, 1),
-    )
-    for what, value, allowed in geometry:
-        if value != allowed and not (what == "padding" and (value == "valid" or not any(map(bool, value)))):
-            return f"{name} has {what} = {getattr(layer, what)}"
+    patch = layer.weight.shape[2:]
+    allowed = (patch, *_TILES[len(patch)])
+    if (layer.stride, layer.padding, layer.dilation, layer.groups) == allowed:
+        return None
+    for what, wanted in zip(("stride", "padding", "dilation", "groups"), allowed, strict=True):
+        value = getattr(layer, what)
+        each = (value,) * len(patch) if isinstance(value, int) and what != "groups" else value
+        if each != wanted and not (isinstance(each, list) and tuple(each) == wanted) and value != "valid":
+            return f"{name} has {what} = {value!r} and patches of {list(patch)}"
     return None
 
 

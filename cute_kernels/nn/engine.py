@@ -26,7 +26,6 @@ from cute_kernels.reference.images import patch_rows
 E4M3_MAX = 448.0
 _E4M3_REACH = 464.0
 """Largest magnitude that is rounded to 448; what lies further is not: it would be 480 if E4M3 had it."""
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _RAW_FACTOR = 8.0
 """Normalised pixels this many times as large as mean and std allow are taken for pixels that nobody normalised."""
@@ -94,7 +93,7 @@ class PatchEngine:
         if self.options.backend == "torch" or torch.jit.is_tracing() or availability.exporting():
             return False
         for tensor in tensors:
-            if type(tensor) not in _PLAIN_TYPES or tensor.is_meta or tensor.layout is not torch.strided:
+            if not availability.is_plain(tensor):
                 return False
             if availability.is_transformed(tensor):
                 return False
@@ -358,7 +357,8 @@ class PatchEngine:
     def follow(self, weight: torch.Tensor, kinds: list[str], fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """After ``module._apply(fn)``: what was up to date moves along, and keeps its element types.
 
-        So ``model.to(torch.bfloat16)`` leaves an int8 weight alone that was made from the float32 one.
+        So ``model.to(torch.bfloat16)`` leaves an int8 weight alone that was made from the float32 one. On the meta
+        device nothing is kept.
 
         Args:
             weight: the parameter as it is now.
@@ -366,7 +366,7 @@ class PatchEngine:
             fn: what was applied.
         """
         made, self._prepared = self._prepared, {}
-        for kind in kinds:
+        for kind in () if weight.is_meta else kinds:
             value = made[kind][1]
             moved = value.to(fn(value).device) if isinstance(value, torch.Tensor) else value._apply(fn)
             self._prepared[kind] = (Origin(weight), moved)

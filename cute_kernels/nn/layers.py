@@ -15,7 +15,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from cute_kernels.nn.calls import change_class, check_reachable, reaches_class
+from cute_kernels.nn.calls import change_class, check_reachable, reaches_class, why_no_patches
 from cute_kernels.nn.engine import PatchEngine, check_tensor
 from cute_kernels.nn.options import Order, PatchOptions
 from cute_kernels.nn.positions import Interpolation, PositionCache, checked_grid
@@ -92,7 +92,7 @@ class PatchConv2d(EngineMixin, torch.nn.Conv2d):
                 normalised before that one sees them, and would be broadcast to the channels of the mean.
         """
         check_tensor("input", input)
-        channels, patch = self.weight.shape[1], self.weight.shape[-1]
+        channels, patch = self.weight.shape[1] * self.groups, self.weight.shape[-1]
         if input.dim() not in (3, 4) or input.shape[-3] != channels or min(input.shape[-2:]) < patch:
             shapes = f"[B, {channels}, H, W] or [{channels}, H, W] with H and W at least {patch}"
             raise ValueError(f"input has shape {list(input.shape)}, allowed: {shapes}")
@@ -106,14 +106,17 @@ class PatchConv2d(EngineMixin, torch.nn.Conv2d):
     def _batch(
         self, images: torch.Tensor, pos_embed: torch.Tensor | None, native: tuple[int, int] | None
     ) -> torch.Tensor:
-        takes_over = self.engine.takes_over(images, self.weight, self.bias, pos_embed, training=self.training)
+        why = why_no_patches("the layer", self)
+        takes_over = self.engine.takes_over_unless(
+            why, images, lambda: (self.weight, self.bias, pos_embed), training=self.training
+        )
         self.engine.check_pixels(images, by_kernel=takes_over)
-        patches = tuple(extent // self.weight.shape[-1] for extent in images.shape[2:])
+        out = None if takes_over else super().forward(self.engine.normalised(images, self.weight))
+        patch = self.weight.shape[-1]
+        patches = (images.shape[2] // patch, images.shape[3] // patch) if out is None else tuple(out.shape[2:])
         table = None if pos_embed is None else self.positions.table(pos_embed, native, patches)
-        if takes_over:
-            out = self.engine.images(images, self.weight, self.bias, table)
-            return out.transpose(1, 2).unflatten(2, patches)
-        out = super().forward(self.engine.normalised(images, self.weight))
+        if out is None:
+            return self.engine.images(images, self.weight, self.bias, table).transpose(1, 2).unflatten(2, patches)
         return out if table is None else out + table.to(out.dtype).t().unflatten(1, patches)
 
 
@@ -174,17 +177,11 @@ def check_layer(module: torch.nn.Module, channels: int = 3, order: Order = "chw"
         raise TypeError(f"module is {type(module).__name__} without parameters yet: run it once before")
     if isinstance(module, torch.nn.Conv2d):
         _check_order(module, order)
-        rows, columns = module.kernel_size
+        rows, columns = module.weight.shape[2:]
         if rows != columns:
-            raise ValueError(f"module has kernel_size = {module.kernel_size}, allowed: square patches")
-        if module.stride != module.kernel_size:
-            raise ValueError(f"module has stride = {module.stride}, allowed: kernel_size = {module.kernel_size}")
-        if module.padding not in ("valid", (0, 0)):
-            raise ValueError(f"module has padding = {module.padding!r}, allowed: none")
-        if module.dilation != (1, 1):
-            raise ValueError(f"module has dilation = {module.dilation}, allowed: 1")
-        if module.groups != 1:
-            raise ValueError(f"module has groups = {module.groups}, allowed: 1")
+            raise ValueError(f"module has kernel_size = {(rows, columns)}, allowed: square patches")
+        if why := why_no_patches("module", module):
+            raise ValueError(f"{why}, allowed: the patch as stride, no padding, dilation = 1, groups = 1")
     else:
         side = round((module.in_features / channels) ** 0.5)
         if not side or channels * side * side != module.in_features:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
-
 from cute_kernels.operations import patch_weight
 from cute_kernels.operations.patch_weight import PerChannel
 
@@ -58,11 +56,9 @@ class PatchOptions:
             raise ValueError(f"channels = {self.channels}, allowed: at least 1")
         if self.integer and self.pixels == "normalised":
             raise ValueError(f"pixels = 'normalised' with precision = {self.precision!r}, which multiplies uint8")
-        # The smallest weight there is has the same rules for mean and std as the model's.
-        smallest = torch.zeros(8, self.channels, 1, 1, dtype=torch.float32, device="cpu")
-        checked = patch_weight.prepare_patch_weight(smallest, mean=self.mean, std=self.std)
-        object.__setattr__(self, "mean", checked.mean)
-        object.__setattr__(self, "std", checked.std)
+        mean, std = patch_weight.checked_normalisation(self.mean, self.std, self.channels)
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "std", std)
 
     @property
     def integer(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from cute_kernels.nn import availability
 from cute_kernels.nn.calls import hidden_by
 from cute_kernels.nn.engine import PatchEngine, check_tensor
 from cute_kernels.nn.layers import EngineMixin, check_layer
@@ -138,7 +139,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         self.positions = PositionCache() if positions is None else positions
         self._source = _Source(module, {"weight": module.weight, "bias": module.bias})
         self._source_of_positions = _Source() if model is None else _source_of(pos_embed, model)
-        if self.weight.dim() == 4 and not self.weight.is_meta:
+        if self.weight.dim() == 4 and availability.is_plain(self.weight):
             self.engine.prepared("images", self.weight)
         self.train(module.training)
 

@@ -181,7 +181,7 @@ class PositionCache:
     @torch.compiler.disable
     def in_order(self, position_ids: torch.Tensor, count: int) -> bool:
         """Whether ``[1, count]`` indices are 0, 1, 2, ..: looked at once, and again after a write to them."""
-        if position_ids.is_meta or tuple(position_ids.shape) != (1, count):
+        if not availability.is_plain(position_ids) or tuple(position_ids.shape) != (1, count):
             return False
         if self._ids is None or not self._ids[0].is_unchanged(position_ids):
             in_order = torch.equal(position_ids[0], torch.arange(count, device=position_ids.device))
@@ -192,9 +192,10 @@ class PositionCache:
         """``build()``, or its result of an earlier call with this key and the parameter as it was.
 
         A graph that is traced or exported computes it, and so does a transformation of `torch.func`: what stands for
-        the parameter then has no memory.
+        the parameter then has no memory, as that of subclasses of tensors may not have.
         """
-        if torch.jit.is_tracing() or availability.exporting() or availability.is_transformed(pos_embed):
+        traced = torch.jit.is_tracing() or availability.exporting()
+        if traced or not availability.is_plain(pos_embed) or availability.is_transformed(pos_embed):
             return build()
         return self._kept(pos_embed, key, build)
 

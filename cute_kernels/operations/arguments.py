@@ -221,6 +221,17 @@ def plain(declaration: str, kind: type, *, optional: bool = False, default: Any 
     return _field(PlainRow(declaration=declaration, check=check, default=default))
 
 
+def positive_number(declaration: str) -> Any:
+    """A field that is a number, finite and greater than 0 in FP32, or None."""
+
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            raise TypeError(f"{name} is {type(value).__name__}, expected a number or None")
+        split_scale(name, value)
+
+    return _field(PlainRow(declaration=declaration, check=check, default=None))
+
+
 class ArgumentTable:
     """Consequences of the fields of a dataclass of arguments.
 

@@ -70,12 +70,15 @@ def is_plain(tensor: torch.Tensor, gradients: bool) -> bool:
     return type(tensor) in PLAIN_TENSORS and not (gradients and tensor.requires_grad)
 
 
-def random_values(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Normally distributed, of integers all values that there are."""
+def random_values(
+    *shape: int, dtype: torch.dtype, device: str = "cpu", generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Normally distributed, of integers all values that there are; from torch's own generator without another."""
+    where = {"device": device, "generator": generator}
     if dtype.is_floating_point:
-        return torch.randn(*shape, dtype=torch.float32, device=device).to(dtype)
+        return torch.randn(*shape, dtype=torch.float32, **where).to(dtype)
     limits = torch.iinfo(dtype)
-    return torch.randint(limits.min, limits.max + 1, shape, device=device, dtype=dtype)
+    return torch.randint(limits.min, limits.max + 1, shape, dtype=dtype, **where)
 
 
 @dataclasses.dataclass(frozen=True)

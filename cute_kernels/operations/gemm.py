@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,20 +12,34 @@ import torch
 
 from cute_kernels import reference
 from cute_kernels.config import ACTIVATIONS, Activation, GemmConfig, GemmProblem
-from cute_kernels.dtypes import name_of
+from cute_kernels.dtypes import longest_row, name_of
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
+from cute_kernels.operations.scales import (
+    combine_numbers,
+    combine_scales,
+    fp32,
+    in_kernel_order,
+    is_vector,
+    only_number,
+    scale_problems,
+)
 from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.plan import GemmPlan
+from cute_kernels.plan.gemm import B_TYPES, FLOATS
 from cute_kernels.plan.registry import GEMM as PLANNER
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend
 from cute_kernels.runtime.operands import Operands
+from cute_kernels.runtime.repeat import ScaleProduct
 
 GROUPS = (1, 4, 8, 16)
 """Values of ``group_m`` that a tuner tries on the fastest candidate."""
 
-_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+_FLOATS = tuple(getattr(torch, name) for name in FLOATS)
+_A_TYPES = tuple(getattr(torch, name) for name in B_TYPES)
+_B_TYPES = tuple(dict.fromkeys(getattr(torch, name) for name in B_TYPES.values()))
+_OUT_TYPES = (*_FLOATS, torch.float8_e4m3fn)
 
 
 def gemm(
@@ -37,64 +52,89 @@ def gemm(
     backend: Backend = "auto",
     allow_tf32: bool = False,
     activation: Activation = "none",
+    scale_a: float | torch.Tensor | None = None,
+    scale_b: float | torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out_scale: float | None = None,
 ) -> torch.Tensor:
-    """``activation(a @ b.T + bias)``, in the layout of `torch.nn.functional.linear`, accumulated in FP32.
+    """``activation(scale_a * scale_b * (a @ b.T) + bias) + residual``, in the layout of `torch.nn.functional.linear`.
 
-    The accumulator is rounded once per tensor-core instruction of 16 elements of K (8 of TF32); FP32 ``bias`` is added
-    with one rounding, the activation is computed in FP32 from operations that IEEE 754 rounds correctly, and the result
-    is rounded once to ``out_dtype``: `cute_kernels.reference.gemm` says the same in plain torch, and what the
-    ``split_k`` of a config changes in the order of the additions. Of float32 operands the tensor core multiplies TF32,
-    which has FP32's range and 11 significant bits: every element is rounded to the nearest one first, ties to even.
+    The accumulator is FP32 and rounded once per tensor-core instruction of 32 bytes of K; of integers it is exact, and
+    rounded to FP32 once. ``scale = scale_a * scale_b`` is one FP32 product; the accumulator is multiplied by it and
+    FP32 ``bias`` added with one rounding, the activation is computed from operations that IEEE 754 rounds correctly,
+    the residual is added with one rounding, and the result is rounded once to ``out_dtype``:
+    `cute_kernels.reference.gemm` says the same in plain torch, and what the ``split_k`` of a config changes in the
+    order of the additions. Of float32 operands the tensor core multiplies TF32, which has FP32's range and 11
+    significant bits: every element is rounded to the nearest one first, ties to even. Names and shapes of the
+    multipliers are those of `torch.nn.functional.scaled_mm`.
 
     Args:
-        a: ``[M, K]`` or ``[B, M, K]`` bfloat16, float16 or, with ``allow_tf32``, float32, contiguous; K a
-            multiple of 8, or of 4 in float32 (TMA reads rows of whole 16 bytes), at least that. A slice whose memory
-            does not start on 16 bytes is copied. Of no rows nothing is launched.
-        b: ``[N, K]`` of the same type, for all of a batch, or ``[B, N, K]``, no extent 0.
+        a: ``[M, K]`` or ``[B, M, K]`` bfloat16, float16, float8_e4m3fn, int8, uint8 or, with ``allow_tf32``, float32,
+            contiguous; K a multiple of 16 bytes (TMA reads rows of whole ones), at least that; of uint8 at most 65,792,
+            of int8 131,056. A slice whose memory does not start on 16 bytes is copied. Of no rows nothing is launched.
+        b: ``[N, K]`` of the same type, int8 for integers, for all of a batch, or ``[B, N, K]``, no extent 0.
         bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. It is converted to FP32 once and found again by object,
             memory, autograd's version counter and, as `cute_kernels.clear_cache` says, its numbers.
-        out_dtype: bfloat16, float16 or float32; the type of ``a`` when None.
+        out_dtype: bfloat16, float16, float32 or float8_e4m3fn; when None the type of ``a``, of 8 bits bfloat16.
         config: tunables of the kernel, `Sm100GemmConfig`, `Sm90GemmConfig` or `Sm80GemmConfig`; None takes what
             `cute_kernels.tune_gemm` found for this problem, or chooses by size. The emulator runs the kernel of the
             config's architecture, SM100's without a config.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU. ``"reference"``: plain torch on any device.
         allow_tf32: accepts float32 operands although 13 of their 24 significant bits are lost; of no effect on others.
-        activation: ``"none"``, ``"silu"`` (``x * sigmoid(x)``), ``"gelu"`` (GELU in its exact form) or ``"gelu_tanh"``
-            (in its tanh form, as `torch.nn.functional.gelu` with ``approximate="tanh"``), at the cost of about 20
-            instructions per element, of ``"gelu"`` 30.
+        activation: ``"none"``, ``"relu"``, ``"relu_squared"``, ``"silu"`` (``x * sigmoid(x)``), ``"quick_gelu"`` (``x *
+            sigmoid(1.702 x)``), ``"gelu"`` (GELU in its exact form) or ``"gelu_tanh"`` (in its tanh form, as
+            `torch.nn.functional.gelu` with ``approximate="tanh"``). Of a sum x, the error of the last four is at most
+            ``7e-4 |x|`` where ``out_dtype`` is bfloat16, a fifth of what rounding to it adds, or float8_e4m3fn, and
+            ``8e-7 |x|`` elsewhere, at twice the cost.
+        scale_a: what elements of ``a``, of 8 bits, are multiplied by to mean numbers: None (1), a number, an FP32
+            tensor of one element, or of shape ``[M, 1]``, of a batch ``[B, M, 1]``: one for each row.
+        scale_b: likewise of ``b``; ``[1, N]``, of a batched ``b`` ``[B, 1, N]``: one for each of its rows.
+        residual: of the result's shape, BF16, FP16 or FP32, contiguous, or None.
+        out_scale: with ``out_dtype`` float8_e4m3fn what an element of the result is multiplied by to mean a number,
+            ``scale_a`` of a call that takes it; None (1) or a number. Results are multiplied by ``fp32(1 / out_scale)``
+            in FP32 and then rounded; what is beyond 448 becomes 448, with its sign.
 
     Returns:
-        ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy.
-        There are no derivatives: asking for one raises NotImplementedError. Of DTensors it is a DTensor
-        (`cute_kernels.operations.sharding`).
+        ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy,
+        and of a residual with such rows another. There are no derivatives: asking for one raises NotImplementedError.
+        Of DTensors it is a DTensor (`cute_kernels.operations.sharding`).
 
     Raises:
         TypeError: an argument of the wrong type or element type, float32 without ``allow_tf32`` among them.
-        ValueError: a wrong shape, stride, device, backend or config value.
+        ValueError: a wrong shape, stride, device, scale, backend or config value.
         NotImplementedError: a device without a kernel.
     """
-    return GEMM.call((a, b, bias, out_dtype, backend, config, allow_tf32, activation))
+    return GEMM.call(
+        (a, b, bias, scale_a, scale_b, residual, out_dtype, backend, config, allow_tf32, activation, out_scale)
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class GemmArguments:
     """The table of arguments; what they mean is said at `gemm`."""
 
-    a: torch.Tensor = arguments.tensor(*_TYPES, shapes=("[M, K]", "[B, M, K]"), dense=True, may_be_empty=True)
-    b: torch.Tensor = arguments.tensor(*_TYPES, shapes=("[N, K]", "[B, N, K]"), dense=True)
-    bias: torch.Tensor | None = arguments.tensor(*_TYPES, optional=True, role="derived")
+    a: torch.Tensor = arguments.tensor(*_A_TYPES, shapes=("[M, K]", "[B, M, K]"), dense=True, may_be_empty=True)
+    b: torch.Tensor = arguments.tensor(*_B_TYPES, shapes=("[N, K]", "[B, N, K]"), dense=True)
+    bias: torch.Tensor | None = arguments.tensor(*_FLOATS, optional=True, role="derived")
+    scale_a: float | torch.Tensor | None = arguments.scale("row_scale")
+    scale_b: float | torch.Tensor | None = arguments.scale("column_scale")
+    residual: torch.Tensor | None = arguments.tensor(
+        *_FLOATS, shapes=("[M, N]", "[B, M, N]"), dense=True, may_be_empty=True, optional=True
+    )
     out_dtype: torch.dtype | None = arguments.plain("ScalarType? out_dtype", torch.dtype, optional=True)
     backend: Backend = arguments.backend()
     config: GemmConfig | None = arguments.config(PLANNER.codec)
     allow_tf32: bool = arguments.plain("bool allow_tf32=False", bool, default=False)
     activation: Activation = arguments.plain("str activation='none'", str, default="none")
+    out_scale: float | None = arguments.positive_number("float? out_scale=None")
 
 
 class _Gemm(Operation[GemmArguments]):
     planner = PLANNER
     arguments = GemmArguments
     rotated = "a"
+    scales = ScaleProduct("scale", combine_numbers, combine_scales)
 
     def problems(self, args: GemmArguments) -> Iterator[Exception]:
         a, b, bias = args.a, args.b, args.bias
@@ -103,12 +143,17 @@ class _Gemm(Operation[GemmArguments]):
                 "a has dtype torch.float32, of which the tensor core would multiply 11 of 24 significant bits (TF32), "
                 "allowed: torch.bfloat16, torch.float16, or torch.float32 with allow_tf32=True"
             )
-        if a.dtype != b.dtype:
-            yield TypeError(f"a has dtype {a.dtype} and b has dtype {b.dtype}: they must be equal")
+        matching = B_TYPES.get(name_of(a.dtype))
+        if matching is not None and name_of(b.dtype) != matching:
+            yield TypeError(f"b has dtype {b.dtype} with a of {a.dtype}, allowed: torch.{matching}")
         if args.activation not in ACTIVATIONS:
             yield ValueError(f"activation = {args.activation!r}, allowed: {', '.join(map(repr, ACTIVATIONS))}")
-        if args.out_dtype is not None and args.out_dtype not in _TYPES:
-            yield ValueError(f"out_dtype = {args.out_dtype}, allowed: {', '.join(map(str, _TYPES))}")
+        if args.out_dtype is not None and args.out_dtype not in _OUT_TYPES:
+            yield ValueError(f"out_dtype = {args.out_dtype}, allowed: {', '.join(map(str, _OUT_TYPES))}")
+        if args.out_scale is not None and args.out_dtype is not torch.float8_e4m3fn:
+            yield ValueError(f"out_scale = {args.out_scale} is given, allowed: with out_dtype {torch.float8_e4m3fn}")
+        if math.isinf(_fp32_reciprocal(args.out_scale)):
+            yield ValueError(f"out_scale = {args.out_scale}, allowed: 1 / out_scale is finite in FP32")
         if b.dim() > a.dim():
             yield ValueError(f"b has shape {list(b.shape)}, allowed beside a {list(a.shape)}: [N, K]")
         elif b.dim() == 3 and a.shape[0] != b.shape[0]:
@@ -116,7 +161,7 @@ class _Gemm(Operation[GemmArguments]):
         n, k = b.shape[-2:]
         if a.shape[-1] != k:
             yield ValueError(f"a has K = {a.shape[-1]} and b has K = {k}: they must be equal")
-        step = ROW_BYTES // a.itemsize if a.dtype in _TYPES else 1
+        step = ROW_BYTES // a.itemsize if a.dtype in _A_TYPES else 1
         for name, extent in (("a", k),) if a.shape[-1] == k else (("a", a.shape[-1]), ("b", k)):
             if extent % step:
                 below = extent - extent % step
@@ -125,15 +170,59 @@ class _Gemm(Operation[GemmArguments]):
                     f"{name} has K = {extent}, allowed: multiples of {step}, since TMA reads rows of whole 16 bytes; "
                     f"nearest {nearest}"
                 )
+        most = longest_row(name_of(a.dtype))
+        if most is not None and k > most:
+            yield ValueError(f"a has K = {k}, allowed: at most {most} of {a.dtype}, whose sums would leave 32 bits")
         if bias is not None and tuple(bias.shape) != (n,):
             yield ValueError(f"bias has shape {list(bias.shape)}, allowed: [N] = [{n}]")
+        if args.residual is not None and tuple(args.residual.shape) != self.output_shape(args):
+            shape = list(args.residual.shape)
+            yield ValueError(f"residual has shape {shape}, allowed: the result's {list(self.output_shape(args))}")
+        yield from self._scale_problems(args)
+
+    def check_values(self, args: GemmArguments) -> None:
+        if not any(isinstance(scale, torch.Tensor) for scale in (args.scale_a, args.scale_b)):
+            combine_numbers(args.scale_a, args.scale_b)
+
+    @staticmethod
+    def _scale_problems(args: GemmArguments) -> Iterator[Exception]:
+        a, b = args.a, args.b
+        n = b.shape[-2]
+        if a.itemsize > 1 and a.dtype in _A_TYPES:
+            narrow = ", ".join(str(dtype) for dtype in _A_TYPES if dtype.itemsize == 1)
+            for name, scale in (("scale_a", args.scale_a), ("scale_b", args.scale_b)):
+                if isinstance(scale, torch.Tensor) or scale not in (None, 1.0):
+                    yield ValueError(f"{name} is given with a of {a.dtype}, allowed: with {narrow}")
+            return
+        by_row = {"[B, M, 1]": (*a.shape[:-1], 1)} if a.dim() == 3 else {"[M, 1]": (a.shape[0], 1)}
+        if a.dim() == 3 and b.dim() == 2:
+            by_row["[B * M, 1]"] = (a.shape[0] * a.shape[1], 1)
+        yield from scale_problems("scale_a", args.scale_a, by_row)
+        by_column = {"[B, 1, N]": (b.shape[0], 1, n)} if b.dim() == 3 else {"[1, N]": (1, n)}
+        yield from scale_problems("scale_b", args.scale_b, by_column)
 
     def problem(self, args: GemmArguments) -> GemmProblem:
         n, k = args.b.shape[-2:]
         batches = args.a.shape[0] if args.b.dim() == 3 else 1
-        dtypes = map(name_of, (args.a.dtype, self.output_dtype(args)))
-        has_bias = args.bias is not None
-        return GemmProblem(args.a.numel() // max(batches * k, 1), n, k, batches, *dtypes, has_bias, args.activation)
+        in_memory = any(isinstance(only_number(scale), torch.Tensor) for scale in (args.scale_a, args.scale_b))
+        return GemmProblem(
+            m=args.a.numel() // max(batches * k, 1),
+            n=n,
+            k=k,
+            batches=batches,
+            in_dtype=name_of(args.a.dtype),
+            out_dtype=name_of(self.output_dtype(args)),
+            bias=args.bias is not None,
+            activation=args.activation,
+            scale_source="pointer" if in_memory else "value",
+            row_scale=is_vector(args.scale_a),
+            column_scale=is_vector(args.scale_b),
+            residual=None if args.residual is None else name_of(args.residual.dtype),
+        )
+
+    def tuned_problem(self, problem: GemmProblem) -> GemmProblem:
+        """From where the number for the call comes costs nothing."""
+        return dataclasses.replace(problem, scale_source="value")
 
     def smallest(self, problem: GemmProblem) -> GemmProblem:
         return dataclasses.replace(problem, m=1)
@@ -144,19 +233,46 @@ class _Gemm(Operation[GemmArguments]):
 
     def example(self, problem: GemmProblem, device: str = "cpu") -> GemmArguments:
         p = problem
-        draw = functools.partial(random_values, dtype=getattr(torch, p.in_dtype), device=device)
-        a, b = (draw(p.batches, rows, p.k) for rows in (p.m, p.n))
-        bias = random_values(p.n, dtype=torch.float32, device=device) if p.bias else None
-        return GemmArguments(a, b, bias, getattr(torch, p.out_dtype), "auto", None, True, p.activation)
+        draw = functools.partial(random_values, device=device)
+        a, b = (
+            draw(p.batches, rows, p.k, dtype=getattr(torch, dtype))
+            for rows, dtype in ((p.m, p.in_dtype), (p.n, B_TYPES[p.in_dtype]))
+        )
+        factors = functools.partial(torch.rand, dtype=torch.float32, device=device)
+        scale_a = factors(p.batches, p.m, 1) + 0.5 if p.row_scale else 0.05 if p.scaled else None
+        if p.scale_source == "pointer" and not p.row_scale:
+            scale_a = torch.tensor(0.05, dtype=torch.float32, device=device)
+        return GemmArguments(
+            a=a,
+            b=b,
+            bias=draw(p.n, dtype=torch.float32) if p.bias else None,
+            scale_a=scale_a,
+            scale_b=factors(p.batches, 1, p.n) + 0.5 if p.column_scale else None,
+            residual=draw(p.batches, p.m, p.n, dtype=getattr(torch, p.residual)) if p.residual else None,
+            out_dtype=getattr(torch, p.out_dtype),
+            backend="auto",
+            config=None,
+            allow_tf32=True,
+            activation=p.activation,
+            out_scale=None,
+        )
 
     def shardings(self, shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:
-        """Batches, rows of ``a``, rows of ``b``."""
+        """Batches, rows of ``a``, rows of ``b``; multipliers and the residual are divided with them.
+
+        Multipliers of the rows of a 3-D ``a`` as ``[B * M, 1]`` where the parts are equal, along B.
+        """
         rows = len(shapes["a"]) - 2
         batched = len(shapes["b"]) == 3
-        if rows:
-            yield 0, {"a": 0} | ({"b": 0} if batched else {})
-        yield rows, {"a": rows}
-        yield rows + 1, {"b": int(batched), "bias": 0}
+        by_row, by_column = (math.prod(shapes.get(name, ())) > 1 for name in ("scale_a", "scale_b"))
+        flat = by_row and len(shapes["scale_a"]) < len(shapes["a"])
+        if rows and not (flat and shapes["a"][0] % parts):
+            along = {"a": 0, "residual": 0} | ({"b": 0} if batched else {}) | ({"scale_a": 0} if by_row else {})
+            yield 0, along | ({"scale_b": 0} if by_column and batched else {})
+        if not flat:
+            yield rows, {"a": rows, "residual": rows} | ({"scale_a": rows} if by_row else {})
+        columns = {"b": int(batched), "bias": 0, "residual": rows + 1}
+        yield rows + 1, columns | ({"scale_b": 1 + batched} if by_column else {})
 
     def variants(self, plan: GemmPlan) -> list[GemmPlan]:
         """Plans with the same tiles in other orders."""
@@ -176,6 +292,11 @@ class _Gemm(Operation[GemmArguments]):
             a=_aligned(args.a).view(batches, m, k),
             b=_aligned(args.b).view(batches, n, k),
             bias=None if args.bias is None else pad(args.bias),
+            scale=combine_scales(*map(only_number, (args.scale_a, args.scale_b))) if problem.call_scale else None,
+            row_scale=in_kernel_order(args.scale_a),
+            column_scale=in_kernel_order(args.scale_b),
+            residual=None if args.residual is None else _padded_rows(args.residual, plan.residual_pitch),
+            out_factor=_fp32_reciprocal(args.out_scale) if plan.narrows else None,
             out=torch.empty(batches, m, plan.out_pitch, dtype=dtype, device=args.a.device),
         )
         return Prepared(plan, operands, self.output_shape(args), {"bias": pad})
@@ -184,14 +305,28 @@ class _Gemm(Operation[GemmArguments]):
         a, b = args.a, args.b
         rows = a.view(-1, a.shape[-1]) if b.dim() == 2 else a
         split = getattr(args.config, "split_k", 1)
-        out = reference.gemm(rows, b, args.bias, args.out_dtype, split, args.activation)
+        scale_a, residual = args.scale_a, args.residual
+        if is_vector(scale_a):
+            scale_a = scale_a.reshape(*rows.shape[:-1], 1)
+        out = reference.gemm(
+            rows,
+            b,
+            args.bias,
+            self.output_dtype(args),
+            split,
+            args.activation,
+            scale_a=scale_a,
+            scale_b=args.scale_b,
+            residual=None if residual is None else residual.view(*rows.shape[:-1], b.shape[-2]),
+            out_scale=args.out_scale,
+        )
         return out.view(self.output_shape(args))
 
     def output_shape(self, args: GemmArguments) -> tuple[int, ...]:
         return (*args.a.shape[:-1], args.b.shape[-2])
 
     def output_dtype(self, args: GemmArguments) -> torch.dtype:
-        return args.out_dtype or args.a.dtype
+        return args.out_dtype or (torch.bfloat16 if args.a.itemsize == 1 else args.a.dtype)
 
 
 GEMM = _Gemm()
@@ -205,9 +340,17 @@ def prepare_gemm(
     config: GemmConfig | None = None,
     allow_tf32: bool = False,
     activation: Activation = "none",
+    scale_a: float | torch.Tensor | None = None,
+    scale_b: float | torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out_scale: float | None = None,
 ) -> Prepared:
     """Everything but the launch; arguments and errors as `gemm`, and ValueError for an illegal config."""
-    return GEMM.checked(GemmArguments(a, b, bias, out_dtype, "auto", config, allow_tf32, activation))
+    return GEMM.checked(
+        GemmArguments(
+            a, b, bias, scale_a, scale_b, residual, out_dtype, "auto", config, allow_tf32, activation, out_scale
+        )
+    )
 
 
 def _padded_bias(bias: torch.Tensor, columns: int) -> torch.Tensor:
@@ -222,3 +365,15 @@ def _padded_bias(bias: torch.Tensor, columns: int) -> torch.Tensor:
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     """Detached, since a view of a parameter would keep `torch.utils.swap_tensors` from swapping it."""
     return tensor.detach() if tensor.data_ptr() % ROW_BYTES == 0 else tensor.clone()
+
+
+def _padded_rows(rows: torch.Tensor, pitch: int) -> torch.Tensor:
+    """``rows`` itself if a kernel can read it by 16 bytes, otherwise a copy whose rows are ``pitch`` elements."""
+    missing = pitch - rows.shape[-1]
+    return torch.nn.functional.pad(rows.detach(), (0, missing)) if missing else _aligned(rows)
+
+
+def _fp32_reciprocal(number: float | None) -> float:
+    """``fp32(1 / fp32(number))``, of None 1."""
+    # FP64 has more than twice FP32's bits: its quotient of two FP32 numbers, rounded again, is rounded correctly.
+    return fp32(1.0 / fp32(1.0 if number is None else number))

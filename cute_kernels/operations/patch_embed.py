@@ -12,15 +12,21 @@ import torch
 
 from cute_kernels import reference
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
-from cute_kernels.dtypes import name_of
+from cute_kernels.dtypes import WEIGHT_TYPES, longest_row, name_of
 from cute_kernels.operations import arguments
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
-from cute_kernels.operations.scales import combine_numbers, combine_scales, in_kernel_order, is_vector, only_number
+from cute_kernels.operations.scales import (
+    combine_numbers,
+    combine_scales,
+    in_kernel_order,
+    is_vector,
+    only_number,
+    scale_problems,
+)
 from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.operations.table import rows_table
 from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
-from cute_kernels.plan.patch_embed import WEIGHT_TYPES, longest_row
 from cute_kernels.plan.registry import PATCH_EMBED as PLANNER
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend, choose_backend, device_facts
@@ -158,8 +164,8 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
             if x.dim() == 2 and rows % positions:
                 yield ValueError(f"x has {rows} rows, allowed: a multiple of pos_embed's S = {positions}")
         by_row = {"[M, 1]": (rows, 1)} | ({"[B, S, 1]": (*x.shape[:2], 1)} if x.dim() == 3 else {})
-        yield from _scale_problems("scale_a", a.scale_a, by_row)
-        yield from _scale_problems("scale_b", a.scale_b, {"[1, N]": (1, n)})
+        yield from scale_problems("scale_a", a.scale_a, by_row)
+        yield from scale_problems("scale_b", a.scale_b, {"[1, N]": (1, n)})
 
     def check_values(self, a: PatchEmbedArguments) -> None:
         if a.pos_index is not None and a.pos_index.numel() and a.pos_index.device.type == "cpu":
@@ -306,19 +312,6 @@ def prepare_launch(
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
-
-
-def _scale_problems(
-    name: str, scale: float | torch.Tensor | None, vectors: dict[str, tuple[int, ...]]
-) -> Iterator[Exception]:
-    """``vectors``: legal shapes of more than one element, by what they are called."""
-    if not isinstance(scale, torch.Tensor):
-        return
-    if scale.dtype != torch.float32:
-        yield TypeError(f"{name} has dtype {scale.dtype}, allowed: {torch.float32}")
-    if is_vector(scale) and tuple(scale.shape) not in vectors.values():
-        allowed = " or ".join(f"{words} = {list(shape)}" for words, shape in vectors.items())
-        yield ValueError(f"{name} has shape {list(scale.shape)}, allowed: a tensor of one element, or {allowed}")
 
 
 def _index_problems(x: torch.Tensor, pos_embed: torch.Tensor | None, pos_index: torch.Tensor) -> Iterator[Exception]:

@@ -99,9 +99,7 @@ def patch_embed_images(
         NotImplementedError: a device without a kernel.
     """
     if not isinstance(weight, PatchWeight):
-        raise TypeError(
-            f"weight is {type(weight).__name__}, expected what cute_kernels.prepare_patch_weight returns"
-        )
+        raise TypeError(f"weight is {type(weight).__name__}, expected what cute_kernels.prepare_patch_weight returns")
     if not isinstance(images, torch.Tensor):
         raise TypeError(f"images is {type(images).__name__}, expected torch.Tensor")
     held = weight._buffers  # attributes of modules are found much more slowly
@@ -127,9 +125,7 @@ class PatchEmbedImagesArguments:
     """The table of arguments; a prepared weight travels as its tensors."""
 
     images: torch.Tensor = arguments.tensor(torch.uint8, *_FLOATS, shapes=("[B, C, H, W]",))
-    weight: torch.Tensor = arguments.tensor(
-        torch.int8, *_PRECISIONS, shapes=("[N, K]",), dense=True, role="constant"
-    )
+    weight: torch.Tensor = arguments.tensor(torch.int8, *_PRECISIONS, shapes=("[N, K]",), dense=True, role="constant")
     weight_low: torch.Tensor | None = _constant(torch.int8)
     weight_scale: torch.Tensor | None = _constant(torch.float32)
     weight_offset: torch.Tensor | None = _constant(torch.float32)
@@ -171,9 +167,12 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
             yield ValueError(f"weight has N = {n}, allowed: multiples of 8")
         positions = height // patch * (width // patch)
         shapes = {
-            "weight_low": (n, k), "weight_scale": (n,), "weight_offset": (n,), "bias": (n,),
+            "weight_low": (n, k),
+            "weight_scale": (n,),
+            "weight_offset": (n,),
+            "bias": (n,),
             "pos_embed": (positions, n),
-        }  # fmt: skip
+        }
         for name, shape in shapes.items():
             value = getattr(a, name)
             if value is not None and tuple(value.shape) != shape:
@@ -192,11 +191,18 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
             in_dtype = multiplied_type(in_dtype, precision)
         last = not a.images.is_contiguous() and a.images.is_contiguous(memory_format=torch.channels_last)
         problem = PatchEmbedImagesProblem(
-            batch=batch, channels=channels, height=height, width=width, patch=a.patch, n=a.weight.shape[0],
-            in_dtype=in_dtype, channels_last=last and precision == "int8", precision=precision,
+            batch=batch,
+            channels=channels,
+            height=height,
+            width=width,
+            patch=a.patch,
+            n=a.weight.shape[0],
+            in_dtype=in_dtype,
+            channels_last=last and precision == "int8",
+            precision=precision,
             out_dtype=name_of(a.out_dtype),
             table_rows=positions if a.pos_embed is not None else int(any(x is not None for x in addends)),
-        )  # fmt: skip
+        )
         # With the configuration of a kernel that reads images, those that it takes as planes alone are copied.
         sm90 = isinstance(a.config, Sm90ImagesConfig)
         if isinstance(a.config, Sm100ImagesConfig) or (sm90 and why_no_operand(problem)):

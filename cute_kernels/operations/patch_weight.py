@@ -100,9 +100,14 @@ class PatchWeight(torch.nn.Module):
     def get_extra_state(self) -> torch.Tensor:
         """State that buffers do not hold, for ``state_dict``: JSON as uint8, since safetensors takes tensors alone."""
         state = {
-            "schema": _SCHEMA, "precision": self.precision, "order": self.order, "patch": self.patch,
-            "channels": self.channels, "mean": self.mean, "std": self.std,
-        }  # fmt: skip
+            "schema": _SCHEMA,
+            "precision": self.precision,
+            "order": self.order,
+            "patch": self.patch,
+            "channels": self.channels,
+            "mean": self.mean,
+            "std": self.std,
+        }
         return torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: torch.Tensor | dict[str, Any]) -> None:
@@ -217,9 +222,8 @@ def prepare_patch_weight(
     kernel = _convolution_order(weight, order, channels)
     _check_choice("precision", precision, get_args(Precision), _FP8_IS_ELSEWHERE if precision == "fp8" else "")
     n, channels, patch, _ = kernel.shape
-    means, stds = (_per_channel(name, value, channels) for name, value in (("mean", mean), ("std", std)))
-    _check_normalisation(means, stds)
-    rows = kernel.detach().to(torch.float64).reshape(n, -1)
+    means, stds = checked_normalisation(mean, std, channels)
+    rows = kernel.detach().to(torch.float64).reshape(n, -1).contiguous()
     if not bool(torch.isfinite(rows).all()):
         raise ValueError("weight has NaN or infinity, allowed: finite numbers")
     per_pixel = torch.tensor(stds, dtype=torch.float64, device=rows.device).repeat_interleave(patch * patch) * 255
@@ -354,14 +358,23 @@ def _per_channel(name: str, value: PerChannel, channels: int) -> tuple[float, ..
     return tuple(map(float, values))
 
 
-def _check_normalisation(means: tuple[float, ...], stds: tuple[float, ...]) -> None:
-    """Refuses what belongs to pixels of 0 to 255, and what leaves FP32's range when it is folded into a weight."""
+def checked_normalisation(
+    mean: PerChannel, std: PerChannel, channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """One mean and one standard deviation per channel, of pixels from 0 to 1.
+
+    Raises:
+        TypeError, ValueError: what is no number for each channel; what belongs to pixels of 0 to 255, or leaves FP32's
+            range when it is folded into a weight.
+    """
+    means, stds = (_per_channel(name, value, channels) for name, value in (("mean", mean), ("std", std)))
     for name, values, (low, high) in (("mean", means, _MEANS), ("std", stds, _STDS)):
         if name == "std" and min(values) <= 0:
             raise ValueError(f"std = {list(values)}, allowed: greater than 0")
         for value in values:
             if not low <= value <= high:
                 raise ValueError(f"{name} = {value:g}, allowed: of pixels scaled to 0..1, from {low:g} to {high:g}")
+    return means, stds
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...], hint: str = "") -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import numbers
+from collections.abc import Iterator
 
 import torch
 
@@ -57,6 +58,25 @@ def is_vector(scale: object) -> bool:
     return isinstance(scale, torch.Tensor) and scale.numel() != 1
 
 
+def scale_problems(
+    name: str, scale: float | torch.Tensor | None, vectors: dict[str, tuple[int, ...]]
+) -> Iterator[Exception]:
+    """Errors in a multiplier that its metadata tells.
+
+    Args:
+        name: of the argument.
+        scale: its value.
+        vectors: legal shapes of more than one element, by what they are called.
+    """
+    if not isinstance(scale, torch.Tensor):
+        return
+    if scale.dtype != torch.float32:
+        yield TypeError(f"{name} has dtype {scale.dtype}, allowed: {torch.float32}")
+    if is_vector(scale) and tuple(scale.shape) not in vectors.values():
+        allowed = " or ".join(f"{words} = {list(shape)}" for words, shape in vectors.items())
+        yield ValueError(f"{name} has shape {list(scale.shape)}, allowed: a tensor of one element, or {allowed}")
+
+
 def only_number(scale: float | torch.Tensor | None) -> float | torch.Tensor | None:
     """A multiplier that is one number, and None, which is 1, in place of any other."""
     return None if is_vector(scale) else scale
@@ -99,12 +119,12 @@ def combine_numbers(scale_a: float | None, scale_b: float | None) -> float:
     """Combines two numbers like `combine_scales`."""
     number_a, _ = split_scale("scale_a", scale_a)
     number_b, _ = split_scale("scale_b", scale_b)
-    scale = _fp32(_fp32(number_a) * _fp32(number_b))  # FP64 holds the product of two FP32 numbers exactly
+    scale = fp32(fp32(number_a) * fp32(number_b))  # FP64 holds the product of two FP32 numbers exactly
     if not 0.0 < scale < float("inf"):
         raise ValueError(f"scale_a * scale_b = {number_a} * {number_b} is {scale} in FP32, allowed: finite and > 0")
     return scale
 
 
-def _fp32(number: float) -> float:
+def fp32(number: float) -> float:
     """The nearest FP32 number, ties to even; infinity where that is nearer than the largest."""
     return ctypes.c_float(number).value

@@ -37,9 +37,7 @@ THREAD_COLUMNS = {"paired": 2, "quads": 4}
 _FRAGMENT_VALUES = 4
 
 
-def table_geometry(
-    rows: int, columns: int, dtype: torch.dtype, layout: Layout = "interleaved"
-) -> tuple[int, ...]:
+def table_geometry(rows: int, columns: int, dtype: torch.dtype, layout: Layout = "interleaved") -> tuple[int, ...]:
     """Shape of the table.
 
     Row-major: ``(rows, columns)``; blocked: ``(row blocks, column blocks, 32, 32)``; interleaved: ``(row blocks, column
@@ -162,9 +160,12 @@ def rows_table(plan: PatchEmbedPlan, sources: Sources, addends: Callable[[], Add
 
 
 def fragment_table(
-    bias: torch.Tensor | None, pos_embed: torch.Tensor | None, shape: tuple[int, int, int, int, int],
-    grid_width: int, tile_patches: int,
-) -> torch.Tensor:  # fmt: skip
+    bias: torch.Tensor | None,
+    pos_embed: torch.Tensor | None,
+    shape: tuple[int, int, int, int, int],
+    grid_width: int,
+    tile_patches: int,
+) -> torch.Tensor:
     """``fp32(bias) + fp32(pos)``, one FP32 addition, for 16 features and 8 columns at a time.
 
     Args:

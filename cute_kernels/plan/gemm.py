@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 from cute_kernels.config import ACTIVATIONS, GemmConfig, GemmProblem
+from cute_kernels.dtypes import LARGEST_PRODUCT, WEIGHT_TYPES, longest_row
 from cute_kernels.plan.base import (
     ITEMSIZE,
     VECTOR_BYTES,
+    Kind,
     Operand,
     Plan,
     SmemRegion,
@@ -23,11 +27,20 @@ from cute_kernels.plan.fields import Field
 from cute_kernels.plan.options import Option, ProblemOptions
 from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, StoreBuffers, check_store_stages
 
-DTYPES = ("bfloat16", "float16", "float32")
-"""Element types of the operands, float32 as TF32, and of the output."""
-
 MMA_K_BYTES = 32
-"""K of one `tcgen05.mma` or `wgmma.mma_async` (PTX ISA: 16 elements of 16 bits, 8 of TF32)."""
+"""K of one `tcgen05.mma` or `wgmma.mma_async` (PTX ISA: 32 elements of 8 bits, 16 of 16, 8 of TF32)."""
+
+FLOATS = ("bfloat16", "float16", "float32")
+"""Element types that nothing has to be multiplied with to mean a number."""
+
+OUT_TYPES = (*FLOATS, "float8_e4m3fn")
+"""Element types of the output."""
+
+B_TYPES = {
+    dtype: WEIGHT_TYPES.get(dtype, dtype)
+    for dtype in ("bfloat16", "float16", "float8_e4m3fn", "int8", "uint8", "float32")
+}
+"""Element type of ``b`` by that of ``a``, as torch names them."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +59,22 @@ class GemmPlan(Plan):
     def operands(self) -> tuple[Operand, ...]:
         """In memory: ``a`` [batches, M, K], ``b`` [batches, N, K], ``bias`` [padded_n], ``out`` [batches, M, pitch].
 
-        The pitch is `out_pitch`; of every row of ``out`` the first N are the result.
+        The pitch is `out_pitch`; of every row of ``out`` the first N are the result. ``scale`` is one number, given
+        with the launch or read from memory; ``row_scale`` [batches, M] and ``column_scale`` [batches, N] are factors of
+        it, or all of it where both are there. ``residual`` is [batches, M, residual_pitch]; ``out_factor`` a number.
         """
         p = self.problem
+        kind: Kind = "value" if p.scale_source == "value" else "pointer"
         return (
             Operand("a", self.multiplied_dtype),
-            Operand("b", self.multiplied_dtype),
+            Operand("b", self.b_dtype),
             Operand("bias", "float32", present=p.bias),
             Operand("out", p.out_dtype, written=True),
+            Operand("scale", "float32", kind, alignment=4, present=p.call_scale),
+            Operand("row_scale", "float32", alignment=4, present=p.row_scale),
+            Operand("column_scale", "float32", present=p.column_scale),
+            Operand("residual", p.residual or p.out_dtype, present=p.residual is not None),
+            Operand("out_factor", "float32", "value", alignment=4, present=self.narrows),
             *sizes(m=p.m, n=p.n, k=p.k, batches=p.batches, clusters=self.clusters),
         )
 
@@ -61,6 +82,30 @@ class GemmPlan(Plan):
     def multiplied_dtype(self) -> str:
         """Element type that the tensor core multiplies; of float32 operands TF32."""
         return "tfloat32" if self.problem.in_dtype == "float32" else self.problem.in_dtype
+
+    @property
+    def b_dtype(self) -> str:
+        """Element type of ``b`` in the tensor core."""
+        return WEIGHT_TYPES.get(self.problem.in_dtype, self.multiplied_dtype)
+
+    @property
+    def sums_integers(self) -> bool:
+        """Accumulators are 32-bit integers and exact."""
+        return self.problem.in_dtype in LARGEST_PRODUCT
+
+    @property
+    def narrows(self) -> bool:
+        """The output is of 8 bits: a factor of the call brings the results into its range."""
+        return ITEMSIZE[self.problem.out_dtype] == 1
+
+    @property
+    def column_vector(self) -> int:
+        """Neighbouring factors of columns that one load may bring, at most the four of 16 bytes."""
+        return math.gcd(self.problem.n, 4) if self.problem.column_scale else 1
+
+    @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        return super().compiled_in | {"column_vector": self.column_vector}
 
     @property
     def launch_facts(self) -> dict[str, Any]:
@@ -92,13 +137,25 @@ class GemmPlan(Plan):
     @property
     def out_pitch(self) -> int:
         """Elements from one output row to the next: N, rounded up to the 16 bytes that TMA asks of a row."""
-        return round_up(self.problem.n, VECTOR_BYTES // ITEMSIZE[self.problem.out_dtype])
+        return self._pitch(self.problem.out_dtype)
+
+    @property
+    def residual_pitch(self) -> int:
+        """Elements from one row of the residual to the next, by the same rule."""
+        return self._pitch(self.problem.residual) if self.problem.residual else 0
+
+    def _pitch(self, dtype: str) -> int:
+        return round_up(self.problem.n, VECTOR_BYTES // ITEMSIZE[dtype])
 
     def describe_problem(self) -> str:
         p = self.problem
         batch = f"{p.batches} x " if p.batches > 1 else ""
-        activation = "" if p.activation == "none" else f", {p.activation}"
-        return f"{batch}[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, bias {p.bias}{activation}"
+        along = [name for name, there in (("row", p.row_scale), ("column", p.column_scale)) if there]
+        more = [f"scale per {' and '.join(along)}"] if along else []
+        more += [] if p.activation == "none" else [p.activation]
+        more += [f"residual in {p.residual}"] if p.residual else []
+        size = f"{batch}[{p.m}, {p.k}] x [{p.n}, {p.k}]^T"
+        return ", ".join([size, f"{p.in_dtype} -> {p.out_dtype}", f"bias {p.bias}", *more])
 
 
 @dataclass(frozen=True)
@@ -133,18 +190,25 @@ class StagedGemmPlan(GemmPlan, StoreBuffers):
         )
 
 
+def _problem_of(residual: str, **values: Any) -> GemmProblem:
+    return GemmProblem(**values, residual=None if residual == "none" else residual)
+
+
 OPTIONS = ProblemOptions(
     (
         Option("m", 4096, "rows of a"),
         Option("n", 4096, "rows of b"),
         Option("k", 4096, "elements of a row"),
         Option("batches", 1, "products"),
-        Option("in_dtype", "bfloat16", "element type of a and b; float32 is multiplied as TF32", DTYPES),
-        Option("out_dtype", "bfloat16", choices=DTYPES),
+        Option("in_dtype", "bfloat16", "element type of a; float32 is multiplied as TF32", tuple(B_TYPES)),
+        Option("out_dtype", "bfloat16", choices=OUT_TYPES),
         Option("bias", False, "add a bias"),
         Option("activation", "none", "of the sum", ACTIVATIONS),
+        Option("row_scale", False, "a factor of the scale for every row of a"),
+        Option("column_scale", False, "a factor of the scale for every column of the output"),
+        Option("residual", "none", "element type of what is added after the activation", ("none", *FLOATS)),
     ),
-    GemmProblem,
+    _problem_of,
 )
 
 GROUP_M = Field("blocks of rows in a group of the tile order", least=1, most=1024)
@@ -152,8 +216,15 @@ GROUP_M = Field("blocks of rows in a group of the tile order", least=1, most=102
 
 def check_gemm_problem(p: GemmProblem) -> None:
     """Limits that TMA and the element types set on every architecture."""
-    require("in_dtype", p.in_dtype, DTYPES, "operands of the tensor core, float32 as TF32")
-    require("out_dtype", p.out_dtype, DTYPES, "what the epilogue rounds to")
+    require("in_dtype", p.in_dtype, tuple(B_TYPES), "operands of the tensor core, float32 as TF32")
+    require("out_dtype", p.out_dtype, OUT_TYPES, "what the epilogue rounds to")
+    require("residual", p.residual, FLOATS, "what the epilogue adds")
+    require("scale_source", p.scale_source, ("value", "pointer"), "the scale is a launch parameter, or in memory")
+    for name in ("row_scale", "column_scale"):
+        if getattr(p, name) and not p.scaled:
+            reject(name, True, f"operands of {p.in_dtype} have no scale, those of 8 bits have", False)
+    if p.scale_source == "pointer" and not p.call_scale:
+        reject("scale_source", p.scale_source, "there is no number for the whole call", "value")
     require("activation", p.activation, ACTIVATIONS, "what the epilogue applies before it rounds")
     # TMA coordinates are 32-bit and a tile may begin before the end of the tensor and reach beyond it.
     largest = 2**31 - 1024
@@ -163,6 +234,9 @@ def check_gemm_problem(p: GemmProblem) -> None:
     step = VECTOR_BYTES // ITEMSIZE[p.in_dtype]
     if p.k % step:
         reject("k", p.k, "rows of a and b must be multiples of 16 bytes for TMA", round_up(p.k, step))
+    most = longest_row(p.in_dtype)
+    if most is not None and p.k > most:
+        reject("k", p.k, f"sums of products of {p.in_dtype} by int8 leave 32 bits", most)
 
 
 def check_tile_order(plan: StagedGemmPlan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -159,7 +160,10 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm100Gemm
         plan = Sm100GemmPlan(problem, config, arch, sm_count)
         return -(-plan.tiles // max(1, sm_count // plan.ctas)) * CANDIDATES[config]
 
-    return min(CANDIDATES, key=cost)
+    config = min(CANDIDATES, key=cost)
+    regions = Sm100GemmPlan(problem, config, arch, sm_count).regions_per_tile
+    # Of an output of 8 bits a tile has half as many store buffers.
+    return dataclasses.replace(config, store_stages=math.gcd(config.store_stages, regions))
 
 
 TUNED = (

@@ -11,7 +11,7 @@ from cute_kernels.plan import sm80
 from cute_kernels.plan.base import Arch, reject
 from cute_kernels.plan.fields import Field, check_fields
 from cute_kernels.plan.gemm import GROUP_M, GemmPlan
-from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of
+from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of, require_fp8
 
 FIELDS = sm80.FIELDS | {
     "group_m": GROUP_M,
@@ -35,6 +35,11 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
     def multiplied_dtype(self) -> str:
         """FP32 is copied as it is: what rounds it to TF32 is the kernel."""
         return self.problem.in_dtype
+
+    @property
+    def lane_columns(self) -> int:
+        """At most 8, also where 16 bytes hold 16 elements: a warp's columns are a multiple of 32."""
+        return min(super().lane_columns, 8)
 
     @property
     def rounds(self) -> tuple[bool, bool]:
@@ -65,6 +70,10 @@ def plan_sm80_gemm(problem: GemmProblem, config: Sm80GemmConfig, arch: Arch, sm_
     if sm_count < 1:
         reject("sm_count", sm_count, "a CTA needs a multiprocessor", 1)
     check_fields(config, FIELDS)
+    require_fp8(arch.name, problem.in_dtype)
+    if problem.out_dtype == "float8_e4m3fn" and arch.compute_capability < (8, 9):
+        rule = f"{arch.name} has no conversion to E4M3, sm_89 and later have"
+        reject("out_dtype", problem.out_dtype, rule, "bfloat16")
     plan = Sm80GemmPlan(problem, config, arch, sm_count)
     check_tiles(plan)
     return plan

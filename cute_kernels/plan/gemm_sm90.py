@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
-from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require
+from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require, round_up
 from cute_kernels.plan.fields import Field, check_fields
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
-from cute_kernels.plan.shared_operands import WgmmaPair, check_accumulators, check_stores_and_stages
+from cute_kernels.plan.shared_operands import LEAST_ROW_BYTES, WgmmaPair, check_accumulators, check_stores_and_stages
 
 SWIZZLE_ROWS = 8
 """Rows of a SWIZZLE_128B atom."""
@@ -123,7 +123,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
 FIELDS = {
     "tile_m": Field("64 rows or a multiple for each warpgroup", (64, 128, 192, 256)),
-    "tile_n": Field("N of a WGMMA in whole store buffers", (64, 128, 192, 256)),
+    "tile_n": Field("N of a WGMMA in whole store buffers", tuple(range(32, 257, 16))),
     "stages": Field("TMA and WGMMA overlap only with two stages or more", least=2),
     "cluster_m": Field("CTAs of a cluster along one dimension", (1, 2, 4)),
     "cluster_n": Field("CTAs of a cluster along one dimension", (1, 2, 4)),
@@ -139,6 +139,10 @@ def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_
     check_fields(config, FIELDS)
     rows = (64, 128, 192) if config.pingpong else (128, 256)
     require("tile_m", config.tile_m, rows, "64 rows or a multiple for each warpgroup")
+    shared = SWIZZLE_ROWS * config.cluster_m
+    if config.tile_n % shared:
+        rule = f"each of cluster_m = {config.cluster_m} CTAs loads whole swizzle atoms of {SWIZZLE_ROWS} rows of b"
+        reject("tile_n", config.tile_n, rule, round_up(config.tile_n, shared))
     if config.split_k > 1 and config.pingpong:
         reject("split_k", config.split_k, "warpgroups that take turns do not split K; use pingpong=False", 1)
     plan = Sm90GemmPlan(problem, config, arch, sm_count)
@@ -180,10 +184,16 @@ _CANDIDATES = (
     (128, 256, False, 4, 2, ((2, 1),), (1,)),
     (256, 128, False, 4, 2, ((2, 1),), (1,)),
     (256, 192, False, 3, 2, ((1, 2), (2, 1), (1, 1)), (1,)),
+    (256, 144, False, 4, 2, ((2, 1), (1, 2)), (1,)),
     (128, 192, True, 4, 2, ((2, 1), (1, 2), (1, 1)), (1,)),
+    (128, 176, True, 5, 2, ((2, 1), (1, 2)), (1,)),
+    (128, 160, True, 5, 2, ((2, 1), (1, 2), (1, 1)), (1,)),
+    (128, 144, True, 6, 2, ((2, 1), (1, 2)), (1,)),
     (192, 128, True, 4, 2, ((2, 1), (1, 2)), (1,)),
+    (192, 96, True, 5, 3, ((2, 1), (1, 2)), (1,)),
     (128, 128, True, 6, 2, ((2, 1), (1, 2), (1, 1), (1, 4)), (1,)),
     (128, 128, False, 5, 2, ((2, 1), (1, 2)), (1, 2)),
+    (128, 96, False, 7, 3, ((1, 2), (1, 4)), (1,)),
     (128, 128, False, 4, 2, ((1, 1), (2, 1)), (4,)),
     (64, 192, True, 5, 3, ((2, 1), (1, 2), (4, 1), (1, 1)), (1,)),
     (64, 128, True, 8, 2, ((2, 1), (1, 2), (4, 1), (1, 4), (1, 1)), (1,)),
@@ -204,9 +214,12 @@ CANDIDATES = tuple(
 """Candidates that the chooser chooses from: what pays at some size, by the timings or by the model fitted to them."""
 
 TILES = (
-    (128, 256, False), (256, 128, False), (256, 192, False), (128, 192, True), (192, 128, True), (128, 128, True),
-    (128, 128, False), (64, 256, True), (64, 192, True), (64, 128, True), (64, 64, True), (128, 64, False),
-)  # fmt: skip
+    *((128, n, False) for n in (32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)),
+    *((256, n, False) for n in (96, 112, 128, 144, 160, 176, 192)),
+    *((64, n, True) for n in (32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)),
+    *((128, n, True) for n in (64, 80, 96, 112, 128, 144, 160, 176, 192)),
+    *((192, n, True) for n in (64, 80, 96, 112, 128)),
+)
 """Rows, columns and pingpong of the tiles that a tuner tries."""
 
 CLUSTERS = ((2, 1), (1, 2), (1, 1), (2, 2), (4, 1), (1, 4))
@@ -221,34 +234,40 @@ BLOCK_MACS = 64
 # The constants from here on were fitted to the timings that `default_config` names (`python -m bench.tune fit
 # --operation gemm`). They rank configurations; they do not predict microseconds.
 
-FETCHED_BYTES_PER_CLOCK = 95
+FETCHED_BYTES_PER_CLOCK = 91
 """Operand bytes that a CTA gets from L2 per clock, while WGMMAs run."""
 
-FIRST_BYTES_PER_CLOCK = 500
+FIRST_BYTES_PER_CLOCK = 456
 """Rate at which operand bytes of its first tile add clocks to a launch: all CTAs fetch, nothing is in L2 yet."""
 
-BLOCK_CLOCKS = 110
+BLOCK_CLOCKS = 126
 """Clocks of every K block: its barriers, and the issue of its WGMMAs."""
 
-PINGPONG_GAIN = 0.034
+PINGPONG_GAIN = 0.04
 """Share of its WGMMAs' time that a warpgroup saves which does not wait for another one at every K block."""
 
-TILE_CLOCKS = 48
+TILE_CLOCKS = 35
 """Clocks of every tile besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
 
-EPILOGUE_CLOCKS_PER_KELEMENT = 78
+EPILOGUE_CLOCKS_PER_KELEMENT = 29.5
 """Clocks of a warpgroup to convert, stage and store 1024 output elements of a tile."""
+
+ACTIVATION_CLOCKS_PER_KELEMENT = 56
+"""Clocks of a warpgroup to apply an activation to 1024 elements: seven instructions for each, of any but ReLU."""
+
+BUFFER_CLOCKS = 240
+"""Clocks of a warpgroup for every store buffer of a tile, whatever its columns."""
 
 LAUNCH_CLOCKS = 5000
 """Clocks of a launch, whatever it computes."""
 
-CLUSTER_CLOCKS = 85
+CLUSTER_CLOCKS = 47
 """Clocks of a launch per CTA of a cluster: they start and end together."""
 
-SPLIT_CLOCKS = 780
+SPLIT_CLOCKS = 188
 """Clocks of an exchange of partial sums besides its bytes, per doubling of the slices."""
 
-SPLIT_BYTES_PER_CLOCK = 17
+SPLIT_BYTES_PER_CLOCK = 8.75
 """Partial sums that a CTA receives through distributed shared memory per clock."""
 
 NEAR_L2_BYTES = 16 << 20
@@ -262,17 +281,20 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
     """Modelled time of a launch: the turns of the busiest cluster, and what is left to do after its last WGMMA."""
     c = plan.config
     blocks = -(-plan.k_blocks // c.split_k)
-    wgmma = blocks * BLOCK_MACS * c.tile_m * c.tile_n / MACS_PER_CLOCK * (1 - PINGPONG_GAIN * c.pingpong)
+    turns = -(-plan.tiles // plan.clusters)
+    # In the only turn the other warpgroup has no tile, and nothing runs while this one waits.
+    gain = PINGPONG_GAIN * c.pingpong * (1 if turns > 1 else -0.5)
+    wgmma = blocks * BLOCK_MACS * c.tile_m * c.tile_n / MACS_PER_CLOCK * (1 - gain)
     fetched = (plan.loaded_rows / c.cluster_n + c.tile_n / c.cluster_m) * blocks * plan.k_block_bytes
     # Almost the larger of both: they overlap, but for where both take as long.
     mainloop = (wgmma**4 + (fetched / FETCHED_BYTES_PER_CLOCK) ** 4) ** 0.25 + TILE_CLOCKS + blocks * BLOCK_CLOCKS
-    epilogue = plan.warpgroup_rows * c.tile_n / 1024 * EPILOGUE_CLOCKS_PER_KELEMENT
+    kelement = EPILOGUE_CLOCKS_PER_KELEMENT + ACTIVATION_CLOCKS_PER_KELEMENT * (plan.problem.activation != "none")
+    epilogue = plan.warpgroup_rows * c.tile_n / 1024 * kelement + plan.regions_per_tile * BUFFER_CLOCKS
     once = LAUNCH_CLOCKS + CLUSTER_CLOCKS * plan.ctas + fetched / FIRST_BYTES_PER_CLOCK
     exchange = 0.0
     if c.split_k > 1:
         exchange = SPLIT_CLOCKS * math.log2(c.split_k)
         exchange += plan.finished_warps * plan.received_bytes / SPLIT_BYTES_PER_CLOCK
-    turns = -(-plan.tiles // plan.clusters)
     if not c.pingpong:
         return once + turns * (mainloop + epilogue + exchange)
     # In turn, a warpgroup has the other one's mainloop to store in, but nothing hides the last tile's epilogue.
@@ -282,20 +304,29 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
 def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmConfig:
     """The candidate with the least modelled time.
 
-    The constants were fitted to gemm-tune.json and gemm-configs.json of bench/results, 2026-11-21-h200;
+    The constants were fitted to gemm-tune.json and gemm-configs.json of bench/results, 2026-11-21-h200, to
+    gemm-few-rows.json of 2026-11-22-h200 and to gemm-layers-tune.json of 2026-11-26-h100;
     `python -m pytest tests/bench/test_gemm_choice.py` says how near to the fastest the choice is there.
     """
     costs = []
     for index, c in enumerate(CANDIDATES):
         idle = (c.cluster_m - 1) * c.tile_m >= problem.m or (c.cluster_n - 1) * c.tile_n >= problem.n
         plan = Sm90GemmPlan(problem, c, arch, sm_count)
-        if idle or plan.ctas > sm_count or plan.k_blocks < c.split_k:
-            continue  # a CTA of every cluster would compute nothing, or no cluster fits
-        costs.append((modelled_clocks(plan), index, c))
+        if idle or plan.ctas > sm_count or plan.k_blocks < c.split_k or plan.store_row_bytes < LEAST_ROW_BYTES:
+            continue  # a CTA of every cluster would compute nothing, no cluster fits, or no swizzle is as narrow
+        # Outputs of 8 bits have fewer store buffers in a tile, those of 32 more bytes in each.
+        c = dataclasses.replace(c, store_stages=math.gcd(c.store_stages, plan.regions_per_tile))
+        costs.append((modelled_clocks(plan), index, _with_stages_that_fit(plan, c)))
     if not costs:  # no cluster fits, which the plan of any says
         return Sm90GemmConfig()
     config = min(costs)[2]
     return dataclasses.replace(config, group_m=tile_group(Sm90GemmPlan(problem, config, arch, sm_count)))
+
+
+def _with_stages_that_fit(plan: Sm90GemmPlan, config: Sm90GemmConfig) -> Sm90GemmConfig:
+    plan = dataclasses.replace(plan, config=config)
+    beyond = max(0, plan.smem_bytes - plan.arch.smem_bytes)
+    return dataclasses.replace(config, stages=config.stages - -(-beyond // plan.stage_bytes))
 
 
 def tile_group(plan: Sm90GemmPlan) -> int:
@@ -329,9 +360,10 @@ def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90Ge
 
 
 def _filled(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: int) -> Sm90GemmPlan | None:
-    """With as many stages as fit beside two or three store buffers, or one; None if that is illegal."""
+    """With as many stages as fit beside the fewest store buffers above one, or one; None if that is illegal."""
     regions = Sm90GemmPlan(problem, config, arch, sm_count).regions_per_tile
-    config = dataclasses.replace(config, store_stages=next(count for count in (2, 3, 1) if regions % count == 0))
+    buffers = next((count for count in range(2, regions + 1) if regions % count == 0), 1)
+    config = dataclasses.replace(config, store_stages=buffers)
     least = Sm90GemmPlan(problem, config, arch, sm_count)
     stages = config.stages + (arch.smem_bytes - least.smem_bytes) // least.stage_bytes
     try:

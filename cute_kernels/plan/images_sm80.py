@@ -7,12 +7,25 @@ lanes have neighbouring patches, or the pieces of one row.
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm80ImagesConfig
 from cute_kernels.plan import sm80
-from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Arch, Operand, reject, require, round_up
+from cute_kernels.plan.base import (
+    CTA_SMEM_BYTES,
+    ITEMSIZE,
+    LANES,
+    VECTOR_BYTES,
+    Arch,
+    Operand,
+    SmemRegion,
+    reject,
+    require,
+    round_up,
+)
 from cute_kernels.plan.fields import Field, check_fields
 from cute_kernels.plan.images import INTEGERS, ImagesPlan
 from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of
@@ -108,9 +121,48 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
         """Threads that share the rows of one patch in a stage."""
         return self.threads // self.pieces // self.pass_patches
 
+    @property
+    def tile_features(self) -> int:
+        """Features of a tile."""
+        return self.config.tile_n // self.terms
+
+    @property
+    def tile_positions(self) -> int:
+        """Rows of the table that a tile adds."""
+        return self.config.tile_m // self.config.tile_images
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the rows of the table that a tile adds, and of the scales of its features, in FP32."""
+        return (self.tile_positions + (self.problem.precision in INTEGERS)) * self.tile_features * 4
+
+    @property
+    def copies_table(self) -> bool:
+        """Table and scales are copied to shared memory under the products, where there is room and time for it.
+
+        Otherwise every lane loads them at a tile's end, where the latency of L2 is not hidden. The copies belong to the
+        first block's group, which has to be waited for before the last block: see `MainLoop`.
+        """
+        c, total = self.config, self.ring_bytes + self.table_bytes
+        fits = total <= self.arch.smem_bytes
+        fits = fits and c.resident_ctas * (total + CTA_SMEM_BYTES) <= self.arch.sm_smem_bytes
+        return fits and c.tile_images == 8 and self.problem.table_rows > 1 and self.k_blocks >= c.stages
+
+    @property
+    def compiled_in(self) -> dict[str, Hashable]:
+        return super().compiled_in | {"copies_table": self.copies_table}
+
+    @cached_property
+    def smem(self) -> tuple[SmemRegion, ...]:
+        regions = super().smem
+        if not self.copies_table:
+            return regions
+        return (*regions, SmemRegion("table and scales of a tile", self.ring_bytes, self.table_bytes, 128))
+
     def describe_tiles(self) -> list[tuple[str, str]]:
         images = f"{self.config.tile_images} images at each position"
         table = "none" if self.table_shape is None else f"{self.table_shape}"
+        table += ", copied to shared memory" if self.copies_table else ""
         return [*super().describe_tiles(), ("rows", images), ("epilogue", f"table {table}")]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
+from cute_kernels.dtypes import LARGEST_PRODUCT, WEIGHT_TYPES, longest_row
 from cute_kernels.plan.base import (
     ITEMSIZE,
     LANES,
@@ -25,18 +26,6 @@ from cute_kernels.plan.base import (
 from cute_kernels.plan.fields import Field
 from cute_kernels.plan.options import BATCH, FEATURES, TABLE, Option, ProblemOptions, table_rows
 from cute_kernels.plan.tiles import RowTiles
-
-WEIGHT_TYPES = {
-    "float8_e4m3fn": "float8_e4m3fn",
-    "uint8": "int8",
-    "int8": "int8",
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-}
-"""Element type of the weight by that of the rows."""
-
-LARGEST_PRODUCT = {"uint8": 255 * 128, "int8": 128 * 128}
-"""Magnitude of one product of integers; sums of K of them have 32 bits."""
 
 TableLayout = Literal["row_major", "blocked", "interleaved", "paired", "quads"]
 """Layouts of the bias + position table, see `cute_kernels.operations.table`."""
@@ -107,13 +96,6 @@ class PatchEmbedPlan(Plan):
         along = [name for name, there in (("row", p.row_scale), ("feature", p.feature_scale)) if there]
         scale = f", scale per {' and '.join(along)}" if along else ""
         return f"[{p.m}, {p.k}] x [{p.n}, {p.k}]^T, {p.in_dtype} -> {p.out_dtype}, table rows {p.table_rows}{scale}"
-
-
-def longest_row(in_dtype: str) -> int | None:
-    """The largest K whose sums of products fit 32-bit integers, in whole 16 bytes; None of floating-point numbers."""
-    if in_dtype not in LARGEST_PRODUCT:
-        return None
-    return (2**31 - 1) // LARGEST_PRODUCT[in_dtype] // VECTOR_BYTES * VECTOR_BYTES
 
 
 def check_problem(p: PatchEmbedProblem) -> None:

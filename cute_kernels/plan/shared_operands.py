@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require
+from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require, round_up
 
 SWIZZLE_BYTES = 128
 """Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
+
+LEAST_ROW_BYTES = 32
+"""Row of a buffer with the narrowest swizzle, SWIZZLE_32B."""
 
 WARPGROUP_ROWS = 64
 """Rows of a WGMMA."""
@@ -23,7 +27,7 @@ runs after all others: an H200 holds 30 of 2 x 2, and 32 took twice the time of 
 
 @dataclass(frozen=True)
 class StoreBuffers(Plan):
-    """Every storing warp has a ring of ``store_stages`` buffers of ``store_rows`` rows of 128 bytes."""
+    """Every storing warp has a ring of ``store_stages`` buffers of ``store_rows`` rows of ``store_row_bytes``."""
 
     @property
     @abstractmethod
@@ -36,14 +40,19 @@ class StoreBuffers(Plan):
         """Pieces of a tile along its rows that one storing warp stores one after another."""
 
     @property
+    def store_row_bytes(self) -> int:
+        """Row of a store buffer: 128 bytes, or 64 or 32 where the columns of a tile are no whole number of those."""
+        return math.gcd(self.config.tile_n * ITEMSIZE[self.problem.out_dtype], SWIZZLE_BYTES)
+
+    @property
     def store_columns(self) -> int:
         """Output columns of one store buffer."""
-        return SWIZZLE_BYTES // ITEMSIZE[self.problem.out_dtype]
+        return self.store_row_bytes // ITEMSIZE[self.problem.out_dtype]
 
     @property
     def staging_bytes(self) -> int:
         """Store buffers of all warps that store."""
-        return self.storing_warps * self.config.store_stages * self.store_rows * SWIZZLE_BYTES
+        return self.storing_warps * self.config.store_stages * self.store_rows * self.store_row_bytes
 
     @property
     def regions_per_tile(self) -> int:
@@ -67,6 +76,11 @@ class WgmmaPair(StoreBuffers):
     @abstractmethod
     def tile_m(self) -> int:
         """Rows of a tile of one CTA, or of one warpgroup with ``pingpong``."""
+
+    @property
+    def sums_integers(self) -> bool:
+        """Accumulators are 32-bit integers and exact; otherwise FP32."""
+        return False
 
     @property
     @abstractmethod
@@ -133,6 +147,10 @@ class WgmmaPair(StoreBuffers):
 
 def check_store_stages(plan: StoreBuffers) -> None:
     """A warp fills its ring of store buffers in whole turns."""
+    if plan.store_row_bytes < LEAST_ROW_BYTES:
+        columns = LEAST_ROW_BYTES // ITEMSIZE[plan.problem.out_dtype]
+        rule = f"rows of a store buffer have {LEAST_ROW_BYTES} bytes, {columns} columns of {plan.problem.out_dtype}"
+        reject("tile_n", plan.config.tile_n, rule, round_up(plan.config.tile_n, columns))
     regions = plan.regions_per_tile
     divisors = tuple(count for count in range(1, regions + 1) if regions % count == 0)
     rule = f"a warp stores {regions} buffers per tile, in whole turns of the ring"
@@ -167,5 +185,5 @@ def check_accumulators(plan: WgmmaPair) -> None:
         f"{plan.accumulator_registers} registers of accumulators and {ADDRESSING_REGISTERS} for addressing make "
         f"{needed}, the limit is {plan.consumer_registers}"
     )
-    fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 64 * 64
+    fit = (plan.consumer_registers - ADDRESSING_REGISTERS) * 128 // plan.warpgroup_rows // 16 * 16
     reject("tile_n", plan.config.tile_n, rule, fit)

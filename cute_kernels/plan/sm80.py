@@ -140,10 +140,14 @@ class Sm80Plan(Plan):
     def stage_bytes(self) -> int:
         return (self.config.tile_m + self.config.tile_n) * self.config.row_bytes
 
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of all stages."""
+        return self.config.stages * self.stage_bytes
+
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
-        stages = self.config.stages
-        return (SmemRegion(f"operands: {stages} stages", 0, stages * self.stage_bytes, 128),)
+        return (SmemRegion(f"operands: {self.config.stages} stages", 0, self.ring_bytes, 128),)
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
@@ -227,6 +231,8 @@ TILES = (
     (64, 128, 2, 2, 64, 4, 2),
     (64, 64, 2, 2, 128, 4, 2),
     (64, 64, 2, 2, 64, 4, 2),
+    (32, 64, 2, 2, 128, 6, 2),
+    (32, 64, 2, 2, 128, 4, 2),
     (32, 128, 1, 4, 128, 4, 2),
     (32, 128, 1, 4, 64, 4, 2),
 )

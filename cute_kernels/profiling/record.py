@@ -144,11 +144,17 @@ def decode(plan: Plan, memory: torch.Tensor) -> Profile:
             words = row[HEADER : HEADER + kept]
             warps.append(
                 WarpRecord(
-                    cta, warp, plan.roles[warp], header[SM], (header[BEGIN], header[BEGIN + 1]),
-                    (header[FINISH], header[FINISH + 1]), words >> PHASE_BITS, words & ((1 << PHASE_BITS) - 1),
-                    header[COUNT] - kept,
+                    cta=cta,
+                    warp=warp,
+                    role=plan.roles[warp],
+                    sm=header[SM],
+                    begin=(header[BEGIN], header[BEGIN + 1]),
+                    finish=(header[FINISH], header[FINISH + 1]),
+                    clocks=words >> PHASE_BITS,
+                    phases=words & ((1 << PHASE_BITS) - 1),
+                    lost=header[COUNT] - kept,
                 )
-            )  # fmt: skip
+            )
     return Profile(plan, tuple(warps))
 
 

@@ -94,10 +94,16 @@ def phase_statistics(profile: Profile, *, equilibrium: bool = True) -> list[Phas
         for name, waits, values in [*columns, ("all", False, clocks.sum(1))]:
             result.append(
                 PhaseStatistics(
-                    role, warp, name, waits, len(values), float(values.mean()), float(values.quantile(0.95)),
-                    float(values.max()),
+                    role=role,
+                    warp=warp,
+                    phase=name,
+                    waits=waits,
+                    tiles=len(values),
+                    mean=float(values.mean()),
+                    p95=float(values.quantile(0.95)),
+                    most=float(values.max()),
                 )
-            )  # fmt: skip
+            )
     return result
 
 

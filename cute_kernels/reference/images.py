@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from cute_kernels.reference.products import gemm
+from cute_kernels.reference.products import gemm, integer_sums
 from cute_kernels.reference.rounding import fma32
 
 # Bounds the float64 temporaries of one chunk of rows, in elements.
@@ -25,21 +25,6 @@ def patch_rows(images: torch.Tensor, patch: int) -> torch.Tensor:
     batch, channels, height, width = images.shape
     split = images.reshape(batch, channels, height // patch, patch, width // patch, patch)
     return split.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * patch * patch)
-
-
-def integer_sums(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """``rows @ values.T`` as ``[rows, N]`` float64 integers.
-
-    Args:
-        rows: ``[rows, K]`` uint8 or int8.
-        values: ``[N, K]`` int8.
-
-    Raises:
-        ValueError: K of 2^38 or more, whose sums float64 cannot hold.
-    """
-    if rows.shape[1] >= 1 << 38:
-        raise ValueError(f"K = {rows.shape[1]}: sums of 2^15 each are exact in float64 below K = 2^38")
-    return rows.to(torch.float64) @ values.to(torch.float64).T
 
 
 def patch_embed_images(

@@ -9,21 +9,39 @@ import torch
 
 
 def fma32(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """``a * b + c`` of FP32 tensors with a single rounding to FP32 (IEEE 754 fusedMultiplyAdd, nearest even).
+    """``a * b + c`` of FP32 tensors with a single rounding to FP32 (IEEE 754 fusedMultiplyAdd, nearest even)."""
+    return _fused_to_odd(a, b, c).to(torch.float32)
+
+
+def fma16(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """``a * b + c`` of FP16 tensors with a single rounding to FP16."""
+    total = _fused_to_odd(a, b, c)
+    # torch converts by way of FP32: that rounding is one to odd as well.
+    single = total.to(torch.float32)
+    return _to_odd(single, total - single.to(torch.float64)).to(torch.float16)
+
+
+def _fused_to_odd(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """The float64 sum of an exact product and ``c``, rounded to odd.
 
     The product of two FP32 numbers is exact in float64. Its sum with ``c`` may not be, and rounding that sum twice
-    (float64, then FP32) can miss the nearest FP32 number by a half. So the float64 sum is rounded to odd, after which
-    the second rounding is correct (Boldo and Melquiond, 2008).
+    (float64, then FP32) can miss the nearest FP32 number by a half. After a rounding to odd, the second rounding is
+    correct (Boldo and Melquiond, 2008).
     """
     product, addend = a.to(torch.float64) * b.to(torch.float64), c.to(torch.float64)
     total = product + addend
-    # TwoSum: `error` is exactly what `total` lost.
+    # TwoSum: the error is exactly what `total` lost.
     virtual = total - product
-    error = (product - (total - virtual)) + (addend - virtual)
-    bits = total.view(torch.int64)
+    return _to_odd(total, (product - (total - virtual)) + (addend - virtual))
+
+
+def _to_odd(nearest: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    """Rounding to odd of ``nearest + error``, of which ``nearest`` is the rounding to nearest."""
+    kind = torch.int64 if nearest.dtype is torch.float64 else torch.int32
+    bits = nearest.view(kind)
     inexact = torch.isfinite(error) & (error != 0) & (bits & 1 == 0)
-    step = torch.where((total > 0) == (error > 0), 1, -1)
-    return torch.where(inexact, bits + step, bits).view(torch.float64).to(torch.float32)
+    step = torch.where((nearest > 0) == (error > 0), 1, -1).to(kind)
+    return torch.where(inexact, bits + step, bits).view(nearest.dtype)
 
 
 def round_tf32(values: torch.Tensor) -> torch.Tensor:

@@ -9,14 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from cute_kernels.reference.images import integer_sums
 from cute_kernels.reference.products import gemm
 from cute_kernels.reference.rounding import fma32
-from cute_kernels.reference.tensor_cores import accumulate_as, check_arithmetic
 
-MMA_K = 32
-# E4M3 products are multiples of 2^-18 and at most 2^17.7, so float64 sums of this many of them are exact.
-_MAX_EXACT_K = 1 << 17
 # Bounds the float64 temporaries of one row chunk, in elements.
 _CHUNK_ELEMENTS = 1 << 22
 
@@ -34,24 +29,9 @@ def accumulate(x: torch.Tensor, weight: torch.Tensor, arithmetic: str = "exact")
         ``[rows, N]`` float32. NaN inputs give NaN.
 
     Raises:
-        ValueError: K is too large for float64 to hold a block sum exactly; another ``arithmetic``.
+        ValueError: another ``arithmetic``.
     """
-    check_arithmetic(arithmetic)
-    if weight.dtype is torch.int8:
-        return integer_sums(x, weight).to(torch.float32)
-    if weight.dtype in (torch.bfloat16, torch.float16):
-        return gemm(x, weight, None, torch.float32, arithmetic=arithmetic)
-    k = x.shape[1]
-    if k > _MAX_EXACT_K:
-        raise ValueError(f"K = {k}: the reference is exact up to K = {_MAX_EXACT_K}")
-    wide_x, wide_w = x.to(torch.float64), weight.to(torch.float64)
-    if arithmetic != "exact":
-        return accumulate_as(wide_x, wide_w, MMA_K, arithmetic, x.dtype)
-    acc = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
-    for start in range(0, k, MMA_K):
-        block = wide_x[:, start : start + MMA_K] @ wide_w[:, start : start + MMA_K].T
-        acc = (acc.to(torch.float64) + block).to(torch.float32)
-    return acc
+    return gemm(x, weight, None, torch.float32, arithmetic=arithmetic)
 
 
 def _table_rows(

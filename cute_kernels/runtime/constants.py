@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from cute_kernels import forks
+
 Sources = Sequence["torch.Tensor | None"]
 
 # --- tensors that something was made from ----------------------------------------------------------------------------
@@ -171,7 +173,7 @@ class DerivedTensors:
     compares_on_gpu: bool = False
     captured: dict[tuple, _Captured] = field(default_factory=dict)
     _frozen: threading.local = field(default_factory=threading.local)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _lock: threading.RLock = field(default_factory=forks.lock)
 
     def get(self, key: Hashable, sources: Sources, build: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return ``build()``, or its result of an earlier call with equal `key` and unchanged `sources`."""

@@ -69,7 +69,8 @@ class ScaleProduct:
     """How those factors of a call that are one number become one: in Python, or as a tensor where one is in memory.
 
     Attributes:
-        operand: which one takes it; absent where every factor is a tensor of more than one element.
+        operand: which one takes it; absent where every factor is a tensor of more than one element, or nothing is
+            multiplied.
         numbers: ``(factor, ...) -> float``, None in place of what is no one number; raises ValueError or TypeError.
         tensors: ``(factor, ...) -> tensor`` of one element, likewise.
     """
@@ -278,7 +279,8 @@ class RepeatedCalls:
         """``given``: arguments that are tensors, by their places among ``values``."""
         as_is = {i: a.operand for i, a in given.items() if _is_operand(a, values[i])}
         constants = [i for i, a in given.items() if a.role == "constant"]
-        scales, factors = self._scales, self._factors(values)
+        scales, present = self._scales, {operand.name for operand in plan.operands if operand.present}
+        factors = self._factors(values) if scales is not None and scales.operand in present else None
         made = [(a.operand, _derived(i, derive[a.name])) for i, a in given.items() if a.role == "derived"]
         number = None
         if factors is not None and any(isinstance(factor, torch.Tensor) for factor in factors(values)):

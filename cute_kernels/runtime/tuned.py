@@ -66,9 +66,12 @@ def store(problem: Problem, device: Device, config: Config, microseconds: float)
             return None
         cache.make_private(root)
         document = {
-            "schema": SCHEMA, "problem": dataclasses.asdict(problem), "device": dataclasses.asdict(device),
-            **_codec(problem).to_document(config), "microseconds": microseconds,
-        }  # fmt: skip
+            "schema": SCHEMA,
+            "problem": dataclasses.asdict(problem),
+            "device": dataclasses.asdict(device),
+            **_codec(problem).to_document(config),
+            "microseconds": microseconds,
+        }
         path = _path(root, problem, device)
         cache.write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
         return path
@@ -107,9 +110,7 @@ def _read(problem: Problem, device: Device) -> Config | None:
         root = cache.directory()
         if root is not None:
             document: dict[str, Any] = json.loads(cache.read_private(_path(root, problem, device)))
-            expected = {
-                "schema": SCHEMA, "problem": dataclasses.asdict(problem), "device": dataclasses.asdict(device)
-            }  # fmt: skip
+            expected = {"schema": SCHEMA, "problem": dataclasses.asdict(problem), "device": dataclasses.asdict(device)}
             if all(document[name] == value for name, value in expected.items()):
                 config = _codec(problem).from_document(document)
                 return make_plan(problem, config, device.arch, sm_count=device.sm_count).config

@@ -11,7 +11,7 @@ from cute_kernels import extras
 extras.require("testing", "cute_kernels.testing")  # before the modules below import it
 
 from cute_kernels.emulator.launch.schedule import Schedule
-from cute_kernels.testing import strategies
+from cute_kernels.testing import ptx, strategies
 from cute_kernels.testing.compare import assert_matches
 from cute_kernels.testing.data import POISON, exact, poisoned, varied
 from cute_kernels.testing.emulation import emulation, schedules_for
@@ -23,6 +23,7 @@ __all__ = [
     "emulation",
     "exact",
     "poisoned",
+    "ptx",
     "schedules_for",
     "strategies",
     "varied",

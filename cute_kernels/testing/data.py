@@ -27,9 +27,17 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element -> the integers that its bits are looked at as."""
 
 _EXACT_INTEGERS = {
-    torch.float8_e4m3fn: 16, torch.float8_e5m2: 8, torch.bfloat16: 256, torch.float16: 2048, torch.float32: 1 << 24,
-    torch.float64: 1 << 24, torch.int8: 127, torch.uint8: 127, torch.int16: 1 << 14, torch.int32: 1 << 24,
-}  # fmt: skip
+    torch.float8_e4m3fn: 16,
+    torch.float8_e5m2: 8,
+    torch.bfloat16: 256,
+    torch.float16: 2048,
+    torch.float32: 1 << 24,
+    torch.float64: 1 << 24,
+    torch.int8: 127,
+    torch.uint8: 127,
+    torch.int16: 1 << 14,
+    torch.int32: 1 << 24,
+}
 """dtype -> all integers up to this, of both signs, are values of it (of uint8 the positive ones)."""
 
 

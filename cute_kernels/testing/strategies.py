@@ -22,9 +22,9 @@ def schedules(*, overlap: bool = False) -> SearchStrategy[Schedule]:
     )
 
 
-def shapes(*most: int, multiples: Sequence[int] | None = None, least: Sequence[int] | None = None) -> (
-    SearchStrategy[tuple[int, ...]]
-):  # fmt: skip
+def shapes(
+    *most: int, multiples: Sequence[int] | None = None, least: Sequence[int] | None = None
+) -> SearchStrategy[tuple[int, ...]]:
     """Shapes with these largest extents.
 
     Args:

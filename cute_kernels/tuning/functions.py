@@ -16,7 +16,7 @@ from cute_kernels.config import (
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
 )
-from cute_kernels.dtypes import name_of
+from cute_kernels.dtypes import WEIGHT_TYPES, name_of
 from cute_kernels.operations.base import ROW_BYTES
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.operations.patch_embed import PATCH_EMBED
@@ -24,7 +24,6 @@ from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
 from cute_kernels.plan.base import round_up
 from cute_kernels.plan.images import PIXEL_TYPES
 from cute_kernels.plan.options import table_rows
-from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 from cute_kernels.tuning import search
 
 Table = Literal["positions", "index", "bias", "none"]
@@ -106,6 +105,9 @@ def tune_gemm(
     out_dtype: torch.dtype | None = None,
     bias: bool = False,
     activation: Activation = "none",
+    row_scales: bool = False,
+    column_scales: bool = False,
+    residual: torch.dtype | None = None,
     device: torch.device | int | str | None = None,
     candidates: int = 24,
     rounds: int = 5,
@@ -122,10 +124,13 @@ def tune_gemm(
         n: rows of ``b``.
         k: elements of a row of either.
         batches: products, as of `GemmProblem`.
-        dtype: bfloat16, float16 or, multiplied as TF32, float32, of ``a`` and ``b``.
-        out_dtype: bfloat16, float16 or float32; ``dtype`` when None.
+        dtype: of ``a``: bfloat16, float16, float8_e4m3fn, int8, uint8 or, multiplied as TF32, float32.
+        out_dtype: bfloat16, float16, float32 or float8_e4m3fn; when None ``dtype``, of 8 bits bfloat16.
         bias: whether there is one.
         activation: as of `cute_kernels.gemm`.
+        row_scales: ``scale_a`` has a number for each row.
+        column_scales: ``scale_b`` has a number for each column.
+        residual: its element type; None: there is none.
         device: CUDA device; the current one when None.
         candidates: how many are timed, the most promising first.
         rounds: timed runs of each, of which the median counts.
@@ -139,9 +144,22 @@ def tune_gemm(
         NotImplementedError: a device without a kernel.
         RuntimeError: a candidate computed something else than the others.
     """
-    search.check_dtypes(dtype=dtype, out_dtype=dtype if out_dtype is None else out_dtype)
-    names = map(name_of, (dtype, out_dtype or dtype))
-    problem = GemmProblem(m, n, k, batches, *names, bias, activation)
+    if out_dtype is None:
+        out_dtype = torch.bfloat16 if dtype in (torch.float8_e4m3fn, torch.int8, torch.uint8) else dtype
+    search.check_dtypes(dtype=dtype, out_dtype=out_dtype, **({} if residual is None else {"residual": residual}))
+    problem = GemmProblem(
+        m=m,
+        n=n,
+        k=k,
+        batches=batches,
+        in_dtype=name_of(dtype),
+        out_dtype=name_of(out_dtype),
+        bias=bias,
+        activation=activation,
+        row_scale=row_scales,
+        column_scale=column_scales,
+        residual=None if residual is None else name_of(residual),
+    )
     return search.tune(GEMM, problem, device, candidates, rounds)
 
 
@@ -197,8 +215,16 @@ def tune_patch_embed_images(
         raise ValueError(f"table = {table!r}, allowed: 'positions', 'bias', 'none'")
     in_dtype = PIXEL_TYPES[precision] if dtype is None else name_of(dtype)
     problem = PatchEmbedImagesProblem(
-        images, channels, height, width, patch, n, in_dtype, channels_last, precision,
+        batch=images,
+        channels=channels,
+        height=height,
+        width=width,
+        patch=patch,
+        n=n,
+        in_dtype=in_dtype,
+        channels_last=channels_last,
+        precision=precision,
         out_dtype=name_of(out_dtype),
-    )  # fmt: skip
+    )
     problem = dataclasses.replace(problem, table_rows=table_rows(table, problem.positions))
     return search.tune(PATCH_EMBED_IMAGES, problem, device, candidates, rounds)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench import cases, configs, gemm, gemm_cases, image_cases, images, mma_sync, patch_embed
+from bench import cases, configs, gemm, gemm_cases, image_cases, images, mma_sync, patch_embed, registers
 from bench.cases import Case, CaseData
 from bench.gemm_cases import GemmCase
 from bench.image_cases import ImagesCase
@@ -106,3 +107,13 @@ def test_data_of_bf16_rows() -> None:
     assert data.check(torch_peers.build_eager(data).launch(0), with_table=True).passed
     with pytest.raises(PeerUnavailable, match="not for bfloat16"):
         next(peer for peer in PEERS if peer.name == "Triton flat").build(data)
+
+
+def test_registers_of_every_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row per problem, a column per target; every target has all problems, FP8 where it multiplies it."""
+    assert set(registers.problems("sm_89")) - set(registers.problems("sm_80")) == {"rows float8_e4m3fn"}
+    problem = registers.problems("sm_80")["gemm bfloat16 512"]
+    monkeypatch.setattr(registers, "problems", lambda arch: {"gemm": problem} if arch == "sm_80" else {})
+    header, _, row = registers.table_of(["sm_80", "sm_86"]).splitlines()
+    assert header == "| problem | sm_80 | sm_86 |"
+    assert re.fullmatch(r"\| gemm \| 64 x 64 x 128, 4: \d+(, \d+ B spilled)? \|  \|", row)

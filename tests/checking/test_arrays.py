@@ -15,7 +15,8 @@ from cute_kernels.emulator.diagnostics.arrays import array_at, assigned_variable
 from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.programs.program_run import run_program
-from tests.emulator.ptx_launch import launch, module
+from cute_kernels.testing.ptx import module
+from tests.emulator.ptx_launch import launch
 
 PROGRAM = Path(__file__).with_name("array_program.py")
 WHERE = re.compile(r"128 bytes from byte (0|128) on of (\S+) \(offset (\d+) of the shared memory of CTA 0\)")

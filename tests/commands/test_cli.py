@@ -43,7 +43,7 @@ from cute_kernels.plan.options import Option
         (["ptx", "gemm", "--table", "none"], "--table is no option of gemm"),
         (["plan", "patch-embed", "--bias"], "--bias is no option of patch-embed"),
         (["plan", "--in-dtype", "float16"], "--in-dtype is no option of patch-embed"),
-        (["plan", "gemm", "--in-dtype", "uint8"], "nearest legal value: 'bfloat16'"),
+        (["plan", "gemm", "--in-dtype=float8_e4m3fn", "--arch=sm_90"], "nearest legal value: 'bfloat16'"),
         (["plan", "gemm", "--batch", "2"], "--batch is no option of gemm"),
         (["plan", "patch-embed-images", "--positions", "49"], "--positions is no option of patch-embed-images"),
         (["plan", "patch-embed-images", "--m", "49"], "--m is no option of patch-embed-images"),

@@ -186,7 +186,9 @@ def planned(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> obje
     # A fake tensor makes torch built for CUDA set up the device that it is told is there.
     with FakeTensorMode(), unittest.mock.patch.object(torch.cuda, "is_available", lambda: False):
         a, b = (torch.empty(rows, k, dtype=dtype, device="cuda") for rows in (m, n))
-    return gemm_op.GEMM.plan(gemm_op.GemmArguments(a, b, None, None, "auto", None, True, "none")).config
+    others = dict.fromkeys(("bias", "scale_a", "scale_b", "residual", "out_dtype", "config", "out_scale"))
+    arguments = gemm_op.GemmArguments(a, b, backend="auto", allow_tf32=True, activation="none", **others)
+    return gemm_op.GEMM.plan(arguments).config
 
 
 def test_the_fastest_configuration_is_what_gemm_then_takes(device, monkeypatch):

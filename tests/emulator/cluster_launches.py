@@ -9,7 +9,7 @@ import numpy as np
 
 from cute_kernels.emulator import GlobalMemory, Options, Report, run
 from cute_kernels.emulator.errors import EmulatorError
-from tests.emulator.ptx_launch import aligned, module
+from cute_kernels.testing.ptx import aligned, module
 
 SCHEDULES = [
     Options(),

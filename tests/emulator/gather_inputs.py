@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 
 import torch
 
 from cute_kernels import reference
-from cute_kernels.compile import Artifact
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
-from cute_kernels.emulator import Options
+from cute_kernels.dtypes import name_of
+from cute_kernels.operations.base import random_values
 from cute_kernels.operations.table import fragment_table
-from cute_kernels.plan import ImagesPlan, Sm100ImagesPlan, make_plan
+from cute_kernels.plan import Sm100ImagesPlan, make_plan
 from cute_kernels.runtime.operands import Operands
-from tests.emulator.exact_sums import emulate
-from tests.emulator.gemm_inputs import BITS, POISON
+from tests.emulator.cases import Case, poisoned
 
 PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-
-@dataclass(frozen=True)
-class GatherCase:
-    plan: ImagesPlan
-    tensors: Operands
-    expected: torch.Tensor
-
-    def mismatches(self) -> torch.Tensor:
-        """Boolean ``[B, S, N]``: output bits that differ."""
-        bits = BITS[self.tensors.out.dtype]
-        return self.tensors.out.view(bits) != self.expected.view(bits)
-
-    def fresh(self) -> GatherCase:
-        """The same inputs with a poisoned output of its own."""
-        dtype = self.tensors.out.dtype
-        out = torch.full_like(self.tensors.out.view(BITS[dtype]), POISON[dtype]).view(dtype)
-        return GatherCase(self.plan, self.tensors.replace(out=out), self.expected)
 
 
 def rows_of(images: torch.Tensor, patch: int) -> torch.Tensor:
@@ -63,7 +44,7 @@ def make_gather_case(
     arch: str = "sm_90a",
     sm_count: int | None = None,
     seed: int = 0,
-) -> GatherCase:
+) -> Case:
     """Inputs drawn from a seed, a poisoned output, and what the contract says the output must be.
 
     Args:
@@ -78,14 +59,13 @@ def make_gather_case(
     generator = torch.Generator().manual_seed(seed)
     height, width = grid[0] * patch, grid[1] * patch
     positions = grid[0] * grid[1]
-    images = torch.randn(batch, channels, height, width, generator=generator).to(dtype)
-    weight = torch.randn(n, channels * patch**2, generator=generator).to(dtype)
-    table = torch.randn(positions if pos else 1, n, generator=generator) * 9 if pos or bias else None
-    names = (str(kind).removeprefix("torch.") for kind in (dtype, out_dtype))
-    in_name, out_name = names
+    draw = functools.partial(random_values, generator=generator)
+    images = draw(batch, channels, height, width, dtype=dtype)
+    weight = draw(n, channels * patch**2, dtype=dtype)
+    table = draw(positions if pos else 1, n, dtype=torch.float32) if pos or bias else None
     problem = PatchEmbedImagesProblem(
-        batch, channels, height, width, patch, n, in_name, precision=PRECISIONS[dtype],
-        table_rows=0 if table is None else len(table), out_dtype=out_name,
+        batch, channels, height, width, patch, n, name_of(dtype), precision=PRECISIONS[dtype],
+        table_rows=0 if table is None else len(table), out_dtype=name_of(out_dtype),
     )  # fmt: skip
     plan = make_plan(problem, config, arch, sm_count=sm_count)
     accumulator = reference.gemm(rows_of(images, patch).view(-1, weight.shape[1]), weight, None, torch.float32)
@@ -95,12 +75,5 @@ def make_gather_case(
     if padded is not None and isinstance(plan, Sm100ImagesPlan):
         parts = (None, table) if pos else (table[0], None)
         padded = fragment_table(*parts, plan.table_shape, grid[1], plan.tile_patches)
-    out = torch.full(expected.shape, POISON[out_dtype], dtype=BITS[out_dtype]).view(out_dtype)
-    return GatherCase(plan, Operands(images=images, weight=weight, scale=None, table=padded, out=out), expected)
-
-
-def check(case: GatherCase, options: Options | None = None, artifact: Artifact | None = None) -> None:
-    """Emulates a launch, of another kernel if there is one, and asserts that its result is the reference's."""
-    emulate(case.plan, case.tensors, options, artifact=artifact)
-    wrong = case.mismatches()
-    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
+    out = poisoned(*expected.shape, dtype=out_dtype)
+    return Case(plan, Operands(images=images, weight=weight, scale=None, table=padded, out=out), expected)

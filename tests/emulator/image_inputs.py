@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,42 +12,17 @@ import torch
 from cute_kernels import reference
 from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
-from cute_kernels.emulator import Options, Report
+from cute_kernels.operations.base import random_values
 from cute_kernels.operations.patch_weight import strip_weight
 from cute_kernels.operations.table import fragment_table
-from cute_kernels.plan import ImagesPlan, make_plan
-from cute_kernels.runtime import emulated
+from cute_kernels.plan import make_plan
 from cute_kernels.runtime.operands import Operands
-from tests.emulator.kernel_inputs import POISON
+from tests.emulator.cases import Case, poisoned
 
 PATCH = 16
 
 
-@dataclass(frozen=True)
-class ImagesCase:
-    plan: ImagesPlan
-    tensors: Operands
-    expected: torch.Tensor
-
-    def mismatches(self) -> torch.Tensor:
-        """Boolean ``[B, S, N]``: output bits that differ."""
-        return self.tensors.out.view(torch.int16) != self.expected.view(torch.int16)
-
-    def fresh(self) -> ImagesCase:
-        """The same inputs with a poisoned output of its own."""
-        out = torch.full_like(self.tensors.out.view(torch.int16), POISON).view(torch.bfloat16)
-        return ImagesCase(self.plan, self.tensors.replace(out=out), self.expected)
-
-
-def check(case: ImagesCase, options: Options | None = None) -> Report:
-    """Executes a case, every bit of whose output must be the expected one."""
-    report = emulated.launch(case.plan, case.tensors, options)
-    wrong = case.mismatches()
-    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
-    return report
-
-
-def edited(case: ImagesCase, pattern: str, replacement: str = "") -> Artifact:
+def edited(case: Case, pattern: str, replacement: str = "") -> Artifact:
     """The kernel of a case with every match of a pattern replaced."""
     artifact = compile_plan(case.plan, emulated=True)
     ptx, count = re.subn(pattern, replacement, artifact.ptx)
@@ -83,7 +58,7 @@ def make_images_case(
     arch: str | None = None,
     sm_count: int | None = None,
     seed: int = 0,
-) -> ImagesCase:
+) -> Case:
     """Inputs drawn from a seed, a poisoned output, and what the contract says the output must be.
 
     Args:
@@ -100,19 +75,18 @@ def make_images_case(
     generator = torch.Generator().manual_seed(seed)
     height, width = grid[0] * patch, grid[1] * patch
     positions = grid[0] * grid[1]
-    images = torch.randint(0, 256, (batch, channels, height, width), generator=generator, dtype=torch.uint8)
+    draw = functools.partial(random_values, generator=generator)
+    images = draw(batch, channels, height, width, dtype=torch.uint8)
     if channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
-    weight = torch.randint(-128, 128, (n, channels * patch**2), generator=generator, dtype=torch.int8)
+    weight = draw(n, channels * patch**2, dtype=torch.int8)
     if extreme:
         images |= 0xF0
         weight[::2], weight[1::2] = weight[::2].abs().clamp(max=127) | 0x78, -(weight[1::2].abs() | 0x78)
-    low = None
-    if precision == "int16":
-        low = torch.randint(-128, 128, weight.shape, generator=generator, dtype=torch.int8)
+    low = draw(*weight.shape, dtype=torch.int8) if precision == "int16" else None
     scale = torch.rand(n, generator=generator) * 1e-5 + 1e-6
-    bias_values = torch.randn(n, generator=generator) if bias else None
-    pos_values = torch.randn(positions, n, generator=generator) if pos else None
+    bias_values = draw(n, dtype=torch.float32) if bias else None
+    pos_values = draw(positions, n, dtype=torch.float32) if pos else None
     rows = positions if pos else int(bias)
     problem = PatchEmbedImagesProblem(
         batch, channels, height, width, patch, n, precision=precision, table_rows=rows, channels_last=channels_last
@@ -122,7 +96,7 @@ def make_images_case(
     if rows:
         table = fragment_table(bias_values, pos_values, plan.table_shape, grid[1], plan.tile_patches)
         assert tuple(table.shape) == plan.table_shape
-    out = torch.full((batch, positions, n), POISON, dtype=torch.int16).view(torch.bfloat16)
+    out = poisoned(batch, positions, n, dtype=torch.bfloat16)
     addend = None
     for part in (bias_values, pos_values):
         if part is not None:
@@ -139,4 +113,4 @@ def make_images_case(
         result = reference.fma32(accumulator, wide, addend.expand_as(accumulator))
     weight = strip_weight(weight, plan)
     tensors = Operands(images=images, weight=weight, weight_low=low, scale=scale, table=table, out=out)
-    return ImagesCase(plan, tensors, result.to(torch.bfloat16))
+    return Case(plan, tensors, result.to(torch.bfloat16))

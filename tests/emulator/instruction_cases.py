@@ -16,8 +16,9 @@ from fractions import Fraction
 import numpy as np
 
 from cute_kernels.emulator import Options
+from cute_kernels.testing.ptx import module
 from tests.emulator.ieee import F16, F32, F64, Format
-from tests.emulator.ptx_launch import launch, module
+from tests.emulator.ptx_launch import launch
 
 M32 = (1 << 32) - 1
 GROUPS, UNIFORM = 3, 6

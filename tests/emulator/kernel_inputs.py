@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from cute_kernels import reference
 from cute_kernels.config import Config, PatchEmbedProblem, Sm100PatchEmbedConfig
+from cute_kernels.operations.base import random_values
 from cute_kernels.operations.table import build_table
-from cute_kernels.plan import Plan, make_plan
+from cute_kernels.plan import make_plan
+from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 from cute_kernels.runtime.operands import Operands
-from cute_kernels.testing import data
-
-POISON = data.POISON[torch.bfloat16]
-"""Of BF16: an element that the kernel leaves alone keeps it."""
-
-
-@dataclass(frozen=True)
-class Case:
-    plan: Plan
-    tensors: Operands
-    expected: torch.Tensor
-
-    def mismatches(self) -> torch.Tensor:
-        """Boolean ``[M, N]``: output bits that differ from the reference; any written NaN stands for any other."""
-        bits, expected = self.tensors.out.view(torch.int16), self.expected.view(torch.int16)
-        both_nan = self.tensors.out.isnan() & self.expected.isnan() & (bits != POISON)
-        return (bits != expected) & ~both_nan
+from tests.emulator.cases import Case, poisoned
 
 
 def make_case(
@@ -79,7 +63,7 @@ def make_case(
             nan_row=indexed,
         )
         assert tuple(table.shape) == plan.table_shape
-    out = torch.full((m, n), POISON, dtype=torch.int16).view(torch.bfloat16)
+    out = poisoned(m, n, dtype=torch.bfloat16)
     contract = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}[config.epilogue]
     scale_tensor = torch.tensor([scale if one else 1.0], dtype=torch.float32)
     by_row = torch.rand(m, 1, generator=generator) + 0.5 if row_scale else None
@@ -95,14 +79,10 @@ def make_case(
 
 
 def draw_operands(generator: torch.Generator, m: int, n: int, k: int, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows and weight; of integers all values, and every other row and feature close to the largest."""
-    if dtype in ("uint8", "int8"):
-        low, high = (0, 256) if dtype == "uint8" else (-128, 128)
-        x = torch.randint(low, high, (m, k), generator=generator, dtype=getattr(torch, dtype))
-        weight = torch.randint(-128, 128, (n, k), generator=generator, dtype=torch.int8)
-        x[1::2] = torch.randint(high - 16, high, (m // 2, k), generator=generator, dtype=x.dtype)
-        weight[1::2] = torch.randint(112, 128, (n // 2, k), generator=generator, dtype=torch.int8)
-        return x, weight
-    element = getattr(torch, dtype)
-    x = (torch.randn(m, k, generator=generator) * 3).to(element)
-    return x, (torch.randn(n, k, generator=generator) * 2).to(element)
+    """Rows and weight; of integers every other row and feature close to the largest."""
+    x = random_values(m, k, dtype=getattr(torch, dtype), generator=generator)
+    weight = random_values(n, k, dtype=getattr(torch, WEIGHT_TYPES[dtype]), generator=generator)
+    for tensor in (x, weight):
+        if not tensor.is_floating_point():
+            tensor[1::2] = torch.iinfo(tensor.dtype).max - (tensor[1::2] & 15)
+    return x, weight

@@ -2,67 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from cute_kernels import prepare_patch_weight
-from cute_kernels.compile import Artifact
 from cute_kernels.config import Sm80ImagesConfig, Sm80PatchEmbedConfig
-from cute_kernels.emulator import Options, Report
-from cute_kernels.operations.base import Prepared
 from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
-from cute_kernels.plan import Plan, make_plan
-from cute_kernels.runtime.operands import Operands
-from tests.emulator.exact_sums import emulate
-from tests.emulator.gemm_inputs import BITS, POISON
+from tests.emulator.cases import Case, case_of
 from tests.emulator.kernel_inputs import draw_operands
 
 SMALL = {"tile_m": 64, "tile_n": 64}
 
 
-@dataclass(frozen=True)
-class OperationCase:
-    """A call that is prepared, with a poisoned output, and its result."""
-
-    prepared: Prepared
-    expected: torch.Tensor
-
-    @property
-    def plan(self) -> Plan:
-        return self.prepared.plan
-
-    @property
-    def tensors(self) -> Operands:
-        return self.prepared.operands
-
-    def mismatches(self) -> torch.Tensor:
-        """Boolean, of the result's shape: output bits that differ."""
-        bits = BITS[self.expected.dtype]
-        return self.prepared.result().view(bits) != self.expected.view(bits)
-
-    def fresh(self) -> OperationCase:
-        """The same inputs with an output of its own."""
-        out = torch.full_like(self.tensors.out.view(BITS[self.expected.dtype]), POISON[self.expected.dtype])
-        operands = self.tensors.replace(out=out.view(self.expected.dtype))
-        return OperationCase(dataclasses.replace(self.prepared, operands=operands), self.expected)
-
-
-def check(case: OperationCase, options: Options | None = None, artifact: Artifact | None = None) -> Report:
-    """Emulates a launch, of another kernel if there is one, and asserts that its result is the reference's."""
-    report = emulate(case.plan, case.tensors, options, artifact=artifact)
-    wrong = case.mismatches()
-    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
-    return report
-
-
 def make_rows_case(
     dtype: str, *, m: int = 70, n: int = 72, k: int = 112, arch: str = "sm_80", sm_count: int | None = None,
     seed: int = 5, **changes: Any,
-) -> OperationCase:  # fmt: skip
+) -> Case:  # fmt: skip
     """A patch embed of rows with everything that an epilogue may have, unless ``changes`` of the arguments say."""
     generator = torch.Generator().manual_seed(seed)
     x, weight = draw_operands(generator, m, n, k, dtype)
@@ -73,9 +30,7 @@ def make_rows_case(
         "config": Sm80PatchEmbedConfig(**SMALL),
     }  # fmt: skip
     arguments = PatchEmbedArguments(x=x, weight=weight, backend="emulator", **values | changes)
-    PATCH_EMBED.check(arguments)
-    plan = make_plan(PATCH_EMBED.problem(arguments), arguments.config, arch, sm_count=sm_count)
-    return OperationCase(PATCH_EMBED.prepare(arguments, plan), PATCH_EMBED.reference(arguments)).fresh()
+    return case_of(PATCH_EMBED, arguments, arch, sm_count)
 
 
 def make_image_case(
@@ -94,7 +49,7 @@ def make_image_case(
     out_dtype: torch.dtype = torch.bfloat16,
     sm_count: int | None = None,
     seed: int = 0,
-) -> OperationCase:
+) -> Case:
     """A patch embed of images of uint8."""
     generator = torch.Generator().manual_seed(seed)
     conv = torch.randn(n, channels, patch, patch, generator=generator) * 0.05
@@ -109,7 +64,4 @@ def make_image_case(
         pos_embed=torch.randn(grid[0] * grid[1], n, generator=generator) if pos else None, patch=patch,
         out_dtype=out_dtype, backend="emulator", config=config,
     )  # fmt: skip
-    PATCH_EMBED_IMAGES.check(arguments)
-    plan = make_plan(PATCH_EMBED_IMAGES.problem(arguments), config, arch, sm_count=sm_count)
-    prepared = PATCH_EMBED_IMAGES.prepare(arguments, plan)
-    return OperationCase(prepared, PATCH_EMBED_IMAGES.reference(arguments)).fresh()
+    return case_of(PATCH_EMBED_IMAGES, arguments, arch, sm_count)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from tests.emulator.ptx_launch import THREAD_OUTPUT, module
+from cute_kernels.testing.ptx import THREAD_OUTPUT, module
 
 MARK = re.compile(r"<<(.*?)(?:\|(.*?))?>>", re.S)
 

@@ -13,13 +13,14 @@ import pytest
 from cute_kernels.emulator import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.launch import run
 from cute_kernels.emulator.launch.scheduler import Scheduler
+from cute_kernels.testing.ptx import module
 from tests.emulator.fuzz import __main__ as fuzz
 from tests.emulator.fuzz import judge as judging
 from tests.emulator.fuzz import workers
 from tests.emulator.fuzz.damage import DAMAGE, draw_program
 from tests.emulator.fuzz.judge import guarded, judge
 from tests.emulator.fuzz.programs import kind_of, program_of, programs
-from tests.emulator.ptx_launch import launch, module
+from tests.emulator.ptx_launch import launch
 
 #: Inputs that once ended otherwise; each is named by seed and number that drew it at that time.
 FOUND = sorted((Path(fuzz.__file__).parent / "found").glob("*.json"))

@@ -15,9 +15,10 @@ import pytest
 from cute_kernels.emulator.errors import Hang
 from cute_kernels.emulator.programs.relocation import Relocation
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator import hardware
 from tests.emulator.hardware import HardwareFault, Tally, Worker, for_sm90
-from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, launch, module
+from tests.emulator.ptx_launch import launch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -15,7 +15,7 @@ import pytest
 from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.errors import EmulatorError
-from tests.emulator.ptx_launch import aligned, module
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.public_bugs import BUGS, Bug
 
 #: By `python -m tests.gpu.sanitized_bugs`: one entry for each version of the tool, the newest last.

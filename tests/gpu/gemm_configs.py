@@ -6,9 +6,10 @@ import dataclasses
 import itertools
 from collections.abc import Iterable
 
-from cute_kernels.config import GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig, Sm100GemmConfig
 from cute_kernels.plan import gemm_sm90 as sm90_gemm
 from cute_kernels.plan import gemm_sm100 as sm100_gemm
+from cute_kernels.plan import make_plan
 from tests.gpu import architecture
 
 SM90 = (
@@ -53,11 +54,27 @@ SM100 = (
     Sm100GemmConfig(tile_n=64, stages=3, store_stages=1, cluster_m=4, cluster_n=2),
     Sm100GemmConfig(tile_n=256, stages=5, store_stages=4),
     Sm100GemmConfig(tile_n=64, stages=3, store_stages=1),
+    dataclasses.replace(sm100_gemm.WIDE, group_m=1),
+    dataclasses.replace(sm100_gemm.ONE_ACCUMULATOR, group_m=1),
     *_sm100_tiles(),
 )
 
 SELECTIONS: dict[str, tuple[GemmConfig, ...]] = {"sm_90a": SM90, "sm_100a": SM100}
 CONFIGS = SELECTIONS[architecture.at_hand() or "sm_90a"]
+
+
+def with_stages_that_fit(problem: GemmProblem, config: GemmConfig | None, arch: str | None = None) -> GemmConfig | None:
+    """A configuration for BF16 results beside store buffers of other ones, which may be larger."""
+    for fewer in range(0 if config is None else config.stages - 2):
+        changed = dataclasses.replace(config, stages=config.stages - fewer)
+        try:
+            make_plan(problem, changed, arch)
+        except ValueError as error:
+            if not str(error).startswith("stages"):
+                break  # which the test is to see
+        else:
+            return changed
+    return config
 
 
 def name(config: GemmConfig | None) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.emulator.ptx_launch import module
+from cute_kernels.testing.ptx import module
 from tests.emulator.public_bugs import BUGS, Bug
 from tests.emulator.record_matrix_on_gpu import Gpu
 

@@ -10,10 +10,11 @@ import torch
 
 import cute_kernels
 from cute_kernels import reference
+from cute_kernels.config import GemmProblem
 from cute_kernels.operations import gemm as gemm_op
 from cute_kernels.operations.gemm import prepare_gemm
 from cute_kernels.runtime import gpu
-from tests.gpu.gemm_configs import CONFIGS, name
+from tests.gpu.gemm_configs import CONFIGS, name, with_stages_that_fit
 from tests.gpu.harness import sized_gemm
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -41,9 +42,14 @@ def draw(m, n, k, batches=0, *, dtype=BF16, seed=0, small_integers=False, bias=T
     return values(*lead, m, k), values(*lead, n, k), values(n).float() if bias else None
 
 
+def fitting(config, a, out_dtype):
+    names = (str(dtype).removeprefix("torch.") for dtype in (a.dtype, out_dtype or a.dtype))
+    return with_stages_that_fit(GemmProblem(a.shape[-2], 128, a.shape[-1], 1, *names), config)
+
+
 def run_guarded(a, b, bias, out_dtype, config, *, sm_count: int | None = None) -> torch.Tensor:
     """One launch into poison between guards; fails if it writes outside of the output or leaves poison in it."""
-    prepared = prepare_gemm(a, b, bias, out_dtype, config, allow_tf32=True)
+    prepared = prepare_gemm(a, b, bias, out_dtype, fitting(config, a, out_dtype), allow_tf32=True)
     plan = prepared.plan if sm_count is None else dataclasses.replace(prepared.plan, sm_count=sm_count)
     tensors = prepared.operands
     count = tensors.out.numel()

@@ -51,3 +51,13 @@ def test_images_of_integers(precision: str, patch: int, generator: torch.Generat
     low, shift = weight.raw_low, bias + weight.offset
     expected = reference.patch_embed_images(images, weight.raw, low, weight.scale, shift, pos, patch, torch.bfloat16)
     assert torch.equal(out, expected)
+
+
+def test_ties_infinities_and_nan_become_tf32_as_everywhere() -> None:
+    """By the instruction that sm_90 and later have, or without it: the reference has the same bits."""
+    bits = [0x3F801000, 0x3F803000, 0xBF801000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x00000FFF, 0xFFFFFFFF, 0x80001000]
+    a, b = torch.zeros(40, 40), torch.zeros(40, 40)
+    a[: len(bits), 0] = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32)
+    b[0, 0], b[1, 0] = 1.0, 1 + 2**-11 + 2**-20
+    out = gemm(a.cuda(), b.cuda(), config=Sm80GemmConfig(tile_m=64, tile_n=64), allow_tf32=True)
+    torch.testing.assert_close(out.cpu(), reference.gemm(a, b), rtol=0, atol=0, equal_nan=True)

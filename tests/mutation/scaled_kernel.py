@@ -8,7 +8,8 @@ import numpy as np
 
 from cute_kernels.emulator import Options
 from cute_kernels.mutation.target import Outcome
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.units.matrix.test_scaled_mma import INSTRUCTION, Case, expected, operands, rows_of
 from tests.emulator.units.matrix.test_tensor_core import Layout
 

@@ -28,13 +28,13 @@ from cute_kernels.config import (
 from cute_kernels.emulator import Options
 from cute_kernels.mutation import target as mutated
 from cute_kernels.mutation.target import Outcome
+from tests.emulator.cases import Case
 from tests.emulator.exact_sums import emulate
-from tests.emulator.gather_inputs import GatherCase, make_gather_case
-from tests.emulator.gemm_inputs import BITS, GemmCase, make_gemm_case
-from tests.emulator.gemm_inputs import POISON as GEMM_POISON
-from tests.emulator.image_inputs import PATCH, ImagesCase, make_images_case
-from tests.emulator.kernel_inputs import POISON, Case, make_case
-from tests.emulator.mma_sync_inputs import OperationCase, make_image_case, make_rows_case
+from tests.emulator.gather_inputs import make_gather_case
+from tests.emulator.gemm_inputs import make_gemm_case
+from tests.emulator.image_inputs import PATCH, make_images_case
+from tests.emulator.kernel_inputs import make_case
+from tests.emulator.mma_sync_inputs import make_image_case, make_rows_case
 from tests.mutation.scaled_kernel import ScaledTarget
 
 _SM90 = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
@@ -58,9 +58,7 @@ class KernelTarget:
 
     def case(self) -> Case:
         """Inputs on one cluster, and an output of its own that is poisoned anew at every call."""
-        case = _inputs(self)
-        out = torch.full_like(case.tensors.out.view(torch.int16), POISON).view(torch.bfloat16)
-        return dataclasses.replace(case, tensors=case.tensors.replace(out=out))
+        return _inputs(self).fresh()
 
     @functools.cached_property
     def artifact(self) -> Artifact:
@@ -95,15 +93,12 @@ class GemmTarget(KernelTarget):
     config: GemmConfig
     dtype: torch.dtype = torch.bfloat16
 
-    def case(self) -> GemmCase:
-        case = _gemm_inputs(self)
-        dtype = case.tensors.out.dtype
-        out = torch.full_like(case.tensors.out.view(BITS[dtype]), GEMM_POISON[dtype]).view(dtype)
-        return dataclasses.replace(case, tensors=case.tensors.replace(out=out))
+    def case(self) -> Case:
+        return _gemm_inputs(self).fresh()
 
 
 @functools.lru_cache(maxsize=16)
-def _gemm_inputs(target: GemmTarget) -> GemmCase:
+def _gemm_inputs(target: GemmTarget) -> Case:
     config = target.config
     sm_count = getattr(config, "cluster_m", 1) * getattr(config, "cluster_n", 1) * getattr(config, "split_k", 1)
     rows = target.batch * target.positions
@@ -122,12 +117,12 @@ class ImagesTarget(KernelTarget):
     precision: str = "int8"
     layout: tuple[int, bool] = (PATCH, False)
 
-    def case(self) -> ImagesCase:
+    def case(self) -> Case:
         return _images_inputs(self).fresh()
 
 
 @functools.lru_cache(maxsize=16)
-def _images_inputs(target: ImagesTarget) -> ImagesCase:
+def _images_inputs(target: ImagesTarget) -> Case:
     config = target.config
     patch, channels_last = target.layout
     return make_images_case(
@@ -148,12 +143,12 @@ class GatherTarget(KernelTarget):
 
     config: Sm90GatherConfig | Sm100ImagesConfig
 
-    def case(self) -> GatherCase:
+    def case(self) -> Case:
         return _gather_inputs(self).fresh()
 
 
 @functools.lru_cache(maxsize=16)
-def _gather_inputs(target: GatherTarget) -> GatherCase:
+def _gather_inputs(target: GatherTarget) -> Case:
     config = target.config
     return make_gather_case(
         batch=target.batch, channels=target.k // PATCH**2, n=target.n, config=config, sm_count=_ctas(config), seed=5,
@@ -168,12 +163,12 @@ class MmaSyncTarget(KernelTarget):
 
     config: Sm80PatchEmbedConfig | Sm80ImagesConfig
 
-    def case(self) -> OperationCase:
+    def case(self) -> Case:
         return _mma_sync_inputs(self).fresh()
 
 
 @functools.lru_cache(maxsize=16)
-def _mma_sync_inputs(target: MmaSyncTarget) -> OperationCase:
+def _mma_sync_inputs(target: MmaSyncTarget) -> Case:
     facts = {"n": target.n, "config": target.config, "sm_count": 1, "seed": 5}
     if isinstance(target.config, Sm80PatchEmbedConfig):
         return make_rows_case("int8", m=target.batch * target.positions, k=target.k, **facts)

@@ -13,7 +13,8 @@ from cute_kernels.emulator import Options
 from cute_kernels.mutation.judge import Verdict, instruction_limits, judge, place_of
 from cute_kernels.mutation.mutants import mutants
 from cute_kernels.mutation.target import Outcome
-from tests.emulator.ptx_launch import launch, module
+from cute_kernels.testing.ptx import module
+from tests.emulator.ptx_launch import launch
 from tests.mutation import __main__ as command
 from tests.mutation import workers
 from tests.mutation.__main__ import recorded

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import io
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from transformers import monkey_patching
 from cute_kernels import reference
 from cute_kernels.integrations import transformers as integration
 from cute_kernels.operations.patch_weight import prepare_patch_weight
+from tests.processes import run_python
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # mean, std of openai/clip
@@ -365,7 +364,8 @@ def test_without_transformers_the_extra_is_named():
         "except ModuleNotFoundError as error: assert \"cute-kernels[hf]\" in str(error), error\n"
         "else: raise SystemExit('no error')"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run = run_python("-c", program)
+    assert run.returncode == 0, run.stderr
 
 
 @torch.no_grad()

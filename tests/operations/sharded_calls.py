@@ -47,6 +47,7 @@ class Case:
         compiled: through torch.compile.
         precision: of a prepared weight.
         mesh: its shape; shards are along its first dimension.
+        kind: element type of a product's operands.
         exchanges: arguments are redistributed between processes, which gloo does not do for FP8.
     """
 
@@ -59,6 +60,7 @@ class Case:
     compiled: bool = False
     precision: str = ""
     mesh: tuple[int, ...] = (2,)
+    kind: torch.dtype = BF16
     exchanges: bool = False
 
 
@@ -81,6 +83,13 @@ def embed_images(
 def product(a: tuple[int, ...], b: tuple[int, ...], bias: bool = True, **more) -> Case:
     """A dense GEMM in BF16."""
     return Case(cute_kernels.gemm, {"a": a, "b": b} | ({"bias": (b[-2],)} if bias else {}), **more)
+
+
+def narrow_product(a: tuple[int, ...], b: tuple[int, ...], **more) -> Case:
+    """A dense GEMM of FP8 with everything that an epilogue may multiply and add."""
+    batch = b[:-2]
+    shapes = {"a": a, "b": b, "bias": (b[-2],), "scale_a": (*a[:-1], 1), "scale_b": (*batch, 1, b[-2])}
+    return Case(cute_kernels.gemm, shapes | {"residual": (*a[:-1], b[-2])}, kind=FP8, **more)
 
 
 def scales_in_memory(tensors: dict[str, DTensor], mesh: DeviceMesh) -> dict[str, DTensor]:
@@ -209,6 +218,15 @@ CASES: dict[str, Case] = {
     "gemm, rows of b of batches": product((3, 10, 16), (3, 24, 16), shards={"b": 1, "bias": 0}, out=2),
     "gemm, inner extent": product((20, 16), (24, 16), shards={"a": 1, "b": 1}, out=None),
     "gemm, partial sums": product((20, 16), (24, 16), transform=partial_sums),
+    "gemm of FP8, rows of a": narrow_product(
+        (20, 16), (24, 16), shards={"a": 0, "scale_a": 0, "residual": 0}, out=0
+    ),
+    "gemm of FP8, rows of a, all else replicated": narrow_product((20, 16), (24, 16), shards={"a": 0}, out=0),
+    "gemm of FP8, rows of b": narrow_product(
+        (20, 16), (24, 16), shards={"b": 0, "bias": 0, "scale_b": 1, "residual": 1}, out=1
+    ),
+    "gemm of FP8, batches": narrow_product((4, 10, 16), (4, 24, 16), shards={"a": 0, "b": 0}, out=0),
+    "gemm of FP8, rows of b of batches": narrow_product((3, 10, 16), (3, 24, 16), shards={"b": 1}, out=2),
     "gemm, rows of a, compiled": product((20, 16), (24, 16), shards={"a": 0}, out=0, compiled=True),
 }
 
@@ -216,7 +234,7 @@ CASES: dict[str, Case] = {
 def draw(case: Case, device: str) -> Tensors:
     """Whole arguments, the same in every process."""
     generator = torch.Generator().manual_seed(len(case.shapes) + sum(map(sum, case.shapes.values())))
-    kinds = {"x": FP8, "weight": FP8, "a": BF16, "b": BF16}
+    kinds = {"x": FP8, "weight": FP8, "a": case.kind, "b": case.kind}
     tensors = {}
     for name, shape in case.shapes.items():
         if case.precision and name == "weight":

@@ -21,7 +21,7 @@ from cute_kernels.runtime.gpu import BoundLaunch
 from tests.nightly import NIGHTLY, nightly
 from tests.reference.exact import fp32, fractions, nearest
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 PRECISION = {BF16: (8, -133), FP16: (11, -24), FP32: (24, -149)}
 SMALL_SM90 = Sm90GemmConfig(128, 64, stages=2, cluster_m=1, store_stages=1)
 
@@ -152,9 +152,10 @@ def test_bias_is_prepared_once():
 def test_opcheck(shape):
     a, b, bias = make_call(shape=shape, n=8)
     names = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(torch.ops.cute_kernels.gemm, (a, b, bias, FP32, "auto"), test_utils=names)
+    no = None, None, None, 1.0, 1.0  # scales, residual
+    torch.library.opcheck(torch.ops.cute_kernels.gemm, (a, b, bias, *no, FP32, "auto"), test_utils=names)
     config = ("Sm90GemmConfig:tile_m=128,pingpong=false",)
-    torch.library.opcheck(torch.ops.cute_kernels.gemm, (a, b, None, None, "reference", *config), test_utils=names)
+    torch.library.opcheck(torch.ops.cute_kernels.gemm, (a, b, None, *no, None, "reference", *config), test_utils=names)
 
 
 def test_compiled_function_has_one_node_and_the_same_result():
@@ -218,6 +219,7 @@ def test_bound_launch_equals_the_call_of_the_dsl(bias, config):
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 A, B = torch.zeros(4, 16, dtype=BF16), torch.zeros(6, 16, dtype=BF16)
+NARROW = {"a": A.to(FP8), "b": B.to(FP8)}
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,7 @@ A, B = torch.zeros(4, 16, dtype=BF16), torch.zeros(6, 16, dtype=BF16)
         ({"a": None}, TypeError, "a is NoneType"),
         ({"bias": 3}, TypeError, "bias is int"),
         ({"a": A.float()}, TypeError, "a has dtype torch.float32"),
-        ({"a": A.half()}, TypeError, "a has dtype torch.float16 and b has dtype torch.bfloat16"),
+        ({"a": A.half()}, TypeError, "b has dtype torch.bfloat16 with a of torch.float16, allowed: torch.float16"),
         ({"out_dtype": torch.int8}, ValueError, "out_dtype = torch.int8"),
         ({"out_dtype": "bfloat16"}, TypeError, "out_dtype is str"),
         ({"a": A[0]}, ValueError, r"a has shape \[16\]"),
@@ -241,7 +243,7 @@ A, B = torch.zeros(4, 16, dtype=BF16), torch.zeros(6, 16, dtype=BF16)
         ({"bias": torch.zeros(6, dtype=torch.int32)}, TypeError, "bias has dtype torch.int32"),
         ({"bias": torch.zeros(6, device="meta")}, ValueError, "bias is on meta and a is on cpu"),
         ({"backend": "gpu"}, ValueError, "backend = 'gpu'"),
-        ({"activation": "relu"}, ValueError, "activation = 'relu', allowed: 'none', 'silu', 'gelu', 'gelu_tanh'"),
+        ({"activation": "tanh"}, ValueError, "activation = 'tanh', allowed: 'none', 'silu', .*, 'relu_squared'$"),
         ({"activation": None}, TypeError, "activation is NoneType, expected str"),
         (
             {"config": cute_kernels.Sm100PatchEmbedConfig()},
@@ -253,6 +255,31 @@ A, B = torch.zeros(4, 16, dtype=BF16), torch.zeros(6, 16, dtype=BF16)
         ({"b": B.to_sparse()}, TypeError, "b has layout torch.sparse_coo"),
         ({"bias": torch.ones(6).to_sparse()}, TypeError, "bias has layout torch.sparse_coo"),
         ({"a": A[:, :4].contiguous(), "b": B[:, :4].contiguous()}, ValueError, "K = 4.*nearest 8$"),
+        (
+            {"a": A.to(FP8), "b": B.to(torch.int8)}, TypeError,
+            "b has dtype torch.int8 with a of torch.float8_e4m3fn, allowed: torch.float8_e4m3fn",
+        ),
+        ({"a": A.to(torch.uint8), "b": B.to(torch.uint8)}, TypeError, "b has dtype torch.uint8"),
+        ({"a": A.to(FP8)[:, :8].contiguous(), "b": B.to(FP8)[:, :8].contiguous()}, ValueError, "K = 8.*nearest 16$"),
+        (
+            {"a": torch.zeros(2, 131_072, dtype=torch.int8), "b": torch.zeros(2, 131_072, dtype=torch.int8)},
+            ValueError, "a has K = 131072, allowed: at most 131056 of torch.int8",
+        ),
+        ({"scale_a": 0.5}, ValueError, "scale_a is given with a of torch.bfloat16, allowed: with torch.float8_e4m3fn"),
+        ({"scale_b": torch.ones(1)}, ValueError, "scale_b is given with a of torch.bfloat16"),
+        (NARROW | {"scale_a": 0.0}, ValueError, "scale_a = 0.0, allowed: finite and greater than 0"),
+        (NARROW | {"scale_a": "1"}, TypeError, "scale_a is str, expected a number"),
+        (NARROW | {"scale_a": torch.ones(1, 4)}, ValueError, r"scale_a has shape .*or \[M, 1\] = \[4, 1\]"),
+        (NARROW | {"scale_b": torch.ones(6, 1)}, ValueError, r"scale_b has shape .*or \[1, N\] = \[1, 6\]"),
+        (NARROW | {"scale_b": torch.ones(1, 6).double()}, TypeError, "scale_b has dtype torch.float64"),
+        (NARROW | {"scale_a": 1e-30, "scale_b": 1e-30}, ValueError, r"scale_a \* scale_b = .* allowed: finite"),
+        ({"residual": torch.zeros(4, 5)}, ValueError, r"residual has shape \[4, 5\], allowed: the result's \[4, 6\]"),
+        ({"residual": torch.zeros(6, 4).T}, ValueError, "residual has strides .*allowed: contiguous"),
+        ({"residual": torch.zeros(4, 6, dtype=torch.int8)}, TypeError, "residual has dtype torch.int8"),
+        ({"out_scale": 0.5}, ValueError, "out_scale = 0.5 is given, allowed: with out_dtype torch.float8_e4m3fn"),
+        ({"out_dtype": FP8, "out_scale": -1.0}, ValueError, "out_scale = -1.0, allowed: finite and greater than 0"),
+        ({"out_dtype": FP8, "out_scale": torch.ones(1)}, TypeError, "out_scale is Tensor, expected a number or None"),
+        ({"out_dtype": FP8, "out_scale": 1e-42}, ValueError, "out_scale = 1e-42, allowed: 1 / out_scale is finite"),
     ],
 )
 def test_refusals_name_argument_given_and_allowed(arguments, error, message):
@@ -265,6 +292,9 @@ def test_refusals_name_argument_given_and_allowed(arguments, error, message):
     ("silu", torch.nn.functional.silu),
     ("gelu", torch.nn.functional.gelu),
     ("gelu_tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
+    ("quick_gelu", lambda x: x * torch.sigmoid(1.702 * x)),
+    ("relu", torch.relu),
+    ("relu_squared", lambda x: torch.relu(x).square()),
 ])  # fmt: skip
 def test_an_activation_follows_the_bias(activation, torch_function):
     generator = torch.Generator().manual_seed(8)
@@ -301,10 +331,10 @@ def test_no_rows(backend):
 def test_all_that_is_wrong_is_said_at_once():
     a, b = torch.zeros(4, 30).double(), torch.zeros(16, 42).bfloat16()[:, ::3]
     with pytest.raises(TypeError) as error:
-        gemm(a, b, bias=torch.zeros(3, dtype=torch.int32), out_dtype=torch.int8, activation="relu")
+        gemm(a, b, bias=torch.zeros(3, dtype=torch.int32), out_dtype=torch.int8, activation="tanh")
     for part in (
         "a has dtype torch.float64, allowed: torch.bfloat16", "bias has dtype torch.int32", r"b has strides [42, 3]",
-        "they must be equal", "out_dtype = torch.int8", "activation = 'relu'", "a has K = 30 and b has K = 14",
+        "out_dtype = torch.int8", "activation = 'tanh'", "a has K = 30 and b has K = 14",
         "bias has shape [3], allowed: [N] = [16]",
     ):  # fmt: skip
         assert part in str(error.value)

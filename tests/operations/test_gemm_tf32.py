@@ -182,7 +182,8 @@ def test_compiled_and_fake():
     a, b = draw((6, 20), (8, 20))
     expected = gemm(a, b, allow_tf32=True)
     assert torch.equal(torch.compile(lambda x: gemm(x, b, allow_tf32=True), backend="eager")(a), expected)
-    arguments = (a, b, None, None, "auto", None, True)
+    scales_and_residual = None, None, None, 1.0, 1.0
+    arguments = (a, b, None, *scales_and_residual, None, "auto", None, True)
     names = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.cute_kernels.gemm, arguments, test_utils=names)
     with FakeTensorMode():
@@ -204,7 +205,7 @@ A, B = torch.zeros(4, 16), torch.zeros(6, 16)
         ({"allow_tf32": False}, TypeError, r"a has dtype torch\.float32, .*TF32.*allow_tf32=True"),
         ({"allow_tf32": 1}, TypeError, "allow_tf32 is int, expected bool"),
         ({"allow_tf32": np.True_}, TypeError, "allow_tf32 is numpy.bool_?, expected bool"),
-        ({"b": B.to(BF16)}, TypeError, "a has dtype torch.float32 and b has dtype torch.bfloat16"),
+        ({"b": B.to(BF16)}, TypeError, "b has dtype torch.bfloat16 with a of torch.float32"),
         ({"a": A.double(), "b": B.double()}, TypeError, "a has dtype torch.float64, allowed: .*torch.float32"),
         ({"a": A[:, :6].contiguous(), "b": B[:, :6].contiguous()}, ValueError, "K = 6.*multiples of 4.*nearest 4 or 8"),
         ({"config": Sm100GemmConfig(stages=9), "backend": "emulator"}, ValueError, "stages = 9"),

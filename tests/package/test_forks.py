@@ -12,10 +12,11 @@ import pytest
 
 from cute_kernels import executors, forks
 from cute_kernels.dsl import recording
-from cute_kernels.emulator import host
+from cute_kernels.emulator import TensorMap, host
 from cute_kernels.nn.positions import PositionCache
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.runtime import tuned
+from cute_kernels.runtime.constants import DERIVED
 
 CALLS, CACHE = GEMM.repeated, PositionCache()
 
@@ -31,7 +32,14 @@ LOCKS = {
     "states of workers": (executors._lock, lambda: executors._perform(Here(), lambda state: None, ())),
     "repeated calls": (CALLS._lock, CALLS.clear),
     "positions": (CACHE._lock, CACHE.clear),
+    "what is made of constants": (DERIVED._lock, DERIVED.clear),
 }
+if hasattr(TensorMap.__dict__["box_bytes"], "lock"):  # before Python 3.12
+    LOCKS["cached properties"] = (TensorMap.__dict__["box_bytes"].lock, lambda: tensor_map().box_bytes)
+
+
+def tensor_map() -> TensorMap:
+    return TensorMap(1 << 20, "u32", (32,), (), (32,), (1,))
 
 
 class Here:

@@ -175,6 +175,8 @@ def registers() -> Iterator[Limit]:
     )
     at, beyond = (gemm("sm_90a", G90(256, tile_n, 2)) for tile_n in (192, 256))
     yield Limit("gemm sm_90a: registers", at, beyond, "256 registers of accumulators.*limit is 240; .*value: 192$")
+    at, beyond = (gemm("sm_90a", G90(128, 80, 2, cluster_m, store_stages=1)) for cluster_m in (2, 4))
+    yield Limit("gemm sm_90a: shared rows of b", at, beyond, "^tile_n = 80 .*whole swizzle atoms.*value: 96$")
     at, beyond = (gemm("sm_90a", G90(128, 256, 2, 1, store_stages=1, split_k=split)) for split in (2, 4))
     yield Limit("gemm sm_90a: sums of a split", at, beyond, "beside 128 registers.*more than two slices spill.*: 2$")
 
@@ -244,6 +246,7 @@ def sizes() -> Iterator[Limit]:
             embed(arch, table_rows=0, table_index=True),
             "^table_index = True .*no table to index; nearest legal value: False$",
         )
+    yield from narrow_products()
     yield from table()
     yield from tile_numbers()
     yield from devices()
@@ -256,6 +259,32 @@ def sizes() -> Iterator[Limit]:
     for name in ("height", "width"):
         at, beyond = patchify(**{name: 16}), patchify(**{name: 17})
         yield Limit(f"patchify: {name}", at, beyond, f"^{name} = 17 .*whole patches of 16.*value: 16$")
+
+
+def narrow_products() -> Iterator[Limit]:
+    """The dense GEMM of 8 bits: K of integers, what only 8 bits have, and types without a kernel."""
+    fp8 = partial(gemm, "sm_90a", in_dtype="float8_e4m3fn")
+    for dtype, most in (("uint8", 65_792), ("int8", 131_056)):
+        at, beyond = (gemm("sm_90a", in_dtype=dtype, k=k) for k in (most, most + 16))
+        refused = f"^k = {most + 16} .*sums of products of {dtype}.*leave 32 bits; nearest legal value: {most}$"
+        yield Limit(f"gemm: sums of {dtype}", at, beyond, refused)
+    for name in ("row_scale", "column_scale"):
+        refused = f"^{name} = True .*operands of bfloat16 have no scale.*nearest legal value: False$"
+        yield Limit(f"gemm: {name}", fp8(**{name: True}), gemm("sm_90a", **{name: True}), refused)
+    yield Limit(
+        "gemm: nothing is left in memory of a scale per row and column",
+        fp8(row_scale=True, scale_source="pointer"),
+        fp8(row_scale=True, column_scale=True, scale_source="pointer"),
+        "^scale_source = 'pointer' .*no number for the whole call; nearest legal value: 'value'$",
+    )
+    at, beyond = (fp8(G90(tile_n=tile_n, store_stages=1), out_dtype="float8_e4m3fn") for tile_n in (96, 80))
+    yield Limit("gemm: rows of a buffer", at, beyond, "^tile_n = 80 .*have 32 bytes, 32 columns of fl.*value: 96$")
+    at, beyond = (gemm(arch, out_dtype="float8_e4m3fn") for arch in ("sm_89", "sm_86"))
+    refused = "^out_dtype = 'float8_e4m3fn' .*sm_86 has no conversion to E4M3.*nearest legal value: 'bfloat16'$"
+    yield Limit("gemm: conversion to E4M3", at, beyond, refused)
+    at, beyond = (gemm(arch, in_dtype="float8_e4m3fn") for arch in ("sm_89", "sm_90"))
+    refused = "^in_dtype = 'float8_e4m3fn' .*E4M3 on sm_89 and sm_120, not on sm_90; nearest legal value: 'bfloat16'$"
+    yield Limit("gemm: E4M3 by mma.sync", at, beyond, refused)
 
 
 def table() -> Iterator[Limit]:

@@ -41,7 +41,11 @@ OTHER_PATCHES = {
 PRODUCT = GemmProblem(m=300, n=200, k=256)
 OTHER_PRODUCT = {
     "m": 500, "n": 328, "k": 512, "batches": 3, "in_dtype": "float16", "out_dtype": "float32", "bias": True,
-    "activation": "silu",
+    "activation": "silu", "scale_source": None, "row_scale": None, "column_scale": None, "residual": "bfloat16",
+}  # fmt: skip
+NARROW = dataclasses.replace(PRODUCT, in_dtype="float8_e4m3fn", out_dtype="float8_e4m3fn")
+OTHER_NARROW = OTHER_PRODUCT | {
+    "in_dtype": "uint8", "scale_source": "pointer", "row_scale": True, "column_scale": True,
 }  # fmt: skip
 PATCHES_80 = dataclasses.replace(PATCHES, in_dtype="bfloat16")
 PRODUCT_80 = dataclasses.replace(PRODUCT, in_dtype="float32")
@@ -162,6 +166,14 @@ BASES = {
             "store_stages": 2, "group_m": 4, "split_k": 2,
         },
     ),
+    "gemm of 8 bits, sm90": (
+        NARROW, Sm90GemmConfig(tile_m=128, tile_n=128, stages=3, cluster_m=1, store_stages=1), OTHER_NARROW, {},
+    ),
+    "gemm of 8 bits, sm100": (NARROW, Sm100GemmConfig(stages=3, store_stages=1), OTHER_NARROW, {}),
+    "gemm of 8 bits, sm80": (
+        dataclasses.replace(PRODUCT, in_dtype="int8"), Sm80GemmConfig(**SMALL_80),
+        OTHER_NARROW | {"out_dtype": "float16"}, {},
+    ),
     "patch_embed, sm80": (
         PATCHES_80, Sm80PatchEmbedConfig(**SMALL_80), OTHER_PATCHES,
         OTHER_80 | {"epilogue": "bf16x2"},
@@ -181,7 +193,7 @@ BASES = {
 """Problem and configuration, and another value of every field; None where there is no other legal one here."""
 DAILY = (
     "patch_embed, sm90, position", "patch_embed, sm100, weight on chip, flat",
-    "patch_embed_images, sm90, channels last", "gemm, sm90",
+    "patch_embed_images, sm90, channels last", "gemm, sm90", "gemm of 8 bits, sm90",
 )  # fmt: skip
 """Those whose kernels `make test` compiles to compare their PTX."""
 

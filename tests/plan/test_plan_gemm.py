@@ -103,6 +103,17 @@ def test_a_store_buffer_is_128_bytes_wide(out_dtype: str, columns: int) -> None:
         assert plan.staging_bytes == plan.storing_warps * plan.config.store_stages * plan.store_rows * 128
 
 
+@pytest.mark.parametrize("tile_n", [32, 80, 96, 160, 176, 224])
+def test_columns_that_fill_no_128_bytes_are_stored_in_shorter_rows(tile_n: int) -> None:
+    """Of BF16, 32 columns in 64 bytes, or 16 in 32; of FP32 the same columns have twice the bytes."""
+    config = Sm90GemmConfig(128, tile_n, 2, store_stages=1)
+    columns = 16 if tile_n % 32 else 32
+    for out_dtype, itemsize in (("bfloat16", 2), ("float32", 4)):
+        plan = make_plan(square(512, out_dtype=out_dtype), config)
+        assert (plan.store_row_bytes, plan.store_columns) == (columns * itemsize, columns)
+        assert plan.regions_per_tile == tile_n // columns and plan.staging_bytes == 8 * 16 * columns * itemsize
+
+
 def test_tiles_cover_every_row_column_and_batch() -> None:
     plan = make_plan(GemmProblem(257, 129, 72, batches=3), LEVEL_8)
     assert (plan.m_tiles, plan.n_tiles, plan.k_blocks, plan.tiles) == (2, 2, 2, 12)
@@ -228,7 +239,7 @@ def test_the_sm90_chooser_fills_the_device() -> None:
 @pytest.mark.parametrize(
     ("problem", "config", "message"),
     [
-        (square(512, in_dtype="float64"), None, "in_dtype = 'float64' .*legal: bfloat16, float16, float32"),
+        (square(512, in_dtype="float64"), None, "in_dtype = 'float64' .*legal: bfloat16, float16, float8_e4m3fn"),
         (GemmProblem(8, 8, 6, in_dtype="float32"), None, r"k = 6 .*16 bytes.*nearest legal value: 8"),
         (square(512, out_dtype="float64"), None, "out_dtype = 'float64'"),
         (GemmProblem(8, 8, 12), None, r"k = 12 .*16 bytes.*nearest legal value: 16"),

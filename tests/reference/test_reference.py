@@ -81,10 +81,14 @@ def test_accumulate_differs_from_one_rounding_at_the_end():
     assert (x.double() @ weight.double().T).item() == 2.0**-9
 
 
-def test_accumulate_refuses_k_it_cannot_hold_exactly():
-    x = torch.zeros(1, (1 << 17) + 1).to(torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match="K = 131073"):
-        reference.accumulate(x, x)
+def test_accumulate_of_rows_whose_sums_float64_does_not_hold():
+    """Beyond 2^17 elements: a sum of FP32's 24 bits and the smallest product, which decides a tie."""
+    x = torch.full((1, (1 << 19) + 32), 448.0)
+    x[0, -32:] = 0.0
+    x[0, -2:] = torch.tensor([64.0, 2.0**-9])
+    large = (1 << 19) * 448**2  # even, and its neighbour in FP32 is 2^13 away
+    x = x.to(torch.float8_e4m3fn)
+    assert reference.accumulate(x, x).item() == large + 2**13
 
 
 def test_accumulate_propagates_nan():

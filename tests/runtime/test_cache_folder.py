@@ -16,6 +16,7 @@ import pytest
 
 from cute_kernels import kernel_cache as cache
 from cute_kernels.commands.cli import main
+from tests.processes import run_python
 
 KERNEL = cache.CompiledKernel("kernel_0", ".entry kernel_0()", b"\x7fELF cubin", b"\x7fELF host\x00", "kernel_0_host")
 REPOSITORY = Path(__file__).parents[2]
@@ -206,8 +207,7 @@ def run_as_unknown(folder: Path, **variables: str) -> subprocess.CompletedProces
     dropped = ("HOME", "XDG_CACHE_HOME", "CUTE_KERNELS_CACHE_DIR", "USER", "LOGNAME")
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
     environment |= {"TMPDIR": str(folder), "PYTHONPATH": str(REPOSITORY)} | variables
-    command = [sys.executable, "-c", PROGRAM]
-    run = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    run = run_python("-c", PROGRAM, env=environment, cwd=folder)
     assert run.returncode == 0 and "Traceback" not in run.stderr, run.stderr
     return run
 
@@ -224,3 +224,25 @@ def test_a_folder_that_nobody_may_write(tmp_path):
     run = run_as_unknown(tmp_path, CUTE_KERNELS_CACHE_DIR="/proc/kernels")
     assert run.stderr.count("kernels are not cached in /proc/kernels: ") == 1
     assert run.stderr.count("RuntimeWarning") == 1
+
+
+def test_a_home_directory_whose_names_are_too_long(tmp_path):
+    """As one in a folder that is closed to this user, it cannot even be asked for."""
+    run = run_as_unknown(tmp_path, HOME=f"/tmp/{'x' * 300}")
+    assert run.stdout.splitlines()[-1] == f"{tmp_path}/cute-kernels-{os.geteuid()}"
+    assert run.stderr.count("compiled kernels are kept in") == 1
+
+
+def test_the_home_directory_of_another_user(monkeypatch, tmp_path):
+    """HOME=/root in a container that is started with another user's number."""
+
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.delenv("CUTE_KERNELS_CACHE_DIR", raising=False)
+    monkeypatch.setattr(cache.platformdirs, "user_cache_path", lambda _: tmp_path / "root" / "cute-kernels")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cache._warn_once.cache_clear()
+    with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="root/cute-kernels cannot be made: comp"):
+        patch.setattr(Path, "exists", closed)
+        assert cache.directory() == tmp_path / f"cute-kernels-{os.geteuid()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -20,6 +21,7 @@ from cute_kernels import compile as compile_module
 from cute_kernels import dsl
 from cute_kernels.commands import cli
 from cute_kernels.config import GemmProblem
+from cute_kernels.dsl import compiling
 from cute_kernels.emulator import host
 from cute_kernels.plan import make_plan
 
@@ -181,6 +183,13 @@ def test_the_command_line_says_it_without_a_traceback(version, monkeypatch, caps
     assert "error: CuTe DSL (nvidia-cutlass-dsl) 4.7.1 is installed; allowed are" in capsys.readouterr().err
 
 
+def test_source_lines_are_those_that_cute_dsl_finds_without_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(GemmProblem(64, 64, 64), arch="sm_80")
+    helped = compile_module.build(plan).ptx
+    monkeypatch.setattr(compiling, "_fast_source_lines", contextlib.nullcontext)
+    assert compile_module.build(plan).ptx == helped and helped.count(".loc") > 100
+
+
 #: Settings of CuTe DSL that are words or numbers, and another value of each: a new one needs a line here.
 OTHER_VALUES = {
     "LOG_LEVEL": "10", "JIT_CACHE_MAX_ELEMS": "1", "LOC_TRACEBACKS": "5", "ARCH": "sm_80", "COMPILER_OPT": "iket",
@@ -212,6 +221,12 @@ def other_settings() -> dict[str, str]:
     return found
 
 
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Digests of what a process compiles that has none of these variables."""
+    return compiled_with({}, tmp_path_factory.mktemp("usual"))
+
+
 def compiled_with(variables: dict[str, str], folder: Path) -> list[str]:
     """Digests of what a process compiles that has these variables."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CUTE_")}
@@ -225,13 +240,15 @@ def compiled_with(variables: dict[str, str], folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("names", [None, ("ENABLE_TVM_FFI",), ("ENABLE_PYIR",)])
-def test_no_setting_of_cute_dsl_reaches_what_is_compiled(tmp_path: Path, names: tuple[str, ...] | None) -> None:
+def test_no_setting_of_cute_dsl_reaches_what_is_compiled(
+    tmp_path: Path, usual: list[str], names: tuple[str, ...] | None
+) -> None:
     """Or an entry of the disk cache would be what the variables of the process say that happened to make it."""
     settings = {name: value for name, value in other_settings().items() if names is None or name in names}
     assert {"ENABLE_TVM_FFI", "ENABLE_PYIR", "DEBUG", "LOC_TRACEBACKS", "LINEINFO"} <= set(settings) or names
     prefixes = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
     variables = {f"{prefix}_{name}": value for prefix in prefixes for name, value in settings.items()}
-    assert compiled_with(variables, tmp_path) == compiled_with({}, tmp_path)
+    assert compiled_with(variables, tmp_path) == usual
 
 
 def test_settings_are_as_before_after_a_compilation(monkeypatch) -> None:

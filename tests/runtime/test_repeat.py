@@ -11,6 +11,7 @@ import types
 import pytest
 import torch
 
+from cute_kernels.config import Sm90GemmConfig
 from cute_kernels.operations import gemm as gemm_op
 from cute_kernels.operations import patch_embed as patch_embed_op
 from cute_kernels.operations import patch_embed_images as images_op
@@ -67,8 +68,16 @@ def patches(**changes) -> dict:
 
 def products(**changes) -> dict:
     a, b = torch.randn(5, 16).bfloat16(), torch.randn(8, 16).bfloat16()
-    values = {"a": a, "b": b, "bias": torch.randn(8), "out_dtype": None, "backend": "auto", "config": None}
-    return values | {"allow_tf32": False, "activation": "none"} | changes
+    values = {"a": a, "b": b, "bias": torch.randn(8), "scale_a": None, "scale_b": None, "residual": None}
+    values |= {"out_dtype": None, "backend": "auto", "config": None, "allow_tf32": False, "activation": "none"}
+    return values | {"out_scale": None} | changes
+
+
+def narrow_products(**changes) -> dict:
+    """A product of FP8 to FP8, with multipliers of rows and a residual."""
+    values = products(a=torch.randn(5, 16).to(FP8), b=torch.randn(16, 16).to(FP8), bias=None, out_dtype=FP8)
+    values |= {"config": Sm90GemmConfig(64, 128, pingpong=True, store_stages=1), "out_scale": 4.0}
+    return values | {"scale_a": torch.rand(5, 1), "scale_b": 0.5, "residual": torch.randn(5, 16)} | changes
 
 
 def test_the_launch_has_the_addresses_of_new_rows_and_of_the_same_constants(launches):
@@ -273,6 +282,20 @@ def test_a_product_takes_both_operands_and_the_bias_of_the_moment(launches):
     padded = gemm_op.prepare_gemm(*list(again.values())[:3]).operands.bias
     assert run(calls, again) is not None
     assert launches[1]["bias"] == padded.data_ptr() and torch.equal(padded[:8], first["bias"])
+
+
+def test_a_narrow_product_takes_multipliers_and_residual_of_the_moment(launches):
+    """One number for rows or for columns is part of the call's; the multiplier of the output is as it was."""
+    first = narrow_products()
+    calls = remember(gemm_op.GEMM, first)
+    again = first | {"scale_a": torch.rand(5, 1), "scale_b": 0.25, "residual": torch.randn(5, 16)}
+    out = run(calls, again)
+    assert (out.shape, out.dtype) == ((5, 16), FP8)
+    launch = launches[0]
+    assert (launch["row_scale"], launch["residual"]) == (again["scale_a"].data_ptr(), again["residual"].data_ptr())
+    assert (launch["scale"], launch["out_factor"], launch["column_scale"]) == (0.25, 0.25, None)
+    for change in ({"out_scale": 2.0}, {"residual": None}, {"scale_a": 0.5}, {"scale_b": torch.rand(1, 16)}):
+        assert run(calls, first | change) is None
 
 
 @pytest.mark.parametrize(

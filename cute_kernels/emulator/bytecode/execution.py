@@ -245,8 +245,8 @@ class Execution:
             tables = MemoryTables(cluster, _flags(cluster))
             self.tables = {cluster: tables}  # one cluster runs at a time
             cluster.units = Units(cluster, tables)
-            self.warp_mmas = mma_table(self.translation.warp_mmas, cluster.arithmetic)
-            tables.header.warp_mmas = ctypes.addressof(self.warp_mmas)
+            tables.warp_mmas = mma_table(self.translation.warp_mmas, cluster.arithmetic)
+            tables.header.warp_mmas = ctypes.addressof(tables.warp_mmas)
             at_once = cluster.options.completion == "eager" and self.translation.spare is None
             if self.translation.wgmmas and at_once:
                 cluster.wgmma.core = CoreWgmmas(cluster, tables, self.translation.wgmmas)

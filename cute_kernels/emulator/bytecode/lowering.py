@@ -6,6 +6,8 @@ implemented, and registers of wgmma that are touched too early.
 
 from __future__ import annotations
 
+import re
+
 from cute_kernels.emulator.bytecode.context import Context
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import Constant, Namespace, Value
@@ -123,12 +125,15 @@ class Lowering:
             ) from error
 
 
+_NOT_IN_NAMES = re.compile(r"\W")
+
+
 def _variable_names(kernel: Kernel) -> dict[str, str]:
     """Readable and unique Python names: ``%r12`` -> ``x_r12``."""
     names: dict[str, str] = {}
     used: set[str] = set()
     for register in kernel.registers:
-        name = "x_" + "".join(c if c.isalnum() else "_" for c in register.lstrip("%"))
+        name = "x_" + _NOT_IN_NAMES.sub("_", register.lstrip("%"))
         while name in used:
             name += "_"
         used.add(name)

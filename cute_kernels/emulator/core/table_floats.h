@@ -116,6 +116,8 @@ PURE u16 with_sign16(u16 x, u32 signs) { return x == NAN_F16 ? x : (u16)(x | (si
 #define XORED_OF(name, f, t) \
   O2(name, u16, u16, u16, with_sign16(narrow_##t(f(wide_##t(a & 0x7FFF), wide_##t(b & 0x7FFF))), a ^ b))
 
+PURE u16 saturated16(u16 x) { return narrow_f16(saturated(wide_f16(x))); }
+
 #define ARITHMETIC_OF(t)                                                                           \
   O2(add_##t, u16, u16, u16, add_##t##_bits(a, b))                                                 \
   O2(sub_##t, u16, u16, u16, add_##t##_bits(a, b ^ 0x8000))                                        \
@@ -161,4 +163,8 @@ FLUSHABLE2(min_NaN_f32, min_nan32) FLUSHABLE2(max_NaN_f32, max_nan32)
 FLUSHABLE2(min_xorsign_f32, min_xorsign32) FLUSHABLE2(max_xorsign_f32, max_xorsign32)
 FLUSHABLE2(min_NaN_xorsign_f32, min_nan_xorsign32) FLUSHABLE2(max_NaN_xorsign_f32, max_nan_xorsign32)
 ARITHMETIC_OF(f16) ARITHMETIC_OF(bf16)
+O2(add_f16_sat, u16, u16, u16, saturated16(add_f16_bits(a, b)))
+O2(sub_f16_sat, u16, u16, u16, saturated16(add_f16_bits(a, b ^ 0x8000)))
+O2(mul_f16_sat, u16, u16, u16, saturated16(mul_f16_bits(a, b)))
+O3(fma_f16_sat, u16, u16, u16, u16, saturated16(fma_f16_bits(a, b, c)))
 FLOATS_OF(f32, f32, ITSELF) FLOATS_OF(f64, f64, ITSELF) FLOATS_OF(bf16, u16, OF_BF16) FLOATS_OF(f16, u16, OF_F16)

@@ -59,10 +59,18 @@ class Reporter:
         return any(each.kind != "unsupported" and each.level == "error" for each in self.diagnostics)
 
     def check_files(self) -> None:
-        """Raises OSError where a file cannot be written, before any work is done."""
-        for path in (self.report_file, self.sarif_file):
-            if path is not None:
-                files.check_output(path)
+        """Refuses files that cannot be written, before any work is done.
+
+        Raises:
+            OSError: one that cannot.
+            ValueError: one for both, of which the second would replace the first.
+        """
+        paths = [path for path in (self.report_file, self.sarif_file) if path is not None]
+        for path in paths:
+            files.check_output(path)
+        ordinary = [path.resolve() for path in paths if path.is_file() or not path.exists()]
+        if len(set(ordinary)) < len(ordinary):
+            raise ValueError(f"--report and --sarif are both {paths[0]}, allowed: two files")
 
     def write_files(self, outcome: Outcome) -> None:
         """Writes the files that were asked for, of what has been kept; each, whatever becomes of the others.

@@ -35,9 +35,9 @@ def _lower(block: BlockBuilder, instruction: Instruction, name: str, sources: li
     if type_ == "f32":
         return block.pure(_operation(name, type_, "_ftz" * ftz + "_sat" * saturate), *sources)
     if type_ in ("f16", "bf16"):
-        if ftz or saturate:
+        if ftz or saturate and (type_ == "bf16" or name not in ("add", "sub", "mul", "fma")):
             raise instruction.refuse(f".ftz and .sat of {name}.{type_} are not implemented")
-        return block.pure(_operation(name, type_), *sources)
+        return block.pure(_operation(name, type_, "_sat" * saturate), *sources)
     if type_ == "f64" and not saturate:
         return block.pure(_operation(name, type_), *sources)
     raise instruction.refuse(f"{name}.{type_} is not implemented")

@@ -83,12 +83,14 @@ def analyse(kernel: Kernel, block_shape: tuple[int, int, int]) -> Flow:
     """
     blocks = _split(kernel)
     _live(kernel, blocks)
-    reconvergence = _post_dominators(blocks)
     x, y, z = block_shape
-    # Threads are numbered row by row: a warp lies in one row, with %tid.x = 32 w + lane, exactly in these cases.
-    flow = Flow(kernel, blocks, reconvergence, set(), set(), set(), x % 32 == 0 or y == z == 1)
-    _Uniformity(flow, whole_warps=x * y * z % 32 == 0).run()
-    return flow
+    while True:
+        # Threads are numbered row by row: a warp lies in one row, with %tid.x = 32 w + lane, exactly in these cases.
+        rows = x % 32 == 0 or y == z == 1
+        flow = Flow(kernel, blocks, _post_dominators(blocks), set(), set(), set(), rows)
+        _Uniformity(flow, whole_warps=x * y * z % 32 == 0).run()
+        if not _leave_early(flow):
+            return flow
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------------
@@ -134,6 +136,28 @@ def _split(kernel: Kernel) -> list[Block]:
             if successor < len(blocks):
                 blocks[successor].predecessors.append(block.index)
     return blocks
+
+
+def _leave_early(flow: Flow) -> bool:
+    """Has divergent branches to a block that does nothing but exit end the kernel themselves; returns whether any did.
+
+    Compilers write ``if (..) return;`` as a branch to one ``ret`` for all. Lanes that go there do not wait for the
+    others: what these come to, barriers and exchanges among lanes, is for threads that have not exited (PTX ISA).
+    """
+    blocks, instructions = flow.blocks, flow.kernel.instructions
+    exits, changed = {flow.exit}, False
+    for block in reversed(blocks):  # one that only jumps to such a block is another, where it stands before it
+        last = instructions[block.end - 1]
+        alone = block.end - block.start == 1 and last.parts[0] in ("bra", "ret", "exit")
+        if alone and len(block.successors) == 1 and block.successors[0] in exits:
+            exits.add(block.index)
+    for index in flow.divergent_branches:
+        block = blocks[index]
+        for successor in exits.intersection(block.successors) - {flow.exit}:
+            blocks[successor].predecessors.remove(index)
+            block.successors = tuple(flow.exit if s == successor else s for s in block.successors)
+            changed = True
+    return changed
 
 
 def _live(kernel: Kernel, blocks: list[Block]) -> None:

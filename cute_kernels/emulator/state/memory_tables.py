@@ -11,7 +11,7 @@ row 0.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,10 +46,12 @@ class MemoryTables:
         header: the tables, a `Tables`, which `MBarriers` has made.
         cta: what they know of the shared memory of a CTA, a `Cta`.
         trace: takes what the core notes for a timeline, or None.
+        warp_mmas: forms of mma.sync, whose address the header has.
     """
 
     def __init__(self, cluster: Cluster, flags: int) -> None:
         self.trace: TraceLog | None = None
+        self.warp_mmas: Any = None
         self.header, self.address, self.cta = cluster.barriers.tables, cluster.barriers.address, cluster.barriers.cta
         regions = cluster.gmem.regions()
         self._regions = np.array([(r.start, r.end, r.writable) for r in regions] or [(0, 0, 0)], np.int64)

@@ -22,13 +22,15 @@ from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, finish
+from cute_kernels.kernels.epilogue import as_floats
+from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, finish, multipliers
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import allocate, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm100.cta_pair import (
     ClusterPlace,
+    IntegerMmaOp,
     Mma,
     Sm100Pipe,
     begin,
@@ -59,6 +61,7 @@ class GemmEpilogue:
         bias: FP32 values by column, or None.
         place: of this CTA in its cluster.
         warp: hardware warp id, whose remainder by 4 is the quarter of the tensor-memory lanes that it may reach.
+        addends: what is multiplied and added besides the bias.
     """
 
     plan: Sm100GemmPlan
@@ -69,6 +72,7 @@ class GemmEpilogue:
     order: GroupedOrder
     place: ClusterPlace
     warp: Int32
+    addends: Addends
 
     @cute.jit
     def run(self) -> None:
@@ -77,7 +81,7 @@ class GemmEpilogue:
         lane = cute.arch.lane_idx()
         quarter = self.warp % 4
 
-        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), Float32)
+        load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(width)), self.accumulators.element_type)
         # (128 rows, width columns, 1, chunks, accumulators)
         chunks = cute.flat_divide(self.accumulators[(None, None), 0, 0, None], (plan.cta_m, width))
         tmem_load = tcgen05.make_tmem_copy(load_atom, chunks[None, None, 0, 0, 0]).get_slice(quarter * LANES + lane)
@@ -95,24 +99,42 @@ class GemmEpilogue:
                 if cutlass.const_expr(region == 0):
                     self.accumulator.wait_full(state, wave)
                     ptx.tcgen05_fence_after_thread_sync()
+                if cutlass.const_expr(region == 0):
+                    row = self._row_block(m_tile, wave) * LANES + lane
+                    row_factor = self.addends.row_factor(row, batch)
                 buffer = i % plan.config.store_stages
                 self.staging.acquire()
                 for part in cutlass.range_constexpr(plan.store_columns // width):
                     column = region * plan.store_columns + part * width
-                    fragment = cute.make_rmem_tensor(fragment_shape, Float32)
+                    fragment = cute.make_rmem_tensor(fragment_shape, self.accumulators.element_type)
                     bias = self._load_bias(first_column + column, width)
+                    columns = self.addends.column_factors(first_column + column, batch, width, plan.column_vector)
+                    residual = self.addends.addends(row, first_column + column, batch, width)
                     index = self.accumulator.slot(state, wave)
                     cute.copy(tmem_load, source[None, None, None, 0, column // width, index], fragment)
                     cute.arch.fence_view_async_tmem_load()
                     if cutlass.const_expr(column + width == plan.config.tile_n):
                         release_accumulator(self.accumulator, state, wave)
-                    registers = cute.make_tensor(fragment.iterator, cute.make_layout(width))
-                    values = finish(registers, bias, plan.problem.activation, dtype)
+                    values = finish(
+                        as_floats(cute.make_tensor(fragment.iterator, cute.make_layout(width))),
+                        bias,
+                        plan.problem.activation,
+                        dtype,
+                        scale=multipliers(row_factor, columns),
+                        residual=residual,
+                        out_factor=self.addends.out_factor,
+                        packed_f32=True,
+                    )
                     self.staging.write_row(values, row_chunks, buffer, part * width)
-                row_block = (m_tile * plan.waves + wave) * (plan.mma_m // LANES) + self.place.rank * 4 + quarter
-                self.staging.store(buffer, row_block, first_column // plan.store_columns + region, batch)
+                column_block = first_column // plan.store_columns + region
+                self.staging.store(buffer, self._row_block(m_tile, wave), column_block, batch)
             state.advance()
         self.staging.finish()
+
+    def _row_block(self, m_tile: Int32, wave: int) -> Int32:
+        """This warp's 32 rows of a wave of a tile, counted in such."""
+        block = (m_tile * self.plan.waves + wave) * (self.plan.mma_m // LANES)
+        return block + self.place.rank * 4 + self.warp % 4
 
     @cute.jit
     def _load_bias(self, column: Int32, width: cutlass.Constexpr[int]) -> cute.Tensor | None:
@@ -140,9 +162,14 @@ class Sm100GemmKernel(GemmHost):
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
         plan = self.plan
         majors, shape = (OperandMajorMode.K, OperandMajorMode.K), self.tile_mnk[:2]
-        tiled_mma = sm100_utils.make_trivial_tiled_mma(
-            self.dtype, self.dtype, *majors, Float32, tcgen05.CtaGroup.TWO, shape
-        )
+        if plan.sums_integers:
+            source = tcgen05.OperandSource.SMEM
+            operation = IntegerMmaOp(self.dtype, self.b_dtype, shape, tcgen05.CtaGroup.TWO, source)
+            tiled_mma = cute.make_tiled_mma(cute.make_mma_atom(operation))
+        else:
+            tiled_mma = sm100_utils.make_trivial_tiled_mma(
+                self.dtype, self.b_dtype, *majors, Float32, tcgen05.CtaGroup.TWO, shape
+            )
         a_layout, b_layout = (cute.slice_(layout, (None, None, None, 0)) for layout in self._stage_layouts(tiled_mma))
         rest = (self.tile_mnk, tiled_mma, (plan.cta_group, *plan.pairs, 1))
         a_load, b_load = (load_operation(plan.pairs[i], tcgen05.CtaGroup.TWO) for i in (1, 0))
@@ -155,7 +182,7 @@ class Sm100GemmKernel(GemmHost):
         stages = self.plan.config.stages
         return (
             sm100_utils.make_smem_layout_a(tiled_mma, self.tile_mnk, self.dtype, stages * self.plan.waves),
-            sm100_utils.make_smem_layout_b(tiled_mma, self.tile_mnk, self.dtype, stages),
+            sm100_utils.make_smem_layout_b(tiled_mma, self.tile_mnk, self.b_dtype, stages),
         )
 
     @cute.kernel
@@ -172,9 +199,10 @@ class Sm100GemmKernel(GemmHost):
         order = GroupedOrder(args.m_tiles, args.n_tiles, args.batches, plan.config.group_m, cluster, clusters)
         a_layout, b_layout = self._stage_layouts(args.tiled_mma)
         a_tensor = shared_tensor(a_stages, a_layout, self.dtype)
-        b_tensor = shared_tensor(b_stages, b_layout, self.dtype)
+        b_tensor = shared_tensor(b_stages, b_layout, self.b_dtype)
         count = plan.accumulators * plan.waves
-        accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, tmem_address)
+        dtype = Int32 if plan.sums_integers else Float32
+        accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, tmem_address, dtype)
 
         if warp == plan.load_warp:
             mma = args.tiled_mma.get_slice(place.rank)
@@ -208,6 +236,7 @@ class Sm100GemmKernel(GemmHost):
                 atom=args.out_atom,
                 out=args.out,
                 dtype=ELEMENT_TYPES[plan.problem.out_dtype],
+                row_bytes=plan.store_row_bytes,
             )
             GemmEpilogue(
                 plan=plan,
@@ -218,6 +247,7 @@ class Sm100GemmKernel(GemmHost):
                 order=order,
                 place=place,
                 warp=warp,
+                addends=args.addends.loaded(),
             ).run()
         end(plan, warp, accumulators)
 

@@ -17,8 +17,9 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
 from cute_kernels import dsl
+from cute_kernels.dtypes import WEIGHT_TYPES
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.epilogue import Scales, scale_add_round
+from cute_kernels.kernels.epilogue import Scales, as_floats, scale_add_round
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands
 from cute_kernels.kernels.load import Load, Operand, tma_operand
@@ -41,7 +42,6 @@ from cute_kernels.kernels.tiles import SnakeOrder, TableRows
 from cute_kernels.kernels.tma import k_major, load_operation, load_tma, shared_tensor, store_tma
 from cute_kernels.plan import LANES, VECTOR_BYTES, Sm100PatchEmbedPlan
 from cute_kernels.plan.base import Phase
-from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 from cute_kernels.plan.patch_embed_sm100 import BLOCK, DIRECT_BYTES
 
 # --- which rows of the output a tile, a CTA and a warp have: consecutive ones, or images at positions ----------------
@@ -546,7 +546,7 @@ class Sm100PatchEmbedEpilogue:
                     self.accumulator.stamps.mark(Phase.MATH)
                     begin = column + i * width
                     scale = self.scales.multiplier(row_factor, first + begin, width)
-                    registers = _as_floats(cute.make_tensor(fragments[i].iterator, cute.make_layout(width)))
+                    registers = as_floats(cute.make_tensor(fragments[i].iterator, cute.make_layout(width)))
                     values = scale_add_round(registers, addends[i], scale, config.epilogue, packed_f32=True)
                     stores.write(values, begin, rows, first)
             stores.finish_tile(rows, first)
@@ -565,15 +565,6 @@ class Sm100PatchEmbedEpilogue:
     def lane_quarter(warp: Int32) -> Int32:
         """Quarter of the tensor-memory lanes that a warp may reach, by its hardware id (PTX ISA, tcgen05.ld)."""
         return warp % 4
-
-
-def _as_floats(sums: cute.Tensor) -> cute.Tensor:
-    """The registers themselves, or integers rounded to FP32."""
-    if sums.element_type is Float32:
-        return sums
-    values = cute.make_rmem_tensor(sums.layout, Float32)
-    values.store(sums.load().to(Float32))
-    return values
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------

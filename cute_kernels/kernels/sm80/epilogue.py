@@ -11,6 +11,10 @@ from cute_kernels.kernels.sm80.mainloop import MainLoop, Tiles, Warp
 from cute_kernels.plan.base import VECTOR_BYTES
 from cute_kernels.plan.sm80 import Sm80Plan
 
+ROWS_AHEAD = 4
+"""Rows whose addends a lane loads at once, in front of stores, before which no load is moved: one after the other, each
+would take the latency of L2."""
+
 LANES_ALONG = 4
 """Lanes with neighbouring columns of a row (PTX ISA, accumulators of mma.m16n8)."""
 

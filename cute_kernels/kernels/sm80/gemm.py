@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from cute_kernels import dsl
-from cute_kernels.kernels.gemm import finish, out_pitch
+from cute_kernels.kernels.gemm import Addends, finish, gemm_addends, multipliers, row_pitch
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.sm80.epilogue import (
     lane_blocks,
@@ -39,6 +39,7 @@ class GemmTiles:
     a: cute.Pointer
     b: cute.Pointer
     bias: cute.Pointer | None
+    addends: Addends
     out: cute.Pointer
     m: Int32
     n: Int32
@@ -59,21 +60,33 @@ class GemmTiles:
         m_tile, n_tile, batch = self.order.coordinates(tile)
         return m_tile * self.plan.config.tile_m, n_tile * self.plan.config.tile_n, batch
 
+    def begin(self, tile: Int32) -> None:
+        """Nothing: what is added is loaded where it is."""
+
     @cute.jit
     def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
-        """Adds the bias, rounds and stores; of rows that are rounded up to 16 bytes all columns."""
-        plan, problem, m = self.plan, self.plan.problem, self.m
+        """Finishes and stores; of rows that are rounded up to 16 bytes all columns."""
+        plan, problem, m, wide = self.plan, self.plan.problem, self.m, self.plan.lane_columns
         row, column, batch = self._place(tile)
-        pitch = out_pitch(plan, self.n)
+        pitch = row_pitch(self.n, problem.out_dtype)
         dtype = ELEMENT_TYPES[problem.out_dtype]
         for block in cutlass.range_constexpr(len(lane_blocks(plan))):
             n_at = column + lane_column(warp, block)
             addend = None
             if cutlass.const_expr(self.bias is not None):
-                addend = load_vector(self.bias, n_at, plan.lane_columns, Float32)
+                addend = load_vector(self.bias, n_at, wide, Float32)
+            columns = self.addends.column_factors(n_at, batch, wide, plan.column_vector)
             for eighth in cutlass.range_constexpr(len(lane_rows(plan))):
                 m_at = row + lane_row(warp, eighth)
-                rounded = finish(lane_sums(sums, plan, block, eighth), addend, problem.activation, dtype)
+                rounded = finish(
+                    lane_sums(sums, plan, block, eighth),
+                    addend,
+                    problem.activation,
+                    dtype,
+                    scale=multipliers(self.addends.row_factor(m_at, batch), columns),
+                    residual=self.addends.addends(m_at, n_at, batch, wide),
+                    out_factor=self.addends.out_factor,
+                )
                 if m_at < m and n_at < pitch:
                     place = (Int64(batch) * Int64(m) + Int64(m_at)) * Int64(pitch) + Int64(n_at)
                     store_vector(self.out, place, rounded)
@@ -92,6 +105,11 @@ class Sm80GemmKernel:
         b_pointer: cute.Pointer,
         bias_pointer: cute.Pointer | None,
         out_pointer: cute.Pointer,
+        scale: Float32 | cute.Pointer | None,
+        row_scale: cute.Pointer | None,
+        column_scale: cute.Pointer | None,
+        residual_pointer: cute.Pointer | None,
+        out_factor: Float32 | None,
         m: Int32,
         n: Int32,
         k: Int32,
@@ -100,14 +118,33 @@ class Sm80GemmKernel:
         stream: Any,
     ) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
-        kernel = self.kernel(a_pointer, b_pointer, bias_pointer, out_pointer, m, n, k, batches)
+        addends = gemm_addends(
+            self.plan,
+            scale=scale,
+            row_scale=row_scale,
+            column_scale=column_scale,
+            residual=residual_pointer,
+            out_factor=out_factor,
+            m=m,
+            n=n,
+            batches=batches,
+        )
+        kernel = self.kernel(a_pointer, b_pointer, bias_pointer, addends, out_pointer, m, n, k, batches)
         launch(kernel, self.plan, clusters, stream)
 
     @cute.kernel
     def kernel(
-        self, a: cute.Pointer, b: cute.Pointer, bias: cute.Pointer | None, out: cute.Pointer, m: Int32, n: Int32,
-        k: Int32, batches: Int32,
-    ) -> None:  # fmt: skip
+        self,
+        a: cute.Pointer,
+        b: cute.Pointer,
+        bias: cute.Pointer | None,
+        addends: Addends,
+        out: cute.Pointer,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+        batches: Int32,
+    ) -> None:
         plan, c = self.plan, self.plan.config
         order = GroupedOrder(
             cute.ceil_div(m, c.tile_m), cute.ceil_div(n, c.tile_n), batches, c.group_m, Int32(0), Int32(1)
@@ -119,6 +156,7 @@ class Sm80GemmKernel:
             a=a,
             b=b,
             bias=bias,
+            addends=addends.loaded(),
             out=out,
             m=m,
             n=n,

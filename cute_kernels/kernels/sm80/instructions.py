@@ -105,7 +105,7 @@ def round_tf32_in_place(address: Int32, offset: int, when: Int32, *, loc=None, i
 
 @dsl_user_op
 def round_tf32(x: Int32, *, loc=None, ip=None) -> Int32:
-    """The same of one register, by the instruction that sm_90 and later have."""
+    """TF32 of one register, rounded to nearest even by the instruction that sm_90 and later have."""
     text = "{\n\t.reg .f32 number;\n\tmov.b32 number, $1;\n\tcvt.rn.tf32.f32 $0, number;\n\t}"
     return Int32(_asm(Int32.mlir_type, text, "=r,r", [x], False, loc, ip))
 

@@ -99,6 +99,12 @@ class Tiles(Protocol):
     def loads(self, tile: Int32) -> tuple[Load, Load]:
         """Loads of A and of B. Of a tile behind the last one nothing is copied, whatever the addresses."""
 
+    def begin(self, tile: Int32) -> None:
+        """Copies what `store` reads of shared memory, if anything: no warp reads that of the tile before any more.
+
+        The copies are in the group of the first block's, and complete before the last block is multiplied.
+        """
+
     def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
         """Finishes and stores this lane's accumulators: ``[4 numbers, blocks of 8 columns, blocks of 16 rows]``."""
 
@@ -144,6 +150,7 @@ class MainLoop:
             cute.arch.cp_async_wait_group(ahead - 1)
             self._emit(self._roundings(loads, read, Int32(1)))
             cute.arch.sync_threads()
+            self.tiles.begin(tile)
             parts.load(read, 0, 0)
             inner = self.k_blocks - ahead if cutlass.const_expr(plan.overlaps) else self.k_blocks
             for block in cutlass.range(inner, unroll=1):
@@ -184,7 +191,7 @@ class MainLoop:
         return [chore for load in loads for chore in load.copies(stage, block, exists)]
 
     def _roundings(self, loads: tuple[Load, Load], stage: Int32, exists: Int32) -> list[Chore]:
-        """Of a stage in shared memory, if it is rounded there."""
+        """Pieces of work that round a stage in shared memory, none if it is not rounded there."""
         if self.plan.rounds_fragments:
             return []
         pairs = zip(loads, self.plan.rounds, strict=True)

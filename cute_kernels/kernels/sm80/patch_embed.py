@@ -13,6 +13,7 @@ from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round, scales_of
 from cute_kernels.kernels.sm80.epilogue import (
+    ROWS_AHEAD,
     lane_blocks,
     lane_column,
     lane_row,
@@ -59,27 +60,38 @@ class RowsTiles:
         c = self.plan.config
         return tile // self.n_tiles * c.tile_m, tile % self.n_tiles * c.tile_n
 
+    def begin(self, tile: Int32) -> None:
+        """Nothing: what is added is loaded where it is."""
+
     @cute.jit
     def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
         """Scales, adds the table, rounds and stores."""
-        plan, wide, m, n = self.plan, self.plan.lane_columns, self.m, self.n
+        plan, m, n = self.plan, self.m, self.n
         row, column = self._place(tile)
         epilogue, adds_bf16 = plan.config.epilogue, plan.arch.compute_capability >= (9, 0)
-        entry = Float32 if cutlass.const_expr(epilogue == "f32") else BFloat16
+        eights = lane_rows(plan)
         for block in cutlass.range_constexpr(len(lane_blocks(plan))):
             n_at = column + lane_column(warp, block)
             if n_at < n:
                 features = self._features(n_at)
-                for eighth in cutlass.range_constexpr(len(lane_rows(plan))):
-                    m_at = row + lane_row(warp, eighth)
-                    if m_at < m:
-                        addend = None
-                        if cutlass.const_expr(self.table is not None):
-                            addend = load_vector(self.table, self.positions.of(m_at) * n + n_at, wide, entry)
-                        scale = self._scale(features, m_at)
-                        values = lane_sums(sums, plan, block, eighth)
-                        rounded = scale_add_round(values, addend, scale, epilogue, False, adds_bf16)
-                        store_vector(self.out, Int64(m_at) * Int64(n) + Int64(n_at), rounded)
+                for begin in cutlass.range_constexpr(0, len(eights), ROWS_AHEAD):
+                    several = eights[begin : begin + ROWS_AHEAD]
+                    places = [row + lane_row(warp, eighth) for eighth in several]
+                    inside = [cutlass.min(m_at, m - 1) for m_at in places]
+                    addends = [self._addend(m_at, n_at) for m_at in inside]
+                    factors = [self._scale(features, m_at) for m_at in inside]
+                    for i in cutlass.range_constexpr(len(several)):
+                        values = lane_sums(sums, plan, block, several[i])
+                        rounded = scale_add_round(values, addends[i], factors[i], epilogue, False, adds_bf16)
+                        if places[i] < m:
+                            store_vector(self.out, Int64(places[i]) * Int64(n) + Int64(n_at), rounded)
+
+    def _addend(self, m_at: Int32, n_at: Int32) -> cute.Tensor | None:
+        """Bias and position that are added to a lane's columns of a row."""
+        if self.table is None:
+            return None
+        entry = Float32 if self.plan.config.epilogue == "f32" else BFloat16
+        return load_vector(self.table, self.positions.of(m_at) * self.n + n_at, self.plan.lane_columns, entry)
 
     def _features(self, n_at: Int32) -> list[Float32] | None:
         """Factors of a lane's columns, with the call's number unless rows have it."""

@@ -15,6 +15,7 @@ from cute_kernels.kernels.gemm import finish
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.sm80.epilogue import (
     LANES_ALONG,
+    ROWS_AHEAD,
     lane_blocks,
     lane_column,
     lane_rows,
@@ -24,13 +25,11 @@ from cute_kernels.kernels.sm80.epilogue import (
     run,
     store_vector,
 )
+from cute_kernels.kernels.sm80.instructions import cp_async_16
 from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.sm80.patch_load import Grid, grid_of, patch_load
 from cute_kernels.plan import Sm80ImagesPlan
-
-TABLE_ROWS_AHEAD = 4
-"""Rows of the table that a lane loads at once: one after the other, each would take the latency of L2."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +66,19 @@ class ImagesTiles:
         """Scales, adds the table, rounds and stores."""
         plan, grid, n = self.plan, self.grid, self.n
         row, column = self._place(tile)
+        first_n = column // plan.terms
         dtype = ELEMENT_TYPES[plan.problem.out_dtype]
         eights = lane_rows(plan)
         first = (row + warp.row) // 8
         patches = [grid.patch(plan, first + eighth, warp.lane // LANES_ALONG) for eighth in eights]
         for block in cutlass.range_constexpr(len(lane_blocks(plan)) // plan.terms):
-            n_at = column // plan.terms + self._column(warp, block)
+            inside = self._column(warp, block)
+            n_at = first_n + inside
             if n_at < n:
-                scales = None
-                if cutlass.const_expr(self.scale is not None):
-                    scales = load_vector(self.scale, n_at, plan.lane_columns, Float32)
-                for begin in cutlass.range_constexpr(0, len(eights), TABLE_ROWS_AHEAD):
-                    several = eights[begin : begin + TABLE_ROWS_AHEAD]
-                    # In front of all stores: a load is not moved before a store.
-                    addends = [self._addend(patches[eighth][1], n_at) for eighth in several]
+                scales = self._scales(n_at, inside)
+                for begin in cutlass.range_constexpr(0, len(eights), ROWS_AHEAD):
+                    several = eights[begin : begin + ROWS_AHEAD]
+                    addends = [self._addend(warp.row // 8 + e, patches[e][1], n_at, inside) for e in several]
                     for i in cutlass.range_constexpr(len(several)):
                         image, position = patches[several[i]]
                         values = self._scaled(sums, block, several[i], scales, addends[i])
@@ -89,12 +87,54 @@ class ImagesTiles:
                             place = Int64(image * grid.positions.divisor + position) * Int64(n) + Int64(n_at)
                             store_vector(self.out, place, rounded)
 
-    def _addend(self, position: Int32, n_at: Int32) -> cute.Tensor | None:
-        """What is added to a lane's sums of one row."""
+    @cute.jit
+    def begin(self, tile: Int32) -> None:
+        """Copies the tile's rows of the table, and the scales of its features behind them."""
+        plan, n = self.plan, self.n
+        if cutlass.const_expr(plan.copies_table):
+            row, column = self._place(tile)
+            thread, _, _ = cute.arch.thread_idx()
+            pieces = plan.tile_features // 4  # of 16 bytes in a row
+            count = plan.tile_positions * pieces
+            target = self._shared_table().toint() + thread * 16
+            for first in cutlass.range_constexpr(0, count, plan.threads):
+                piece = first + thread
+                n_at = column // plan.terms + piece % pieces * 4
+                _, position = self.grid.patch(plan, row // 8 + piece // pieces, Int32(0))
+                source = self.table.toint() + (Int64(position) * Int64(n) + Int64(n_at)) * 4
+                cp_async_16(target, first * 16, source, Int32(n_at < n) * Int32(piece < count))
+            if cutlass.const_expr(self.scale is not None):
+                n_at = column // plan.terms + thread * 4
+                source = self.scale.toint() + Int64(n_at) * 4
+                cp_async_16(target, count * 16, source, Int32(n_at < n) * Int32(thread < pieces))
+
+    def _shared_table(self) -> cute.Pointer:
+        """``[tile_positions, tile_features]``, and one row more with the scales."""
+        return cute.arch.get_dyn_smem(Float32, alignment=128) + self.plan.ring_bytes // 4
+
+    def _scales(self, n_at: Int32, inside: Int32) -> cute.Tensor | None:
+        """Those of a lane's features from ``n_at`` on, which are from ``inside`` on in the tile."""
+        plan = self.plan
+        if self.scale is None:
+            return None
+        if plan.copies_table:
+            return self._shared(plan.tile_positions, inside)
+        return load_vector(self.scale, n_at, plan.lane_columns, Float32)
+
+    def _addend(self, place: Int32, position: Int32, n_at: Int32, inside: Int32) -> cute.Tensor | None:
+        """Bias and position that are added to a lane's sums of one row, of the tile's position number ``place``."""
+        plan = self.plan
         if self.table is None:
             return None
-        one = self.plan.problem.table_rows == 1
-        return load_vector(self.table, n_at if one else position * self.n + n_at, self.plan.lane_columns, Float32)
+        if plan.copies_table:
+            return self._shared(place, inside)
+        one = plan.problem.table_rows == 1
+        return load_vector(self.table, n_at if one else position * self.n + n_at, plan.lane_columns, Float32)
+
+    def _shared(self, place: Int32 | int, inside: Int32) -> cute.Tensor:
+        plan = self.plan
+        offset = Int32(place * plan.tile_features) + inside
+        return load_vector(self._shared_table(), offset, plan.lane_columns, Float32)
 
     def _column(self, warp: Warp, block: int) -> Int32:
         """A lane's first feature of a block, or of a block of high terms and the block of low ones behind it."""

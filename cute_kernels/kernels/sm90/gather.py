@@ -20,7 +20,7 @@ from cute_kernels.kernels.load import Operand, tma_operand
 from cute_kernels.kernels.pipes import Pipe, allocate, stamp_waits, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
 from cute_kernels.kernels.sm90.gemm import GemmMma
-from cute_kernels.kernels.staging import WarpStaging
+from cute_kernels.kernels.staging import LINE_BYTES, WarpStaging
 from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.tiles import PatchOrder
 from cute_kernels.kernels.tma import all_ctas, fetch, k_major, load_tma, shared_tensor, sides, store_tma, swizzled
@@ -93,6 +93,8 @@ class GatherMma(GemmMma):
     order: PatchOrder
     grid: tuple[Int32, Int32] = (0, 0)
 
+    WAVES_DIFFER = True
+
     @property
     def activation(self) -> str:
         return "none"
@@ -126,7 +128,7 @@ class GatherMma(GemmMma):
         return column, patch, piece // pieces, grid_row // rows, image // images
 
     @cute.jit
-    def _addends(
+    def _bias(
         self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
     ) -> cute.Tensor | None:
         """Table values of the eight accumulators of one column group: two rows, of the same position or not."""
@@ -398,7 +400,7 @@ class Sm90GatherKernel(ImagesHost):
         base = staging + cute.assume(warp * (buffers * size), divby=size)
         staged = shared_tensor(base, self._staging_layout(max(2, buffers)), self.out_dtype)
         source, target = sides(args.out_atom, staged, cute.local_tile(args.out, plan.store_box, (None,) * 5), 5)
-        return WarpStaging(base, plan.store_rows, buffers, args.out_atom, source, target)
+        return WarpStaging(base, plan.store_rows, LINE_BYTES, buffers, args.out_atom, source, target)
 
 
 dsl.name_kernel(Sm90GatherKernel.kernel, "patch_embed_gather_sm90a")

@@ -13,15 +13,17 @@ ignore the low 13 bits of an FP32 number; TMA rounds to TF32 on the way, so that
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, TFloat32
+from cutlass import Float32, Int16, Int32, TFloat32
 from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.gemm import DeviceArguments, GemmHost, finish
+from cute_kernels.kernels.epilogue import as_floats
+from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, finish, multipliers
 from cute_kernels.kernels.graph import sm90_gemm_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, clear_unloaded, tma_operand
@@ -32,12 +34,18 @@ from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.kernels.tma import Tma, k_major, load_tma, shared_tensor
 from cute_kernels.plan import Sm90GemmPlan
 from cute_kernels.plan.base import Phase
+from cute_kernels.plan.shared_operands import WgmmaPair
 
 # --- adding up the slices of a tile that the CTAs of a cluster share along K, through distributed shared memory ------
 
 
+def sums_type(plan: WgmmaPair) -> type:
+    """Element type of the accumulators."""
+    return Int32 if plan.sums_integers else Float32
+
+
 GROUP = 4
-"""FP32 values of a 16-byte store: two rows and two columns of an accumulator."""
+"""32-bit values of a 16-byte store: two rows and two columns of an accumulator."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +132,13 @@ class PartialSums:
                     values[group * GROUP + i] = values[group * GROUP + i] + subtree[i]
                 size *= 2
 
-    def _sum(self, begin: int, end: int, index: int) -> list[Float32]:
+    def _sum(self, begin: int, end: int, index: int) -> list[Float32 | Int32]:
         """The sum over the slices at distances ``begin`` to ``end - 1``, a power of two of them, as a tree."""
         if end - begin == 1:
-            source = cute.make_tensor(self._group(Int32(begin), index), cute.make_layout(GROUP))
-            loaded = cute.make_rmem_tensor(cute.make_layout(GROUP), Float32)
+            dtype = sums_type(self.plan)
+            group = cute.recast_ptr(self._group(Int32(begin), index), dtype=dtype)
+            source = cute.make_tensor(group, cute.make_layout(GROUP))
+            loaded = cute.make_rmem_tensor(cute.make_layout(GROUP), dtype)
             cute.autovec_copy(source, loaded)
             return [loaded[i] for i in range(GROUP)]
         middle = (begin + end) // 2
@@ -158,7 +168,13 @@ class PartialSums:
 
 
 MMA_STEPS = 4
-"""WGMMAs of 16 elements of K in one K block of 64."""
+"""WGMMAs of 32 bytes of K in one K block of 128."""
+
+LINE_BYTES = 128
+"""Bytes of a cache line."""
+
+LOADED_GROUPS = 4
+"""Column groups whose addends are in registers at a time: 64 columns, half of a store buffer of 8 bits."""
 
 COLUMN_GROUP = 16
 """Columns of which a thread has eight values: rows ``lane / 4`` and ``lane / 4 + 8``, columns ``lane % 4 * 2`` and the
@@ -170,7 +186,7 @@ class GemmMma:
     """Computes and stores this warpgroup's rows of the tiles of its cluster.
 
     Attributes:
-        tiled_mma: 64 x tile_n x 16 instruction of one warpgroup.
+        tiled_mma: 64 x tile_n x 32 bytes instruction of one warpgroup.
         a_fragments, b_fragments: shared-memory descriptors ``[.., wave, k step, stage]`` of this warpgroup's rows, and
             ``[.., k step, stage]``.
         staging: store buffers of this warp, 16 rows x 128 bytes each.
@@ -180,6 +196,7 @@ class GemmMma:
         first_cta: the first of them.
         partials: what this warp and those of other CTAs do with slices of K; None without a split.
         turn: first of the named barriers by which warpgroups hand the tensor cores to each other.
+        addends: what the epilogue multiplies and adds besides the bias.
     """
 
     plan: Sm90GemmPlan
@@ -198,12 +215,15 @@ class GemmMma:
     first_cta: Int32 | int
     partials: PartialSums | None
     turn: int
+    addends: Addends = Addends()
+
+    WAVES_DIFFER: ClassVar[bool] = False
 
     @cute.jit
     def run(self) -> None:
         plan = self.plan
         shape = self.tiled_mma.partition_shape_C((plan.warpgroup_rows, plan.config.tile_n))
-        accumulator = cute.make_rmem_tensor(shape, Float32)
+        accumulator = cute.make_rmem_tensor(shape, sums_type(plan))
         state = self.operands.consumer_state()
         first, step = self.order.first, self.order.step
         if cutlass.const_expr(plan.config.pingpong):
@@ -215,6 +235,7 @@ class GemmMma:
         phase = Int32(0)
         for tile in cutlass.range(first, self.order.tiles, step, unroll=1):
             self.operands.stamps.mark(Phase.TILE)
+            self._prefetch_residual(tile)
             self._await_turn(tile)
             released = state.clone()
             self._stage(accumulator, False, state)
@@ -231,14 +252,17 @@ class GemmMma:
             if cutlass.const_expr(plan.config.pingpong):
                 state.advance(self.k_blocks)
             self.operands.stamps.mark(Phase.MMA)
+            # Coordinates and the first of the bias are there when the last WGMMAs are.
+            place = self._place(tile)
+            biases = self._biases(place, 0, 0)
             warpgroup.wait_group(0)
             self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
             if cutlass.const_expr(self.partials is None):
-                self._store(accumulator, tile)
+                self._store(accumulator, place, biases)
             else:
                 if self.partials.slice == self.partials.finisher:
                     self.partials.receive(phase)
-                    self._store(accumulator, tile)
+                    self._store(accumulator, place, biases)
                     self.partials.release()
                 else:
                     self.partials.send(accumulator, phase)
@@ -275,31 +299,62 @@ class GemmMma:
                 cute.arch.barrier_arrive(barrier_id=self.turn + 1 - self.warpgroup, number_of_threads=256)
 
     @cute.jit
-    def _store(self, accumulator: cute.Tensor, tile: Int32) -> None:
-        """Adds the bias, rounds, stages and stores one tile; returns as soon as the last TMA store is issued."""
+    def _store(
+        self, accumulator: cute.Tensor, place: tuple[Int32, ...], biases: tuple[cute.Tensor | None, ...]
+    ) -> None:
+        """Finishes, stages and stores one tile; returns as soon as the last TMA store is issued.
+
+        A bias is loaded a store buffer ahead. Waves of a region follow each other, so that they share it unless
+        ``WAVES_DIFFER``.
+        """
         plan, config = self.plan, self.plan.config
-        place = self._place(tile)
         groups, dtype = plan.store_columns // COLUMN_GROUP, ELEMENT_TYPES[plan.problem.out_dtype]
+        row_factors = [self._row_factors(place, wave) for wave in range(plan.waves)]
+        upcoming = biases
         for i in cutlass.range_constexpr(plan.regions_per_tile):
-            wave, region = divmod(i, plan.regions_per_tile // plan.waves)
+            region, wave = divmod(i, plan.waves)
             buffer = i % config.store_stages
-            # Before the wait for a buffer, which the loads may then overlap.
-            biases = [self._addends(place, wave, (region * groups + j) * COLUMN_GROUP) for j in range(groups)]
-            self.operands.stamps.mark(Phase.BUFFER)
-            self.staging.acquire()
-            self.operands.stamps.mark(Phase.MATH)
-            for group in cutlass.range_constexpr(groups):
-                column = (region * groups + group) * COLUMN_GROUP
-                values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
-                for j in cutlass.range_constexpr(8):
-                    # Accumulators of a wave: pair, row half, 8 columns.
-                    values[j] = accumulator[(j % 2, j // 2 % 2, column // 8 + j // 4), wave, 0]
-                if cutlass.const_expr(self.partials is not None):
-                    self.partials.add(values, (wave * config.tile_n + column) // 8)
-                rounded = finish(values, biases[group], self.activation, dtype)
-                self._stage_group(rounded, buffer, group)
+            biases = upcoming
+            next_region, next_wave = divmod(i + 1, plan.waves)
+            if cutlass.const_expr(i + 1 < plan.regions_per_tile and (next_wave == 0 or self.WAVES_DIFFER)):
+                upcoming = self._biases(place, next_region, next_wave)
+            for first in cutlass.range_constexpr(0, groups, LOADED_GROUPS):
+                # Of a buffer's first groups before the wait for it, which the loads may then overlap.
+                numbers = range(first, min(first + LOADED_GROUPS, groups))
+                columns = [(region * groups + j) * COLUMN_GROUP for j in numbers]
+                bias = biases if first == 0 else self._biases(place, region, wave, first)
+                residuals = [self._residual(place, wave, column) for column in columns]
+                scales = [self._scales(row_factors[wave], place, column) for column in columns]
+                if cutlass.const_expr(first == 0):
+                    self.operands.stamps.mark(Phase.BUFFER)
+                    self.staging.acquire()
+                    self.operands.stamps.mark(Phase.MATH)
+                for j in cutlass.range_constexpr(len(columns)):
+                    rounded = finish(
+                        as_floats(self._sums(accumulator, wave, columns[j])),
+                        bias[j],
+                        self.activation,
+                        dtype,
+                        scale=scales[j],
+                        residual=residuals[j],
+                        out_factor=self.addends.out_factor,
+                    )
+                    self._stage_group(rounded, buffer, first + j)
             self.operands.stamps.mark(Phase.STORE)
             self.staging.store(buffer, *self._block(place, wave, region))
+
+    @cute.jit
+    def _sums(
+        self, accumulator: cute.Tensor, wave: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
+    ) -> cute.Tensor:
+        """The eight accumulators of a column group, over all slices of K."""
+        values = cute.make_rmem_tensor(cute.make_layout(8), sums_type(self.plan))
+        for j in cutlass.range_constexpr(8):
+            # Accumulators of a wave: pair, row half, 8 columns.
+            values[j] = accumulator[(j % 2, j // 2 % 2, column // 8 + j // 4), wave, 0]
+        if cutlass.const_expr(self.partials is not None):
+            self.partials.add(values, (wave * self.plan.config.tile_n + column) // 8)
+        return values
 
     @property
     def activation(self) -> str:
@@ -315,9 +370,74 @@ class GemmMma:
             row += self.warpgroup * plan.warpgroup_rows
         return row, (n_tile * config.cluster_n + self.rank_n) * config.tile_n, batch
 
-    def _addends(self, place: tuple[Int32, ...], wave: int, column: int) -> cute.Tensor | None:
-        """Addends of the eight accumulators of a column group that begins at ``column`` of the tile."""
+    def _biases(
+        self, place: tuple[Int32, ...], region: int, wave: int, first: int = 0
+    ) -> tuple[cute.Tensor | None, ...]:
+        """Values of the bias for the column groups of a store buffer that are finished together, from ``first`` on."""
+        groups = self.plan.store_columns // COLUMN_GROUP
+        numbers = range(first, min(first + LOADED_GROUPS, groups))
+        return tuple(self._bias(place, wave, (region * groups + j) * COLUMN_GROUP) for j in numbers)
+
+    def _bias(self, place: tuple[Int32, ...], wave: int, column: int) -> cute.Tensor | None:
+        """Values of the bias for the eight accumulators of the column group that begins at ``column`` of the tile."""
         return self._load_bias(place[1] + column)
+
+    def _rows(self, place: tuple[Int32, ...], wave: int) -> tuple[Int32, Int32]:
+        """The two rows of a wave of which a thread has values."""
+        row = place[0] + wave * 64 + self.thread % 32 // 4
+        return row, row + 8
+
+    def _row_factors(self, place: tuple[Int32, ...], wave: int) -> list[Float32 | None]:
+        """Factors of both rows."""
+        if self.addends.scales is None:
+            return [None, None]
+        return [self.addends.row_factor(row, place[2]) for row in self._rows(place, wave)]
+
+    @cute.jit
+    def _scales(
+        self, row_factors: list[Float32 | None], place: tuple[Int32, ...], column: cutlass.Constexpr[int]
+    ) -> Float32 | cute.Tensor | None:
+        """Multipliers of the eight accumulators of a column group, or the call's number."""
+        scales = self.addends.scales
+        if cutlass.const_expr(scales is None or (scales.rows is None and scales.features is None)):
+            return row_factors[0]
+        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
+        for half in cutlass.range_constexpr(2):
+            first = place[1] + column + half * 8 + self.thread % 4 * 2
+            columns = self.addends.column_factors(first, place[2], 2, self.plan.column_vector)
+            for row in cutlass.range_constexpr(2):
+                factors = multipliers(row_factors[row], columns)
+                for i in cutlass.range_constexpr(2):
+                    at = half * 4 + row * 2 + i
+                    values[at] = factors[i] if isinstance(factors, cute.Tensor) else factors
+        return values
+
+    @cute.jit
+    def _prefetch_residual(self, tile: Int32) -> None:
+        """Asks for the residual of this warp's rows, which comes while the tensor cores work on the tile."""
+        residual = self.addends.residual
+        if cutlass.const_expr(residual is not None):
+            place, lane = self._place(tile), self.thread % 32
+            line = LINE_BYTES * 8 // residual.element_type.width
+            for wave in cutlass.range_constexpr(self.plan.waves):
+                for first in cutlass.range_constexpr(0, self.plan.config.tile_n, 2 * line):
+                    column = place[1] + first + lane // 16 * line
+                    self.addends.prefetch(place[0] + wave * 64 + lane % 16, column, place[2])
+
+    @cute.jit
+    def _residual(
+        self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
+    ) -> cute.Tensor | None:
+        """Addends of the eight accumulators of a column group, after the activation."""
+        if cutlass.const_expr(self.addends.residual is None):
+            return None
+        values = cute.make_rmem_tensor(cute.make_layout(8), self.addends.residual.element_type)
+        rows = self._rows(place, wave)
+        for i in cutlass.range_constexpr(4):
+            first = place[1] + column + i // 2 * 8 + self.thread % 4 * 2
+            pair = self.addends.addends(rows[i % 2], first, place[2], 2)
+            values[2 * i], values[2 * i + 1] = pair[0], pair[1]
+        return values
 
     def _block(self, place: tuple[Int32, ...], wave: int, region: int) -> tuple[Int32, ...]:
         """The box of the output that a store buffer goes to."""
@@ -343,7 +463,17 @@ class GemmMma:
     def _stage_group(self, values: cute.Tensor, buffer: cutlass.Constexpr[int], group: cutlass.Constexpr[int]) -> None:
         """Writes 16 rows x 16 columns of the warp to a store buffer."""
         lane = self.thread % 32
-        if cutlass.const_expr(values.element_type is Float32):
+        if cutlass.const_expr(values.element_type.width == 8):
+            # A thread has pairs of neighbouring columns, and stmatrix moves four bytes of a row for each.
+            pairs = cute.recast_tensor(values, Int16)
+            for half in cutlass.range_constexpr(2):
+                for row_half in cutlass.range_constexpr(2):
+                    target = self.staging.chunk(lane // 4 + row_half * 8, group) + self.staging.offset(buffer)
+                    target += cute.assume(half * 8 + lane % 4 * 2, divby=2)
+                    cute.make_tensor(cute.recast_ptr(target, dtype=Int16), cute.make_layout(1))[0] = pairs[
+                        half * 2 + row_half
+                    ]
+        elif cutlass.const_expr(values.element_type is Float32):
             # Two neighbouring columns are half of a 16-byte chunk; stmatrix moves 16-bit elements only.
             for half in cutlass.range_constexpr(2):
                 for row_half in cutlass.range_constexpr(2):
@@ -396,12 +526,20 @@ class Sm90GemmKernel(GemmHost):
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
         plan, config = self.plan, self.plan.config
-        operation = MmaTf32Op if self.dtype is TFloat32 else warpgroup.MmaF16BF16Op
-        shape, majors = (64, config.tile_n, plan.mma_k), (OperandMajorMode.K, OperandMajorMode.K)
-        tiled_mma = cute.make_tiled_mma(operation(self.dtype, Float32, shape, warpgroup.OperandSource.SMEM, *majors))
+        tiled_mma = cute.make_tiled_mma(self._operation())
         a_box, b_box = (plan.loaded_rows, plan.tile_k), (config.tile_n, plan.tile_k)
         a_tma = load_tma(a, k_major(self.dtype, a_box, 1), a_box, config.cluster_n)
-        return tiled_mma, a_tma, load_tma(b, k_major(self.dtype, b_box, 1), b_box, config.cluster_m)
+        return tiled_mma, a_tma, load_tma(b, k_major(self.b_dtype, b_box, 1), b_box, config.cluster_m)
+
+    def _operation(self) -> warpgroup.MmaOp:
+        """WGMMA of 64 rows, the columns of a tile and 32 bytes of K."""
+        shape = (64, self.plan.config.tile_n, self.plan.mma_k)
+        rest = (sums_type(self.plan), shape, warpgroup.OperandSource.SMEM, OperandMajorMode.K, OperandMajorMode.K)
+        if self.plan.sums_integers:
+            return warpgroup.MmaI8Op(self.dtype, self.b_dtype, *rest)
+        if self.dtype.width == 8:
+            return warpgroup.MmaF8Op(self.dtype, self.b_dtype, *rest)
+        return (MmaTf32Op if self.dtype is TFloat32 else warpgroup.MmaF16BF16Op)(self.dtype, *rest)
 
     @cute.kernel
     def kernel(self, args: DeviceArguments) -> None:
@@ -428,10 +566,11 @@ class Sm90GemmKernel(GemmHost):
 
         order = GroupedOrder(args.m_tiles, args.n_tiles, args.batches, config.group_m, *this_cluster(plan))
         a_layout, b_layout = (
-            k_major(self.dtype, (rows, plan.tile_k), config.stages) for rows in (config.tile_m, config.tile_n)
+            k_major(dtype, (rows, plan.tile_k), config.stages)
+            for dtype, rows in ((self.dtype, config.tile_m), (self.b_dtype, config.tile_n))
         )
         a_tensor = shared_tensor(a_stages, a_layout, self.dtype)
-        b_tensor = shared_tensor(b_stages, b_layout, self.dtype)
+        b_tensor = shared_tensor(b_stages, b_layout, self.b_dtype)
 
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
@@ -461,6 +600,7 @@ class Sm90GemmKernel(GemmHost):
                 atom=args.out_atom,
                 out=args.out,
                 dtype=ELEMENT_TYPES[plan.problem.out_dtype],
+                row_bytes=plan.store_row_bytes,
             )
             partials = None
             if cutlass.const_expr(config.split_k > 1):
@@ -482,6 +622,7 @@ class Sm90GemmKernel(GemmHost):
                 first_cta=first_cta,
                 partials=partials,
                 turn=self.graph.named_barriers[0].identifier,
+                addends=args.addends.loaded(),
             ).run()
 
     def _tiles(self, view: cute.Tensor, rows: int) -> cute.Tensor:

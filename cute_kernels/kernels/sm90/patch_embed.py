@@ -19,6 +19,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from cute_kernels import dsl
+from cute_kernels.dtypes import WEIGHT_TYPES
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
 from cute_kernels.kernels.graph import sm90_graph
@@ -37,7 +38,6 @@ from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.tiles import PositionOrder, TileTableRows
 from cute_kernels.kernels.tma import k_major, load_tma, shared_tensor, sides, store_tma, swizzled
 from cute_kernels.plan import Sm90PatchEmbedPlan
-from cute_kernels.plan.patch_embed import WEIGHT_TYPES
 
 # --- epilogue of a consumer warpgroup: accumulators -> scale, bias + position, BF16 -> staging -> TMA store ----------
 

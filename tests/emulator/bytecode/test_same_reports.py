@@ -11,7 +11,8 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import units, with_both_units
 
 READY = "bar.warp.sync -1; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"

@@ -15,7 +15,8 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.bytecode.execution import translate
 from cute_kernels.emulator.bytecode.lowering import lower
 from cute_kernels.emulator.instructions.memory import Store
-from tests.emulator.ptx_launch import launch, module
+from cute_kernels.testing.ptx import module
+from tests.emulator.ptx_launch import launch
 
 REGISTERS = 6
 M32 = (1 << 32) - 1

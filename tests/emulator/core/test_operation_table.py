@@ -19,6 +19,7 @@ from cute_kernels.emulator.core.pure_operations import apply, evaluate, operatio
 from cute_kernels.emulator.graph import values
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import PureOp
+from cute_kernels.testing.ptx import module
 from tests.emulator.definitions.bits import bits
 from tests.emulator.definitions.conversions import INTEGERS as KINDS
 from tests.emulator.definitions.conversions import MODES, conversions
@@ -30,7 +31,6 @@ from tests.emulator.instruction_cases import EDGES
 from tests.emulator.instructions import test_instruction_forms as forms
 from tests.emulator.instructions.test_conversions import CONVERSION
 from tests.emulator.instructions.test_instructions import FLOAT, INTEGER
-from tests.emulator.ptx_launch import module
 
 FULL, LANES, ROUNDS = 0xFFFFFFFF, 32, 24
 DEFINITIONS: dict[str, Definition] = {**integers(), **bits(), **floats(), **conversions()}

@@ -172,10 +172,13 @@ def halves(type_: str) -> dict[str, Definition]:
     for name, order in ORDERS.items():
         functions[name] = (2, lambda a, b, order=order: narrow(order(widen(a), widen(b))))
         functions[f"{name}_xorsign"] = (2, lambda a, b, order=order: narrow(signs_xored(order, widen)(a, b)))
-    return {
-        f"{name}_{type_}": Definition(quiet(function), ("u16",) * count, "u16")
-        for name, (count, function) in functions.items()
-    }
+    forms = {f"{name}_{type_}": entry for name, entry in functions.items()}
+    if not bf16:  # .sat: into [0, 1], of NaN 0
+        for name in ("add", "sub", "mul", "fma"):
+            count, function = functions[name]
+            saturate = lambda *x, f=function: narrow(rounding.clamp_f32(widen(f(*x))))  # noqa: E731
+            forms[f"{name}_f16_sat"] = (count, saturate)
+    return {name: Definition(quiet(function), ("u16",) * count, "u16") for name, (count, function) in forms.items()}
 
 
 def compared(a: np.ndarray, b: np.ndarray, relation: str) -> np.ndarray:

@@ -14,7 +14,8 @@ from cute_kernels.emulator import Options, capture
 from cute_kernels.emulator.diagnostics.source_profile import Profile, profiles
 from cute_kernels.emulator.programs.program_run import run_program
 from cute_kernels.emulator.ptx.source_lines import SourcePlace, own_places
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 
 PROGRAM = Path(__file__).parents[3] / "docs" / "examples" / "bias_add.py"
 HEAD = '.file 1 "/a/kernel.py"\n.file 2 "/b/kernel.py"\n'

@@ -11,7 +11,8 @@ import pytest
 from cute_kernels.emulator import EmulatorError, Options
 from cute_kernels.emulator.diagnostics.barriers import pipeline_in_call, variable_in_call
 from cute_kernels.emulator.diagnostics.diagnosis import diagnose
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 from tests.processes import run_python
 
 

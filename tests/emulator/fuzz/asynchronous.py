@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, TensorMap, encode
+from cute_kernels.testing.ptx import module
 from tests.emulator import record_tma_on_gpu as recorder
 from tests.emulator.cluster_launches import CTAS, PLACE
 from tests.emulator.fuzz.program import Program, on_arrays
 from tests.emulator.oracle.launches import address_of
-from tests.emulator.ptx_launch import module
 from tests.emulator.public_bugs import BUGS
 from tests.emulator.state import test_pair_allocation
 from tests.emulator.units.copies import test_im2col

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import UnsupportedPTX
+from cute_kernels.testing.ptx import module
 from tests.emulator.instructions.test_exhaustive import ALL, results
-from tests.emulator.ptx_launch import launch, module
+from tests.emulator.ptx_launch import launch
 
 TYPES = {
     "e2m1": ml_dtypes.float4_e2m1fn,

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator.instruction_cases import Case, check, check_constants, signed
-from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, launch, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import with_both_units
 from tests.nightly import examples
 

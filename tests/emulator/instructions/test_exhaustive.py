@@ -10,7 +10,8 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.units.matrix.mma_sync import TYPES, Form, accumulator_rows, multiply
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 from tests.nightly import NIGHTLY
 
 FP8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}

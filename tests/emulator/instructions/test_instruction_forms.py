@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import GlobalMemoryRace, IllegalAccess, UnsupportedPTX
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator.ieee import BF16, F16, F32, Format
 from tests.emulator.instruction_cases import Case, check, signed
 from tests.emulator.instructions.test_instructions import directed, pairwise, propagating
-from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, launch, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import units
 from tests.nightly import examples
 
@@ -168,6 +169,29 @@ def float_cases() -> dict[str, Case]:
                 opcode, width = f"fma.rn.relu.{type_}{'x2' if pair else ''}", n * (1 + pair)
                 expected, kinds = (pairwise(rectified), "ppp") if pair else (rectified, "fff")
                 cases[opcode] = Case(f"{opcode} {{d}}, {{0}}, {{1}}, {{2}};", width, (width,) * 3, expected, kinds)
+    return cases | saturating_cases()
+
+
+def saturating_cases() -> dict[str, Case]:
+    """.sat of FP16 results: into [0, 1], NaN to +0 (PTX ISA); BF16 has none."""
+    one = 15 << 10
+
+    def saturated(result: int) -> int:
+        return 0 if result & F16.sign_bit or F16.is_nan(result) else min(result, one)
+
+    operations: dict[str, tuple[int, Callable[..., int]]] = {
+        "add": (2, F16.add),
+        "sub": (2, lambda a, b: F16.add(a, b ^ F16.sign_bit)),
+        "mul": (2, F16.mul),
+        "fma": (3, F16.fma),
+    }
+    cases: dict[str, Case] = {}
+    for name, (count, operation) in operations.items():
+        operands = ", ".join(f"{{{i}}}" for i in range(count))
+        for suffix, width, kind, wrap in (("", 16, "f", lambda f: f), ("x2", 32, "p", pairwise)):
+            opcode = f"{name}.rn.sat.f16{suffix}"
+            expected = wrap(lambda *args, operation=operation: saturated(operation(*args)))
+            cases[opcode] = Case(f"{opcode} {{d}}, {operands};", width, (width,) * count, expected, kind * count)
     return cases
 
 
@@ -217,7 +241,8 @@ def test_pairs_of_f32_in_a_direction(name: str, mode: str, seed: int):
 
 @pytest.mark.parametrize(
     "text",
-    ["fma.rz.sat.f64 %d3, %d3, %d3, %d3;", "add.relu.f16 %h1, %h1, %h1;", "min.xorsign.f32 %r1, %r1, %r1;",
+    ["fma.rz.sat.f64 %d3, %d3, %d3, %d3;", "mul.sat.bf16 %h1, %h1, %h1;",
+     "add.relu.f16 %h1, %h1, %h1;", "min.xorsign.f32 %r1, %r1, %r1;",
      "neg.xorsign.abs.f32 %r1, %r1;", "min.xorsign.abs.f32 %r1, %r1, %r1, %r1;", "addc.u16 %h1, %h1, %h1;",
      "setp.lo.s32 %p1, %r1, %r1;", "setp.lt.b32 %p1, %r1, %r1;", "cvt.rzi.ftz.s32.f16 %r1, %h1;"],
 )  # fmt: skip

@@ -10,7 +10,8 @@ import pytest
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.errors import EmulatorError
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import units
 
 BYTES = 256

@@ -13,8 +13,9 @@ import pytest
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.instructions import matrix as instructions_matrix
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator.matrix_cases import MatrixMove, matrix_cases
-from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, launch, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import units, with_both_units
 from tests.emulator.record_matrix_on_gpu import digest, result_array
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
-from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, launch, module
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
+from tests.emulator.ptx_launch import launch
 
 LANES = range(32)
 ALL = 0xFFFFFFFF

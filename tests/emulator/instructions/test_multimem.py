@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.errors import GlobalMemoryRace, IllegalAccess, UnsupportedPTX
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import with_both_units
 
 #: %d1: this thread's 16 bytes of p0, %d2 those of p1; %r4 to %r7 hold what p1 does.

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import Options
-from tests.emulator.ptx_launch import launch, module
+from cute_kernels.testing.ptx import module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import units, with_both_units
 
 INFINITY, QUIET = 0x7FF << 52, 1 << 51

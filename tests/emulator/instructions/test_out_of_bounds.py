@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.errors import IllegalAccess
-from tests.emulator.ptx_launch import launch, module
+from cute_kernels.testing.ptx import module
+from tests.emulator.ptx_launch import launch
 
 #: Space -> an access within it, and the same one beyond its end. The local array has 16 bytes, the parameter 8.
 ACCESSES = {

@@ -7,7 +7,8 @@ import pytest
 
 from cute_kernels.emulator import Options, TensorMap
 from cute_kernels.emulator.units.copies.tensor_map import encode
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 
 ADDRESSES = {
     "ld.param, 64 bits": "mov.b64 %d1, p1; ld.param.b32 %r1, [%d1];",

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.units.copies.reductions import combine
-from tests.emulator.ptx_launch import launch, module
+from cute_kernels.testing.ptx import module
+from tests.emulator.ptx_launch import launch
 
 
 @pytest.mark.parametrize("name", ["min", "max"])

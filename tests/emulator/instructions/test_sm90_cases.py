@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import Options, UnsupportedPTX
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.sm90_all_cases import cases
 from tests.emulator.sm90_cases import MMA_BYTES, Case, digest, mma_operands
 from tests.emulator.units.matrix.test_exact import TYPES, nearest_float32, rational_dot

@@ -13,7 +13,8 @@ from cute_kernels.emulator.errors import (
     SharedMemoryRace,
     UnsupportedPTX,
 )
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import with_both_units
 
 #: %d3 and %d4: this thread's 16 bytes of p0 and of p1; %r3: those of shared memory, %d5 their generic address.

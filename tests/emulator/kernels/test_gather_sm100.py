@@ -14,7 +14,8 @@ from cute_kernels.config import Sm100ImagesConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import TensorMemoryRace
 from cute_kernels.runtime import emulated
-from tests.emulator.gather_inputs import GatherCase, check, make_gather_case
+from tests.emulator.cases import Case, check
+from tests.emulator.gather_inputs import make_gather_case
 from tests.emulator.image_inputs import edited
 from tests.nightly import drawn, every_other, examples
 
@@ -32,7 +33,7 @@ CONFIGS = {  # and what else is not as usual
 }  # fmt: skip
 
 
-def case_of(config: Sm100ImagesConfig | None, **facts) -> GatherCase:
+def case_of(config: Sm100ImagesConfig | None, **facts) -> Case:
     return make_gather_case(config=config, arch="sm_100a", **facts)
 
 

@@ -14,8 +14,9 @@ from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import Sm90GatherConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, IllegalAccess, SharedMemoryRace
+from tests.emulator.cases import Case, check
 from tests.emulator.exact_sums import emulate
-from tests.emulator.gather_inputs import GatherCase, check, make_gather_case
+from tests.emulator.gather_inputs import make_gather_case
 from tests.nightly import by_day, drawn, examples, nightly
 
 PAIRS = Sm90GatherConfig(2, 1, 64, 2, 64, 2, stages=3)
@@ -99,12 +100,12 @@ def test_counts() -> None:
 # --- broken on purpose ----------------------------------------------------------------------------------------------
 
 
-def _case(config: Sm90GatherConfig = PAIRS) -> GatherCase:
+def _case(config: Sm90GatherConfig = PAIRS) -> Case:
     """Four blocks of K in a tile through three stages: stages are refilled in the middle of a tile."""
     return make_gather_case(batch=64, grid=(1, 6), n=128, config=config, sm_count=2, seed=11)
 
 
-def _edited(case: GatherCase, pattern: str, replacement: str = "") -> Artifact:
+def _edited(case: Case, pattern: str, replacement: str = "") -> Artifact:
     artifact = compile_plan(case.plan, emulated=True)
     ptx, count = re.subn(pattern, replacement, artifact.ptx)
     assert count, f"nothing matches {pattern}"

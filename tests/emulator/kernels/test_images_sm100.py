@@ -13,7 +13,8 @@ from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.emulator import Options
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import emulated
-from tests.emulator.image_inputs import ImagesCase, check, edited, make_images_case, sums
+from tests.emulator.cases import Case, check
+from tests.emulator.image_inputs import edited, make_images_case, sums
 from tests.emulator.transposed_faults import MISSING_SYNCHRONISATION
 from tests.nightly import drawn, every_other, examples
 
@@ -38,7 +39,7 @@ CONFIGS = {  # and the channels that they are compiled for
 TABLES = {"positions": (True, True), "bias": (True, False), "none": (False, False)}
 
 
-def case_of(config: Sm100ImagesConfig, **facts) -> ImagesCase:
+def case_of(config: Sm100ImagesConfig, **facts) -> Case:
     return make_images_case(config=config, arch="sm_100a", **facts)
 
 
@@ -84,12 +85,12 @@ def test_any_images_under_any_schedule(kind, completion, interleave, seed, **fac
 
 
 @pytest.fixture(scope="module")
-def inputs() -> ImagesCase:
+def inputs() -> Case:
     """8 tiles of one pair."""
     return case_of(PARTS, batch=25, channels=1, grid=(2, 5), n=136, sm_count=2, seed=7)
 
 
-def test_result_does_not_depend_on_the_schedule(inputs: ImagesCase) -> None:
+def test_result_does_not_depend_on_the_schedule(inputs: Case) -> None:
     for completion, interleave in (("eager", "starve"), ("lazy", "random"), ("random", "starve")):
         options = Options(seed=3, completion=completion, interleave=interleave, spurious_try_wait_failures=True)
         check(inputs.fresh(), options)
@@ -140,14 +141,14 @@ def test_default_config_and_its_work() -> None:
     ],
     ids=["unsigned sums", "no table", "no scales"],
 )
-def test_wrong_arithmetic_gives_wrong_results(inputs: ImagesCase, pattern: str, replacement: str) -> None:
+def test_wrong_arithmetic_gives_wrong_results(inputs: Case, pattern: str, replacement: str) -> None:
     case = inputs.fresh()
     emulated.launch(case.plan, case.tensors, artifact=edited(case, pattern, replacement))
     assert case.mismatches().float().mean() > 0.4
 
 
 @pytest.mark.parametrize(("pattern", "error", "message"), MISSING_SYNCHRONISATION)
-def test_missing_synchronisation(inputs: ImagesCase, pattern: str, error: type[Exception], message: str) -> None:
+def test_missing_synchronisation(inputs: Case, pattern: str, error: type[Exception], message: str) -> None:
     case = inputs.fresh()
     with pytest.raises(error, match=message):
         emulated.launch(

@@ -13,7 +13,8 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRace
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import emulated
-from tests.emulator.image_inputs import ImagesCase, check, edited, make_images_case, sums
+from tests.emulator.cases import Case, check
+from tests.emulator.image_inputs import edited, make_images_case, sums
 from tests.nightly import drawn, every_other, examples
 
 POLICIES = ("eager", "lazy", "random")
@@ -236,7 +237,7 @@ def test_counts() -> None:
 
 
 @pytest.fixture(scope="module")
-def inputs() -> ImagesCase:
+def inputs() -> Case:
     return make_images_case(batch=9, channels=1, grid=(2, 5), n=136, config=BASE, sm_count=2, seed=7)
 
 
@@ -245,7 +246,7 @@ def inputs() -> ImagesCase:
     [(r"\.s32\.s8\.u8", ".s32.s8.s8"), (r"cvt\.rn\.f32\.s32", "cvt.rn.f32.u32"), (r"ld\.global\.v4\.\w+.*;", "")],
     ids=["signed pixels", "unsigned sums", "no table"],
 )
-def test_wrong_arithmetic_gives_wrong_results(inputs: ImagesCase, pattern: str, replacement: str) -> None:
+def test_wrong_arithmetic_gives_wrong_results(inputs: Case, pattern: str, replacement: str) -> None:
     case = inputs.fresh()
     emulated.launch(case.plan, case.tensors, artifact=edited(case, pattern, replacement))
     assert case.mismatches().float().mean() > 0.4
@@ -261,7 +262,7 @@ def test_wrong_arithmetic_gives_wrong_results(inputs: ImagesCase, pattern: str, 
         (r"bar\.sync.*;", SharedMemoryRace, r"TMA store .* reads"),
     ],
 )
-def test_missing_synchronisation(inputs: ImagesCase, pattern: str, error: type[Exception], message: str) -> None:
+def test_missing_synchronisation(inputs: Case, pattern: str, error: type[Exception], message: str) -> None:
     case = inputs.fresh()
     with pytest.raises(error, match=message):
         emulated.launch(

@@ -13,7 +13,8 @@ from cute_kernels.config import Sm90ImagesConfig, Sm100ImagesConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import SharedMemoryRace
 from cute_kernels.runtime import emulated
-from tests.emulator.image_inputs import ImagesCase, check, edited, make_images_case, sums
+from tests.emulator.cases import Case, check
+from tests.emulator.image_inputs import edited, make_images_case, sums
 from tests.nightly import by_day, examples, nightly
 
 BASE = Sm90ImagesConfig(tile_patches=4, tile_images=4, warpgroups=2, cluster=2, stages=3, stage_blocks=1)
@@ -44,7 +45,7 @@ SM100_CONFIGS = {  # and channels
 }
 
 
-def two_terms(**facts) -> ImagesCase:
+def two_terms(**facts) -> Case:
     return make_images_case(precision="int16", **facts)
 
 
@@ -147,7 +148,7 @@ def test_counts() -> None:
 
 
 @pytest.fixture(scope="module")
-def inputs() -> ImagesCase:
+def inputs() -> Case:
     return two_terms(batch=9, channels=1, grid=(2, 5), n=136, config=BASE, sm_count=2, seed=7)
 
 
@@ -156,13 +157,13 @@ def inputs() -> ImagesCase:
     [(r"\.s32\.s8\.u8", ".s32.s8.s8"), (r", 1132462080;", ", 1124073472;")],
     ids=["signed pixels", "128 for 256"],
 )
-def test_wrong_arithmetic_gives_wrong_results(inputs: ImagesCase, pattern: str, replacement: str) -> None:
+def test_wrong_arithmetic_gives_wrong_results(inputs: Case, pattern: str, replacement: str) -> None:
     case = inputs.fresh()
     emulated.launch(case.plan, case.tensors, artifact=edited(case, pattern, replacement))
     assert case.mismatches().float().mean() > 0.4
 
 
-def test_products_wait_for_the_weight(inputs: ImagesCase) -> None:
+def test_products_wait_for_the_weight(inputs: Case) -> None:
     """That wait alone, of the first phase, orders TMA's writes of the weight before the WGMMAs that read it."""
     case = inputs.fresh()
     wait = r"mbarrier\.try_wait\.parity\.shared\.b64\s+(\S+), \[[^]]+\], 0, \d+;"

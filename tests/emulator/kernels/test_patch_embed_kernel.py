@@ -16,6 +16,7 @@ from cute_kernels.emulator.units.copies.tma import TmaUnit
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime.operands import Operands
+from tests.emulator.cases import check
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.nightly import drawn, every_other, examples, nightly
@@ -64,12 +65,6 @@ def sizes(config: Sm100PatchEmbedConfig) -> dict[str, int]:
         images = 128 * config.cta_group // config.tile_positions
         rows = {"batch": images - 3, "positions": max(2 * config.tile_positions - 1, 2)}
     return rows | {"n": config.tile_n + 80, "k": 400, "sm_count": config.cta_group}
-
-
-def check(case, options: Options | None = None) -> None:
-    emulate(case.plan, case.tensors, options)
-    wrong = case.mismatches()
-    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
 
 
 @pytest.mark.parametrize("name", every_other(CONFIGS))

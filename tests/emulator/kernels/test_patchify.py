@@ -10,9 +10,7 @@ from cute_kernels.plan.base import ARCHS
 from cute_kernels.plan.patchify import PatchifyProblem, plan_patchify
 from cute_kernels.runtime.emulated import launch
 from cute_kernels.runtime.operands import Operands
-from cute_kernels.testing import data
-
-POISON = data.POISON[torch.uint8]
+from tests.emulator.cases import poisoned
 
 
 def images_of(problem: PatchifyProblem) -> torch.Tensor:
@@ -41,9 +39,7 @@ def expected_rows(images: torch.Tensor, problem: PatchifyProblem, width: int) ->
 
 def executed(images: torch.Tensor, problem: PatchifyProblem, arch: str) -> torch.Tensor:
     plan = plan_patchify(problem, ARCHS[arch])
-    rows = torch.full((problem.batch * problem.positions, plan.row_elements), POISON).to(
-        getattr(torch, problem.out_dtype)
-    )
+    rows = poisoned(problem.batch * problem.positions, plan.row_elements, dtype=getattr(torch, problem.out_dtype))
     launch(plan, Operands(images=images, x=rows))
     return rows
 

@@ -22,10 +22,11 @@ from cute_kernels.emulator import Options, default_options
 from cute_kernels.plan import Plan
 from cute_kernels.plan.base import COUNT, HEADER, profile_shape, with_profile
 from cute_kernels.profiling import Profile, phase_name, record
+from tests.emulator.cases import Case
 from tests.emulator.exact_sums import emulate as launch
-from tests.emulator.gather_inputs import GatherCase, make_gather_case
-from tests.emulator.image_inputs import ImagesCase, make_images_case
-from tests.emulator.kernel_inputs import Case, make_case
+from tests.emulator.gather_inputs import make_gather_case
+from tests.emulator.image_inputs import make_images_case
+from tests.emulator.kernel_inputs import make_case
 from tests.nightly import by_day, nightly
 
 CONFIGS: dict[str, Config] = {
@@ -150,7 +151,7 @@ def test_without_room_stamps_are_counted_and_nothing_else_is_written(name: str) 
         assert row[HEADER:].tolist() == (words + [0] * kept)[:kept]
 
 
-def images_case(name: str) -> ImagesCase | GatherCase:
+def images_case(name: str) -> Case:
     if name == "sm90, 16 bits":
         return make_gather_case(batch=6, n=64, sm_count=2)
     precision = "int16" if "two terms" in name else "int8"

@@ -6,17 +6,17 @@ import dataclasses
 import re
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.commands.examples import placed
 from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
-from cute_kernels.emulator import Options, Report
+from cute_kernels.emulator import Options
 from cute_kernels.plan import make_plan
+from tests.emulator.cases import Case, check
 from tests.emulator.exact_sums import emulate
-from tests.emulator.kernel_inputs import POISON, Case, make_case
+from tests.emulator.kernel_inputs import make_case
 from tests.emulator.transposed_faults import MISSING_SYNCHRONISATION
 from tests.nightly import by_day, examples
 
@@ -47,13 +47,6 @@ DAILY = (
     "pair, two parts of different size", "pair, shared memory, wide loads", "pair, flat",
     "one CTA, shared memory, many positions",
 )  # fmt: skip
-
-
-def check(case: Case, options: Options | None = None, artifact: Artifact | None = None) -> Report:
-    report = emulate(case.plan, case.tensors, options, artifact=artifact)
-    wrong = case.mismatches()
-    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
-    return report
 
 
 @pytest.mark.parametrize("name", by_day(CONFIGS, DAILY))
@@ -131,15 +124,10 @@ def inputs() -> Case:
     return make_case(batch=200, positions=3, n=136, k=272, config=config, sm_count=2, seed=7)
 
 
-def fresh(case: Case) -> Case:
-    out = torch.full_like(case.tensors.out.view(torch.int16), POISON).view(torch.bfloat16)
-    return replace(case, tensors=case.tensors.replace(out=out))
-
-
 def test_result_does_not_depend_on_the_schedule(inputs: Case) -> None:
     for completion, interleave in (("eager", "starve"), ("lazy", "random"), ("random", "starve")):
         options = Options(seed=3, completion=completion, interleave=interleave, spurious_try_wait_failures=True)
-        check(fresh(inputs), options)
+        check(inputs.fresh(), options)
 
 
 def aligned(case: Case) -> Case:
@@ -196,7 +184,7 @@ def edited(case: Case, pattern: str, replacement: str = "") -> Artifact:
 
 @pytest.mark.parametrize(("pattern", "error", "message"), MISSING_SYNCHRONISATION)
 def test_missing_synchronisation(inputs: Case, pattern: str, error: type[Exception], message: str) -> None:
-    case = fresh(inputs)
+    case = inputs.fresh()
     with pytest.raises(error, match=message):
         emulate(
             case.plan, case.tensors, Options(interleave="random", completion="lazy"), artifact=edited(case, pattern)
@@ -204,7 +192,7 @@ def test_missing_synchronisation(inputs: Case, pattern: str, error: type[Excepti
 
 
 def test_a_kernel_without_its_table_gives_wrong_results(inputs: Case) -> None:
-    case = fresh(inputs)
+    case = inputs.fresh()
     artifact = edited(case, r"fma\.rn\.f32x2\s+(\S+ \S+ \S+), \S+;", r"mul.rn.f32x2 \1;")
     emulate(case.plan, case.tensors, artifact=artifact)
     assert case.mismatches().float().mean() > 0.4

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -13,15 +16,19 @@ from hypothesis import strategies as st
 
 from cute_kernels import reference
 from cute_kernels.compile import compile_plan
-from cute_kernels.config import Sm80GemmConfig, Sm80ImagesConfig, Sm80PatchEmbedConfig
-from cute_kernels.emulator import Options
-from cute_kernels.plan import Plan
+from cute_kernels.config import PatchEmbedImagesProblem, Sm80GemmConfig, Sm80ImagesConfig, Sm80PatchEmbedConfig
+from cute_kernels.emulator import EmulatorError, Options, Report
+from cute_kernels.kernels.sm80.load import key_of_row
+from cute_kernels.kernels.sm80.patch_load import _place
+from cute_kernels.plan import Plan, make_plan
 from cute_kernels.plan.registry import MMA_SYNC
+from cute_kernels.plan.sm80 import FP8_ARCHS
+from tests.emulator.cases import check
 from tests.emulator.exact_sums import emulate
-from tests.emulator.gemm_inputs import check, make_gemm_case
+from tests.emulator.gemm_inputs import make_gemm_case
 from tests.emulator.mma_sync_inputs import SMALL, make_image_case, make_rows_case
-from tests.emulator.mma_sync_inputs import check as check_operation
-from tests.nightly import by_day, drawn, examples
+from tests.mutation.targets import TARGETS
+from tests.nightly import by_day, drawn, examples, nightly
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ANY_ORDER = Options(completion="random", interleave="random", seed=3)
@@ -35,6 +42,25 @@ TILES = {
     "128 x 192": {"tile_n": 192, "warps_m": 4, "stages": 3},
 }  # fmt: skip
 DAILY = ("64 x 64", "64 x 64, 128 bytes", "32 x 128, 1 x 4 warps")
+
+
+def on_every_chip(types: Iterable[str], but_not: Collection[tuple[str, str]] = ()) -> Any:
+    """Parameters ``dtype`` and ``arch``: all pairs; by day as many as show each type and each architecture once."""
+    types = list(types)
+    pairs = [pair for pair in itertools.product(types, MMA_SYNC) if pair not in but_not]
+    daily = set()
+    for i in range(max(len(types), len(MMA_SYNC))):
+        later = (pair for pair in pairs if pair[0] == types[i % len(types)])
+        daily.add(next(pair for pair in later if MMA_SYNC.index(pair[1]) >= i % len(MMA_SYNC)))
+    cases = [pytest.param(*pair, marks=() if pair in daily else nightly, id=" ".join(pair)) for pair in pairs]
+    return pytest.mark.parametrize(("dtype", "arch"), cases)
+
+
+def check_count(plan: Plan, report: Report) -> None:
+    """The launch line has every mma.sync: 16 rows, 8 columns and 32 bytes of K each, of whole tiles."""
+    c = plan.config
+    assert report.mma_instructions == plan.tiles * c.tile_m * c.tile_n * plan.k_blocks * c.row_bytes // (16 * 8 * 32)
+
 
 # --- the dense GEMM --------------------------------------------------------------------------------------------------
 
@@ -51,31 +77,34 @@ def test_every_tile_is_bit_exact(name: str, dtype: torch.dtype) -> None:
     check(case, ANY_ORDER)
 
 
-@pytest.mark.parametrize("arch", MMA_SYNC)
-def test_every_architecture(arch: str) -> None:
-    """The plan's own choice of each, whose kernels are compiled for it."""
+@pytest.mark.parametrize("arch", by_day(dict.fromkeys(MMA_SYNC), ("sm_86", "sm_120")))
+def test_what_the_plan_chooses(arch: str) -> None:
+    """For each architecture, whose kernels are compiled for it."""
     case = make_gemm_case(m=40, n=72, k=72, in_dtype=FP16, out_dtype=FP32, activation="silu", arch=arch)
     assert f".target {arch}" in compile_plan(case.plan, emulated=True).ptx
     check(case, ANY_ORDER)
 
 
-@settings(max_examples=examples(5, 100), suppress_health_check=[HealthCheck.too_slow])
+PRODUCTS = {f"{x} to {y}": (x, y) for x, y in itertools.product((BF16, FP16, FP32), repeat=2)}
+
+
+@on_every_chip(sorted(PRODUCTS, key=lambda name: name.split()[::-1]))
+@settings(max_examples=examples(2, 20), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 150),
     n=st.integers(1, 150),
     k=st.integers(1, 30).map(lambda i: 8 * i),
     batches=st.integers(1, 2),
-    types=drawn([(BF16, FP16), (FP32, FP32)], itertools.product((BF16, FP16, FP32), (BF16, FP16, FP32))),
     bias=drawn([True], [True, False]),
-    tile=st.sampled_from(DAILY),
-    arch=drawn(["sm_80"], MMA_SYNC),
+    tile=drawn(DAILY[1:2], DAILY),
     sm_count=st.sampled_from([1, 2, 100]),
     seed=st.integers(0, 2**20),
 )
-def test_any_product(types, tile, seed, **facts) -> None:
-    config = Sm80GemmConfig(**TILES[tile])
-    case = make_gemm_case(in_dtype=types[0], out_dtype=types[1], config=config, seed=seed, **facts)
-    check(case, Options(seed=seed, completion="random", interleave="random"))
+def test_any_product(dtype: str, arch: str, tile: str, seed: int, **facts: Any) -> None:
+    config, types = Sm80GemmConfig(**TILES[tile]), PRODUCTS[dtype]
+    case = make_gemm_case(in_dtype=types[0], out_dtype=types[1], config=config, arch=arch, seed=seed, **facts)
+    report = check(case, Options(seed=seed, completion="random", interleave="random"))
+    check_count(case.plan, report)
 
 
 @pytest.mark.parametrize(("arch", "instruction"), [("sm_86", False), ("sm_90", True), ("sm_120", True)])
@@ -113,17 +142,26 @@ def test_other_roundings_cut_what_they_do_not_round(rounding: str, arch: str) ->
 
 
 def rows_case(dtype: str, **facts: Any) -> None:
-    check_operation(make_rows_case(dtype, **facts), ANY_ORDER)
+    check(make_rows_case(dtype, **facts), ANY_ORDER)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "bfloat16", "float16"])
-def test_rows_of_every_type(dtype: str) -> None:
-    rows_case(dtype)
+ROWS = ("uint8", "int8", "float8_e4m3fn", "bfloat16", "float16")
+WITHOUT_FP8 = [("float8_e4m3fn", arch) for arch in MMA_SYNC if arch not in FP8_ARCHS]
 
 
-@pytest.mark.parametrize("arch", ["sm_89", "sm_120"])
-def test_rows_of_fp8_where_tensor_cores_multiply_them(arch: str) -> None:
-    rows_case("float8_e4m3fn", arch=arch, pos_index=None, scale_a=None)
+@on_every_chip(ROWS, but_not=WITHOUT_FP8)
+@settings(max_examples=examples(2, 20), suppress_health_check=[HealthCheck.too_slow])
+@given(
+    m=st.integers(1, 150),
+    n=st.integers(1, 18).map(lambda i: 8 * i),
+    k=st.integers(1, 24).map(lambda i: 16 * i),
+    sm_count=st.sampled_from([1, 100]),
+    seed=st.integers(0, 2**20),
+)
+def test_any_rows(dtype: str, arch: str, **facts: Any) -> None:
+    """With all that an epilogue may have."""
+    case = make_rows_case(dtype, arch=arch, **facts)
+    check_count(case.plan, check(case, ANY_ORDER))
 
 
 @pytest.mark.parametrize(
@@ -151,42 +189,106 @@ def test_sums_of_bf16_where_there_is_an_instruction_and_where_not(arch: str) -> 
 
 def images_case(precision: str, **facts: Any) -> Plan:
     case = make_image_case(precision, **facts)
-    check_operation(case, ANY_ORDER)
+    check(case, ANY_ORDER)
     return case.plan
+
+
+def images_plan(precision: str = "int8", arch: str = "sm_80", batch: int = 8, **config: Any) -> Any:
+    problem = PatchEmbedImagesProblem(
+        batch, 3, 16, 256, 16, 256, "uint8" if precision.startswith("int") else "bfloat16", precision=precision,
+        table_rows=16,
+    )  # fmt: skip
+    return make_plan(problem, Sm80ImagesConfig(**config), arch)
+
+
+@pytest.mark.parametrize("config", [{}, {"row_bytes": 128, "stages": 3}, {"warps_m": 4}, SMALL], ids=str)
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_eight_lanes_copy_whole_sectors_to_different_banks(precision: str, config: dict[str, int]) -> None:
+    """A memory request of 16 bytes a lane is one of eight lanes: 32 bytes of each image that they read, not half of it.
+
+    In shared memory their pieces lie in eight different groups of banks, as do those of eight rows of an ``ldmatrix``.
+    """
+    plan = images_plan(precision, **config)
+    bytes_of_row, seen = 16 * plan.pieces, set()
+
+    def bank(row: int, piece: int) -> int:
+        return (row * plan.chunks + (piece ^ key_of_row(row, plan.chunks))) % 8
+
+    for first in range(0, plan.threads, 8):
+        lanes = [_place(plan, thread) for thread in range(first, first + 8)]
+        seen.update((int(local), int(part), int(piece)) for local, part, piece in lanes)
+        read = [
+            (local % 8, (local // 8 * bytes_of_row + int(piece) * 16) // 32, int(part)) for local, part, piece in lanes
+        ]
+        assert sorted(Counter(read).values()) == [2] * 4
+        assert len({bank(local, int(piece)) for local, _, piece in lanes}) == 8
+        for piece in range(plan.chunks):
+            assert len({bank(row, piece) for row in range(first, first + 8)}) == 8
+    assert len(seen) == plan.threads
+
+
+@pytest.mark.parametrize("row_bytes", [64, 128])
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_no_bank_has_two_of_a_request(precision: str, row_bytes: int) -> None:
+    """Copies, fragments, and what is added at the end, counted."""
+    config = Sm80ImagesConfig(**SMALL | {"row_bytes": row_bytes, "stages": 3})
+    case = make_image_case(precision, config=config, grid=(1, 8), n=64, batch=8)
+    assert case.plan.copies_table
+    report = check(case, Options(counters=True))
+    for kind in ("cp.async.shared", "ldmatrix.shared", "ld.shared"):
+        assert report.units.total("requests", kind) > 0 and report.units.total("bank_conflicts", kind) == 0
+
+
+def test_the_table_is_copied_where_there_is_room_and_time() -> None:
+    """99 KB hold it beside three stages of 64 bytes, and not beside four; copies need as many blocks as stages."""
+    wide = {"tile_n": 256, "warps_n": 4}
+    assert images_plan(**wide).copies_table
+    assert images_plan(arch="sm_86", **wide, stages=3).copies_table
+    assert not images_plan(arch="sm_86", **wide, stages=4).copies_table
+    assert not images_plan(tile_images=1).copies_table
+    assert images_plan("int8", "sm_90", tile_n=64, row_bytes=128, stages=6).copies_table
+    assert not images_plan("int8", "sm_90", tile_n=64, row_bytes=128, stages=7).copies_table
+    plan = images_plan(**wide)
+    assert plan.smem_bytes == 4 * (128 + 256) * 64 + (16 + 1) * 256 * 4
+    assert images_plan("bf16", **wide).smem_bytes == plan.smem_bytes - 256 * 4
+    assert images_plan("int16", **wide).smem_bytes == 4 * (128 + 256) * 64 + (16 + 1) * 128 * 4
 
 
 ONE = Sm80ImagesConfig(**SMALL, tile_images=1)
 EIGHT = Sm80ImagesConfig(**SMALL)
 WIDE = Sm80ImagesConfig(**SMALL | {"tile_n": 128})
+THREE_WIDE = Sm80ImagesConfig(tile_n=192, warps_m=4, stages=3)
 
 
-@pytest.mark.parametrize(
-    ("precision", "config", "changes"),
-    [
-        ("int8", EIGHT, {"sm_count": 1}),
-        ("int8", ONE, {"batch": 3, "pos": False, "out_dtype": FP32}),
-        ("int8", dataclasses.replace(EIGHT, row_bytes=128, stages=3, resident_ctas=2), {"channels": 4}),
-        ("int8", dataclasses.replace(EIGHT, warps_m=4, tile_m=128, row_bytes=128, stages=2), {}),
-        ("int16", WIDE, {"sm_count": 1}),
-        ("int16", ONE, {"batch": 2, "out_dtype": FP32, "n": 40, "pos": False}),
-        ("bf16", EIGHT, {"grid": (1, 3)}),
-        ("bf16", dataclasses.replace(ONE, row_bytes=128, stages=2), {"batch": 2, "pos": False}),
-        ("fp16", ONE, {"batch": 1, "out_dtype": FP16}),
-        ("int8", ONE, {"batch": 2, "patch": 32}),
-        ("int16", dataclasses.replace(WIDE, tile_images=1), {"batch": 2, "patch": 32, "grid": (1, 2)}),
-        ("bf16", ONE, {"batch": 2, "patch": 32, "grid": (2, 1), "channels": 1}),
-        ("fp16", dataclasses.replace(ONE, row_bytes=128, stages=2), {"batch": 1, "patch": 32, "channels": 1}),
-    ],
-    ids=str,
-)
-def test_images(precision: str, config: Sm80ImagesConfig, changes: dict[str, Any]) -> None:
+IMAGES = {
+    "int8, one CTA": ("int8", EIGHT, {"sm_count": 1}),
+    "int8, 192 columns": ("int8", THREE_WIDE, {"sm_count": 1, "n": 200, "batch": 5}),
+    "int8 to FP32": ("int8", ONE, {"batch": 3, "pos": False, "out_dtype": FP32}),
+    "int8, two CTAs": (
+        "int8", dataclasses.replace(EIGHT, row_bytes=128, stages=3, resident_ctas=2), {"channels": 4}
+    ),
+    "int8, 4 x 2 warps": ("int8", dataclasses.replace(EIGHT, warps_m=4, tile_m=128, row_bytes=128, stages=2), {}),
+    "int16, one CTA": ("int16", WIDE, {"sm_count": 1}),
+    "int16 to FP32": ("int16", ONE, {"batch": 2, "out_dtype": FP32, "n": 40, "pos": False}),
+    "BF16": ("bf16", EIGHT, {"grid": (1, 3)}),
+    "BF16, 128 bytes": ("bf16", dataclasses.replace(ONE, row_bytes=128, stages=2), {"batch": 2, "pos": False}),
+    "FP16 to FP16": ("fp16", ONE, {"batch": 1, "out_dtype": FP16}),
+    "int8, patch 32": ("int8", ONE, {"batch": 2, "patch": 32}),
+    "int16, patch 32": (
+        "int16", dataclasses.replace(WIDE, tile_images=1), {"batch": 2, "patch": 32, "grid": (1, 2)}
+    ),
+    "BF16, patch 32": ("bf16", ONE, {"batch": 2, "patch": 32, "grid": (2, 1), "channels": 1}),
+    "FP16, patch 32, 128 bytes": (
+        "fp16", dataclasses.replace(ONE, row_bytes=128, stages=2), {"batch": 1, "patch": 32, "channels": 1}
+    ),
+}  # fmt: skip
+BY_DAY = ("int8, two CTAs", "int8, 192 columns", "int16 to FP32", "FP16 to FP16", "int8, patch 32")
+
+
+@pytest.mark.parametrize("name", by_day(IMAGES, BY_DAY))
+def test_images(name: str) -> None:
+    precision, config, changes = IMAGES[name]
     images_case(precision, config=config, **changes)
-
-
-@pytest.mark.parametrize("arch", by_day(dict.fromkeys(MMA_SYNC), ("sm_86", "sm_120")))
-@pytest.mark.parametrize("precision", ["int8", "bf16"])
-def test_images_of_every_architecture(arch: str, precision: str) -> None:
-    images_case(precision, arch=arch, batch=2, grid=(1, 2), n=40, channels=1)
 
 
 @pytest.mark.parametrize(
@@ -200,18 +302,43 @@ def test_rows_of_other_lengths_and_channels_last_take_a_pass_in_front(precision:
     assert "griddepcontrol" not in compile_plan(plan.launches[0], emulated=True).ptx  # exists from sm_90 on
 
 
-@settings(max_examples=examples(3, 60), suppress_health_check=[HealthCheck.too_slow])
+@on_every_chip(["int8", "int16", "bf16", "fp16"])
+@settings(max_examples=examples(2, 20), suppress_health_check=[HealthCheck.too_slow])
 @given(
     batch=st.integers(1, 20),
-    grid=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    grid=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     n=st.integers(1, 12).map(lambda i: 8 * i),
     channels=st.integers(1, 4),
-    precision=drawn(["int8", "int16"], ["int8", "int16", "bf16", "fp16"]),
-    images=st.sampled_from([1, 8]),
-    bias=st.booleans(),
-    pos=st.booleans(),
+    together=drawn([8], [1, 8]),
+    bias=drawn([True], [True, False]),
+    pos=drawn([True], [True, False]),
     sm_count=st.sampled_from([1, 100]),
     seed=st.integers(0, 2**20),
 )
-def test_any_images(images: int, **facts: Any) -> None:
-    images_case(config=dataclasses.replace(WIDE, tile_images=images), **facts)
+def test_any_images(dtype: str, arch: str, together: int, **facts: Any) -> None:
+    case = make_image_case(dtype, arch=arch, config=dataclasses.replace(WIDE, tile_images=together), **facts)
+    check_count(case.plan, check(case, ANY_ORDER))
+
+
+# --- what detectors see of them --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opcode", ["cp.async.wait_group", "cp.async.commit_group", "bar.sync"])
+@pytest.mark.parametrize("name", ["gemm-sm80", "gemm-sm80-tf32", "rows-sm80", "images-sm80"])
+def test_each_missing_wait_and_barrier_is_named(name: str, opcode: str) -> None:
+    """The copy, and what may read before it is done; of the first barrier, bytes that nobody has written."""
+    target = TARGETS[name]
+    ptx = target.artifact.ptx
+    places = [match.span() for match in re.finditer(rf"\b{re.escape(opcode)}\b[^;]*;", ptx)]
+    assert len(places) >= 3
+    for number, (start, end) in enumerate(places):
+        case, artifact = target.case(), dataclasses.replace(target.artifact, ptx=ptx[:start] + ptx[end:])
+        with pytest.raises(EmulatorError) as caught:
+            emulate(case.plan, case.tensors, Options(), artifact=artifact)
+        words = str(caught.value)
+        if opcode == "bar.sync" and number == 0:
+            assert re.search(r"uninitialised shared memory.* a barrier or a wait is missing at .*`ldmatrix", words)
+        elif name.endswith("tf32") and opcode == "bar.sync":
+            assert re.search(r"which the (cp.async|store) of .* nothing orders the two.*`ldmatrix", words)
+        else:
+            assert re.search(r"which the cp.async of .* nothing orders the two.*`(ldmatrix|@rounded ld.shared)", words)

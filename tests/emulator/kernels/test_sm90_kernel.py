@@ -22,8 +22,9 @@ from cute_kernels.emulator.errors import (
     SharedMemoryRace,
     UnsupportedPTX,
 )
+from tests.emulator.cases import Case, check
 from tests.emulator.exact_sums import emulate
-from tests.emulator.kernel_inputs import Case, make_case
+from tests.emulator.kernel_inputs import make_case
 from tests.nightly import by_day, drawn, every_other, examples, nightly
 
 POLICIES = ("eager", "lazy", "random")
@@ -45,12 +46,6 @@ CONFIGS = {
     "48 rows, 1 CTA": dataclasses.replace(BASE, tile_rows=48, cluster=1),
     "192 rows": dataclasses.replace(BASE, tile_rows=192, warpgroups=1, stages=2),
 }
-
-
-def check(case: Case, options: Options | None = None) -> None:
-    emulate(case.plan, case.tensors, options)
-    wrong = case.mismatches()
-    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {wrong.nonzero()[0]}"
 
 
 DAILY = (

@@ -8,7 +8,7 @@ import torch
 
 from cute_kernels.emulator import IllegalAccess, Options, TensorMap, run
 from cute_kernels.emulator.units.copies.tensor_map import encode
-from tests.emulator.ptx_launch import module
+from cute_kernels.testing.ptx import module
 
 PTX = """
 .version 8.6

@@ -20,10 +20,10 @@ import pytest
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.launch import clusters
 from cute_kernels.emulator.observe.races.launch_accesses import Span
+from cute_kernels.testing.ptx import aligned
 from tests.checking.planted import SCHEDULES as FAULTS_SHOWN
 from tests.checking.planted import planted, report_file
 from tests.emulator.cluster_launches import CTAS, compare, outcome
-from tests.emulator.ptx_launch import aligned
 from tests.processes import run_python
 
 

@@ -22,11 +22,11 @@ from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.errors import EmulatorError, GlobalMemoryRace, Hang, IllegalAccess
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap, encode
 from cute_kernels.runtime import emulated
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.cluster_launches import CTAS, PLACE, SCHEDULES, compare, outcome, plain, told
 from tests.emulator.gemm_inputs import make_gemm_case
 from tests.emulator.image_inputs import make_images_case
 from tests.emulator.kernel_inputs import make_case
-from tests.emulator.ptx_launch import aligned, module
 from tests.emulator.python_units import units
 
 # --- our kernels ----------------------------------------------------------------------------------------------------

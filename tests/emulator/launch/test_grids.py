@@ -7,8 +7,9 @@ import pytest
 
 from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
+from cute_kernels.testing.ptx import THREAD_OUTPUT, module
 from tests.emulator.launch.test_run import flat_thread
-from tests.emulator.ptx_launch import THREAD_OUTPUT, launch, module
+from tests.emulator.ptx_launch import launch
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import pytest
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 
 ROLES = ("producer", "consumer")
 SCHEDULES = [

@@ -20,8 +20,9 @@ import torch
 from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, dsl, interrupts, patch_embed
 from cute_kernels.emulator import Options, capture, default_options
 from cute_kernels.executors import Workers
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.launch.test_cluster_processes import children
-from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.ptx_launch import launch
 from tests.nightly import examples
 from tests.processes import run_python
 

@@ -14,7 +14,7 @@ from cute_kernels.emulator.errors import GlobalMemoryRace, Hang
 from cute_kernels.emulator.launch.overlap import run_overlapping
 from cute_kernels.emulator.programs.capturing import capture
 from cute_kernels.emulator.programs.recorded import Recorder, Replay
-from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, module
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 
 CTAS, OLD, DONE = 3, 7, 100
 #: %d1: this thread's item of p0; %d2: of p1. 32 threads per CTA.

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, ProxyFenceMissing
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap, encode
-from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, launch, module
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
+from tests.emulator.ptx_launch import launch
 
 SCHEDULES = [
     Options(),

@@ -15,9 +15,10 @@ from cute_kernels.config import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options, Report
 from cute_kernels.emulator.observe.counters import instruction_class
 from cute_kernels.emulator.observe.shared_banks import pieces, reduction_sectors, shared_cost
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
-from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import with_both_units
 
 COUNTED = Options(counters=True, detectors=False)

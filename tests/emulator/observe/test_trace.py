@@ -13,9 +13,10 @@ import pytest
 from cute_kernels.config import Config, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Hang, Options, Report
 from cute_kernels.kernels.graph import sm90_graph, sm100_graph
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
-from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.ptx_launch import launch
 
 Event = dict[str, Any]
 CONFIGS = {"sm100": Sm100PatchEmbedConfig(), "sm90": Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)}

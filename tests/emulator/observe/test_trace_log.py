@@ -20,6 +20,7 @@ from cute_kernels.emulator.observe import trace_log
 from cute_kernels.emulator.state.warp import PhaseWait
 from cute_kernels.emulator.units.copies import tma
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.observe.test_trace import (
     ARRIVE,
     BULK,
@@ -32,7 +33,7 @@ from tests.emulator.observe.test_trace import (
     thread_names,
 )
 from tests.emulator.oracle import records
-from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import units, with_both_units
 from tests.emulator.units.test_core_units import COPY, MISSED, TIME_OUTS
 from tests.nightly import nightly
@@ -315,8 +316,9 @@ def test_an_exit_releases_whoever_waits(name: str, native: bool, tmp_path: Path)
     ((start, end),) = flows(events)
     assert names[start["pid"], start["tid"]].startswith("warp 1")
     assert names[end["pid"], end["tid"]].startswith("warp 0")
-    # Before it waits warp 0 executes 5 instructions; warp 1 4 or 5, 3 of every round of its loop, and ret.
-    executed = 5 + {"exit of the last": 5 + 3 * 63, "exit of lanes": 5 + 3 * 30}[name] + 1
+    # Before it waits warp 0 executes 5 instructions; warp 1 executes 5, and 3 of every round of its loop, which ends in
+    # a branch to the ret.
+    executed = 5 + {"exit of the last": 5 + 3 * 63, "exit of lanes": 5 + 3 * 30}[name]
     assert start["ts"] == executed - 0.5
 
 

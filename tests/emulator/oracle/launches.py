@@ -21,8 +21,8 @@ from cute_kernels.compile import host_arguments
 from cute_kernels.emulator import DYNAMIC_SHARED_BASE, EmulatorError, GlobalMemory, Options, host, run
 from cute_kernels.emulator.programs.relocation import Relocation
 from cute_kernels.kernels.graph import graph_of
+from cute_kernels.testing.ptx import aligned
 from tests.emulator.oracle.outcomes import Outcome, executed, reported
-from tests.emulator.ptx_launch import aligned
 from tests.mutation.targets import KernelTarget
 
 DATA = Path(__file__).parent / "data"

@@ -22,9 +22,9 @@ from cute_kernels.emulator.errors import error_behind
 from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.emulator.programs.command import replay_words
 from cute_kernels.runtime import emulated
+from cute_kernels.testing.ptx import module
 from tests.emulator import exit_program
 from tests.emulator.kernel_inputs import make_case
-from tests.emulator.ptx_launch import module
 from tests.nightly import by_day
 from tests.processes import run_python
 
@@ -342,6 +342,16 @@ def test_a_program_that_changes_the_directory_leaves_files_where_they_were_named
     report = json.loads((tmp_path / "report.json").read_bytes().decode())
     assert report["status"] == 3 and report["diagnostics"][0]["kind"] == "out-of-bounds"
     assert "fäulty.py" in (tmp_path / "report.json").read_text(encoding="utf-8")
+
+
+def test_one_file_for_two_reports_is_refused_before_the_program_runs(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("print('ran')\n")
+    names = ["--report", "report.json", "--sarif", f"../{tmp_path.name}/report.json"]
+    done = run_python("-m", "cute_kernels", "emulate", *names, "program.py", cwd=tmp_path)
+    assert done.returncode == 2 and "ran" not in done.stdout
+    assert "--report and --sarif are both" in done.stderr and "allowed: two files" in done.stderr
+    devices = ["--report", "/dev/null", "--sarif", "/dev/null"]
+    assert run_python("-m", "cute_kernels", "emulate", *devices, "program.py", cwd=tmp_path).returncode == 0
 
 
 def test_a_program_that_removes_its_directory_keeps_its_report(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.launch.starvation import seeds_for_each_warp
 from cute_kernels.emulator.programs.recorded import Recorder, Replay, differences
 from cute_kernels.emulator.programs.stream_order import StreamOrder
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 
 # p0 is a table of pointers in device memory: the number that the first one leads to goes, plus 1, to the second.
 INDIRECT = """ld.param.u64 %d1, [p0]; ld.global.b64 %d2, [%d1]; ld.global.b64 %d3, [%d1+8];

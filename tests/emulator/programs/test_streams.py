@@ -18,8 +18,8 @@ from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.errors import GlobalMemoryRace
 from cute_kernels.emulator.programs.capturing import Session
+from cute_kernels.testing.ptx import module
 from tests.emulator import scale_program
-from tests.emulator.ptx_launch import module
 
 COUNT = 64
 COPY = module(

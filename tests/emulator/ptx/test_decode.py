@@ -25,8 +25,9 @@ from cute_kernels.emulator.ptx.decode import (
     Vector,
     parse,
 )
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.kernel_inputs import make_case
-from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.ptx_launch import launch
 
 
 def decode(body: str, **more: object):

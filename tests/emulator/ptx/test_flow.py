@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.ptx.flow import Flow, analyse
-from tests.emulator.ptx_launch import module
+from cute_kernels.testing.ptx import module
 
 
 def flow_of(body: str, block: tuple[int, int, int] = (64, 1, 1)) -> Flow:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
-from tests.emulator.ptx_launch import THREAD_OUTPUT, launch, module
+from cute_kernels.testing.ptx import THREAD_OUTPUT, module
+from tests.emulator.ptx_launch import launch
 
 #: As compilers write them: the Collatz steps of a number up to a limit, which returns early and from a loop ...
 COLLATZ = """

@@ -17,8 +17,8 @@ from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.ptx.families import FAMILIES
 from cute_kernels.emulator.ptx.operand_syntax import read_forms, registers_for
 from cute_kernels.emulator.ptx.program import TYPE_BITS
+from cute_kernels.testing.ptx import module as kernel
 from tests.emulator.ptx_launch import launch
-from tests.emulator.ptx_launch import module as kernel
 from tests.emulator.ptxas_operands import DATA, FIRST, TYPES, module, split, target_of, variants
 
 VERDICTS = json.loads(DATA.read_text())["verdicts"]

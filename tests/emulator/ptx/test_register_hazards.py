@@ -7,7 +7,8 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import IllegalAccess
-from tests.emulator.ptx_launch import THREAD_OUTPUT, launch, module
+from cute_kernels.testing.ptx import THREAD_OUTPUT, module
+from tests.emulator.ptx_launch import launch
 
 LOAD = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r6, %r7}, [%r20];"
 WAIT = "tcgen05.wait::ld.sync.aligned;"

@@ -19,7 +19,7 @@ from cute_kernels.emulator import Hang, capture
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.kernels import pipes, ptx
 from cute_kernels.plan import make_plan
-from tests.emulator.ptx_launch import module
+from cute_kernels.testing.ptx import module
 
 LABELS = """{
     .reg .pred again;

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 
 HEAD = ".global .align 8 .u32 table[4] = {11, 22, 33, 44}; .shared .align 8 .u32 words[4];"
 

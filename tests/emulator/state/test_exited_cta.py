@@ -7,7 +7,8 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import IllegalAccess
-from tests.emulator.ptx_launch import THREAD_OUTPUT, launch, module
+from cute_kernels.testing.ptx import THREAD_OUTPUT, module
+from tests.emulator.ptx_launch import launch
 
 #: CTA 1 exits after the cluster barrier; CTA 0 sleeps and then accesses its mbarrier (%r11) or its data (%r11 + 64).
 BODY = f"""{THREAD_OUTPUT} mov.u32 %r10, %cluster_ctarank; mov.b32 %r4, dynamic;

@@ -8,7 +8,8 @@ import pytest
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.errors import IllegalAccess
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 
 TILE = "_ZZ6kernelvE4tile"
 ARRAY = f".shared .align 16 .b8 {TILE}[36];"  # at offset 1024; the dynamic memory begins at 2048

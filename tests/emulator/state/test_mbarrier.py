@@ -12,9 +12,10 @@ from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.state.mbarrier import MAX_COUNT, ROWS
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory, shared_address
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.barriers import Barriers
 from tests.emulator.definitions.mbarriers import Mbarrier, Wrong
-from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.ptx_launch import launch
 
 AT = 1024
 

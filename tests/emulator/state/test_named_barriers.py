@@ -12,8 +12,9 @@ import pytest
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, Hang, SharedMemoryRace, UnsupportedPTX
+from cute_kernels.testing.ptx import THREAD_OUTPUT, module
 from tests.emulator.oracle import records
-from tests.emulator.ptx_launch import THREAD_OUTPUT, launch, module
+from tests.emulator.ptx_launch import launch
 
 WARP = "mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; setp.eq.u32 %p0, %r2, 0; setp.eq.u32 %p1, %r2, 1;"
 LANE = "and.b32 %r3, %r1, 31; setp.lt.u32 %p2, %r3, 16;"
@@ -41,13 +42,13 @@ MISUSE = {
     "bar.arrive 1, 64; bar.sync 1;": (
         "barrier 1 of CTA 0: CTA 0 warp 0 expects 64 threads where CTA 0 warp 0 expected 64"
     ),
-    "@%p2 bra A; bra B; A: bar.sync 1; B:": (
+    "@%p2 bra A; bra B; A: bar.sync 1; B: bar.warp.sync -1;": (
         "bar.sync is executed by lanes 0x0000ffff of a warp with live lanes 0xffffffff"
     ),
-    "@%p2 bra A; bra B; A: bar.arrive 1, 64; B:": (
+    "@%p2 bra A; bra B; A: bar.arrive 1, 64; B: bar.warp.sync -1;": (
         "bar.arrive is executed by lanes 0x0000ffff of a warp with live lanes 0xffffffff"
     ),
-    "@%p2 bra A; bra B; A: barrier.sync 1; B:": (
+    "@%p2 bra A; bra B; A: barrier.sync 1; B: bar.warp.sync -1;": (
         "barrier.sync without .aligned by a part of a warp (lanes 0x0000ffff of 0xffffffff) is not implemented"
     ),
 }

@@ -7,7 +7,8 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, IllegalAccess
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 
 SCHEDULES = [
     Options(),

@@ -8,7 +8,8 @@ import pytest
 from cute_kernels.emulator import Hang, Options
 from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.state.register_pool import at_entry
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 
 ONE = ".reqntid {threads}, 1, 1 .minnctapersm 1"
 BODY = """

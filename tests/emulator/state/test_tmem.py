@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, TensorMemoryRace, UnsupportedPTX
 from cute_kernels.emulator.state.tmem import SHAPES, TensorMemory, split_address, tensor_address
-from tests.emulator.ptx_launch import THREAD_OUTPUT, launch, module
+from cute_kernels.testing.ptx import THREAD_OUTPUT, module
+from tests.emulator.ptx_launch import launch
 
 
 def filled() -> TensorMemory:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
-from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, launch, module
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
+from tests.emulator.ptx_launch import launch
 
 M32 = (1 << 32) - 1
 LANES = np.arange(32)

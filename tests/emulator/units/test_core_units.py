@@ -28,7 +28,8 @@ from cute_kernels.emulator.state.tmem import TensorMemory
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, TensorMap, decode, encode
 from cute_kernels.emulator.units.core_units import Units, function
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import units
 from tests.emulator.units.copies.test_tma import (
     BARRIER,

@@ -17,8 +17,8 @@ from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.state.smem import shared_address
+from cute_kernels.testing.ptx import aligned
 from tests.emulator.crew import Crew, complete_phase, state
-from tests.emulator.ptx_launch import aligned
 from tests.emulator.units.copies.test_tma import BARRIER, DATA, GLOBAL_BYTES, SHARED_BYTES, Machine, noise
 from tests.emulator.units.test_core_units import (
     BYTES,

@@ -15,9 +15,10 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, TensorMap, encode
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator import hardware
 from tests.emulator import record_tma_on_gpu as recorder
-from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.units.copies.test_tma import CASES, COPIES, name_of, tensor_map_of
 
 EVERY = 1 if hardware.MODE else 16  # the recorded cases are many, and one thread moves every byte

@@ -16,7 +16,7 @@ from cute_kernels.emulator.observe.races.memory_order import lane_vector
 from cute_kernels.emulator.state.async_engine import AsyncEngine, AsyncOp, Issued
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.mbarrier import MBarriers
-from cute_kernels.emulator.state.smem import ClusterMemory
+from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.warp import Warp
@@ -112,8 +112,9 @@ class CopyUnit:
     def _watch(
         self, warp: Warp, lanes: int, targets: np.ndarray, sources: np.ndarray, nbytes: int, serial: int
     ) -> None:
-        tracker = warp.cluster.tracker
-        for target in targets.tolist():
+        tracker, mine = warp.cluster.tracker, warp.cta.shared
+        inside = (targets >> RANK_SHIFT == mine.cta_rank) & ((targets & OFFSET_MASK) + nbytes <= mine.size)
+        for target in targets[~inside].tolist():
             rank, offset = self.shared.resolve(target)
             self.shared.ctas[rank].check_bounds(offset, nbytes)
         tracker.copies_by_lanes(warp, lane_vector(lanes), targets, nbytes, serial)
@@ -155,10 +156,13 @@ class CopyUnit:
     def outstanding(self, warp: Warp, lanes: int, newest: int) -> Copy | None:
         """An incomplete copy in all but the ``newest`` groups of each lane, or None."""
         state = self._warps.get(warp)
-        if state is None:
+        groups = state.groups if state is not None else []
+        while groups and not groups[0].pending(groups[0].lanes):  # complete: nobody waits for it any more
+            del groups[0]
+        if len(groups) <= newest:
             return None
         counted = [0] * 32
-        for group in reversed(state.groups):
+        for group in reversed(groups):
             mine = group.lanes & lanes
             older = sum(1 << lane for lane in range(32) if mine >> lane & 1 and counted[lane] >= newest)
             copy = group.pending(older) if older else None
@@ -166,8 +170,6 @@ class CopyUnit:
                 return copy
             for lane in range(32):
                 counted[lane] += mine >> lane & 1
-        if not newest and all(not group.pending(group.lanes) for group in state.groups):
-            state.groups.clear()
         return None
 
     def uncommitted(self, warp: Warp, lanes: int) -> Copy | None:

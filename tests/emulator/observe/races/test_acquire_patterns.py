@@ -13,7 +13,8 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import GlobalMemoryRace
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 
 THREADS = 64
 READS = {

@@ -7,7 +7,8 @@ import pytest
 
 from cute_kernels.emulator import IllegalAccess, Options
 from cute_kernels.emulator.diagnostics.diagnosis import diagnose
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 
 RELAXED = "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;"
 ORDERED = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"

@@ -11,10 +11,11 @@ from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, SharedMemoryRace
 from cute_kernels.emulator.options import DETECTORS
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.matrix_cases import Wgmma
-from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, launch, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import units
 from tests.emulator.record_matrix_on_gpu import result_array
 

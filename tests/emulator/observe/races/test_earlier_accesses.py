@@ -16,8 +16,9 @@ from cute_kernels.emulator.observe.races.happens_before import Agent
 from cute_kernels.emulator.observe.races.tensor_memory import TensorRaces
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.ptx.flow import analyse
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.observe.races.test_races import CASES, END, TWINS, TWO_WARPS, WORDS, Twin, run
-from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import units, with_both_units
 
 EARLIER = re.compile(r"\((one of \d+ instructions in PTX lines \d+ to \d+|PTX line [^)]*)\)")

@@ -7,8 +7,8 @@ import pytest
 
 from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.errors import GlobalMemoryRace, ProxyFenceMissing, Race
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator import ptx_launch
-from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, module
 
 #: Thread 3 of warp 0 and thread 35 store to item 3; a barrier may stand between.
 STORES = f"""{THREAD_OUTPUT} and.b32 %r2, %r1, 31; setp.ne.u32 %p1, %r2, 3; setp.lt.u32 %p2, %r1, 32; @%p1 bra MEET;

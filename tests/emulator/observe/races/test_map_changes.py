@@ -8,8 +8,9 @@ import pytest
 from cute_kernels.emulator import GlobalMemoryRace, Options
 from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.observe.races.test_races import SCHEDULES
-from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.ptx_launch import launch
 
 UNITS = pytest.mark.parametrize("native", [False, True], indirect=True)
 TO_SHARED = "".join(

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.errors import EmulatorError, GlobalMemoryRace, IllegalAccess, SharedMemoryRace
-from tests.emulator.ptx_launch import launch, module
+from cute_kernels.testing.ptx import module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import units
 
 # %r3 and %d3: a word for each thread in shared and in global memory; %r8: a place in shared memory, the same for all,

@@ -7,7 +7,7 @@ import pytest
 
 from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.errors import GlobalMemoryRace
-from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, module
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 
 #: %d3 = address of this thread's item in the second half of p0.
 HEAD = f"{THREAD_OUTPUT} add.s64 %d3, %d0, 256; mul.wide.u32 %d4, %r1, 4; add.s64 %d3, %d3, %d4;"

@@ -8,7 +8,8 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.diagnostics.text import render
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
-from tests.emulator.ptx_launch import launch, module
+from cute_kernels.testing.ptx import module
+from tests.emulator.ptx_launch import launch
 
 LEFT = "// left"
 SOURCE = 100  # line of the source that the first line of a body comes from

@@ -9,7 +9,7 @@ import pytest
 
 from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.errors import GlobalMemoryRace
-from tests.emulator.ptx_launch import THREAD_OUTPUT, aligned, module
+from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 
 SCHEDULES = [Options(), Options(seed=1, completion="random", interleave="random"), Options()]
 

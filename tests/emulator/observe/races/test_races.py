@@ -22,7 +22,8 @@ from cute_kernels.emulator.errors import (
     SharedMemoryRace,
     TensorMemoryRace,
 )
-from tests.emulator.ptx_launch import THREAD_OUTPUT, launch, module
+from cute_kernels.testing.ptx import THREAD_OUTPUT, module
+from tests.emulator.ptx_launch import launch
 
 SCHEDULES = [
     Options(),

@@ -23,8 +23,9 @@ from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
 from cute_kernels.emulator.units.copies.tma import TmaUnit
 from cute_kernels.emulator.units.matrix.tensor_core import TensorCore
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.crew import state
-from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import with_both_units
 from tests.nightly import NIGHTLY, examples
 

@@ -18,9 +18,10 @@ from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.shadow import Rows
 from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import Order
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.crew import Crew
 from tests.emulator.observe.races.test_shadow_unit import History, outcome
-from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.ptx_launch import launch
 
 ITEMS = 64  # places of each memory: twice as many as lanes
 BYTES = 16 * ITEMS

@@ -23,8 +23,9 @@ from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.state.smem import shared_address
 from cute_kernels.emulator.units.copies.tensor_boxes import load_tile
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, decode, encode
+from cute_kernels.testing.ptx import aligned, module
 from tests.emulator import host_kernels as kernels
-from tests.emulator.ptx_launch import aligned, launch, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.units.copies.test_tma import DATA, Machine
 
 

@@ -16,7 +16,8 @@ from cute_kernels.emulator.errors import IllegalAccess, TensorMemoryRace, Unsupp
 from cute_kernels.emulator.state.tmem import rectangle, tensor_address
 from cute_kernels.emulator.units.matrix.scaled_mma import Scales, decode_scaled
 from cute_kernels.emulator.units.matrix.tensor_copy import copy_to_tensor_memory
-from tests.emulator.ptx_launch import aligned, launch, module
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.ptx_launch import launch
 from tests.emulator.units.matrix.test_tensor_core import A, B, Layout, Machine, accumulator
 
 TYPES = {

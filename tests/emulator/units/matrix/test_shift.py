@@ -7,7 +7,8 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, TensorMemoryRace
-from tests.emulator.ptx_launch import launch, module
+from cute_kernels.testing.ptx import module
+from tests.emulator.ptx_launch import launch
 
 REGISTERS = ", ".join(f"%r{40 + i}" for i in range(16))
 

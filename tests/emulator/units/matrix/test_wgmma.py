@@ -26,8 +26,9 @@ from cute_kernels.emulator.state.async_engine import AsyncEngine
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.units.matrix.operands import E4M3
 from cute_kernels.emulator.units.matrix.wgmma import Form, RegisterFile, WgmmaUnit, decode_descriptor
+from cute_kernels.testing.ptx import aligned
 from tests.emulator.matrix_cases import IntegerWgmma, Wgmma, integer_wgmma_cases, wgmma_cases
-from tests.emulator.ptx_launch import aligned, launch
+from tests.emulator.ptx_launch import launch
 from tests.emulator.record_matrix_on_gpu import digest, result_array
 from tests.emulator.units.matrix.test_exact import nearest_float32, rational_dot
 from tests.emulator.wgmma_registers import accumulators_of_rows, rows_of_accumulators
@@ -394,7 +395,8 @@ def test_branches_around_wgmma(name: str, native: bool) -> None:
 @pytest.mark.parametrize("native", [False, True], indirect=True)
 def test_a_part_of_a_warp_is_reported(edited: str, native: bool) -> None:
     case = Wgmma(n=8)
-    text = changed(case, (edited, f"setp.lt.u32 %p, %thread, 16; @%p bra SKIP; {edited}"), ("ret;", "SKIP: ret;"))
+    skipped = f"setp.lt.u32 %p, %thread, 16; @%p bra SKIP; {edited}"
+    text = changed(case, (edited, skipped), ("ret;", "SKIP: bar.warp.sync -1; ret;"))
     with pytest.raises(BarrierMisuse, match="wgmma.* is executed by lanes 0xffff0000 of a warp with live lanes"):
         run(case, text, Options())
 

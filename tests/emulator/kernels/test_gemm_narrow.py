@@ -1,0 +1,145 @@
+"""The dense GEMM with operands and outputs of 8 bits, and residuals, in the emulator: bit for bit the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cute_kernels import reference
+from cute_kernels.compile import compile_plan
+from cute_kernels.config import GemmConfig, Sm80GemmConfig, Sm90GemmConfig, Sm100GemmConfig
+from cute_kernels.emulator import Options
+from tests.emulator.cases import check
+from tests.emulator.gemm_inputs import make_gemm_case
+from tests.nightly import drawn, examples
+
+FP8, INT8, UINT8 = torch.float8_e4m3fn, torch.int8, torch.uint8
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+TOGETHER = Sm90GemmConfig(128, 128, stages=3, store_stages=1)
+IN_TURN = Sm90GemmConfig(64, 128, stages=3, pingpong=True, store_stages=1)
+SPLIT = dataclasses.replace(TOGETHER, cluster_m=1, split_k=2)
+PAIRS = Sm100GemmConfig(stages=3, store_stages=1)
+CONFIGS = (TOGETHER, IN_TURN, SPLIT, PAIRS)
+POLICIES = ("eager", "lazy", "random")
+
+
+@settings(max_examples=examples(12, 200), suppress_health_check=[HealthCheck.too_slow])
+@given(
+    m=st.integers(1, 300),
+    n=st.integers(1, 200),
+    k=st.integers(9, 40).map(lambda i: 16 * i),
+    batches=st.integers(1, 2),
+    in_dtype=st.sampled_from([FP8, INT8, UINT8]),
+    out_dtype=drawn([torch.bfloat16, FP8], [*FLOATS, FP8]),
+    scales=st.sampled_from(["", "row", "column", "row column", "pointer"]),
+    bias=st.booleans(),
+    activation=drawn(["none", "gelu_tanh"], ["none", "gelu_tanh", "silu"]),
+    residual=drawn([None, torch.bfloat16], [None, *FLOATS]),
+    config=st.sampled_from(CONFIGS),
+    sm_count=st.sampled_from([2, 4, 132]),
+    completion=st.sampled_from(POLICIES),
+    seed=st.integers(0, 2**20),
+)
+def test_any_problem_under_any_schedule(completion: str, seed: int, out_dtype: torch.dtype, **facts) -> None:
+    """Rows, columns and K end inside a tile, columns inside the 16 bytes of a row; every combination of addends."""
+    out_scale = 0.05 if out_dtype is FP8 else None
+    case = make_gemm_case(seed=seed, out_dtype=out_dtype, out_scale=out_scale, **facts)
+    check(case, Options(seed=seed, completion=completion, interleave="random"))
+
+
+@settings(max_examples=examples(4, 60), suppress_health_check=[HealthCheck.too_slow])
+@given(
+    m=st.integers(1, 200),
+    n=st.integers(1, 150),
+    k=st.integers(1, 30).map(lambda i: 16 * i),
+    types=drawn([("sm_89", FP8, FP8), ("sm_80", UINT8, torch.bfloat16)], [
+        *itertools.product(["sm_89", "sm_120"], [FP8, INT8, UINT8], [*FLOATS, FP8]),
+        *itertools.product(["sm_80"], [INT8, UINT8], FLOATS),
+    ]),
+    scales=st.sampled_from(["", "row", "column", "row column", "pointer"]),
+    bias=st.booleans(),
+    residual=st.sampled_from([None, *FLOATS]),
+    seed=st.integers(0, 2**20),
+)  # fmt: skip
+def test_any_problem_by_mma_sync(types: tuple, seed: int, **facts) -> None:
+    arch, in_dtype, out_dtype = types
+    out_scale = 0.05 if out_dtype is FP8 else None
+    config = Sm80GemmConfig(tile_m=64, tile_n=64, stages=3)
+    case = make_gemm_case(
+        in_dtype=in_dtype, out_dtype=out_dtype, out_scale=out_scale, config=config, arch=arch, sm_count=2, seed=seed,
+        **facts,
+    )  # fmt: skip
+    check(case, Options(seed=seed))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["cooperative", "pingpong", "split", "pairs"])
+@pytest.mark.parametrize("in_dtype", [FP8, UINT8])
+def test_a_long_row(config: GemmConfig, in_dtype: torch.dtype) -> None:
+    """K = 4304, the hidden features of so400m; several tiles of one cluster."""
+    ctas = config.cluster_m * getattr(config, "split_k", 1)
+    rows = 2 * getattr(config, "tile_m", 128) * config.cluster_m + 5
+    case = make_gemm_case(
+        m=rows, n=144, k=4304, in_dtype=in_dtype, scales="row column",
+        residual=torch.bfloat16, config=config, sm_count=ctas, seed=3,
+    )  # fmt: skip
+    assert case.plan.clusters == 1 and case.plan.tiles >= 2
+    check(case, Options(completion="lazy"))
+
+
+@pytest.mark.parametrize("in_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32, FP8])
+@pytest.mark.parametrize("config", [IN_TURN, PAIRS], ids=["pingpong", "pairs"])
+def test_other_operands_with_a_residual_or_a_narrow_output(
+    in_dtype: torch.dtype, out_dtype: torch.dtype, config: GemmConfig
+) -> None:
+    case = make_gemm_case(
+        m=150, n=70, k=72, in_dtype=in_dtype, out_dtype=out_dtype, residual=torch.float16, config=config, seed=5,
+    )  # fmt: skip
+    check(case, Options(completion="random", interleave="random"))
+
+
+@pytest.mark.parametrize("config", [
+    Sm90GemmConfig(64, 64, 3, 1, pingpong=True, store_stages=1),
+    Sm90GemmConfig(64, 96, 3, 1, pingpong=True, store_stages=3), Sm90GemmConfig(128, 160, 3, 1, store_stages=1),
+    Sm100GemmConfig(tile_n=64, stages=3, store_stages=1),
+], ids=["64", "96", "160", "pairs, 64"])  # fmt: skip
+def test_rows_of_store_buffers_of_fewer_than_128_bytes(config: GemmConfig) -> None:
+    """Tiles whose columns of 8 bits are no whole number of those."""
+    case = make_gemm_case(
+        m=150, n=190, k=144, in_dtype=FP8, out_dtype=FP8, scales="column", activation="gelu_tanh", config=config,
+        sm_count=2, seed=8,
+    )  # fmt: skip
+    assert case.plan.store_row_bytes < 128
+    check(case, Options(completion="lazy"))
+
+
+def test_what_is_beyond_the_range_of_e4m3_saturates() -> None:
+    """Both signs, the largest number itself, and NaN."""
+    case = make_gemm_case(m=64, n=128, k=128, in_dtype=FP8, out_dtype=FP8, bias=False, config=IN_TURN, seed=6)
+    case.tensors.out_factor = 1e4
+    case.tensors.a[0, 3, 5] = float("nan")
+    expected = reference.gemm(
+        case.tensors.a, case.tensors.b, out_dtype=FP8, scale_a=0.3, scale_b=0.1, out_scale=1e-4
+    )
+    case.expected.copy_(expected)
+    check(case)
+    out = case.tensors.out.float()
+    assert out[0, 3].isnan().all() and (out == 448).any() and (out == -448).any()
+
+
+@pytest.mark.parametrize("facts", [
+    {"in_dtype": FP8, "scales": "row column", "residual": torch.bfloat16},
+    {"in_dtype": UINT8, "scales": "row column", "out_dtype": FP8, "activation": "gelu_tanh"},
+], ids=["FP8", "UINT8 to FP8"])  # fmt: skip
+@pytest.mark.parametrize("config", [
+    Sm90GemmConfig(), Sm90GemmConfig(256, 128), Sm90GemmConfig(128, 128, 6, pingpong=True),
+    Sm100GemmConfig(tile_n=256, stages=4),
+], ids=["128 x 256", "256 x 128", "pingpong", "pairs"])  # fmt: skip
+def test_kernels_do_not_spill(config: GemmConfig, facts: dict) -> None:
+    resources = compile_plan(make_gemm_case(m=300, n=300, k=256, config=config, **facts).plan, emulated=True).resources
+    assert resources.stack_bytes == 0 and resources.local_bytes == 0

@@ -1,0 +1,68 @@
+"""The dense GEMM of 8 bits on a GPU: bit for bit what its tensor cores add, its repeated calls, its graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import cute_kernels
+from cute_kernels import reference
+from cute_kernels.operations.gemm import prepare_gemm
+from tests.gpu import architecture
+
+FP8, INT8, UINT8 = torch.float8_e4m3fn, torch.int8, torch.uint8
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+M, N, K = 300, 200, 784
+
+
+def draw(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Normally distributed, of integers all that there are, on the CPU."""
+    if dtype.is_floating_point:
+        return torch.randn(shape).to(dtype)
+    return torch.randint(torch.iinfo(dtype).min, torch.iinfo(dtype).max + 1, shape, dtype=dtype)
+
+
+def addends(name: str) -> dict:
+    """Arguments besides the operands, on the CPU."""
+    generator = torch.Generator().manual_seed(1)
+    rows, columns = torch.rand(M, 1, generator=generator), torch.rand(1, N, generator=generator)
+    bias, residual = torch.randn(N, generator=generator), torch.randn(M, N, generator=generator)
+    return {
+        "numbers": {"scale_a": 0.3, "scale_b": 0.1},
+        "rows and columns": {"scale_a": rows, "scale_b": columns, "residual": residual.bfloat16()},
+        "to FP8": {
+            "scale_b": columns, "bias": bias, "activation": "gelu_tanh", "out_dtype": FP8, "out_scale": 0.05,
+        },
+        "in memory": {"scale_a": torch.tensor([0.2]), "out_dtype": torch.float32, "residual": residual},
+    }[name]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["numbers", "rows and columns", "to FP8", "in memory"])
+@pytest.mark.parametrize("dtype", [FP8, INT8, UINT8])
+def test_every_bit(dtype: torch.dtype, name: str) -> None:
+    torch.manual_seed(0)
+    a, b = draw(M, K, dtype=dtype), draw(N, K, dtype=INT8 if dtype is UINT8 else dtype)
+    more = addends(name)
+    on_device = {key: value.cuda() if isinstance(value, torch.Tensor) else value for key, value in more.items()}
+    split = getattr(prepare_gemm(a.cuda(), b.cuda(), **on_device).plan.config, "split_k", 1)
+    expected = reference.gemm(a, b, split_k=split, arithmetic=architecture.at_hand(), **more)
+    a, b = a.cuda(), b.cuda()
+    for _ in range(2):  # the second call is a repeated one
+        out = cute_kernels.gemm(a, b, **on_device).cpu()
+        bits = BITS[out.itemsize]
+        assert torch.equal(out.view(bits), expected.view(bits))
+
+
+def test_a_graph_reads_multipliers_and_residual_of_the_moment() -> None:
+    a, b = (torch.randn(256, 768, device="cuda").to(FP8) for _ in range(2))
+    first, second = (torch.rand(256, 1, device="cuda") for _ in range(2))
+    residual = torch.randn(256, 256, device="cuda").bfloat16()
+    expected = cute_kernels.gemm(a, b, scale_a=second, residual=residual)
+    cute_kernels.gemm(a, b, scale_a=first, residual=residual)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = cute_kernels.gemm(a, b, scale_a=first, residual=residual)
+    first.copy_(second)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
