@@ -73,8 +73,7 @@ int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int64_t am
 int32_t mbarrier_test(Tables *t, int64_t operation, int64_t address, int64_t state, int32_t parity) {
   const Barrier *barrier = live(t, operation, address);
   if (!barrier) return -1;
-  if (parity && state >> 1) return stops(t, WRONG_PARITY, operation, address, state, 0), -1;
-  return parity ? (barrier->phase & 1) != state : barrier->phase > state;
+  return parity ? (barrier->phase & 1) != (state & 1) : barrier->phase > state;
 }
 
 // --- in bytecode -----------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ enum { ARRIVE, ARRIVE_DROP, ARRIVE_EXPECT_TX, EXPECT_TX, COMPLETE_TX, EXPECT_ARR
 // What Python is asked while an instruction executes (`Tables.report`): to put a fault into words and say whether to go on
 // all the same; or for something else that it has.
 enum {
-  NOT_LIVE, EXITED, WRONG_PARITY, EXTRA_ARRIVALS, EXTRA_BYTES, TOO_MANY_ARRIVALS, TOO_MANY_BYTES,  // of an mbarrier
+  NOT_LIVE, EXITED, EXTRA_ARRIVALS, EXTRA_BYTES, TOO_MANY_ARRIVALS, TOO_MANY_BYTES,  // of an mbarrier
   INIT_ORDER, PHASE_OVERRUN, PHASE_AMBIGUOUS,  // that detectors find
   TAKE_LOGS,  // of the running warp
   BY_CHANCE   // whether a wait fails though it could succeed

@@ -216,8 +216,6 @@ class MBarriers:
         if what == CONSTANTS["EXITED"]:
             message = f"access to the shared memory of CTA {address >> RANK_SHIFT}, which has exited"
             return IllegalAccess(message).know("exited-cta")
-        if what == CONSTANTS["WRONG_PARITY"]:
-            return BarrierMisuse(f"parity {given} of an mbarrier wait; legal are 0 and 1")
         barrier = self._barriers[address].words
         kind, message = {
             CONSTANTS["EXTRA_ARRIVALS"]: (
