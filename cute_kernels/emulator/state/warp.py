@@ -89,7 +89,7 @@ class PhaseWait(Wait):
                 f"a wait for phase {self.phase} has missed it: two phases have completed since it began, "
                 f"{self.barriers.describe(self.address)}"
             ).know("phase-missed", barrier=self.barriers.state(self.address))
-        return self.barriers.test(self.address, self.state, self.parity)
+        return self.ready_at(self.barriers.phase(self.address))
 
     def ready_at(self, count: int) -> bool:
         return (count & 1) != self.state if self.parity else count > self.state
