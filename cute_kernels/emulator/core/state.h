@@ -19,8 +19,8 @@ typedef struct Agent Agent;
 
 // An mbarrier of a cluster (PTX ISA, "mbarrier"), on a cache line of its own.
 enum {
-  MAX_COUNT = 1048575,  // valid range of expected, pending and transaction counts
-  BARRIERS = 16384      // of a cluster
+  MAX_COUNT = 1048575,                    // valid range of expected, pending and transaction counts
+  BARRIER_BLOCKS = 64, BARRIER_BLOCK = 256  // of a cluster so many blocks, each of so many
 };
 // What is done with one.
 enum { ARRIVE, ARRIVE_DROP, ARRIVE_EXPECT_TX, EXPECT_TX, COMPLETE_TX, EXPECT_ARRIVALS, TRY_WAIT, TEST_WAIT };
@@ -266,7 +266,7 @@ typedef struct Tables {
   LogEntry *log;  // what the race detector has not seen yet, entries in use and in all
   int64_t log_used, log_size;
   int64_t unit_flags;
-  Barrier *barriers;
+  Barrier *barriers[BARRIER_BLOCKS];
   int64_t completions;           // phases
   int64_t loaded, stored, mmas;  // bytes of tensor copies, MMAs: since Python looked
   Plan *plans;

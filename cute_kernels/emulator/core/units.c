@@ -20,7 +20,8 @@ Barrier *barrier_at(Tables *t, int64_t address) {
   if (rank < 0 || rank >= t->ranks || address & 7) return NULL;
   const Cta *cta = &t->ctas[rank];
   if (offset >= cta->size || !cta->slots[offset >> 3]) return NULL;
-  return &t->barriers[cta->slots[offset >> 3] - 1];
+  uint32_t number = (uint32_t)(cta->slots[offset >> 3] - 1);
+  return &t->barriers[number / BARRIER_BLOCK][number % BARRIER_BLOCK];
 }
 
 void barrier_settle(Tables *t, Barrier *barrier) {

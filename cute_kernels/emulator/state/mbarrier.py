@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.ptx.program import Instruction
 
 MAX_COUNT = CONSTANTS["MAX_COUNT"]  # PTX ISA: valid range of expected, pending and transaction counts
-ROWS = CONSTANTS["BARRIERS"]
+_BLOCK = CONSTANTS["BARRIER_BLOCK"]
+MOST = CONSTANTS["BARRIER_BLOCKS"] * _BLOCK  # of a cluster
 Tables, Cta, Barrier = (STRUCTURES[name] for name in ("Tables", "Cta", "Barrier"))
 #: What is done with an mbarrier, by the core's number.
 OPERATIONS = {
@@ -76,15 +77,13 @@ class MBarriers:
         self._barriers: dict[int, MBarrier] = {}
         self.labels: list[str] = []
         self.instructions: Sequence[Instruction] = ()
-        self._pages = np.zeros(ROWS * ctypes.sizeof(Barrier), np.uint8)  # of which those in use alone become memory
-        self.rows = (Barrier * ROWS).from_buffer(self._pages)
+        self._blocks: list[ctypes.Array[Any]] = []
         self._free: list[int] = []
-        self._used = 0
         self.slots = [np.zeros(-(-cta.size // 8), np.int16) for cta in memory.ctas]
         size = Tables.ctas.offset + ctypes.sizeof(Cta) * len(memory.ctas)
         self._block = np.zeros(size, np.uint8)
         self.tables, self.address = Tables.from_buffer(self._block), self._block.ctypes.data
-        self.tables.ranks, self.tables.barriers = len(memory.ctas), ctypes.addressof(self.rows)
+        self.tables.ranks = len(memory.ctas)
         for cta, slots in zip(memory.ctas, self.slots):
             entry = self.cta(cta.cta_rank)
             entry.data, entry.states = cta.words[1].ctypes.data, cta.states[1].ctypes.data
@@ -125,16 +124,18 @@ class MBarriers:
             raise BarrierMisuse(message).know("barrier-initialised-twice", barrier=self.state(address))
         rank, offset = self._memory.resolve(address)
         self._memory.ctas[rank].check_range(offset, 8, write=True)
-        if not self._free and self._used == ROWS:
-            raise UnsupportedPTX(f"more than {ROWS} mbarriers in a cluster")
+        if len(self._barriers) == MOST:
+            raise UnsupportedPTX(f"more than {MOST} mbarriers in a cluster")
         self._memory.ctas[rank].protect(offset)
-        if self._free:
-            number = self._free.pop()
-        else:
-            number, self._used = self._used, self._used + 1
+        number = self._free.pop() if self._free else len(self._barriers)
+        if number == _BLOCK * len(self._blocks):
+            self._blocks.append((Barrier * _BLOCK)())
+            self.tables.barriers[number // _BLOCK] = ctypes.addressof(self._blocks[-1])
         self.slots[rank][offset // 8] = number + 1
-        self.rows[number] = Barrier(expected=count, pending=count)
-        self._barriers[address] = MBarrier(address, who, at, self.rows[number])
+        words = self._blocks[number // _BLOCK][number % _BLOCK]
+        words.phase = words.tx = words.arriver = words.point = 0
+        words.expected = words.pending = count
+        self._barriers[address] = MBarrier(address, who, at, words)
 
     def watch(self, address: int, point: int) -> None:
         """Says where the race detector keeps what it knows of a barrier: `SyncPoint.address`."""

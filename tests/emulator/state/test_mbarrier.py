@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
-from cute_kernels.emulator.state.mbarrier import MAX_COUNT, ROWS
+from cute_kernels.emulator.state.mbarrier import MAX_COUNT, MOST
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory, shared_address
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.barriers import Barriers
@@ -86,15 +86,15 @@ def test_any_operations_in_any_order_as_defined(count: int, events: list[tuple[s
 
 def test_rows_of_barriers_are_used_again_and_are_not_without_end():
     made = Barriers(ClusterMemory([SharedMemory(200_000, 0)]))
-    for place in range(ROWS):
+    for place in range(MOST):
         made.init(8 * place, 1)
-    made.arrive(8 * (ROWS - 1))
-    with pytest.raises(UnsupportedPTX, match=f"more than {ROWS} mbarriers"):
-        made.init(8 * ROWS, 1)
+    made.arrive(8 * (MOST - 1))
+    with pytest.raises(UnsupportedPTX, match=f"more than {MOST} mbarriers"):
+        made.init(8 * MOST, 1)
     made.inval(40)
-    made.init(8 * ROWS, 2)
-    made.arrive(8 * ROWS)
-    assert (made.phase(8 * ROWS), made.phase(8 * (ROWS - 1)), made.phase(0)) == (0, 1, 0)
+    made.init(8 * MOST, 2)
+    made.arrive(8 * MOST)
+    assert (made.phase(8 * MOST), made.phase(8 * (MOST - 1)), made.phase(0)) == (0, 1, 0)
 
 
 def test_bytes_may_come_before_they_are_expected():
