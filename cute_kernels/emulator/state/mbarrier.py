@@ -100,7 +100,7 @@ class MBarriers:
         return len(self._barriers)
 
     def cta(self, rank: int) -> ctypes.Structure:
-        """What the core knows of the shared memory of a CTA, a `Cta`."""
+        """An entry of the tables: what the core knows of the shared memory of a CTA, a `Cta`."""
         return Cta.from_buffer(self._block, Tables.ctas.offset + ctypes.sizeof(Cta) * rank)
 
     @property
@@ -198,7 +198,7 @@ class MBarriers:
     # --- what goes wrong ---------------------------------------------------------------------------------------------
 
     def _report(self, what: int) -> int:
-        """What the core calls: 0 to go on."""
+        """Answers the core, which calls this: 0 to go on."""
         try:
             return not self.ask(what)
         except BaseException as error:  # noqa: BLE001 - must not unwind through the core; `reraise` raises it

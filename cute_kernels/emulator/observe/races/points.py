@@ -58,7 +58,7 @@ class PointRaces(RaceChecks):
         ).know("barrier-init-order", **self._barrier(address))
 
     def fault(self, what: int, fault: Any, warp: Warp | None) -> BarrierMisuse | None:
-        """What the core has found that a warp does with an mbarrier, a `Fault`; None: it is no fault of order."""
+        """A fault of order, a `Fault` that the core has found in what a warp does with an mbarrier; None: it is another one."""
         address, given = fault.address, fault.given
         if what == CONSTANTS["INIT_ORDER"]:
             verb = "a wait" if fault.operation in _WAITS else "an arrival"
