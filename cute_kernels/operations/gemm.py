@@ -32,6 +32,7 @@ from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.devices import Backend
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import ScaleProduct
+from cute_kernels.runtime.workspace import workspace
 
 GROUPS = (1, 4, 8, 16)
 """Values of ``group_m`` that a tuner tries on the fastest candidate."""
@@ -289,6 +290,7 @@ class _Gemm(Operation[GemmArguments]):
         pad = functools.partial(_padded_bias, columns=plan.padded_n)
         dtype = getattr(torch, problem.out_dtype)
         operands = Operands(
+            **_workspace(plan, args.a.device),
             a=_aligned(args.a).view(batches, m, k),
             b=_aligned(args.b).view(batches, n, k),
             bias=None if args.bias is None else pad(args.bias),
@@ -360,6 +362,16 @@ def _padded_bias(bias: torch.Tensor, columns: int) -> torch.Tensor:
         return torch.nn.functional.pad(bias.detach().to(torch.float32), (0, columns - bias.shape[0]))
 
     return DERIVED.get(("gemm bias", columns), (bias,), build)
+
+
+def _workspace(plan: GemmPlan, device: torch.device) -> dict[str, torch.Tensor]:
+    """Operands that slices of K are added through, if a plan has them."""
+    if not any(operand.name == "partials" and operand.present for operand in plan.operands):
+        return {}
+    facts = plan.launch_facts
+    dtype = torch.int32 if plan.sums_integers else torch.float32
+    arrivals, partials = workspace(device, facts["arrivals_elements"], facts["partials_elements"], dtype)
+    return {"arrivals": arrivals, "partials": partials}
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -184,15 +184,14 @@ class CopyUnit:
             del groups[0]
         if len(groups) <= newest:
             return None
-        counted = [0] * 32
+        behind = [lanes] + [0] * newest  # entry n: lanes that have n later groups, or more
         for group in reversed(groups):
             mine = group.lanes & lanes
-            older = sum(1 << lane for lane in range(32) if mine >> lane & 1 and counted[lane] >= newest)
-            copy = group.pending(older) if older else None
+            copy = group.pending(behind[newest])
             if copy is not None:
                 return copy
-            for lane in range(32):
-                counted[lane] += mine >> lane & 1
+            for n in range(newest, 0, -1):
+                behind[n] |= behind[n - 1] & mine
         return None
 
     def uncommitted(self, warp: Warp, lanes: int) -> Copy | None:
