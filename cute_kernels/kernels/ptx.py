@@ -64,6 +64,14 @@ def mul_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
 
 
 @dsl_user_op
+def rcp_rn_f32(a: Float32, *, loc=None, ip=None) -> Float32:
+    """FP32 reciprocal rounded to nearest even."""
+    return cute.arch.inline_ptx(
+        "rcp.rn.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[a], loc=loc, ip=ip
+    )
+
+
+@dsl_user_op
 def add_rn_bf16x2_by_fma(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
     """Two sums of BF16, each rounded once to nearest even, where ``add.bf16x2`` (sm_90 and later) is missing."""
     return cute.arch.inline_ptx(

@@ -6,6 +6,7 @@ import functools
 import sys
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from cute_kernels import plan
@@ -17,11 +18,19 @@ from cute_kernels.runtime import devices
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _REASONS: dict[tuple[torch.device, str], str | None] = {}
 
+KEPT_IN_EXPORT = False
+"""Whether exported graphs have this package's operator, see `cute_kernels.nn.kernels_in_export`."""
+
 
 def exporting() -> bool:
     """`torch.compiler.is_exporting`, which the compiler of torch 2.11 takes for true in whatever it compiles."""
     flag = getattr(torch.compiler, "_is_exporting_flag", None)
     return torch.compiler.is_exporting() if flag is None else flag
+
+
+def traced() -> bool:
+    """Whether a graph is made in which an embedding is one operator, so that nothing may depend on numbers."""
+    return torch.compiler.is_compiling() or (KEPT_IN_EXPORT and exporting())
 
 
 def in_autograd_function() -> bool:
@@ -30,7 +39,7 @@ def in_autograd_function() -> bool:
     Checkpointing with ``use_reentrant=True`` and its likes run a module there, and again with gradients in the backward
     pass, which has to repeat the numbers. No flag of autograd tells; the frames around do, in about 30 ns each.
     """
-    if torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
         return False
     frame = sys._getframe(1)
     while frame is not None:
@@ -43,7 +52,8 @@ def in_autograd_function() -> bool:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor has numbers in strided memory: no subclass (a `FakeTensor`, say), nothing on the meta device."""
-    return type(tensor) in _PLAIN_TYPES and not tensor.is_meta and tensor.layout is torch.strided
+    numbers = type(tensor) in _PLAIN_TYPES or (traced() and isinstance(tensor, FakeTensor))
+    return numbers and not tensor.is_meta and tensor.layout is torch.strided
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
@@ -51,7 +61,7 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 
     A call that is being compiled is asked nothing, which keeps its graph whole.
     """
-    if torch.compiler.is_compiling():
+    if traced():
         return False
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return True

@@ -7,7 +7,7 @@ the checks that need nothing but a tensor's metadata, and what a repeated call l
     @dataclass(frozen=True, eq=False)
     class GemmArguments:
         a: torch.Tensor = tensor(*IN_DTYPES, shapes=("[M, K]", "[B, M, K]"), dense=True)
-        bias: torch.Tensor | None = tensor(*OUT_DTYPES, optional=True, role="derived")
+        bias: torch.Tensor | None = tensor(*OUT_DTYPES, optional=True)
         allow_tf32: bool = plain("bool allow_tf32=False", bool, default=False)
 """
 
@@ -156,7 +156,7 @@ class TensorRow(Row):
 
 @dataclass(frozen=True)
 class ScaleRow(Row):
-    """A factor: None (1), a number, or a tensor, which travels beside the number 1.
+    """A factor: None (1), a number, or a tensor.
 
     ``operand`` is what a tensor of more than one element is.
     """
@@ -168,11 +168,11 @@ class ScaleRow(Row):
         return (f"Tensor? {name}",)
 
     def others(self, name: str) -> tuple[tuple[str, Any], ...]:
-        return ((f"float {name}_value", _REQUIRED),)
+        return ((f"float? {name}_value", _REQUIRED),)
 
     def encode(self, name: str, value: Any) -> tuple[tuple, tuple]:
         number, held = split_scale(name, value)
-        return (held,), (number,)
+        return (held,), (None if value is None or held is not None else number,)
 
     def decoder(self) -> Callable[..., Any]:
         return lambda held, number: number if held is None else held
@@ -262,17 +262,6 @@ def plain(declaration: str, kind: type, *, optional: bool = False, default: Any 
             raise TypeError(f"{name} is {type_name(value)}, expected {expected}")
 
     return _field(PlainRow(declaration=declaration, check=check, default=default))
-
-
-def positive_number(declaration: str) -> Any:
-    """A field that is a number, finite and greater than 0 in FP32, or None."""
-
-    def check(name: str, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            raise TypeError(f"{name} is {type(value).__name__}, expected a number or None")
-        split_scale(name, value)
-
-    return _field(PlainRow(declaration=declaration, check=check, default=None))
 
 
 class ArgumentTable:

@@ -129,7 +129,7 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
     planner = PLANNER
     arguments = PatchEmbedArguments
     rotated = "x"
-    scales = ScaleProduct("scale", combine_numbers, combine_scales)
+    scales = (ScaleProduct(("scale_a", "scale_b"), "scale", combine_numbers, combine_scales),)
 
     def problems(self, a: PatchEmbedArguments) -> Iterator[Exception]:
         x, bias, pos_embed = a.x, a.bias, a.pos_embed

@@ -6,12 +6,12 @@ function, which decides again and words the error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count
-from cute_kernels.emulator.graph.values import LiveIn, Node, Value, agreed_lanes, first_bit, first_lane
-from cute_kernels.emulator.instructions import bulk, sync, tcgen05, wgmma
+from cute_kernels.emulator.graph.values import Constant, LiveIn, Node, Value, agreed_lanes, first_bit, first_lane
+from cute_kernels.emulator.instructions import bulk, cp_async, sync, tcgen05, wgmma
 from cute_kernels.emulator.instructions.matrix import load_matrix, store_matrix
 from cute_kernels.emulator.instructions.memory import fence_proxy_async
 from cute_kernels.emulator.instructions.mma import mma_sync
@@ -149,41 +149,6 @@ def _inline_mma_sync(emitter: BlockEmitter, node: Node) -> bool:
 # --- units ----------------------------------------------------------------------------------------------------------
 
 
-def _inline_try_wait(emitter: BlockEmitter, node: Node) -> bool:
-    """mbarrier.try_wait.parity. Python has to see the first one after a time-out, whatever it says."""
-    address, state, parity, waits, order = node.anchor.args
-    if not (parity and waits and address.uniform and state.uniform):
-        return False
-    where, what = emitter.word(address), emitter.operand(state, False)
-    place = node.instruction.index << 1 | (not emitter.builder.divergent)
-    emitter.fast(node, "try_wait", in_rows=True, a=where, b=what, c=place, imm=int(order))
-    return True
-
-
-def _arrive(emitter: BlockEmitter, node: Node, name: str, words: Sequence[int], row: int = 0) -> bool:
-    """The words are address, count and expected bytes; ``row``: addresses of lanes."""
-    who = _constant(emitter, "(W.number + 1)")
-    listed = emitter.program.list([*words, who, node.instruction.index])
-    emitter.fast(node, name, in_rows=True, a=row, c=listed, imm=int(node.anchor.args[-1]))
-    return True
-
-
-def _inline_arrive(emitter: BlockEmitter, node: Node) -> bool:
-    """mbarrier.arrive by any number of lanes, at one address or at one for each."""
-    address, count, _ = node.anchor.args
-    if not count.uniform or (not address.uniform and address.bits != 32):
-        return False
-    if address.uniform:
-        return _arrive(emitter, node, "arrive", (emitter.word(address), emitter.word(count), 0))
-    return _arrive(emitter, node, "arrive_each", (_ZERO, emitter.word(count), 0), emitter.operand(address, True))
-
-
-def _inline_arrive_expect(emitter: BlockEmitter, node: Node) -> bool:
-    """mbarrier.arrive.expect_tx by one lane."""
-    address, nbytes = (emitter.word(value) for value in node.anchor.args[:2])
-    return _arrive(emitter, node, "arrive_expect", (address, _ZERO, nbytes))
-
-
 def _tensor_copy(
     emitter: BlockEmitter, node: Node, name: str, words: list[Value | None], b: bool, multicast: Value | None = None
 ) -> bool:
@@ -260,6 +225,34 @@ def _inline_bulk_group(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
+#: Where what is kept of a warp's cp.async is.
+_LANE_COPIES = "W.cluster.copies.address(W)"
+
+
+def _inline_copy_lanes(emitter: BlockEmitter, node: Node) -> bool:
+    """cp.async with or without a src-size."""
+    target, source, nbytes, count, ignored = node.anchor.args
+    if ignored is not False or target.bits != 32:
+        return False
+    read = Constant(count, 32) if isinstance(count, int) else count
+    words = [_constant(emitter, _LANE_COPIES), node.instruction.index, nbytes, emitter.operand(read, True)]
+    places = {"a": emitter.operand(target, True), "b": emitter.operand(source, True)}
+    emitter.fast(node, "copy_lanes", c=emitter.program.list(words), **places)
+    return True
+
+
+def _inline_copies_commit(emitter: BlockEmitter, node: Node) -> bool:
+    emitter.fast(node, "copies_commit", a=_constant(emitter, _LANE_COPIES))
+    return True
+
+
+def _inline_copies_wait(emitter: BlockEmitter, node: Node) -> bool:
+    """cp.async.wait_group, wait_all."""
+    newest, every = node.anchor.args
+    emitter.fast(node, "copies_wait", a=_constant(emitter, _LANE_COPIES), b=int(every), imm=newest)
+    return True
+
+
 def _inline_wgmma_commit(emitter: BlockEmitter, node: Node) -> bool:
     emitter.fast(node, "wgmma_commit", a=_constant(emitter, ISSUER))
     return True
@@ -297,6 +290,9 @@ def _inline_clock(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
+#: Those that an instruction with a predicate has as well: the lanes that it leaves execute, as with Python.
+GUARDED = frozenset({cp_async.copy_lanes})
+
 #: What only tells the detectors something: without them it does nothing.
 SILENT = frozenset({sync.converged, fence_proxy_async, tcgen05.fence})
 
@@ -318,13 +314,13 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     read_clock: _inline_clock,
     sync.bar_arrive: _inline_bar_arrive,
     sync.bar_sync: _inline_bar_sync,
-    sync.try_wait: _inline_try_wait,
-    sync.mbarrier_arrive: _inline_arrive,
-    sync.mbarrier_arrive_expect: _inline_arrive_expect,
     tcgen05.mma: _inline_mma,
     tcgen05.commit: _inline_commit,
     bulk.tma_load: _inline_tensor_copy_in,
     bulk.tma_store: _inline_tensor_copy_out,
+    cp_async.copy_lanes: _inline_copy_lanes,
+    cp_async.commit_copies: _inline_copies_commit,
+    cp_async.wait_copies: _inline_copies_wait,
     bulk.commit_group: _inline_bulk_group,
     bulk.wait_group: _inline_bulk_group,
     wgmma.commit_group: _inline_wgmma_commit,

@@ -15,18 +15,10 @@ EXPORT Barrier *barrier_at(Tables *t, int64_t address);
 // Completes its phase if nothing is pending.
 EXPORT void barrier_settle(Tables *t, Barrier *barrier);
 
-// Whether the phase of a parity has completed. 0: not, or Python decides.
-EXPORT int32_t mbarrier_passed(Tables *t, int64_t address, int32_t parity, int64_t order);
-// Whether it has not, so that a warp may wait for it. 0: it has, or Python decides.
-EXPORT int32_t mbarrier_waits(Tables *t, int64_t address, int32_t parity);
-// Expects bytes (-1: none) and arrives; `mask`: the lanes that do. Returns the phase; -1: nothing is done, Python
-// decides.
-EXPORT int64_t mbarrier_arrive(
-    Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order);
-
-// Likewise, arrives `count` times for each lane of a mask, at an address for each. Returns the phase of the last mbarrier.
-EXPORT int64_t mbarrier_arrive_each(
-    Tables *t, const int64_t *addresses, uint32_t mask, int64_t count, int64_t arriver, int64_t order);
+// An operation on an mbarrier. Returns the phase that it found; -1: Python has been told what is wrong.
+EXPORT int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who);
+// Whether the phase of a parity, or with this number, is complete; -1 likewise.
+EXPORT int32_t mbarrier_test(Tables *t, int64_t operation, int64_t address, int64_t state, int32_t parity);
 
 // A warp arrives at a named barrier: in which generation, or why it may not (WRONG_NUMBER and so on).
 EXPORT int64_t named_arrive(NamedBarriers *all, const NamedArrival *arrival);
@@ -87,6 +79,15 @@ EXPORT int32_t warp_load_together(
 EXPORT int32_t warp_matrices(
     Tables *t, const int64_t *addresses, uint8_t *const *registers, int32_t count, int32_t transposed, int32_t write,
     int32_t instruction);
+
+// cp.async of `nbytes` by each lane of a mask, of which a lane reads `counts` of global memory and the rest is 0; the
+// commit of a group, and the wait for all groups but the newest, or for every copy. Likewise, with completion="eager".
+EXPORT int32_t copy_by_lanes(
+    Tables *t, LaneCopies *copies, const int64_t *targets, const int64_t *sources, const int64_t *counts, uint32_t mask,
+    int64_t nbytes, int32_t instruction);
+EXPORT void copies_commit(LaneCopies *copies);
+EXPORT int64_t copies_before(const LaneCopies *copies, int64_t newest, int32_t every);
+EXPORT int32_t copies_wait(Tables *t, const LaneCopies *copies, int64_t newest, int32_t every);
 
 // Runs a warp until it waits, has used up its budget, fails or exits; which of these. `rows`: the exchange area.
 EXPORT int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *t, void *callback);
@@ -161,12 +162,6 @@ EXPORT int32_t watch_load(Tables *t, const WatchedCopy *copies, int64_t count);
 EXPORT int32_t watch_store(Tables *t, const WatchedCopy *copy);
 EXPORT int32_t watch_mma(
     Tables *t, MmaIssuer *issuer, const PipelinedAccess *accesses, int64_t count, int32_t instruction);
-// A wait for a phase of an mbarrier succeeded.
-EXPORT int32_t watch_wait(Tables *t, Point *point, int64_t order, int64_t phase);
-// A warp is about to wait for the phase with this number, which is not complete.
-EXPORT int32_t watch_look(Tables *t, const Point *point, int64_t phase);
-// Lanes of a warp arrive at one mbarrier after the other.
-EXPORT int32_t watch_arrive(Tables *t, const Arrival *arrivals, int64_t count, int64_t order);
 EXPORT int32_t watch_commit(Tables *t, const Commit *commit);
 // Bulk groups of the executing lanes.
 EXPORT int32_t bulk_commit(Tables *t, uint32_t mask);
