@@ -171,7 +171,7 @@ REVIEWS: tuple[Review, ...] = (
         "as with TMA, which kernels in the field acquire at CTA scope whichever CTA issued it",
         target="gemm-sm90-split",
     ),
-    Review("cluster->cta", "mbarrier.try_wait*", "sm90/gemm.py* (*drain)*", True, _NOTHING_FOLLOWS),
+    Review("cluster->cta", "mbarrier.try_wait*", "sm90/gemm_mma.py* (*drain)*", True, _NOTHING_FOLLOWS),
     *(
         Review("cluster->cta", opcode, "*", True, _ALONE, target=target)
         for opcode in ("mbarrier.try_wait*", "mbarrier.arrive*")
@@ -180,7 +180,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "bar.warp.sync",
-        "sm90/gemm.py* (*release)*",
+        "sm90/gemm_mma.py* (*release)*",
         True,
         "the store of the tile's last buffer, after the last sums were read, has synchronised the warp already",
     ),

@@ -283,7 +283,7 @@ SCHEDULES = {name: dataclasses.replace(options, strict=True) for name, options i
 """As mutants of our kernels are judged: strictly."""
 
 ROLE_FILES = (
-    "/load.py", "/strips.py", "/cta_pair.py", "/transposed.py", "/gemm.py", "/patch_embed.py", "/patch_embed_images.py",
-    "/patch_embed_resident.py", "/gather.py",
+    "/load.py", "/strips.py", "/cta_pair.py", "/transposed.py", "/gemm.py", "/gemm_mma.py", "/patch_embed.py",
+    "/patch_embed_images.py", "/patch_embed_resident.py", "/gather.py",
 )  # fmt: skip
 """Ends of the names of files with the code of warp roles."""

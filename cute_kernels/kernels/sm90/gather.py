@@ -19,7 +19,7 @@ from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, ImagesOperands
 from cute_kernels.kernels.load import Operand, tma_operand
 from cute_kernels.kernels.pipes import Pipe, allocate, stamp_waits, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
-from cute_kernels.kernels.sm90.gemm import GemmMma
+from cute_kernels.kernels.sm90.gemm_mma import GemmMma
 from cute_kernels.kernels.staging import LINE_BYTES, WarpStaging
 from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.tiles import PatchOrder
