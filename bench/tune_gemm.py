@@ -175,7 +175,7 @@ def read_bench(path: Path) -> list[Timings]:
 FITTED = (
     "FETCHED_BYTES_PER_CLOCK", "FIRST_BYTES_PER_CLOCK", "BLOCK_CLOCKS", "PINGPONG_GAIN", "TILE_CLOCKS",
     "EPILOGUE_CLOCKS_PER_KELEMENT", "BUFFER_CLOCKS", "CLUSTER_CLOCKS", "SPLIT_CLOCKS", "SPLIT_BYTES_PER_CLOCK",
-    "OVERLAP", "SHARING_CLOCKS",
+    "TRANSPOSED_GAIN",
 )  # fmt: skip
 """Constants of `cute_kernels.plan.gemm_sm90`. LAUNCH_CLOCKS is given: what is the same for all cannot be seen."""
 
@@ -259,7 +259,8 @@ def regret(entry: Timings) -> float | None:
 
 
 def tile(config: Sm90GemmConfig) -> tuple[int, ...]:
-    return (config.tile_m, config.tile_n, config.cluster_m, config.cluster_n, config.pingpong, config.split_k)
+    own = (config.tile_m, config.tile_n, config.cluster_m, config.cluster_n)
+    return (*own, config.pingpong, config.split_k, config.transposed)
 
 
 def report(measured: Sequence[Timings], file=None) -> None:
