@@ -23,13 +23,20 @@ from cute_kernels.kernels.gemm import DeviceArguments, GemmHost
 from cute_kernels.kernels.graph import sm90_gemm_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, clear_unloaded, tma_operand
-from cute_kernels.kernels.pipes import allocate, this_cluster, warp_and_rank
-from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
-from cute_kernels.kernels.sm90.gemm_mma import GemmMma, PartialSums, Residual, sums_type
-from cute_kernels.kernels.sm90.gemm_transposed import TransposedMma
-from cute_kernels.kernels.staging import WarpStaging, group_staging, staging_layout, warp_staging
+from cute_kernels.kernels.pipes import Sm90Pipe, allocate, begin, this_cluster, warp_and_rank
+from cute_kernels.kernels.sm90.gemm_mma import GemmMma, PartialSums, Residual, TransposedMma, sums_type
 from cute_kernels.kernels.tiles import GroupedOrder
-from cute_kernels.kernels.tma import Tma, k_major, load_tma, shared_tensor, sides
+from cute_kernels.kernels.tma import (
+    Tma,
+    WarpStaging,
+    group_staging,
+    k_major,
+    load_tma,
+    shared_tensor,
+    sides,
+    staging_layout,
+    warp_staging,
+)
 from cute_kernels.plan import Sm90GemmPlan
 
 # --- WGMMA on TF32 operands, which CuTe DSL 4.8 has no operation for -------------------------------------------------
