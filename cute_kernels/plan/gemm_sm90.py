@@ -31,7 +31,7 @@ MAX_CLUSTER = 8
 """CTAs of a cluster that every device of the architecture can hold (CUDA C++ programming guide)."""
 
 TRANSPOSED_BYTES = 2
-"""Of an element that ``stmatrix`` and ``ldmatrix`` transpose."""
+"""Bytes of an element that ``stmatrix`` and ``ldmatrix`` transpose."""
 
 MAX_RESIDUAL_BUFFERS = 12
 """Store buffers of a warp whose barriers, beside those of stages and of sums, fit 1024 bytes."""
@@ -273,20 +273,26 @@ _CANDIDATES = (
     (64, 64, True, 8, 1, ((2, 2),), 1),
     (128, 64, False, 8, 1, ((2, 1),), 1),
     (128, 64, False, 8, 1, ((1, 1), (1, 4)), 2),
-    (64, 64, False, 6, 1, ((1, 1),), 2),
+    (64, 96, True, 8, 3, ((4, 2),), 1),
+    (64, 64, False, 6, 1, ((1, 1), (2, 2)), 2),
 )
 """Rows, columns and pingpong of a tile, stages, store stages, clusters and split of K."""
 
 _TRANSPOSED_CANDIDATES = (
     (128, 224, False, 4, 1, ((1, 1),), 1),
-    (128, 160, True, 5, 2, ((1, 1), (2, 1)), 1),
+    (128, 192, True, 4, 2, ((1, 1),), 1),
+    (192, 112, True, 5, 3, ((1, 2),), 1),
+    (128, 160, True, 5, 2, ((1, 1),), 1),
     (128, 144, True, 5, 3, ((1, 1),), 1),
     (64, 144, True, 7, 3, ((1, 1),), 1),
     (128, 80, True, 8, 2, ((2, 4),), 1),
+    (128, 112, False, 6, 7, ((1, 2),), 1),
+    (64, 128, True, 8, 2, ((4, 2),), 1),
+    (64, 64, False, 6, 1, ((1, 1),), 1),
     (64, 32, False, 8, 1, ((1, 1),), 2),
     (64, 16, False, 8, 1, ((1, 1),), 2),
 )
-"""The same of transposed tiles."""
+"""Transposed tiles, by the same columns."""
 
 CANDIDATES = tuple(
     Sm90GemmConfig(tile_m, tile_n, stages, *cluster, pingpong, stores, split_k=split_k, transposed=transposed)
@@ -333,6 +339,10 @@ PINGPONG_GAIN = 0.04
 TRANSPOSED_GAIN = 0.03
 """Share of its time that a launch with transposed tiles saves: a bias in registers, fewer stores, rows read once."""
 
+SCALED_TURNS_LOSS = 0.25
+"""What it loses with multipliers, which its epilogue reads longer than the short products of 8 bits hide it: 12 to 37%,
+where tiles follow each other."""
+
 TILE_CLOCKS = 35
 """Clocks of every tile besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
 
@@ -358,7 +368,8 @@ SPLIT_BYTES_PER_CLOCK = 8.75
 """Partial sums that a CTA receives through distributed shared memory per clock."""
 
 NEAR_L2_BYTES = 16 << 20
-"""Rows of ``a`` that clusters work on at the same time: if more than this, they are not found in L2 by a later turn."""
+"""Rows of ``a`` that clusters work on at the same time. If they are more than this, they are not found in L2 by a later
+turn, and operands take twice as long to come."""
 
 ALL_COLUMNS = 64
 """Blocks of columns in a group of transposed tiles, where all of ``b`` stays in L2: rows are then read once."""
@@ -376,8 +387,11 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
     gain = PINGPONG_GAIN * c.pingpong * (1 if turns > 1 else -0.5)
     wgmma = blocks * BLOCK_MACS * c.tile_m * c.tile_n / MACS_PER_CLOCK * (1 - gain)
     fetched = (plan.loaded_rows / c.cluster_n + c.tile_n / c.cluster_m) * blocks * plan.k_block_bytes
+    rate = FETCHED_BYTES_PER_CLOCK
+    if _rows_in_flight(plan) > NEAR_L2_BYTES:
+        rate /= 2
     # Almost the larger of both: they overlap, but for where both take as long.
-    mainloop = (wgmma**4 + (fetched / FETCHED_BYTES_PER_CLOCK) ** 4) ** 0.25 + TILE_CLOCKS + blocks * BLOCK_CLOCKS
+    mainloop = (wgmma**4 + (fetched / rate) ** 4) ** 0.25 + TILE_CLOCKS + blocks * BLOCK_CLOCKS
     kelement = EPILOGUE_CLOCKS_PER_KELEMENT + ACTIVATION_CLOCKS_PER_KELEMENT * (plan.problem.activation != "none")
     epilogue = plan.warpgroup_rows * c.tile_n / 1024 * kelement + plan.regions_per_tile * BUFFER_CLOCKS
     once = LAUNCH_CLOCKS + CLUSTER_CLOCKS * plan.ctas + fetched / FIRST_BYTES_PER_CLOCK
@@ -390,7 +404,16 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
         clocks = once + turns * max(mainloop, (mainloop + epilogue) / 2) + epilogue
     else:
         clocks = once + turns * (mainloop + epilogue + exchange)
-    return clocks * (1 - TRANSPOSED_GAIN * c.transposed)
+    if not c.transposed:
+        return clocks
+    follow = turns > 1 + c.pingpong  # of a warpgroup
+    return clocks * (1 + SCALED_TURNS_LOSS if plan.problem.scaled and follow else 1 - TRANSPOSED_GAIN)
+
+
+def _rows_in_flight(plan: Sm90GemmPlan) -> float:
+    """Bytes of the rows of ``a`` that the clusters work on at the same time."""
+    columns = -(-plan.problem.n // plan.cluster_columns)
+    return plan.clusters / columns * plan.cluster_rows * plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
 
 
 def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmConfig:
@@ -444,8 +467,7 @@ def tile_group(plan: Sm90GemmPlan) -> int:
     k_bytes = plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
     if plan.config.transposed:
         return ALL_COLUMNS if plan.problem.n * k_bytes <= RESIDENT_B_BYTES else plan.config.group_m
-    in_flight = plan.clusters / columns * plan.cluster_rows * k_bytes
-    tall = columns < plan.clusters and in_flight > NEAR_L2_BYTES
+    tall = columns < plan.clusters and _rows_in_flight(plan) > NEAR_L2_BYTES
     return 1 if tall and plan.problem.n * k_bytes <= RESIDENT_B_BYTES else plan.config.group_m
 
 

@@ -208,6 +208,7 @@ REVIEWS: tuple[Review, ...] = (
     Review("drop", "wgmma.fence*", "*sm90/* (*_stage)", True, _WGMMA_FENCE),
     Review("drop", "wgmma.fence*", "*sm90/* (*_pass_turn)", True, _WGMMA_FENCE),
     Review("drop", "wgmma.fence*", "*sm90/* (*_hand_over)", True, _WGMMA_FENCE),
+    Review("drop", "wgmma.fence*", "*sm90/* (*fetch)", True, _WGMMA_FENCE),
     Review("drop", "bar.warp.sync", "sm100/cta_pair.py* (*release_accumulator)*", True, _COLLECTIVE),
     Review(
         "drop",

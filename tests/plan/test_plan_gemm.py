@@ -219,7 +219,7 @@ def test_the_last_turn_of_measured_sizes_is_nearly_full(case) -> None:
 
 def test_k_is_split_where_tiles_are_few_and_k_is_long() -> None:
     assert make_plan(GemmProblem(196, 768, 3072), arch="sm_90a").config.split_k > 1
-    assert make_plan(GemmProblem(196, 768, 768), arch="sm_90a").config.split_k == 1
+    assert make_plan(GemmProblem(1568, 768, 768), arch="sm_90a").config.split_k == 1
     assert make_plan(GemmProblem(196, 768, 3072), arch="sm_90a", sm_count=2).config.split_k == 1
     for size in (1024, 2048, 8192):
         assert make_plan(square(size), arch="sm_90a").config.split_k == 1

@@ -190,7 +190,7 @@ class Sm90GemmKernel(GemmHost):
     def _residual(
         self, args: DeviceArguments, pipes: dict[str, Sm90Pipe], ring: WarpStaging, group: Int32
     ) -> Residual | None:
-        """What is added to the results of a ring of store buffers, if TMA brings it."""
+        """Addends of the results of a ring of store buffers, if TMA brings them."""
         plan = self.plan
         if not plan.tma_residual:
             return None

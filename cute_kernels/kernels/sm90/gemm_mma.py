@@ -393,7 +393,6 @@ class GemmMma:
                 place = self._place(tile)
                 if self.staging.stores:
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
-                    cute.arch.sync_warp()
                     for i in cutlass.range_constexpr(self.plan.config.store_stages):
                         self._fetch_region(place, i)
 
@@ -408,7 +407,6 @@ class GemmMma:
         if cutlass.const_expr(self.residual is not None and i >= unread and upcoming < self.plan.regions_per_tile):
             if self.staging.stores:
                 cute.arch.cp_async_bulk_wait_group(unread, read=True)
-                cute.arch.sync_warp()
                 self._fetch_region(place, upcoming)
 
     @cute.jit
