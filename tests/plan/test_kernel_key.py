@@ -165,8 +165,12 @@ BASES = {
     "gemm, sm90": (
         PRODUCT, Sm90GemmConfig(tile_m=128, tile_n=128, stages=3, cluster_m=1, store_stages=1), OTHER_PRODUCT, {
             "tile_m": 256, "tile_n": 64, "stages": 4, "cluster_m": 2, "cluster_n": 2, "pingpong": True,
-            "store_stages": 2, "group_m": 4, "split_k": 2,
+            "store_stages": 2, "group_m": 4, "split_k": 2, "transposed": None,
         },
+    ),
+    "gemm, sm90, transposed": (
+        PRODUCT, Sm90GemmConfig(tile_m=128, tile_n=128, stages=3, cluster_m=1, store_stages=1, transposed=True),
+        OTHER_PRODUCT | {"out_dtype": "float16"}, {"transposed": False},
     ),
     "gemm of 8 bits, sm90": (
         NARROW, Sm90GemmConfig(tile_m=128, tile_n=128, stages=3, cluster_m=1, store_stages=1), OTHER_NARROW, {},
