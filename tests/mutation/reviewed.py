@@ -80,8 +80,8 @@ _WGMMA_FENCE = (
     "accumulators of equal shape need no fence between wgmmas"
 )
 _ACCUMULATOR = (
-    "an epilogue's wait for an accumulator, which lies in tensor memory, and the tcgen05.fence after the wait orders the "
-    "loads of it that follow; nothing else is shared"
+    "an epilogue's wait for an accumulator, which lies in tensor memory, and the tcgen05.fence after the wait orders "
+    "the loads of it that follow; nothing else is shared"
 )
 _COLLECTIVE = (
     "the lanes only read tensor memory before, by tcgen05.ld and tcgen05.wait::ld, which a warp executes as one: when "
