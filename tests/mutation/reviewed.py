@@ -193,7 +193,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "relaxed",
         "barrier.cluster.arrive*",
-        "sm90/frame.py* (begin)*",
+        "pipes.py* (begin)*",
         True,
         "fence.mbarrier_init in front of it is the release; mbarriers are all that the CTAs hand each other here",
     ),
