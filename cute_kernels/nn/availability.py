@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from cute_kernels import plan
-from cute_kernels.config import PatchEmbedImagesProblem
-from cute_kernels.dtypes import name_of
+from cute_kernels.config import PatchEmbedImagesProblem, name_of
+from cute_kernels.operations.arguments import choose_backend
 from cute_kernels.plan.images import multiplied_type
 from cute_kernels.runtime import devices
 
@@ -75,7 +75,7 @@ def no_device(device: torch.device, backend: str) -> str | None:
     """Why nothing of this package runs on a device, or None."""
     if (device, backend) not in _REASONS:
         try:
-            devices.choose_backend(device, backend)
+            choose_backend(device, backend)
         except NotImplementedError as error:
             _REASONS[device, backend] = str(error)
         else:
@@ -104,7 +104,7 @@ def images_out_dtype(
     """
     if precision == "int8":
         wanted = torch.bfloat16
-    executor = devices.choose_backend(images.device, backend)
+    executor = choose_backend(images.device, backend)
     if executor == "reference" or not images.shape[0]:
         return wanted
     arch = sm_count = None

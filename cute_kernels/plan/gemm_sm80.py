@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm80GemmConfig
 from cute_kernels.plan import sm80
-from cute_kernels.plan.base import Arch, reject
-from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.base import Arch, Field, check_fields, reject
 from cute_kernels.plan.gemm import GROUP_M, GemmPlan
 from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of, require_fp8
 
