@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cute_kernels import __version__, compile, dsl, extras, files, kernel_cache
-from cute_kernels.commands import compare, doctor, explore, profile, sass, sweep
+from cute_kernels.commands import bench, compare, doctor, explore, profile, sass, sweep
 from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem, arch_of, config_of, count, plan_of
 from cute_kernels.config_codec import spell
 from cute_kernels.plan import predict
@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_command_parser())
     _add_demo(commands)
     _add_plan(commands)
+    bench.add_parser(commands)
     compare.add_parser(commands)
     sweep.add_parser(commands)
     explore.add_parser(commands)
