@@ -605,7 +605,7 @@ class Sm80Config:
 
 @dataclass(frozen=True)
 class Sm80GemmConfig(Sm80Config):
-    """Tunables of the dense GEMM by ``mma.sync``: those of `Sm80Config`, and two more.
+    """Tunables of the dense GEMM by ``mma.sync``: those of `Sm80Config`, and three more.
 
     Attributes:
         group_m: as in `Sm100GemmConfig`.
@@ -613,6 +613,8 @@ class Sm80GemmConfig(Sm80Config):
             what it has copied. ``"nearest_a"``: of ``a`` alone; ``b`` has to be TF32 already, and is truncated where it
             is not. ``"truncate"``: neither is rounded, and the tensor core ignores 13 bits of both: errors of up to one
             unit instead of half a unit in the last place of TF32, all toward zero.
+        split_k: CTAs that share a tile, 1, 2, 4 or 8: each sums its slice of K, of blocks of 128 bytes as in
+            `Sm90GemmConfig`, and the last one to arrive adds the sums of all, out of a workspace in global memory.
 
     Raises:
         TypeError: a field of the wrong type.
@@ -620,6 +622,7 @@ class Sm80GemmConfig(Sm80Config):
 
     group_m: int = 8
     rounding: Tf32Rounding = "nearest"
+    split_k: int = 1
 
 
 @dataclass(frozen=True)
@@ -645,12 +648,16 @@ class Sm80ImagesConfig(Sm80Config):
     Attributes:
         tile_images: images whose patches at one position are neighbouring rows: 8, so that eight rows of an accumulator
             add one row of the table, or 1.
+        teams: groups of ``warps_m * warps_n`` warps of a CTA. Two take tiles of their own, so that one multiplies while
+            the other stores, and all of the same features, whose weight stays in shared memory: it is copied once, and
+            stages have patches alone.
 
     Raises:
         TypeError: a field of the wrong type.
     """
 
     tile_images: int = 8
+    teams: int = 1
 
 
 GemmConfig = Sm100GemmConfig | Sm90GemmConfig | Sm80GemmConfig

@@ -31,6 +31,7 @@ from cute_kernels.plan.gemm import B_TYPES, FLOATS
 from cute_kernels.plan.registry import GEMM as PLANNER
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import ScaleProduct
+from cute_kernels.runtime.workspace import workspace
 
 GROUPS = (1, 4, 8, 16)
 """Values of ``group_m`` that a tuner tries on the fastest candidate."""
@@ -296,6 +297,7 @@ class _Gemm(Operation[GemmArguments]):
         m, n, k, batches = problem.m, problem.n, problem.k, problem.batches
         dtype = getattr(torch, problem.out_dtype)
         operands = Operands(
+            **_workspace(plan, args.a.device),
             a=_aligned(args.a).view(batches, m, k),
             b=_aligned(args.b).view(batches, n, k),
             bias=None if args.bias is None else _aligned(args.bias.resolve_neg().contiguous()),
@@ -358,6 +360,16 @@ def prepare_gemm(
             a, b, bias, scale_a, scale_b, residual, out_scale, out_dtype, "auto", config, allow_tf32, activation
         )
     )
+
+
+def _workspace(plan: GemmPlan, device: torch.device) -> dict[str, torch.Tensor]:
+    """Operands that slices of K are added through, if a plan has them."""
+    if not any(operand.name == "partials" and operand.present for operand in plan.operands):
+        return {}
+    facts = plan.launch_facts
+    dtype = torch.int32 if plan.sums_integers else torch.float32
+    arrivals, partials = workspace(device, facts["arrivals_elements"], facts["partials_elements"], dtype)
+    return {"arrivals": arrivals, "partials": partials}
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -185,11 +185,14 @@ BASES = {
             "batch": 9, "channels": 1, "height": 96, "width": 192, "patch": 32, "n": 520, "table_rows": 24,
             "in_dtype": None, "channels_last": None, "precision": "int16", "out_dtype": "float16",
         },
-        OTHER_80 | {"tile_n": 256, "tile_images": 1},
+        OTHER_80 | {"tile_n": 256, "tile_images": 1, "teams": 2},
     ),
     "gemm, sm80": (
         PRODUCT_80, Sm80GemmConfig(**SMALL_80), OTHER_PRODUCT | {"in_dtype": "bfloat16"},
         OTHER_80 | {"group_m": 4, "rounding": "truncate"},
+    ),
+    "gemm, sm80, split": (
+        PRODUCT_80, Sm80GemmConfig(**SMALL_80 | {"row_bytes": 128}, split_k=2), OTHER_PRODUCT, {"split_k": 4},
     ),
 }  # fmt: skip
 """Problem and configuration, and another value of every field; None where there is no other legal one here."""

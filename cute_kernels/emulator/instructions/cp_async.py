@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import FULL
@@ -124,8 +125,8 @@ def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.wait_group, cp.async.wait_all."""
     every = "wait_all" in qualifiers(instruction, "async", "wait_group", "wait_all")
     newest = 0 if every else as_integer(instruction, instruction.operands[0])
-    if newest < 0:
-        raise instruction.refuse("a negative number of groups")
+    if not 0 <= newest < CONSTANTS["COPY_GROUPS"]:
+        raise instruction.refuse(f"{newest} groups, executed are 0 to {CONSTANTS['COPY_GROUPS'] - 1}")
     block.call(wait_copies, newest, every, blocking=True)
 
 
