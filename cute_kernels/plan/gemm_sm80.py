@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from cute_kernels.config import GemmProblem, Sm80GemmConfig
 from cute_kernels.plan import sm80
-from cute_kernels.plan.base import Arch, Operand, reject, require
-from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.base import Arch, Field, Operand, check_fields, reject, require
 from cute_kernels.plan.gemm import GROUP_M, GemmPlan
 from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of, require_fp8
 
@@ -22,7 +21,7 @@ FIELDS = sm80.FIELDS | {
     "split_k": Field("slices of K", SPLITS),
 }
 
-EXCHANGE_CLOCKS = 1500
+EXCHANGE_CLOCKS = 3000
 """Clocks from the last store of a slice's sums until the CTA that adds them has read them, but for their bytes."""
 
 MOST_SHARED = 4096

@@ -20,13 +20,14 @@ from cute_kernels.plan.base import (
     LANES,
     VECTOR_BYTES,
     Arch,
+    Field,
     Operand,
     SmemRegion,
+    check_fields,
     reject,
     require,
     round_up,
 )
-from cute_kernels.plan.fields import Field, check_fields
 from cute_kernels.plan.images import INTEGERS, ImagesPlan
 from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of
 

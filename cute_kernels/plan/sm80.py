@@ -19,13 +19,13 @@ from cute_kernels.plan.base import (
     ITEMSIZE,
     LANES,
     VECTOR_BYTES,
+    Field,
     Plan,
     SmemRegion,
     check_smem,
     reject,
     require,
 )
-from cute_kernels.plan.fields import Field
 
 STEP_BYTES = 32
 """K of one ``mma.sync``: 8 elements of TF32, 16 of 16 bits, 32 of 8 (PTX ISA, mma.m16n8k8, k16 and k32)."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.observe.races.happens_before import FULL, Agent, Offset
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, Plane, Shadow
@@ -15,7 +17,8 @@ from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.observe.races.warp_log import WarpLog
 from cute_kernels.emulator.state.gmem import GlobalMemory
-from cute_kernels.emulator.state.memory_tables import LOG, LOG_ENTRY, Tables
+from cute_kernels.emulator.state.mbarrier import Tables
+from cute_kernels.emulator.state.memory_tables import LOG, LOG_ENTRY
 from cute_kernels.emulator.state.smem import ClusterMemory
 from tests.emulator.python_units import nothing_decided
 
@@ -150,3 +153,36 @@ class Crew:
     def access(self, index: int, lane: int, address: int, nbytes: int, *, write: bool) -> None:
         """A load or store of shared memory by one lane, as the core logs it."""
         self.warps[index].logger.access("shared", [lane], [address], nbytes, write)
+
+
+# --- mbarriers, as the detector sees them: what `core/mbarriers.c` does beside the state of the barrier ---------------
+
+
+def arrive_at(tracker: RaceTracker, warp: Any, lanes: dict[int, int], order: int) -> None:
+    """Lanes, a mask for each address, are about to arrive."""
+    tracker.agent = warp.agent
+    for address, mask in lanes.items():
+        point = tracker.points[address]
+        tracker.check_initialised(address, f"an arrival of {warp.agent.label}")
+        if address >> 24 != warp.agent.rank:
+            library().point_arrived(point.address, warp.agent.block_address, warp.agent.executing())
+        warp.agent.release(point, mask, order)
+
+
+def wait_for(tracker: RaceTracker, warp: Any, address: int, order: int, phase: int) -> None:
+    """A wait for a phase has succeeded."""
+    tracker.agent = warp.agent
+    point = tracker.points[address]
+    tracker.check_initialised(address, f"a wait of {warp.agent.label}")
+    warp.agent.acquire(point, order)
+    library().point_waited(point.address, warp.agent.block_address, phase, warp.agent.executing())
+
+
+def complete_phase(tracker: RaceTracker, address: int, phase: int) -> None:
+    """A phase completes."""
+    point = tracker.points[address]
+    late = library().point_overtaken(point.address, phase, None)
+    if late >= 0:
+        fault = STRUCTURES["Fault"](CONSTANTS["ARRIVE"], address, late, -1)
+        tracker.report(tracker.fault(CONSTANTS["PHASE_OVERRUN"], fault, None))
+    point.complete(phase)

@@ -215,7 +215,7 @@ def test_compiled_and_fake():
     a, b = draw((6, 20), (8, 20))
     expected = gemm(a, b, allow_tf32=True)
     assert torch.equal(torch.compile(lambda x: gemm(x, b, allow_tf32=True), backend="eager")(a), expected)
-    scales_and_residual = None, None, None, 1.0, 1.0
+    scales_and_residual = (None,) * 7
     arguments = (a, b, None, *scales_and_residual, None, "auto", None, True)
     names = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.cute_kernels.gemm, arguments, test_utils=names)

@@ -16,7 +16,7 @@ from cute_kernels.emulator.bytecode.program import Program, row_bytes
 from cute_kernels.emulator.bytecode.sites import Bound, Site, fetch, key_of, store_results
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.core.pure_operations import pure_operation
-from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.graph.block import BlockBuilder, Call, Operation
 from cute_kernels.emulator.graph.values import (
     CANONICAL,
     DTYPES,
@@ -227,7 +227,7 @@ class BlockEmitter:
     def _choose_targets(self, nodes: Sequence[Node], finals: Sequence[tuple[str, Value]]) -> None:
         builder = self.builder
         numbers = {node: index for index, node in enumerate(nodes)}
-        blocking = [i for i, node in enumerate(nodes) if isinstance(node.anchor, Call) and node.anchor.blocking]
+        blocking = [i for i, node in enumerate(nodes) if getattr(node.anchor, "blocking", False)]
         first = blocking[-1] if blocking else 0  # before it, registers are read again when the block runs again
         products = {
             item.name
@@ -260,14 +260,16 @@ class BlockEmitter:
         if isinstance(node.anchor, MmaAsync):
             self.accumulators.emit(node, index)
             return
-        memory = isinstance(node.anchor, (Load, Store))
-        function = None if memory else node.anchor.function
+        memory, operation = isinstance(node.anchor, (Load, Store)), isinstance(node.anchor, Operation)
+        function = None if memory or operation else node.anchor.function
         inline = INLINE.get(function)
         if inline is not None and node.guard is None and inline(self, node):
             return
         inline = inline if function in GUARDED else None
         for value in self._shared_operands(node, memory, inline is not None):
             self.operand(value, True)
+        if operation:
+            operands = [self.operand(value, not value.uniform) for value in node.anchor.operands]
         for result in node.results:
             self.define(result)
         guard = None
@@ -275,7 +277,9 @@ class BlockEmitter:
             uniform = node.guard.uniform
             guard = self.program.put("guard", lanes=not uniform, a=self.operand(node.guard, not uniform))
         start = len(self.program.code)
-        if memory:
+        if operation:
+            self._operation(node, operands)
+        elif memory:
             self._access(node)
         elif inline is not None and inline(self, node):
             pass
@@ -347,6 +351,15 @@ class BlockEmitter:
         if isinstance(arg, (tuple, list)):
             return "(" + "".join(self._argument(item, rows) + ", " for item in arg) + ")"
         return self.program.space.bind(arg, "obj")
+
+    def _operation(self, node: Node, places: Sequence[int]) -> None:
+        """Bits from 4 on: which operands vary, that the second has 64 bits; 256: the warp never diverges here."""
+        anchor, operands = node.anchor, node.anchor.operands
+        flags = anchor.flags | sum(16 << bit for bit, value in enumerate(operands) if not value.uniform)
+        flags |= 64 * (operands[-1].bits == 64) | 256 * (not self.builder.divergent)
+        d = self._places[node.results[0]] if node.results else 0
+        imm = anchor.order | self.number << 8 | node.instruction.index << 32
+        self.program.put(anchor.name, d=d, c=flags, imm=imm, **dict(zip("ab", places)))
 
     # --- memory -----------------------------------------------------------------------------------------------------
 

@@ -43,11 +43,12 @@ from cute_kernels.emulator.state.memory_tables import (
     EVENTS,
     LOG,
     ROW,
+    SPURIOUS,
     STATES,
     MemoryTables,
     exchange_area,
 )
-from cute_kernels.emulator.state.warp import Frame, NamedWait, PhaseWait
+from cute_kernels.emulator.state.warp import Frame, NamedWait, PhaseWait, ProgressWait
 from cute_kernels.emulator.units.core_units import Units
 from cute_kernels.emulator.units.matrix.core_wgmma import CoreWgmmas
 from cute_kernels.emulator.units.matrix.core_wgmma import Site as WgmmaSite
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 _Header = STRUCTURES["WarpHeader"]
 _HEADER = CONSTANTS["WARP_HEADER"]  # bytes before the counts
 _GO, _WAIT, _ERROR, _AGAIN, _EXIT = (CONSTANTS[name] for name in ("GO", "WAIT", "ERROR", "AGAIN", "EXIT"))
-_ARRIVE, _DIVERGE = CONSTANTS["SITE_ARRIVE"], CONSTANTS["SITE_DIVERGE"]
+_SITES = _ARRIVE, _DIVERGE, _WAITING = tuple(CONSTANTS[f"SITE_{name}"] for name in ("ARRIVE", "DIVERGE", "WAIT"))
 _DECIDES = _Header.budget.offset  # bytes of the header that decide what the warp does next
 
 
@@ -129,7 +130,7 @@ class _Translator:
         header = _HEADER + 8 * (len(self.flow.blocks) + 1)
         self.start = -(-header // 64) * 64
         self.program = Program(lowering.space, set(lowering.variables.values()), self.start, detectors)
-        for _ in (_ARRIVE, _DIVERGE):
+        for _ in _SITES:
             self.program.site(Site(None, []))
         self.in_flight = accumulators_in_flight(self.flow)
 
@@ -227,7 +228,7 @@ class Execution:
         self.names = dict(translation.names)
         exec(translation.code, self.names)  # noqa: S102 - our own generated source
         self.sites = self.names["sites"](words, *lanes)
-        self.sites[_ARRIVE], self.sites[_DIVERGE] = self._arrive, self._diverge
+        self.sites[_ARRIVE], self.sites[_DIVERGE], self.sites[_WAITING] = self._arrive, self._diverge, self._wait
         self.places = [-1 if site.instruction is None else site.instruction.index for site in translation.sites]
         self.words = words
         self.current: WarpExecution | None = None
@@ -275,6 +276,10 @@ class Execution:
         header.live = warp.live
         return _GO
 
+    def _wait(self, warp: Warp, mask: int) -> int:
+        self.current.wait()
+        return _WAIT
+
     def _diverge(self, warp: Warp, mask: int) -> int:
         header = self.current.header
         if header.open:
@@ -288,6 +293,8 @@ class Execution:
 
 def _flags(cluster: Cluster) -> int:
     flags = STATES if cluster.options.detectors else 0
+    if cluster.options.spurious_try_wait_failures:
+        flags |= SPURIOUS
     if cluster.tracker is not None:
         flags |= sum(LOG.values()) | EVENTS
     return flags
@@ -307,6 +314,7 @@ class WarpExecution:
         blocks = len(translation.flow.blocks) + 1
         self.counts = self.state[_HEADER : _HEADER + 8 * blocks].view(np.int64)
         warp.counts = self.counts
+        self.header.number = warp.number
         self.header.mask, self.header.live, self.header.meet = warp.live, warp.live, CONSTANTS["NO_MEET"]
         if translation.local_bytes:
             warp.local = LocalMemory(translation.local_bytes)
@@ -345,7 +353,6 @@ class WarpExecution:
         launch.current = self
         self.log.enter()
         self.header.budget = budget
-        self.header.timed_out = self.warp.timed_out
         local = self.launch.translation.local_bytes
         if local:
             self.tables.header.local, self.tables.header.local_bytes = self.warp.local.cells.ctypes.data, local
@@ -356,11 +363,12 @@ class WarpExecution:
         program = launch.translation.bytecode.address
         status = launch.run(program, self.address, launch.exchange, self.tables.address, launch.callback_address)
         if status == _ERROR:
-            error, self.error = self.error, None
+            error, self.error = self.error or self.warp.cluster.barriers.error, None
+            self.warp.cluster.barriers.error = None
             raise error
         self.publish()
         if self.header.waits:
-            self._waits()
+            self.wait()
             return
         if self.header.entered:  # its turn is over: what lanes wait for that have parted does not hold the others up
             self.warp.wait = None
@@ -368,13 +376,21 @@ class WarpExecution:
             self.place = -1
             raise StopIteration
 
-    def _waits(self) -> None:
+    def stand_at(self, place: int) -> None:
+        """The core is in this instruction, and asks Python."""
+        self.publish()
+        self.place = place
+
+    def wait(self) -> None:
         """The core has found out what the warp waits for."""
         header, warp = self.header, self.warp
         waits, header.waits, self.site = header.waits, 0, header.site
-        self.place = self.launch.places[self.site]
-        if waits == CONSTANTS["WAITS_PHASE"]:
-            warp.wait = PhaseWait(warp.cluster.barriers, header.mbarrier, header.awaited, True)
+        self.place = self.launch.places[self.site] if self.site >= 0 else self.tables.header.place
+        barriers = warp.cluster.barriers
+        if waits in (CONSTANTS["WAITS_PHASE"], CONSTANTS["WAITS_STATE"]):
+            warp.wait = PhaseWait(barriers, header.mbarrier, header.awaited, waits == CONSTANTS["WAITS_PHASE"])
+        elif waits == CONSTANTS["WAITS_POLLING"]:
+            warp.wait = ProgressWait(warp.cluster, "mbarrier.test_wait", barriers.describe(header.mbarrier))
         elif waits == CONSTANTS["WAITS_GROUPS"]:
             warp.wait = GroupWait(warp, header.awaited)
         else:
@@ -395,7 +411,7 @@ class WarpExecution:
     def block(self) -> int:
         """The instruction of the current site has to wait: the warp leaves the core or runs another path."""
         translation, header, warp = self.launch.translation, self.header, self.warp
-        number = translation.sites[self.site].block
+        number = header.pc
         block = translation.flow.blocks[number]
         self.counts[number] -= 1
         header.steps -= block.end - block.start

@@ -6,7 +6,7 @@ function, which decides again and words the error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count
@@ -147,41 +147,6 @@ def _inline_mma_sync(emitter: BlockEmitter, node: Node) -> bool:
 
 
 # --- units ----------------------------------------------------------------------------------------------------------
-
-
-def _inline_try_wait(emitter: BlockEmitter, node: Node) -> bool:
-    """mbarrier.try_wait.parity. Python has to see the first one after a time-out, whatever it says."""
-    address, state, parity, waits, order = node.anchor.args
-    if not (parity and waits and address.uniform and state.uniform):
-        return False
-    where, what = emitter.word(address), emitter.operand(state, False)
-    place = node.instruction.index << 1 | (not emitter.builder.divergent)
-    emitter.fast(node, "try_wait", in_rows=True, a=where, b=what, c=place, imm=int(order))
-    return True
-
-
-def _arrive(emitter: BlockEmitter, node: Node, name: str, words: Sequence[int], row: int = 0) -> bool:
-    """The words are address, count and expected bytes; ``row``: addresses of lanes."""
-    who = _constant(emitter, "(W.number + 1)")
-    listed = emitter.program.list([*words, who, node.instruction.index])
-    emitter.fast(node, name, in_rows=True, a=row, c=listed, imm=int(node.anchor.args[-1]))
-    return True
-
-
-def _inline_arrive(emitter: BlockEmitter, node: Node) -> bool:
-    """mbarrier.arrive by any number of lanes, at one address or at one for each."""
-    address, count, _ = node.anchor.args
-    if not count.uniform or (not address.uniform and address.bits != 32):
-        return False
-    if address.uniform:
-        return _arrive(emitter, node, "arrive", (emitter.word(address), emitter.word(count), 0))
-    return _arrive(emitter, node, "arrive_each", (_ZERO, emitter.word(count), 0), emitter.operand(address, True))
-
-
-def _inline_arrive_expect(emitter: BlockEmitter, node: Node) -> bool:
-    """mbarrier.arrive.expect_tx by one lane."""
-    address, nbytes = (emitter.word(value) for value in node.anchor.args[:2])
-    return _arrive(emitter, node, "arrive_expect", (address, _ZERO, nbytes))
 
 
 def _tensor_copy(
@@ -349,9 +314,6 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     read_clock: _inline_clock,
     sync.bar_arrive: _inline_bar_arrive,
     sync.bar_sync: _inline_bar_sync,
-    sync.try_wait: _inline_try_wait,
-    sync.mbarrier_arrive: _inline_arrive,
-    sync.mbarrier_arrive_expect: _inline_arrive_expect,
     tcgen05.mma: _inline_mma,
     tcgen05.commit: _inline_commit,
     bulk.tma_load: _inline_tensor_copy_in,

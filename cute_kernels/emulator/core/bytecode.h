@@ -34,18 +34,24 @@ static inline const Instruction *leave(Machine *m, int32_t status) {
 // Executes an instruction and returns the one to execute next; null ends the run.
 typedef const Instruction *Run(const Instruction *i, uint8_t *s, Machine *m);
 
-// The warp waits as if the blocking call of Python, which is the last of the `d` instructions behind this one, had said so.
-static inline const Instruction *wait_for(
-    const Instruction *i, uint8_t *s, Machine *m, int32_t waits, int32_t awaited) {
+// The warp waits in an instruction of a block, which begins again then.
+static inline const Instruction *wait_in(
+    uint8_t *s, Machine *m, uint32_t block, int32_t site, int32_t waits, int32_t awaited) {
   WarpHeader *header = (WarpHeader *)s;
-  const Instruction *call = i + i->d;
   header->waits = waits;
   header->awaited = awaited;
-  header->site = (int32_t)call->a;
-  header->pc = (int32_t)call->b;
-  ((int64_t *)(void *)(s + WARP_HEADER))[call->b]--;  // the block begins again
-  header->steps -= m->program->code[m->program->starts[call->b]].b;
+  header->site = site;
+  header->pc = (int32_t)block;
+  ((int64_t *)(void *)(s + WARP_HEADER))[block]--;
+  header->steps -= m->program->code[m->program->starts[block]].b;
   return leave(m, WAIT);
+}
+
+// Likewise, as if the blocking call of Python, which is the last of the `d` instructions behind this one, had said so.
+static inline const Instruction *wait_for(
+    const Instruction *i, uint8_t *s, Machine *m, int32_t waits, int32_t awaited) {
+  const Instruction *call = i + i->d;
+  return wait_in(s, m, call->b, (int32_t)call->a, waits, awaited);
 }
 
 // The forms of an operation for values of lanes and for values that all lanes share; null: there is none.
@@ -58,6 +64,7 @@ typedef struct Operation {
 extern const Operation integer_operations[], bit_operations[], float_operations[], double_operations[];
 extern const Operation conversion_operations[];
 extern const Operation move_operations[], flow_operations[], unit_operations[], barrier_operations[];
+extern const Operation mbarrier_operations[];
 
 #define AT(type, offset) (*(type *)(s + (offset)))
 // Rows of lanes lie on cache lines, or where they are shorter, on multiples of their length.

@@ -15,18 +15,10 @@ EXPORT Barrier *barrier_at(Tables *t, int64_t address);
 // Completes its phase if nothing is pending.
 EXPORT void barrier_settle(Tables *t, Barrier *barrier);
 
-// Whether the phase of a parity has completed. 0: not, or Python decides.
-EXPORT int32_t mbarrier_passed(Tables *t, int64_t address, int32_t parity, int64_t order);
-// Whether it has not, so that a warp may wait for it. 0: it has, or Python decides.
-EXPORT int32_t mbarrier_waits(Tables *t, int64_t address, int32_t parity);
-// Expects bytes (-1: none) and arrives; `mask`: the lanes that do. Returns the phase; -1: nothing is done, Python
-// decides.
-EXPORT int64_t mbarrier_arrive(
-    Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order);
-
-// Likewise, arrives `count` times for each lane of a mask, at an address for each. Returns the phase of the last mbarrier.
-EXPORT int64_t mbarrier_arrive_each(
-    Tables *t, const int64_t *addresses, uint32_t mask, int64_t count, int64_t arriver, int64_t order);
+// An operation on an mbarrier. Returns the phase that it found; -1: Python has been told what is wrong.
+EXPORT int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who);
+// Whether the phase of a parity, or with this number, is complete; -1 likewise.
+EXPORT int32_t mbarrier_test(Tables *t, int64_t operation, int64_t address, int64_t state, int32_t parity);
 
 // A warp arrives at a named barrier: in which generation, or why it may not (WRONG_NUMBER and so on).
 EXPORT int64_t named_arrive(NamedBarriers *all, const NamedArrival *arrival);
@@ -170,12 +162,6 @@ EXPORT int32_t watch_load(Tables *t, const WatchedCopy *copies, int64_t count);
 EXPORT int32_t watch_store(Tables *t, const WatchedCopy *copy);
 EXPORT int32_t watch_mma(
     Tables *t, MmaIssuer *issuer, const PipelinedAccess *accesses, int64_t count, int32_t instruction);
-// A wait for a phase of an mbarrier succeeded.
-EXPORT int32_t watch_wait(Tables *t, Point *point, int64_t order, int64_t phase);
-// A warp is about to wait for the phase with this number, which is not complete.
-EXPORT int32_t watch_look(Tables *t, const Point *point, int64_t phase);
-// Lanes of a warp arrive at one mbarrier after the other.
-EXPORT int32_t watch_arrive(Tables *t, const Arrival *arrivals, int64_t count, int64_t order);
 EXPORT int32_t watch_commit(Tables *t, const Commit *commit);
 // Bulk groups of the executing lanes.
 EXPORT int32_t bulk_commit(Tables *t, uint32_t mask);

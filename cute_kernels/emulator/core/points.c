@@ -189,39 +189,6 @@ void agent_acquire(Agent *agent, Point *point, int64_t order) {
 
 // --- what bytecode does at mbarriers -----------------------------------------------------------------------------
 
-int32_t watch_wait(Tables *t, Point *point, int64_t order, int64_t phase) {
-  if (!log_flush(t) || !is_initialised(t->context->agent, point)) return 0;
-  if (phase > 0 && !point_knows(point, t->context->agent, 1)) return 0;
-  agent_acquire(t->context->agent, point, order);
-  point_waited(point, t->context->agent, phase, t->place);
-  return 1;
-}
-
-// `PointRaces.look`.
-int32_t watch_look(Tables *t, const Point *point, int64_t phase) {
-  return log_flush(t) && (phase <= 0 || point_knows(point, t->context->agent, 0));
-}
-
-int32_t watch_arrive(Tables *t, const Arrival *arrivals, int64_t count, int64_t order) {
-  if (!log_flush(t)) return 0;
-  Agent *agent = t->context->agent;
-  for (int64_t i = 0; i < count; i++) {
-    const Arrival *arrival = &arrivals[i];
-    if (!is_initialised(agent, arrival->point)) return 0;
-    if (!arrival->completes) continue;
-    agent_order(agent, (uint32_t)arrival->lanes);  // which is what a release of any kind passes on there
-    if (point_overtaken(arrival->point, arrival->phase, agent->scratch) >= 0) return 0;
-  }
-  for (int64_t i = 0; i < count; i++) {
-    const Arrival *arrival = &arrivals[i];
-    if (arrival->rank != agent->rank) point_arrived(arrival->point, agent, t->place);
-    agent_release(agent, arrival->point, (uint32_t)arrival->lanes, order);
-  }
-  for (int64_t i = 0; i < count; i++)
-    if (arrivals[i].completes) point_complete(arrivals[i].point, arrivals[i].phase);
-  return 1;
-}
-
 static int has_stream(const Point *point, int64_t column) {
   for (int64_t i = 0; i < point->stream_count; i++)
     if (point->streams[i] == column) return 1;

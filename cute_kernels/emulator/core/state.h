@@ -19,15 +19,26 @@ typedef struct Agent Agent;
 
 // An mbarrier of a cluster (PTX ISA, "mbarrier"), on a cache line of its own.
 enum {
-  MAX_COUNT = 1048575,  // valid range of expected, pending and transaction counts
-  BARRIERS = 1024       // of a cluster that are found by their address; others work too
+  MAX_COUNT = 1048575,                    // valid range of expected, pending and transaction counts
+  BARRIER_BLOCKS = 64, BARRIER_BLOCK = 256  // of a cluster so many blocks, each of so many
 };
+// What is done with one.
+enum { ARRIVE, ARRIVE_DROP, ARRIVE_EXPECT_TX, EXPECT_TX, COMPLETE_TX, EXPECT_ARRIVALS, TRY_WAIT, TEST_WAIT };
+// What Python is asked while an instruction executes (`Tables.report`): to put a fault into words and say whether to go on
+// all the same; or for something else that it has.
+enum {
+  NOT_LIVE, EXITED, EXTRA_ARRIVALS, EXTRA_BYTES, TOO_MANY_ARRIVALS, TOO_MANY_BYTES,  // of an mbarrier
+  INIT_ORDER, PHASE_OVERRUN, PHASE_AMBIGUOUS,  // that detectors find
+  TAKE_LOGS,  // of the running warp
+  BY_CHANCE   // whether a wait fails though it could succeed
+};
+typedef struct Fault { int64_t operation, address, given, place; } Fault;
 typedef struct Barrier {
   int64_t phase;     // completed phases
   int64_t expected;  // arrivals that each phase needs
   int64_t pending;   // arrivals that the current phase still needs
   int64_t tx;        // bytes that it still waits for; negative when they came before expect_tx
-  int64_t arriver;   // who arrived last: the number of a label plus one, or 0 where Python knows
+  int64_t arriver;   // who arrived last: the number of a label plus one, or 0
   Point *point;      // with detectors, what the race detector knows of it
   int64_t unused[2];
 } Barrier;
@@ -40,6 +51,7 @@ typedef struct Cta {
   int64_t size;     // bytes
   int16_t *slots;   // of every 8 bytes: the number of the mbarrier there plus one, or 0
   Shadow *shadow;   // with detectors
+  int64_t exited;   // nothing may access it any more
 } Cta;
 
 // bar and barrier of a CTA (PTX ISA, "bar"), which count threads by whole warps.
@@ -239,9 +251,9 @@ typedef struct Meter {
 
 // What the core knows of one cluster.
 enum {
-  STATES = 1,                         // Tables.flags: bytes have states
-  WAITS = 1, EAGER = 2, WATCHED = 4   // Tables.unit_flags: waits succeed whenever they can; asynchronous work takes
-};                                    // effect when it is issued; there are detectors
+  STATES = 1, SPURIOUS = 2,  // Tables.flags: bytes have states; waits may fail though they could succeed
+  EAGER = 2, WATCHED = 4     // Tables.unit_flags: asynchronous work takes effect when it is issued; there are detectors
+};
 typedef struct Tables {
   int64_t ranks;  // CTAs
   int64_t flags;
@@ -254,16 +266,14 @@ typedef struct Tables {
   LogEntry *log;  // what the race detector has not seen yet, entries in use and in all
   int64_t log_used, log_size;
   int64_t unit_flags;
-  Barrier *barriers;
-  int64_t completions, loaded, stored, mmas;  // phases, bytes of tensor copies, MMAs: since Python looked
+  Barrier *barriers[BARRIER_BLOCKS];
+  int64_t completions;           // phases
+  int64_t loaded, stored, mmas;  // bytes of tensor copies, MMAs: since Python looked
   Plan *plans;
   const MmaKind *mma_kinds;
   MmaIssuer *mma_issuers;
   TensorCells *tensor_cells;  // of each CTA
   // What bytecode calls; 0: nothing is done, Python has to do it.
-  int32_t (*mbarrier_passed)(Tables *t, int64_t address, int32_t parity, int64_t order);
-  int64_t (*mbarrier_arrive)(
-      Tables *t, int64_t address, int64_t count, int64_t nbytes, int64_t arriver, uint32_t mask, int64_t order);
   int32_t (*tensor_load)(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair);
   int32_t (*tensor_store)(Tables *t, const CopyArguments *copy, int32_t rank);
   int32_t (*tensor_mma)(Tables *t, const MmaArguments *arguments, int32_t instruction);
@@ -287,6 +297,8 @@ typedef struct Tables {
   uint8_t *local;                // of the warp that runs: of lane after lane so many bytes
   int64_t local_bytes;
   const int64_t *steps;          // of the warp that runs, see `WarpHeader`
+  Fault fault;                   // that is reported
+  int32_t (*report)(int32_t what);  // 0: go on
   TraceEvent *trace;             // what a timeline has not shown yet, entries in use and in all; or null
   int64_t trace_used, trace_size;
   Cta ctas[];
@@ -307,9 +319,9 @@ typedef struct LaneCopies {
 // What the core did of what a timeline shows (trace.py), in the order of the program. An operation that completes
 // phases of mbarriers is followed by one TRACE_COMPLETED for each.
 enum {
-  TRACE_PASSED,     // a wait for the parity `number` of the mbarrier `address` succeeded
-  TRACE_ARRIVED,    // at the mbarrier `address`, which then is as the members say
-  TRACE_EXPECTED,   // likewise, and it is as they say between the expectation of bytes and the arrival
+  TRACE_PASSED,     // a wait for the state `number` of the mbarrier `address` succeeded; `lane`: 1 for a parity
+  TRACE_MBARRIER,   // the operation `number` on the mbarrier `address`, which then is as the members say; `lane`: 1 if it
+                    // has completed a phase
   TRACE_LOADED,     // `number` bytes, by a tensor copy whose name is `text`
   TRACE_STORED,     // likewise; `lane` issued it
   TRACE_MMA,        // of `number` rows and `phase` columns, by the issuer of the entry `address`
@@ -331,9 +343,11 @@ struct TraceEvent {
 // constants and intermediate values. `meet` is NO_MEET where no path has diverged. `open` is 1 while the only branch
 // that lanes have diverged at is known to the core alone: the lanes `arrived` are at its meeting block already, the
 // others run. `entered`: the warp stands behind the count of block `pc`, not before it.
-enum { NO_MEET = -1, WARP_HEADER = 64 };
-// For the phase of a parity of `mbarrier`; at the named barrier of a number; for all but so many wgmma-groups.
-enum { WAITS_PHASE = 1, WAITS_NAMED = 2, WAITS_GROUPS = 3 };
+enum { NO_MEET = -1, WARP_HEADER = 128 };
+// For the phase of a parity, or a state, of `mbarrier`, or until anything changes; at the named barrier of a number; for
+// all but so many wgmma-groups.
+enum { WAITS_PHASE = 1, WAITS_NAMED = 2, WAITS_GROUPS = 3, WAITS_STATE = 4, WAITS_POLLING = 5 };
+enum { POLLED = 1, SLEPT = 2 };  // what an instruction remembers that is executed again
 typedef struct WarpHeader {
   int32_t pc;
   uint32_t mask;
@@ -342,10 +356,12 @@ typedef struct WarpHeader {
   int32_t budget;  // blocks until the warp gives way
   int32_t entered;
   int32_t timed_out;  // its next try_wait gives up
-  int32_t waits, awaited, site;  // what it waits for, if not 0; which one, see there; in the call of this site
+  int32_t waits, awaited, site;  // what it waits for, if not 0; which one, see there; in the call of this site, or -1
   uint32_t live;                 // lanes that have not exited
   int64_t mbarrier;
   int64_t steps;      // instructions executed, up to the end of the block that it is in
+  int64_t number;     // in the cluster
+  int64_t token;
 } WarpHeader;
 
 // An instruction: a function of the core and its operands, mostly offsets in the warp's state. A value that is the same
@@ -365,6 +381,6 @@ typedef struct Program {
 // What the Python function of a site returns, and a run of a warp: go on, wait, error, run the block again, exit.
 enum { GO = 0, WAIT = 1, ERROR = 2, AGAIN = 3, EXIT = 4 };
 enum { CLOCK_STEP = 16 };  // from one reading of a clock to the next
-enum { SITE_ARRIVE = 0, SITE_DIVERGE = 1 };  // sites of control flow
+enum { SITE_ARRIVE = 0, SITE_DIVERGE = 1, SITE_WAIT = 2 };  // sites of control flow
 
 #endif

@@ -172,12 +172,6 @@ struct Stream {
   int64_t identity;  // 0: none yet
 };
 
-// Lanes that are about to arrive at an mbarrier of a CTA, in a phase that is complete then or not.
-typedef struct Arrival {
-  Point *point;
-  int64_t lanes, rank, phase, completes;
-} Arrival;
-
 // What a tcgen05.commit is about to do: its mbarriers, their phases, and whether these complete.
 typedef struct CommitTarget {
   Point *point;

@@ -10,8 +10,9 @@ static inline int trace_room(const Tables *t, int64_t events) {
   return !t->trace || t->trace_size - t->trace_used >= events;
 }
 
-// Notes an event that there is room for; only its kind, instruction and steps are filled in.
+// Notes an event, of which only kind, instruction and steps are filled in; Python makes room.
 static inline TraceEvent *trace_event(Tables *t, int32_t kind, int64_t instruction) {
+  if (t->trace_used == t->trace_size) t->report(TAKE_LOGS);
   TraceEvent *event = &t->trace[t->trace_used++];
   *event = (TraceEvent){.kind = kind, .instruction = instruction, .steps = *t->steps};
   return event;

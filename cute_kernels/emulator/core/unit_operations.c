@@ -14,8 +14,6 @@
 static int one_lane(const Machine *m) { return !(m->active & (m->active - 1)); }
 static uint32_t first_lane(const Machine *m) { return m->active ? (uint32_t)__builtin_ctz(m->active) : 0; }
 
-static void result(const Machine *m, int64_t value) { memcpy(m->rows, &value, sizeof value); }
-
 // --- memory ----------------------------------------------------------------------------------------------------------
 
 // The list b: instruction, space, size, and offsets of the elements, ended by 0. imm is added to the addresses a.
@@ -154,48 +152,6 @@ FORM(tensor_load) {
 
 // --- units -----------------------------------------------------------------------------------------------------------
 
-// mbarrier.try_wait of the parity b at the address a. Python has to see the first one after a time-out, whatever that
-// one says. c: the instruction, and in its lowest bit whether the warp never diverges here, so that none of its lanes
-// could run while others wait.
-FORM(try_wait) {
-  WarpHeader *header = (WarpHeader *)s;
-  Tables *t = m->tables;
-  int64_t address = AT(s64, i->a);
-  int32_t late = header->timed_out, parity = AT(s32, i->b);
-  header->timed_out = 0;
-  t->place = i->c >> 1;
-  result(m, 1);
-  if (late) return i + 1;
-  if (t->mbarrier_passed(t, address, parity, i->imm)) return i + 1 + i->d;
-  header->mbarrier = address;
-  return (i->c & 1) && mbarrier_waits(t, address, parity) ? wait_for(i, s, m, WAITS_PHASE, parity) : i + 1;
-}
-
-// The list c: words with the address, the count and the expected bytes (0: none), who arrives; instruction.
-static int arrival(const Instruction *i, uint8_t *s, Machine *m, int64_t count) {
-  const uint32_t *list = m->program->lists + i->c;
-  Tables *t = m->tables;
-  int64_t nbytes = list[2] ? AT(s64, list[2]) : -1;
-  t->place = list[4];
-  int64_t phase =
-      t->mbarrier_arrive(t, AT(s64, list[0]), count, nbytes, AT(s64, list[3]), m->active, i->imm);
-  result(m, phase);
-  return phase >= 0;
-}
-FORM(arrive) { DONE(arrival(i, s, m, AT(s64, m->program->lists[i->c + 1]) * __builtin_popcount(m->active))); }
-FORM(arrive_each) {  // at the addresses a of 32 bits
-  const uint32_t *list = m->program->lists + i->c;
-  const u32 *a = ROW_OF(u32, i->a);
-  int64_t addresses[LANES];
-  EACH_LANE addresses[lane] = a[lane];
-  m->tables->place = list[4];
-  int64_t phase =
-      mbarrier_arrive_each(m->tables, addresses, m->active, AT(s64, list[1]), AT(s64, list[3]), i->imm);
-  result(m, phase);
-  DONE(phase >= 0);
-}
-FORM(arrive_expect) { DONE(one_lane(m) && arrival(i, s, m, 1)); }
-
 // Copies words to the exchange rows: the list c, ended by 0; 1 stands for the word 0.
 static void gather(const Instruction *i, const uint8_t *s, const Machine *m) {
   int64_t *words = (int64_t *)(void *)m->rows;
@@ -323,7 +279,7 @@ const Operation unit_operations[] = {
     ENTRY(load_matrix_at_u32), ENTRY(load_matrix_at_u64), ENTRY(store_matrix_at_u32), ENTRY(store_matrix_at_u64),
     ENTRY(parameters), ENTRY(agreed_u8), ENTRY(agreed_u16),
     ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(read_clock), ENTRY(event), ENTRY(event_of_members), ENTRY(event_of_warp),
-    ENTRY(tensor_load), ENTRY(try_wait), ENTRY(arrive), ENTRY(arrive_each), ENTRY(arrive_expect), ENTRY(copy_in), ENTRY(copy_out),
+    ENTRY(tensor_load), ENTRY(copy_in), ENTRY(copy_out),
     ENTRY(tensor_mma), ENTRY(tensor_commit), ENTRY(bulk_unwatched), ENTRY(bulk_group), ENTRY(bulk_wait_group),
     ENTRY(copy_lanes), ENTRY(copies_commit), ENTRY(copies_wait),
     ENTRY(warp_mma), ENTRY(wgmma), ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},

@@ -59,6 +59,21 @@ class Call(Anchor):
         self.function, self.args, self.blocking, self.effects = function, list(args), blocking, effects
 
 
+class Operation(Anchor):
+    """A function of the core that performs an instruction with effects whole.
+
+    Attributes:
+        name: of it.
+        operands: at most two.
+        flags: what it is told beside that, in bits that do not say which operands vary.
+        order: `Order` of what it synchronises.
+    """
+
+    def __init__(self, name: str, operands: Sequence[Value], flags: int, order: int, blocking: bool) -> None:
+        self.name, self.operands, self.flags, self.order = name, operands, flags, order
+        self.blocking = blocking
+
+
 class BlockBuilder:
     """Builds the graph of one basic block.
 
@@ -245,6 +260,14 @@ class BlockBuilder:
         args = tuple(self.whole(arg) if isinstance(arg, Value) else arg for arg in args)
         values = [arg for arg in args if isinstance(arg, Value)]
         return self.anchor(Call(function, args, blocking, effects), results, values)
+
+    def operation(
+        self, name: str, *operands: Value, flags: int, order: int = 0, results: Sequence[tuple[str, bool]] = (),
+        blocking: bool = False,
+    ) -> list[Value]:  # fmt: skip
+        """Adds an `Operation`."""
+        values = [self.whole(value) for value in operands]
+        return self.anchor(Operation(name, values, flags, order, blocking), results, values)
 
     # --- what has to be computed -------------------------------------------------------------------------------------
 

@@ -10,19 +10,21 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import FULL, Constant
 from cute_kernels.emulator.instructions.members import call_members, check_members
 from cute_kernels.emulator.instructions.memory import address_value
-from cute_kernels.emulator.observe.races.memory_order import masks_by_address, sync_order
+from cute_kernels.emulator.observe.races.memory_order import sync_order
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Sink
 from cute_kernels.emulator.ptx.families import as_integer, family, never_varies, qualifiers
-from cute_kernels.emulator.state.lane_masks import block_lanes
 from cute_kernels.emulator.state.named_barriers import lanes_apart
-from cute_kernels.emulator.state.warp import ClusterWait, GridWait, NamedWait, PhaseWait, ProgressWait, RegisterWait
+from cute_kernels.emulator.state.warp import ClusterWait, GridWait, NamedWait, ProgressWait, RegisterWait
 
+_PARITY = 128  # of the flags of ``mbarrier_wait``
+_SLEPT = CONSTANTS["SLEPT"]
 _SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # memory is coherent here: for the race detector
 
 
@@ -152,16 +154,6 @@ def _cluster_wait(block: BlockBuilder, instruction: Instruction) -> None:
 # --- mbarrier -------------------------------------------------------------------------------------------------------
 
 
-def each_address(mask: int, address: Any) -> list[tuple[int, int]]:
-    """(address, number of lanes) of the executing lanes, in lane order of first use."""
-    if isinstance(address, int):
-        return [(address, lanes_in(mask))]
-    counts: dict[int, int] = {}
-    for value in address[block_lanes(mask)].tolist():
-        counts[value] = counts.get(value, 0) + 1
-    return list(counts.items())
-
-
 def each_lane(mask: int, *values: Any) -> list[tuple[Any, ...]]:
     """Tuples of per-lane Python values of the executing lanes."""
     if mask and not mask & (mask - 1):  # one lane: nearly always
@@ -198,126 +190,6 @@ def mbarrier_inval(warp: Any, mask: int, address: Any) -> None:
         warp.cluster.barriers.inval(where)
 
 
-def release(warp: Any, mask: int, address: Any, order: int) -> None:
-    """Tells the race detector that the executing lanes are about to arrive."""
-    if warp.agent is not None:
-        warp.cluster.tracker.arrive(warp, masks_by_address(mask, address), order)
-
-
-def mbarrier_arrive(warp: Any, mask: int, address: Any, count: Any, order: int) -> int:
-    """mbarrier.arrive by each executing lane; returns the state token of the last one."""
-    warp.cluster.progress += 1
-    release(warp, mask, address, order)
-    token = 0
-    if isinstance(count, int):
-        for where, lanes in each_address(mask, address):
-            token = warp.cluster.barriers.arrive(where, lanes * count, warp.label)
-        return token
-    for where, arrivals in each_lane(mask, address, count):
-        token = warp.cluster.barriers.arrive(where, arrivals, warp.label)
-    return token
-
-
-def mbarrier_arrive_drop(warp: Any, mask: int, address: Any, count: Any, order: int) -> int:
-    """mbarrier.arrive_drop by each executing lane."""
-    warp.cluster.progress += 1
-    release(warp, mask, address, order)
-    token = 0
-    for where, arrivals in each_lane(mask, address, count):
-        token = warp.cluster.barriers.arrive_drop(where, arrivals, warp.label)
-    return token
-
-
-def mbarrier_arrive_expect(warp: Any, mask: int, address: Any, nbytes: Any, order: int) -> int:
-    """mbarrier.arrive.expect_tx by each executing lane."""
-    warp.cluster.progress += 1
-    release(warp, mask, address, order)
-    token = 0
-    for where, expected in each_lane(mask, address, nbytes):
-        token = warp.cluster.barriers.arrive_expect_tx(where, expected, warp.label)
-    return token
-
-
-def mbarrier_expect(warp: Any, mask: int, address: Any, nbytes: Any) -> None:
-    """mbarrier.expect_tx by each executing lane."""
-    warp.cluster.progress += 1
-    for where, expected in each_lane(mask, address, nbytes):
-        warp.cluster.barriers.expect_tx(where, expected)
-
-
-def mbarrier_complete(warp: Any, mask: int, address: Any, nbytes: Any) -> None:
-    """mbarrier.complete_tx by each executing lane."""
-    warp.cluster.progress += 1
-    release(warp, mask, address, int(Order.RELAXED))
-    for where, done in each_lane(mask, address, nbytes):
-        warp.cluster.barriers.complete_tx(where, done)
-
-
-def _test(warp: Any, mask: int, address: Any, state: Any, parity: bool) -> int:
-    """Mask of executing lanes whose phase has completed."""
-    barriers = warp.cluster.barriers
-    test = barriers.test_parity if parity else barriers.test_phase
-    if isinstance(address, int) and isinstance(state, int):
-        return mask if test(address, state & 1 if parity else state) else 0
-    done = 0
-    for lane in lane_numbers(mask):
-        ((where, what),) = each_lane(1 << lane, address, state)
-        if test(where, what & 1 if parity else what):
-            done |= 1 << lane
-    return done
-
-
-def acquire(warp: Any, mask: int, address: Any, order: int) -> None:
-    """Tells the race detector that the executing lanes saw the phase before the current one complete."""
-    if warp.agent is not None and mask:
-        for where in masks_by_address(mask, address):
-            warp.cluster.tracker.wait(warp, where, order, warp.cluster.barriers.phase(where) - 1)
-
-
-def look(warp: Any, mask: int, address: Any, parity: Any) -> None:
-    """Tells the race detector that the executing lanes look at mbarriers."""
-    barriers = warp.cluster.barriers
-    for where, value in dict.fromkeys(each_lane(mask, address, parity)):
-        phase = barriers.phase(where)  # the one that is incomplete
-        back = (phase ^ value) & 1
-        warp.cluster.tracker.look(warp, where, phase - back, back)
-
-
-def try_wait(warp: Any, mask: int, address: Any, state: Any, parity: bool, waits: bool, order: int) -> Any:
-    """mbarrier.try_wait (``waits``) and test_wait.
-
-    try_wait suspends until the phase completes or a time limit passes; the limit passes when nothing else in the
-    cluster can run, or at random when the options ask for spurious failures. test_wait does not suspend, but a warp
-    that polls it has nothing to do until something changes: it gives way once before it reports failure.
-    Result: bool for uniform operands, else a lane mask.
-    """
-    uniform = isinstance(address, int) and isinstance(state, int)
-    done = _test(warp, mask, address, state, parity)
-    if parity and warp.agent is not None:
-        look(warp, mask, address, state)
-    if done == mask and not warp.fails_spuriously():
-        warp.timed_out = False
-        acquire(warp, done, address, order)
-        return True if uniform else done
-    if done == mask or warp.timed_out:
-        warp.timed_out = False
-        if done != mask:
-            acquire(warp, done, address, order)
-        return False if uniform else (0 if done == mask else done)
-    if not waits and warp.token == "polled":
-        warp.token = None
-        acquire(warp, done, address, order)
-        return False if uniform else done
-    left = mask & ~done
-    ((where, what),) = each_lane(left & -left, address, state)
-    if waits:
-        warp.wait = PhaseWait(warp.cluster.barriers, where, what & 1 if parity else what, parity)
-    else:
-        warp.token = "polled"
-        warp.wait = ProgressWait(warp.cluster, "mbarrier.test_wait", warp.cluster.barriers.describe(where))
-    return None
-
-
 def _wait_varies(instruction: Instruction, varies: Any) -> bool:
     return any(varies(operand) for operand in instruction.operands[1:3])
 
@@ -332,9 +204,9 @@ def _mbarrier_wait(block: BlockBuilder, instruction: Instruction) -> None:
     address = address_value(block, instruction.operands[1])
     state = block.value(instruction.operands[2], 32 if parity else 64)
     uniform = address.uniform and state.uniform
-    waits = instruction.parts[1] == "try_wait"
-    order = sync_order(parts)
-    (done,) = block.call(try_wait, address, state, parity, waits, order, results=[("pred", uniform)], blocking=True)
+    flags = CONSTANTS[instruction.parts[1].upper()] | _PARITY * parity
+    order, results = sync_order(parts), [("pred", uniform)]
+    (done,) = block.operation("mbarrier_wait", address, state, flags=flags, order=order, results=results, blocking=True)
     block.define(instruction.operands[0], done)
 
 
@@ -343,14 +215,12 @@ def _mbarrier_setup(block: BlockBuilder, instruction: Instruction) -> None:
     """mbarrier.init, inval, expect_tx, complete_tx."""
     name = instruction.parts[1]
     qualifiers(instruction, name, "shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS)
-    function = {
-        "init": mbarrier_init,
-        "inval": mbarrier_inval,
-        "expect_tx": mbarrier_expect,
-        "complete_tx": mbarrier_complete,
-    }[name]
-    values = [block.value(operand, 32) for operand in instruction.operands[1:]]
-    block.call(function, address_value(block, instruction.operands[0]), *values)
+    values = [address_value(block, instruction.operands[0])]
+    values += [block.value(operand, 32) for operand in instruction.operands[1:]]
+    if name in ("init", "inval"):
+        block.call(mbarrier_init if name == "init" else mbarrier_inval, *values)
+    else:
+        block.operation("mbarrier", *values, flags=CONSTANTS[name.upper()], order=Order.RELAXED)
 
 
 @family("mbarrier.arrive", "mbarrier.arrive_drop", varies=never_varies)
@@ -364,13 +234,14 @@ def _mbarrier_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     destination = Sink() if isinstance(operands[0], Memory) else operands.pop(0)
     address = address_value(block, operands[0])
     count = block.value(operands[1] if len(operands) > 1 else Immediate(1), 32)
+    name = instruction.parts[1]
     if "expect_tx" in parts:
-        if instruction.parts[1] == "arrive_drop":
+        if name == "arrive_drop":
             raise instruction.refuse("mbarrier.arrive_drop.expect_tx is not implemented")
-        function = mbarrier_arrive_expect
-    else:
-        function = mbarrier_arrive_drop if instruction.parts[1] == "arrive_drop" else mbarrier_arrive
-    (token,) = block.call(function, address, count, sync_order(parts), results=[("u64", True)])
+        name = "arrive_expect_tx"
+    (token,) = block.operation(
+        "mbarrier", address, count, flags=CONSTANTS[name.upper()], order=sync_order(parts), results=[("u64", True)]
+    )
     block.define(destination, token)
 
 
@@ -379,10 +250,10 @@ def _mbarrier_arrive(block: BlockBuilder, instruction: Instruction) -> None:
 
 def pause(warp: Any, mask: int) -> bool | None:
     """nanosleep: gives way until something changes."""
-    if warp.token == "slept":
-        warp.token, warp.timed_out = None, False
+    if warp.token == _SLEPT:
+        warp.token, warp.timed_out = 0, False
         return True
-    warp.token = "slept"
+    warp.token = _SLEPT
     warp.wait = ProgressWait(warp.cluster, "nanosleep", "")
     return None
 

@@ -251,11 +251,7 @@ class ClusterTrace:
     def _wrap_units(self) -> None:
         cluster = self.cluster
         _wrap(cluster.engine, "submit", self._submit)
-        barriers = cluster.barriers
-        for name in ("arrive", "arrive_drop", "expect_tx", "complete_tx"):
-            _wrap(barriers, name, functools.partial(self._on_mbarrier, name))
-        for name in ("test_parity", "test_phase"):
-            _wrap(barriers, name, functools.partial(self._on_test, name))
+        _wrap(cluster.barriers, "apply", self._on_mbarrier)
         _wrap(cluster.barrier, "settle", functools.partial(self._on_settle, cluster.barrier))
         for cta in cluster.ctas:
             for name in ("arrive", "recount"):
@@ -312,20 +308,11 @@ class ClusterTrace:
         if flight.issuer is not None:
             self._arrow("issue", flight.issuer, (track, begin))
 
-    def _on_mbarrier(self, name: str, original: Callable[..., Any], address: int, *args: Any, **more: Any) -> Any:
-        barriers = self.cluster.barriers
-        before = barriers.completions
-        result = original(address, *args, **more)
-        if self._operation is None and self._warp is not None:
-            self.step(f"{name} {self.barrier(address)}", barrier=barriers.describe(address))
-        if barriers.completions != before:
+    def _on_mbarrier(self, original: Callable[..., int], operation: int, address: int, *args: Any) -> int:
+        before = self.cluster.barriers.completions
+        result = original(operation, address, *args)
+        if self.cluster.barriers.completions != before:
             self.release(("mbarrier", address))
-        return result
-
-    def _on_test(self, name: str, original: Callable[[int, int], bool], address: int, state: int) -> bool:
-        result = original(address, state)
-        if result and self._warp is not None and self._operation is None:
-            self.step(f"passed {self.barrier(address)}", **{name.removeprefix("test_"): state})
         return result
 
     def _on_named(self, named: NamedBarriers, original: Callable[..., None], *args: Any, **more: Any) -> None:

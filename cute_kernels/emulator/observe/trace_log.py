@@ -15,6 +15,7 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.observe.trace import Flight
+from cute_kernels.emulator.state.mbarrier import OPERATIONS
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.memory_tables import MemoryTables
@@ -44,7 +45,7 @@ class TraceLog:
         self._tell: dict[int, Callable[[Warp, Sequence[int]], Flight | None]] = {
             CONSTANTS[f"TRACE_{name}"]: function
             for name, function in (
-                ("PASSED", self._passed), ("ARRIVED", self._arrived), ("EXPECTED", self._expected),
+                ("PASSED", self._passed), ("MBARRIER", self._mbarrier),
                 ("LOADED", self._loaded), ("STORED", self._stored), ("MMA", self._mma),
                 ("COMMITTED", self._committed), ("WGMMA", self._wgmma), ("NAMED", self._named),
             )
@@ -69,16 +70,16 @@ class TraceLog:
         trace.at(None)
 
     def _passed(self, warp: Warp, values: Sequence[int]) -> None:
-        address, parity, *_ = values
-        self._trace.step(f"passed {self._trace.barrier(address)}", parity=parity)
+        address, state, _, parity, *_ = values
+        self._trace.step(f"passed {self._trace.barrier(address)}", **{"parity" if parity else "phase": state})
 
-    def _arrived(self, warp: Warp, values: Sequence[int], name: str = "arrive") -> None:
-        address, _, _, _, phase, pending, tx, arriver = values
+    def _mbarrier(self, warp: Warp, values: Sequence[int]) -> None:
+        address, operation, _, completed, phase, pending, tx, arriver = values
         barrier = self._cluster.barriers.describe_as(address, phase, pending, tx, arriver)
+        name = OPERATIONS[operation].removeprefix("mbarrier.")
         self._trace.step(f"{name} {self._trace.barrier(address)}", barrier=barrier)
-
-    def _expected(self, warp: Warp, values: Sequence[int]) -> None:
-        self._arrived(warp, values, "expect_tx")
+        if completed:
+            self._trace.release(("mbarrier", address), phase + (operation == CONSTANTS["ARRIVE_EXPECT_TX"]))
 
     def _take_effect(self, name: str, what: str, queue: tuple[str, ...]) -> Flight:
         """An operation that takes effect as soon as it is issued; what it completes is told next."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROW = CONSTANTS["EXCHANGE_ROW"]  # bytes: 32 lanes of 64 bits
 #: Flags of the tables.
-STATES, EVENTS = CONSTANTS["STATES"], CONSTANTS["LOG_EVENTS"]
+STATES, SPURIOUS, EVENTS = CONSTANTS["STATES"], CONSTANTS["SPURIOUS"], CONSTANTS["LOG_EVENTS"]
 #: Kinds of entries of the log for the race detector, and flags of the tables that ask for them: accesses,
 LOG = {
     (space, write): CONSTANTS[f"LOG_{space.upper()}_{'WRITE' if write else 'READ'}"]
@@ -36,8 +36,6 @@ EVENT = {
 }
 LOG_ENTRY = ctypes.sizeof(STRUCTURES["LogEntry"])
 _LOG_ENTRIES = 64  # a few: what is worked off soon is still in the cache
-Tables, Cta = STRUCTURES["Tables"], STRUCTURES["Cta"]
-CTA_TABLE, CTA_ENTRY = Tables.ctas.offset, ctypes.sizeof(Cta)
 
 
 class MemoryTables:
@@ -45,7 +43,8 @@ class MemoryTables:
 
     Attributes:
         address: of the tables.
-        header: the tables, a `Tables`.
+        header: the tables, a `Tables`, which `MBarriers` has made.
+        cta: what they know of the shared memory of a CTA, a `Cta`.
         trace: takes what the core notes for a timeline, or None.
         warp_mmas: forms of mma.sync, whose address the header has.
     """
@@ -53,26 +52,16 @@ class MemoryTables:
     def __init__(self, cluster: Cluster, flags: int) -> None:
         self.trace: TraceLog | None = None
         self.warp_mmas: Any = None
-        ctas = [cta.shared for cta in cluster.ctas]
-        self._bytes = np.zeros(CTA_TABLE + CTA_ENTRY * len(ctas), np.uint8)
-        self.header = Tables.from_buffer(self._bytes)
-        self.address = self._bytes.ctypes.data
+        self.header, self.address, self.cta = cluster.barriers.tables, cluster.barriers.address, cluster.barriers.cta
         regions = cluster.gmem.regions()
         self._regions = np.array([(r.start, r.end, r.writable) for r in regions] or [(0, 0, 0)], np.int64)
         self._params = np.frombuffer(cluster.params or b"\0", np.uint8)
         self._log = np.zeros((_LOG_ENTRIES if flags & ~STATES else 0, LOG_ENTRY), np.uint8)
         header = self.header
-        header.ranks, header.flags = len(ctas), flags
+        header.flags = flags
         header.regions, header.region_table = len(regions), self._regions.ctypes.data
         header.params = self._params.ctypes.data
         header.log, header.log_size = self._log.ctypes.data, len(self._log)
-        for rank, cta in enumerate(ctas):
-            entry = self.cta(rank)
-            entry.data, entry.states, entry.size = cta.words[1].ctypes.data, cta.states[1].ctypes.data, cta.size
-
-    def cta(self, rank: int) -> ctypes.Structure:
-        """The entry for the shared memory of a CTA, a `Cta`."""
-        return Cta.from_buffer(self._bytes, CTA_TABLE + CTA_ENTRY * rank)
 
     def take_log(self) -> np.ndarray:
         """Takes what is logged and not worked off, uint8 [n, LOG_ENTRY], in order; the log is empty afterwards."""

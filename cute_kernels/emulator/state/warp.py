@@ -30,14 +30,17 @@ class WarpCode(Protocol):
         executing: index of the instruction whose Python is running, or where the warp waits; -1: none.
         steps: instructions executed, up to the end of the block that it is in.
         counted: the warp gave way behind the count of its block, none of which it has executed.
+        header: the core's `WarpHeader`.
     """
 
     standing: int | None
     executing: int
     steps: int
     counted: bool
+    header: Any
 
     def send(self, budget: int) -> None: ...
+    def stand_at(self, place: int) -> None: ...
     def failed_at(self, error: BaseException) -> Instruction | None: ...
     def snapshot(self) -> Any: ...
     def same(self, a: Any, b: Any) -> bool: ...
@@ -75,9 +78,7 @@ class PhaseWait(Wait):
     may_time_out = True
 
     def __init__(self, barriers: Any, address: int, state: int, parity: bool) -> None:
-        self.barriers, self.address, self.state = barriers, address, state
-        self.test = barriers.test_parity if parity else barriers.test_phase
-        self.parity = parity
+        self.barriers, self.address, self.state, self.parity = barriers, address, state, parity
         self.phase = barriers.phase(address)
         self.key = ("mbarrier", address)
 
@@ -88,7 +89,7 @@ class PhaseWait(Wait):
                 f"a wait for phase {self.phase} has missed it: two phases have completed since it began, "
                 f"{self.barriers.describe(self.address)}"
             ).know("phase-missed", barrier=self.barriers.state(self.address))
-        return self.test(self.address, self.state)
+        return self.ready_at(self.barriers.phase(self.address))
 
     def ready_at(self, count: int) -> bool:
         return (count & 1) != self.state if self.parity else count > self.state
@@ -228,7 +229,7 @@ class Path:
 
     pc: int
     mask: int
-    token: Any = None
+    token: int = 0
     inner: list[Frame] = field(default_factory=list)
 
 
@@ -269,8 +270,6 @@ class Warp:
         self.track = role or f"warp {index}"
         self.counts: Any = [0] * (blocks + 1)
         self.wait: Wait | None = None
-        self.token: Any = None
-        self.timed_out = False
         self.storing_lanes = 0
         self.stack: list[Frame] = []
         self.blocked: list[Wait] = []
@@ -292,10 +291,21 @@ class Warp:
         """Whether it, or a part of its lanes, waits for another launch."""
         return any(isinstance(wait, GridWait) for wait in (self.wait, *getattr(self.wait, "waits", ())))
 
-    def fails_spuriously(self) -> bool:
-        """Whether a try_wait that could succeed reports a timeout instead."""
-        cluster = self.cluster
-        return cluster.options.spurious_try_wait_failures and cluster.rng.random() < 0.25
+    @property
+    def token(self) -> int:
+        return self.code.header.token
+
+    @token.setter
+    def token(self, token: int) -> None:
+        self.code.header.token = token
+
+    @property
+    def timed_out(self) -> bool:
+        return self.code.header.timed_out
+
+    @timed_out.setter
+    def timed_out(self, value: bool) -> None:
+        self.code.header.timed_out = value
 
     def stores_in_bulk(self, lane: int) -> None:
         """A lane issues a bulk store: from now on it has bulk groups."""

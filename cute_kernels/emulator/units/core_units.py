@@ -42,8 +42,7 @@ _RANKS, _NO_MAP = CONSTANTS["RANKS"], CONSTANTS["NO_MAP"]
 
 #: Functions of the core that bytecode calls.
 _UNITS = (
-    "mbarrier_passed", "mbarrier_arrive", "tensor_load", "tensor_store", "tensor_mma", "tensor_commit", "bulk_commit",
-    "bulk_wait",
+    "tensor_load", "tensor_store", "tensor_mma", "tensor_commit", "bulk_commit", "bulk_wait",
 )  # fmt: skip
 
 
@@ -80,16 +79,13 @@ class Units:
         self._commits = (CommitEntry * _COMMITS)()
         self._labels: dict[str, int] = {}
         options, header = cluster.options, self._header
-        flags = 0 if options.spurious_try_wait_failures else CONSTANTS["WAITS"]
-        flags |= CONSTANTS["EAGER"] if options.completion == "eager" else 0
+        flags = CONSTANTS["EAGER"] if options.completion == "eager" else 0
         header.unit_flags = flags | (CONSTANTS["WATCHED"] if self._watched else 0)
-        header.barriers = cluster.barriers.rows.ctypes.data
         header.plans, header.mma_issuers = ctypes.addressof(self._plans), ctypes.addressof(self._issuers)
         header.mma_kinds, header.tensor_cells = map(ctypes.addressof, (self._kinds, self._tensor_cells))
         header.names, header.commit_entries = ctypes.addressof(self._names), ctypes.addressof(self._commits)
         header.first_name = cluster.tracker.epochs.name_by(self._copy_name) if self._watched else -1
-        for rank, slots in enumerate(cluster.barriers.slots):
-            tables.cta(rank).slots = slots.ctypes.data
+        for rank in range(len(cluster.ctas)):
             if self._watched:
                 tables.cta(rank).shadow = cluster.tracker.shared[rank].address
             planes = cluster.tracker.tensor.planes if self._watched else None
@@ -206,12 +202,11 @@ class Units:
     def publish(self) -> None:
         """Hands what the core counted to the units of the cluster."""
         header, cluster = self._header, self._cluster
-        cluster.barriers.completions += header.completions
         cluster.tma.bytes_loaded += header.loaded
         cluster.tma.bytes_stored += header.stored
         cluster.tensor_core.instructions += header.mmas
         cluster.wgmma.instructions += header.wgmmas
-        header.completions = header.loaded = header.stored = header.mmas = header.wgmmas = 0
+        header.loaded = header.stored = header.mmas = header.wgmmas = 0
 
     def learn(self, address: int, descriptor: bytes) -> bool:
         """The core executes copies through a tensor map from now on, if it is one of the frequent kind.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess
 from cute_kernels.emulator.observe.counters import UnitCounters
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
@@ -223,7 +224,8 @@ class Cluster:
                 [smem] * ranks, launch.races, -(-threads // 32) * ranks, options.strict
             )
         self.memory = ClusterMemory([cta.shared for cta in self.ctas])
-        self.barriers = MBarriers(self.memory, dict(options.barriers), self.tracker)
+        self.barriers = MBarriers(self.memory, dict(options.barriers))
+        self.barriers.ask = self._ask
         self.barriers.instructions = launch.instructions
         for cta in self.ctas:
             cta.shared.report = cta.tmem.report = self.report
@@ -324,6 +326,21 @@ class Cluster:
         if not going_on(error):
             raise error
 
+    def _ask(self, what: int) -> bool:
+        """`MBarriers.ask`."""
+        warp, tables = self.executing, self.barriers.tables
+        if what == CONSTANTS["BY_CHANCE"]:
+            return self.rng.random() >= 0.25
+        if warp is not None and tables.place >= 0:
+            warp.code.stand_at(tables.place)
+        if what == CONSTANTS["TAKE_LOGS"]:
+            return True
+        error = None if self.tracker is None else self.tracker.fault(what, tables.fault, warp)
+        if error is None:
+            raise self.barriers.fault(what)
+        self.report(error)
+        return True
+
     def exit(self, warp: Warp) -> None:
         """A warp finished."""
         del self.running[warp]
@@ -332,7 +349,7 @@ class Cluster:
         warp.cta.thread_exited()
         if self.running and not warp.cta.live_threads():
             warp.cta.shared.close()
-            self.barriers.slots[warp.cta.rank].fill(0)  # the core leaves its barriers to the checks
+            self.barriers.cta(warp.cta.rank).exited = True
 
     def finish(self) -> None:
         """All warps have exited: asynchronous work completes, and what was left undone is reported.

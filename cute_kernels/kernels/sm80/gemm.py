@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from cute_kernels import dsl
-from cute_kernels.kernels.gemm import Addends, finish, gemm_addends, multipliers, row_pitch
+from cute_kernels.kernels.gemm import Addends, bias_view, biases, finish, gemm_addends, multipliers, row_pitch
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.sm80.epilogue import (
     lane_blocks,
@@ -19,7 +19,6 @@ from cute_kernels.kernels.sm80.epilogue import (
     lane_rows,
     lane_sums,
     launch,
-    load_vector,
     run,
     store_vector,
 )
@@ -39,7 +38,7 @@ class GemmTiles:
     order: GroupedOrder
     a: cute.Pointer
     b: cute.Pointer
-    bias: cute.Pointer | None
+    bias: cute.Tensor | None
     addends: Addends
     out: cute.Pointer
     arrivals: cute.Pointer | None
@@ -132,9 +131,7 @@ class GemmTiles:
         dtype = ELEMENT_TYPES[problem.out_dtype]
         for block in cutlass.range_constexpr(len(lane_blocks(plan))):
             n_at = column + lane_column(warp, block)
-            addend = None
-            if cutlass.const_expr(self.bias is not None):
-                addend = load_vector(self.bias, n_at, wide, Float32)
+            addend = biases(self.bias, n_at, wide, plan.bias_vector)
             columns = self.addends.column_factors(n_at, batch, wide, plan.column_vector)
             for eighth in cutlass.range_constexpr(len(lane_rows(plan))):
                 m_at = row + lane_row(warp, eighth)
@@ -169,7 +166,7 @@ class Sm80GemmKernel:
         row_scale: cute.Pointer | None,
         column_scale: cute.Pointer | None,
         residual_pointer: cute.Pointer | None,
-        out_factor: Float32 | None,
+        out_scale: Float32 | cute.Pointer | None,
         arrivals: cute.Pointer | None,
         partials: cute.Pointer | None,
         m: Int32,
@@ -186,7 +183,7 @@ class Sm80GemmKernel:
             row_scale=row_scale,
             column_scale=column_scale,
             residual=residual_pointer,
-            out_factor=out_factor,
+            out_scale=out_scale,
             m=m,
             n=n,
             batches=batches,
@@ -221,7 +218,7 @@ class Sm80GemmKernel:
             order=order,
             a=a,
             b=b,
-            bias=bias,
+            bias=bias_view(bias, plan, n),
             addends=addends.loaded(),
             out=out,
             arrivals=arrivals,

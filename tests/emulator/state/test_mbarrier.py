@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess
-from cute_kernels.emulator.state.mbarrier import MAX_COUNT, MBarriers
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
+from cute_kernels.emulator.state.mbarrier import MAX_COUNT, MOST
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory, shared_address
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.barriers import Barriers
+from tests.emulator.definitions.mbarriers import Mbarrier, Wrong
+from tests.emulator.ptx_launch import launch
 
 AT = 1024
 
 
-def barriers(count: int = 1) -> MBarriers:
-    made = MBarriers(ClusterMemory([SharedMemory(4096, rank) for rank in range(2)]))
+def barriers(count: int = 1) -> Barriers:
+    made = Barriers(ClusterMemory([SharedMemory(4096, rank) for rank in range(2)]))
     made.init(AT, count, "warp 0")
     return made
 
@@ -43,6 +49,52 @@ def test_phase_completes_exactly_when_arrivals_and_bytes_are_in(count: int, phas
                 made.arrive_expect_tx(AT, value, "producer")
         assert made.phase(AT) == number + 1 and made.test_parity(AT, number & 1) and made.test_phase(AT, number)
     assert made.completions == len(phases)
+
+
+AMOUNTS = st.one_of(st.integers(0, 5), st.sampled_from([16, 4096, MAX_COUNT - 20, MAX_COUNT]))
+EVENTS = st.tuples(
+    st.sampled_from(["arrive", "arrive_drop", "expect_tx", "complete_tx", "expect_arrivals", "passed", "over"]), AMOUNTS
+)
+
+
+@settings(max_examples=500)
+@given(st.integers(1, 6), st.lists(EVENTS, max_size=25))
+def test_any_operations_in_any_order_as_defined(count: int, events: list[tuple[str, int]]):
+    """State and answer after each, and the kind of fault that ends it."""
+    made, defined = barriers(count), Mbarrier(count, count)
+    for event, amount in events:
+        if event == "passed":
+            assert made.test_parity(AT, amount & 1) == defined.passed(amount & 1)
+            continue
+        if event == "over":
+            assert made.test_phase(AT, amount) == (defined.phase > amount)
+            continue
+        try:
+            answer = getattr(defined, event)(amount)
+        except Wrong as wrong:
+            with pytest.raises(BarrierMisuse) as misuse:
+                made.apply(CONSTANTS[event.upper()], AT, amount)
+            assert misuse.value.kind == str(wrong)
+            return
+        assert made.apply(CONSTANTS[event.upper()], AT, amount) == answer
+        words = made._barriers[AT].words
+        assert (words.phase, words.expected, words.pending, words.tx) == (
+            defined.phase, defined.expected, defined.pending, defined.tx,
+        )  # fmt: skip
+        assert made.completions == defined.phase
+
+
+def test_rows_of_barriers_are_used_again_and_are_not_without_end():
+    made = Barriers(ClusterMemory([SharedMemory(200_000, 0)]))
+    for place in range(MOST):
+        made.init(8 * place, 1)
+    made.arrive(8 * (MOST - 1))
+    with pytest.raises(UnsupportedPTX, match=f"more than {MOST} mbarriers"):
+        made.init(8 * MOST, 1)
+    made.inval(40)
+    made.init(8 * MOST, 2)
+    made.arrive(8 * MOST)
+    assert (made.phase(8 * MOST), made.phase(8 * (MOST - 1)), made.phase(0)) == (0, 1, 0)
 
 
 def test_bytes_may_come_before_they_are_expected():
@@ -94,8 +146,7 @@ def test_ranges():
     made.expect_tx(AT, MAX_COUNT)
     with pytest.raises(BarrierMisuse, match="out of range"):
         made.expect_tx(AT, 1)
-    with pytest.raises(BarrierMisuse, match="parity 2"):
-        made.test_parity(AT, 2)
+    assert [made.test_parity(AT, parity) for parity in range(4)] == [False, True, False, True], "the lowest bit counts"
     with pytest.raises(IllegalAccess, match="not 8-byte aligned"):
         made.init(AT + 4, 1)
     with pytest.raises(IllegalAccess, match="leaves its 4096 bytes"):
@@ -160,10 +211,64 @@ def test_description_names_everything_a_report_needs():
 
 
 def test_names_are_reported_in_every_cta():
-    barriers = MBarriers(names={1032: "operands_full[1]"})
+    barriers = Barriers(ClusterMemory([SharedMemory(4096, rank) for rank in range(4)]), {1032: "operands_full[1]"})
     other = 1032 | 3 << 24
     for address in (1032, other, 1040):
         barriers.init(address, 1)
     assert barriers.describe(1032).startswith("mbarrier operands_full[1] at shared offset 1032")
     assert barriers.describe(other).startswith("mbarrier operands_full[1] at shared offset 1032 (0x408) of CTA 3: ")
     assert barriers.describe(1040).startswith("mbarrier at shared offset 1040")
+
+
+LANES_ARRIVE = """
+    mov.u32 %r1, %tid.x; ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1]; ld.param.u32 %r2, [p2];
+    mul.wide.u32 %d3, %r1, 4; add.s64 %d4, %d1, %d3; ld.global.u32 %r3, [%d4];
+    mov.u32 %r4, dynamic;
+    setp.ne.u32 %p1, %r1, 0; @%p1 bra ARRIVE;
+    INITIALISED
+ARRIVE:
+    bar.sync 0;
+    shl.b32 %r5, %r3, 3; add.s32 %r5, %r5, %r4;
+    shr.u32 %r6, MASK, %r1; and.b32 %r6, %r6, 1; setp.eq.u32 %p2, %r6, 0; @%p2 bra DONE;
+    mbarrier.arrive.shared.b64 %d5, [%r5], %r2;
+DONE:
+    bar.sync 0;
+    setp.gt.u32 %p3, %r1, 3; @%p3 bra END;
+    shl.b32 %r5, %r1, 3; add.s32 %r5, %r5, %r4;
+    mbarrier.test_wait.parity.shared.b64 %p4, [%r5], 0;
+    selp.u32 %r7, 1, 0, %p4; add.s64 %d4, %d2, %d3; st.global.u32 [%d4], %r7;
+END:
+    ret;
+"""
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(1, 40), min_size=4, max_size=4), st.lists(st.integers(0, 3), min_size=32, max_size=32),
+    st.one_of(st.just(2**32 - 1), st.integers(0, 2**32 - 1)), st.integers(1, 2), st.booleans(),
+)  # fmt: skip
+def test_lanes_arrive_each_where_it_says(
+    counts: list[int], places: list[int], mask: int, times: int, detectors: bool
+):
+    """Lanes that name one mbarrier arrive together: more of them than its phase expects are a fault, not two phases."""
+    defined = [Mbarrier(count, count) for count in counts]
+    inits = "\n".join(f"mbarrier.init.shared.b64 [dynamic + {8 * i}], {count};" for i, count in enumerate(counts))
+    body = LANES_ARRIVE.replace("INITIALISED", inits).replace("MASK", hex(mask))
+    where, passed = aligned(np.array(places, np.uint32)), aligned(np.zeros(4, np.uint32))
+    options = Options(detectors=detectors, strict=False)
+    try:
+        for place in range(4):
+            lanes = sum(mask >> lane & 1 for lane in range(32) if places[lane] == place)
+            if lanes:
+                defined[place].arrive(times * lanes)
+    except Wrong:
+        with pytest.raises(BarrierMisuse, match="on an mbarrier whose phase expects"):
+            launch(module(body, parameters=3), where, passed, times, options=options)
+        return
+    unfinished = [each for each in defined if each.pending != each.expected]
+    try:
+        launch(module(body, parameters=3), where, passed, times, options=options)
+    except BarrierMisuse as error:
+        assert error.kind == "phase-at-exit" and unfinished
+        return
+    assert passed.tolist() == [each.phase == 1 for each in defined]

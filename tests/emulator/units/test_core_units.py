@@ -5,7 +5,6 @@ A function may refuse anything, since Python then does it; so the tests also say
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import re
@@ -22,7 +21,7 @@ from cute_kernels.emulator.core.layout import words as layout_words
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.state.generic_addresses import PARAM_WINDOW
-from cute_kernels.emulator.state.mbarrier import MAX_COUNT, MBarrier, MBarriers
+from cute_kernels.emulator.state.mbarrier import MAX_COUNT
 from cute_kernels.emulator.state.memory_tables import MemoryTables
 from cute_kernels.emulator.state.smem import shared_address
 from cute_kernels.emulator.state.tmem import TensorMemory
@@ -217,7 +216,7 @@ def test_copies_as_the_python_unit_does_them(case: tuple, store: bool, seed: int
 
 
 def state(machine: Machine, memory: np.ndarray) -> tuple[object, ...]:
-    barriers = [(b.address, b.phase, b.expected, b.pending, b.tx) for b in machine.barriers]
+    barriers = [(b.address, b.phase, b.words.expected, b.words.pending, b.words.tx) for b in machine.barriers]
     shared = [cta.data.tobytes() for cta in machine.ctas]
     counts = machine.tma.bytes_loaded, machine.tma.bytes_stored, machine.barriers.completions
     return barriers, shared, memory.tobytes(), counts
@@ -258,7 +257,7 @@ def test_bytes_that_nothing_expects_are_left_to_python():
     machine.barriers.expect_tx(BARRIER, MAX_COUNT - 512)
     assert all(machine.load(descriptor, (0, 0), DATA) for _ in range(4))
     machine.barriers.expect_tx(BARRIER, -(MAX_COUNT - 2 * 256))
-    while machine.barriers._barriers[BARRIER].tx > -MAX_COUNT + 256:
+    while machine.barriers._barriers[BARRIER].words.tx > -MAX_COUNT + 256:
         assert machine.load(descriptor, (0, 0), DATA), "early bytes are legal"
     assert not machine.load(descriptor, (0, 0), DATA), "out of the range of the transaction count"
 
@@ -330,90 +329,6 @@ def test_memory_that_may_not_be_written_or_reached():
     machine.units._seen.clear()
     machine.gmem.register_tensor(memory, "memory", writable=False)
     assert machine.load(descriptor, (0, 0), DATA) and not machine.store(descriptor, (0, 0), DATA)
-
-
-# --- barriers -------------------------------------------------------------------------------------------------------
-
-EVENT = st.one_of(
-    st.tuples(st.just("arrive"), st.integers(0, 5), st.just(0)),
-    st.tuples(st.just("expect"), st.just(1), st.sampled_from([0, 1, 16, 4096, MAX_COUNT - 20, MAX_COUNT])),
-    st.tuples(st.just("complete"), st.just(0), st.sampled_from([1, 16, 4096, MAX_COUNT])),
-    st.tuples(st.just("passed"), st.integers(0, 1), st.just(0)),
-)
-
-
-@settings(max_examples=300)
-@given(st.integers(1, 6), st.lists(EVENT, max_size=25))
-def test_barriers_as_python_keeps_them(count: int, events: list[tuple[str, int, int]]):
-    """Arrivals, bytes and tests in any order; one that raises in Python is refused and changes nothing."""
-    machine = NativeMachine(np.zeros(16, np.uint8), 2)
-    native = machine.barriers
-    native.labels += ["warp 0", "warp 1"]
-    python = MBarriers(copy.deepcopy(machine.shared))
-    address = shared_address(1, BARRIER + 8)
-    for made in (native, python):
-        made.init(address, count, "me")
-    passed, arrive = function("mbarrier_passed"), function("mbarrier_arrive")
-    for number, (kind, value, nbytes) in enumerate(events):
-        who = number % 2
-        if kind == "complete":
-            if [attempt(made.complete_tx, address, nbytes) for made in (native, python)] == [False, False]:
-                return
-        elif kind == "passed":
-            assert passed(machine.tables.address, address, value, 0) == python.test_parity(address, value)
-        else:
-            method = python.arrive if kind == "arrive" else python.arrive_expect_tx
-            given_ = (address, value if kind == "arrive" else nbytes, f"warp {who}")
-            saved = barrier_state(native._barriers[address])
-            expected = attempt(method, *given_)
-            got = arrive(machine.tables.address, address, value, nbytes, who + 1, 1, 0)
-            if expected is False:  # the end of a launch
-                assert got == -1 and barrier_state(native._barriers[address]) == saved
-                return
-            assert got == expected
-        machine.units.publish()
-        assert barrier_state(native._barriers[address]) == barrier_state(python._barriers[address])
-        assert native.completions == python.completions and native.describe(address) == python.describe(address)
-
-
-def attempt(method: object, *given_: object) -> object:
-    try:
-        return method(*given_)
-    except EmulatorError:
-        return False
-
-
-def barrier_state(barrier: MBarrier) -> tuple[object, ...]:
-    return barrier.address, barrier.phase, barrier.expected, barrier.pending, barrier.tx, barrier.last_arrival
-
-
-def test_barriers_that_are_not_live():
-    machine = NativeMachine(np.zeros(16, np.uint8), 2)
-    passed = function("mbarrier_passed")
-    assert passed(machine.tables.address, BARRIER, 1, 0)
-    machine.barriers.inval(BARRIER)
-    for address in (BARRIER, BARRIER + 8, shared_address(1, BARRIER + 4), shared_address(2, BARRIER), 1 << 20):
-        assert not passed(machine.tables.address, address, 1, 0)
-    assert passed(machine.tables.address, shared_address(1, BARRIER), 1, 0)
-    machine.barriers.init(BARRIER, 1)
-    assert passed(machine.tables.address, BARRIER, 1, 0)
-
-
-def test_more_barriers_than_rows():
-    """Barriers behind the first 1024 are Python's; a row that becomes free is used again."""
-    machine = NativeMachine(np.zeros(16, np.uint8), 2)
-    places = [DATA + 8 * i for i in range(1100)]
-    for place in places:
-        machine.barriers.init(place, 2)
-    passed = [bool(function("mbarrier_passed")(machine.tables.address, place, 1, 0)) for place in places]
-    assert passed == [i < 1022 for i in range(1100)]
-    for place in places:
-        machine.barriers.arrive(place, 2)
-        assert machine.barriers.phase(place) == 1
-    machine.barriers.inval(places[5])
-    machine.barriers.inval(places[-1])
-    machine.barriers.init(places[-1], 1)
-    assert function("mbarrier_passed")(machine.tables.address, places[-1], 1, 0)
 
 
 # --- in a kernel ----------------------------------------------------------------------------------------------------
@@ -560,14 +475,6 @@ def test_window_of_parameters():
     before = machine.ctas[0].data[DATA : DATA + 256].copy()
     assert function("tensor_load")(tables.address, words.ctypes.data, 2, 0)
     assert (machine.ctas[0].data[DATA : DATA + 256] != before).any()
-
-
-def test_parities_are_0_and_1():
-    machine, _ = small()
-    passed = function("mbarrier_passed")
-    machine.barriers.expect_tx(BARRIER, -512)
-    machine.barriers.arrive(BARRIER)
-    assert [passed(machine.tables.address, BARRIER, parity, 1) for parity in range(-2, 4)] == [0, 0, 1, 0, 0, 0]
 
 
 def test_commit_that_ends_a_phase_with_too_many_bytes_is_left_to_python():

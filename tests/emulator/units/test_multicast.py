@@ -1,11 +1,10 @@
-"""Copies to several CTAs, arrivals at several mbarriers and waits for one, in the core.
+"""Copies to several CTAs, in the core.
 
 They are compared with the Python units, and what the race detector records of them with what it records in Python.
 """
 
 from __future__ import annotations
 
-import copy
 import ctypes
 
 import numpy as np
@@ -13,22 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.emulator import GlobalMemory, Options
+from cute_kernels.emulator import GlobalMemory
 from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.observe.races.happens_before import FULL
 from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
-from cute_kernels.emulator.observe.races.sync_point import Order
-from cute_kernels.emulator.state.mbarrier import MBarriers
 from cute_kernels.emulator.state.smem import shared_address
 from cute_kernels.testing.ptx import aligned
-from tests.emulator.crew import Crew, state
+from tests.emulator.crew import Crew, complete_phase, state
 from tests.emulator.units.copies.test_tma import BARRIER, DATA, GLOBAL_BYTES, SHARED_BYTES, Machine, noise
 from tests.emulator.units.test_core_units import (
     BYTES,
     NativeMachine,
-    attempt,
-    barrier_state,
     function,
     operands,
     placed,
@@ -125,7 +119,7 @@ class Watched:
                 tracker.global_rows(np.array([start]), self.NBYTES, operation, False)
             tracker.complete_copy(operation, address, rank)
             if completes[rank]:
-                tracker.completed(address, 0)
+                complete_phase(tracker, address, 0)
         return True
 
 
@@ -148,93 +142,3 @@ def test_multicast_that_races_in_one_cta_changes_nothing(rank: int) -> None:
     before = state(made.tracker)
     assert not made.load(True, [True, True])
     assert state(made.tracker) == before
-
-
-@pytest.mark.parametrize("order", [Order.SYNC, Order.SYNC | Order.WIDE, Order.RELAXED, Order.WIDE])
-@pytest.mark.parametrize("strict", [False, True])
-def test_arrivals_at_several_mbarriers_are_recorded_as_in_python(order: Order, strict: bool) -> None:
-    states, masks = [], [0xFF, 0xFF00]
-    for native in (True, False):
-        made = Watched(native, strict)
-        tracker = made.tracker
-        points = [tracker.points[address] for address in made.addresses]
-        if native:
-            arrivals = (STRUCTURES["Arrival"] * 2)(
-                *((point.address, mask, rank, 0, rank) for rank, (point, mask) in enumerate(zip(points, masks)))
-            )
-            made.tables.place = -1
-            assert library().watch_arrive(ctypes.addressof(made.tables), ctypes.addressof(arrivals), 2, order)
-        else:
-            tracker.arrive(made.crew[0], dict(zip(made.addresses, masks)), order)
-            tracker.completed(made.addresses[1], 0)
-        states.append(state(tracker))
-    assert states[0] == states[1]
-
-
-PLACES = [shared_address(rank, BARRIER + 8 * number) for rank in range(2) for number in (0, 1)]
-
-
-@settings(max_examples=200)
-@given(
-    st.lists(st.integers(0, 12), min_size=4, max_size=4), st.lists(st.sampled_from(PLACES), min_size=32, max_size=32),
-    st.integers(1, FULL), st.integers(1, 2),
-)  # fmt: skip
-def test_arrivals_at_an_address_for_each_lane(
-    counts: list[int], addresses: list[int], mask: int, times: int
-) -> None:
-    """As one arrival after the other, by address in order of the first lane that names it; too many change nothing."""
-    machine = NativeMachine(np.zeros(16, np.uint8), 2)
-    native = machine.barriers
-    native.labels.append("warp 0")
-    machine.barriers.inval(PLACES[0]), machine.barriers.inval(PLACES[2])
-    python = MBarriers(copy.deepcopy(machine.shared))
-    for made in (native, python):
-        for place, count in zip(PLACES, counts):
-            if count:
-                made.init(place, 4 * count, "me")
-    groups: dict[int, int] = {}
-    for lane, address in enumerate(addresses):
-        if mask >> lane & 1:
-            groups[address] = groups.get(address, 0) + times
-    saved = [barrier_state(native._barriers[place]) for place in PLACES if place in native._barriers]
-    results = [attempt(python.arrive, place, count, "warp 0") for place, count in groups.items()]
-    rows = np.array(addresses, np.int64)
-    got = library().mbarrier_arrive_each(machine.tables.address, rows.ctypes.data, mask, times, 1, 0)
-    machine.units.publish()
-    after = [barrier_state(native._barriers[place]) for place in PLACES if place in native._barriers]
-    if any(result is False for result in results):  # 0 is a phase
-        assert got == -1 and after == saved
-        return
-    assert got == results[-1]
-    assert after == [barrier_state(python._barriers[place]) for place in PLACES if place in python._barriers]
-    assert native.completions == python.completions
-
-
-def test_what_may_be_waited_for() -> None:
-    """A live barrier, a parity, the phase that is not complete; not where waits fail at random."""
-    machine = NativeMachine(np.zeros(16, np.uint8))
-    waits = function("mbarrier_waits")
-    assert [waits(machine.tables.address, BARRIER, parity) for parity in (-1, 0, 1, 2)] == [0, 1, 0, 0]
-    assert not waits(machine.tables.address, BARRIER + 8, 0)
-    machine.barriers.arrive(BARRIER)
-    assert [waits(machine.tables.address, BARRIER, parity) for parity in (0, 1)] == [0, 1]
-    spurious = NativeMachine(np.zeros(16, np.uint8), options=Options(detectors=False, spurious_try_wait_failures=True))
-    assert not waits(spurious.tables.address, BARRIER, 0)
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-def test_wait_that_may_be_taken_for_the_phase_before_is_left_to_python(ordered: bool) -> None:
-    """Phase 0 is complete; warp 1 waits for phase 1 and knows of that, or does not."""
-    made = Watched(True, False)
-    first, second = (made.crew[i].agent for i in range(2))
-    point, other = made.tracker.points[made.addresses[0]], made.tracker.point()
-    made.tracker.arrive(made.crew[0], {made.addresses[0]: FULL}, Order.SYNC)
-    made.tracker.completed(made.addresses[0], 0)
-    if ordered:
-        made.crew[0].agent.acquire(point, Order.SYNC)
-        first.release(other, FULL, Order.SYNC | Order.WIDE)
-        other.complete()
-        second.acquire(other, Order.SYNC | Order.WIDE)
-    context = ShadowUnit().context(made.tracker, second)
-    made.tables.context = ctypes.addressof(context)
-    assert library().watch_look(ctypes.addressof(made.tables), point.address, 1) == ordered

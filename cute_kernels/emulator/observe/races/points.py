@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.facts import Side
 from cute_kernels.emulator.observe.races.abroad import reaches_clusters
@@ -11,7 +12,10 @@ from cute_kernels.emulator.observe.races.checks import RaceChecks
 from cute_kernels.emulator.observe.races.sync_point import Order, Row, SyncPoint
 
 if TYPE_CHECKING:
+    from cute_kernels.emulator.observe.races.happens_before import Agent
     from cute_kernels.emulator.state.warp import Warp
+
+_WAITS = CONSTANTS["TRY_WAIT"], CONSTANTS["TEST_WAIT"]
 
 
 class PointRaces(RaceChecks):
@@ -39,78 +43,43 @@ class PointRaces(RaceChecks):
 
     def check_initialised(self, address: int, what: str) -> None:
         """Raises BarrierMisuse when mbarrier.init is not ordered before what the entered warp does to the barrier."""
-        point, agent = self.points.get(address), self.agent
+        point = self.points.get(address)
         if point is None or point.initialised is None:
             return
         column, clock = point.initialised
-        if agent.clocks[Row.VISIBLE, column] < clock:
-            error = BarrierMisuse(
-                f"{what} uses the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24}, whose "
-                f"mbarrier.init is not ordered before: {self._hint(agent.clocks, column, clock)}; a barrier, or "
-                "fence.mbarrier_init before a relaxed one of the cluster, is needed"
-            ).know("barrier-init-order", **self._barrier(address))
-            self.report(error)
+        if self.agent.clocks[Row.VISIBLE, column] < clock:
+            self.report(self._before_init(address, what, self.agent, column, clock))
 
-    def arrive(self, warp: Warp, groups: dict[int, int], order: Order) -> None:
-        """Lanes (a mask per address) are about to arrive at mbarriers."""
-        agent = self.agent = warp.agent
-        for address, mask in groups.items():
-            point = self.points.get(address)
-            if point is None:
-                continue
-            self.check_initialised(address, f"an arrival of {agent.label}")
-            if address >> 24 != agent.rank:
-                point.arrived(agent)
-            agent.release(point, mask, order)
+    def _before_init(self, address: int, what: str, agent: Agent, column: int, clock: int) -> BarrierMisuse:
+        return BarrierMisuse(
+            f"{what} uses the mbarrier at {_place(address)}, whose mbarrier.init is not ordered before: "
+            f"{self._hint(agent.clocks, column, clock)}; a barrier, or fence.mbarrier_init before a relaxed one of the "
+            "cluster, is needed"
+        ).know("barrier-init-order", **self._barrier(address))
 
-    def wait(self, warp: Warp, address: int, order: Order, phase: int) -> None:
-        """A wait on ``phase`` of an mbarrier succeeded."""
-        agent = self.agent = warp.agent
-        point = self.points.get(address)
-        if point is not None:
-            self.check_initialised(address, f"a wait of {agent.label}")
-            agent.acquire(point, order)
-            point.waited(agent, phase)
-
-    def look(self, warp: Warp, address: int, phase: int, back: int) -> None:
-        """A warp waits, by parity, for ``phase`` of an mbarrier, which completed ``back`` (0 or 1) phases after the one
-        before it.
-
-        Raises:
-            BarrierMisuse: the warp may look before that one is complete, and take it for the one before.
-        """
-        point = self.points.get(address)
-        if phase > 0 and point is not None and not point.knows(warp.agent, back):
-            error = BarrierMisuse(
-                f"{warp.label} waits for phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA "
-                f"{address >> 24}, but nothing orders that after phase {phase - 1}: a wait that comes before it is "
-                f"complete is one for {_phase_before(phase - 1)}, which has the same parity, and passes at once"
+    def fault(self, what: int, fault: Any, warp: Warp | None) -> BarrierMisuse | None:
+        """A fault of order, a `Fault` that the core found in what a warp does with an mbarrier; None: another one."""
+        address, given = fault.address, fault.given
+        if what == CONSTANTS["INIT_ORDER"]:
+            verb = "a wait" if fault.operation in _WAITS else "an arrival"
+            return self._before_init(address, f"{verb} of {warp.label}", warp.agent, given, fault.place)
+        if what == CONSTANTS["PHASE_AMBIGUOUS"]:
+            return BarrierMisuse(
+                f"{warp.label} waits for phase {given} of the mbarrier at {_place(address)}, but nothing orders that "
+                f"after phase {given - 1}: a wait that comes before it is complete is one for "
+                f"{_phase_before(given - 1)}, which has the same parity, and passes at once"
             ).know("phase-ambiguous", **self._barrier(address))
-            self.report(error)
-
-    def completed(self, address: int, phase: int) -> None:
-        """``phase`` of an mbarrier completes.
-
-        Raises:
-            BarrierMisuse: a warp that waits for the phase before may not have seen it yet, and would wait for ever.
-        """
-        point = self.points.get(address)
-        if point is None:
-            return
-        overtaken = point.overtaken(phase)
-        if overtaken is not None:
-            agent, place = overtaken
-            flow = self.launch.flow
-            wait = (flow.kernel.instructions[place],) if flow is not None and place >= 0 else ()
+        if what == CONSTANTS["PHASE_OVERRUN"]:
+            flow, phase, label = self.launch.flow, self.points[address].completed, self.agents[given].label
+            wait = (flow.kernel.instructions[fault.place],) if flow is not None and fault.place >= 0 else ()
             late = "the barrier may run ahead of the wait by two phases, which have the same parity"
             if not phase:
                 late = "a wait that comes later is one for phase 1, which has the same parity"
-            error = BarrierMisuse(
-                f"phase {phase} of the mbarrier at shared offset {address & 0xFFFFFF} of CTA {address >> 24} "
-                f"completes, but nothing orders that after the wait of {agent.label} for {_phase_before(phase)}: {late}"
-            ).know("phase-overrun", **self._barrier(address), other=Side("waits", wait, agent.label))
-            self.report(error)
-        point.complete(phase)
+            return BarrierMisuse(
+                f"phase {phase} of the mbarrier at {_place(address)} completes, but nothing orders that after the wait "
+                f"of {label} for {_phase_before(phase)}: {late}"
+            ).know("phase-overrun", **self._barrier(address), other=Side("waits", wait, label))
+        return None
 
     def _barrier(self, address: int) -> dict[str, Any]:
         return {} if self.barriers is None else {"barrier": self.barriers.state(address)}
@@ -141,6 +110,10 @@ class PointRaces(RaceChecks):
         if reaches_clusters(order):
             self.abroad.fence(warp.agent, mask, kind != "release", kind != "acquire", kind == "sc")
         warp.agent.fence(mask, order & ~Order.GRID)
+
+
+def _place(address: int) -> str:
+    return f"shared offset {address & 0xFFFFFF} of CTA {address >> 24}"
 
 
 def _phase_before(phase: int) -> str:

@@ -224,26 +224,6 @@ class SyncPoint:
         known, self._seen[agent, order] = self._seen.get((agent, order)), self.completed
         return known == self.completed
 
-    def waited(self, agent: Agent, phase: int) -> None:
-        """A wait of a warp for a phase succeeded."""
-        library().point_waited(self.address, agent.block_address, phase, agent.executing())
-
-    def knows(self, agent: Agent, back: int) -> bool:
-        """Whether a warp knows that the latest complete phase, or (``back`` 1) the one before it, is complete."""
-        return bool(library().point_knows(self.address, agent.block_address, back))
-
-    def overtaken(self, phase: int) -> tuple[Agent, int] | None:
-        """A phase completes: a warp that may not have seen the phase before, for which it waits, and where.
-
-        Where: index of the instruction, -1 if it is not known.
-        """
-        number = library().point_overtaken(self.address, phase, None)
-        return None if number < 0 else (self._agents[number], int(self._rows[number, _WAITED_PLACE]))
-
-    def arrived(self, agent: Agent) -> None:
-        """A warp of another CTA arrives."""
-        library().point_arrived(self.address, agent.block_address, agent.executing())
-
     def arrivals(self) -> Iterator[tuple[Agent, int, int, int]]:
         """Agent, clock, phase and index of the instruction of the latest arrivals from other CTAs."""
         for agent, row in zip(self._agents, self._rows):

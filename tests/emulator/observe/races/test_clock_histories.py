@@ -24,7 +24,7 @@ from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
 from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import Order, Row
-from tests.emulator.crew import Crew, state
+from tests.emulator.crew import Crew, arrive_at, complete_phase, state, wait_for
 
 DATA = Path(__file__).parents[2] / "data" / "clocks.json"
 CLUSTERS = {"one CTA": [0, 0, 0], "two CTAs": [0, 1, 0, 1]}
@@ -51,11 +51,11 @@ def digest(cluster: str, strict: str, seed: int) -> str:
         return Order(draw.randrange(4))
 
     def complete(address: int) -> None:
-        tracker.completed(address, phases[address])
+        complete_phase(tracker, address, phases[address])
         phases[address] += 1
 
     def arrive(address: int) -> None:
-        tracker.arrive(warp, {address: mask()}, order())
+        arrive_at(tracker, warp, {address: mask()}, order())
 
     def copy(address: int) -> None:
         tracker.enter(warp, draw.randrange(32))
@@ -95,7 +95,7 @@ def digest(cluster: str, strict: str, seed: int) -> str:
             lambda address=address: arrive(address),
             lambda address=address: copy(address),
             lambda address=address: commit(address),
-            lambda address=address, warp=warp: tracker.wait(warp, address, order(), phases[address] - 1),
+            lambda address=address, warp=warp: wait_for(tracker, warp, address, order(), phases[address] - 1),
             lambda address=address: complete(address),
         ]  # fmt: skip
         try:
@@ -113,7 +113,7 @@ def test_clocks_are_what_they_were(cluster: str, strict: str, seed: int) -> None
     assert digest(cluster, strict, seed) == json.loads(DATA.read_text())[f"{cluster}, {strict}, {seed}"]
 
 
-@pytest.mark.parametrize("arrival", ["arrive", "commit", "load"])
+@pytest.mark.parametrize("arrival", ["commit", "load"])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(arrival: str, ordered: bool) -> None:
     """Warp 1 has waited for phase 0; phase 1 completes by warp 0, which knows of that wait or does not."""
@@ -131,21 +131,18 @@ def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(arrival: 
     first.release(other, FULL, Order.SYNC)
     other.complete()
     second.acquire(other, Order.SYNC)
-    tracker.completed(address, 0)
+    complete_phase(tracker, address, 0)
     tables = STRUCTURES["Tables"]()
     contexts = [ShadowUnit().context(tracker, agent) for agent in (first, second)]
     tables.context = ctypes.addressof(contexts[1])
-    assert library().watch_wait(ctypes.addressof(tables), barrier.address, Order.SYNC, 0) == 1
+    wait_for(tracker, crew[1], address, Order.SYNC, 0)
     if ordered:
         second.release(other, FULL, Order.SYNC)
         other.complete()
         first.acquire(other, Order.SYNC)
     tables.context = ctypes.addressof(contexts[0])
     before, t = state(tracker), ctypes.addressof(tables)
-    if arrival == "arrive":
-        arrival = STRUCTURES["Arrival"](barrier.address, FULL, 0, 1, 1)
-        done = library().watch_arrive(t, ctypes.addressof(arrival), 1, Order.SYNC)
-    elif arrival == "commit":
+    if arrival == "commit":
         commit = STRUCTURES["Commit"](tracker.tensor.stream(), 0, 1)
         commit.targets[0].point, commit.targets[0].phase, commit.targets[0].completes = barrier.address, 1, 1
         done = library().watch_commit(t, ctypes.addressof(commit))
@@ -159,7 +156,7 @@ def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(arrival: 
     if not ordered:
         assert state(tracker) == before
         with pytest.raises(BarrierMisuse, match="two phases"):
-            tracker.completed(address, 1)
+            complete_phase(tracker, address, 1)
 
 
 def test_lanes_that_store_to_one_place_are_the_warps_own_affair() -> None:

@@ -264,7 +264,7 @@ def test_single_faults(late: bool) -> None:
 def test_machine_code_repeats_what_python_did_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first commit of a thread in each CTA, and its first store: nothing more is Python's."""
     calls: Counter[str] = Counter()
-    for owner, name in ((TmaUnit, "load"), (TmaUnit, "store"), (TensorCore, "commit"), (RaceTracker, "wait")):
+    for owner, name in ((TmaUnit, "load"), (TmaUnit, "store"), (TensorCore, "commit")):
         original = getattr(owner, name)
 
         def counted(*args: Any, _original: Any = original, _name: str = name, **more: Any) -> Any:
@@ -276,8 +276,6 @@ def test_machine_code_repeats_what_python_did_once(monkeypatch: pytest.MonkeyPat
     assert not error
     assert calls["commit"] == 2, calls
     assert calls["load"] == 0 and calls["store"] == 0, "there is room for layers of readers"
-    waits = 2 * 3 * ROUNDS
-    assert calls["wait"] < waits / 3, "most waits that need no waiting are the core's"
     expected = np.arange(2 * (ROUNDS + 1) * BOX, dtype=np.uint32).astype(np.uint8).reshape(-1, 128)
     stored = np.frombuffer(out, np.uint8).reshape(-1, 128)[: 2 * ROUNDS * ROWS]
     assert (stored != expected[: 2 * ROUNDS * ROWS]).any(axis=1).mean() < 0.5, "the consumer changes 4 rows in 16"

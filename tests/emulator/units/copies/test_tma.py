@@ -24,11 +24,11 @@ from cute_kernels.emulator.errors import (
 from cute_kernels.emulator.observe.races.happens_before import FULL
 from cute_kernels.emulator.state.async_engine import AsyncEngine
 from cute_kernels.emulator.state.gmem import GlobalMemory
-from cute_kernels.emulator.state.mbarrier import MBarriers
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory, shared_address
 from cute_kernels.emulator.units.copies.tensor_boxes import load_tile
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, TensorMap, decode, encode
 from cute_kernels.emulator.units.copies.tma import TmaUnit
+from tests.emulator.barriers import Barriers
 from tests.emulator.crew import Crew
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "tma_h200.json").read_text())
@@ -47,7 +47,7 @@ class Machine:
         tracker = self.crew.tracker if detectors else None
         self.ctas = [SharedMemory(size, rank) for rank in range(ctas)]
         self.shared = ClusterMemory(self.ctas)
-        self.barriers = MBarriers(self.shared, observer=tracker)
+        self.barriers = Barriers(self.shared)
         self.engine = AsyncEngine(policy, random.Random(0))
         self.tma = TmaUnit(self.gmem, self.shared, self.barriers, self.engine, tracker)
         for rank in range(ctas):

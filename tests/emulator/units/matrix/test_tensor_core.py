@@ -22,7 +22,6 @@ from cute_kernels.emulator.errors import (
 from cute_kernels.emulator.observe.races.happens_before import FULL
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.state.async_engine import AsyncEngine
-from cute_kernels.emulator.state.mbarrier import MBarriers
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory, shared_address
 from cute_kernels.emulator.state.tmem import TensorMemory, rectangle, tensor_address
 from cute_kernels.emulator.units.matrix.operands import (
@@ -30,7 +29,8 @@ from cute_kernels.emulator.units.matrix.operands import (
     decode_matrix,
 )
 from cute_kernels.emulator.units.matrix.tensor_core import TensorCore
-from tests.emulator.crew import Crew
+from tests.emulator.barriers import Barriers
+from tests.emulator.crew import Crew, wait_for
 
 SIZE, BARRIER, A, B = 200 * 1024, 1024, 4 * 1024, 100 * 1024
 #: name -> (kind, type code, NumPy type, bytes)
@@ -50,7 +50,7 @@ class Machine:
         self.crew = Crew([SIZE] * ctas, [0, 0]) if detectors else None
         tracker = self.crew.tracker if detectors else None
         self.shared = ClusterMemory([SharedMemory(SIZE, rank, detect=detectors) for rank in range(ctas)])
-        self.barriers = MBarriers(self.shared, observer=tracker)
+        self.barriers = Barriers(self.shared)
         self.engine = AsyncEngine(policy, random.Random(0))
         self.tmem = [TensorMemory(detect=detectors) for _ in range(ctas)]
         for memory in self.tmem:
@@ -474,10 +474,10 @@ def test_an_mma_that_is_repeated_is_checked_again(detectors: bool) -> None:
 def test_unfenced_operand_is_reported():
     machine = Machine(1)
     machine.barriers.init(BARRIER, 1)
-    machine.crew.tracker.initialise(machine.crew[0], BARRIER)
+    machine.barriers.watch(BARRIER, machine.crew.tracker.initialise(machine.crew[0], BARRIER))
     one_mma(machine)
     machine.core.commit(cta_group=1, rank=0, barrier=BARRIER)
-    machine.crew.tracker.wait(machine.crew[0], BARRIER, Order.SYNC, 0)
+    wait_for(machine.crew.tracker, machine.crew[0], BARRIER, Order.SYNC, 0)
     machine.crew.store(0, machine.shared, np.array([B + 1024 + 16]), np.ones((1, 16), np.uint8))
     with pytest.raises(ProxyFenceMissing, match=f"offset {B + 1040} of CTA 0, which the store of warp 0 wrote"):
         layout = Layout("128B", False, 1, 0)
@@ -494,7 +494,7 @@ def test_mma_guards_its_operands_and_its_accumulator_until_the_commit_was_waited
     machine = Machine(1, policy=policy)
     machine.barriers.init(BARRIER, 1)
     crew, place = machine.crew, rectangle(tensor_address(0, 128), "32x32b", 1)
-    crew.tracker.initialise(crew[0], BARRIER)
+    machine.barriers.watch(BARRIER, crew.tracker.initialise(crew[0], BARRIER))
     one_mma(machine, d=128)
     with pytest.raises(SharedMemoryRace, match="a store of warp 0 .* which the tcgen05.mma.*read"):
         crew.touch(0, np.array([A + 128]), 16, write=True)
@@ -505,7 +505,7 @@ def test_mma_guards_its_operands_and_its_accumulator_until_the_commit_was_waited
     machine.engine.drain()
     with pytest.raises(TensorMemoryRace, match="tcgen05.commit"):
         crew.tracker.tensor.load(crew[0], place, 0)
-    crew.tracker.wait(crew[0], BARRIER, Order.SYNC, 0)
+    wait_for(crew.tracker, crew[0], BARRIER, Order.SYNC, 0)
     crew.tracker.tensor.load(crew[0], place, 0)
     crew.touch(0, np.array([A + 128]), 16, write=True)
     assert (machine.tmem[0].load(0, tensor_address(0, 128), "32x32b", 1).view(np.float32) == 32).all()

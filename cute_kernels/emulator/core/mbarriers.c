@@ -1,0 +1,248 @@
+// mbarriers: arrivals, transaction bytes, phases, waits (PTX ISA, "mbarrier"), and what the race detector makes of them.
+// mbarrier.py initialises them, and words what goes wrong.
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "bytecode.h"
+#include "races.h"
+#include "trace.h"
+
+// Whether execution ends here: Python words a fault and raises it, or answers that it goes on.
+static int stops(Tables *t, int32_t what, int64_t operation, int64_t address, int64_t given, int64_t place) {
+  t->fault = (Fault){operation, address, given, place};
+  return t->report(what);
+}
+
+static Barrier *live(Tables *t, int64_t operation, int64_t address) {
+  Barrier *barrier = barrier_at(t, address);
+  if (barrier && !t->ctas[address >> RANK_SHIFT].exited) return barrier;
+  stops(t, barrier ? EXITED : NOT_LIVE, operation, address, 0, 0);
+  return NULL;
+}
+
+// The phase completes if nothing is pending.
+static int settle(Tables *t, Barrier *barrier, int64_t operation, int64_t address) {
+  if (barrier->pending || barrier->tx) return 1;
+  Point *point = barrier->point;
+  int64_t late = point ? point_overtaken(point, barrier->phase, NULL) : -1;
+  if (late >= 0 && stops(t, PHASE_OVERRUN, operation, address, late, point->followed[late].waited_place)) return 0;
+  if (point) point_complete(point, barrier->phase);
+  barrier_settle(t, barrier);
+  return 1;
+}
+
+static int64_t apply(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who) {
+  Barrier *barrier = live(t, operation, address);
+  if (!barrier) return -1;
+  int64_t phase = barrier->phase, pending = barrier->pending;
+  int32_t wrong = 0;
+  switch (operation) {
+    case EXPECT_TX:
+    case COMPLETE_TX:  // bytes may come before they are announced
+      barrier->tx += operation == EXPECT_TX ? amount : -amount;
+      if (llabs(barrier->tx) > MAX_COUNT) wrong = TOO_MANY_BYTES;
+      else if (operation == COMPLETE_TX && barrier->tx < 0 && !pending) wrong = EXTRA_BYTES;
+      break;
+    case EXPECT_ARRIVALS:
+      barrier->pending += amount;
+      if (barrier->pending > MAX_COUNT) wrong = TOO_MANY_ARRIVALS;
+      break;
+    default:
+      if (amount < 1 || amount > pending) {
+        wrong = EXTRA_ARRIVALS;
+        break;
+      }
+      if (operation == ARRIVE_DROP) barrier->expected -= amount;
+      barrier->pending -= amount;
+      barrier->arriver = who;
+      if (barrier->tx < 0 && !barrier->pending) wrong = EXTRA_BYTES;
+  }
+  if (wrong) return stops(t, wrong, operation, address, amount, who), -1;
+  if (operation == EXPECT_TX || operation == EXPECT_ARRIVALS) return phase;
+  return settle(t, barrier, operation, address) ? phase : -1;
+}
+
+int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who) {
+  int64_t place = t->place;
+  t->place = -1;  // Python knows where it is
+  int64_t phase = apply(t, operation, address, amount, who);
+  t->place = place;
+  return phase;
+}
+
+int32_t mbarrier_test(Tables *t, int64_t operation, int64_t address, int64_t state, int32_t parity) {
+  const Barrier *barrier = live(t, operation, address);
+  if (!barrier) return -1;
+  return parity ? (barrier->phase & 1) != (state & 1) : barrier->phase > state;
+}
+
+// --- in bytecode -----------------------------------------------------------------------------------------------------
+
+// Operands a and b of an instruction: words that all lanes share, or rows, as bits of c say, which has the operation in
+// its lowest bits too. imm: the order, the number of the block, the instruction.
+enum { OPERATION = 15, ADDRESSES = 16, AMOUNTS = 32, WIDE = 64, PARITY = 128, ALONE = 256 };
+
+typedef struct Lanes { int64_t address, amount; uint32_t lanes; } Lanes;
+
+static int64_t operand(const uint8_t *s, uint32_t place, int varies, int wide, int lane) {
+  if (!varies) return AT(const s64, place);
+  return wide ? ((const s64 *)(const void *)(s + place))[lane] : (int64_t)((const u32 *)(const void *)(s + place))[lane];
+}
+
+// The first of the lanes `left`, with all that have the same address and (`alike`) amount.
+static Lanes next_of(const Instruction *i, const uint8_t *s, uint32_t left, int alike) {
+  Lanes found = {0, 0, 0};
+  uint32_t one = left & -left;
+  if (!(i->c & (ADDRESSES | AMOUNTS))) one = left;
+  for (uint32_t rest = i->c & (ADDRESSES | AMOUNTS) ? left : one & -one; rest; rest &= rest - 1) {
+    int lane = __builtin_ctz(rest);
+    int64_t address = operand(s, i->a, i->c & ADDRESSES, 0, lane);
+    int64_t amount = operand(s, i->b, i->c & AMOUNTS, i->c & WIDE, lane);
+    if (found.lanes && (address != found.address || (alike && amount != found.amount))) continue;
+    if (!found.lanes) found = (Lanes){address, amount, one};
+    found.lanes |= rest & -rest;
+  }
+  return found;
+}
+
+static int takes_logs(Tables *t, int64_t operation) {
+  return !t->context || log_flush(t) || !stops(t, TAKE_LOGS, operation, 0, 0, 0);
+}
+
+static int may_use(Tables *t, int64_t operation, int64_t address, const Point *point) {
+  const Agent *agent = t->context->agent;
+  return !point->init_clock || is_initialised(agent, point) ||
+         !stops(t, INIT_ORDER, operation, address, point->init_column, point->init_clock);
+}
+
+// Lanes are about to arrive.
+static int release(Tables *t, int64_t operation, const Lanes *group, int64_t order) {
+  Barrier *barrier = barrier_at(t, group->address);
+  if (!barrier || !barrier->point) return 1;
+  if (!may_use(t, operation, group->address, barrier->point)) return 0;
+  Agent *agent = t->context->agent;
+  if (group->address >> RANK_SHIFT != agent->rank) point_arrived(barrier->point, agent, t->place);
+  agent_release(agent, barrier->point, group->lanes, order);
+  return 1;
+}
+
+// An operation, which a timeline shows; arrive.expect_tx as the mbarrier is between its two halves.
+static int64_t perform(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who) {
+  int both = operation == ARRIVE_EXPECT_TX;
+  int64_t phase = apply(t, both ? EXPECT_TX : operation, address, amount, who);
+  if (phase < 0) return phase;
+  const Barrier *barrier = barrier_at(t, address), shown = *barrier;
+  if (both && apply(t, ARRIVE, address, 1, who) < 0) return -1;
+  if (t->trace) {
+    TraceEvent *event = trace_event(t, TRACE_MBARRIER, t->place);
+    trace_barrier(event, address, &shown);
+    event->number = operation;
+    event->lane = barrier->phase - phase;
+  }
+  return phase;
+}
+
+static const Instruction *run_mbarrier(const Instruction *i, uint8_t *s, Machine *m) {
+  Tables *t = m->tables;
+  int64_t operation = i->c & OPERATION, phase = 0, who = ((WarpHeader *)s)->number + 1;
+  int together = operation == ARRIVE && !(i->c & AMOUNTS);
+  t->place = i->imm >> 32;
+  t->progress++;
+  if (!takes_logs(t, operation)) return leave(m, ERROR);
+  for (uint32_t left = m->active; t->context && operation != EXPECT_TX && left;) {
+    Lanes group = next_of(i, s, left, 0);
+    if (!release(t, operation, &group, i->imm & 255)) return leave(m, ERROR);
+    left &= ~group.lanes;
+  }
+  for (uint32_t left = m->active; left && phase >= 0;) {
+    Lanes group = next_of(i, s, left, 0);
+    if (!together) group.lanes = left & -left;
+    phase = perform(t, operation, group.address, group.amount * __builtin_popcount(group.lanes), who);
+    left &= ~group.lanes;
+  }
+  if (phase < 0) return leave(m, ERROR);
+  if (i->d) AT(u64, i->d) = (u64)phase;
+  return i + 1;
+}
+
+// Lanes look for a phase by its parity: it may be taken for the one before.
+static int look(Tables *t, int64_t operation, const Lanes *group) {
+  const Barrier *barrier = barrier_at(t, group->address);
+  int64_t back = (barrier->phase ^ group->amount) & 1, phase = barrier->phase - back;
+  return phase <= 0 || !barrier->point || point_knows(barrier->point, t->context->agent, back) ||
+         !stops(t, PHASE_AMBIGUOUS, operation, group->address, phase, 0);
+}
+
+// Lanes saw the phase before the current one complete.
+static int acquire(Tables *t, int64_t operation, int64_t address, int64_t order) {
+  const Barrier *barrier = barrier_at(t, address);
+  if (!barrier->point) return 1;
+  if (!may_use(t, operation, address, barrier->point)) return 0;
+  agent_acquire(t->context->agent, barrier->point, order);
+  point_waited(barrier->point, t->context->agent, barrier->phase - 1, t->place);
+  return 1;
+}
+
+// try_wait suspends until the phase completes or a time limit passes, which it does when nothing else can run, or by
+// chance. test_wait does not suspend, but a warp that polls gives way once before it is told that the phase is not.
+static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Machine *m) {
+  WarpHeader *header = (WarpHeader *)s;
+  Tables *t = m->tables;
+  int64_t operation = i->c & OPERATION;
+  int parity = (i->c & PARITY) != 0;
+  uint32_t done = 0, active = m->active, result;
+  t->place = i->imm >> 32;
+  if (!takes_logs(t, operation)) return leave(m, ERROR);
+  for (uint32_t left = active; left;) {
+    Lanes group = next_of(i, s, left, 1);
+    int32_t passed = mbarrier_test(t, operation, group.address, group.amount, parity);
+    if (passed < 0) return leave(m, ERROR);
+    if (t->trace && passed) {
+      TraceEvent *event = trace_event(t, TRACE_PASSED, t->place);
+      *event = (TraceEvent){event->kind, event->instruction, event->steps, group.address, group.amount, .lane = parity};
+    }
+    done |= passed ? group.lanes : 0;
+    left &= ~group.lanes;
+  }
+  for (uint32_t left = active; t->context && parity && left;) {
+    Lanes group = next_of(i, s, left, 1);
+    if (!look(t, operation, &group)) return leave(m, ERROR);
+    left &= ~group.lanes;
+  }
+  if (done == active && !(t->flags & SPURIOUS && stops(t, BY_CHANCE, operation, 0, 0, 0))) {
+    header->timed_out = 0;
+    result = done;
+  } else if (done == active || header->timed_out) {
+    header->timed_out = 0;
+    result = done == active ? 0 : done;
+    if (done == active) done = 0;  // nobody is told that it has passed
+  } else if (operation == TEST_WAIT && header->token == POLLED) {
+    header->token = 0;
+    result = done;
+  } else {
+    Lanes first = next_of(i, s, active & ~done, 1);
+    uint32_t block = (uint32_t)(i->imm >> 8) & 0xFFFFFF;
+    int32_t waits = operation == TEST_WAIT ? WAITS_POLLING : parity ? WAITS_PHASE : WAITS_STATE;
+    header->mbarrier = first.address;
+    if (operation == TEST_WAIT) header->token = POLLED;
+    int32_t awaited = (int32_t)(parity ? first.amount & 1 : first.amount);
+    if (i->c & ALONE) return wait_in(s, m, block, -1, waits, awaited);
+    header->waits = waits;
+    header->awaited = awaited;
+    header->site = -1;
+    header->pc = (int32_t)block;
+    int32_t status = m->call(SITE_WAIT, active);
+    return status == AGAIN ? m->program->code + m->program->starts[header->pc] : leave(m, status);
+  }
+  for (uint32_t left = t->context ? done : 0; left;) {
+    Lanes group = next_of(i, s, left, 0);
+    if (!acquire(t, operation, group.address, i->imm & 255)) return leave(m, ERROR);
+    left &= ~group.lanes;
+  }
+  AT(u64, i->d) = i->c & (ADDRESSES | AMOUNTS) ? result : result != 0;
+  return i + 1;
+}
+
+const Operation mbarrier_operations[] = {
+    {"mbarrier", run_mbarrier, 0}, {"mbarrier_wait", run_mbarrier_wait, 0}, {0, 0, 0},
+};
