@@ -51,12 +51,14 @@ class Flow:
         code: its instructions.
         blocks: in order of their addresses.
         block_of: the block of each instruction.
+        complete: whether every branch names where it leads; loops through one that does not are missing.
     """
 
     def __init__(self, code: Sequence[Instruction]) -> None:
         self.code = code
         self.blocks = _blocks(code)
         self.block_of = [number for number, block in enumerate(self.blocks) for _ in range(block.first, block.end)]
+        self.complete = all(each.targets for each in code if each.name in _BRANCHES)
         self._entries = _entries(code, self.blocks)
 
     @cached_property

@@ -109,6 +109,7 @@ class MachineCode:
             "kernel": self.kernel,
             "name": self.name,
             "instructions": len(self.flow.code),
+            "all_branches_known": self.flow.complete,
             "loops": [self._loop_document(loop) for loop in self.flow.loops],
             "lines": [
                 {**place_document(place), **{column: self.lines[place][column] for column in COLUMNS}}
@@ -135,6 +136,8 @@ class MachineCode:
         }
 
     def _loop_rows(self) -> Iterator[str]:
+        if not self.flow.complete:
+            yield "\nan indirect branch does not say where it leads: loops through it are missing"
         if not self.flow.loops:
             yield "\nno loops: everything is executed once"
             return

@@ -157,6 +157,15 @@ def test_spills(ctas: int, tmp_path: Path) -> None:
     assert spilled == re.findall(r"STL[.\w]*|LDL[.\w]*", listing) and bool(spilled) == bool(stack)
 
 
+def test_a_kernel_at_fault_is_read_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "outside.py"
+    program.write_text(SPILLING.replace("x[i, thread]", "x[i + 64, thread]"))
+    assert main(["sass", str(program), "--arch", "sm_80", "--arguments", "1"]) == 3
+    captured = capsys.readouterr()
+    assert "machine code of many" in captured.out
+    assert "cute-kernels: launch 1" in captured.err and "failed in the emulator" in captured.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -105,6 +105,16 @@ def test_code_behind_a_call_returns_and_its_loops_are_found() -> None:
     assert [each.address // 16 for each in flow.inside(only)] == [2, 3] and only.longest == 7
 
 
+def test_indirect_branches_with_targets_and_without() -> None:
+    table = '5 - - - BRX R4 -0x20 (*"BRANCH_TARGETS .L_x_0,.L_x_1"*)'
+    known = flow_of(".L_x_0:", "2 - - - LDG.E R0, desc[UR4][R2.64]", table, ".L_x_1:", "5 - - - EXIT")
+    assert known.complete and [loop.longest for loop in known.loops] == [7]
+    unknown = code("2 - - - LDG.E R0, desc[UR4][R2.64]", "5 - - - BRX R4 -0x20", "5 - - - EXIT")
+    (kernel,) = machine_code(unknown, PTX)
+    assert not kernel.flow.complete and "an indirect branch does not say where it leads" in kernel.text()
+    assert kernel.document()["all_branches_known"] is False
+
+
 def costs(*lines: str) -> list[tuple[str, int, int]]:
     """Kind, number of the instruction, and clocks."""
     return [(each.kind, each.instruction.address // 16, each.clocks) for each in findings(flow_of(*lines))]
