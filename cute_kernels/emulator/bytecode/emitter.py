@@ -32,6 +32,8 @@ from cute_kernels.emulator.instructions.memory import Load, Store
 from cute_kernels.emulator.instructions.wgmma import MmaAsync
 from cute_kernels.emulator.state.generic_addresses import PARAM_WINDOW, parameter_offset
 
+_ROWS = CONSTANTS["ROWS_A"], CONSTANTS["ROWS_B"]  # of `BlockEmitter._operation`
+
 
 def in_core(anchor: Load | Store | Call) -> bool:
     """Whether the core may perform an access: of one with a strength no log tells the detector the order."""
@@ -345,10 +347,9 @@ class BlockEmitter:
         return self.program.space.bind(arg, "obj")
 
     def _operation(self, node: Node, places: Sequence[int]) -> None:
-        """Bits from 4 on: which operands vary, that the second has 64 bits; 256: the warp never diverges here."""
         anchor, operands = node.anchor, node.anchor.operands
-        flags = anchor.flags | sum(16 << bit for bit, value in enumerate(operands) if not value.uniform)
-        flags |= 64 * (operands[-1].bits == 64) | 256 * (not self.builder.divergent)
+        flags = anchor.flags | sum(row for row, value in zip(_ROWS, operands) if not value.uniform)
+        flags |= CONSTANTS["WIDE"] * (operands[-1].bits == 64) | CONSTANTS["ALONE"] * (not self.builder.divergent)
         d = self._places[node.results[0]] if node.results else 0
         imm = anchor.order | self.number << 8 | node.instruction.index << 32
         self.program.put(anchor.name, d=d, c=flags, imm=imm, **dict(zip("ab", places)))

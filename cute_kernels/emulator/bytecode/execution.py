@@ -314,7 +314,7 @@ class WarpExecution:
         blocks = len(translation.flow.blocks) + 1
         self.counts = self.state[_HEADER : _HEADER + 8 * blocks].view(np.int64)
         warp.counts = self.counts
-        self.header.number = warp.number
+        self.header.number, self.header.rank, self.header.index = warp.number, warp.cta.rank, warp.index
         self.header.mask, self.header.live, self.header.meet = warp.live, warp.live, CONSTANTS["NO_MEET"]
         if translation.local_bytes:
             warp.local = LocalMemory(translation.local_bytes)

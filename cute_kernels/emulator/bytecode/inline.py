@@ -237,25 +237,6 @@ def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-def _named(emitter: BlockEmitter, node: Node, name: str, waits: bool) -> bool:
-    number, threads, _ = node.anchor.args
-    words = [emitter.word(number), 0 if threads is None else emitter.word(threads)]
-    who = [_constant(emitter, "W.cta.named.address"), _constant(emitter, "W.index")]
-    listed = emitter.program.list([*who, *words, int(waits), node.instruction.index])
-    emitter.fast(node, name, b=listed, c=int(not emitter.builder.divergent))
-    return True
-
-
-def _inline_bar_arrive(emitter: BlockEmitter, node: Node) -> bool:
-    """bar.arrive, barrier.arrive."""
-    return _named(emitter, node, "named_arrive", False)
-
-
-def _inline_bar_sync(emitter: BlockEmitter, node: Node) -> bool:
-    """bar.sync, barrier.sync."""
-    return _named(emitter, node, "named_sync", True)
-
-
 def _inline_clock(emitter: BlockEmitter, node: Node) -> bool:
     (result,) = node.results
     emitter.program.put("read_clock", d=emitter.define(result), b=result.bits)
@@ -281,8 +262,6 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     store_matrix: _inline_store_matrix,
     mma_sync: _inline_mma_sync,
     read_clock: _inline_clock,
-    sync.bar_arrive: _inline_bar_arrive,
-    sync.bar_sync: _inline_bar_sync,
     tcgen05.mma: _inline_mma,
     tcgen05.commit: _inline_commit,
     bulk.tma_load: _inline_tensor_copy_in,

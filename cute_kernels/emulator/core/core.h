@@ -20,10 +20,6 @@ EXPORT int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int
 // Whether the phase of a parity, or with this number, is complete; -1 likewise.
 EXPORT int32_t mbarrier_test(Tables *t, int64_t operation, int64_t address, int64_t state, int32_t parity);
 
-// A warp arrives at a named barrier: in which generation, or why it may not (WRONG_NUMBER and so on).
-EXPORT int64_t named_arrive(NamedBarriers *all, const NamedArrival *arrival);
-// The generation that a warp arrived in and waited for, if it is complete: it waits no more. NO_GENERATION: it is not.
-EXPORT int64_t named_pass(NamedBarriers *all, int64_t number, int64_t warp, Agent *agent);
 // So many threads run now: a barrier over all of them may be complete.
 EXPORT void named_recount(NamedBarriers *all, int64_t running);
 
