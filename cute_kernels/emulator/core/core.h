@@ -129,9 +129,9 @@ EXPORT void point_copied(Point *point, int64_t pair, int64_t identity);
 
 // A new entry of the log: where its addresses go.
 EXPORT int64_t *log_entry(Tables *t, int32_t kind, uint32_t mask, int32_t argument, int32_t instruction);
-// An entry of another event than an access.
-EXPORT int32_t log_event(
-    Tables *t, int32_t kind, uint32_t mask, int32_t argument, int32_t instruction, int64_t first, int64_t second);
+// An entry of a load of tensor memory.
+EXPORT int32_t log_tensor_load(
+    Tables *t, uint32_t mask, int32_t columns, int32_t instruction, int64_t address, int64_t index);
 // Works entries off; the number of the first that is for Python, or `end`.
 EXPORT int64_t log_observe(const Context *context, const LogEntry *log, int64_t first, int64_t end);
 

@@ -30,9 +30,12 @@ enum { ARRIVE, ARRIVE_DROP, ARRIVE_EXPECT_TX, EXPECT_TX, COMPLETE_TX, EXPECT_ARR
 enum {
   NOT_LIVE, EXITED, EXTRA_ARRIVALS, EXTRA_BYTES, TOO_MANY_ARRIVALS, TOO_MANY_BYTES,  // of an mbarrier
   INIT_ORDER, PHASE_OVERRUN, PHASE_AMBIGUOUS,  // that detectors find
-  // Of an arrival at a named barrier (`address`, with `given` threads, -1: all): its number; lanes (`place`) that are not
-  // all of the warp's; a count of threads that is none, or differs from that of earlier arrivals.
-  WRONG_NUMBER, WRONG_LANES, WRONG_THREADS, OTHER_THREADS,
+  // Of an arrival at a named barrier (`address`, with `given` threads, -1: all): its number; a count of threads that is
+  // none, or differs from that of earlier arrivals.
+  WRONG_NUMBER, WRONG_THREADS, OTHER_THREADS,
+  // Of lanes (`place`, of those in `operation`): they are not all of the warp's; they have different operands, of `given`
+  // bits at an address; of their member mask (`given`) others name another mask; it does not name these lanes.
+  WRONG_LANES, LANES_DIFFER, MASKS_DIFFER, WRONG_MEMBERS,
   MAKE_ROOM,  // for arrivals at a named barrier
   TAKE_LOGS,  // of the running warp
   BY_CHANCE   // whether a wait fails though it could succeed

@@ -11,16 +11,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import FULL, Constant, Pack, Value
-from cute_kernels.emulator.instructions.members import call_members, check_members
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.observe.races.memory_order import sync_order
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Operand, Sink
 from cute_kernels.emulator.ptx.families import as_integer, family, never_varies, qualifiers
-from cute_kernels.emulator.state.named_barriers import lanes_apart
+from cute_kernels.emulator.state.lane_faults import lanes_apart
 from cute_kernels.emulator.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait
 
 _PARITY = _ALL_THREADS = CONSTANTS["FLAG"]  # of ``mbarrier_wait`` and ``named_barrier``
@@ -79,32 +78,14 @@ def _bar_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     named_barrier(block, "BAR_ARRIVE", instruction.operands)
 
 
-def warp_sync(warp: Any, mask: int, members: int) -> None:
-    """bar.warp.sync: the lanes of a converged path are in step already; others cannot join it."""
-    if members & warp.live & ~mask and not mask & ~members:
-        # Legal since sm_70 if the other lanes execute one as well; here paths meet only where their branch ends.
-        raise UnsupportedPTX(
-            f"bar.warp.sync with membermask {members:#010x} by a part of the lanes that it names ({mask:#010x} of "
-            f"{warp.live:#010x}): waiting for lanes on other paths is not implemented"
-        )
-    check_members(warp, mask, members, "bar.warp.sync")
-    converged(warp, mask)
-
-
-def converged(warp: Any, mask: int) -> None:
-    """bar.warp.sync of lanes that run together: for the race detector."""
-    if warp.agent is not None:
-        warp.agent.converge(mask)
-
-
 @family("bar.warp.sync", destinations=0)
 def _bar_warp_sync(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.warp.sync."""
     members = block.value(instruction.operands[0], 32)
     if isinstance(members, Constant) and members.value == FULL and not block.divergent:
-        block.call(converged)  # all 32 lanes execute this block together
+        block.operation("converge", flags=CONSTANTS["FLAG"], watched=True)  # all 32 lanes execute this block together
     else:
-        call_members(block, warp_sync, members=members)
+        block.operation("converge", members)
 
 
 # --- cluster barrier ------------------------------------------------------------------------------------------------

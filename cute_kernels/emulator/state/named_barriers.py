@@ -12,7 +12,7 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES, word_count
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
+from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.facts import Side
 
 if TYPE_CHECKING:
@@ -21,16 +21,10 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.units.sm import Cta
 
 #: What the core finds wrong with an arrival.
-FAULTS = {CONSTANTS[name] for name in ("WRONG_NUMBER", "WRONG_LANES", "WRONG_THREADS", "OTHER_THREADS")}
+FAULTS = {CONSTANTS[name] for name in ("WRONG_NUMBER", "WRONG_THREADS", "OTHER_THREADS")}
 _NamedBarriers, _COUNT = STRUCTURES["NamedBarriers"], CONSTANTS["NAMED_BARRIERS"]
 _BARRIERS = _NamedBarriers.barriers.offset // 8
 _WORDS = _NamedBarriers.barriers.size // 8 // _COUNT  # of each
-
-
-def lanes_apart(warp: Warp, mask: int, name: str) -> BarrierMisuse:
-    """Error of an .aligned instruction that only lanes ``mask`` of a warp execute (undefined: PTX ISA)."""
-    message = f"{name} is executed by lanes {mask:#010x} of a warp with live lanes {warp.live:#010x}"
-    return BarrierMisuse(message).know("divergence")
 
 
 class NamedBarriers:
@@ -86,23 +80,11 @@ class NamedBarriers:
             self._points[number] = tracker.point(ranks=1)
             state.point = self._points[number].address
 
-    def fault(self, what: int, fault: ctypes.Structure, warp: Warp) -> EmulatorError:
-        """What is wrong with an arrival (``what``: WRONG_NUMBER and so on), in words.
-
-        PTX lets divergent parts of a warp arrive one by one at barriers that are not .aligned.
-        """
-        number, threads, mask = fault.address, fault.given, fault.place
+    def fault(self, what: int, fault: ctypes.Structure, warp: Warp) -> BarrierMisuse:
+        """An arrival that must not be (``what``: WRONG_NUMBER and so on), in words."""
+        number, threads = fault.address, fault.given
         if what == CONSTANTS["WRONG_NUMBER"]:
             return BarrierMisuse(f"named barrier {number}; legal are 0 to {_COUNT - 1}")
-        if what == CONSTANTS["WRONG_LANES"]:
-            parts = warp.cluster.place_of(warp).parts
-            name = ".".join(part for part in parts[:3] if part in ("bar", "barrier", "sync", "arrive", "red"))
-            if parts[0] == "bar" or "aligned" in parts:  # bar is .aligned by definition
-                return lanes_apart(warp, mask, name)
-            return UnsupportedPTX(
-                f"{name} without .aligned by a part of a warp (lanes {mask:#010x} of {warp.live:#010x}) is not "
-                "implemented"
-            )
         if what == CONSTANTS["WRONG_THREADS"]:
             message = f"barrier {number} with {threads} threads; legal are positive multiples of 32"
             return BarrierMisuse(message).know("barrier-threads")

@@ -11,10 +11,10 @@ from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAc
 from cute_kernels.emulator.observe.counters import UnitCounters
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
+from cute_kernels.emulator.state import lane_faults, named_barriers
 from cute_kernels.emulator.state.async_engine import AsyncEngine, cluster_random
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.mbarrier import MBarriers
-from cute_kernels.emulator.state.named_barriers import FAULTS as NAMED_FAULTS
 from cute_kernels.emulator.state.named_barriers import NamedBarriers
 from cute_kernels.emulator.state.register_pool import RegisterPool
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
@@ -340,8 +340,10 @@ class Cluster:
         if what == CONSTANTS["MAKE_ROOM"]:
             warp.cta.named.make_room(tables.fault.address)
             return True
-        if what in NAMED_FAULTS:
+        if what in named_barriers.FAULTS:
             raise warp.cta.named.fault(what, tables.fault, warp)
+        if what in lane_faults.FAULTS:
+            raise lane_faults.fault(what, tables.fault, warp)
         error = None if self.tracker is None else self.tracker.fault(what, tables.fault, warp)
         if error is None:
             raise self.barriers.fault(what)
