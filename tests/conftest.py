@@ -78,7 +78,16 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 # pytest names the test that runs; torch.compile and Triton name the folders of their caches at their first use; OpenMP
 # libraries and OpenCV, which transformers may bring, set theirs when they are first imported.
-SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_", "TRITON_", "KMP_", "OMP_", "LD_LIBRARY_PATH", "QT_QPA_")
+SET_BY_LIBRARIES = (
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_",
+    "_TORCHINDUCTOR_",
+    "TRITON_",
+    "KMP_",
+    "OMP_",
+    "LD_LIBRARY_PATH",
+    "QT_QPA_",
+)
 
 
 def process_state() -> dict[str, object]:
