@@ -320,7 +320,7 @@ def test_two_teams_of_a_cta_share_a_weight_that_stays() -> None:
     plan = make_plan(problem, arch="sm_90", sm_count=131)
     assert plan.config.teams == 2 and (plan.n_tiles, plan.clusters) == (3, 129)
     assert [region.nbytes for region in plan.smem] == [256 * 768, 4 * 64 * 64, 4 * 64 * 64]
-    assert make_plan(dataclasses.replace(problem, batch=1), arch="sm_90").config.teams == 1
+    assert make_plan(dataclasses.replace(problem, batch=64), arch="sm_90").config.teams == 1
     assert all(make_plan(problem, arch=arch).config.teams == 1 for arch in MMA_SYNC if arch != "sm_90")
     one = make_plan(problem, Sm80ImagesConfig(64, 256, 1, 4, teams=2), "sm_90", sm_count=2)
     assert one.clusters == one.n_tiles == 3
