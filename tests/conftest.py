@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import importlib
 import os
 import pkgutil
@@ -120,6 +121,9 @@ def all_modules_are_imported() -> None:
     for module in pkgutil.walk_packages(cute_kernels.__path__, "cute_kernels."):
         if not module.name.endswith(".__main__"):
             importlib.import_module(module.name)
+    # Modules and collected tests live until the end: no collection of garbage has to look through them again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
