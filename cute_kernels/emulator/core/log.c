@@ -96,10 +96,6 @@ static int observe_one(const Context *context, const LogEntry *entry) {
     case LOG_GLOBAL_READ: return generic_access(context, entry, 0, 1, together);
     case LOG_GLOBAL_WRITE: return generic_access(context, entry, 1, 1, together);
     case LOG_TENSOR_LOAD: return tensor_load_logged(context, entry);
-    case LOG_CONVERGE: agent_converge(context->agent, entry->mask); return 1;
-    case LOG_FENCE_PROXY: agent_fence_proxy(context->agent, entry->mask, entry->argument); return 1;
-    case LOG_TENSOR_WAIT: agent_complete_tensor(context->agent, entry->argument); return 1;
-    case LOG_TENSOR_FENCE: agent_fence_tensor(context->agent, entry->argument); return 1;
     default: return 0;
   }
 }
@@ -128,12 +124,12 @@ int64_t *log_entry(Tables *t, int32_t kind, uint32_t mask, int32_t argument, int
   return entry->addresses;
 }
 
-int32_t log_event(
-    Tables *t, int32_t kind, uint32_t mask, int32_t argument, int32_t instruction, int64_t first, int64_t second) {
-  if (!(t->flags & LOG_EVENTS)) return 0;
-  int64_t *values = log_entry(t, kind, mask, argument, instruction);
+int32_t log_tensor_load(
+    Tables *t, uint32_t mask, int32_t columns, int32_t instruction, int64_t address, int64_t index) {
+  if (!(t->flags & LOG_TENSOR_LOAD)) return 0;
+  int64_t *values = log_entry(t, LOG_TENSOR_LOAD, mask, columns, instruction);
   if (!values) return 0;
-  values[0] = first;
-  values[1] = second;
+  values[0] = address;
+  values[1] = index;
   return 1;
 }

@@ -204,15 +204,12 @@ struct Context {
   int64_t floor;  // first epoch of the cluster
 };
 
-// What the core logs: accesses of lanes, and events. An access that all lanes of the mask make together, with one address
-// and one result, has LOG_TOGETHER in its kind. The argument is the bytes of an access; of fence_proxy 1 for
-// shared and 2 for global memory; of tensor_load the columns, with the first cell and the index of the instruction for
-// addresses; of tensor_wait the column of the warp; of tensor_fence 1 for ::before_thread_sync.
+// What the core logs: accesses of lanes. One that all lanes of the mask make together, with one address and one result,
+// has LOG_TOGETHER in its kind. The argument is the bytes of an access; of a load of tensor memory the columns, with the
+// first cell and the index of the instruction for addresses.
 enum {
-  LOG_SHARED_READ = 16, LOG_SHARED_WRITE = 32, LOG_GLOBAL_READ = 64, LOG_GLOBAL_WRITE = 128, LOG_CONVERGE = 256,
-  LOG_FENCE_PROXY = 512, LOG_TENSOR_LOAD = 1024, LOG_TENSOR_WAIT = 2048, LOG_TENSOR_FENCE = 4096,
-  LOG_EVENTS = 4096,  // Tables.flags: events are logged
-  LOG_TOGETHER = 8192
+  LOG_SHARED_READ = 16, LOG_SHARED_WRITE = 32, LOG_GLOBAL_READ = 64, LOG_GLOBAL_WRITE = 128, LOG_TENSOR_LOAD = 256,
+  LOG_TOGETHER = 512
 };
 struct LogEntry {
   int32_t kind;
