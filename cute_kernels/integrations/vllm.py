@@ -242,7 +242,7 @@ class _PatchLayer(EngineMixin):
 def _is_whole(x: torch.Tensor, out: torch.Tensor) -> bool:
     """Whether ``x`` is all of ``out`` in another shape."""
     where = (tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.itemsize for tensor in (x, out))
-    return len(set(where)) == 1 and x.is_contiguous() and x.dtype == out.dtype and x.numel() == out.numel()
+    return len(set(where)) == 1 and x.is_contiguous() and x.numel() == out.numel()
 
 
 def _layer(base: type) -> type:
