@@ -245,6 +245,7 @@ def test_command_in_the_emulator(capsys, tmp_path) -> None:
     arguments = ["profile", *options, *SMALL, "--set", "tile_rows=32", "--set", "warpgroups=1", "--warps"]
     assert main([*arguments, "--trace", str(trace), "--json", str(facts)]) == 0
     text = capsys.readouterr().out
+    assert "role" in text and "phases of a tile" in text and "%" not in text and "clocks per tile" not in text
     assert "emulator: clocks are no time" in text and "launch:" not in text and "waits least" not in text
     found = json.loads(facts.read_text())
     assert found["device"] == "emulator" and found["lost_stamps"] == 0 and found["equilibrium"]
@@ -252,8 +253,7 @@ def test_command_in_the_emulator(capsys, tmp_path) -> None:
     for warp in range(5):
         parts = [clocks for (index, phase), clocks in mean.items() if index == warp and phase != "all"]
         assert sum(parts) == pytest.approx(mean[warp, "all"])
-    row = re.search(r"^4 +load +wait operands_empty +([\d,]+) ", text, re.MULTILINE)
-    assert float(row[1].replace(",", "")) == pytest.approx(mean[4, "wait operands_empty"], abs=0.5)
+    assert re.search(r"^load +.*wait operands_empty", text, re.MULTILINE)
     events = read(trace)
     check_well_formed(events)
     assert {"warp 0 mma", "warp 4 load"} <= set(thread_names(events).values())

@@ -286,9 +286,9 @@ TARGETS: dict[str, KernelTarget] = {
     ),
     "gemm-sm90-pingpong": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True), 4, 128, 256, k=320),
     "gemm-sm100-fp8": GemmTarget(
-        Sm100GemmConfig(128, 128, stages=2, store_stages=1), 8, 128, 256, k=608, **_ROWS | {"dtype": FP8}
+        Sm100GemmConfig(128, 128, stages=2, store_stages=1), 8, 128, 128, k=336, **_ROWS | {"dtype": FP8}
     ),
-    "gemm-sm100-to-fp8": GemmTarget(Sm100GemmConfig(256, stages=2, store_stages=1), 8, 128, 256, k=608, **_TO_FP8),
+    "gemm-sm100-to-fp8": GemmTarget(Sm100GemmConfig(256, stages=2, store_stages=1), 8, 128, 256, k=336, **_TO_FP8),
     "gemm-sm90-transposed": GemmTarget(
         Sm90GemmConfig(64, 96, 3, 2, 1, True, 1, transposed=True), 3, 128, 256, k=320, residual=torch.bfloat16
     ),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cute_kernels.emulator.bytecode.accumulators import Accumulators
-from cute_kernels.emulator.bytecode.inline import GUARDED, INLINE, SILENT
+from cute_kernels.emulator.bytecode.inline import GUARDED, INLINE
 from cute_kernels.emulator.bytecode.program import Program, row_bytes
 from cute_kernels.emulator.bytecode.sites import Bound, Site, fetch, key_of, store_results
 from cute_kernels.emulator.core.layout import CONSTANTS
@@ -31,6 +31,8 @@ from cute_kernels.emulator.instructions.accesses import load_lanes, load_uniform
 from cute_kernels.emulator.instructions.memory import Load, Store
 from cute_kernels.emulator.instructions.wgmma import MmaAsync
 from cute_kernels.emulator.state.generic_addresses import PARAM_WINDOW, parameter_offset
+
+_ROWS = CONSTANTS["ROWS_A"], CONSTANTS["ROWS_B"]  # of `BlockEmitter._operation`
 
 
 def in_core(anchor: Load | Store | Call) -> bool:
@@ -198,7 +200,7 @@ class BlockEmitter:
         ]
 
     def _silent(self, node: Node) -> bool:
-        return not self.program.detectors and isinstance(node.anchor, Call) and node.anchor.function in SILENT
+        return not self.program.detectors and getattr(node.anchor, "watched", False)
 
     def _find_last_uses(
         self, nodes: Sequence[Node], finals: Sequence[tuple[str, Value]], condition: Value | None
@@ -353,10 +355,10 @@ class BlockEmitter:
         return self.program.space.bind(arg, "obj")
 
     def _operation(self, node: Node, places: Sequence[int]) -> None:
-        """Bits from 4 on: which operands vary, that the second has 64 bits; 256: the warp never diverges here."""
         anchor, operands = node.anchor, node.anchor.operands
-        flags = anchor.flags | sum(16 << bit for bit, value in enumerate(operands) if not value.uniform)
-        flags |= 64 * (operands[-1].bits == 64) | 256 * (not self.builder.divergent)
+        flags = anchor.flags | sum(row for row, value in zip(_ROWS, operands) if not value.uniform)
+        flags |= CONSTANTS["WIDE"] * any(value.bits == 64 for value in operands)
+        flags |= CONSTANTS["ALONE"] * (not self.builder.divergent)
         d = self._places[node.results[0]] if node.results else 0
         imm = anchor.order | self.number << 8 | node.instruction.index << 32
         self.program.put(anchor.name, d=d, c=flags, imm=imm, **dict(zip("ab", places)))

@@ -40,11 +40,11 @@ from cute_kernels.emulator.ptx.flow import Block, Flow
 from cute_kernels.emulator.ptx.register_hazards import accumulators_in_flight
 from cute_kernels.emulator.state.memory_tables import (
     CALLBACK,
-    EVENTS,
     LOG,
     ROW,
     SPURIOUS,
     STATES,
+    TENSOR_LOAD,
     MemoryTables,
     exchange_area,
 )
@@ -296,7 +296,7 @@ def _flags(cluster: Cluster) -> int:
     if cluster.options.spurious_try_wait_failures:
         flags |= SPURIOUS
     if cluster.tracker is not None:
-        flags |= sum(LOG.values()) | EVENTS
+        flags |= sum(LOG.values()) | TENSOR_LOAD
     return flags
 
 
@@ -314,7 +314,7 @@ class WarpExecution:
         blocks = len(translation.flow.blocks) + 1
         self.counts = self.state[_HEADER : _HEADER + 8 * blocks].view(np.int64)
         warp.counts = self.counts
-        self.header.number = warp.number
+        self.header.number, self.header.rank, self.header.index = warp.number, warp.cta.rank, warp.index
         self.header.mask, self.header.live, self.header.meet = warp.live, warp.live, CONSTANTS["NO_MEET"]
         if translation.local_bytes:
             warp.local = LocalMemory(translation.local_bytes)

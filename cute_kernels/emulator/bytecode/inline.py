@@ -10,13 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count
-from cute_kernels.emulator.graph.values import Constant, LiveIn, Node, Value, agreed_lanes, first_bit, first_lane
-from cute_kernels.emulator.instructions import bulk, cp_async, sync, tcgen05, wgmma
+from cute_kernels.emulator.graph.values import Constant, LiveIn, Node, Value, first_bit, first_lane
+from cute_kernels.emulator.instructions import bulk, cp_async, tcgen05, wgmma
 from cute_kernels.emulator.instructions.matrix import load_matrix, store_matrix
-from cute_kernels.emulator.instructions.memory import fence_proxy_async
 from cute_kernels.emulator.instructions.mma import mma_sync
-from cute_kernels.emulator.instructions.move import elect_leader, read_clock
-from cute_kernels.emulator.state.memory_tables import EVENT
+from cute_kernels.emulator.instructions.move import read_clock
 from cute_kernels.emulator.state.tmem import LANES as TENSOR_LANES
 from cute_kernels.emulator.units.matrix.operands import KINDS
 
@@ -37,58 +35,6 @@ def _inline_first_lane(emitter: BlockEmitter, node: Node) -> bool:
     source = emitter.operand(value, True)
     kind = "pred" if value.bits == 1 else f"u{value.bits}"
     emitter.program.put(f"lane_{kind}", d=emitter.define(result), a=source)
-    return True
-
-
-def _inline_agreed(emitter: BlockEmitter, node: Node) -> bool:
-    """The first executing lane's value; Python is called to name the others when they differ."""
-    (value,), (result,) = node.args, node.results
-    if value.bits == 1:
-        return False
-    source = emitter.operand(value, True)
-    emitter.fast(node, f"agreed_u{value.bits}", a=source, b=emitter.define(result))
-    return True
-
-
-def _inline_elect(emitter: BlockEmitter, node: Node) -> bool:
-    """The lowest executing lane; Python checks a member mask that is not the executing lanes."""
-    members, (result,) = node.anchor.args[0], node.results
-    emitter.fast(node, "elect", a=emitter.operand(members, False), b=emitter.define(result))
-    return True
-
-
-def _event(emitter: BlockEmitter, node: Node, event: str, argument: int = 0) -> int:
-    """Operands of an instruction that tells the race detector something; without detectors nothing happens."""
-    kind = EVENT[event] if emitter.program.detectors else 0
-    return emitter.program.list([kind, argument, node.instruction.index])
-
-
-def _inline_converged(emitter: BlockEmitter, node: Node) -> bool:
-    emitter.fast(node, "event", c=_event(emitter, node, "converge"))
-    return True
-
-
-def _inline_warp_sync(emitter: BlockEmitter, node: Node) -> bool:
-    """Python checks a member mask that is not the executing lanes."""
-    members = emitter.operand(node.anchor.args[0], False)
-    emitter.fast(node, "event_of_members", a=members, c=_event(emitter, node, "converge"))
-    return True
-
-
-def _inline_fence_proxy(emitter: BlockEmitter, node: Node) -> bool:
-    of_shared, of_global = map(int, node.anchor.args)
-    emitter.fast(node, "event", c=_event(emitter, node, "fence_proxy", of_shared + 2 * of_global))
-    return True
-
-
-def _inline_tensor_fence(emitter: BlockEmitter, node: Node) -> bool:
-    emitter.fast(node, "event", c=_event(emitter, node, "tensor_fence", int(node.anchor.args[0])))
-    return True
-
-
-def _inline_tensor_wait(emitter: BlockEmitter, node: Node) -> bool:
-    """Python checks whether fewer than 32 lanes are all that the warp has."""
-    emitter.fast(node, "event_of_warp", c=_event(emitter, node, "tensor_wait", int(node.anchor.args[0])))
     return True
 
 
@@ -265,25 +211,6 @@ def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-def _named(emitter: BlockEmitter, node: Node, name: str, waits: bool) -> bool:
-    number, threads, _ = node.anchor.args
-    words = [emitter.word(number), 0 if threads is None else emitter.word(threads)]
-    who = [_constant(emitter, "W.cta.named.address"), _constant(emitter, "W.index")]
-    listed = emitter.program.list([*who, *words, int(waits), node.instruction.index])
-    emitter.fast(node, name, b=listed, c=int(not emitter.builder.divergent))
-    return True
-
-
-def _inline_bar_arrive(emitter: BlockEmitter, node: Node) -> bool:
-    """bar.arrive, barrier.arrive."""
-    return _named(emitter, node, "named_arrive", False)
-
-
-def _inline_bar_sync(emitter: BlockEmitter, node: Node) -> bool:
-    """bar.sync, barrier.sync."""
-    return _named(emitter, node, "named_sync", True)
-
-
 def _inline_clock(emitter: BlockEmitter, node: Node) -> bool:
     (result,) = node.results
     emitter.program.put("read_clock", d=emitter.define(result), b=result.bits)
@@ -293,27 +220,15 @@ def _inline_clock(emitter: BlockEmitter, node: Node) -> bool:
 #: Those that an instruction with a predicate has as well: the lanes that it leaves execute, as with Python.
 GUARDED = frozenset({cp_async.copy_lanes})
 
-#: What only tells the detectors something: without them it does nothing.
-SILENT = frozenset({sync.converged, fence_proxy_async, tcgen05.fence})
-
 #: Each emits the operation where no predicate guards it; False, and nothing emitted, where it is Python's.
 INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     first_lane: _inline_first_lane,
     first_bit: _inline_first_lane,
-    agreed_lanes: _inline_agreed,
-    elect_leader: _inline_elect,
-    sync.converged: _inline_converged,
-    sync.warp_sync: _inline_warp_sync,
-    fence_proxy_async: _inline_fence_proxy,
-    tcgen05.fence: _inline_tensor_fence,
-    tcgen05.wait: _inline_tensor_wait,
     tcgen05.load: _inline_tensor_load,
     load_matrix: _inline_load_matrix,
     store_matrix: _inline_store_matrix,
     mma_sync: _inline_mma_sync,
     read_clock: _inline_clock,
-    sync.bar_arrive: _inline_bar_arrive,
-    sync.bar_sync: _inline_bar_sync,
     tcgen05.mma: _inline_mma,
     tcgen05.commit: _inline_commit,
     bulk.tma_load: _inline_tensor_copy_in,

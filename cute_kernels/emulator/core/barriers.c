@@ -1,8 +1,7 @@
-// Named barriers: bar.sync, bar.arrive and bar.red. named_barriers.py words what is refused.
+// Named barriers: bar.sync, bar.arrive and bar.red. named_barriers.py makes room, and words what is refused.
 #include <stddef.h>
 
 #include "bytecode.h"
-#include "races.h"
 #include "trace.h"
 
 static void settle(NamedBarrier *barrier) {
@@ -12,37 +11,6 @@ static void settle(NamedBarrier *barrier) {
   barrier->generation++;
   barrier->arrived = barrier->arrivals = 0;
   barrier->vote = (Vote){0, 0};
-}
-
-int64_t named_arrive(NamedBarriers *all, const NamedArrival *arrival) {
-  int64_t threads = arrival->threads, whole = threads < 0, expected = whole ? all->running : threads;
-  if (arrival->number < 0 || arrival->number >= NAMED_BARRIERS) return WRONG_NUMBER;
-  if (arrival->lanes != arrival->live) return WRONG_LANES;
-  if (!whole && (!threads || threads % LANES)) return WRONG_THREADS;
-  NamedBarrier *barrier = &all->barriers[arrival->number];
-  if (barrier->arrived && (expected != barrier->expected || whole != barrier->all_threads)) return OTHER_THREADS;
-  if (barrier->arrivals == barrier->room || (arrival->agent && !barrier->point)) return NO_ROOM;
-  if (arrival->agent) agent_release(arrival->agent, barrier->point, (uint32_t)arrival->lanes, ORDER_SYNC);
-  barrier->expected = expected;
-  barrier->all_threads = whole;
-  barrier->arrived += LANES;
-  if (!barrier->arrivals) barrier->first = arrival->place;
-  barrier->who[barrier->arrivals++] = arrival->warp;
-  barrier->vote.votes += arrival->vote.votes;
-  barrier->vote.voters += arrival->vote.voters;
-  int64_t generation = barrier->generation;
-  if (arrival->waits) all->waiting[arrival->warp] = generation;
-  settle(barrier);
-  return generation;
-}
-
-int64_t named_pass(NamedBarriers *all, int64_t number, int64_t warp, Agent *agent) {
-  const NamedBarrier *barrier = &all->barriers[number];
-  int64_t generation = all->waiting[warp];
-  if (generation == barrier->generation) return NO_GENERATION;
-  if (agent) agent_acquire(agent, barrier->point, ORDER_SYNC);
-  all->waiting[warp] = NO_GENERATION;
-  return generation;
 }
 
 void named_recount(NamedBarriers *all, int64_t running) {
@@ -57,53 +25,69 @@ void named_recount(NamedBarriers *all, int64_t running) {
 
 // --- in bytecode -----------------------------------------------------------------------------------------------------
 
-// The list b: words with the address of the barriers, the index of the warp, the number of the barrier and the threads
-// (0: all); whether it waits; instruction.
-static int64_t arrive(const Instruction *i, uint8_t *s, Machine *m, Agent *agent) {
-  const uint32_t *list = m->program->lists + i->b;
-  const NamedArrival arrival = {
-      .number = AT(s64, list[2]), .threads = list[3] ? AT(s64, list[3]) : -1, .warp = AT(s64, list[1]),
-      .lanes = m->active, .live = ((WarpHeader *)s)->live, .waits = list[4], .place = list[5], .agent = agent,
-  };
-  NamedBarriers *all = (NamedBarriers *)(uintptr_t)AT(u64, list[0]);
+// What is wrong with an arrival of lanes, or GO.
+static int32_t refused(const NamedBarriers *all, int64_t number, int64_t threads, int whole_warp) {
+  if (number >= NAMED_BARRIERS) return WRONG_NUMBER;
+  if (!whole_warp) return WRONG_LANES;
+  if (threads >= 0 && (!threads || threads % LANES)) return WRONG_THREADS;
+  const NamedBarrier *barrier = &all->barriers[number];
+  int64_t expected = threads < 0 ? all->running : threads;
+  if (barrier->arrived && (expected != barrier->expected || (threads < 0) != barrier->all_threads)) return OTHER_THREADS;
+  return GO;
+}
+
+// A warp arrives, and its lanes vote.
+static void arrive(
+    NamedBarriers *all, NamedBarrier *barrier, const WarpHeader *header, int64_t threads, Vote vote, int64_t place) {
+  barrier->all_threads = threads < 0;
+  barrier->expected = threads < 0 ? all->running : threads;
+  barrier->arrived += LANES;
+  if (!barrier->arrivals) barrier->first = place;
+  barrier->who[barrier->arrivals++] = header->index;
+  barrier->vote.votes += vote.votes;
+  barrier->vote.voters += vote.voters;
+  settle(barrier);
+}
+
+// a: number of the barrier and, above it, threads (FLAG: all of the CTA); b: of bar.red, the predicate.
+static const Instruction *run_named(const Instruction *i, uint8_t *s, Machine *m) {
+  WarpHeader *header = (WarpHeader *)s;
   Tables *t = m->tables;
-  int64_t generation = named_arrive(all, &arrival);
-  if (generation < 0) return generation;
-  t->progress++;
-  int64_t complete = all->barriers[arrival.number].generation;
-  if (t->trace && complete != generation) {
-    TraceEvent *event = trace_event(t, TRACE_NAMED, arrival.place);
-    event->number = arrival.number;
-    event->phase = complete;
+  NamedBarriers *all = t->ctas[header->rank].named;
+  int64_t operation = i->c & OPERATION, number = AT(u32, i->a);
+  int64_t threads = i->c & FLAG ? -1 : (int64_t)AT(u32, i->a + sizeof(u32));
+  int64_t *waiting = &all->waiting[header->index];
+  t->place = place_of(i);
+  if (!takes_logs(t, operation)) return leave(m, ERROR);
+  Agent *agent = t->context ? t->context->agent : NULL;
+  if (*waiting == NO_GENERATION) {
+    int32_t wrong = refused(all, number, threads, m->active == header->live);
+    if (wrong != GO) return stops(t, wrong, operation, number, threads, m->active), leave(m, ERROR);
+    NamedBarrier *barrier = &all->barriers[number];
+    int full = barrier->arrivals == barrier->room || (agent && !barrier->point);
+    if (full && stops(t, MAKE_ROOM, operation, number, 0, 0)) return leave(m, ERROR);
+    uint32_t voted = i->c & ROWS_B ? AT(u32, i->b) & m->active : operation >= BAR_RED_POPC && AT(u64, i->b) ? m->active : 0;
+    if (agent) agent_release(agent, barrier->point, m->active, ORDER_SYNC);
+    int64_t generation = barrier->generation;
+    arrive(all, barrier, header, threads, (Vote){__builtin_popcount(voted), __builtin_popcount(m->active)}, t->place);
+    t->progress++;
+    if (t->trace && barrier->generation != generation) {
+      TraceEvent *event = trace_event(t, TRACE_NAMED, t->place);
+      event->number = number;
+      event->phase = barrier->generation;
+    }
+    if (operation == BAR_ARRIVE) return i + 1;
+    *waiting = generation;
   }
-  return generation;
+  const NamedBarrier *barrier = &all->barriers[number];
+  if (*waiting == barrier->generation) return wait_here(i, s, m, WAITS_NAMED, (int32_t)number);
+  if (agent) agent_acquire(agent, barrier->point, ORDER_SYNC);
+  Vote vote = barrier->results[*waiting % VOTES];
+  *waiting = NO_GENERATION;
+  if (operation == BAR_RED_POPC) AT(u64, i->d) = (u64)vote.votes;
+  if (operation == BAR_RED_AND) AT(u64, i->d) = vote.votes == vote.voters;
+  if (operation == BAR_RED_OR) AT(u64, i->d) = vote.votes > 0;
+  return i + 1;
 }
 
-// Whether the barrier is the core's business, and with detectors who comes to it.
-static int takes_part(Tables *t, Agent **agent) {
-  int watched = (t->unit_flags & WATCHED) != 0;
-  if (!trace_room(t, 1) || (watched && !log_flush(t))) return 0;
-  *agent = watched ? t->context->agent : NULL;
-  return 1;
-}
-
-static const Instruction *run_named_arrive(const Instruction *i, uint8_t *s, Machine *m) {
-  Agent *agent;
-  return takes_part(m->tables, &agent) && arrive(i, s, m, agent) >= 0 ? i + 1 + i->d : i + 1;
-}
-
-// c: whether the warp never diverges here, so that none of its lanes could run while others wait.
-static const Instruction *run_named_sync(const Instruction *i, uint8_t *s, Machine *m) {
-  const uint32_t *list = m->program->lists + i->b;
-  NamedBarriers *all = (NamedBarriers *)(uintptr_t)AT(u64, list[0]);
-  int64_t warp = AT(s64, list[1]), number = AT(s64, list[2]);
-  Agent *agent;
-  if (!takes_part(m->tables, &agent)) return i + 1;
-  if (all->waiting[warp] == NO_GENERATION && arrive(i, s, m, agent) < 0) return i + 1;
-  if (named_pass(all, number, warp, agent) != NO_GENERATION) return i + 1 + i->d;
-  return i->c ? wait_for(i, s, m, WAITS_NAMED, (int32_t)number) : i + 1;
-}
-
-const Operation barrier_operations[] = {
-    {"named_arrive", run_named_arrive, 0}, {"named_sync", run_named_sync, 0}, {0, 0, 0},
-};
+const Operation barrier_operations[] = {{"named_barrier", run_named, 0}, {0, 0, 0}};

@@ -2,6 +2,7 @@
 #ifndef CUTE_KERNELS_BYTECODE_H
 #define CUTE_KERNELS_BYTECODE_H
 #include "core.h"
+#include "races.h"
 
 typedef uint8_t __attribute__((may_alias)) u8;
 typedef uint16_t __attribute__((may_alias)) u16;
@@ -47,6 +48,33 @@ static inline const Instruction *wait_in(
   return leave(m, WAIT);
 }
 
+static inline int64_t place_of(const Instruction *i) { return i->imm >> 32; }
+
+// The warp waits in such an instruction. Where lanes have parted, others may run meanwhile.
+static inline const Instruction *wait_here(
+    const Instruction *i, uint8_t *s, Machine *m, int32_t waits, int32_t awaited) {
+  WarpHeader *header = (WarpHeader *)s;
+  uint32_t block = (uint32_t)(i->imm >> 8) & 0xFFFFFF;
+  if (i->c & ALONE) return wait_in(s, m, block, -1, waits, awaited);
+  header->waits = waits;
+  header->awaited = awaited;
+  header->site = -1;
+  header->pc = (int32_t)block;
+  int32_t status = m->call(SITE_WAIT, m->active);
+  return status == AGAIN ? m->program->code + m->program->starts[header->pc] : leave(m, status);
+}
+
+// Whether execution ends here: Python words a fault and raises it, or answers that it goes on.
+static inline int stops(Tables *t, int32_t what, int64_t operation, int64_t address, int64_t given, int64_t place) {
+  t->fault = (Fault){operation, address, given, place};
+  return t->report(what);
+}
+
+// With detectors, what the warp did before is worked off.
+static inline int takes_logs(Tables *t, int64_t operation) {
+  return !t->context || log_flush(t) || !stops(t, TAKE_LOGS, operation, 0, 0, 0);
+}
+
 // Likewise, as if the blocking call of Python, which is the last of the `d` instructions behind this one, had said so.
 static inline const Instruction *wait_for(
     const Instruction *i, uint8_t *s, Machine *m, int32_t waits, int32_t awaited) {
@@ -64,7 +92,7 @@ typedef struct Operation {
 extern const Operation integer_operations[], bit_operations[], float_operations[], double_operations[];
 extern const Operation conversion_operations[];
 extern const Operation move_operations[], flow_operations[], unit_operations[], barrier_operations[];
-extern const Operation mbarrier_operations[];
+extern const Operation mbarrier_operations[], together_operations[];
 
 #define AT(type, offset) (*(type *)(s + (offset)))
 // Rows of lanes lie on cache lines, or where they are shorter, on multiples of their length.

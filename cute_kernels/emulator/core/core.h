@@ -20,10 +20,6 @@ EXPORT int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int
 // Whether the phase of a parity, or with this number, is complete; -1 likewise.
 EXPORT int32_t mbarrier_test(Tables *t, int64_t operation, int64_t address, int64_t state, int32_t parity);
 
-// A warp arrives at a named barrier: in which generation, or why it may not (WRONG_NUMBER and so on).
-EXPORT int64_t named_arrive(NamedBarriers *all, const NamedArrival *arrival);
-// The generation that a warp arrived in and waited for, if it is complete: it waits no more. NO_GENERATION: it is not.
-EXPORT int64_t named_pass(NamedBarriers *all, int64_t number, int64_t warp, Agent *agent);
 // So many threads run now: a barrier over all of them may be complete.
 EXPORT void named_recount(NamedBarriers *all, int64_t running);
 
@@ -106,6 +102,7 @@ EXPORT void agent_snapshot(const Agent *agent, uint32_t mask);
 EXPORT void agent_order(const Agent *agent, uint32_t mask);
 // bar.warp.sync and stronger: the lanes know each other's accesses.
 EXPORT void agent_converge(Agent *agent, uint32_t mask);
+EXPORT void agent_load_together(Agent *agent, uint32_t mask);
 // fence.acq_rel or stronger, with the scope of an order.
 EXPORT void agent_fence(Agent *agent, uint32_t mask, int64_t order);
 // fence.proxy.async of shared (1) and global (2) memory: covers what the lanes wrote, and what is visible to them.
@@ -142,9 +139,9 @@ EXPORT void point_copied(Point *point, int64_t pair, int64_t identity);
 
 // A new entry of the log: where its addresses go.
 EXPORT int64_t *log_entry(Tables *t, int32_t kind, uint32_t mask, int32_t argument, int32_t instruction);
-// An entry of another event than an access.
-EXPORT int32_t log_event(
-    Tables *t, int32_t kind, uint32_t mask, int32_t argument, int32_t instruction, int64_t first, int64_t second);
+// An entry of a load of tensor memory.
+EXPORT int32_t log_tensor_load(
+    Tables *t, uint32_t mask, int32_t columns, int32_t instruction, int64_t address, int64_t index);
 // Works entries off; the number of the first that is for Python, or `end`.
 EXPORT int64_t log_observe(const Context *context, const LogEntry *log, int64_t first, int64_t end);
 

@@ -23,11 +23,13 @@ static int generic_access(const Context *context, const LogEntry *entry, int wri
     elsewhere |= (offsets[i] ^ own) & ~(int64_t)OFFSET_MASK;
   }
   if ((!global && elsewhere) || (write && count > 1 && !differ)) return 0;
+  int by_lanes = !write && (entry->mask & (entry->mask - 1));
+  int64_t read_column = agent->base + (by_lanes ? COLUMN_LOADS : COLUMN_READ);
   Access access = {
       .write = write, .shadow = context->shadow, .grain = GRANULE, .offsets = offsets, .rows = count,
       .count = entry->argument, .known = agent_row(agent, ROW_VISIBLE), .width = agent->width, .own = agent->base,
       .lanes = together && mask != entry->mask ? NULL : lanes, .lane = -1, .exempt = agent->base + COLUMN_READ, .epochs = epochs, .add_lanes = write,
-      .read_column = agent->base + COLUMN_READ,
+      .read_column = read_column,
   };
   if (global) {
     const LaunchRegion *region = context->launch->regions, *end = region + context->launch->count;
@@ -46,9 +48,10 @@ static int generic_access(const Context *context, const LogEntry *entry, int wri
   }
   Plane *plane = mask == UINT32_MAX ? lanes_check(&access, places) : NULL;
   if (!plane && !access_check(&access)) return 0;
-  int64_t *identity = write ? &agent->write_identity : &agent->read_identity;
+  if (by_lanes) agent_load_together(agent, entry->mask);
+  int64_t *identity = write ? &agent->write_identity : by_lanes ? &agent->loads_identity : &agent->read_identity;
   if (!*identity) {
-    int64_t column = write ? agent->base : agent->base + COLUMN_READ;
+    int64_t column = write ? agent->base : read_column;
     *identity = new_epoch(epochs, column, agent->clock, agent->text + write, GENERIC, entry->instruction);
   }
   if (plane) {
@@ -93,10 +96,6 @@ static int observe_one(const Context *context, const LogEntry *entry) {
     case LOG_GLOBAL_READ: return generic_access(context, entry, 0, 1, together);
     case LOG_GLOBAL_WRITE: return generic_access(context, entry, 1, 1, together);
     case LOG_TENSOR_LOAD: return tensor_load_logged(context, entry);
-    case LOG_CONVERGE: agent_converge(context->agent, entry->mask); return 1;
-    case LOG_FENCE_PROXY: agent_fence_proxy(context->agent, entry->mask, entry->argument); return 1;
-    case LOG_TENSOR_WAIT: agent_complete_tensor(context->agent, entry->argument); return 1;
-    case LOG_TENSOR_FENCE: agent_fence_tensor(context->agent, entry->argument); return 1;
     default: return 0;
   }
 }
@@ -125,12 +124,12 @@ int64_t *log_entry(Tables *t, int32_t kind, uint32_t mask, int32_t argument, int
   return entry->addresses;
 }
 
-int32_t log_event(
-    Tables *t, int32_t kind, uint32_t mask, int32_t argument, int32_t instruction, int64_t first, int64_t second) {
-  if (!(t->flags & LOG_EVENTS)) return 0;
-  int64_t *values = log_entry(t, kind, mask, argument, instruction);
+int32_t log_tensor_load(
+    Tables *t, uint32_t mask, int32_t columns, int32_t instruction, int64_t address, int64_t index) {
+  if (!(t->flags & LOG_TENSOR_LOAD)) return 0;
+  int64_t *values = log_entry(t, LOG_TENSOR_LOAD, mask, columns, instruction);
   if (!values) return 0;
-  values[0] = first;
-  values[1] = second;
+  values[0] = address;
+  values[1] = index;
   return 1;
 }

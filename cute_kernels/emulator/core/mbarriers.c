@@ -4,14 +4,7 @@
 #include <stdlib.h>
 
 #include "bytecode.h"
-#include "races.h"
 #include "trace.h"
-
-// Whether execution ends here: Python words a fault and raises it, or answers that it goes on.
-static int stops(Tables *t, int32_t what, int64_t operation, int64_t address, int64_t given, int64_t place) {
-  t->fault = (Fault){operation, address, given, place};
-  return t->report(what);
-}
 
 static Barrier *live(Tables *t, int64_t operation, int64_t address) {
   Barrier *barrier = barrier_at(t, address);
@@ -78,9 +71,7 @@ int32_t mbarrier_test(Tables *t, int64_t operation, int64_t address, int64_t sta
 
 // --- in bytecode -----------------------------------------------------------------------------------------------------
 
-// Operands a and b of an instruction: words that all lanes share, or rows, as bits of c say, which has the operation in
-// its lowest bits too. imm: the order, the number of the block, the instruction.
-enum { OPERATION = 15, ADDRESSES = 16, AMOUNTS = 32, WIDE = 64, PARITY = 128, ALONE = 256 };
+enum { ADDRESSES = ROWS_A, AMOUNTS = ROWS_B, PARITY = FLAG };
 
 typedef struct Lanes { int64_t address, amount; uint32_t lanes; } Lanes;
 
@@ -103,10 +94,6 @@ static Lanes next_of(const Instruction *i, const uint8_t *s, uint32_t left, int 
     found.lanes |= rest & -rest;
   }
   return found;
-}
-
-static int takes_logs(Tables *t, int64_t operation) {
-  return !t->context || log_flush(t) || !stops(t, TAKE_LOGS, operation, 0, 0, 0);
 }
 
 static int may_use(Tables *t, int64_t operation, int64_t address, const Point *point) {
@@ -146,7 +133,7 @@ static const Instruction *run_mbarrier(const Instruction *i, uint8_t *s, Machine
   Tables *t = m->tables;
   int64_t operation = i->c & OPERATION, phase = 0, who = ((WarpHeader *)s)->number + 1;
   int together = operation == ARRIVE && !(i->c & AMOUNTS);
-  t->place = i->imm >> 32;
+  t->place = place_of(i);
   t->progress++;
   if (!takes_logs(t, operation)) return leave(m, ERROR);
   for (uint32_t left = m->active; t->context && operation != EXPECT_TX && left;) {
@@ -191,7 +178,7 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
   int64_t operation = i->c & OPERATION;
   int parity = (i->c & PARITY) != 0;
   uint32_t done = 0, active = m->active, result;
-  t->place = i->imm >> 32;
+  t->place = place_of(i);
   if (!takes_logs(t, operation)) return leave(m, ERROR);
   for (uint32_t left = active; left;) {
     Lanes group = next_of(i, s, left, 1);
@@ -221,18 +208,11 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
     result = done;
   } else {
     Lanes first = next_of(i, s, active & ~done, 1);
-    uint32_t block = (uint32_t)(i->imm >> 8) & 0xFFFFFF;
     int32_t waits = operation == TEST_WAIT ? WAITS_POLLING : parity ? WAITS_PHASE : WAITS_STATE;
     header->mbarrier = first.address;
     if (operation == TEST_WAIT) header->token = POLLED;
     int32_t awaited = (int32_t)(parity ? first.amount & 1 : first.amount);
-    if (i->c & ALONE) return wait_in(s, m, block, -1, waits, awaited);
-    header->waits = waits;
-    header->awaited = awaited;
-    header->site = -1;
-    header->pc = (int32_t)block;
-    int32_t status = m->call(SITE_WAIT, active);
-    return status == AGAIN ? m->program->code + m->program->starts[header->pc] : leave(m, status);
+    return wait_here(i, s, m, waits, awaited);
   }
   for (uint32_t left = t->context ? done : 0; left;) {
     Lanes group = next_of(i, s, left, 0);

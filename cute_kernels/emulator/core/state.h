@@ -16,6 +16,7 @@ typedef struct Context Context;
 typedef struct LogEntry LogEntry;
 typedef struct TraceEvent TraceEvent;
 typedef struct Agent Agent;
+typedef struct NamedBarriers NamedBarriers;
 
 // An mbarrier of a cluster (PTX ISA, "mbarrier"), on a cache line of its own.
 enum {
@@ -29,6 +30,13 @@ enum { ARRIVE, ARRIVE_DROP, ARRIVE_EXPECT_TX, EXPECT_TX, COMPLETE_TX, EXPECT_ARR
 enum {
   NOT_LIVE, EXITED, EXTRA_ARRIVALS, EXTRA_BYTES, TOO_MANY_ARRIVALS, TOO_MANY_BYTES,  // of an mbarrier
   INIT_ORDER, PHASE_OVERRUN, PHASE_AMBIGUOUS,  // that detectors find
+  // Of an arrival at a named barrier (`address`, with `given` threads, -1: all): its number; a count of threads that is
+  // none, or differs from that of earlier arrivals.
+  WRONG_NUMBER, WRONG_THREADS, OTHER_THREADS,
+  // Of lanes (`place`, of those in `operation`): they are not all of the warp's; they have different operands, of `given`
+  // bits at an address; of their member mask (`given`) others name another mask; it does not name these lanes.
+  WRONG_LANES, LANES_DIFFER, MASKS_DIFFER, WRONG_MEMBERS,
+  MAKE_ROOM,  // for arrivals at a named barrier
   TAKE_LOGS,  // of the running warp
   BY_CHANCE   // whether a wait fails though it could succeed
 };
@@ -52,16 +60,15 @@ typedef struct Cta {
   int16_t *slots;   // of every 8 bytes: the number of the mbarrier there plus one, or 0
   Shadow *shadow;   // with detectors
   int64_t exited;   // nothing may access it any more
+  NamedBarriers *named;
 } Cta;
 
 // bar and barrier of a CTA (PTX ISA, "bar"), which count threads by whole warps.
 enum {
   NAMED_BARRIERS = 16, MOST_WARPS = 32, VOTES = 64,  // generations whose votes are kept: no warp is that far behind
-  NO_GENERATION = -1,
-  // What an arrival is refused for: the number of the barrier, lanes that are not all of the warp's, a count of threads
-  // that is none or differs from that of earlier arrivals; or Python has to make room first.
-  WRONG_NUMBER = -2, WRONG_LANES = -3, WRONG_THREADS = -4, OTHER_THREADS = -5, NO_ROOM = -6
+  NO_GENERATION = -1
 };
+enum { BAR_ARRIVE, BAR_SYNC, BAR_RED_POPC, BAR_RED_AND, BAR_RED_OR };
 typedef struct Vote { int64_t votes, voters; } Vote;  // threads whose predicate holds, and all
 typedef struct NamedBarrier {
   int64_t generation;              // that is incomplete
@@ -73,18 +80,11 @@ typedef struct NamedBarrier {
   Point *point;                    // with detectors
   Vote vote, results[VOTES];       // of this generation, and of generation n in entry n % VOTES
 } NamedBarrier;
-typedef struct NamedBarriers {
+struct NamedBarriers {
   int64_t running;              // threads of the warps that have not exited
   int64_t waiting[MOST_WARPS];  // generation that a warp has arrived in and waits for, or NO_GENERATION
   NamedBarrier barriers[NAMED_BARRIERS];
-} NamedBarriers;
-typedef struct NamedArrival {
-  int64_t number, threads;           // -1: all
-  int64_t warp, lanes, live, waits;  // index in the CTA; lanes that execute, and have not exited; 1: bar.sync
-  int64_t place;                     // index of the instruction
-  Agent *agent;                      // with detectors
-  Vote vote;
-} NamedArrival;
+};
 
 // Loads and stores. Shared and local memory appear to generic addresses as windows above every host address. Lanes
 // exchange values with the core in rows of 32 items of up to 64 bits, on cache lines.
@@ -361,6 +361,7 @@ typedef struct WarpHeader {
   int64_t mbarrier;
   int64_t steps;      // instructions executed, up to the end of the block that it is in
   int64_t number;     // in the cluster
+  int64_t rank, index;  // of its CTA, and in that
   int64_t token;
 } WarpHeader;
 
@@ -372,6 +373,10 @@ typedef struct Instruction {
   uint32_t d, a, b, c;
   int64_t imm;
 } Instruction;
+// An operation on a unit (`graph.block.Operation`) has in c: which one; which of its operands a and b are rows of lanes, not
+// words that all lanes share; whether the last has 64 bits; a flag of its own; that the warp never diverges here. imm: the
+// order, the number of the block, the instruction.
+enum { OPERATION = 15, ROWS_A = 16, ROWS_B = 32, WIDE = 64, FLAG = 128, ALONE = 256 };
 typedef struct Program {
   Instruction *code;
   int32_t *starts;   // of every basic block, its first instruction; behind them, that of the exit

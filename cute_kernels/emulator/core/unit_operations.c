@@ -79,46 +79,12 @@ FORM(parameters) {
   return i + 1;
 }
 
-// --- lanes -----------------------------------------------------------------------------------------------------------
-
-// Whether the executing lanes have one value, which is the result in b.
-#define AGREED_OF(n)                                                                                                  \
-  FORM(agreed_u##n) {                                                                                                 \
-    const u##n *a = ROW_OF(u##n, i->a);                                                                               \
-    u##n value = a[first_lane(m)];                                                                                    \
-    int differs = 0;                                                                                                  \
-    for (int lane = 0; lane < LANES; lane++) differs |= a[lane] != value && m->active >> lane & 1;                    \
-    AT(u64, i->b) = value;                                                                                            \
-    DONE(!differs);                                                                                                   \
-  }
-AGREED_OF(8)
-AGREED_OF(16)
-AGREED_OF(32)
-AGREED_OF(64)
-
-// elect.sync with the member mask a: b gets the lowest lane.
-FORM(elect) {
-  AT(u64, i->b) = m->active & -m->active;
-  DONE(AT(u32, i->a) == m->active);
-}
-
 // A clock of b bits to the word d.
 FORM(read_clock) {
   uint64_t now = (uint64_t)(m->tables->clock += CLOCK_STEP);
   AT(u64, i->d) = i->b == 32 ? (uint32_t)now : now;
   return i + 1;
 }
-
-// --- events ----------------------------------------------------------------------------------------------------------
-
-// The list c: kind of the event (0: it is not logged), argument, instruction.
-static int noted(const Instruction *i, Machine *m) {
-  const uint32_t *list = m->program->lists + i->c;
-  return !list[0] || log_event(m->tables, (int32_t)list[0], m->active, (int32_t)list[1], (int32_t)list[2], 0, 0);
-}
-FORM(event) { (void)s; DONE(noted(i, m)); }
-FORM(event_of_members) { DONE(AT(u32, i->a) == m->active && noted(i, m)); }
-FORM(event_of_warp) { (void)s; DONE(m->active == UINT32_MAX && noted(i, m)); }
 
 // --- tensor memory ---------------------------------------------------------------------------------------------------
 
@@ -138,7 +104,7 @@ FORM(tensor_load) {
     for (uint32_t k = 0; k < count; k++)
       if (!whole[k]) return i + 1;
     int32_t columns = (int32_t)count, instruction = (int32_t)list[4];
-    if (!log_event(m->tables, LOG_TENSOR_LOAD, m->active, columns, instruction, address, list[5])) return i + 1;
+    if (!log_tensor_load(m->tables, m->active, columns, instruction, address, list[5])) return i + 1;
   }
   if (m->tables->meter) {
     Meter *meter = meter_of(m->tables, list[4], METER_UNIT);
@@ -277,9 +243,7 @@ FORM(bulk_wait_group) { (void)s; DONE(m->tables->bulk_wait(m->tables, m->active,
 const Operation unit_operations[] = {
     ENTRY(load_at_u32), ENTRY(load_at_u64), ENTRY(store_at_u32), ENTRY(store_at_u64), ENTRY(load_together),
     ENTRY(load_matrix_at_u32), ENTRY(load_matrix_at_u64), ENTRY(store_matrix_at_u32), ENTRY(store_matrix_at_u64),
-    ENTRY(parameters), ENTRY(agreed_u8), ENTRY(agreed_u16),
-    ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(read_clock), ENTRY(event), ENTRY(event_of_members), ENTRY(event_of_warp),
-    ENTRY(tensor_load), ENTRY(copy_in), ENTRY(copy_out),
+    ENTRY(parameters), ENTRY(read_clock), ENTRY(tensor_load), ENTRY(copy_in), ENTRY(copy_out),
     ENTRY(tensor_mma), ENTRY(tensor_commit), ENTRY(bulk_unwatched), ENTRY(bulk_group), ENTRY(bulk_wait_group),
     ENTRY(copy_lanes), ENTRY(copies_commit), ENTRY(copies_wait),
     ENTRY(warp_mma), ENTRY(wgmma), ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},

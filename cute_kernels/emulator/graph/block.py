@@ -24,7 +24,6 @@ from cute_kernels.emulator.graph.values import (
     PureOp,
     Result,
     Value,
-    agreed_lanes,
     first_bit,
     first_lane,
     pack_op,
@@ -67,11 +66,14 @@ class Operation(Anchor):
         operands: at most two.
         flags: what it is told beside that, in bits that do not say which operands vary.
         order: `Order` of what it synchronises.
+        watched: it only tells the race detector something.
     """
 
-    def __init__(self, name: str, operands: Sequence[Value], flags: int, order: int, blocking: bool) -> None:
+    def __init__(
+        self, name: str, operands: Sequence[Value], flags: int, order: int, blocking: bool, watched: bool
+    ) -> None:
         self.name, self.operands, self.flags, self.order = name, operands, flags, order
-        self.blocking = blocking
+        self.blocking, self.watched = blocking, watched
 
 
 class BlockBuilder:
@@ -236,7 +238,7 @@ class BlockBuilder:
         """A value that PTX requires to be the same in all executing lanes, as a uniform one; checked when it runs."""
         if value.uniform:
             return value
-        return self.call(agreed_lanes, self.whole(value), results=[(value.type, True)])[0]
+        return self.operation(f"agreed_u{value.bits}", value, results=[(value.type, True)])[0]
 
     def anchor(
         self, anchor: Anchor, results: Sequence[tuple[str, bool]] = (), args: Sequence[Value] = ()
@@ -262,12 +264,12 @@ class BlockBuilder:
         return self.anchor(Call(function, args, blocking, effects), results, values)
 
     def operation(
-        self, name: str, *operands: Value, flags: int, order: int = 0, results: Sequence[tuple[str, bool]] = (),
-        blocking: bool = False,
+        self, name: str, *operands: Value, flags: int = 0, order: int = 0, results: Sequence[tuple[str, bool]] = (),
+        blocking: bool = False, watched: bool = False,
     ) -> list[Value]:  # fmt: skip
         """Adds an `Operation`."""
         values = [self.whole(value) for value in operands]
-        return self.anchor(Operation(name, values, flags, order, blocking), results, values)
+        return self.anchor(Operation(name, values, flags, order, blocking, watched), results, values)
 
     # --- what has to be computed -------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.ptx.decode import Instruction
 
 FULL = 0xFFFFFFFF
@@ -141,18 +140,6 @@ NOT_PREDICATE = of_one_type("not_pred", "pred", 1)
 
 def first_lane(warp: Any, mask: int, lanes: np.ndarray) -> int:
     return int(lanes[0])
-
-
-def agreed_lanes(warp: Any, mask: int, lanes: np.ndarray) -> int:
-    """The value that all executing lanes have.
-
-    Raises:
-        BarrierMisuse: they have different ones.
-    """
-    active = lanes[[lane for lane in range(32) if mask >> lane & 1]]
-    if (active != active[0]).any():
-        raise BarrierMisuse(f"an operand that must be the same in all lanes is {sorted(set(active.tolist()))}")
-    return int(active[0])
 
 
 def first_bit(warp: Any, mask: int, lanes: int) -> bool:

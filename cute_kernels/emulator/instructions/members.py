@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import Value
 from cute_kernels.emulator.observe.races.memory_order import masks_by_address
 from cute_kernels.emulator.ptx.decode import Instruction
+from cute_kernels.emulator.state.lane_faults import masks_differ, wrong_members
 from cute_kernels.emulator.state.lane_masks import block_lanes
 
 
@@ -23,10 +23,7 @@ def varies_with_members(instruction: Instruction, varies: Callable[[Any], bool])
 def check_members(warp: Any, mask: int, members: int, name: str) -> None:
     """All lanes that membermask names have to execute the instruction together, and it must name the executing ones."""
     if members & warp.live & ~mask or mask & ~members:
-        raise BarrierMisuse(
-            f"{name} with membermask {members:#010x} is executed by lanes {mask:#010x} of a warp with live lanes "
-            f"{warp.live:#010x}"
-        )
+        raise wrong_members(warp, mask, members, name)
 
 
 def call_members(
@@ -62,10 +59,7 @@ def _by_members(
     voted, values = 0, np.zeros(32, np.uint32)
     for members, lanes in groups.items():
         if members & mask & ~lanes:
-            raise BarrierMisuse(
-                f"lanes {lanes:#010x} name the membermask {members:#010x}, and other lanes that are in it name "
-                f"{', '.join(f'{other:#010x}' for other in groups if other != members)}"
-            )
+            raise masks_differ(lanes, members, groups)
         result = function(warp, lanes, *args, members)
         if type_ == "pred":
             voted |= (lanes if result else 0) if shared else result & lanes

@@ -11,7 +11,6 @@ from cute_kernels.emulator.instructions.accesses import load_uniform
 from cute_kernels.emulator.instructions.convert import extend
 from cute_kernels.emulator.instructions.integers import binary
 from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, fence_order
-from cute_kernels.emulator.observe.races.sync_point import Row
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
 from cute_kernels.emulator.ptx.families import family, never_varies, qualifiers
 
@@ -196,13 +195,6 @@ def _createpolicy(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], Constant(0, 64))
 
 
-def fence_proxy_async(warp: Any, mask: int, of_shared: bool, of_global: bool) -> None:
-    """fence.proxy.async of shared memory, global memory or both: for the race detector."""
-    if warp.agent is not None:
-        rows = ((Row.PROXY, of_shared), (Row.PROXY_GLOBAL, of_global))
-        warp.agent.fence_proxy(mask, [row for row, fenced in rows if fenced])
-
-
 @family("fence.proxy.async", "fence.proxy.async::generic", destinations=0)
 def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
     """fence.proxy.async: orders generic and asynchronous accesses; memory is coherent here, the detector is told."""
@@ -212,7 +204,8 @@ def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
         *("sync_restrict::shared::cta", "sync_restrict::shared::cluster", "cluster"),
     )
     of_global, of_shared = "global" in parts, any("shared::" in part for part in parts)
-    block.call(fence_proxy_async, of_shared or not of_global, of_global or not of_shared)
+    spaces = (of_shared or not of_global) + 2 * (of_global or not of_shared)
+    block.operation("fence_proxy", order=spaces, watched=True)
 
 
 def fence_memory(warp: Any, mask: int, order: int, kind: str) -> None:

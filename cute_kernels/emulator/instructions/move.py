@@ -100,12 +100,6 @@ def _getctarank(block: BlockBuilder, instruction: Instruction) -> None:
 # --- between lanes --------------------------------------------------------------------------------------------------
 
 
-def elect_leader(warp: Any, mask: int, members: int) -> int:
-    if members != mask:
-        check_members(warp, mask, members, "elect.sync")
-    return mask & -mask
-
-
 def _elect_lane(warp: Any, mask: int, members: int) -> int:
     return (mask & -mask).bit_length() - 1
 
@@ -122,7 +116,7 @@ def _lower_elect(block: BlockBuilder, instruction: Instruction) -> None:
     """elect.sync: the lowest lane of the mask (PTX leaves the choice open, but it must always be the same)."""
     members = block.value(instruction.operands[1], 32)
     pair = instruction.operands[0]
-    block.define(pair.predicate, call_members(block, elect_leader, members=members, results=[("pred", False)])[0])
+    block.define(pair.predicate, block.operation("elect", members, results=[("pred", False)])[0])
     if not isinstance(pair.value, Sink):
         (lane,) = call_members(block, _elect_lane, members=members, results=[("u32", True)], effects=False)
         block.define(pair.value, lane)

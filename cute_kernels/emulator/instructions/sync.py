@@ -7,23 +7,22 @@ the scheduler resumes it. What it has already done (its arrival) is remembered i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
 from cute_kernels.emulator.graph.block import BlockBuilder
-from cute_kernels.emulator.graph.values import FULL, Constant
-from cute_kernels.emulator.instructions.members import call_members, check_members
+from cute_kernels.emulator.graph.values import FULL, Constant, Pack, Value
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.observe.races.memory_order import sync_order
 from cute_kernels.emulator.observe.races.sync_point import Order
-from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Sink
+from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Operand, Sink
 from cute_kernels.emulator.ptx.families import as_integer, family, never_varies, qualifiers
-from cute_kernels.emulator.state.named_barriers import lanes_apart
-from cute_kernels.emulator.state.warp import ClusterWait, GridWait, NamedWait, ProgressWait, RegisterWait
+from cute_kernels.emulator.state.lane_faults import lanes_apart
+from cute_kernels.emulator.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait
 
-_PARITY = 128  # of the flags of ``mbarrier_wait``
+_PARITY = _ALL_THREADS = CONSTANTS["FLAG"]  # of ``mbarrier_wait`` and ``named_barrier``
 _SLEPT = CONSTANTS["SLEPT"]
 _SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # memory is coherent here: for the race detector
 
@@ -50,62 +49,33 @@ def require_whole_warp(warp: Any, mask: int, name: str) -> None:
 # --- named barriers -------------------------------------------------------------------------------------------------
 
 
-def is_aligned(instruction: Instruction) -> bool:
-    """bar is .aligned by definition, barrier when it says so (PTX ISA)."""
-    return instruction.parts[0] == "bar" or "aligned" in instruction.parts
-
-
-def bar_arrive(warp: Any, mask: int, number: int, threads: int, aligned: bool = True) -> bool:
-    """bar.arrive: counts the warp and goes on."""
-    name = "bar.arrive" if aligned else "barrier.arrive"
-    warp.cta.named.arrive(warp, mask, number, threads, name, aligned=aligned)
-    return True
-
-
-def bar_sync(warp: Any, mask: int, number: int, threads: int | None, aligned: bool = True) -> bool | None:
-    """bar.sync: counts the warp and waits for the others."""
-    named = warp.cta.named
-    if not named.waits(warp):
-        name = "bar.sync" if aligned else "barrier.sync"
-        named.arrive(warp, mask, number, threads, name, aligned=aligned, waits=True)
-    if named.passes(warp, number) is None:
-        warp.wait = NamedWait(named.barrier(number))
-        return None
-    return True
+def named_barrier(
+    block: BlockBuilder, operation: str, operands: Sequence[Operand],
+    predicate: Sequence[Value] = (), results: Sequence[tuple[str, bool]] = (),
+) -> list[Value]:  # fmt: skip
+    """An operation on a named barrier, ``operation`` as the core calls it; operands are its number and threads or none:
+    all of the CTA.
+    """
+    number, *threads = (block.agreed(block.value(operand, 32)) for operand in operands)
+    flags = CONSTANTS[operation] | (0 if threads else _ALL_THREADS)
+    which = Pack([number, threads[0] if threads else Constant(0, 32)])
+    return block.operation(
+        "named_barrier", which, *predicate, flags=flags, results=results, blocking=operation != "BAR_ARRIVE"
+    )
 
 
 @family("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", destinations=0, blocking=True)
 def _bar_sync(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.sync, barrier.sync."""
     qualifiers(instruction, "cta", "sync", "aligned")
-    number, *threads = (block.agreed(block.value(operand, 32)) for operand in instruction.operands)
-    block.call(bar_sync, number, threads[0] if threads else None, is_aligned(instruction), blocking=True)
+    named_barrier(block, "BAR_SYNC", instruction.operands)
 
 
 @family("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", destinations=0)
 def _bar_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.arrive, barrier.arrive."""
     qualifiers(instruction, "cta", "arrive", "aligned")
-    number, threads = (block.agreed(block.value(operand, 32)) for operand in instruction.operands)
-    block.call(bar_arrive, number, threads, is_aligned(instruction))
-
-
-def warp_sync(warp: Any, mask: int, members: int) -> None:
-    """bar.warp.sync: the lanes of a converged path are in step already; others cannot join it."""
-    if members & warp.live & ~mask and not mask & ~members:
-        # Legal since sm_70 if the other lanes execute one as well; here paths meet only where their branch ends.
-        raise UnsupportedPTX(
-            f"bar.warp.sync with membermask {members:#010x} by a part of the lanes that it names ({mask:#010x} of "
-            f"{warp.live:#010x}): waiting for lanes on other paths is not implemented"
-        )
-    check_members(warp, mask, members, "bar.warp.sync")
-    converged(warp, mask)
-
-
-def converged(warp: Any, mask: int) -> None:
-    """bar.warp.sync of lanes that run together: for the race detector."""
-    if warp.agent is not None:
-        warp.agent.converge(mask)
+    named_barrier(block, "BAR_ARRIVE", instruction.operands)
 
 
 @family("bar.warp.sync", destinations=0)
@@ -113,9 +83,9 @@ def _bar_warp_sync(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.warp.sync."""
     members = block.value(instruction.operands[0], 32)
     if isinstance(members, Constant) and members.value == FULL and not block.divergent:
-        block.call(converged)  # all 32 lanes execute this block together
+        block.operation("converge", flags=CONSTANTS["FLAG"], watched=True)  # all 32 lanes execute this block together
     else:
-        call_members(block, warp_sync, members=members)
+        block.operation("converge", members)
 
 
 # --- cluster barrier ------------------------------------------------------------------------------------------------

@@ -244,30 +244,19 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
     block.anchor(call, [], [address, *values])
 
 
-def wait(warp: Any, mask: int, kind: int) -> None:
-    """tcgen05.wait: for the race detector."""
-    require_whole_warp(warp, mask, "tcgen05.wait")
-    if warp.agent is not None:
-        warp.agent.complete_tensor(kind)
-
-
 @family("tcgen05.wait::ld", "tcgen05.wait::st", destinations=0)
 def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.wait: loads and stores of tensor memory complete at once here; the detectors are told."""
     parts = qualifiers(instruction, "wait::ld", "wait::st", "sync", "aligned")
-    block.call(wait, int(Offset.TENSOR_LOAD if "wait::ld" in parts else Offset.TENSOR_STORE))
-
-
-def fence(warp: Any, mask: int, before: bool) -> None:
-    """tcgen05.fence: for the race detector."""
-    if warp.agent is not None:
-        (warp.agent.fence_before if before else warp.agent.fence_after)()
+    kind = Offset.TENSOR_LOAD if "wait::ld" in parts else Offset.TENSOR_STORE
+    block.operation("tensor_wait", order=int(kind))
 
 
 @family("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync", destinations=0)
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.fence: orders what is ordered anyway here; the detector is told."""
-    block.call(fence, instruction.parts[1] == "fence::before_thread_sync")
+    before = instruction.parts[1] == "fence::before_thread_sync"
+    block.operation("tensor_fence", order=int(before), watched=True)
 
 
 # --- matrix multiplication ------------------------------------------------------------------------------------------

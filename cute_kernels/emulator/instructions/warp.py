@@ -9,29 +9,13 @@ import numpy as np
 
 from cute_kernels.emulator.core.pure_operations import evaluate
 from cute_kernels.emulator.graph.block import BlockBuilder
-from cute_kernels.emulator.graph.values import FULL
 from cute_kernels.emulator.instructions.members import call_members, check_members, varies_with_members
-from cute_kernels.emulator.instructions.sync import lanes_in
+from cute_kernels.emulator.instructions.sync import named_barrier
 from cute_kernels.emulator.ptx.decode import Instruction, Pair
 from cute_kernels.emulator.ptx.families import always_varies, family, never_varies, qualifiers
 from cute_kernels.emulator.state.lane_masks import block_lanes
-from cute_kernels.emulator.state.warp import NamedWait
 
 _BARRIERS = [f"{name}{cta}.red" for name in ("bar", "barrier") for cta in ("", ".cta")]
-
-
-def bar_red(warp: Any, mask: int, number: int, threads: int | None, predicate: Any, mode: str) -> Any:
-    """bar.red: bar.sync that tells every thread how the threads voted."""
-    named = warp.cta.named
-    if not named.waits(warp):
-        voted = (FULL if predicate is True else 0 if predicate is False else predicate) & mask
-        named.arrive(warp, mask, number, threads, "bar.red", waits=True, vote=(lanes_in(voted), lanes_in(mask)))
-    vote = named.passes(warp, number)
-    if vote is None:
-        warp.wait = NamedWait(named.barrier(number))
-        return None
-    votes, voters = vote
-    return {"popc": votes, "and": votes == voters, "or": votes > 0}[mode]
 
 
 @family(*_BARRIERS, varies=never_varies, blocking=True)
@@ -43,9 +27,9 @@ def _bar_red(block: BlockBuilder, instruction: Instruction) -> None:
         raise instruction.refuse(f"{instruction.opcode} is not implemented")
     destination, *operands = instruction.operands
     predicate = block.value(operands.pop(), 1)
-    number, *threads = (block.agreed(block.value(operand, 32)) for operand in operands)
-    call = (bar_red, number, threads[0] if threads else None, predicate, modes[0])
-    block.define(destination, block.call(*call, results=[(parts[-1], True)], blocking=True)[0])
+    operation = f"BAR_RED_{modes[0].upper()}"
+    (vote,) = named_barrier(block, operation, operands, [predicate], [(parts[-1], True)])
+    block.define(destination, vote)
 
 
 def match(warp: Any, mask: int, every: bool, value: Any, members: int) -> np.ndarray:

@@ -254,8 +254,7 @@ class ClusterTrace:
         _wrap(cluster.barriers, "apply", self._on_mbarrier)
         _wrap(cluster.barrier, "settle", functools.partial(self._on_settle, cluster.barrier))
         for cta in cluster.ctas:
-            for name in ("arrive", "recount"):
-                _wrap(cta.named, name, functools.partial(self._on_named, cta.named))
+            _wrap(cta.named, "recount", functools.partial(self._on_recount, cta.named))
 
     def _submit(self, original: Callable[[AsyncOp], None], op: AsyncOp) -> None:
         flight, run = self.issue(_name_of(op), op.describe, op.queue_key), op.run
@@ -315,9 +314,9 @@ class ClusterTrace:
             self.release(("mbarrier", address))
         return result
 
-    def _on_named(self, named: NamedBarriers, original: Callable[..., None], *args: Any, **more: Any) -> None:
+    def _on_recount(self, named: NamedBarriers, original: Callable[[], None]) -> None:
         before = named.generations()
-        original(*args, **more)
+        original()
         for number, (earlier, generation) in enumerate(zip(before, named.generations())):
             if generation != earlier:
                 self.release(named.barrier(number).key)

@@ -23,17 +23,13 @@ if TYPE_CHECKING:
 
 ROW = CONSTANTS["EXCHANGE_ROW"]  # bytes: 32 lanes of 64 bits
 #: Flags of the tables.
-STATES, SPURIOUS, EVENTS = CONSTANTS["STATES"], CONSTANTS["SPURIOUS"], CONSTANTS["LOG_EVENTS"]
-#: Kinds of entries of the log for the race detector, and flags of the tables that ask for them: accesses,
+STATES, SPURIOUS = CONSTANTS["STATES"], CONSTANTS["SPURIOUS"]
+#: Kinds of entries of the log for the race detector, and flags of the tables that ask for them.
 LOG = {
     (space, write): CONSTANTS[f"LOG_{space.upper()}_{'WRITE' if write else 'READ'}"]
     for space in ("shared", "global") for write in (False, True)
 }  # fmt: skip
-#: and events.
-EVENT = {
-    name: CONSTANTS[f"LOG_{name.upper()}"]
-    for name in ("converge", "fence_proxy", "tensor_load", "tensor_wait", "tensor_fence")
-}
+TENSOR_LOAD = CONSTANTS["LOG_TENSOR_LOAD"]
 LOG_ENTRY = ctypes.sizeof(STRUCTURES["LogEntry"])
 _LOG_ENTRIES = 64  # a few: what is worked off soon is still in the cache
 

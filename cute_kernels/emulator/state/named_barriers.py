@@ -1,6 +1,6 @@
 """Named barriers of one CTA: bar.sync, bar.arrive and bar.red, which the core counts (``core/barriers.c``).
 
-This words what is refused, and makes room for what the core keeps.
+This makes room for what the core keeps, and words what is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES, word_count
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
+from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.facts import Side
 
 if TYPE_CHECKING:
@@ -20,21 +20,11 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.state.warp import Warp
     from cute_kernels.emulator.units.sm import Cta
 
-_NamedBarriers, _NamedArrival, _Vote = (STRUCTURES[name] for name in ("NamedBarriers", "NamedArrival", "Vote"))
-_COUNT, _VOTES, _NO_GENERATION, _NO_ROOM = (
-    CONSTANTS[name] for name in ("NAMED_BARRIERS", "VOTES", "NO_GENERATION", "NO_ROOM")
-)
-_WRONG_NUMBER, _WRONG_LANES, _WRONG_THREADS = (
-    CONSTANTS[name] for name in ("WRONG_NUMBER", "WRONG_LANES", "WRONG_THREADS")
-)
+#: What the core finds wrong with an arrival.
+FAULTS = {CONSTANTS[name] for name in ("WRONG_NUMBER", "WRONG_THREADS", "OTHER_THREADS")}
+_NamedBarriers, _COUNT = STRUCTURES["NamedBarriers"], CONSTANTS["NAMED_BARRIERS"]
 _BARRIERS = _NamedBarriers.barriers.offset // 8
 _WORDS = _NamedBarriers.barriers.size // 8 // _COUNT  # of each
-
-
-def lanes_apart(warp: Warp, mask: int, name: str) -> BarrierMisuse:
-    """Error of an .aligned instruction that only lanes ``mask`` of a warp execute (undefined: PTX ISA)."""
-    message = f"{name} is executed by lanes {mask:#010x} of a warp with live lanes {warp.live:#010x}"
-    return BarrierMisuse(message).know("divergence")
 
 
 class NamedBarriers:
@@ -49,53 +39,9 @@ class NamedBarriers:
         block = np.zeros(word_count("NamedBarriers"), np.int64)
         self._words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
         self._state = _NamedBarriers.from_buffer(block)
-        self._state.waiting[:] = [_NO_GENERATION] * len(self._state.waiting)
+        self._state.waiting[:] = [CONSTANTS["NO_GENERATION"]] * len(self._state.waiting)
         self._points: dict[int, SyncPoint] = {}
         self._who: dict[int, np.ndarray] = {}
-
-    def arrive(
-        self, warp: Warp, mask: int, number: int, threads: int | None, name: str, *, aligned: bool = True,
-        waits: bool = False, vote: tuple[int, int] = (0, 0),
-    ) -> None:  # fmt: skip
-        """Counts a warp.
-
-        Args:
-            warp, mask: who, and the lanes that execute the instruction.
-            number: of the barrier.
-            threads: that it is for, None: all of the CTA.
-            name: of the instruction.
-            aligned: it is .aligned. PTX lets divergent parts of a warp arrive one by one at others.
-            waits: the warp waits (`passes`).
-            vote: threads whose predicate holds, and all (bar.red).
-
-        Raises:
-            BarrierMisuse: a number or a count that does not exist, a count that differs between the warps of one
-                generation, or a part of a warp executes an .aligned form.
-            UnsupportedPTX: a part of a warp executes another one.
-        """
-        agent = 0 if warp.agent is None else warp.agent.block_address
-        arrival = _NamedArrival(
-            number=number, threads=-1 if threads is None else threads, warp=warp.index, lanes=mask, live=warp.live,
-            waits=waits, place=warp.executing(), agent=agent, vote=_Vote(*vote),
-        )  # fmt: skip
-        while (result := library().named_arrive(self.address, ctypes.byref(arrival))) == _NO_ROOM:
-            self._make_room(number)
-        if result < 0:
-            raise self._refused(result, warp, arrival, name, aligned)
-        warp.cluster.progress += 1
-
-    def waits(self, warp: Warp) -> bool:
-        """Whether a warp has arrived at a barrier and waits for the others."""
-        return self._state.waiting[warp.index] != _NO_GENERATION
-
-    def passes(self, warp: Warp, number: int) -> tuple[int, int] | None:
-        """A warp waits at a barrier: the vote of its generation once that is complete, None before."""
-        agent = None if warp.agent is None else warp.agent.block_address
-        generation = library().named_pass(self.address, number, warp.index, agent)
-        if generation == _NO_GENERATION:
-            return None
-        vote = self._state.barriers[number].results[generation % _VOTES]
-        return vote.votes, vote.voters
 
     def recount(self) -> None:
         """Warps are there, or have exited: a barrier over all threads may be complete now."""
@@ -122,7 +68,8 @@ class NamedBarriers:
         state = self._state.barriers[number]
         return state.arrived, state.expected
 
-    def _make_room(self, number: int) -> None:
+    def make_room(self, number: int) -> None:
+        """The core asks for it, and with detectors for what passes order on."""
         state, tracker = self._state.barriers[number], self.cta.cluster.tracker
         who = np.zeros(max(64, 2 * state.room), np.int64)
         if number in self._who:
@@ -133,25 +80,17 @@ class NamedBarriers:
             self._points[number] = tracker.point(ranks=1)
             state.point = self._points[number].address
 
-    def _refused(
-        self, why: int, warp: Warp, arrival: ctypes.Structure, name: str, aligned: bool
-    ) -> EmulatorError:
-        number, mask = arrival.number, arrival.lanes
-        if why == _WRONG_NUMBER:
+    def fault(self, what: int, fault: ctypes.Structure, warp: Warp) -> BarrierMisuse:
+        """An arrival that must not be (``what``: WRONG_NUMBER and so on), in words."""
+        number, threads = fault.address, fault.given
+        if what == CONSTANTS["WRONG_NUMBER"]:
             return BarrierMisuse(f"named barrier {number}; legal are 0 to {_COUNT - 1}")
-        if why == _WRONG_LANES and not aligned:
-            return UnsupportedPTX(
-                f"{name} without .aligned by a part of a warp (lanes {mask:#010x} of {warp.live:#010x}) is not "
-                "implemented"
-            )
-        if why == _WRONG_LANES:
-            return lanes_apart(warp, mask, name)
-        if why == _WRONG_THREADS:
-            message = f"barrier {number} with {arrival.threads} threads; legal are positive multiples of 32"
+        if what == CONSTANTS["WRONG_THREADS"]:
+            message = f"barrier {number} with {threads} threads; legal are positive multiples of 32"
             return BarrierMisuse(message).know("barrier-threads")
         who, (_, expected) = self.arrivals(number), self.threads(number)
         first = self.cta.cluster.instruction(self._state.barriers[number].first)
-        wanted = self.cta.live_threads() if arrival.threads < 0 else arrival.threads
+        wanted = self.cta.live_threads() if threads < 0 else threads
         return BarrierMisuse(
             f"barrier {number} of CTA {self.cta.rank}: {warp.label} expects {wanted} threads where "
             f"{', '.join(who)} expected {expected}"

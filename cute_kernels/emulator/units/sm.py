@@ -11,6 +11,7 @@ from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAc
 from cute_kernels.emulator.observe.counters import UnitCounters
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
+from cute_kernels.emulator.state import lane_faults, named_barriers
 from cute_kernels.emulator.state.async_engine import AsyncEngine, cluster_random
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.mbarrier import MBarriers
@@ -228,6 +229,7 @@ class Cluster:
         self.barriers.ask = self._ask
         self.barriers.instructions = launch.instructions
         for cta in self.ctas:
+            self.barriers.cta(cta.rank).named = cta.named.address
             cta.shared.report = cta.tmem.report = self.report
             cta.shared.exclude(launch.gaps)
         if self.tracker is not None:
@@ -335,6 +337,13 @@ class Cluster:
             warp.code.stand_at(tables.place)
         if what == CONSTANTS["TAKE_LOGS"]:
             return True
+        if what == CONSTANTS["MAKE_ROOM"]:
+            warp.cta.named.make_room(tables.fault.address)
+            return True
+        if what in named_barriers.FAULTS:
+            raise warp.cta.named.fault(what, tables.fault, warp)
+        if what in lane_faults.FAULTS:
+            raise lane_faults.fault(what, tables.fault, warp)
         error = None if self.tracker is None else self.tracker.fault(what, tables.fault, warp)
         if error is None:
             raise self.barriers.fault(what)

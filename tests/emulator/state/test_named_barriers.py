@@ -1,4 +1,4 @@
-"""Named barriers, which the core counts: reports word for word, counts beyond what a CTA has, and who is called."""
+"""Named barriers, which the core counts: reports word for word, counts beyond what a CTA has, and the definition."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, Hang, SharedMemoryRace, UnsupportedPTX
 from cute_kernels.testing.ptx import THREAD_OUTPUT, module
+from tests.emulator.definitions.mbarriers import Wrong
+from tests.emulator.definitions.named_barriers import run
 from tests.emulator.oracle import records
 from tests.emulator.ptx_launch import launch
 
@@ -124,10 +128,10 @@ def test_an_arrival_orders_what_is_before_it(options: Options) -> None:
 
 @pytest.mark.parametrize("detectors", [True, False])
 @pytest.mark.parametrize("traced", [True, False])
-def test_the_core_needs_python_for_the_first_arrival_alone(
+def test_the_core_needs_no_python(
     traced: bool, detectors: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a kernel whose warpgroups take turns: once for each barrier, and never for a wait for wgmmas."""
+    """Of a kernel whose warpgroups take turns: for no barrier, and never for a wait for wgmmas."""
     calls: collections.Counter[str] = collections.Counter()
     call = Execution._call
 
@@ -140,6 +144,53 @@ def test_the_core_needs_python_for_the_first_arrival_alone(
     frozen = records.read("gemm-sm90-pingpong").launch
     path = tmp_path / "trace" if traced else None
     frozen.execute(frozen.ptx, dataclasses.replace(Options(detectors=detectors), trace=path))
-    barriers = calls["bar.sync"] + calls["bar.arrive"]
-    assert 0 < barriers <= 16
-    assert calls["wgmma.wait_group"] == 0
+    assert calls["bar.sync"] + calls["bar.arrive"] + calls["wgmma.wait_group"] == 0 < sum(calls.values())
+
+
+NUMBERS = st.sampled_from([(1, 64), (2, 96), (3, None), (4, 128)])
+WRONG = st.sampled_from([(1, 96), (2, None), (3, 96), (1, 33), (1, 0), (16, 64)])
+KINDS = st.sampled_from(["sync", "sync", "arrive", "popc", "and", "or"])
+OPERATIONS = st.tuples(KINDS, st.one_of(NUMBERS, NUMBERS, NUMBERS, NUMBERS, WRONG), st.integers(0, 32))
+
+
+@pytest.mark.parametrize("options", [Options(), Options(detectors=False)])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(programs=st.lists(st.lists(OPERATIONS, max_size=5), min_size=3, max_size=3))
+def test_named_barriers_are_those_of_the_definition(
+    programs: list[list[tuple[str, tuple[int, int | None], int]]], options: Options
+) -> None:
+    """Three warps with operations of their own: what they are told, what is refused, who waits for ever."""
+    body = [f"{THREAD_OUTPUT} and.b32 %r2, %r1, 31; shr.u32 %r3, %r1, 5; mov.u32 %r9, 0;"]
+    for warp, operations in enumerate(programs):
+        body.append(f"setp.ne.u32 %p2, %r3, {warp}; @%p2 bra NOT{warp};")
+        for place, (kind, (number, threads), votes) in enumerate(operations, 1):
+            which = f"{number}" if threads is None else f"{number}, {threads}"
+            if kind in ("sync", "arrive"):
+                body.append(f"bar.{kind} {which};" if threads is not None or kind == "sync" else f"bar.sync {which};")
+                continue
+            body.append(f"setp.lt.u32 %p1, %r2, {votes};")
+            if kind == "popc":
+                body.append(f"bar.red.popc.u32 %r4, {which}, %p1;")
+            else:
+                body.append(f"bar.red.{kind}.pred %p1, {which}, %p1; selp.u32 %r4, 1, 0, %p1;")
+            body.append(f"mad.lo.u32 %r9, %r4, {place}, %r9;")
+        body.append(f"st.global.b32 [%d1], %r9; ret; NOT{warp}:")
+    text, out = module("\n".join([*body, "ret;"]), parameters=1), np.full(96, 99, np.uint32)
+    listed = [
+        [("sync" if kind == "arrive" and at[1] is None else kind, *at, votes) for kind, at, votes in operations]
+        for operations in programs
+    ]
+    try:
+        expected = run(listed)
+    except Wrong:
+        with pytest.raises(BarrierMisuse):
+            launch(text, out, block=(96, 1, 1), options=options)
+        return
+    if None in expected:
+        with pytest.raises(Hang):
+            launch(text, out, block=(96, 1, 1), options=options)
+    else:
+        launch(text, out, block=(96, 1, 1), options=options)
+    told = out.reshape(3, 32)
+    assert (told == told[:, :1]).all()
+    assert told[:, 0].tolist() == [99 if value is None else value for value in expected]

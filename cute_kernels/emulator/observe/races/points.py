@@ -58,7 +58,7 @@ class PointRaces(RaceChecks):
         ).know("barrier-init-order", **self._barrier(address))
 
     def fault(self, what: int, fault: Any, warp: Warp | None) -> BarrierMisuse | None:
-        """A fault of order, a `Fault` that the core found in what a warp does with an mbarrier; None: another one."""
+        """A fault of order (`Fault`) that the core has found at an mbarrier; None: it is none of order."""
         address, given = fault.address, fault.given
         if what == CONSTANTS["INIT_ORDER"]:
             verb = "a wait" if fault.operation in _WAITS else "an arrival"

@@ -13,8 +13,7 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.observe.races.happens_before import LANES
-from cute_kernels.emulator.observe.races.sync_point import Row
-from cute_kernels.emulator.state.memory_tables import EVENT, LOG, MemoryTables
+from cute_kernels.emulator.state.memory_tables import LOG, MemoryTables
 from cute_kernels.emulator.state.tmem import rectangle
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 _ACCESSES = {bit: kind for kind, bit in LOG.items()}
 _TOGETHER = CONSTANTS["LOG_TOGETHER"]
-_EVENTS = {bit: name for name, bit in EVENT.items()}
 
 
 class WarpLog:
@@ -85,15 +83,5 @@ class WarpLog:
             lanes = np.array([lane for lane in range(LANES) if mask >> lane & 1], np.int32)
             self.warp.cluster.tracker.generic(self.warp, lanes, space, addresses[lanes], argument, write)
             return
-        agent, name = self.warp.agent, _EVENTS[kind]
-        if name == "converge":
-            agent.converge(mask)
-        elif name == "fence_proxy":
-            agent.fence_proxy(mask, [row for row, bit in ((Row.PROXY, 1), (Row.PROXY_GLOBAL, 2)) if argument & bit])
-        elif name == "tensor_load":
-            address, index = addresses[:2].tolist()
-            self.warp.cluster.tracker.tensor.load(self.warp, rectangle(address, "32x32b", argument), index)
-        elif name == "tensor_wait":
-            agent.complete_tensor(argument)
-        else:
-            (agent.fence_before if argument else agent.fence_after)()
+        address, index = addresses[:2].tolist()
+        self.warp.cluster.tracker.tensor.load(self.warp, rectangle(address, "32x32b", argument), index)

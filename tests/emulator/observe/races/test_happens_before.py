@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from cute_kernels.emulator.errors import ProxyFenceMissing, Race, SharedMemoryRace
 from cute_kernels.emulator.observe.races.happens_before import FULL
 from cute_kernels.emulator.observe.races.sync_point import Order
-from cute_kernels.emulator.state.memory_tables import EVENT
 from tests.emulator.crew import Crew
 
 CELLS = (1024, 1028, 1040, 1056)  # two of them in one granule
@@ -176,10 +175,10 @@ def test_reports_exactly_what_the_definition_says(native: bool, events: list[tup
             agent.fence(*rest)
         elif kind == "converge":
             model.converge(warp, *rest)
-            crew[warp].logger.note(EVENT["converge"], *rest)
+            agent.converge(*rest)
         else:
             model.fence_proxy(warp, *rest)
-            crew[warp].logger.note(EVENT["fence_proxy"], *rest, 3)
+            agent.fence_proxy(*rest)
 
 
 BYTES = st.tuples(st.integers(0, 2), st.booleans(), st.sampled_from([1, 2, 4, 8, 16, 32]), st.integers(0, 63))

@@ -17,10 +17,10 @@ from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Plane, Rows, Shadow, zeros
 from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
-from cute_kernels.emulator.observe.races.sync_point import Order
+from cute_kernels.emulator.observe.races.sync_point import PROXIES, Order
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.observe.races.warp_log import WarpLog
-from cute_kernels.emulator.state.memory_tables import EVENT
+from cute_kernels.emulator.state.memory_tables import TENSOR_LOAD
 from tests.emulator.crew import Crew, state
 
 BYTES, RANKS = 1024, [0, 0, 1]
@@ -88,22 +88,23 @@ class History:
             self.tracker.tensor.store(self.warps[warp], place)
         else:
             address = 32 * (group // 2) << 16 | column
-            self.warps[warp].logger.note(EVENT["tensor_load"], FULL, columns, (address, 50 * column))
+            self.warps[warp].logger.note(TENSOR_LOAD, FULL, columns, (address, 50 * column))
 
     def tensor_wait(self, warp: int, kind: int) -> None:
-        self.warps[warp].logger.note(EVENT["tensor_wait"], FULL, kind)
+        self.warps[warp].agent.complete_tensor(kind)
 
     def tensor_fence(self, warp: int, before: int) -> None:
-        self.warps[warp].logger.note(EVENT["tensor_fence"], FULL, before)
+        agent = self.warps[warp].agent
+        (agent.fence_before if before else agent.fence_after)()
 
     def loads_used(self, warp: int, column: int) -> None:
         self.warps[warp].agent.loads_used([column, 50 * column])
 
     def converge(self, warp: int, mask: int) -> None:
-        self.warps[warp].logger.note(EVENT["converge"], mask)
+        self.warps[warp].agent.converge(mask)
 
     def fence_proxy(self, warp: int, mask: int, spaces: int) -> None:
-        self.warps[warp].logger.note(EVENT["fence_proxy"], mask, spaces)
+        self.warps[warp].agent.fence_proxy(mask, [row for bit, row in enumerate(PROXIES) if spaces >> bit & 1])
 
     def fence(self, warp: int, mask: int, order: Order) -> None:
         self.warps[warp].agent.fence(mask, order)
