@@ -13,7 +13,8 @@ from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.ptx.decode import Instruction, Memory, Vector
 from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
-from cute_kernels.emulator.state.warp import BulkWait
+from cute_kernels.emulator.state.lane_masks import LaneValues
+from cute_kernels.emulator.state.warp import BulkWait, Warp
 from cute_kernels.emulator.units.core_units import Issuer
 
 _RANK = re.compile(r"([1-5])d")
@@ -24,7 +25,7 @@ _RANK = re.compile(r"([1-5])d")
 _MAP_ALIGNMENT = 64
 
 
-def tensor_descriptor(warp: Any, address: int) -> bytes:
+def tensor_descriptor(warp: Warp, address: int) -> bytes:
     """The 128 bytes of a tensor map.
 
     Raises:
@@ -37,7 +38,7 @@ def tensor_descriptor(warp: Any, address: int) -> bytes:
     return bytes(view_bytes(warp, "generic", address, MAP_BYTES))
 
 
-def changing_map(warp: Any, address: int) -> int | None:
+def changing_map(warp: Warp, address: int) -> int | None:
     """The address of a tensor map that the kernel may change while a copy reads it, for the race detector; else None.
 
     The core keeps no account of what reads maps: copies through these are Python's.
@@ -48,14 +49,14 @@ def changing_map(warp: Any, address: int) -> int | None:
 
 
 def tma_load(
-    warp: Any,
+    warp: Warp,
     mask: int,
-    destination: Any,
-    descriptor: Any,
+    destination: LaneValues,
+    descriptor: LaneValues,
     coords: tuple[Any, ...],
-    barrier: Any,
+    barrier: LaneValues,
     cta_group: int | None,
-    multicast: Any,
+    multicast: LaneValues | None,
     offsets: tuple[Any, ...] | None,
 ) -> None:
     """cp.async.bulk.tensor to shared memory, once per executing lane; ``offsets`` of .im2col."""
@@ -90,7 +91,7 @@ def tma_load(
 
 
 def tma_store(
-    warp: Any, mask: int, descriptor: Any, coords: tuple[Any, ...], source: Any, im2col: bool = False
+    warp: Warp, mask: int, descriptor: LaneValues, coords: tuple[Any, ...], source: LaneValues, im2col: bool = False
 ) -> None:
     """cp.async.bulk.tensor to global memory.
 
@@ -132,7 +133,7 @@ def signed32(value: int) -> int:
     return (value & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
 
 
-def prefetch_descriptor(warp: Any, mask: int, address: Any) -> None:
+def prefetch_descriptor(warp: Warp, mask: int, address: LaneValues) -> None:
     """prefetch.tensormap."""
     for (where,) in each_lane(mask & -mask, address):
         warp.cluster.tma.prefetch(tensor_descriptor(warp, where))
@@ -235,13 +236,13 @@ def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 # --- bulk groups ----------------------------------------------------------------------------------------------------
 
 
-def commit_group(warp: Any, mask: int) -> None:
+def commit_group(warp: Warp, mask: int) -> None:
     """cp.async.bulk.commit_group by each executing lane. Empty groups of lanes that issued nothing are left out."""
     for lane in lane_numbers(mask & warp.storing_lanes):
         warp.cluster.tma.groups.commit((warp.cta.rank, warp.index, lane))
 
 
-def wait_group(warp: Any, mask: int, count: int, read: bool) -> bool | None:
+def wait_group(warp: Warp, mask: int, count: int, read: bool) -> bool | None:
     """cp.async.bulk.wait_group: each lane waits for its own groups."""
     groups, rank, index = warp.cluster.tma.groups, warp.cta.rank, warp.index
     for lane in lane_numbers(mask & warp.storing_lanes):

@@ -19,7 +19,9 @@ from cute_kernels.emulator.facts import WarpName
 if TYPE_CHECKING:
     from cute_kernels.emulator.observe.races.happens_before import Agent
     from cute_kernels.emulator.ptx.decode import Instruction
-    from cute_kernels.emulator.units.sm import Cluster, Cta
+    from cute_kernels.emulator.state.mbarrier import MBarriers
+    from cute_kernels.emulator.state.named_barriers import NamedBarrier
+    from cute_kernels.emulator.units.sm import Cluster, ClusterBarrier, Cta
 
 
 class WarpCode(Protocol):
@@ -77,7 +79,7 @@ class PhaseWait(Wait):
     kind = "mbarrier"
     may_time_out = True
 
-    def __init__(self, barriers: Any, address: int, state: int, parity: bool) -> None:
+    def __init__(self, barriers: MBarriers, address: int, state: int, parity: bool) -> None:
         self.barriers, self.address, self.state, self.parity = barriers, address, state, parity
         self.phase = barriers.phase(address)
         self.key = ("mbarrier", address)
@@ -121,7 +123,7 @@ class NamedWait(Wait):
 
     kind = "bar"
 
-    def __init__(self, barrier: Any) -> None:
+    def __init__(self, barrier: NamedBarrier | ClusterBarrier) -> None:
         self.barrier, self.generation = barrier, barrier.generation
         self.key = barrier.key
 
