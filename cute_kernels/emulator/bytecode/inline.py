@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count
-from cute_kernels.emulator.graph.values import LiveIn, Node, Value, first_bit, first_lane
+from cute_kernels.emulator.graph.values import LiveIn, Node, Value
 from cute_kernels.emulator.instructions import bulk, tcgen05, wgmma
 from cute_kernels.emulator.instructions.matrix import load_matrix, store_matrix
 from cute_kernels.emulator.instructions.mma import mma_sync
-from cute_kernels.emulator.instructions.move import read_clock
 from cute_kernels.emulator.state.tmem import LANES as TENSOR_LANES
 from cute_kernels.emulator.units.matrix.operands import KINDS
 
@@ -28,14 +27,6 @@ _QUARTER = TENSOR_LANES // 4  # that a warp can access
 ISSUER = "(W.cta.rank | W.index << 16)"
 _ZERO = 1  # in a list of words: none, the number 0
 _NONE = (1 << 64) - 1  # no multicast: -1
-
-
-def _inline_first_lane(emitter: BlockEmitter, node: Node) -> bool:
-    (value,), (result,) = node.args, node.results
-    source = emitter.operand(value, True)
-    kind = "pred" if value.bits == 1 else f"u{value.bits}"
-    emitter.program.put(f"lane_{kind}", d=emitter.define(result), a=source)
-    return True
 
 
 def _constant(emitter: BlockEmitter, expression: str, bits: int = 64) -> int:
@@ -183,21 +174,12 @@ def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-def _inline_clock(emitter: BlockEmitter, node: Node) -> bool:
-    (result,) = node.results
-    emitter.program.put("read_clock", d=emitter.define(result), b=result.bits)
-    return True
-
-
 #: Each emits the operation where no predicate guards it; False, and nothing emitted, where it is Python's.
 INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
-    first_lane: _inline_first_lane,
-    first_bit: _inline_first_lane,
     tcgen05.load: _inline_tensor_load,
     load_matrix: _inline_load_matrix,
     store_matrix: _inline_store_matrix,
     mma_sync: _inline_mma_sync,
-    read_clock: _inline_clock,
     tcgen05.mma: _inline_mma,
     tcgen05.commit: _inline_commit,
     bulk.tma_load: _inline_tensor_copy_in,

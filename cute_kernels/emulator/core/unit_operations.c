@@ -79,10 +79,10 @@ FORM(parameters) {
   return i + 1;
 }
 
-// A clock of b bits to the word d.
+// A clock, of 64 bits with FLAG, else of 32, to the word d.
 FORM(read_clock) {
   uint64_t now = (uint64_t)(m->tables->clock += CLOCK_STEP);
-  AT(u64, i->d) = i->b == 32 ? (uint32_t)now : now;
+  AT(u64, i->d) = i->c & FLAG ? now : (uint32_t)now;
   return i + 1;
 }
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cute_kernels.emulator.ptx.decode import Instruction
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
 
 FULL = 0xFFFFFFFF
 DTYPES: dict[str, Any] = {
@@ -139,14 +136,6 @@ class Namespace:
 # --- selection, packing, width ---------------------------------------------------------------------------------------
 
 NOT_PREDICATE = of_one_type("not_pred", "pred", 1)
-
-
-def first_lane(warp: Warp, mask: int, lanes: np.ndarray) -> int:
-    return int(lanes[0])
-
-
-def first_bit(warp: Warp, mask: int, lanes: int) -> bool:
-    return bool(lanes & 1)
 
 
 @functools.cache

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import FULL, Constant, Pack, Value, of_one_type
@@ -20,12 +19,6 @@ from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes, mask
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.warp import Warp
-
-
-def read_clock(warp: Warp, mask: int) -> int:
-    """Clocks: monotonic, but not a measure of time."""
-    warp.cluster.clock += CONSTANTS["CLOCK_STEP"]
-    return warp.cluster.clock
 
 
 @family("mov")

@@ -93,15 +93,6 @@ class Units:
         for name in _UNITS:
             setattr(header, name, address(name))
 
-    @property
-    def clock(self) -> int:
-        """`Cluster.clock`, which bytecode reads too."""
-        return self._header.clock
-
-    @clock.setter
-    def clock(self, clock: int) -> None:
-        self._header.clock = clock
-
     def _copy_name(self, number: int) -> str:
         """Name in reports of the tensor copies of an entry of the core's table."""
         nbytes, shared, signal, warp = self._names[number].key

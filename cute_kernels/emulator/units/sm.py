@@ -208,7 +208,7 @@ class Cluster:
         self.excused: set[Warp] = set()
         self.triggered: set[int] = set()
         self._instructions = launch.instructions
-        self.progress = self.polls = self._clock = 0
+        self.progress = self.polls = 0
         self.async_stores = 0
         self.dynamic_smem = smem - launch.static_smem
         self.running: dict[Warp, None] = {}
@@ -279,14 +279,7 @@ class Cluster:
     @property
     def clock(self) -> int:
         """Value that %clock and its kin read last."""
-        return self._clock if self.units is None else self.units.clock
-
-    @clock.setter
-    def clock(self, clock: int) -> None:
-        if self.units is None:
-            self._clock = clock
-        else:
-            self.units.clock = clock
+        return self.barriers.tables.clock
 
     @property
     def warps(self) -> list[Warp]:
