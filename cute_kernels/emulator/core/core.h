@@ -20,8 +20,8 @@ EXPORT int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int
 // Whether the phase of a parity, or with this number, is complete; -1 likewise.
 EXPORT int32_t mbarrier_test(Tables *t, int64_t operation, int64_t address, int64_t state, int32_t parity);
 
-// So many threads run now: a barrier over all of them may be complete.
-EXPORT void named_recount(NamedBarriers *all, int64_t running);
+// So many threads run now: a barrier over all of them may be complete. Returns a mask of those that are.
+EXPORT int64_t named_recount(NamedBarriers *all, int64_t running);
 
 // 1: the MMA was executed; 0: it reads bytes that are not initialised, or columns that are not allocated, and is not.
 EXPORT int32_t mma_execute(const Mma *mma);

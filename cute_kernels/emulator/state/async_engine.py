@@ -12,7 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -52,8 +52,21 @@ class AsyncOp:
     issued: Issued | None = None
 
 
+class Observer(Protocol):
+    """Hears of asynchronous work and of what warps wait for, as it happens."""
+
+    def issued(self, op: AsyncOp) -> None:
+        """An operation is issued; it has not been queued yet."""
+
+    def completed(self, key: Hashable) -> None:
+        """A phase, generation or group is complete for which waits with this `Wait.key` wait."""
+
+
 class AsyncEngine:
     """Queues of `AsyncOp`.
+
+    Attributes:
+        observers: hear of operations as they are issued.
 
     Args:
         policy: when an operation takes effect.
@@ -77,6 +90,7 @@ class AsyncEngine:
         self.running_issued: Issued | None = None  # of the operation that takes effect now
         self._rng = rng or random.Random(0)
         self.issuer = issuer
+        self.observers: list[Observer] = []
         self._queues: dict[Hashable, deque[AsyncOp]] = {}
         self._keys: list[Hashable] = []  # keys of the non-empty queues, in order of becoming non-empty
 
@@ -85,6 +99,8 @@ class AsyncEngine:
 
     def submit(self, op: AsyncOp) -> None:
         """Issues an operation. ``eager`` runs it before returning unless its queue holds earlier operations."""
+        for observer in self.observers:
+            observer.issued(op)
         queue = self._queues.get(op.queue_key)
         if queue is None:
             if self.policy == "eager":
