@@ -5,9 +5,8 @@
 The linear layers of SigLIP's encoders in BF16 with a bias: qkv, out, fc1 and fc2 of base-p16 at 8 and 64 images, of
 large-p16 at 64, of so400m-384 at 16; and few rows. All launches of a shape run in turn, in CUDA graphs, back to back
 and in bursts after a pause; the median of the rounds counts. cuBLAS is the faster of torch's linear and the best of
-what cuBLASLt's heuristic proposes, which has no bias. Ours reads a bias that was converted to FP32 before
-(`cute_kernels.frozen_constants`). Operands of 8 bits have a multiplier for each row and column and no bias; cuBLAS's
-FP8 is the faster of `torch._scaled_mm` with fast accumulation and without. Results are compared before.
+what cuBLASLt's heuristic proposes, which has no bias. Operands of 8 bits have a multiplier for each row and column and
+no bias; cuBLAS's FP8 is the faster of `torch._scaled_mm` with fast accumulation and without. Results are compared.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Callable
 import torch
 
 from bench.peers.cublaslt import Matmul, Operand
-from cute_kernels import frozen_constants, gemm
+from cute_kernels import gemm
 from cute_kernels.tuning import search
 
 SHAPES = [
@@ -108,9 +107,8 @@ def microseconds(shape: tuple[int, int, int]) -> dict[str, dict[str, float]]:
     for run in runs.values():
         run(0, 0)
     found = {}
-    with frozen_constants():  # a captured call converts its bias to FP32 otherwise, in every replay
-        sustained = {name: search.graph_timer(run) for name, run in runs.items()}
-        burst = {name: search.replay_timer(run, _BURST) for name, run in runs.items()}
+    sustained = {name: search.graph_timer(run) for name, run in runs.items()}
+    burst = {name: search.replay_timer(run, _BURST) for name, run in runs.items()}
     for mode, times in (("sustained", search.interleaved(sustained, _ROUNDS)), ("burst", bursts(burst))):
         cublas = min(value for name, value in times.items() if name == LINEAR or name.startswith(ALGORITHM))
         named = {OURS: times[OURS], OURS_GELU: times[OURS_GELU], "cuBLAS": cublas, LINEAR_GELU: times[LINEAR_GELU]}

@@ -134,8 +134,25 @@ activation, for operands and results of normal size. Nothing bounds the error re
 
 * `"truncate"` rounds nothing: the tensor core ignores 13 bits of both operands. 2^-9 stands in the place of
   2^-10 + 2^-22, and the error has a direction: results are closer to 0.
-* `"nearest_a"` rounds `a` alone. With a `b` that is TF32 already, such as a weight that was rounded once, it has the
-  bits of `"nearest"`; with any other `b` the rounding is one-sided, with 2^-10 + 2^-11, and half as far toward 0.
+* `"nearest_a"` rounds `a` alone. With a `b` that is TF32 already it has the bits of `"nearest"`; with any other `b` the
+  rounding is one-sided, with 2^-10 + 2^-11, and half as far toward 0.
+
+A weight is rounded once by `cute_kernels.round_tf32`. That gives the same bits with every `rounding` but
+`"truncate"`, and `"nearest_a"` saves the rounding of `b` in each call:
+
+```python
+import dataclasses
+
+import torch
+from cute_kernels import GemmProblem, gemm, round_tf32
+from cute_kernels.plan import make_plan
+
+x, weight = torch.randn(128, 768), torch.randn(768, 768)
+problem = GemmProblem(128, 768, 768, in_dtype="float32", out_dtype="float32")
+config = dataclasses.replace(make_plan(problem, arch="sm_80").config, rounding="nearest_a")
+b = round_tf32(weight)  # once
+y = gemm(x, b, allow_tf32=True, config=config)
+```
 
 Errors against FP64 of square matrices of normal numbers of deviation 1, in a block of 128 x 128 results, with the sums
 of sm_80 (`python -m bench.tf32_errors`, which writes this page; seeds are the sizes). RMS is in parts of the RMS of the

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cute_kernels.operations.patch_embed import patch_embed
     from cute_kernels.operations.patch_embed_images import patch_embed_images
     from cute_kernels.operations.patch_weight import prepare_patch_weight
+    from cute_kernels.reference.rounding import round_tf32
     from cute_kernels.runtime.constants import clear_cache, frozen_constants
     from cute_kernels.tuning.functions import tune_gemm, tune_patch_embed, tune_patch_embed_images
 
@@ -64,6 +65,7 @@ __all__ = [
     "patch_embed",
     "patch_embed_images",
     "prepare_patch_weight",
+    "round_tf32",
     "tune_gemm",
     "tune_patch_embed",
     "tune_patch_embed_images",
@@ -77,6 +79,7 @@ _WITH_TORCH = {
     "patch_embed": "operations.patch_embed",
     "patch_embed_images": "operations.patch_embed_images",
     "prepare_patch_weight": "operations.patch_weight",
+    "round_tf32": "reference.rounding",
     "tune_gemm": "tuning.functions",
     "tune_patch_embed": "tuning.functions",
     "tune_patch_embed_images": "tuning.functions",

@@ -10,8 +10,39 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from cute_kernels.config_types import check_types
-from cute_kernels.dtypes import ITEMSIZE
+from cute_kernels.config_codec import check_types
+
+# --- element types by the names that torch gives them, for whoever does without torch --------------------------------
+
+ITEMSIZE = {"uint8": 1, "int8": 1, "float8_e4m3fn": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of an element."""
+
+WEIGHT_TYPES = {
+    "float8_e4m3fn": "float8_e4m3fn",
+    "uint8": "int8",
+    "int8": "int8",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+}
+"""Element type of the second operand of a product, a weight, by that of the first."""
+
+LARGEST_PRODUCT = {"uint8": 255 * 128, "int8": 128 * 128}
+"""Magnitude of one product of integers; sums of K of them have 32 bits."""
+
+
+def longest_row(in_dtype: str) -> int | None:
+    """The largest K whose sums of products fit 32-bit integers, in whole 16 bytes; None of floating-point numbers."""
+    if in_dtype not in LARGEST_PRODUCT:
+        return None
+    return (2**31 - 1) // LARGEST_PRODUCT[in_dtype] // 16 * 16
+
+
+def name_of(dtype: object) -> str:
+    """Name of a torch dtype without its module: ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+# --- what is computed, and how ----------------------------------------------------------------------------------------
 
 EpilogueArithmetic = Literal["f32", "bf16x2"]
 ScaleSource = Literal["value", "pointer"]
@@ -431,17 +462,17 @@ class Sm90GatherConfig:
 class GemmProblem:
     """Facts of one call of ``out = activation(scale * (a @ b.T) + bias) + residual``, of operands ``[batches, .., K]``.
 
-    Only operands of 8 bits have a scale. It is the FP32 product of one number for each row of ``a`` and one for each
-    row of ``b``, a column of the output; where either is the same for all, it is part of a number for the whole call.
+    The scale is the FP32 product of one number for each row of ``a`` and one for each row of ``b``, a column of the
+    output; where either is the same for all, it is part of a number for the whole call.
 
     Attributes:
         m, n, k: rows of ``a``, rows of ``b`` and the elements they have in common.
         batches: independent products; ``a``, ``b`` and the output then have a leading dimension.
         in_dtype: element type of ``a``, as torch names it: bfloat16, float16, float8_e4m3fn, int8, uint8, or float32,
             which is rounded to TF32 on its way to the tensor core. ``b`` has the same, int8 for uint8.
-        out_dtype: element type of the output: bfloat16, float16, float32 or float8_e4m3fn, which a number of the call
-            is multiplied with first.
-        bias: whether an FP32 vector of N values is added before the one rounding to ``out_dtype``.
+        out_dtype: element type of the output: bfloat16, float16, float32 or float8_e4m3fn, which is divided by a number
+            of the call first.
+        bias: whether a vector of N values is added before the activation.
         activation: one of `ACTIVATIONS`, applied in FP32 before that rounding.
         scale_source: where the number for the whole call is: ``"value"`` passes it in the launch parameters,
             ``"pointer"`` reads one FP32 from device memory when the kernel starts.
@@ -449,6 +480,9 @@ class GemmProblem:
         column_scale: every column of the output has a factor of its own, in memory. With both there is no number for
             the whole call.
         residual: element type of what is added after the activation, bfloat16, float16 or float32; None: nothing.
+        with_scale: there is a scale, although no other field says so and operands have more than 8 bits.
+        bias_dtype: element type of the bias: bfloat16, float16 or float32.
+        out_scale_source: where the number is that an output of float8_e4m3fn is divided by, as ``scale_source``.
     """
 
     m: int = field(metadata=LAUNCH_ARGUMENT)
@@ -463,11 +497,15 @@ class GemmProblem:
     row_scale: bool = False
     column_scale: bool = False
     residual: str | None = None
+    with_scale: bool = False
+    bias_dtype: str = "float32"
+    out_scale_source: ScaleSource = "value"
 
     @property
     def scaled(self) -> bool:
-        """Products are multiplied by a scale."""
-        return ITEMSIZE.get(self.in_dtype) == 1
+        """Sums are multiplied by a scale."""
+        factors = self.row_scale or self.column_scale or self.scale_source == "pointer"
+        return self.with_scale or factors or ITEMSIZE.get(self.in_dtype) == 1
 
     @property
     def call_scale(self) -> bool:
@@ -567,7 +605,7 @@ class Sm80Config:
 
 @dataclass(frozen=True)
 class Sm80GemmConfig(Sm80Config):
-    """Tunables of the dense GEMM by ``mma.sync``: those of `Sm80Config`, and two more.
+    """Tunables of the dense GEMM by ``mma.sync``: those of `Sm80Config`, and three more.
 
     Attributes:
         group_m: as in `Sm100GemmConfig`.
@@ -575,6 +613,8 @@ class Sm80GemmConfig(Sm80Config):
             what it has copied. ``"nearest_a"``: of ``a`` alone; ``b`` has to be TF32 already, and is truncated where it
             is not. ``"truncate"``: neither is rounded, and the tensor core ignores 13 bits of both: errors of up to one
             unit instead of half a unit in the last place of TF32, all toward zero.
+        split_k: CTAs that share a tile, 1, 2, 4 or 8: each sums its slice of K, of blocks of 128 bytes as in
+            `Sm90GemmConfig`, and the last one to arrive adds the sums of all, out of a workspace in global memory.
 
     Raises:
         TypeError: a field of the wrong type.
@@ -582,6 +622,7 @@ class Sm80GemmConfig(Sm80Config):
 
     group_m: int = 8
     rounding: Tf32Rounding = "nearest"
+    split_k: int = 1
 
 
 @dataclass(frozen=True)
@@ -607,12 +648,16 @@ class Sm80ImagesConfig(Sm80Config):
     Attributes:
         tile_images: images whose patches at one position are neighbouring rows: 8, so that eight rows of an accumulator
             add one row of the table, or 1.
+        teams: groups of ``warps_m * warps_n`` warps of a CTA. Two take tiles of their own, so that one multiplies while
+            the other stores, and all of the same features, whose weight stays in shared memory: it is copied once, and
+            stages have patches alone.
 
     Raises:
         TypeError: a field of the wrong type.
     """
 
     tile_images: int = 8
+    teams: int = 1
 
 
 GemmConfig = Sm100GemmConfig | Sm90GemmConfig | Sm80GemmConfig

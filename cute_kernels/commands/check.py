@@ -23,11 +23,13 @@ from cute_kernels.emulator.programs import command, program_run
 from cute_kernels.emulator.programs.capturing import capture
 from cute_kernels.emulator.programs.recorded import Recorder
 
-EXIT_STATUSES = command.exit_statuses({
-    0: "every schedule that was tried is in order",
-    2: "arguments that cannot be used, a program without launches",
-    program_run.FAULT: "a kernel is at fault under some schedule, or its result depends on the schedule",
-})  # fmt: skip
+EXIT_STATUSES = command.exit_statuses(
+    {
+        0: "every schedule that was tried is in order",
+        2: "arguments that cannot be used, a program without launches",
+        program_run.FAULT: "a kernel is at fault under some schedule, or its result depends on the schedule",
+    }
+)
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -44,19 +46,24 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         statuses=EXIT_STATUSES,
     )
     parser.add_argument(
-        "--seconds", type=seconds, metavar="S",
+        "--seconds",
+        type=seconds,
+        metavar="S",
         help="of trying schedules, after the program has run once (default: 60, or no limit with --seeds)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--seeds", type=seeds, metavar="N",
+        "--seeds",
+        type=seeds,
+        metavar="N",
         help="random schedules per launch, after the systematic ones (default: as many as the time allows)",
-    )  # fmt: skip
+    )
     command.add_going_on_arguments(parser)
     parser.add_argument(
-        "--results-may-differ", action="store_true",
+        "--results-may-differ",
+        action="store_true",
         help="from schedule to schedule, e.g. because of atomic additions of floating-point numbers; only what the "
         "emulator reports counts then",
-    )  # fmt: skip
+    )
     workers.add_worker_arguments(parser)
 
 
@@ -130,9 +137,13 @@ def _check(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) ->
         print(summary(recorder, search.tally, finding is None), flush=True)
     tally = search.tally
     outcome.summary = {
-        "launches": recorder.total, "different_launches": len(recorder.launches), "runs": tally.runs,
-        "systematic": tally.systematic, "random": tally.random, "all_systematic_ran": tally.complete,
-    }  # fmt: skip
+        "launches": recorder.total,
+        "different_launches": len(recorder.launches),
+        "runs": tally.runs,
+        "systematic": tally.systematic,
+        "random": tally.random,
+        "all_systematic_ran": tally.complete,
+    }
     command.note_suppressed(outcome, going)
     if finding is None:
         return program_run.FAULT if reporter.faults else 0
@@ -156,11 +167,22 @@ def report(finding: Finding, reporter: Reporter) -> None:
         return
     name, kind = finding.recorded.launch.kernel_name, kinds.kind("different-result")
     ptx = finding.recorded.launch.ptx
-    reporter.show(Diagnostic(
-        kind.name, finding.kind, finding.text, finding.text, help=kind.help, kernel=short_name(ptx, name),
-        kernel_name=name, launch=finding.recorded.number, replay=tuple(reporter.replay(schedule)), seed=schedule.seed,
-        schedule=tuple(schedule.arguments()), notes=("the replay fails if the program's own checks notice",),
-    ))  # fmt: skip
+    reporter.show(
+        Diagnostic(
+            kind.name,
+            finding.kind,
+            finding.text,
+            finding.text,
+            help=kind.help,
+            kernel=short_name(ptx, name),
+            kernel_name=name,
+            launch=finding.recorded.number,
+            replay=tuple(reporter.replay(schedule)),
+            seed=schedule.seed,
+            schedule=tuple(schedule.arguments()),
+            notes=("the replay fails if the program's own checks notice",),
+        )
+    )
 
 
 def record(options: argparse.Namespace, how: dict[str, Any], reporter: Reporter) -> Recorder | int:

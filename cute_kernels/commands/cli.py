@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cute_kernels import __version__, compile, dsl, extras, files, kernel_cache
-from cute_kernels.commands import compare, doctor, explore, profile, sweep
+from cute_kernels.commands import compare, doctor, explore, profile, sass, sweep
 from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem, arch_of, config_of, count, plan_of
 from cute_kernels.config_codec import spell
 from cute_kernels.plan import predict
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_parser(commands)
     explore.add_parser(commands)
     profile.add_parser(commands)
+    sass.add_parser(commands)
     _add_ptx(commands)
     for name in _EMULATED:
         _add_emulated(commands, name)
@@ -226,9 +227,12 @@ def _add_ptx(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("kernel", choices=tuple(OPERATIONS))
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE",
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
         help="PTX file; facts go to FILE.json (default: the name of the kernel, e.g. patch_embed.ptx)",
-    )  # fmt: skip
+    )
     add_problem(parser)
     add_kernel(parser, *OPERATIONS)
     parser.set_defaults(run=_ptx)

@@ -32,19 +32,25 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     for name in ("a", "b"):
         parser.add_argument(
-            name, metavar=name.upper(),
+            name,
+            metavar=name.upper(),
             help="FIELD=VALUE,.. of the kernel's tunables, or default; or a .csv file",
-        )  # fmt: skip
+        )
     parser.add_argument("--kernel", choices=tuple(OPERATIONS), default="patch-embed", help="default: %(default)s")
     parser.add_argument("--all", action="store_true", help="rows that are equal, too")
     parser.add_argument(
-        "--threshold", type=_percent, default=5.0, metavar="PERCENT",
+        "--threshold",
+        type=_percent,
+        default=5.0,
+        metavar="PERCENT",
         help="of profiles, the least change of a metric that is shown (default: %(default)g)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--counters", action=argparse.BooleanOptionalAction, default=None,
+        "--counters",
+        action=argparse.BooleanOptionalAction,
+        default=None,
         help=f"execute the launch in the emulator and count (default: if it has at most {MOST_EMULATED} tiles)",
-    )  # fmt: skip
+    )
     parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of a B200 or H200)")
     add_problem(parser)
     add_kernel(parser, *OPERATIONS)
@@ -135,8 +141,12 @@ def compare_profiles(first: Path, second: Path, options: argparse.Namespace) -> 
         lines += ["", one if one == other else f"{one} and {other}"]
         shown = f"  no metric changed by {options.threshold:g}% or more"
         lines += _aligned([("", first.name, second.name, "change"), *rows]) if rows else [shown]
-    alone = [f"{name} ({path.name})" for path, own, pair in ((first, a, b), (second, b, a)) for name in own
-             if not any(name in names for names in pairs) and name not in pair]  # fmt: skip
+    alone = [
+        f"{name} ({path.name})"
+        for path, own, pair in ((first, a, b), (second, b, a))
+        for name in own
+        if not any(name in names for names in pairs) and name not in pair
+    ]
     return lines[1:] + ([f"in one of the two only: {', '.join(alone)}"] if alone else [])
 
 
@@ -180,9 +190,11 @@ def _text(value: object) -> str:
 def _aligned(rows: Sequence[Row]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
-        "  ".join((f"  {row[0]:{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:]))))
-        .rstrip() for row in rows
-    ]  # fmt: skip
+        "  ".join(
+            (f"  {row[0]:{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:])))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _percent(text: str) -> float:

@@ -113,9 +113,16 @@ def inspect_environment() -> Environment:
 def diagnose(environment: Environment) -> list[Finding]:
     """Every finding, in reading order."""
     checks: tuple[Callable[[Environment], Iterable[Finding]], ...] = (
-        _check_python, _check_gpu, _check_torch, _check_dsl, _check_runtime_wheels, _check_bindings, _check_compiler,
-        _check_extras, _check_cache,
-    )  # fmt: skip
+        _check_python,
+        _check_gpu,
+        _check_torch,
+        _check_dsl,
+        _check_runtime_wheels,
+        _check_bindings,
+        _check_compiler,
+        _check_extras,
+        _check_cache,
+    )
     return [finding for check in checks for finding in check(environment)]
 
 

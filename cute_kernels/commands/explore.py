@@ -29,15 +29,21 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     sweep.add_subject(parser)
     parser.add_argument(
-        "--vary", action="append", default=[], metavar="FIELD=VALUE,..",
+        "--vary",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE,..",
         help="values of a tunable, any number of times; --set fixes others. Without any, for patch-embed on SM100: "
         + " ".join(_VARIED),
-    )  # fmt: skip
+    )
     parser.add_argument("--jobs", type=count, default=2, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument(
-        "--notebook", type=Path, default=Path("explore.ipynb"), metavar="FILE",
+        "--notebook",
+        type=Path,
+        default=Path("explore.ipynb"),
+        metavar="FILE",
         help="where the notebook is written; an existing one is kept (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument("--no-browser", action="store_true", help="JupyterLab prints its address and opens no browser")
     parser.add_argument("--export", type=Path, metavar="FILE", help="execute it now and write FILE, as .html")
     add_problem(parser)
@@ -81,13 +87,15 @@ def _program_choice(options: argparse.Namespace) -> str:
     if options.settings or not options.vary:
         raise ValueError("a program takes --vary FIELD=VALUE,.. and --arguments, and no --set")
     files.check_program(options.kernel)
-    return "\n".join([
-        f"script = {str(Path(options.kernel).resolve())!r}",
-        f"arch = {options.arch or 'sm_100a'!r}",
-        f"arguments = {shlex.split(options.arguments)!r}",
-        f"varied = {sweep.texts_of(options.vary, program=True)!r}",
-        f"jobs = {options.jobs}",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"script = {str(Path(options.kernel).resolve())!r}",
+            f"arch = {options.arch or 'sm_100a'!r}",
+            f"arguments = {shlex.split(options.arguments)!r}",
+            f"varied = {sweep.texts_of(options.vary, program=True)!r}",
+            f"jobs = {options.jobs}",
+        ]
+    )
 
 
 def _choice(options: argparse.Namespace) -> str:
@@ -99,11 +107,13 @@ def _choice(options: argparse.Namespace) -> str:
             raise ValueError(f"--vary is missing: name the tunables of {options.kernel} to vary, as FIELD=VALUE,..")
         options.vary = _VARIED
     problem, base, values = sweep.chosen(options)
-    return "\n".join([
-        f"from cute_kernels.config import {', '.join(sorted({type(problem).__name__, type(base).__name__}))}",
-        "",
-        f"problem = {problem!r}",
-        f"base = {base!r}",
-        f"varied = {values!r}",
-        f"jobs = {options.jobs}",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"from cute_kernels.config import {', '.join(sorted({type(problem).__name__, type(base).__name__}))}",
+            "",
+            f"problem = {problem!r}",
+            f"base = {base!r}",
+            f"varied = {values!r}",
+            f"jobs = {options.jobs}",
+        ]
+    )

@@ -82,8 +82,11 @@ def counts_table(rows: Sequence[Row]) -> str:
     counted = [(number, row) for number, row in enumerate(rows, 1) if row.counts]
     if not counted:
         return "no configuration was executed"
-    names = [name for name in dict.fromkeys(name for _, row in counted for name in row.counts)
-             if any(row.counts.get(name) for _, row in counted)]  # fmt: skip
+    names = [
+        name
+        for name in dict.fromkeys(name for _, row in counted for name in row.counts)
+        if any(row.counts.get(name) for _, row in counted)
+    ]
     width = max(map(len, names))
     lines = [" " * width + "".join(f"{number:>12}" for number, _ in counted)]
     lines += [f"{name:{width}}" + "".join(f"{row.counts.get(name, 0):12,.0f}" for _, row in counted) for name in names]

@@ -31,12 +31,14 @@ from cute_kernels.mutation.judge import Verdict, source_of
 BELOW = 5
 """Exit status where the score is below ``--fail-under``."""
 
-EXIT_STATUSES = command.exit_statuses({
-    0: "all mutants were judged",
-    2: "arguments that cannot be used, a program without such a kernel",
-    program_run.FAULT: "an unchanged kernel is at fault",
-    BELOW: "the score is below --fail-under",
-})  # fmt: skip
+EXIT_STATUSES = command.exit_statuses(
+    {
+        0: "all mutants were judged",
+        2: "arguments that cannot be used, a program without such a kernel",
+        program_run.FAULT: "an unchanged kernel is at fault",
+        BELOW: "the score is below --fail-under",
+    }
+)
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -60,10 +62,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--every", type=count, default=1, metavar="K", help="only every K-th mutant (default: all)")
     workers.add_worker_arguments(parser)
     parser.add_argument(
-        "--launches", type=count, metavar="N",
+        "--launches",
+        type=count,
+        metavar="N",
         help="launches of each kernel that a mutant runs, of those that differ in shape, parameters, number of "
         "executed instructions, or integers that parameters point to (default: all)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--fail-under", type=percentage, metavar="PERCENT", help=f"exit with {BELOW} if the score is below this"
     )
@@ -129,9 +133,12 @@ def _mutate(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -
     if not options.quiet:
         print(f"mutated: {len(verdicts)} mutants in {seconds:.1f} s, score {score:.1%}", flush=True)
     outcome.summary = {
-        "score": score, "mutants": len(verdicts), "killed": sum(each.killed for each in verdicts),
-        "survived": sum(each.survived for each in verdicts), "refused": sum(each.refused for each in verdicts),
-    }  # fmt: skip
+        "score": score,
+        "mutants": len(verdicts),
+        "killed": sum(each.killed for each in verdicts),
+        "survived": sum(each.survived for each in verdicts),
+        "refused": sum(each.refused for each in verdicts),
+    }
     if options.output is not None:
         entries = [dataclasses.asdict(verdict) for verdict in verdicts]
         document = {"score": score, "mutants": entries}
@@ -145,9 +152,7 @@ def chosen(kernel: Kernel, options: argparse.Namespace) -> list[int]:
     return matching[:: options.every]
 
 
-def judge(
-    kernel: Kernel, numbers: list[int], how: dict[str, Any], where: dict[str, Any], quiet: bool
-) -> list[Verdict]:
+def judge(kernel: Kernel, numbers: list[int], how: dict[str, Any], where: dict[str, Any], quiet: bool) -> list[Verdict]:
     """Verdicts on mutants of a kernel; without ``quiet`` with a line that says how far it is."""
     counts: Counter[str] = Counter()
     with ProgressLine(shown=not quiet) as line:
@@ -167,9 +172,16 @@ def survivor(kernel: Kernel, verdict: Verdict) -> Diagnostic:
     kind = kinds.kind("surviving-mutant")
     sentence = f"nothing notices {verdict.mutation}: {verdict.original}"
     return Diagnostic(
-        kind.name, "", sentence, sentence, "warning", place_of_line(kernel.ptx, verdict.line, verdict.original),
-        help=kind.help, kernel=short_name(kernel.ptx, kernel.name), kernel_name=kernel.name,
-    )  # fmt: skip
+        kind.name,
+        "",
+        sentence,
+        sentence,
+        "warning",
+        place_of_line(kernel.ptx, verdict.line, verdict.original),
+        help=kind.help,
+        kernel=short_name(kernel.ptx, kernel.name),
+        kernel_name=kernel.name,
+    )
 
 
 def print_kernel(kernel: Kernel, verdicts: list[Verdict], quiet: bool) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from cute_kernels import compile
 from cute_kernels.plan import Plan, predict
+from cute_kernels.sass.listing import kernels
 
 if TYPE_CHECKING:
     from cute_kernels.emulator import Report
@@ -54,20 +54,14 @@ def instruction_mix(plan: Plan) -> Facts:
     Raises:
         MissingExtra: the disassembler is not installed.
     """
-    opcodes = collections.Counter(_opcodes(compile.disassemble(_artifact(plan).cubin)))
+    found = kernels(compile.disassemble(_artifact(plan).cubin, "-hex"))
+    opcodes = collections.Counter(instruction.name for code in found.values() for instruction in code)
     return {"all": opcodes.total(), **dict(sorted(opcodes.items(), key=lambda item: (-item[1], item[0])))}
 
 
 def _artifact(plan: Plan) -> compile.Artifact:
     """Kernel as the emulator runs it, so that one compilation serves everything here."""
     return compile.compile_plan(plan, emulated=True)
-
-
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
-
-
-def _opcodes(listing: str) -> list[str]:
-    return _INSTRUCTION.findall(listing)
 
 
 COUNTED = {

@@ -36,15 +36,19 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "kernel", nargs="?", choices=tuple(OPERATIONS), default="patch-embed", help="default: %(default)s"
     )
     parser.add_argument(
-        "--device", choices=("auto", "gpu", "emulator"), default="auto",
+        "--device",
+        choices=("auto", "gpu", "emulator"),
+        default="auto",
         help=f"auto: a GPU that has the kernel, otherwise the emulator if the problem has at most {MOST_EMULATED} "
         "tiles. Without --arch the GPU decides which kernel it is. In the emulator clocks are no time: only their "
         "order means something (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--stamps", type=count, default=16384,
+        "--stamps",
+        type=count,
+        default=16384,
         help="that each warp may write, a multiple of 8; later ones are lost (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument("--warps", action="store_true", help="statistics of every warp, not only of every role")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for https://ui.perfetto.dev")
     parser.add_argument("--clusters", type=count, default=2, help="in the timeline (default: %(default)s)")
@@ -130,12 +134,13 @@ def _gpu() -> tuple[str, int] | None:
     """Architecture and multiprocessors of the current CUDA device, if it has a kernel."""
     import torch
 
+    import cute_kernels.operations.arguments as arguments
     import cute_kernels.runtime.devices as devices
 
     if not torch.cuda.is_available():
         return None
     try:
-        devices.choose_backend(torch.device("cuda"), "auto")
+        arguments.choose_backend(torch.device("cuda"), "auto")
     except NotImplementedError:
         return None
     return devices.device_facts(torch.cuda.current_device())
@@ -203,9 +208,7 @@ def _columns(rows: list[tuple[str, ...]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-def _as_json(
-    profile: Any, found: list[Any], device: str, times: dict[str, float], equilibrium: bool
-) -> dict[str, Any]:
+def _as_json(profile: Any, found: list[Any], device: str, times: dict[str, float], equilibrium: bool) -> dict[str, Any]:
     plan = profile.plan
     return {
         "kernel": plan.operation,

@@ -202,9 +202,15 @@ def draw_figure(
                 axes.set_ylabel(label, fontsize=_LABEL_POINTS, parse_math=False)
     figure.text(0.5, 1 - _EDGE / height, title, ha="center", va="top", fontsize=_TITLE_POINTS, parse_math=False)
     figure.text(
-        0.5, _EDGE / height, footnote, ha="center", va="bottom", fontsize=_FOOTNOTE_POINTS, color="0.35",
+        0.5,
+        _EDGE / height,
+        footnote,
+        ha="center",
+        va="bottom",
+        fontsize=_FOOTNOTE_POINTS,
+        color="0.35",
         parse_math=False,
-    )  # fmt: skip
+    )
     return figure
 
 

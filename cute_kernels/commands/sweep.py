@@ -31,16 +31,17 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     add_subject(parser)
     parser.add_argument(
-        "--vary", action="append", required=True, metavar="FIELD=VALUE,..",
+        "--vary",
+        action="append",
+        required=True,
+        metavar="FIELD=VALUE,..",
         help="values of a tunable, any number of times; --set fixes others. A program gets --FIELD=VALUE; where its "
         "values have commas, semicolons separate them: 'shape=64,64;128,128'",
-    )  # fmt: skip
+    )
     parser.add_argument("--measure", action="store_true", help="time on the GPU at hand too")
     workers.add_worker_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="draw memory maps and the Pareto plot, as .png")
-    parser.add_argument(
-        "--best", type=count, default=3, metavar="N", help="least times to name (default: %(default)s)"
-    )
+    parser.add_argument("--best", type=count, default=3, metavar="N", help="least times to name (default: %(default)s)")
     add_problem(parser)
     add_kernel(parser, *OPERATIONS)
     parser.set_defaults(run=run)
@@ -49,9 +50,13 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 def add_subject(parser: argparse.ArgumentParser) -> None:
     """Adds what configurations are of: a kernel, or a program and its arguments."""
     parser.add_argument(
-        "kernel", nargs="?", type=kernel_name, default="patch-embed", metavar="KERNEL",
+        "kernel",
+        nargs="?",
+        type=kernel_name,
+        default="patch-embed",
+        metavar="KERNEL",
         help=f"{', '.join(OPERATIONS)}, or a program SCRIPT.py (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument("--arguments", default="", metavar="'ARGS'", help="a program's other arguments, as one word")
 
 
@@ -116,9 +121,12 @@ def _time(row: Row) -> str:
 
 
 _SHOWN = {  # of what a program's launches do
-    "warp instructions": "warp instructions", "MMA instructions": "MMAs", "shared: bank conflicts": "bank conflicts",
-    "L2 bytes read": "B read", "L2 bytes written": "B written",
-}  # fmt: skip
+    "warp instructions": "warp instructions",
+    "MMA instructions": "MMAs",
+    "shared: bank conflicts": "bank conflicts",
+    "L2 bytes read": "B read",
+    "L2 bytes written": "B written",
+}
 
 
 def lines_of(rows: Sequence[Row]) -> list[str]:
@@ -130,8 +138,13 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
         name = ", ".join(f"{field}={spell(value)}" for field, value in row.settings.items())
         lines.append(f"{number:2}  {name}" + (f": {row.reason}" if row.reason else ""))
         if row.reason is None:
-            cells = [(row.registers, 9, ","), (row.stack_bytes, 7, ","), (row.smem_bytes or None, 8, ","),
-                     (row.tmem_columns or None, 12, ","), (row.microseconds, 11, ",.1f")]  # fmt: skip
+            cells = [
+                (row.registers, 9, ","),
+                (row.stack_bytes, 7, ","),
+                (row.smem_bytes or None, 8, ","),
+                (row.tmem_columns or None, 12, ","),
+                (row.microseconds, 11, ",.1f"),
+            ]
             if measured:
                 cells.append((row.measured, 11, ",.1f"))
             numbers = (f"{'-' if value is None else format(value, form):>{width}}" for value, width, form in cells)

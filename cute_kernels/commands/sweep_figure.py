@@ -59,10 +59,14 @@ def _memory(axes: Axes, rows: Sequence[Row], numbers: dict[int, int]) -> None:
     for number, name in enumerate(names):
         places = [(at, region) for at, row in enumerate(rows) for region in row.smem if _array(region) == name]
         axes.barh(
-            [at for at, _ in places], [region.nbytes / 1024 for _, region in places],
+            [at for at, _ in places],
+            [region.nbytes / 1024 for _, region in places],
             left=[region.offset / 1024 for _, region in places],
-            color=f"C{number % 10}", edgecolor="white", linewidth=0.5, label=name,
-        )  # fmt: skip
+            color=f"C{number % 10}",
+            edgecolor="white",
+            linewidth=0.5,
+            label=name,
+        )
     axes.axvline(_LIMIT, color="black", linewidth=1, linestyle="--", label="limit of a CTA")
     axes.set_yticks(range(len(rows)), [f"{label(row)}   {numbers[id(row)]}" for row in rows], fontsize=8)
     axes.invert_yaxis()
@@ -76,10 +80,14 @@ def _tensor_memory(axes: Axes, rows: Sequence[Row], numbers: dict[int, int]) -> 
     for number, kind in enumerate(kinds):
         places = [(at, region) for at, row in enumerate(rows) for region in row.tmem if region.name.startswith(kind)]
         axes.barh(
-            [at for at, _ in places], [region.columns for _, region in places],
+            [at for at, _ in places],
+            [region.columns for _, region in places],
             left=[region.first for _, region in places],
-            color=f"C{number + 4}", edgecolor="white", linewidth=0.5, label=kind,
-        )  # fmt: skip
+            color=f"C{number + 4}",
+            edgecolor="white",
+            linewidth=0.5,
+            label=kind,
+        )
     axes.set_yticks(range(len(rows)), [f"{label(row)}   {numbers[id(row)]}" for row in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set(xlabel="columns of tensor memory of a CTA", xlim=(0, 1.02 * _COLUMNS))
@@ -98,9 +106,13 @@ def _pareto(axes: Axes, rows: Sequence[Row], numbers: dict[int, int]) -> None:
         places = [row.smem_bytes / 1024 for row in some], [row.microseconds for row in some]
         axes.scatter(*places, color=colour, label=name, zorder=2)
     axes.plot(
-        [row.smem_bytes / 1024 for row in front], [row.microseconds for row in front],
-        color="#b22222", linewidth=0.8, drawstyle="steps-post", zorder=1,
-    )  # fmt: skip
+        [row.smem_bytes / 1024 for row in front],
+        [row.microseconds for row in front],
+        color="#b22222",
+        linewidth=0.8,
+        drawstyle="steps-post",
+        zorder=1,
+    )
     together: dict[tuple[float, float], list[str]] = {}
     for row in rows:
         together.setdefault((row.smem_bytes / 1024, row.microseconds), []).append(str(numbers[id(row)]))

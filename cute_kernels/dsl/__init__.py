@@ -13,13 +13,41 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from cute_kernels.dsl.arguments import adapted, c_pointers, is_constexpr, is_fake_tensor, is_pointer, is_tensor
-from cute_kernels.dsl.compiling import compile_function, cubin, name_kernel, ptx
-from cute_kernels.dsl.host_code import HostFunction, argument_pointers, export_object, fail, runtime_library
+from cute_kernels.dsl.compiling import (
+    DISTRIBUTION,
+    EMULATOR_VERSIONS,
+    KERNEL_VERSIONS,
+    UnsupportedVersion,
+    compile_function,
+    cubin,
+    name_kernel,
+    ptx,
+    require,
+)
+from cute_kernels.dsl.host_code import (
+    HostFunction,
+    Recorder,
+    argument_pointers,
+    export_object,
+    fail,
+    hook_runtime,
+    recorder_of,
+    register_symbol,
+    runtime_library,
+    set_recorder,
+)
 from cute_kernels.dsl.linking import LinkError
-from cute_kernels.dsl.programs import adapting_calls, compiling_for, context_initialisers
-from cute_kernels.dsl.recording import Recorder, hook_runtime, recorder_of, register_symbol, set_recorder
-from cute_kernels.dsl.versions import DISTRIBUTION, EMULATOR_VERSIONS, KERNEL_VERSIONS, UnsupportedVersion, require
+from cute_kernels.dsl.programs import (
+    adapted,
+    adapting_calls,
+    c_pointers,
+    compiling_for,
+    context_initialisers,
+    is_constexpr,
+    is_fake_tensor,
+    is_pointer,
+    is_tensor,
+)
 
 __all__ = [
     "DISTRIBUTION",

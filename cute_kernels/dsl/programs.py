@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -13,8 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from cute_kernels.dsl.compiling import instances
-from cute_kernels.dsl.versions import EMULATOR_VERSIONS, require
+from cute_kernels.dsl.compiling import EMULATOR_VERSIONS, instances, require
 from cute_kernels.interrupts import deferred
 
 _COMPILING = threading.local()
@@ -155,3 +155,51 @@ def context_initialisers() -> Iterator[tuple[Any, str]]:
     """Public functions of CuTe DSL that make a CUDA context, which needs a driver: (module, name)."""
     if importlib.util.find_spec("cutlass.cuda") is not None:  # since 4.8
         yield importlib.import_module("cutlass.cuda"), "initialize_cuda_context"
+
+
+# --- arguments of `cute.compile`, and of calls of what it has compiled -----------------------------------------------
+
+
+def is_fake_tensor(value: Any) -> bool:
+    """Whether an argument of `cute.compile` stands for a tensor by its type, extents and strides alone."""
+    import cutlass.cute.runtime
+
+    return isinstance(value, cutlass.cute.runtime._FakeTensor)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether an argument of `cute.compile` is a tensor, fake or of memory."""
+    import cutlass.cute.runtime
+
+    return isinstance(value, (cutlass.cute.runtime._FakeTensor, cutlass.cute.runtime._Tensor))
+
+
+def is_pointer(value: Any) -> bool:
+    """Whether an argument of `cute.compile` is a pointer."""
+    import cutlass.cute.runtime
+
+    return isinstance(value, cutlass.cute.runtime._Pointer)
+
+
+def is_constexpr(field: dataclasses.Field) -> bool:
+    """Whether a field of a data class is a constant of the compiled function."""
+    import cutlass.base_dsl.utils.tree_utils
+
+    return cutlass.base_dsl.utils.tree_utils.is_constexpr_field(field)
+
+
+def adapted(value: Any) -> Any:
+    """An argument as the object that CuTe DSL makes of it, if it has an adapter for its type."""
+    import cutlass.base_dsl.runtime.jit_arg_adapters
+
+    if hasattr(value, "__c_pointers__"):
+        return value
+    adapter = cutlass.base_dsl.runtime.jit_arg_adapters.JitArgAdapterRegistry.get_registered_adapter(value)
+    return value if adapter is None else adapter(value)
+
+
+def c_pointers(value: Any) -> list[Any]:
+    """Addresses of what an `adapted` argument is passed by."""
+    import cutlass.base_dsl.typing
+
+    return cutlass.base_dsl.typing.get_c_pointers(value)

@@ -5,7 +5,7 @@
 
 `enable` registers replacements with `transformers.monkey_patching`, which puts them where a model is built from a
 checkpoint or a config; `convert` changes a model that exists. Either way parameters keep their names and checkpoints
-do not change.
+do not change. Of some families the embedding is replaced, positions included; of the others the layer in it.
 
 Pixels: a processor with ``do_rescale=False`` and ``do_normalize=False`` gives uint8, which is normalised here, in the
 kernel; what it normalised itself is multiplied as it is.
@@ -16,21 +16,24 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from cute_kernels.nn.availability import is_plain
+from cute_kernels.integrations import processors
+from cute_kernels.integrations.processors import PerChannel
+from cute_kernels.integrations.replace import Found, convert_all
+from cute_kernels.nn import layers
+from cute_kernels.nn.availability import is_plain, traced
 from cute_kernels.nn.calls import change_class, check_reachable, reaches_class, why_called, why_own
 from cute_kernels.nn.engine import PatchEngine, check_tensor
 from cute_kernels.nn.layers import EngineMixin
 from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
 from cute_kernels.nn.positions import PositionCache, checked_grids
-
-_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+from cute_kernels.nn.raw import pixels_of, stand_in
 
 
 class _Images(EngineMixin):
@@ -67,7 +70,8 @@ class _Images(EngineMixin):
                 f"pixel_values has shape {list(pixel_values.shape)}, whose {grid[0]} x {grid[1]} patches are not the "
                 f"model's {positions.shape[0]}; allowed with interpolate_pos_encoding=True"
             )
-        return self.engine.images(pixel_values, layer.weight, layer.bias, positions)
+        ids = None if interpolate_pos_encoding else self.position_ids
+        return self.engine.images(pixel_values, layer.weight, layer.bias, positions, ids)
 
     def _takes_over(self, pixel_values: torch.Tensor) -> bool:
         layer, positions = self.patch_embedding, self.position_embedding
@@ -77,7 +81,7 @@ class _Images(EngineMixin):
             or why_own(self, "interpolate_pos_encoding")
         )
         numbers = why is None and is_plain(pixel_values)  # else the plain module runs, whatever the positions are
-        if numbers and not self.positions.in_order(self.position_ids, positions.num_embeddings):
+        if numbers and not traced() and not self.positions.in_order(self.position_ids, positions.num_embeddings):
             why = "position_ids are not the positions in their order"
         return self.engine.takes_over_unless(
             why, pixel_values, lambda: (layer.weight, layer.bias, positions.weight), training=self.training
@@ -129,14 +133,20 @@ class _Rows(EngineMixin):
         super().__init__(*arguments, **named)
         _equip(self)
 
+    def layer(self) -> tuple[str, type, torch.nn.Module]:
+        """Name and kind of the layer, and itself: a convolution, or the linear one that the library's fusion makes."""
+        name, kind = ("linear_proj", torch.nn.Linear) if "linear_proj" in self._modules else ("proj", torch.nn.Conv3d)
+        return name, kind, self._modules[name]
+
     def engine_weight(self) -> torch.Tensor:
-        return self.proj.weight
+        return self.layer()[2].weight
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        layer = self.proj
+        name, kind, layer = self.layer()
+        hidden_states = pixels_of(hidden_states)
         rows = hidden_states.reshape(-1, layer.weight[0].numel())
         takes_over = self.engine.takes_over_unless(
-            why_called("proj", layer, torch.nn.Conv3d), rows, lambda: (layer.weight, layer.bias), training=self.training
+            why_called(name, layer, kind), rows, lambda: (layer.weight, layer.bias), training=self.training
         )
         self.engine.check_pixels(rows, by_kernel=takes_over)
         if not takes_over:
@@ -144,25 +154,76 @@ class _Rows(EngineMixin):
         return self.engine.rows(rows, layer.weight, layer.bias)
 
 
+class _Conditioner:
+    """``RadioInputConditioner``: leaves the normalisation of raw pixels to the layer."""
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return pixel_values if pixel_values.dtype == torch.uint8 else super().forward(pixel_values)
+
+
 @dataclass(frozen=True)
 class _Family:
-    """A class of the library, what takes its place, and the normalisation of its models' processors."""
+    """A class of the library, and what is replaced: itself, or a layer in it.
+
+    Attributes:
+        module: where the class is.
+        name: of the class.
+        mixin: what takes its place; None where its layer does:
+        layer: name of that convolution or linear layer.
+        entries: classes, itself or such that hold it, which cast pixels on their way.
+        mean, std: normalisation of all processors of such models; None where they differ.
+    """
 
     module: str
     name: str
-    mixin: type
-    mean: float | tuple[float, ...] = 0.5
-    std: float | tuple[float, ...] = 0.5
+    mixin: type | None = None
+    layer: str = ""
+    entries: tuple[str, ...] = ()
+    mean: float | tuple[float, ...] | None = None
+    std: float | tuple[float, ...] | None = None
+
+
+_HALF = {"mean": 0.5, "std": 0.5}
+_CLIP = {
+    "mean": (0.48145466, 0.4578275, 0.40821073),
+    "std": (0.26862954, 0.26130258, 0.27577711),
+}
+
+
+def _layer_of(module: str, name: str, layer: str, *holders: str, casts: bool = True) -> _Family:
+    """A family whose layer is replaced.
+
+    Args:
+        holders: classes that cast pixels before they call the class ``name``.
+        casts: whether ``name`` does, too.
+    """
+    return _Family(module, name, layer=layer, entries=(name, *holders) if casts else holders)
 
 
 _FAMILIES = {
-    "siglip": _Family("siglip", "SiglipVisionEmbeddings", _Images),
-    "siglip2": _Family("siglip2", "Siglip2VisionEmbeddings", _NaFlex),
-    "qwen2_vl": _Family("qwen2_vl", "PatchEmbed", _Rows, _CLIP_MEAN, _CLIP_STD),
-    "qwen2_5_vl": _Family("qwen2_5_vl", "Qwen2_5_VisionPatchEmbed", _Rows, _CLIP_MEAN, _CLIP_STD),
-    "qwen3_vl": _Family("qwen3_vl", "Qwen3VLVisionPatchEmbed", _Rows),
-    "qwen3_vl_moe": _Family("qwen3_vl_moe", "Qwen3VLMoeVisionPatchEmbed", _Rows),
+    "siglip": _Family("siglip", "SiglipVisionEmbeddings", _Images, **_HALF),
+    "siglip2": _Family("siglip2", "Siglip2VisionEmbeddings", _NaFlex, **_HALF),
+    "qwen2_vl": _Family("qwen2_vl", "PatchEmbed", _Rows, entries=("Qwen2VLModel",), **_CLIP),
+    "qwen2_5_vl": _Family("qwen2_5_vl", "Qwen2_5_VisionPatchEmbed", _Rows, entries=("Qwen2_5_VLModel",), **_CLIP),
+    "qwen3_vl": _Family("qwen3_vl", "Qwen3VLVisionPatchEmbed", _Rows, entries=("Qwen3VLModel",), **_HALF),
+    "qwen3_vl_moe": _Family("qwen3_vl_moe", "Qwen3VLMoeVisionPatchEmbed", _Rows, entries=("Qwen3VLMoeModel",), **_HALF),
+    "qwen3_5": _Family("qwen3_5", "Qwen3_5VisionPatchEmbed", _Rows, entries=("Qwen3_5Model",), **_HALF),
+    "qwen3_5_moe": _Family("qwen3_5_moe", "Qwen3_5MoeVisionPatchEmbed", _Rows, entries=("Qwen3_5MoeModel",), **_HALF),
+    "clip": _layer_of("clip", "CLIPVisionEmbeddings", "patch_embedding"),
+    "metaclip_2": _layer_of("metaclip_2", "MetaClip2VisionEmbeddings", "patch_embedding"),
+    "dinov2": _layer_of("dinov2", "Dinov2PatchEmbeddings", "projection"),
+    "dinov2_with_registers": _layer_of(
+        "dinov2_with_registers", "Dinov2WithRegistersPatchEmbeddings", "projection"
+    ),
+    "dinov3_vit": _layer_of(
+        "dinov3_vit", "DINOv3ViTEmbeddings", "patch_embeddings", "DINOv3ViTModel", "DINOv3ViTBackbone"
+    ),
+    "aimv2": _layer_of("aimv2", "Aimv2VisionEmbeddings", "patch_embed", casts=False),
+    "internvl": _layer_of("internvl", "InternVLVisionPatchEmbeddings", "projection"),
+    "radio": _layer_of("radio", "RadioPatchEmbeddings", "patch_projection", casts=False),
 }
+# With what lies in front of an embedding.
+_KNOWN = _FAMILIES | {"conditioner": _Family("radio", "RadioInputConditioner", _Conditioner)}
 _active: dict[str, PatchOptions] = {}
 
 
@@ -182,9 +243,10 @@ def enable(
     Args:
         precision: what is multiplied, see `cute_kernels.nn.PatchOptions`. ``"int8"`` and ``"int16"`` take uint8 pixels,
             which reach the embedding in SigLIP and SigLIP2 only: Qwen's models cast what they are given, and are left
-            alone with these precisions.
+            alone with these precisions (`convert` opens them). ``"auto"`` follows the type of the weight.
         models: which of ``"siglip"`` (SigLIP, and SigLIP2 of fixed resolution), ``"siglip2"`` (NaFlex), ``"qwen2_vl"``,
-            ``"qwen2_5_vl"``, ``"qwen3_vl"`` and ``"qwen3_vl_moe"``; None takes all that this transformers has.
+            ``"qwen2_5_vl"``, ``"qwen3_vl"``, ``"qwen3_vl_moe"``, ``"qwen3_5"`` and ``"qwen3_5_moe"``; None takes all
+            that this transformers has.
         mean, std: normalisation of the processor; None takes the default of each family's checkpoints.
         pixels, backend: see `cute_kernels.nn.PatchOptions`.
 
@@ -198,13 +260,15 @@ def enable(
     options = {name: _options(name, precision, mean, std, pixels, backend) for name in _chosen(models, precision)}
     registry = _registry()
     names = {name: _FAMILIES[name].name for name in options if _original(name) is not None}
+    registered = registry.get_patch_mapping()
     for name in names.values():
-        if name in registry.get_patch_mapping():
+        if name in registered and not _is_fused(registered[name]):
             raise ValueError(f"{name} has a replacement registered already: unregister_patch_mapping([{name!r}]) first")
     # Anchored: keys are searched for in class names as regular expressions.
     mapping = {f"^{_FAMILIES[name].name}$": _class(name) for name in names}
     registry.register_patch_mapping(mapping, overwrite=True)
     _active.update({name: options[name] for name in names})
+    _fuse(lambda name, fused: _class(name, fused) if name in _active else fused)
     return tuple(names)
 
 
@@ -222,12 +286,49 @@ def disable() -> None:
             if isinstance(value, type) and value in replaced:
                 setattr(module, attribute, replaced[value])
     _active.clear()
+    _fuse(None)
+
+
+def _is_fused(kind: type) -> bool:
+    """Whether a class is one that the library's fusion of patch embeddings made, or ours over it."""
+    fusion = sys.modules.get("transformers.fusion_mapping")
+    return fusion is not None and issubclass(kind, fusion._FusedPatchEmbeddingMixin)
+
+
+def _fuse(over: Callable[[str, type], type] | None) -> None:
+    """Has the library's fusion (``fusion_config={"patch_embeddings": True}``) make other classes.
+
+    Args:
+        over: gives the class for a family's name and the library's class; None leaves that one.
+    """
+    try:
+        fusion = _library("transformers.fusion_mapping")
+        registry, spec = fusion._FUSION_REGISTRY, fusion.PatchEmbeddingsFusionSpec
+    except (ModuleNotFoundError, AttributeError):  # of a transformers before it
+        return
+    families = {_original(name, loaded_only=True): name for name, family in _FAMILIES.items() if family.mixin is _Rows}
+
+    def replaced(fused: type) -> type:
+        fused = fused.__bases__[-1] if issubclass(fused, EngineMixin) else fused
+        name = families.get(fused.__bases__[-1])
+        return fused if over is None or name is None else over(name, fused)
+
+    class Spec(spec):
+        def make_fused_class(self, original_cls: type) -> type:
+            return replaced(super().make_fused_class(original_cls))
+
+    registry["patch_embeddings"] = spec() if over is None else Spec()
+    fusion._FUSION_DISCOVERY_CACHE.pop("patch_embeddings", None)  # which has classes as they were
+    known = _registry().get_patch_mapping().items()
+    mapping = {name: replaced(kind) for name, kind in known if _is_fused(kind)}
+    _registry().register_patch_mapping(mapping, overwrite=True)
 
 
 def convert(
     model: torch.nn.Module,
     precision: Precision = "bf16",
     *,
+    processor: Any = None,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     pixels: Pixels = "auto",
@@ -236,68 +337,186 @@ def convert(
     """Gives a model that exists this package's patch embedding, in place, and returns it.
 
     Args:
-        model: any model with an embedding of one of the families of `enable`.
-        precision, mean, std, pixels, backend: as for `enable`.
+        model: any model with an embedding of one of the families of `enable`, or of CLIP, MetaCLIP 2, DINOv2, DINOv3,
+            AIMv2, InternVL or C-RADIO, whose layer alone is replaced.
+        precision: as for `enable`; all families take uint8 pixels.
+        processor: the model's image processor or its configuration, which says how pixels are normalised.
+        mean, std: the normalisation itself. Without it and a processor it is that of the processor's configuration
+            beside the checkpoint, if that is on this machine, or else what all checkpoints of the family have.
+        pixels, backend: as for `enable`.
 
     Raises:
         ModuleNotFoundError: no transformers.
-        TypeError, ValueError: an argument that is not allowed; a model without such an embedding, or with one that the
-            precision cannot serve, or whose instance has a forward of its own; accelerate's hooks are kept.
+        TypeError, ValueError: an argument that is not allowed; a model without such an embedding, or whose instance has
+            a forward of its own (accelerate's hooks are kept); a normalisation that is not known.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is {type(model).__name__}, expected torch.nn.Module")
-    found = []
-    for name in _FAMILIES:
-        original = _original(name, loaded_only=True)
-        for module in model.modules():
-            if original is not None and type(module) in (original, _class(name)):
-                _chosen((name,), precision)
-                found.append((module, name, _options(name, precision, mean, std, pixels, backend)))
+    found = [each for each in _embeddings(model) if _is_replaceable(*each[1:])]
     if not found:
-        raise ValueError(f"model is {type(model).__name__}, which has no embedding of {', '.join(_FAMILIES)}")
-    for module, name, _ in found:
-        check_reachable(module, f"the model's {name} embedding")
-    for module, name, options in found:
-        change_class(module, _class(name))
-        _equip(module, options)
+        raise _no_embedding(model)
+    known = _normalisation(model, processor)
+    options = {name: _options(name, precision, mean, std, pixels, backend, known) for _, _, name in found}
+    for _, module, name in found:
+        if not _FAMILIES[name].layer:
+            check_reachable(module, f"the model's {name} embedding")
+    inner = [_layer_in(path, module, name, options[name]) for path, module, name in found if _FAMILIES[name].layer]
+    if inner:
+        convert_all(model, inner, ", ".join(_FAMILIES))
+    for _, module, name in found:
+        if not _FAMILIES[name].layer:
+            base = type(module).__bases__[-1] if isinstance(module, EngineMixin) else type(module)
+            change_class(module, _class(name) if base is _original(name) else _class(name, base))
+            _equip(module, options[name])
+    for module in model.modules():
+        if type(module) is _original("conditioner", loaded_only=True):
+            change_class(module, _class("conditioner"))
+    for path, _, name in found:
+        _open_entries(model, path, _FAMILIES[name])
     return model
 
 
 def revert(model: torch.nn.Module) -> torch.nn.Module:
     """Gives a model its library's embedding back, in place, and returns it."""
     for module in model.modules():
-        for name in _FAMILIES:
+        for number, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, _RawPixels):
+                del module._forward_pre_hooks[number], module._forward_pre_hooks_with_kwargs[number]
+        for name, family in _KNOWN.items():
             original = _original(name, loaded_only=True)
-            if original is not None and type(module) is _class(name):
-                change_class(module, original)
-                del module.engine, module.positions
+            if original is None or not isinstance(module, original):
+                continue
+            if family.layer:
+                layers.revert_layer(getattr(module, family.layer))
+            elif issubclass(type(module), family.mixin):
+                change_class(module, type(module).__bases__[-1])
+                vars(module).pop("engine", None), vars(module).pop("positions", None)
     return model
 
 
 def is_converted(model: torch.nn.Module) -> bool:
     """Whether calls of a model's patch embeddings come to this package, and nothing stays to be converted.
 
-    What stands in place of a layer in it (an adapter, hooks) is called by this package, so it counts as converted. A
-    model that was not converted takes raw uint8 pixels for normalised ones without an error.
+    What stands in place of a layer in a replaced embedding (an adapter, hooks) is called by this package, so it counts
+    as converted; an adapter around a layer that was replaced itself does not. A model that was not converted takes raw
+    uint8 pixels for normalised ones without an error.
 
     Raises:
         TypeError: no module.
-        ValueError: a model without an embedding of the families of `enable`, converted or not.
+        ValueError: a model without an embedding of the families of `convert`, converted or not.
+    """
+    found = _embeddings(model)
+    if not found:
+        raise _no_embedding(model)
+    return all(_reaches_us(module, _FAMILIES[name]) for _, module, name in found)
+
+
+def _embeddings(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, str]]:
+    """Embeddings in a model: where, themselves, and their family.
+
+    Raises:
+        TypeError: no module.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected torch.nn.Module")
-    originals = {_original(name, loaded_only=True) for name in _FAMILIES} - {None}
-    embeddings = [module for module in model.modules() if isinstance(module, tuple(originals))]
-    found = [isinstance(module, EngineMixin) and reaches_class(module) for module in embeddings]
-    if not found:
-        raise ValueError(f"model is {type(model).__name__}, which has no embedding of {', '.join(_FAMILIES)}")
-    return all(found)
+    originals = {name: _original(name, loaded_only=True) for name in _FAMILIES}
+    return [
+        (path, module, name)
+        for path, module in model.named_modules()
+        for name, original in originals.items()
+        if original is not None and isinstance(module, original)
+    ]
+
+
+def _no_embedding(model: torch.nn.Module) -> ValueError:
+    return ValueError(f"model is {type(model).__name__}, which has no embedding of {', '.join(_FAMILIES)}")
+
+
+def _is_replaceable(module: torch.nn.Module, name: str) -> bool:
+    """Whether a module is the library's or ours, and nobody's subclass, where its forward is replaced."""
+    kind = type(module)
+    return bool(_FAMILIES[name].layer) or kind in (_original(name), _class(name)) or _is_fused(kind)
+
+
+def _reaches_us(module: torch.nn.Module, family: _Family) -> bool:
+    if family.layer:
+        return reaches_class(module) and layers.is_converted(getattr(module, family.layer))
+    return isinstance(module, EngineMixin) and reaches_class(module)
+
+
+def _layer_in(path: str, module: torch.nn.Module, name: str, options: PatchOptions) -> Found:
+    layer = getattr(module, _FAMILIES[name].layer)
+    channels = getattr(layer, "in_channels", None) or getattr(module, "num_channels", options.channels)
+    if channels != options.channels:
+        options = replace(options, channels=channels, mean=_uniform(options.mean), std=_uniform(options.std))
+    return f"{path}.{_FAMILIES[name].layer}".lstrip("."), layer, options
+
+
+@dataclass(frozen=True)
+class _RawPixels:
+    """Hook before a module that casts pixels: uint8 ones reach the converted module at ``path`` in it all the same."""
+
+    path: str
+
+    def __call__(self, module: torch.nn.Module, arguments: tuple, named: dict[str, Any]) -> tuple[tuple, dict] | None:
+        first = {0: self._given(module, arguments[0])} if arguments else {}
+        given = {name: self._given(module, value) for name, value in named.items() if name.startswith("pixel_values")}
+        return (*first.values(), *arguments[1:]), named | given
+
+    def _given(self, module: torch.nn.Module, pixels: Any) -> Any:
+        if not isinstance(pixels, torch.Tensor) or pixels.dtype != torch.uint8:
+            return pixels
+        target = module.get_submodule(self.path)
+        converted = target if isinstance(target, EngineMixin) else _converted_in(target)
+        if converted is None:
+            return pixels
+        weight, engine = converted.engine_weight(), converted.engine
+        if converted is target and is_plain(weight) and not torch.compiler.is_compiling():
+            return stand_in(pixels.to(weight.device), weight.dtype)
+        if engine.options.integer and torch.compiler.is_compiling():
+            raise TypeError(
+                f"images has dtype torch.uint8 under torch.compile with precision {engine.options.precision!r}, which "
+                f"{type(module).__name__} casts: compile the parts behind it, or take 'bf16', 'fp16' or 'fp8'"
+            )
+        return engine.normalised(pixels, weight)
+
+
+def _converted_in(target: torch.nn.Module) -> EngineMixin | None:
+    """The converted layer in what was put around it."""
+    return next((module for module in target.modules() if isinstance(module, EngineMixin)), None)
+
+
+def _open_entries(model: torch.nn.Module, path: str, family: _Family) -> None:
+    """Hooks before all modules that cast the pixels of the embedding at ``path``."""
+    for outer, holder in model.named_modules():
+        if type(holder).__name__ not in family.entries or not f"{path}.".startswith(f"{outer}." if outer else ""):
+            continue
+        inner = path[len(outer) :].strip(".")
+        hook = _RawPixels(f"{inner}.{family.layer}".strip("."))
+        if hook not in holder._forward_pre_hooks.values():
+            holder.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _normalisation(model: torch.nn.Module, processor: Any) -> tuple[PerChannel, PerChannel] | None:
+    """What is done to pixels in the model itself, or by its processor; None where that is not known.
+
+    Raises:
+        ValueError: a processor that does not say.
+    """
+    conditioner = _original("conditioner", loaded_only=True)
+    for module in model.modules() if conditioner is not None else ():
+        if isinstance(module, conditioner):
+            return tuple(tuple(values.flatten().tolist()) for values in (module.norm_mean, module.norm_std))
+    if processor is None:
+        return processors.of_checkpoint(model)
+    known = processors.of_processor(processor)
+    if known is None:
+        raise ValueError(f"processor is {type(processor).__name__} without image_mean and image_std")
+    return known
 
 
 def __getattr__(name: str) -> type:
     """The classes that `enable` puts in place, by name, for those who unpickle a model."""
-    for family, known in _FAMILIES.items():
-        if name == known.name:
+    for family, known in _KNOWN.items():
+        if name == known.name and known.mixin is not None:
             found = _class(family)
             if found is not None:
                 return found
@@ -310,10 +529,18 @@ def _equip(module: torch.nn.Module, options: PatchOptions | None = None) -> None
     if options is None:
         options = _active.get(name) or _options(name, "bf16", None, None, "auto", "auto")
     channels = getattr(getattr(module, "config", None), "num_channels", None) or getattr(module, "in_channels", 3)
-    # One number for all channels fits models of another number of channels.
-    mean, std = (value[0] if len(set(value)) == 1 else value for value in (options.mean, options.std))
-    module.engine = PatchEngine(replace(options, order=module.order, channels=channels, mean=mean, std=std))
+    frames = getattr(module, "temporal_patch_size", 1)  # each a channel of its own
+    mean, std = (
+        value if isinstance(value, float) else [each for each in value for _ in range(frames)]
+        for value in (_uniform(options.mean), _uniform(options.std))
+    )
+    module.engine = PatchEngine(replace(options, order=module.order, channels=channels * frames, mean=mean, std=std))
     module.positions = PositionCache("bilinear", antialias=True) if module.order == "hwc" else PositionCache("bicubic")
+
+
+def _uniform(values: tuple[float, ...]) -> PerChannel:
+    """One number for all channels where there is one, which fits models of another number of channels."""
+    return values[0] if len(set(values)) == 1 else values
 
 
 def _chosen(models: Sequence[str] | None, precision: str) -> tuple[str, ...]:
@@ -324,22 +551,30 @@ def _chosen(models: Sequence[str] | None, precision: str) -> tuple[str, ...]:
     """
     if isinstance(models, str) or (models is not None and not isinstance(models, Sequence)):
         raise TypeError(f"models is {type(models).__name__}, expected a sequence of names")
+    whole = {name: family.mixin for name, family in _FAMILIES.items() if not family.layer}
     for name in models or ():
-        if name not in _FAMILIES:
-            raise ValueError(f"models has {name!r}, allowed: {', '.join(map(repr, _FAMILIES))}")
-    served = tuple(n for n, f in _FAMILIES.items() if f.mixin is not _Rows or precision not in ("int8", "int16"))
+        if name not in whole:
+            other = "; convert(model) serves it" if name in _FAMILIES else ""
+            raise ValueError(f"models has {name!r}, allowed: {', '.join(map(repr, whole))}{other}")
+    served = tuple(name for name, mixin in whole.items() if mixin is not _Rows or precision not in ("int8", "int16"))
     for name in models or ():
         if name not in served:
             raise ValueError(
                 f"precision = {precision!r} for {name!r}, whose model casts pixels to a floating-point type; allowed: "
-                "'bf16', 'fp16', 'fp8'"
+                "'bf16', 'fp16', 'fp8', 'auto', or convert(model)"
             )
     return served if models is None else tuple(models)
 
 
-def _options(name: str, precision, mean, std, pixels, backend) -> PatchOptions:
+def _options(name: str, precision, mean, std, pixels, backend, known=None) -> PatchOptions:
     family = _FAMILIES[name]
-    mean, std = (family.mean if mean is None else mean), (family.std if std is None else std)
+    known_mean, known_std = known or (family.mean, family.std)
+    mean, std = (known_mean if mean is None else mean), (known_std if std is None else std)
+    if mean is None or std is None:
+        raise ValueError(
+            f"mean and std of a {name} model are not known, for no processor's configuration lies beside its "
+            "checkpoint; allowed: processor=.., or both of mean=.. and std=.."
+        )
     return PatchOptions(precision=precision, mean=mean, std=std, pixels=pixels, backend=backend)
 
 
@@ -371,12 +606,12 @@ _originals: dict[str, type] = {}
 def _original(name: str, *, loaded_only: bool = False) -> type | None:
     """The library's class, or None where this transformers has no such model (or has not loaded it yet)."""
     if name not in _originals:
-        family = _FAMILIES[name]
+        family = _KNOWN[name]
         path = f"transformers.models.{family.module}.modeling_{family.module}"
         if loaded_only and path not in sys.modules:
             return None
         try:
-            _originals[name] = getattr(_library(path), family.name)
+            _originals[name] = getattr(_library(path), family.name, None)
         except ModuleNotFoundError as error:
             if error.name is None or not path.startswith(error.name) or error.name == "transformers":
                 raise
@@ -385,10 +620,14 @@ def _original(name: str, *, loaded_only: bool = False) -> type | None:
 
 
 @functools.cache
-def _class(name: str) -> type | None:
-    """Class that takes the place of a family's. It has that class's name, which device maps go by."""
-    original = _original(name)
+def _class(name: str, fused: type | None = None) -> type | None:
+    """Class that takes the place of a family's, or of the one that the library's fusion made of it.
+
+    It has that class's name, which device maps go by.
+    """
+    original = fused or _original(name)
     if original is None:
         return None
-    members = {"family": name, "__module__": __name__, "__doc__": _FAMILIES[name].mixin.__doc__}
-    return type(original.__name__, (_FAMILIES[name].mixin, original), members)
+    mixin = _KNOWN[name].mixin
+    members = {"family": name, "__module__": __name__, "__doc__": mixin.__doc__}
+    return type(original.__name__, (mixin, original), members)

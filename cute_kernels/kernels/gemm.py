@@ -14,8 +14,7 @@ from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, activate, scale_add, scales_of
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, launch_clusters
-from cute_kernels.kernels.staging import staging_layout
-from cute_kernels.kernels.tma import Tma, store_tma
+from cute_kernels.kernels.tma import Tma, staging_layout, store_tma
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.base import ITEMSIZE
 
@@ -29,16 +28,23 @@ class Addends:
     Attributes:
         scales: multipliers of the accumulators, ``[M, batches]`` and ``[N, batches]``.
         residual: ``[M, pitch, batches]``, rows of whole 16 bytes.
-        out_factor: of an output of 8 bits.
+        out_factor: of an output of 8 bits, the reciprocal of its scale; before `loaded` the scale, or where it is.
     """
 
     scales: Scales | None = None
     residual: cute.Tensor | None = None
-    out_factor: Float32 | None = None
+    out_factor: Float32 | cute.Tensor | None = None
 
     def loaded(self) -> Addends:
-        """With the call's number in a register; global memory may be read from here on."""
-        return self if self.scales is None else replace(self, scales=self.scales.loaded())
+        """With the call's numbers in registers; global memory may be read from here on."""
+        scales, out = self.scales, self.out_factor
+        if isinstance(out, cute.Tensor):
+            out = out[0]
+        return replace(
+            self,
+            scales=None if scales is None else scales.loaded(),
+            out_factor=None if out is None else ptx.rcp_rn_f32(out),
+        )
 
     @cute.jit
     def row_factor(self, row: Int32, batch: Int32) -> Float32 | None:
@@ -150,7 +156,7 @@ class GemmHost:
         row_scale: cute.Pointer | None,
         column_scale: cute.Pointer | None,
         residual_pointer: cute.Pointer | None,
-        out_factor: Float32 | None,
+        out_scale: Float32 | cute.Pointer | None,
         m: Int32,
         n: Int32,
         k: Int32,
@@ -181,7 +187,7 @@ class GemmHost:
                 row_scale=row_scale,
                 column_scale=column_scale,
                 residual=residual_pointer,
-                out_factor=out_factor,
+                out_scale=out_scale,
                 m=m,
                 n=n,
                 batches=batches,
@@ -220,7 +226,7 @@ def gemm_addends(
     row_scale: cute.Pointer | None,
     column_scale: cute.Pointer | None,
     residual: cute.Pointer | None,
-    out_factor: Float32 | None,
+    out_scale: Float32 | cute.Pointer | None,
     m: Int32,
     n: Int32,
     batches: Int32,
@@ -234,14 +240,32 @@ def gemm_addends(
     if residual is not None:
         pitch = row_pitch(n, problem.residual)
         view = matrices(residual, m, pitch, pitch, batches, problem.residual)
-    return Addends(scales, view, out_factor)
+    if problem.out_scale_source == "pointer":
+        out_scale = cute.make_tensor(out_scale, cute.make_layout(1))
+    return Addends(scales, view, out_scale)
 
 
 def bias_view(pointer: cute.Pointer | None, plan: GemmPlan, n: Int32) -> cute.Tensor | None:
-    """FP32 values of all columns of all tiles."""
-    if pointer is None:
+    """``[N]`` in its own type."""
+    return None if pointer is None else cute.make_tensor(pointer, cute.make_layout(cute.assume(n, plan.bias_vector)))
+
+
+@cute.jit
+def biases(
+    bias: cute.Tensor | None, column: Int32, count: cutlass.Constexpr[int], vector: cutlass.Constexpr[int]
+) -> cute.Tensor | None:
+    """FP32 registers with the bias of ``count`` columns, from a multiple of that many on; of the last one beyond N.
+
+    ``vector``: `GemmPlan.bias_vector`.
+    """
+    if cutlass.const_expr(bias is None):
         return None
-    return cute.make_tensor(pointer, cute.make_layout(cute.ceil_div(n, plan.cluster_columns) * plan.cluster_columns))
+    loaded = _row_of(bias, column, count, math.gcd(vector, count))
+    if cutlass.const_expr(bias.element_type is Float32):
+        return loaded
+    values = cute.make_rmem_tensor(loaded.layout, Float32)
+    values.store(loaded.load().to(Float32))
+    return values
 
 
 @cute.jit

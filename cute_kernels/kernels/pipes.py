@@ -1,7 +1,7 @@
-"""Device side of `cute_kernels.kernels.graph`: the mbarriers of each edge, and how a role waits and signals.
+"""Device side of `cute_kernels.kernels.graph`: the mbarriers of each edge, how a role waits and signals, its stamps.
 
 Phases follow one convention: a ring starts empty, so a producer begins with parity 1 (the phase before the first,
-which counts as complete) and a consumer with parity 0. Signals of one architecture alone are in its own ``pipes.py``.
+which counts as complete) and a consumer with parity 0. Signals of CTA pairs are in ``sm100/cta_pair.py``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,78 @@ from typing import TypeVar
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
+from cutlass import Boolean, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
 
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Edge, Graph, Signal
-from cute_kernels.kernels.stamps import NO_STAMPS, Stamps
 from cute_kernels.plan import Plan
-from cute_kernels.plan.base import Phase, wait_phase
+from cute_kernels.plan.base import BEGIN, COUNT, FINISH, HEADER, PHASE_BITS, SM, Phase, row_words, wait_phase
 
 PipelineState = pipeline.PipelineState
+
+
+# --- clock stamps of the warps of a kernel that is compiled for profiling; of any other kernel, nothing at all -------
+
+
+class Stamps:
+    """Stamps of one warp, as `cute_kernels.plan.base` says. All its lanes call every method, one of them stores.
+
+    Without a row nothing is generated.
+    """
+
+    def __init__(self, row: cute.Pointer | None = None, capacity: int = 0) -> None:
+        self._row = row
+        if row is not None:
+            self._count = cute.make_rmem_tensor(cute.make_layout(1), Int32)
+            self._count[0] = Int32(0)
+            self._stores = Int32(cute.arch.lane_idx() == 0)
+            self._limit = self._stores * capacity
+            self._store_clock_and_time(BEGIN)
+
+    def mark(self, phase: int) -> None:
+        """A phase begins now, and the one before it ends."""
+        if self._row is not None:
+            stamp = cute.arch.clock64() << PHASE_BITS | int(phase)
+            count = self._count[0]
+            ptx.st_global_b64_if(self._row + (HEADER + count), stamp, Int32(count < self._limit))
+            self._count[0] = count + 1
+
+    def finish(self) -> None:
+        """The warp's role is over."""
+        if self._row is not None:
+            self.mark(Phase.END)
+            self._store_clock_and_time(FINISH)
+            self._store(COUNT, Int64(self._count[0]))
+            self._store(SM, Int64(cute.arch.smid()))
+
+    def _store_clock_and_time(self, word: int) -> None:
+        self._store(word, cute.arch.clock64())
+        self._store(word + 1, cute.arch.globaltimer())
+
+    def _store(self, word: int, value: Int64) -> None:
+        ptx.st_global_b64_if(self._row + word, value, self._stores)
+
+
+NO_STAMPS = Stamps()
+"""Stamps of a kernel that is not profiled."""
+
+
+def make_stamps(plan: Plan, profile: cute.Pointer | None, warp: Int32) -> Stamps:
+    """Stamps of this warp.
+
+    Args:
+        plan: what was compiled for so many stamps.
+        profile: the buffer of `cute_kernels.plan.base.profile_shape`, or None.
+        warp: index in the CTA.
+    """
+    if profile is None:
+        return NO_STAMPS
+    row = cute.arch.block_idx()[0] * len(plan.roles) + warp
+    return Stamps(profile + row * row_words(plan), plan.profile)
+
+
+# --- the mbarriers of an edge ----------------------------------------------------------------------------------------
 
 
 class Pipe:
@@ -156,3 +220,50 @@ def init_barriers(graph: Graph, barriers: cute.Pointer) -> None:
         for stage in range(barrier.stages):
             cute.arch.mbarrier_init(barriers + barrier.slot + stage, barrier.arrivals)
     cute.arch.mbarrier_init_fence()
+
+
+@cute.jit
+def begin(
+    graph: cutlass.Constexpr[Graph], is_load_warp: Boolean, barriers: cute.Pointer, atoms: tuple[cute.CopyAtom, ...]
+) -> None:
+    """Begins a kernel: initialises barriers; afterwards the cluster sees them, and global memory may be touched."""
+    if is_load_warp:
+        for atom in atoms:
+            cpasync.prefetch_descriptor(atom)
+        with cute.arch.elect_one():
+            init_barriers(graph, barriers)
+    if cutlass.const_expr(graph.ctas > 1):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
+    ptx.griddepcontrol()
+
+
+# --- signals of SM90a: warpgroups release a stage to every CTA that loads into it ------------------------------------
+
+
+class Sm90Pipe(Pipe):
+    @cute.jit
+    def arrive_written(self, state: PipelineState, lane: Int32) -> None:
+        """Producer warp: its writes to the stage are done and ordered before the async proxy, by every lane."""
+        if lane == 0:
+            cute.arch.mbarrier_arrive(self.full + state.index)
+
+    @cute.jit
+    def arrive_empty(
+        self, state: PipelineState, thread: Int32, ctas: cutlass.Constexpr[int], first: int | Int32 = 0
+    ) -> None:
+        """Consumer warpgroup: releases the stage to every CTA that multicasts into it.
+
+        Args:
+            state: the stage.
+            thread: index in the warpgroup; thread i signals CTA ``first + i``.
+            ctas: CTAs that share the stage.
+            first: the first of them.
+        """
+        if thread < ctas:
+            if cutlass.const_expr(ctas == 1):
+                cute.arch.mbarrier_arrive(self.empty + state.index)
+            else:
+                cute.arch.mbarrier_arrive(self.empty + state.index, thread + first)

@@ -64,6 +64,14 @@ def mul_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
 
 
 @dsl_user_op
+def rcp_rn_f32(a: Float32, *, loc=None, ip=None) -> Float32:
+    """FP32 reciprocal rounded to nearest even."""
+    return cute.arch.inline_ptx(
+        "rcp.rn.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[a], loc=loc, ip=ip
+    )
+
+
+@dsl_user_op
 def add_rn_bf16x2_by_fma(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
     """Two sums of BF16, each rounded once to nearest even, where ``add.bf16x2`` (sm_90 and later) is missing."""
     return cute.arch.inline_ptx(
@@ -110,9 +118,7 @@ def add_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
 @dsl_user_op
 def prefetch_global_l2(source: cute.Pointer, *, loc=None, ip=None) -> None:
     """Asks for the cache line of an address."""
-    cute.arch.inline_ptx(
-        "prefetch.global.L2 [{$r0}];", read_only_args=[source.toint(loc=loc, ip=ip)], loc=loc, ip=ip
-    )
+    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[source.toint(loc=loc, ip=ip)], loc=loc, ip=ip)
 
 
 @dsl_user_op
@@ -120,8 +126,11 @@ def cvt_rn_satfinite_e4m3x2_f32(low: Float32, high: Float32, *, loc=None, ip=Non
     """Two FP32 numbers rounded to E4M3, to nearest even, ``low`` in the lower byte; beyond 448 they become 448."""
     return cute.arch.inline_ptx(
         "cvt.rn.satfinite.e4m3x2.f32 {$w0}, {$r0}, {$r1};",
-        write_only_types=[Int16], read_only_args=[high, low], loc=loc, ip=ip,
-    )  # fmt: skip
+        write_only_types=[Int16],
+        read_only_args=[high, low],
+        loc=loc,
+        ip=ip,
+    )
 
 
 def _operation(instruction: str, kind: type, operands: tuple, loc, ip) -> Float32 | Int32:

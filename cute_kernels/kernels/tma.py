@@ -1,7 +1,10 @@
-"""TMA copies by boxes: operations, swizzled boxes in shared memory, and the two sides of a copy."""
+"""TMA copies by boxes: operations, swizzled boxes in shared memory, the two sides of a copy, and staging of stores."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int16, Int32
 from cutlass.cute.nvgpu import cpasync, tcgen05, warpgroup
@@ -87,3 +90,196 @@ def fetch(
 def all_ctas(ctas: int) -> Int16 | None:
     """Bit mask of the CTAs of a cluster; None of one alone."""
     return Int16((1 << ctas) - 1) if ctas > 1 else None
+
+
+# --- output staging: a warp's ring of store buffers in shared memory, and the TMA stores that read them --------------
+# Rows have 128, 64 or 32 bytes, with the swizzle of that name. Regions begin on multiples of 1024 bytes, because
+# swizzles permute bits of absolute addresses.
+
+
+CHUNK_BYTES = 16
+"""Bytes that a swizzle moves around as a whole; also the widest shared-memory store."""
+
+LINE_BYTES = 128
+"""Bytes whose number selects how a swizzle moves chunks: those of all banks."""
+
+
+def staging_layout(rows: int, columns: int, row_bytes: int = 128, buffers: int | None = None) -> cute.ComposedLayout:
+    """``[rows, columns]`` of ``row_bytes``, with the swizzle of that name.
+
+    With ``buffers`` there is a last mode of consecutive buffers.
+    """
+    bits = (row_bytes // CHUNK_BYTES).bit_length() - 1
+    if buffers is None:
+        return swizzled(cute.make_layout((rows, columns), stride=(columns, 1)), bits)
+    return swizzled(cute.make_layout((rows, columns, buffers), stride=(columns, 1, rows * columns)), bits)
+
+
+@dataclass(frozen=True)
+class StagingBuffer:
+    """A buffer in shared memory, and the TMA store of its content.
+
+    Attributes:
+        buffer: where it begins: a multiple of the period of its swizzle.
+        atom, source, target: TMA store of the buffer to a box of the output; TMA clips what is beyond the output.
+    """
+
+    buffer: cute.Pointer
+    atom: cute.CopyAtom
+    source: cute.Tensor
+    target: cute.Tensor
+
+    @cute.jit
+    def issue(self, *coordinates: Int32) -> None:
+        """Starts the store to a box of the output, given its coordinates, as a group of its own."""
+        cute.copy(self.atom, self.source, self.target[(None, *coordinates)])
+        cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def finish(self) -> None:
+        """The CTA must not exit before TMA has read its staging."""
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+def staging_buffer(
+    buffer: cute.Pointer, layout: cute.ComposedLayout, dtype: type, out: Tma, box: tuple[int, ...]
+) -> StagingBuffer:
+    """The buffer that begins at ``buffer``.
+
+    Args:
+        buffer: in shared memory.
+        layout: of a box in it.
+        dtype: element type of the output.
+        out: TMA store made with that layout, and its view of the output.
+        box: what is stored at once.
+    """
+    boxes = cute.local_tile(out[1], box, (None,) * len(box))
+    source, target = sides(out[0], shared_tensor(buffer, layout, dtype), boxes, len(box))
+    return StagingBuffer(buffer, out[0], source, target)
+
+
+@dataclass(frozen=True)
+class WarpStaging:
+    """The store buffers of one warp, each ``rows`` rows of ``row_bytes``. Nothing is shared between warps.
+
+    Attributes:
+        base: first buffer; a multiple of 1024 bytes, the longest period of a swizzle.
+        rows, row_bytes: rows of a buffer, and the bytes of each.
+        buffers: buffers of the ring, used in turn.
+        atom, source, target: TMA store of buffer ``[box, buffer]`` to ``[box, row block, column block]``, and batch if
+            the output has batches; TMA clips rows and columns beyond the output.
+    """
+
+    base: cute.Pointer
+    rows: int
+    row_bytes: int
+    buffers: int
+    atom: cute.CopyAtom
+    source: cute.Tensor
+    target: cute.Tensor
+
+    def chunk(self, row: Int32, chunk: Int32 | int) -> cute.Pointer:
+        """Where 16-byte chunk ``chunk`` of a row of the first buffer is kept, in bytes.
+
+        SWIZZLE_128B XORs address bits 4-6 with bits 7-9, which are ``row % 8`` as a buffer begins on 1024 bytes;
+        SWIZZLE_64B bits 4-5 with bits 7-8, SWIZZLE_32B bit 4 with bit 7.
+        """
+        line = row // (LINE_BYTES // self.row_bytes)
+        offset = row * self.row_bytes + (Int32(chunk) ^ line % (self.row_bytes // CHUNK_BYTES)) * CHUNK_BYTES
+        return self.base + cute.assume(offset, divby=CHUNK_BYTES)
+
+    def offset(self, buffer: int) -> int:
+        """Bytes from the first buffer to another one."""
+        return buffer * self.rows * self.row_bytes
+
+    @cute.jit
+    def acquire(self, pending: cutlass.Constexpr[int | None] = None) -> None:
+        """Waits until the next buffer of the ring may be written.
+
+        Bulk groups complete in order: with all but the newest ``buffers - 1`` read, the store that used it is done.
+
+        Args:
+            pending: how many of the newest groups may be unread, where a group has several buffers.
+        """
+        cute.arch.cp_async_bulk_wait_group(self.buffers - 1 if pending is None else pending, read=True)
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def store(self, buffer: cutlass.Constexpr[int], *block: Int32) -> None:
+        """TMA store of one buffer to a block, once every lane has fenced its own writes and the warp agrees."""
+        self.publish()
+        self.issue(buffer, *block)
+        self.commit()
+
+    @cute.jit
+    def publish(self) -> None:
+        """Makes what the lanes wrote to the buffers visible to TMA."""
+        cute.arch.fence_view_async_shared()
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def issue(self, buffer: cutlass.Constexpr[int], *block: Int32) -> None:
+        """TMA store of one buffer to a block."""
+        cute.copy(self.atom, self.source[None, buffer], self.target[(None, *block)])
+
+    @cute.jit
+    def commit(self) -> None:
+        """Makes one group of what was issued since the last commit."""
+        cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def write_row(
+        self,
+        values: cute.Tensor,
+        chunks: tuple[cute.Pointer, ...],
+        buffer: cutlass.Constexpr[int],
+        column: cutlass.Constexpr[int],
+    ) -> None:
+        """Writes one thread's registers to its row of a buffer, beginning at ``column``, 16 bytes at a time.
+
+        ``chunks`` are the row's chunks in the first buffer, as `row_chunks` gives them.
+        """
+        count = CHUNK_BYTES * 8 // values.element_type.width
+        packed = cute.make_tensor(values.iterator, cute.make_layout((count, cute.size(values) // count)))
+        for i in cutlass.range_constexpr(cute.size(values) // count):
+            target = chunks[column // count + i] + self.offset(buffer)
+            target = cute.make_tensor(cute.recast_ptr(target, dtype=values.element_type), cute.make_layout(count))
+            cute.autovec_copy(packed[None, i], target)
+
+    def row_chunks(self, row: Int32) -> tuple[cute.Pointer, ...]:
+        """Where a row of the first buffer keeps each of its chunks."""
+        return tuple(self.chunk(row, i) for i in range(self.row_bytes // CHUNK_BYTES))
+
+    @cute.jit
+    def finish(self) -> None:
+        """The CTA must not exit before TMA has read its staging."""
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+def warp_staging(
+    storage: cute.Pointer,
+    first: Int32,
+    rows: int,
+    buffers: int,
+    atom: cute.CopyAtom,
+    out: cute.Tensor,
+    dtype: type,
+    row_bytes: int = 128,
+) -> WarpStaging:
+    """The ring of ``buffers`` buffers that begins at buffer ``first`` of the staging area at ``storage``.
+
+    Args:
+        storage: staging area of the CTA.
+        first: this warp's first buffer, counted in buffers.
+        rows: rows of a buffer.
+        buffers: buffers of the ring.
+        atom: TMA store made with ``staging_layout(rows, columns, row_bytes)``.
+        out: TMA view ``[M, N]`` or ``[M, N, batch]`` of the output.
+        dtype: element type of the output.
+        row_bytes: bytes of a row of a buffer, 128, 64 or 32.
+    """
+    columns = row_bytes * 8 // dtype.width
+    base = storage + cute.assume(first * (rows * row_bytes), divby=rows * row_bytes)
+    staged = shared_tensor(base, staging_layout(rows, columns, row_bytes, buffers), dtype)
+    source, target = sides(atom, staged, cute.local_tile(out, (rows, columns), (None,) * cute.rank(out)), 2)
+    return WarpStaging(base, rows, row_bytes, buffers, atom, source, target)

@@ -5,5 +5,14 @@ from __future__ import annotations
 from cute_kernels.nn.layers import PatchConv2d, PatchLinear, convert_layer, revert_layer
 from cute_kernels.nn.options import PatchOptions
 from cute_kernels.nn.patch_embed import PatchEmbed
+from cute_kernels.nn.traced import kernels_in_export
 
-__all__ = ["PatchConv2d", "PatchEmbed", "PatchLinear", "PatchOptions", "convert_layer", "revert_layer"]
+__all__ = [
+    "PatchConv2d",
+    "PatchEmbed",
+    "PatchLinear",
+    "PatchOptions",
+    "convert_layer",
+    "kernels_in_export",
+    "revert_layer",
+]

@@ -6,16 +6,20 @@ import functools
 import sys
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from cute_kernels import plan
-from cute_kernels.config import PatchEmbedImagesProblem
-from cute_kernels.dtypes import name_of
+from cute_kernels.config import PatchEmbedImagesProblem, name_of
+from cute_kernels.operations.arguments import choose_backend
 from cute_kernels.plan.images import multiplied_type
 from cute_kernels.runtime import devices
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _REASONS: dict[tuple[torch.device, str], str | None] = {}
+
+KEPT_IN_EXPORT = False
+"""Whether exported graphs have this package's operator, see `cute_kernels.nn.kernels_in_export`."""
 
 
 def exporting() -> bool:
@@ -24,13 +28,18 @@ def exporting() -> bool:
     return torch.compiler.is_exporting() if flag is None else flag
 
 
+def traced() -> bool:
+    """Whether a graph is made in which an embedding is one operator, so that nothing may depend on numbers."""
+    return torch.compiler.is_compiling() or (KEPT_IN_EXPORT and exporting())
+
+
 def in_autograd_function() -> bool:
     """Whether the ``forward`` of a `torch.autograd.Function` is under way, in which gradients are disabled.
 
     Checkpointing with ``use_reentrant=True`` and its likes run a module there, and again with gradients in the backward
     pass, which has to repeat the numbers. No flag of autograd tells; the frames around do, in about 30 ns each.
     """
-    if torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
         return False
     frame = sys._getframe(1)
     while frame is not None:
@@ -43,7 +52,8 @@ def in_autograd_function() -> bool:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor has numbers in strided memory: no subclass (a `FakeTensor`, say), nothing on the meta device."""
-    return type(tensor) in _PLAIN_TYPES and not tensor.is_meta and tensor.layout is torch.strided
+    numbers = type(tensor) in _PLAIN_TYPES or (traced() and isinstance(tensor, FakeTensor))
+    return numbers and not tensor.is_meta and tensor.layout is torch.strided
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
@@ -51,7 +61,7 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 
     A call that is being compiled is asked nothing, which keeps its graph whole.
     """
-    if torch.compiler.is_compiling():
+    if traced():
         return False
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return True
@@ -65,7 +75,7 @@ def no_device(device: torch.device, backend: str) -> str | None:
     """Why nothing of this package runs on a device, or None."""
     if (device, backend) not in _REASONS:
         try:
-            devices.choose_backend(device, backend)
+            choose_backend(device, backend)
         except NotImplementedError as error:
             _REASONS[device, backend] = str(error)
         else:
@@ -94,7 +104,7 @@ def images_out_dtype(
     """
     if precision == "int8":
         wanted = torch.bfloat16
-    executor = devices.choose_backend(images.device, backend)
+    executor = choose_backend(images.device, backend)
     if executor == "reference" or not images.shape[0]:
         return wanted
     arch = sm_count = None

@@ -14,7 +14,7 @@ from warnings import warn
 
 import torch
 
-from cute_kernels.nn import availability
+from cute_kernels.nn import availability, traced
 from cute_kernels.nn.options import PatchOptions
 from cute_kernels.nn.origin import Origin
 from cute_kernels.operations import gemm as gemm_operation
@@ -67,6 +67,7 @@ class PatchEngine:
 
     def __init__(self, options: PatchOptions) -> None:
         self.options = options
+        self.text = options.text()
         # Kind of weight -> the parameter that it was made from, and what was made.
         self._prepared: dict[str, tuple[Origin, Any]] = {}
 
@@ -81,7 +82,8 @@ class PatchEngine:
         It does while gradients are wanted (gradients are enabled and a tensor requires them, or the call is
         part of a `torch.autograd.Function`, as the first pass of reentrant checkpointing is), while a graph is traced
         or exported, under transformations of `torch.func` and forward-mode autograd, for parameters that are no plain
-        bfloat16, float16 or float32 tensors, for features that are no multiple of 8, and on devices without a kernel.
+        bfloat16, float16 or float32 tensors, for features that are no multiple of 8, for float32 weights of precision
+        "auto", and on devices without a kernel.
         Of the last, and of gradients of a module that is not in ``training``, a warning tells.
 
         Args:
@@ -90,7 +92,8 @@ class PatchEngine:
             training: of the module.
         """
         tensors = [pixels, *(parameter for parameter in parameters if parameter is not None)]
-        if self.options.backend == "torch" or torch.jit.is_tracing() or availability.exporting():
+        exported = availability.exporting() and not availability.KEPT_IN_EXPORT
+        if self.options.backend == "torch" or torch.jit.is_tracing() or exported:
             return False
         for tensor in tensors:
             if not availability.is_plain(tensor):
@@ -98,6 +101,8 @@ class PatchEngine:
             if availability.is_transformed(tensor):
                 return False
         if any(parameter.dtype not in _FLOATS for parameter in tensors[1:]) or tensors[1].shape[0] % 8:
+            return False
+        if self.options.precision_for(tensors[1].dtype) is None:
             return False
         wants_gradients = any(tensor.requires_grad for tensor in tensors)
         if wants_gradients and not torch.is_grad_enabled() and availability.in_autograd_function():
@@ -111,7 +116,7 @@ class PatchEngine:
                 )
             return False
         reason = availability.no_device(pixels.device, self.options.backend)
-        if reason is None and self.options.integer and pixels.dtype == torch.uint8:
+        if reason is None and self.options.integer and pixels.dtype == torch.uint8 and not availability.traced():
             reason = self._no_integer_kernel(pixels, parameters[0])
         if reason is not None:
             warn(f"{reason}. The plain torch module runs instead.", stacklevel=4)
@@ -154,7 +159,12 @@ class PatchEngine:
     def _images_out_dtype(self, images: torch.Tensor, weight: torch.Tensor) -> torch.dtype | None:
         options = self.options
         return availability.images_out_dtype(
-            images, self.patch(weight), weight.shape[0], options.precision, weight.dtype, options.backend
+            images,
+            self.patch(weight),
+            weight.shape[0],
+            options.precision_for(weight.dtype),
+            weight.dtype,
+            options.backend,
         )
 
     def check_pixels(self, pixels: torch.Tensor, *, by_kernel: bool) -> None:
@@ -186,7 +196,7 @@ class PatchEngine:
                 f"images has dtype {pixels.dtype} and {why}, allowed: torch.uint8 (of a processor with "
                 "do_rescale=False and do_normalize=False); 'bf16', 'fp16' and 'fp8' take normalised pixels"
             )
-        if by_kernel and pixels.device.type == "cpu" and pixels.numel() and not torch.compiler.is_compiling():
+        if by_kernel and pixels.device.type == "cpu" and not availability.traced() and pixels.numel():
             self._check_magnitudes(pixels.detach())
 
     def _check_magnitudes(self, pixels: torch.Tensor) -> None:
@@ -219,6 +229,7 @@ class PatchEngine:
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         pos_embed: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``[B, S, N]`` in the type of ``weight``.
 
@@ -226,8 +237,13 @@ class PatchEngine:
             images: ``[B, C, H, W]``; pixels beyond the last whole patch are left out, as a convolution does.
             weight: ``[N, C, p, p]``, or ``[N, C * p * p]`` in the order of the options.
             bias: ``[N]`` or None.
-            pos_embed: ``[S, N]`` or None.
+            pos_embed: ``[S, N]`` or None; in a graph that is traced also ``[1, S, N]``.
+            position_ids: ``[1, S]``, which of them each patch gets, in a graph that is traced: elsewhere the caller
+                has seen that they are in order.
         """
+        if availability.traced():
+            call = torch.ops.cute_kernels.embed_patches
+            return call(images, weight, bias, pos_embed, position_ids, self.text)
         prepared = self.prepared("images", weight)
         patch = self.patch(weight)
         if images.is_floating_point() and images.dtype not in _FLOATS:
@@ -259,10 +275,13 @@ class PatchEngine:
 
         Args:
             rows: ``[.., C * p * p]`` in the order of the options.
-            weight, bias: as in `images`.
+            weight, bias: as in `images`; or a Conv3d's ``[N, C / T, T, p, p]``, of which each channel's frame is a
+                channel of the options.
             table: ``[T, N]`` positions, and which of them each row gets:
             index: ``[..]`` int32.
         """
+        if table is None and availability.traced():
+            return torch.ops.cute_kernels.embed_patches(rows, weight, bias, None, None, self.text)
         flat, n = rows.reshape(-1, rows.shape[-1]), weight.shape[0]
         if not flat.shape[0]:
             return torch.empty(*rows.shape[:-1], n, dtype=weight.dtype, device=rows.device)
@@ -272,7 +291,7 @@ class PatchEngine:
             out = self._fp8(values, self.prepared("rows", weight), bias, table, where).to(weight.dtype)
             return out.view(*rows.shape[:-1], n)
         out_dtype = None
-        if rows.dtype == torch.uint8 and weight.dim() != 5:  # a Conv3d's rows are of two frames, which no image is
+        if rows.dtype == torch.uint8:
             images = self._one_patch_images(flat, weight)
             out_dtype = self._images_out_dtype(images, weight)
         if out_dtype is not None:
@@ -282,6 +301,37 @@ class PatchEngine:
             out = self._product(self._normalised(flat, 0).to(matrix.dtype), matrix, bias, weight.dtype)
         out = out.view(*rows.shape[:-1], n)
         return out if table is None else out.add_(table.to(out.dtype)[index.long()])
+
+    def run(
+        self, pixels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, table: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`images` or `rows`, of pixels as they are in a graph; by plain torch where integers have no kernel.
+
+        Args:
+            pixels, weight, bias: as of those two.
+            table: ``[S, N]`` positions of images, or None.
+        """
+        if self.options.integer and (reason := self._no_integer_kernel(pixels, weight)) is not None:
+            warn(f"{reason}. The plain torch module runs instead.", stacklevel=2)
+            return self.plain(pixels, weight, bias, table)
+        if pixels.dim() == 4:
+            return self.images(pixels, weight, bias, table)
+        return self.rows(pixels, weight, bias)
+
+    def plain(self, pixels, weight: torch.Tensor, bias, table: torch.Tensor | None) -> torch.Tensor:
+        """``[B, S, N]`` of images, or ``[.., N]`` of rows, by plain torch, from uint8 or normalised pixels."""
+        pixels, patch = self.normalised(pixels, weight), self.patch(weight)
+        if pixels.dim() == 4 and weight.dim() == 4:
+            out = torch.nn.functional.conv2d(pixels, weight, bias, stride=patch).flatten(2).transpose(1, 2).contiguous()
+        elif pixels.dim() == 4:
+            rows = patch_rows(self._whole(pixels, weight), patch)
+            rows = rows.view(pixels.shape[0], self._positions(pixels, patch), rows.shape[1])
+            if self.options.order == "hwc":
+                rows = rows.unflatten(-1, (-1, patch, patch)).permute(0, 1, 3, 4, 2).flatten(2)
+            out = torch.nn.functional.linear(rows, weight, bias)
+        else:
+            out = torch.nn.functional.linear(pixels, weight.flatten(1), bias)
+        return out if table is None else out + table.to(out.dtype)
 
     def normalised(self, pixels: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Pixels for the plain module: those of uint8 normalised in FP32, in the type of ``weight``.
@@ -301,7 +351,7 @@ class PatchEngine:
 
     def patch(self, weight: torch.Tensor) -> int:
         """Side of a patch in pixels."""
-        return weight.shape[-1] if weight.dim() == 4 else round((weight.shape[1] / self.options.channels) ** 0.5)
+        return weight.shape[-1] if weight.dim() > 2 else round((weight.shape[1] / self.options.channels) ** 0.5)
 
     # --- what the kernels read -----------------------------------------------------------------------------------
 
@@ -334,12 +384,15 @@ class PatchEngine:
             scale = largest / E4M3_MAX or 1.0
             values = (rows.to(torch.float32) / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
             return Fp8Weight(values.contiguous(), scale)
+        precision = options.precision_for(weight.dtype)
         if kind == "rows":
-            return weight.flatten(1).to(patch_weight.WIDE_TYPES[options.precision]).contiguous()
+            return weight.flatten(1).to(patch_weight.WIDE_TYPES[precision]).contiguous()
+        if weight.dim() == 5:
+            weight = weight.flatten(1, 2)
         channels = weight.shape[1] if weight.dim() == 4 else options.channels
         return patch_weight.prepare_patch_weight(
             weight,
-            precision=options.precision,
+            precision=precision,
             order=options.order if weight.dim() == 2 else "chw",
             channels=channels,
             mean=options.mean,
@@ -358,7 +411,7 @@ class PatchEngine:
         """After ``module._apply(fn)``: what was up to date moves along, and keeps its element types.
 
         So ``model.to(torch.bfloat16)`` leaves an int8 weight alone that was made from the float32 one. On the meta
-        device nothing is kept.
+        device nothing is kept, nor with precision "auto", which follows the weight's type.
 
         Args:
             weight: the parameter as it is now.
@@ -366,7 +419,7 @@ class PatchEngine:
             fn: what was applied.
         """
         made, self._prepared = self._prepared, {}
-        for kind in () if weight.is_meta else kinds:
+        for kind in () if weight.is_meta or self.options.precision == "auto" else kinds:
             value = made[kind][1]
             moved = value.to(fn(value).device) if isinstance(value, torch.Tensor) else value._apply(fn)
             self._prepared[kind] = (Origin(weight), moved)
@@ -454,3 +507,6 @@ class PatchEngine:
         if self.options.order == "hwc":
             return rows.view(-1, patch, patch, rows.shape[-1] // patch**2).permute(0, 3, 1, 2)
         return rows.view(-1, rows.shape[-1] // patch**2, patch, patch)
+
+
+traced.define(lambda text: PatchEngine(PatchOptions.of_text(text)))

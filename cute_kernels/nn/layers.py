@@ -19,6 +19,7 @@ from cute_kernels.nn.calls import change_class, check_reachable, reaches_class, 
 from cute_kernels.nn.engine import PatchEngine, check_tensor
 from cute_kernels.nn.options import Order, PatchOptions
 from cute_kernels.nn.positions import Interpolation, PositionCache, checked_grid
+from cute_kernels.nn.raw import pixels_of
 
 
 def _made_by_an_adapter(plain: type[torch.nn.Module], arguments: tuple, named: dict[str, Any]) -> torch.nn.Module:
@@ -91,6 +92,7 @@ class PatchConv2d(EngineMixin, torch.nn.Conv2d):
             ValueError: positions that do not fit; another shape, as the plain module refuses it: uint8 pixels are
                 normalised before that one sees them, and would be broadcast to the channels of the mean.
         """
+        input = pixels_of(input)
         check_tensor("input", input)
         channels, patch = self.weight.shape[1] * self.groups, self.weight.shape[-1]
         if input.dim() not in (3, 4) or input.shape[-3] != channels or min(input.shape[-2:]) < patch:
@@ -114,9 +116,10 @@ class PatchConv2d(EngineMixin, torch.nn.Conv2d):
         out = None if takes_over else super().forward(self.engine.normalised(images, self.weight))
         patch = self.weight.shape[-1]
         patches = (images.shape[2] // patch, images.shape[3] // patch) if out is None else tuple(out.shape[2:])
-        table = None if pos_embed is None else self.positions.table(pos_embed, native, patches)
         if out is None:
+            table = None if pos_embed is None else self.positions.for_kernel(pos_embed, native, patches)
             return self.engine.images(images, self.weight, self.bias, table).transpose(1, 2).unflatten(2, patches)
+        table = None if pos_embed is None else self.positions.table(pos_embed, native, patches)
         return out if table is None else out + table.to(out.dtype).t().unflatten(1, patches)
 
 
@@ -134,6 +137,7 @@ class PatchLinear(EngineMixin, torch.nn.Linear):
             TypeError: pixels of a type that is not allowed, or that are no strided tensor.
             ValueError: rows of another length.
         """
+        input = pixels_of(input)
         check_tensor("input", input)
         if input.dim() == 0 or input.shape[-1] != self.in_features:
             raise ValueError(f"input has shape {list(input.shape)}, allowed: [.., {self.in_features}]")

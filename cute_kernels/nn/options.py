@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass
 from typing import Literal, get_args
+
+import torch
 
 from cute_kernels.operations import patch_weight
 from cute_kernels.operations.patch_weight import PerChannel
 
-Precision = Literal["bf16", "fp16", "int8", "int16", "fp8"]
+Precision = Literal["bf16", "fp16", "int8", "int16", "fp8", "auto"]
 Order = Literal["chw", "hwc"]
 Pixels = Literal["auto", "raw", "normalised"]
 Backend = Literal["auto", "emulator", "reference", "torch"]
+
+_AUTOMATIC = {dtype: name for name, dtype in patch_weight.WIDE_TYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +26,8 @@ class PatchOptions:
 
     Attributes:
         precision: what is multiplied. ``"bf16"`` and ``"fp16"`` take normalised pixels and uint8; ``"int8"`` and
-            ``"int16"`` take uint8 pixels only, exactly; ``"fp8"`` rounds pixels and weight to E4M3.
+            ``"int16"`` take uint8 pixels only, exactly; ``"fp8"`` rounds pixels and weight to E4M3. ``"auto"`` is that
+            of the weight's type at each call, ``"bf16"`` or ``"fp16"``; with a float32 weight the plain module runs.
         order: what a patch's pixels are flattened as in a Linear weight and in rows: ``"chw"`` or ``"hwc"``.
             With a convolution it is ``"chw"``, and anything else is refused where the two meet.
         channels: C of a Linear weight; of a convolution's it is read from the weight.
@@ -64,6 +71,19 @@ class PatchOptions:
     def integer(self) -> bool:
         """Whether uint8 pixels are the only ones that the precision multiplies."""
         return self.precision in ("int8", "int16")
+
+    def precision_for(self, weight: torch.dtype) -> str | None:
+        """What is multiplied with a weight of this type; None where that is left to the plain module."""
+        return _AUTOMATIC.get(weight) if self.precision == "auto" else self.precision
+
+    def text(self) -> str:
+        """Options for `of_text`."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def of_text(cls, text: str) -> PatchOptions:
+        """What gave this `text`."""
+        return cls(**json.loads(text))
 
     @property
     def bound(self) -> float:

@@ -14,7 +14,6 @@ from cute_kernels.nn.layers import EngineMixin, check_layer
 from cute_kernels.nn.options import Backend, Order, PatchOptions, Pixels, Precision
 from cute_kernels.nn.positions import Interpolation, PositionCache, checked_grid, checked_grids, two_integers
 from cute_kernels.operations.patch_weight import PerChannel
-from cute_kernels.reference.images import patch_rows
 from cute_kernels.runtime.constants import Identity
 
 
@@ -139,7 +138,8 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         self.positions = PositionCache() if positions is None else positions
         self._source = _Source(module, {"weight": module.weight, "bias": module.bias})
         self._source_of_positions = _Source() if model is None else _source_of(pos_embed, model)
-        if self.weight.dim() == 4 and availability.is_plain(self.weight):
+        known = options.precision_for(self.weight.dtype) is not None
+        if known and self.weight.dim() == 4 and availability.is_plain(self.weight):
             self.engine.prepared("images", self.weight)
         self.train(module.training)
 
@@ -260,19 +260,11 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
             raise ValueError(
                 f"images has shape {list(images.shape)}, allowed: [B, {channels}, H, W] with H and W at least {patch}"
             )
-        table = None if pos is None else self.positions.table(pos, native, grid)
         if takes_over:
+            table = None if pos is None else self.positions.for_kernel(pos, native, grid)
             return self.engine.images(images, self.weight, self.bias, table)
-        images = self.engine.normalised(images, self.weight)
-        if self.weight.dim() == 4:
-            out = torch.nn.functional.conv2d(images, self.weight, self.bias, stride=patch).flatten(2).transpose(1, 2)
-        else:
-            height, width = grid[0] * patch, grid[1] * patch
-            rows = patch_rows(images[:, :, :height, :width], patch).view(images.shape[0], grid[0] * grid[1], -1)
-            if self.engine.options.order == "hwc":
-                rows = rows.unflatten(-1, (channels, patch, patch)).permute(0, 1, 3, 4, 2).flatten(2)
-            out = torch.nn.functional.linear(rows, self.weight, self.bias)
-        return out if table is None else out + table.to(out.dtype)
+        table = None if pos is None else self.positions.table(pos, native, grid)
+        return self.engine.plain(images, self.weight, self.bias, table)
 
     def _check_rows(self, rows: torch.Tensor, spatial_shapes: object) -> None:
         """Refuses a row of another length, and an image without a batch that could be rows."""

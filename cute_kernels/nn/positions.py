@@ -154,6 +154,11 @@ class PositionCache:
 
         return self._keep(pos_embed, ("table", native, grid), build)
 
+    def for_kernel(self, pos_embed: torch.Tensor, native: tuple[int, int], grid: tuple[int, int]) -> torch.Tensor:
+        """`table`, but in a graph that is traced the parameter itself where grids are equal: what is derived from it is
+        found by object."""
+        return pos_embed if availability.traced() and grid == native else self.table(pos_embed, native, grid)
+
     def packed(
         self, pos_embed: torch.Tensor, native: tuple[int, int], grids: tuple[tuple[int, int], ...], length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,7 +199,7 @@ class PositionCache:
         A graph that is traced or exported computes it, and so does a transformation of `torch.func`: what stands for
         the parameter then has no memory, as that of subclasses of tensors may not have.
         """
-        traced = torch.jit.is_tracing() or availability.exporting()
+        traced = torch.jit.is_tracing() or availability.exporting() or availability.traced()
         if traced or not availability.is_plain(pos_embed) or availability.is_transformed(pos_embed):
             return build()
         return self._kept(pos_embed, key, build)

@@ -1,4 +1,4 @@
-"""The table of an operation's arguments: a dataclass whose fields say what each argument is.
+"""The table of an operation's arguments: a dataclass whose fields say what each argument is; and what executes a call.
 
 From the fields follow, in one place, the operator's schema, how arguments travel through torch's dispatcher and back,
 the checks that need nothing but a tensor's metadata, and what a repeated call looks at
@@ -7,7 +7,7 @@ the checks that need nothing but a tensor's metadata, and what a repeated call l
     @dataclass(frozen=True, eq=False)
     class GemmArguments:
         a: torch.Tensor = tensor(*IN_DTYPES, shapes=("[M, K]", "[B, M, K]"), dense=True)
-        bias: torch.Tensor | None = tensor(*OUT_DTYPES, optional=True, role="derived")
+        bias: torch.Tensor | None = tensor(*OUT_DTYPES, optional=True)
         allow_tf32: bool = plain("bool allow_tf32=False", bool, default=False)
 """
 
@@ -16,15 +16,58 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
-from cute_kernels.config_codec import ConfigCodec
-from cute_kernels.config_types import type_name
+from cute_kernels.config_codec import ConfigCodec, type_name
 from cute_kernels.operations.scales import split_scale
-from cute_kernels.runtime.devices import check_backend
+from cute_kernels.plan import arch_of
 from cute_kernels.runtime.repeat import Role
+
+# --- what executes a call --------------------------------------------------------------------------------------------
+
+Backend = Literal["auto", "emulator", "reference"]
+
+_SUPPORTED = (
+    "supported: CUDA devices of compute capability 8.0 to 9.0, 10.0 (B200, GB200) and 12.x, CPU tensors (plain torch, "
+    'or the PTX emulator with backend="emulator"), and any torch device with backend="reference"'
+)
+
+
+def check_backend(backend: str) -> None:
+    """Raises ValueError for an unknown one."""
+    if backend not in get_args(Backend):
+        raise ValueError(f"backend = {backend!r}, allowed: {', '.join(map(repr, get_args(Backend)))}")
+
+
+def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emulator", "reference"]:
+    """Chooses what executes a call whose tensors are on ``device``.
+
+    Raises:
+        ValueError: unknown backend, or the emulator asked to read device memory.
+        NotImplementedError: no kernel for this device.
+    """
+    check_backend(backend)
+    if backend == "reference":
+        return "reference"
+    if backend == "emulator":
+        if device.type != "cpu":
+            raise ValueError(f'backend = "emulator" with tensors on {device}: the emulator reads CPU tensors')
+        return "emulator"
+    if device.type == "cpu":
+        return "reference"
+    if device.type != "cuda" or torch.version.hip is not None:
+        raise NotImplementedError(f"no kernel for device {device}; {_SUPPORTED}")
+    if arch_of(torch.cuda.get_device_capability(device)) is None:
+        major, minor = torch.cuda.get_device_capability(device)
+        raise NotImplementedError(
+            f"no kernel for {torch.cuda.get_device_name(device)} (compute capability {major}.{minor}); {_SUPPORTED}"
+        )
+    return "kernel"
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
 
 _REQUIRED = object()
 """Default of a parameter that has none."""
@@ -113,7 +156,7 @@ class TensorRow(Row):
 
 @dataclass(frozen=True)
 class ScaleRow(Row):
-    """A factor: None (1), a number, or a tensor, which travels beside the number 1.
+    """A factor: None (1), a number, or a tensor.
 
     ``operand`` is what a tensor of more than one element is.
     """
@@ -125,11 +168,11 @@ class ScaleRow(Row):
         return (f"Tensor? {name}",)
 
     def others(self, name: str) -> tuple[tuple[str, Any], ...]:
-        return ((f"float {name}_value", _REQUIRED),)
+        return ((f"float? {name}_value", _REQUIRED),)
 
     def encode(self, name: str, value: Any) -> tuple[tuple, tuple]:
         number, held = split_scale(name, value)
-        return (held,), (number,)
+        return (held,), (None if value is None or held is not None else number,)
 
     def decoder(self) -> Callable[..., Any]:
         return lambda held, number: number if held is None else held
@@ -219,17 +262,6 @@ def plain(declaration: str, kind: type, *, optional: bool = False, default: Any 
             raise TypeError(f"{name} is {type_name(value)}, expected {expected}")
 
     return _field(PlainRow(declaration=declaration, check=check, default=default))
-
-
-def positive_number(declaration: str) -> Any:
-    """A field that is a number, finite and greater than 0 in FP32, or None."""
-
-    def check(name: str, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            raise TypeError(f"{name} is {type(value).__name__}, expected a number or None")
-        split_scale(name, value)
-
-    return _field(PlainRow(declaration=declaration, check=check, default=None))
 
 
 class ArgumentTable:

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch.autograd import forward_ad
 
-from cute_kernels.operations.arguments import ArgumentTable
+from cute_kernels.operations.arguments import ArgumentTable, choose_backend
 from cute_kernels.operations.sharding import Shape, Sharding, register_if_used
 from cute_kernels.plan import Plan, Planner, make_plan
 from cute_kernels.runtime import gpu
-from cute_kernels.runtime.devices import choose_backend, device_facts, tuned_config
+from cute_kernels.runtime.devices import device_facts, tuned_config
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import PLAIN_TENSORS, Repeatable, RepeatedCalls, ScaleProduct
 
@@ -89,13 +89,11 @@ class Prepared:
         plan: how it runs.
         operands: what the kernel reads and writes.
         output_shape: of what the operation returns.
-        derive: of each derived argument, what makes its operand anew.
     """
 
     plan: Plan
     operands: Operands
     output_shape: tuple[int, ...]
-    derive: dict[str, Callable[[torch.Tensor], torch.Tensor]] = dataclasses.field(default_factory=dict)
 
     def result(self) -> torch.Tensor:
         """The output without the padding of its rows, contiguous: a view of the operand where there is none."""
@@ -111,14 +109,14 @@ class Operation(ABC, Generic[A]):
     Attributes:
         planner: what is registered of it for planning; its name is that of the operator.
         arguments: the dataclass of its arguments.
-        scales: how its factors become one, if it has any.
+        scales: how its factors become one number, of each operand that is one.
         rotated: the argument of which timed launches read one after another.
         repeated: its remembered calls.
     """
 
     planner: Planner
     arguments: type[A]
-    scales: ScaleProduct | None = None
+    scales: tuple[ScaleProduct, ...] = ()
     rotated: str
 
     def __init__(self) -> None:
@@ -280,7 +278,7 @@ class Operation(ABC, Generic[A]):
         gpu.launch(prepared.plan, prepared.operands)
         out = prepared.result()
         values = {name: getattr(a, name) for name in self.table.rows}
-        self.repeated.put(values, prepared.plan, prepared.operands, out, prepared.derive)
+        self.repeated.put(values, prepared.plan, prepared.operands, out)
         return out
 
     # ---- the operator ------------------------------------------------------------------------------------------------

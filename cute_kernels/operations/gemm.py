@@ -11,27 +11,27 @@ from dataclasses import dataclass
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import ACTIVATIONS, Activation, GemmConfig, GemmProblem
-from cute_kernels.dtypes import longest_row, name_of
+from cute_kernels.config import ACTIVATIONS, Activation, GemmConfig, GemmProblem, longest_row, name_of
 from cute_kernels.operations import arguments
+from cute_kernels.operations.arguments import Backend
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
 from cute_kernels.operations.scales import (
     combine_numbers,
     combine_scales,
-    fp32,
     in_kernel_order,
     is_vector,
     only_number,
+    output_number,
+    output_scale,
     scale_problems,
 )
 from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.gemm import B_TYPES, FLOATS
 from cute_kernels.plan.registry import GEMM as PLANNER
-from cute_kernels.runtime.constants import DERIVED
-from cute_kernels.runtime.devices import Backend
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import ScaleProduct
+from cute_kernels.runtime.workspace import workspace
 
 GROUPS = (1, 4, 8, 16)
 """Values of ``group_m`` that a tuner tries on the fastest candidate."""
@@ -55,7 +55,7 @@ def gemm(
     scale_a: float | torch.Tensor | None = None,
     scale_b: float | torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    out_scale: float | None = None,
+    out_scale: float | torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``activation(scale_a * scale_b * (a @ b.T) + bias) + residual``, in the layout of `torch.nn.functional.linear`.
 
@@ -73,8 +73,8 @@ def gemm(
             contiguous; K a multiple of 16 bytes (TMA reads rows of whole ones), at least that; of uint8 at most 65,792,
             of int8 131,056. A slice whose memory does not start on 16 bytes is copied. Of no rows nothing is launched.
         b: ``[N, K]`` of the same type, int8 for integers, for all of a batch, or ``[B, N, K]``, no extent 0.
-        bias: ``[N]`` BF16, FP16 or FP32, any stride, or None. It is converted to FP32 once and found again by object,
-            memory, autograd's version counter and, as `cute_kernels.clear_cache` says, its numbers.
+        bias: ``[N]`` BF16, FP16 or FP32, or None. The kernel converts it to FP32; one that is not contiguous, or does
+            not start on 16 bytes, is copied.
         out_dtype: bfloat16, float16, float32 or float8_e4m3fn; when None the type of ``a``, of 8 bits bfloat16.
         config: tunables of the kernel, `Sm100GemmConfig`, `Sm90GemmConfig` or `Sm80GemmConfig`; None takes what
             `cute_kernels.tune_gemm` found for this problem, or chooses by size. The emulator runs the kernel of the
@@ -87,13 +87,15 @@ def gemm(
             `torch.nn.functional.gelu` with ``approximate="tanh"``). Of a sum x, the error of the last four is at most
             ``7e-4 |x|`` where ``out_dtype`` is bfloat16, a fifth of what rounding to it adds, or float8_e4m3fn, and
             ``8e-7 |x|`` elsewhere, at twice the cost.
-        scale_a: what elements of ``a``, of 8 bits, are multiplied by to mean numbers: None (1), a number, an FP32
-            tensor of one element, or of shape ``[M, 1]``, of a batch ``[B, M, 1]``: one for each row.
+        scale_a: what elements of ``a`` are multiplied by to mean numbers: None (1), a number, an FP32 tensor of one
+            element, or of shape ``[M, 1]``, of a batch ``[B, M, 1]``: one for each row. Of any element type: what is
+            multiplied are sums, so that ``scale_b`` may be that of a weight which was converted to 16 bits.
         scale_b: likewise of ``b``; ``[1, N]``, of a batched ``b`` ``[B, 1, N]``: one for each of its rows.
         residual: of the result's shape, BF16, FP16 or FP32, contiguous, or None.
         out_scale: with ``out_dtype`` float8_e4m3fn what an element of the result is multiplied by to mean a number,
-            ``scale_a`` of a call that takes it; None (1) or a number. Results are multiplied by ``fp32(1 / out_scale)``
-            in FP32 and then rounded; what is beyond 448 becomes 448, with its sign.
+            ``scale_a`` of a call that takes it: None (1), a number, or an FP32 tensor of one element, which the kernel
+            reads. Results are multiplied by ``fp32(1 / out_scale)`` in FP32 and then rounded; what is beyond 448
+            becomes 448, with its sign. It is the reciprocal of `torch._scaled_mm`'s ``scale_result``.
 
     Returns:
         ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy,
@@ -106,7 +108,7 @@ def gemm(
         NotImplementedError: a device without a kernel.
     """
     return GEMM.call(
-        (a, b, bias, scale_a, scale_b, residual, out_dtype, backend, config, allow_tf32, activation, out_scale)
+        (a, b, bias, scale_a, scale_b, residual, out_scale, out_dtype, backend, config, allow_tf32, activation)
     )
 
 
@@ -116,25 +118,28 @@ class GemmArguments:
 
     a: torch.Tensor = arguments.tensor(*_A_TYPES, shapes=("[M, K]", "[B, M, K]"), dense=True, may_be_empty=True)
     b: torch.Tensor = arguments.tensor(*_B_TYPES, shapes=("[N, K]", "[B, N, K]"), dense=True)
-    bias: torch.Tensor | None = arguments.tensor(*_FLOATS, optional=True, role="derived")
+    bias: torch.Tensor | None = arguments.tensor(*_FLOATS, optional=True)
     scale_a: float | torch.Tensor | None = arguments.scale("row_scale")
     scale_b: float | torch.Tensor | None = arguments.scale("column_scale")
     residual: torch.Tensor | None = arguments.tensor(
         *_FLOATS, shapes=("[M, N]", "[B, M, N]"), dense=True, may_be_empty=True, optional=True
     )
+    out_scale: float | torch.Tensor | None = arguments.scale("")
     out_dtype: torch.dtype | None = arguments.plain("ScalarType? out_dtype", torch.dtype, optional=True)
     backend: Backend = arguments.backend()
     config: GemmConfig | None = arguments.config(PLANNER.codec)
     allow_tf32: bool = arguments.plain("bool allow_tf32=False", bool, default=False)
     activation: Activation = arguments.plain("str activation='none'", str, default="none")
-    out_scale: float | None = arguments.positive_number("float? out_scale=None")
 
 
 class _Gemm(Operation[GemmArguments]):
     planner = PLANNER
     arguments = GemmArguments
     rotated = "a"
-    scales = ScaleProduct("scale", combine_numbers, combine_scales)
+    scales = (
+        ScaleProduct(("scale_a", "scale_b"), "scale", combine_numbers, combine_scales),
+        ScaleProduct(("out_scale",), "out_scale", output_number, output_scale),
+    )
 
     def problems(self, args: GemmArguments) -> Iterator[Exception]:
         a, b, bias = args.a, args.b, args.bias
@@ -151,9 +156,8 @@ class _Gemm(Operation[GemmArguments]):
         if args.out_dtype is not None and args.out_dtype not in _OUT_TYPES:
             yield ValueError(f"out_dtype = {args.out_dtype}, allowed: {', '.join(map(str, _OUT_TYPES))}")
         if args.out_scale is not None and args.out_dtype is not torch.float8_e4m3fn:
-            yield ValueError(f"out_scale = {args.out_scale} is given, allowed: with out_dtype {torch.float8_e4m3fn}")
-        if math.isinf(_fp32_reciprocal(args.out_scale)):
-            yield ValueError(f"out_scale = {args.out_scale}, allowed: 1 / out_scale is finite in FP32")
+            given = "a tensor" if isinstance(args.out_scale, torch.Tensor) else args.out_scale
+            yield ValueError(f"out_scale = {given} is given, allowed: with out_dtype {torch.float8_e4m3fn}")
         if b.dim() > a.dim():
             yield ValueError(f"b has shape {list(b.shape)}, allowed beside a {list(a.shape)}: [N, K]")
         elif b.dim() == 3 and a.shape[0] != b.shape[0]:
@@ -183,28 +187,27 @@ class _Gemm(Operation[GemmArguments]):
     def check_values(self, args: GemmArguments) -> None:
         if not any(isinstance(scale, torch.Tensor) for scale in (args.scale_a, args.scale_b)):
             combine_numbers(args.scale_a, args.scale_b)
+        if not isinstance(args.out_scale, torch.Tensor):
+            output_number(args.out_scale)
 
     @staticmethod
     def _scale_problems(args: GemmArguments) -> Iterator[Exception]:
         a, b = args.a, args.b
         n = b.shape[-2]
-        if a.itemsize > 1 and a.dtype in _A_TYPES:
-            narrow = ", ".join(str(dtype) for dtype in _A_TYPES if dtype.itemsize == 1)
-            for name, scale in (("scale_a", args.scale_a), ("scale_b", args.scale_b)):
-                if isinstance(scale, torch.Tensor) or scale not in (None, 1.0):
-                    yield ValueError(f"{name} is given with a of {a.dtype}, allowed: with {narrow}")
-            return
         by_row = {"[B, M, 1]": (*a.shape[:-1], 1)} if a.dim() == 3 else {"[M, 1]": (a.shape[0], 1)}
         if a.dim() == 3 and b.dim() == 2:
             by_row["[B * M, 1]"] = (a.shape[0] * a.shape[1], 1)
         yield from scale_problems("scale_a", args.scale_a, by_row)
         by_column = {"[B, 1, N]": (b.shape[0], 1, n)} if b.dim() == 3 else {"[1, N]": (1, n)}
         yield from scale_problems("scale_b", args.scale_b, by_column)
+        yield from scale_problems("out_scale", args.out_scale, {})
 
     def problem(self, args: GemmArguments) -> GemmProblem:
         n, k = args.b.shape[-2:]
         batches = args.a.shape[0] if args.b.dim() == 3 else 1
-        in_memory = any(isinstance(only_number(scale), torch.Tensor) for scale in (args.scale_a, args.scale_b))
+        scales = args.scale_a, args.scale_b
+        in_memory = any(isinstance(only_number(scale), torch.Tensor) for scale in scales)
+        by_value = not any(isinstance(scale, torch.Tensor) for scale in scales) and scales != (None, None)
         return GemmProblem(
             m=args.a.numel() // max(batches * k, 1),
             n=n,
@@ -218,11 +221,16 @@ class _Gemm(Operation[GemmArguments]):
             row_scale=is_vector(args.scale_a),
             column_scale=is_vector(args.scale_b),
             residual=None if args.residual is None else name_of(args.residual.dtype),
+            with_scale=args.a.itemsize > 1 and by_value,
+            bias_dtype="float32" if args.bias is None else name_of(args.bias.dtype),
+            out_scale_source="pointer" if isinstance(args.out_scale, torch.Tensor) else "value",
         )
 
     def tuned_problem(self, problem: GemmProblem) -> GemmProblem:
         """From where the number for the call comes costs nothing."""
-        return dataclasses.replace(problem, scale_source="value")
+        # Numbers of the call and the bytes of a bias cost nothing, whatever they are.
+        numbers = {"scale_source": "value", "out_scale_source": "value", "with_scale": False}
+        return dataclasses.replace(problem, **numbers, bias_dtype="float32")
 
     def smallest(self, problem: GemmProblem) -> GemmProblem:
         return dataclasses.replace(problem, m=1)
@@ -242,19 +250,20 @@ class _Gemm(Operation[GemmArguments]):
         scale_a = factors(p.batches, p.m, 1) + 0.5 if p.row_scale else 0.05 if p.scaled else None
         if p.scale_source == "pointer" and not p.row_scale:
             scale_a = torch.tensor(0.05, dtype=torch.float32, device=device)
+        in_memory = p.out_scale_source == "pointer"
         return GemmArguments(
             a=a,
             b=b,
-            bias=draw(p.n, dtype=torch.float32) if p.bias else None,
+            bias=draw(p.n, dtype=getattr(torch, p.bias_dtype)) if p.bias else None,
             scale_a=scale_a,
             scale_b=factors(p.batches, 1, p.n) + 0.5 if p.column_scale else None,
             residual=draw(p.batches, p.m, p.n, dtype=getattr(torch, p.residual)) if p.residual else None,
+            out_scale=torch.tensor(0.5, dtype=torch.float32, device=device) if in_memory else None,
             out_dtype=getattr(torch, p.out_dtype),
             backend="auto",
             config=None,
             allow_tf32=True,
             activation=p.activation,
-            out_scale=None,
         )
 
     def shardings(self, shapes: Mapping[str, Shape], parts: int) -> Iterator[Sharding]:
@@ -283,23 +292,23 @@ class _Gemm(Operation[GemmArguments]):
         return [dataclasses.replace(plan, config=dataclasses.replace(plan.config, group_m=group)) for group in groups]
 
     def prepare(self, args: GemmArguments, plan: GemmPlan) -> Prepared:
-        """Aligns, pads the bias, allocates the output with the pitch that TMA needs."""
+        """Aligns, allocates the output with the pitch that TMA needs."""
         problem = plan.problem
         m, n, k, batches = problem.m, problem.n, problem.k, problem.batches
-        pad = functools.partial(_padded_bias, columns=plan.padded_n)
         dtype = getattr(torch, problem.out_dtype)
         operands = Operands(
+            **_workspace(plan, args.a.device),
             a=_aligned(args.a).view(batches, m, k),
             b=_aligned(args.b).view(batches, n, k),
-            bias=None if args.bias is None else pad(args.bias),
+            bias=None if args.bias is None else _aligned(args.bias.resolve_neg().contiguous()),
             scale=combine_scales(*map(only_number, (args.scale_a, args.scale_b))) if problem.call_scale else None,
             row_scale=in_kernel_order(args.scale_a),
             column_scale=in_kernel_order(args.scale_b),
             residual=None if args.residual is None else _padded_rows(args.residual, plan.residual_pitch),
-            out_factor=_fp32_reciprocal(args.out_scale) if plan.narrows else None,
+            out_scale=output_scale(args.out_scale) if plan.narrows else None,
             out=torch.empty(batches, m, plan.out_pitch, dtype=dtype, device=args.a.device),
         )
-        return Prepared(plan, operands, self.output_shape(args), {"bias": pad})
+        return Prepared(plan, operands, self.output_shape(args))
 
     def reference(self, args: GemmArguments) -> torch.Tensor:
         a, b = args.a, args.b
@@ -343,23 +352,24 @@ def prepare_gemm(
     scale_a: float | torch.Tensor | None = None,
     scale_b: float | torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    out_scale: float | None = None,
+    out_scale: float | torch.Tensor | None = None,
 ) -> Prepared:
     """Everything but the launch; arguments and errors as `gemm`, and ValueError for an illegal config."""
     return GEMM.checked(
         GemmArguments(
-            a, b, bias, scale_a, scale_b, residual, out_dtype, "auto", config, allow_tf32, activation, out_scale
+            a, b, bias, scale_a, scale_b, residual, out_scale, out_dtype, "auto", config, allow_tf32, activation
         )
     )
 
 
-def _padded_bias(bias: torch.Tensor, columns: int) -> torch.Tensor:
-    """FP32 with zeros up to ``columns``, kept while the bias lives unchanged."""
-
-    def build() -> torch.Tensor:
-        return torch.nn.functional.pad(bias.detach().to(torch.float32), (0, columns - bias.shape[0]))
-
-    return DERIVED.get(("gemm bias", columns), (bias,), build)
+def _workspace(plan: GemmPlan, device: torch.device) -> dict[str, torch.Tensor]:
+    """Operands that slices of K are added through, if a plan has them."""
+    if not any(operand.name == "partials" and operand.present for operand in plan.operands):
+        return {}
+    facts = plan.launch_facts
+    dtype = torch.int32 if plan.sums_integers else torch.float32
+    arrivals, partials = workspace(device, facts["arrivals_elements"], facts["partials_elements"], dtype)
+    return {"arrivals": arrivals, "partials": partials}
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
@@ -371,9 +381,3 @@ def _padded_rows(rows: torch.Tensor, pitch: int) -> torch.Tensor:
     """``rows`` itself if a kernel can read it by 16 bytes, otherwise a copy whose rows are ``pitch`` elements."""
     missing = pitch - rows.shape[-1]
     return torch.nn.functional.pad(rows.detach(), (0, missing)) if missing else _aligned(rows)
-
-
-def _fp32_reciprocal(number: float | None) -> float:
-    """``fp32(1 / fp32(number))``, of None 1."""
-    # FP64 has more than twice FP32's bits: its quotient of two FP32 numbers, rounded again, is rounded correctly.
-    return fp32(1.0 / fp32(1.0 if number is None else number))

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
-from cute_kernels.dtypes import WEIGHT_TYPES, longest_row, name_of
+from cute_kernels.config import WEIGHT_TYPES, PatchEmbedConfig, PatchEmbedProblem, longest_row, name_of
 from cute_kernels.operations import arguments
+from cute_kernels.operations.arguments import Backend, choose_backend
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
 from cute_kernels.operations.scales import (
     combine_numbers,
@@ -29,7 +29,7 @@ from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
 from cute_kernels.plan.registry import PATCH_EMBED as PLANNER
 from cute_kernels.runtime.constants import DERIVED
-from cute_kernels.runtime.devices import Backend, choose_backend, device_facts
+from cute_kernels.runtime.devices import device_facts
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import ScaleProduct
 
@@ -129,7 +129,7 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
     planner = PLANNER
     arguments = PatchEmbedArguments
     rotated = "x"
-    scales = ScaleProduct("scale", combine_numbers, combine_scales)
+    scales = (ScaleProduct(("scale_a", "scale_b"), "scale", combine_numbers, combine_scales),)
 
     def problems(self, a: PatchEmbedArguments) -> Iterator[Exception]:
         x, bias, pos_embed = a.x, a.bias, a.pos_embed

@@ -17,9 +17,10 @@ from cute_kernels.config import (
     PatchEmbedImagesProblem,
     Sm90ImagesConfig,
     Sm100ImagesConfig,
+    name_of,
 )
-from cute_kernels.dtypes import name_of
 from cute_kernels.operations import arguments
+from cute_kernels.operations.arguments import Backend
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
 from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, prepare_patch_weight, strip_weight
 from cute_kernels.operations.scales import in_kernel_order
@@ -31,7 +32,6 @@ from cute_kernels.plan.images_chain import RowsChainPlan
 from cute_kernels.plan.images_strips import why_no_operand
 from cute_kernels.plan.registry import PATCH_EMBED_IMAGES as PLANNER
 from cute_kernels.runtime.constants import DERIVED
-from cute_kernels.runtime.devices import Backend
 from cute_kernels.runtime.operands import Operands
 
 __all__ = ["PATCH_EMBED_IMAGES", "PatchEmbedImagesArguments", "patch_embed_images"]

@@ -1,4 +1,4 @@
-"""The two dequantisation multipliers of a call, and their product, which is what a kernel applies.
+"""The two dequantisation multipliers of a call, and their product, which is what a kernel applies; an output's scale.
 
 A multiplier is one number, or FP32 numbers for every row or every feature. Those that are one number are multiplied
 before the launch; a kernel multiplies the product with the others.
@@ -73,8 +73,8 @@ def scale_problems(
     if scale.dtype != torch.float32:
         yield TypeError(f"{name} has dtype {scale.dtype}, allowed: {torch.float32}")
     if is_vector(scale) and tuple(scale.shape) not in vectors.values():
-        allowed = " or ".join(f"{words} = {list(shape)}" for words, shape in vectors.items())
-        yield ValueError(f"{name} has shape {list(scale.shape)}, allowed: a tensor of one element, or {allowed}")
+        allowed = ["a tensor of one element", *(f"{words} = {list(shape)}" for words, shape in vectors.items())]
+        yield ValueError(f"{name} has shape {list(scale.shape)}, allowed: {' or '.join(allowed)}")
 
 
 def only_number(scale: float | torch.Tensor | None) -> float | torch.Tensor | None:
@@ -123,6 +123,24 @@ def combine_numbers(scale_a: float | None, scale_b: float | None) -> float:
     if not 0.0 < scale < float("inf"):
         raise ValueError(f"scale_a * scale_b = {number_a} * {number_b} is {scale} in FP32, allowed: finite and > 0")
     return scale
+
+
+def output_number(scale: float | None) -> float:
+    """``fp32(scale)`` of an output that a kernel divides by it.
+
+    Raises:
+        TypeError, ValueError: as `split_scale`; ValueError if its reciprocal is not finite in FP32.
+    """
+    number = fp32(split_scale("out_scale", scale)[0])
+    # FP64 has more than twice FP32's bits: its quotient of two FP32 numbers, rounded again, is rounded correctly.
+    if fp32(1.0 / number) == float("inf"):
+        raise ValueError(f"out_scale = {scale}, allowed: 1 / out_scale is finite in FP32")
+    return number
+
+
+def output_scale(scale: float | torch.Tensor | None) -> float | torch.Tensor:
+    """Scale of an output as a kernel takes it: `output_number`, or the tensor, which it reads."""
+    return scale.resolve_neg() if isinstance(scale, torch.Tensor) else output_number(scale)
 
 
 def fp32(number: float) -> float:

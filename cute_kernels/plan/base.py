@@ -1,17 +1,17 @@
-"""Common parts of every plan: architectures, limits, the checks of a problem, and how a plan is printed."""
+"""Common parts of every plan: operands, architectures, limits, how a plan is printed, and what a kernel declares."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import IntEnum
 from typing import Any, ClassVar, Literal, NoReturn
 
-from cute_kernels.config import Config, GemmProblem, PatchEmbedProblem
-from cute_kernels.dtypes import ITEMSIZE
+from cute_kernels.config import ITEMSIZE, Config, GemmProblem, PatchEmbedProblem
+from cute_kernels.model.prediction import Prediction
 
 # --- what a kernel's host function takes, as a table: everything that passes arguments follows it --------------------
 # `Plan.operands` is that table for one plan, in the order of the host function's parameters; a stream comes after them.
@@ -427,3 +427,74 @@ def with_profile(plan: Plan, stamps: int) -> Plan:
         rule = f"{rows} warps write whole 64 bytes of stamps, indexed with 32 bits: multiples of 8 up to {most}"
         reject("stamps", stamps, rule, min(max(8, stamps - stamps % 8), most))
     return dataclasses.replace(plan, profile=stamps)
+
+
+# --- values that a field of a configuration may have: one table a kernel, which checks, ``--help`` and docs read -----
+# What else a value depends on (the problem, other fields, memory) is checked by the kernel's plan.
+
+
+CHOSEN = "chosen for the problem"
+TWO_TILES = "two tiles' worth, or what fits"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a configuration.
+
+    Attributes:
+        rule: why others are refused.
+        legal: all values; empty where a range says which there are.
+        least, most: of that range, both legal.
+        open: what None, where the field's type has it, stands for.
+    """
+
+    rule: str
+    legal: tuple[int | str, ...] = ()
+    least: float = -math.inf
+    most: float = math.inf
+    open: str = CHOSEN
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ValueError for a value that the field never has."""
+        if self.legal:
+            require(name, value, self.legal, self.rule)
+        elif value is not None and not self.least <= value <= self.most:
+            reject(name, value, self.rule, min(max(value, self.least), self.most))
+
+
+Fields = Mapping[str, Field]
+"""By the name of the field; a bool needs no entry."""
+
+
+def check_fields(config: Any, fields: Fields) -> None:
+    """Raises ValueError for the first field whose value is never legal."""
+    for name, each in fields.items():
+        each.check(name, getattr(config, name))
+
+
+# --- a kernel as plans know it: its tunables, its planner, which problems get it, what a tuner tries, a model of time -
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One kernel of an operation on an architecture.
+
+    Attributes:
+        config: class of its tunables.
+        plan: ``(problem, config, arch, sm_count) -> Plan``; chooses the fields that are open, and raises ValueError
+            where a limit is broken.
+        fields: legal values of its tunables.
+        choose: ``(problem, arch, sm_count)`` -> the configuration that a problem gets; it may leave fields open.
+        search: ``(problem, arch, sm_count)`` -> plans that are worth timing on a device, the most promising first;
+            none of a problem that it cannot compute.
+        takes: why a problem does not get this kernel unless its configuration asks for it; empty where it does.
+        predict: the modelled time of a plan.
+    """
+
+    config: type
+    plan: Callable[[Any, Any, Arch, int], Plan]
+    fields: Fields
+    choose: Callable[[Any, Arch, int], Any]
+    search: Callable[[Any, Arch, int], list[Any]]
+    takes: Callable[[Any, Arch], str] = lambda problem, arch: ""
+    predict: Callable[[Any], Prediction | None] | None = None

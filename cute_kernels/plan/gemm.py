@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from cute_kernels.config import ACTIVATIONS, GemmConfig, GemmProblem
-from cute_kernels.dtypes import LARGEST_PRODUCT, WEIGHT_TYPES, longest_row
+from cute_kernels.config import ACTIVATIONS, LARGEST_PRODUCT, WEIGHT_TYPES, GemmConfig, GemmProblem, longest_row
 from cute_kernels.plan.base import (
     ITEMSIZE,
     VECTOR_BYTES,
+    Field,
     Kind,
     Operand,
     Plan,
@@ -23,7 +23,6 @@ from cute_kernels.plan.base import (
     sizes,
     smem_map,
 )
-from cute_kernels.plan.fields import Field
 from cute_kernels.plan.options import Option, ProblemOptions
 from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, StoreBuffers, check_store_stages
 
@@ -57,24 +56,25 @@ class GemmPlan(Plan):
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """In memory: ``a`` [batches, M, K], ``b`` [batches, N, K], ``bias`` [padded_n], ``out`` [batches, M, pitch].
+        """In memory: ``a`` [batches, M, K], ``b`` [batches, N, K], ``bias`` [N], ``out`` [batches, M, pitch].
 
         The pitch is `out_pitch`; of every row of ``out`` the first N are the result. ``scale`` is one number, given
         with the launch or read from memory; ``row_scale`` [batches, M] and ``column_scale`` [batches, N] are factors of
-        it, or all of it where both are there. ``residual`` is [batches, M, residual_pitch]; ``out_factor`` a number.
+        it, or all of it where both are there. ``residual`` is [batches, M, residual_pitch]; ``out_scale``, like
+        ``scale``, one number.
         """
         p = self.problem
-        kind: Kind = "value" if p.scale_source == "value" else "pointer"
+        scale, out_scale = map(_kind, (p.scale_source, p.out_scale_source))
         return (
             Operand("a", self.multiplied_dtype),
             Operand("b", self.b_dtype),
-            Operand("bias", "float32", present=p.bias),
+            Operand("bias", p.bias_dtype, present=p.bias),
             Operand("out", p.out_dtype, written=True),
-            Operand("scale", "float32", kind, alignment=4, present=p.call_scale),
+            Operand("scale", "float32", scale, alignment=4, present=p.call_scale),
             Operand("row_scale", "float32", alignment=4, present=p.row_scale),
             Operand("column_scale", "float32", present=p.column_scale),
             Operand("residual", p.residual or p.out_dtype, present=p.residual is not None),
-            Operand("out_factor", "float32", "value", alignment=4, present=self.narrows),
+            Operand("out_scale", "float32", out_scale, alignment=4, present=self.narrows),
             *sizes(m=p.m, n=p.n, k=p.k, batches=p.batches, clusters=self.clusters),
         )
 
@@ -95,7 +95,7 @@ class GemmPlan(Plan):
 
     @property
     def narrows(self) -> bool:
-        """The output is of 8 bits: a factor of the call brings the results into its range."""
+        """The output is of 8 bits: a number of the call brings the results into its range."""
         return ITEMSIZE[self.problem.out_dtype] == 1
 
     @property
@@ -104,12 +104,19 @@ class GemmPlan(Plan):
         return math.gcd(self.problem.n, 4) if self.problem.column_scale else 1
 
     @property
+    def bias_vector(self) -> int:
+        """Neighbouring values of the bias that one load may bring, likewise."""
+        vector = VECTOR_BYTES // ITEMSIZE[self.problem.bias_dtype]
+        return math.gcd(self.problem.n, vector) if self.problem.bias else 1
+
+    @property
     def compiled_in(self) -> dict[str, Hashable]:
-        return super().compiled_in | {"column_vector": self.column_vector}
+        vectors = {"column_vector": self.column_vector, "bias_vector": self.bias_vector}
+        return super().compiled_in | vectors
 
     @property
     def launch_facts(self) -> dict[str, Any]:
-        return {"out_pitch": self.out_pitch, "bias_elements": self.padded_n if self.problem.bias else 0}
+        return {"out_pitch": self.out_pitch}
 
     @property
     def mma_k(self) -> int:
@@ -128,11 +135,6 @@ class GemmPlan(Plan):
     def tiles(self) -> int:
         """Tiles of all batches together; each is one turn of one cluster."""
         return self.m_tiles * self.n_tiles * self.problem.batches
-
-    @property
-    def padded_n(self) -> int:
-        """Columns rounded up to whole tiles, so that reads of the bias need no bounds check."""
-        return self.n_tiles * self.cluster_columns
 
     @property
     def out_pitch(self) -> int:
@@ -156,6 +158,10 @@ class GemmPlan(Plan):
         more += [f"residual in {p.residual}"] if p.residual else []
         size = f"{batch}[{p.m}, {p.k}] x [{p.n}, {p.k}]^T"
         return ", ".join([size, f"{p.in_dtype} -> {p.out_dtype}", f"bias {p.bias}", *more])
+
+
+def _kind(source: str) -> Kind:
+    return "value" if source == "value" else "pointer"
 
 
 @dataclass(frozen=True)
@@ -203,6 +209,7 @@ OPTIONS = ProblemOptions(
         Option("in_dtype", "bfloat16", "element type of a; float32 is multiplied as TF32", tuple(B_TYPES)),
         Option("out_dtype", "bfloat16", choices=OUT_TYPES),
         Option("bias", False, "add a bias"),
+        Option("bias_dtype", "float32", "its element type", FLOATS),
         Option("activation", "none", "of the sum", ACTIVATIONS),
         Option("row_scale", False, "a factor of the scale for every row of a"),
         Option("column_scale", False, "a factor of the scale for every column of the output"),
@@ -218,11 +225,12 @@ def check_gemm_problem(p: GemmProblem) -> None:
     """Limits that TMA and the element types set on every architecture."""
     require("in_dtype", p.in_dtype, tuple(B_TYPES), "operands of the tensor core, float32 as TF32")
     require("out_dtype", p.out_dtype, OUT_TYPES, "what the epilogue rounds to")
-    require("residual", p.residual, FLOATS, "what the epilogue adds")
-    require("scale_source", p.scale_source, ("value", "pointer"), "the scale is a launch parameter, or in memory")
-    for name in ("row_scale", "column_scale"):
-        if getattr(p, name) and not p.scaled:
-            reject(name, True, f"operands of {p.in_dtype} have no scale, those of 8 bits have", False)
+    for name in ("bias_dtype", "residual"):
+        require(name, getattr(p, name), FLOATS, "what the epilogue adds")
+    for name in ("scale_source", "out_scale_source"):
+        require(name, getattr(p, name), ("value", "pointer"), "the scale is a launch parameter, or in memory")
+    if p.out_scale_source == "pointer" and ITEMSIZE[p.out_dtype] > 1:
+        reject("out_scale_source", p.out_scale_source, f"an output of {p.out_dtype} has no scale", "value")
     if p.scale_source == "pointer" and not p.call_scale:
         reject("scale_source", p.scale_source, "there is no number for the whole call", "value")
     require("activation", p.activation, ACTIVATIONS, "what the epilogue applies before it rounds")

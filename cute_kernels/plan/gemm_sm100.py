@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
-from cute_kernels.plan.base import LANES, Arch, TmemRegion, reject
-from cute_kernels.plan.cta_pair import CtaPairs
-from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.base import LANES, Arch, Field, TmemRegion, check_fields, reject
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import check_stores_and_stages
+from cute_kernels.plan.tiles import CtaPairs
 
 LEVEL_8 = Sm100GemmConfig()
 LEVEL_7 = Sm100GemmConfig(block_m=256, stages=4)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cute_kernels.config import GemmProblem, Sm80GemmConfig
 from cute_kernels.plan import sm80
-from cute_kernels.plan.base import Arch, reject
-from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.base import Arch, Field, Operand, check_fields, reject, require
 from cute_kernels.plan.gemm import GROUP_M, GemmPlan
 from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of, require_fp8
+
+SPLITS = (1, 2, 4, 8)
 
 FIELDS = sm80.FIELDS | {
     "group_m": GROUP_M,
     "rounding": Field("how float32 becomes TF32", ("nearest", "nearest_a", "truncate")),
+    "split_k": Field("slices of K", SPLITS),
 }
+
+EXCHANGE_CLOCKS = 1500
+"""Clocks from the last store of a slice's sums until the CTA that adds them has read them, but for their bytes."""
+
+MOST_SHARED = 4096
+"""Tiles of a launch whose slices are counted where they arrive."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,51 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
         return min(super().lane_columns, 8)
 
     @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Those of `GemmPlan.operands`, and a workspace if K is split.
+
+        It is ``arrivals``, 0 for every tile before a launch and behind it, and ``partials`` [tiles, slices,
+        `partial_elements`].
+        """
+        split = self.config.split_k > 1
+        given = super().operands
+        first_size = next(i for i, operand in enumerate(given) if operand.kind == "size")
+        workspace = (
+            Operand("arrivals", "int32", present=split, written=split),
+            Operand("partials", "int32" if self.sums_integers else "float32", present=split, written=split),
+        )
+        return (*given[:first_size], *workspace, *given[first_size:])
+
+    @property
+    def k_blocks(self) -> int:
+        """Stages that a slice of a tile takes, the last one of some with zeros."""
+        return -(-super().k_blocks // self.config.split_k)
+
+    @property
+    def shared_tiles(self) -> int:
+        """Tiles whose slices are added."""
+        return self.tiles // self.config.split_k
+
+    @property
+    def partial_elements(self) -> int:
+        """Sums of a tile."""
+        return self.config.tile_m * self.config.tile_n
+
+    @property
+    def beside_clocks(self) -> float:
+        """Modelled clocks, of slices those of their exchange through L2."""
+        split = self.config.split_k
+        return 0.0 if split == 1 else EXCHANGE_CLOCKS + (split + 1) * 4 * self.partial_elements * sm80.BYTE_CLOCKS
+
+    @property
+    def launch_facts(self) -> dict[str, Any]:
+        """Elements of the workspace besides what every GEMM has."""
+        if self.config.split_k == 1:
+            return super().launch_facts
+        partials = self.tiles * self.partial_elements
+        return super().launch_facts | {"arrivals_elements": self.shared_tiles, "partials_elements": partials}
+
+    @property
     def rounds(self) -> tuple[bool, bool]:
         rounding = self.config.rounding if self.problem.in_dtype == "float32" else "truncate"
         return rounding != "truncate", rounding == "nearest"
@@ -56,10 +110,13 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
 
     @property
     def tiles(self) -> int:
-        return self.m_tiles * self.n_tiles * self.problem.batches
+        """Slices of all tiles."""
+        return self.m_tiles * self.n_tiles * self.problem.batches * self.config.split_k
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         rows = [("order", f"groups of {self.config.group_m} blocks of rows")]
+        if self.config.split_k > 1:
+            rows.append(("slices", f"{self.config.split_k} of each tile, added by the last CTA"))
         if self.problem.in_dtype == "float32":
             rows.append(("rounding to TF32", self.config.rounding))
         return [*super().describe_tiles(), *rows]
@@ -75,8 +132,23 @@ def plan_sm80_gemm(problem: GemmProblem, config: Sm80GemmConfig, arch: Arch, sm_
         rule = f"{arch.name} has no conversion to E4M3, sm_89 and later have"
         reject("out_dtype", problem.out_dtype, rule, "bfloat16")
     plan = Sm80GemmPlan(problem, config, arch, sm_count)
+    check_split(plan)
     check_tiles(plan)
     return plan
+
+
+def check_split(plan: Sm80GemmPlan) -> None:
+    """Slices have whole blocks of 128 bytes, and their tiles counters."""
+    c = plan.config
+    if c.split_k == 1:
+        return
+    require("row_bytes", c.row_bytes, (128,), "slices of K are counted in blocks of 128 bytes")
+    blocks = -(-plan.k_bytes // c.row_bytes)
+    if blocks < c.split_k:
+        fit = max(split for split in SPLITS if split <= blocks)
+        reject("split_k", c.split_k, f"slices have parts of {blocks} blocks of {c.row_bytes} bytes", fit)
+    if plan.shared_tiles > MOST_SHARED:
+        reject("split_k", c.split_k, f"{plan.shared_tiles} tiles, {MOST_SHARED} may be split", 1)
 
 
 def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm80GemmConfig:
@@ -87,4 +159,9 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm80GemmC
 def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm80GemmPlan]:
     """Plans that are worth timing, the one with the least modelled time first."""
     plan = functools.partial(plan_sm80_gemm, problem, arch=arch, sm_count=sm_count)
-    return plans_of(candidates(Sm80GemmConfig), plan)
+    splits = (
+        dataclasses.replace(config, split_k=split)
+        for config in candidates(Sm80GemmConfig) if config.row_bytes == 128 and config.tile_m <= 64
+        for split in SPLITS[1:]
+    )  # fmt: skip
+    return plans_of([*candidates(Sm80GemmConfig), *splits], plan)

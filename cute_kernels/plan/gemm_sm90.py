@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
-from cute_kernels.plan.base import ITEMSIZE, Arch, reject, require, round_up
-from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, reject, require, round_up
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import LEAST_ROW_BYTES, WgmmaPair, check_accumulators, check_stores_and_stages
 

@@ -12,12 +12,11 @@ from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.plan.base import VECTOR_BYTES, Arch, Operand, Plan, require
+from cute_kernels.plan.base import VECTOR_BYTES, Arch, Kernel, Operand, Plan, require
 from cute_kernels.plan.images import INTEGERS, PIXEL_TYPES, STRIP_PATCH, describe_problem
 from cute_kernels.plan.images_gather import why_not_gathered
 from cute_kernels.plan.images_sm80 import copies_rows
 from cute_kernels.plan.images_strips import REPACKED, may_split, row_bytes, why_no_operand
-from cute_kernels.plan.kernel import Kernel
 from cute_kernels.plan.patch_embed import PatchEmbedPlan, check_problem
 from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
 

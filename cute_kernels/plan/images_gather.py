@@ -19,8 +19,17 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
 from cute_kernels.plan import gemm_sm90 as dense
-from cute_kernels.plan.base import Arch, SmemRegion, is_legal, reject, require, room_for_stages, smem_map
-from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.base import (
+    Arch,
+    Field,
+    SmemRegion,
+    check_fields,
+    is_legal,
+    reject,
+    require,
+    room_for_stages,
+    smem_map,
+)
 from cute_kernels.plan.images import GATHERED_PATCHES, TILE_ORDER, GridTilesPlan
 from cute_kernels.plan.shared_operands import (
     SWIZZLE_BYTES,

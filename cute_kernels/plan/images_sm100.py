@@ -13,8 +13,7 @@ from typing import ClassVar
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.model import b200
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan.base import ITEMSIZE, Arch, is_legal, reject, require, round_up
-from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, is_legal, reject, require, round_up
 from cute_kernels.plan.images import INTEGERS, MOST_PATCHES, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
 from cute_kernels.plan.images_strips import (
     StripsPlan,

@@ -6,10 +6,10 @@ lanes have neighbouring patches, or the pieces of one row.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm80ImagesConfig
@@ -20,13 +20,14 @@ from cute_kernels.plan.base import (
     LANES,
     VECTOR_BYTES,
     Arch,
+    Field,
     Operand,
     SmemRegion,
+    check_fields,
     reject,
     require,
     round_up,
 )
-from cute_kernels.plan.fields import Field, check_fields
 from cute_kernels.plan.images import INTEGERS, ImagesPlan
 from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of
 
@@ -37,7 +38,15 @@ MOST_K = 65_792
 """Pixels of a patch whose products with int8 have sums of 32 bits: (2^31 - 1) / (255 * 128), in whole vectors."""
 
 
-FIELDS = sm80.FIELDS | {"tile_images": Field("images whose patches at a position are neighbouring rows", (1, 8))}
+FIELDS = sm80.FIELDS | {
+    "tile_images": Field("images whose patches at a position are neighbouring rows", (1, 8)),
+    "teams": Field("groups of warps of a CTA, which share the weight if they are two", (1, 2)),
+}
+
+
+TWO_TEAMS = (Sm80ImagesConfig(64, 256, 1, 4, 64, 4, 1, teams=2),)
+"""Where the weight of 256 features of uint8 x int8 fits, an H100's mma.sync is fastest with it: fewer features would
+copy the pixels more often, in pieces of 16 bytes."""
 
 
 def copies_rows(problem: PatchEmbedImagesProblem) -> bool:
@@ -114,12 +123,12 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
     @property
     def pass_patches(self) -> int:
         """Patches that all threads copy at a time."""
-        return min(self.config.tile_m, self.threads // self.pieces)
+        return min(self.config.tile_m, self.team_threads // self.pieces)
 
     @property
     def parts(self) -> int:
         """Threads that share the rows of one patch in a stage."""
-        return self.threads // self.pieces // self.pass_patches
+        return self.team_threads // self.pieces // self.pass_patches
 
     @property
     def tile_features(self) -> int:
@@ -143,7 +152,7 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
         Otherwise every lane loads them at a tile's end, where the latency of L2 is not hidden. The copies belong to the
         first block's group, which has to be waited for before the last block: see `MainLoop`.
         """
-        c, total = self.config, self.ring_bytes + self.table_bytes
+        c, total = self.config, self.kept_bytes + self.teams * (self.ring_bytes + self.table_bytes)
         fits = total <= self.arch.smem_bytes
         fits = fits and c.resident_ctas * (total + CTA_SMEM_BYTES) <= self.arch.sm_smem_bytes
         return fits and c.tile_images == 8 and self.problem.table_rows > 1 and self.k_blocks >= c.stages
@@ -152,12 +161,21 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
     def compiled_in(self) -> dict[str, Hashable]:
         return super().compiled_in | {"copies_table": self.copies_table}
 
-    @cached_property
-    def smem(self) -> tuple[SmemRegion, ...]:
-        regions = super().smem
+    def team_smem(self, start: int) -> tuple[SmemRegion, ...]:
+        regions = super().team_smem(start)
         if not self.copies_table:
             return regions
-        return (*regions, SmemRegion("table and scales of a tile", self.ring_bytes, self.table_bytes, 128))
+        return (*regions, SmemRegion("table and scales of a tile", start + self.ring_bytes, self.table_bytes, 128))
+
+    @property
+    def teams(self) -> int:
+        return self.config.teams
+
+    @property
+    def clusters(self) -> int:
+        """CTAs, of a weight that is kept as many for all features: tiles of neighbouring features follow each other."""
+        all_at_once = super().clusters
+        return all_at_once if not self.keeps_b else max(all_at_once // self.n_tiles, 1) * self.n_tiles
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         images = f"{self.config.tile_images} images at each position"
@@ -181,15 +199,29 @@ def plan_sm80_images(
         reject("sm_count", sm_count, "a CTA needs a multiprocessor", 1)
     check_fields(config, FIELDS)
     plan = Sm80ImagesPlan(problem, config, arch, sm_count)
+    check_kept(plan)
     check_tiles(plan)
     check_patches(plan)
     return plan
 
 
+def check_kept(plan: Sm80ImagesPlan) -> None:
+    """A weight that is kept fits shared memory beside the stages, and is copied before the first of several blocks."""
+    if plan.keeps_b and not plan.overlaps:
+        rule = f"two teams copy blocks ahead, of which a tile has {plan.k_blocks}"
+        reject("stages", plan.config.stages, rule, plan.k_blocks + 1)
+    if plan.keeps_b and plan.smem_bytes > plan.arch.smem_bytes:
+        rule = (
+            f"{plan.kept_bytes:,} B of the weight and {plan.teams} x {plan.team_bytes:,} B of stages make "
+            f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
+        )
+        reject("teams", plan.config.teams, rule, 1)
+
+
 def check_patches(plan: Sm80ImagesPlan) -> None:
     """Checks what copies of patches and weights of two terms ask of a tile."""
     c = plan.config
-    if plan.parts * plan.pass_patches * plan.pieces != plan.threads or c.tile_m % plan.pass_patches:
+    if plan.parts * plan.pass_patches * plan.pieces != plan.team_threads or c.tile_m % plan.pass_patches:
         rule = f"{plan.threads} threads copy {plan.patch_rows} rows of {plan.pass_patches} patches at a time"
         reject("tile_m", c.tile_m, rule, 128)
     if plan.terms == 2 and plan.warp_n % (2 * plan.terms_block):
@@ -210,4 +242,5 @@ def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) ->
     """Plans that are worth timing, the one with the least modelled time first."""
     plan = functools.partial(plan_sm80_images, problem, arch=arch, sm_count=sm_count)
     images = 8 if problem.batch >= 8 else 1
-    return plans_of(candidates(Sm80ImagesConfig, tile_images=images), plan)
+    others = [dataclasses.replace(config, tile_images=images) for config in TWO_TEAMS]
+    return plans_of([*candidates(Sm80ImagesConfig, tile_images=images), *others], plan)

@@ -21,8 +21,18 @@ from typing import ClassVar
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
 from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan import patch_embed_sm90 as rows
-from cute_kernels.plan.base import Arch, SmemRegion, check_smem, reject, require, round_up, smem_map
-from cute_kernels.plan.fields import TWO_TILES, Field, check_fields
+from cute_kernels.plan.base import (
+    TWO_TILES,
+    Arch,
+    Field,
+    SmemRegion,
+    check_fields,
+    check_smem,
+    reject,
+    require,
+    round_up,
+    smem_map,
+)
 from cute_kernels.plan.images import INTEGERS, MOST_PATCHES, STRIP_PATCH, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
 from cute_kernels.plan.images_gather import GATHER_CLOCKS
 from cute_kernels.plan.images_strips import (

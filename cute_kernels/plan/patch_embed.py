@@ -7,12 +7,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
-from cute_kernels.dtypes import LARGEST_PRODUCT, WEIGHT_TYPES, longest_row
+from cute_kernels.config import LARGEST_PRODUCT, WEIGHT_TYPES, PatchEmbedConfig, PatchEmbedProblem, longest_row
 from cute_kernels.plan.base import (
     ITEMSIZE,
     LANES,
     VECTOR_BYTES,
+    Field,
     Kind,
     Operand,
     Plan,
@@ -23,7 +23,6 @@ from cute_kernels.plan.base import (
     round_up,
     sizes,
 )
-from cute_kernels.plan.fields import Field
 from cute_kernels.plan.options import BATCH, FEATURES, TABLE, Option, ProblemOptions, table_rows
 from cute_kernels.plan.tiles import RowTiles
 

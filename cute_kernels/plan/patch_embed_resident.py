@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
 from cute_kernels.model import b200
-from cute_kernels.plan.base import ITEMSIZE, Arch, is_legal, reject, round_up
-from cute_kernels.plan.fields import Field, check_fields
+from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, is_legal, reject, round_up
 from cute_kernels.plan.patch_embed import (
     EPILOGUE,
     ORDER,

@@ -17,14 +17,14 @@ from cute_kernels.plan.base import (
     LANES,
     VECTOR_BYTES,
     Arch,
+    Field,
     SmemRegion,
     TmemRegion,
+    check_fields,
     reject,
     require,
     smem_map,
 )
-from cute_kernels.plan.cta_pair import CtaPairs
-from cute_kernels.plan.fields import Field, check_fields
 from cute_kernels.plan.patch_embed import (
     EPILOGUE,
     FLAT_ROWS,
@@ -34,7 +34,7 @@ from cute_kernels.plan.patch_embed import (
     check_capacity,
     check_order,
 )
-from cute_kernels.plan.tiles import RowTiles
+from cute_kernels.plan.tiles import CtaPairs, RowTiles
 
 # --- what the epilogue warps of the SM100 kernel over rows do: columns of each, staging, stores, table ---------------
 

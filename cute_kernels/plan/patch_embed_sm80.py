@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm80PatchEmbedConfig
 from cute_kernels.plan import sm80
-from cute_kernels.plan.base import Arch, Operand, reject
-from cute_kernels.plan.fields import check_fields
+from cute_kernels.plan.base import Arch, Operand, check_fields, reject
 from cute_kernels.plan.patch_embed import EPILOGUE, PatchEmbedPlan, TableLayout, check_capacity
 from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of, require_fp8
 

@@ -12,8 +12,7 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan.base import ITEMSIZE, Arch, SmemRegion, reject, require, smem_map
-from cute_kernels.plan.fields import TWO_TILES, Field, check_fields
+from cute_kernels.plan.base import ITEMSIZE, TWO_TILES, Arch, Field, SmemRegion, check_fields, reject, require, smem_map
 from cute_kernels.plan.patch_embed import (
     EPILOGUE,
     ORDER,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from cute_kernels.config import LAUNCH_ARGUMENT, PatchEmbedImagesProblem
-from cute_kernels.config_types import check_types
+from cute_kernels.config_codec import check_types
 from cute_kernels.plan.base import (
     ITEMSIZE,
     LANES,

@@ -1,4 +1,4 @@
-"""The list of kernels: of every operation its problem, and for every architecture its kernels."""
+"""The list of kernels: of every operation its problem, and for every architecture its kernels; `make_plan` asks it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from cute_kernels.config import (
+    Config,
     GemmProblem,
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
+    Problem,
     Sm80GemmConfig,
     Sm80ImagesConfig,
     Sm80PatchEmbedConfig,
@@ -25,6 +27,7 @@ from cute_kernels.config import (
     Sm100ResidentConfig,
 )
 from cute_kernels.config_codec import ConfigCodec
+from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan import (
     gemm,
     gemm_sm80,
@@ -40,8 +43,9 @@ from cute_kernels.plan import (
     patch_embed_sm80,
     patch_embed_sm90,
     patch_embed_sm100,
+    sm100_transposed,
 )
-from cute_kernels.plan.base import ARCHS, Arch, Plan
+from cute_kernels.plan.base import ARCHS, Arch, Kernel, Plan, reject
 from cute_kernels.plan.images_chain import (
     chained,
     why_not_read_on_sm90,
@@ -49,9 +53,7 @@ from cute_kernels.plan.images_chain import (
     why_rows_on_sm90,
     why_rows_on_sm100,
 )
-from cute_kernels.plan.kernel import Kernel
 from cute_kernels.plan.options import ProblemOptions
-from cute_kernels.plan.sm100_transposed import predict
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ _STREAMED = Kernel(
     patch_embed_sm100.default_config,
     patch_embed_sm100.search_space,
     takes=patch_embed_resident.why_on_chip,
-    predict=predict,
+    predict=sm100_transposed.predict,
 )
 _RESIDENT = Kernel(
     Sm100ResidentConfig,
@@ -180,7 +182,7 @@ _RESIDENT = Kernel(
     patch_embed_resident.FIELDS,
     patch_embed_resident.default_config,
     patch_embed_resident.search_space,
-    predict=predict,
+    predict=sm100_transposed.predict,
 )
 _ROWS_SM90 = Kernel(
     Sm90PatchEmbedConfig,
@@ -266,3 +268,87 @@ GEMM = Planner(
 
 PLANNERS: dict[str, Planner] = {planner.operation: planner for planner in (PATCH_EMBED, PATCH_EMBED_IMAGES, GEMM)}
 """Every operation by its name. Commands, tuner and the codec of configurations read this, too."""
+
+_BY_PROBLEM = {planner.problem: planner for planner in PLANNERS.values()}
+
+
+def choose(
+    problem: Problem,
+    arch: str | None = None,
+    *,
+    sm_count: int | None = None,
+) -> Config:
+    """The configuration that a problem gets, complete: ``make_plan(p) == make_plan(p, choose(p))``.
+
+    Args:
+        problem, arch, sm_count: as for `make_plan`.
+
+    Raises:
+        ValueError, NotImplementedError: as `make_plan`.
+    """
+    return make_plan(problem, None, arch, sm_count=sm_count).config
+
+
+def candidate_plans(problem: Problem, arch: str, *, sm_count: int | None = None) -> list[Plan]:
+    """Plans that are worth timing on a device, the most promising first, all of them different.
+
+    Args:
+        problem: what to compute.
+        arch: a key of `ARCHS`.
+        sm_count: as for `make_plan`.
+
+    Raises:
+        ValueError: as `make_plan`.
+        NotImplementedError: the architecture has no kernel for the operation, or nothing to choose from.
+    """
+    planner = _BY_PROBLEM[type(problem)]
+    limits = _limits(arch)
+    planner.of(arch)
+    planner.check(problem)
+    plans = planner.search(problem, limits, limits.sm_count if sm_count is None else sm_count)
+    if not plans:
+        raise NotImplementedError(f"{planner.operation} has no search space for this problem on {arch}")
+    return plans
+
+
+def predict(plan: Plan) -> Prediction | None:
+    """The modelled time of a launch; None where no model knows the kernel. docs/model.md"""
+    kernels = PLANNERS[plan.operation].of(plan.arch.name) if plan.operation in PLANNERS else ()
+    model = next((kernel.predict for kernel in kernels if type(plan.config) is kernel.config), None)
+    return None if model is None else model(plan)
+
+
+def make_plan(
+    problem: Problem,
+    config: Config | None = None,
+    arch: str | None = None,
+    *,
+    sm_count: int | None = None,
+) -> Plan:
+    """Checks every limit and returns the plan.
+
+    Args:
+        problem: what to compute.
+        config: tunables of a kernel, of which those that are None are chosen; kernel and tunables are chosen when None.
+        arch: a key of `ARCHS`; that of the config's type when None, and the operation's first without a config.
+        sm_count: multiprocessors of the device at hand; that of the architecture's usual part when None.
+
+    Raises:
+        ValueError: a limit is broken; the message names the limit, the value and the nearest legal value.
+        TypeError: the config belongs to another architecture or to another operation.
+        NotImplementedError: the architecture has no kernel for the operation.
+    """
+    planner = _BY_PROBLEM[type(problem)]
+    if arch is None:
+        arch = planner.kinds.get(type(config), next(iter(planner.kernels)))
+    limits = _limits(arch)
+    if config is not None:
+        arch = planner.arch_for(arch, config)
+        limits = _limits(arch)
+    return planner.plan(problem, config, limits, limits.sm_count if sm_count is None else sm_count)
+
+
+def _limits(arch: str) -> Arch:
+    if arch not in ARCHS:
+        reject("arch", arch, f"supported architectures are {', '.join(ARCHS)}", next(iter(ARCHS)))
+    return ARCHS[arch]

@@ -13,15 +13,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, TypeVar
 
-from cute_kernels.config import Sm100ImagesConfig, Sm100ResidentConfig
-from cute_kernels.dtypes import WEIGHT_TYPES
+from cute_kernels.config import WEIGHT_TYPES, Sm100ImagesConfig, Sm100ResidentConfig
 from cute_kernels.model import b200
 from cute_kernels.model.b200 import MACS_PER_CLOCK
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan.base import ITEMSIZE, LANES, SmemRegion, TmemRegion, reject, room_for_stages, round_up, smem_map
-from cute_kernels.plan.cta_pair import CtaPairs
-from cute_kernels.plan.fields import TWO_TILES, Field
-from cute_kernels.plan.tiles import FeatureSlabs
+from cute_kernels.plan.base import (
+    ITEMSIZE,
+    LANES,
+    TWO_TILES,
+    Field,
+    SmemRegion,
+    TmemRegion,
+    reject,
+    room_for_stages,
+    round_up,
+    smem_map,
+)
+from cute_kernels.plan.tiles import CtaPairs, FeatureSlabs
 
 TMEM_LANES = 128
 """Lanes of tensor memory, rows of a CTA's accumulator: one for each term of the weight of an output feature."""

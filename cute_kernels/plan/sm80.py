@@ -6,6 +6,7 @@ at a time by ``cp.async``, read fragments by ``ldmatrix`` and multiply. A step o
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,13 @@ from cute_kernels.plan.base import (
     ITEMSIZE,
     LANES,
     VECTOR_BYTES,
+    Field,
     Plan,
     SmemRegion,
     check_smem,
     reject,
     require,
 )
-from cute_kernels.plan.fields import Field
 
 STEP_BYTES = 32
 """K of one ``mma.sync``: 8 elements of TF32, 16 of 16 bits, 32 of 8 (PTX ISA, mma.m16n8k8, k16 and k32)."""
@@ -92,8 +93,23 @@ class Sm80Plan(Plan):
         return super().compiled_in | {"overlaps": self.overlaps}
 
     @property
+    def teams(self) -> int:
+        """Groups of warps of a CTA that take tiles of their own."""
+        return 1
+
+    @property
+    def keeps_b(self) -> bool:
+        """B of all K is copied once and serves all teams: the tiles of a CTA have the same columns."""
+        return self.teams > 1
+
+    @property
+    def team_threads(self) -> int:
+        """Threads that compute a tile."""
+        return self.config.warps_m * self.config.warps_n * LANES
+
+    @property
     def roles(self) -> tuple[str, ...]:
-        return ("mma",) * (self.config.warps_m * self.config.warps_n)
+        return ("mma",) * (self.config.warps_m * self.config.warps_n * self.teams)
 
     # ---- a warp's tile ----------------------------------------------------------------------------------------------
 
@@ -134,20 +150,48 @@ class Sm80Plan(Plan):
     @property
     def pass_rows(self) -> int:
         """Rows of an operand that all threads copy at a time."""
-        return self.threads // self.chunks
+        return self.team_threads // self.chunks
 
     @property
     def stage_bytes(self) -> int:
-        return (self.config.tile_m + self.config.tile_n) * self.config.row_bytes
+        rows = self.config.tile_m + (0 if self.keeps_b else self.config.tile_n)
+        return rows * self.config.row_bytes
 
     @property
     def ring_bytes(self) -> int:
         """Bytes of all stages."""
         return self.config.stages * self.stage_bytes
 
+    @property
+    def kept_block_bytes(self) -> int:
+        """Bytes of a block of B that is kept."""
+        return self.config.tile_n * self.config.row_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of B in front of the stages, if it is kept."""
+        return self.k_blocks * self.kept_block_bytes if self.keeps_b else 0
+
+    @property
+    def beside_clocks(self) -> float:
+        """Modelled clocks of a launch besides its stages and the stores of its tiles."""
+        return self.kept_bytes * BYTE_CLOCKS
+
+    @property
+    def team_bytes(self) -> int:
+        """Bytes of shared memory that a team has for itself."""
+        return sum(region.nbytes for region in self.team_smem(0))
+
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
-        return (SmemRegion(f"operands: {self.config.stages} stages", 0, self.ring_bytes, 128),)
+        kept = (SmemRegion("b", 0, self.kept_bytes, 128),) if self.keeps_b else ()
+        of_teams = (self.team_smem(self.kept_bytes + team * self.team_bytes) for team in range(self.teams))
+        return (*kept, *itertools.chain.from_iterable(of_teams))
+
+    def team_smem(self, start: int) -> tuple[SmemRegion, ...]:
+        """Regions of a team from this offset on: stages, and whatever a subclass puts behind them."""
+        what = "a" if self.keeps_b else "operands"
+        return (SmemRegion(f"{what}: {self.config.stages} stages", start, self.ring_bytes, 128),)
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
@@ -173,7 +217,7 @@ FIELDS = {
 def check_tiles(plan: Sm80Plan) -> None:
     """Every limit that a configuration of `Sm80Config` has."""
     c = plan.config
-    warps = c.warps_m * c.warps_n
+    warps = c.warps_m * c.warps_n * plan.teams
     require("warps_n", warps, (4, 8), "128 or 256 threads of a CTA copy whole passes of rows: warps_m * warps_n")
     for name, warps_along, least in (("tile_m", c.warps_m, 16), ("tile_n", c.warps_n, 32)):
         legal = tuple(size for size in FIELDS[name].legal if size % (least * warps_along) == 0)
@@ -261,16 +305,16 @@ def candidates(kind: type[C], **others: object) -> Iterator[C]:
 def clocks(plan: Sm80Plan) -> float:
     """Modelled time of a launch: turns of a multiprocessor, each as long as the products or the copies of its CTAs."""
     c = plan.config
-    area, perimeter = c.tile_m * c.tile_n, c.tile_m + c.tile_n
-    resident = c.resident_ctas
+    area, copied = c.tile_m * c.tile_n, plan.stage_bytes // c.row_bytes
+    resident = c.resident_ctas * plan.teams
     products = area * (c.row_bytes // STEP_BYTES) * SUM_CLOCKS * resident
-    copies = perimeter * c.row_bytes * BYTE_CLOCKS * resident
+    copies = copied * c.row_bytes * BYTE_CLOCKS * resident
     stage = max(products, copies) + STAGE_CLOCKS
     turns = -(-plan.tiles // (plan.sm_count * resident))
     if turns == 1:  # few CTAs, which have a multiprocessor for themselves
         share = min(resident, -(-plan.tiles // plan.sm_count))
         stage = stage * share / resident
-    return turns * (stage * plan.k_blocks + area * resident / 256)
+    return plan.beside_clocks + turns * (stage * plan.k_blocks + area * resident / 256)
 
 
 def plans_of(configs: Sequence[C] | Iterator[C], plan: Callable[[C], Sm80Plan]) -> list[Sm80Plan]:

@@ -56,7 +56,7 @@ def gemm(
     scale_a: float | torch.Tensor | None = None,
     scale_b: float | torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
-    out_scale: float | None = None,
+    out_scale: float | torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``activation(scale * (a @ b.T) + bias) + residual`` by the contract of `cute_kernels.gemm`.
 
@@ -87,7 +87,8 @@ def gemm(
         scale_a: a number, an FP32 tensor of one element or of shape ``[.., M, 1]``, or None, which is 1.
         scale_b: likewise ``[.., 1, N]``. Where both are None nothing is multiplied.
         residual: ``[.., M, N]`` or None.
-        out_scale: what an element of float8_e4m3fn is multiplied by to mean the result; 1 when None.
+        out_scale: what an element of float8_e4m3fn is multiplied by to mean the result, a number or an FP32 tensor of
+            one element; 1 when None.
 
     Returns:
         ``[.., M, N]`` in ``out_dtype``.
@@ -159,11 +160,11 @@ def _sums(
     return slices[0]
 
 
-def _rounded(values: torch.Tensor, dtype: torch.dtype, out_scale: float | None) -> torch.Tensor:
+def _rounded(values: torch.Tensor, dtype: torch.dtype, out_scale: float | torch.Tensor | None) -> torch.Tensor:
     if dtype is not torch.float8_e4m3fn:
         return values.to(dtype)
-    scale = torch.tensor(1.0 if out_scale is None else out_scale, dtype=torch.float32, device=values.device)
-    return (values * (1.0 / scale)).clamp(-LARGEST_E4M3, LARGEST_E4M3).to(dtype)
+    scale = torch.as_tensor(1.0 if out_scale is None else out_scale, dtype=torch.float32, device=values.device)
+    return (values * (1.0 / scale.reshape(()))).clamp(-LARGEST_E4M3, LARGEST_E4M3).to(dtype)
 
 
 def _accumulate_dense(a: torch.Tensor, b: torch.Tensor, step: int, exact: bool) -> torch.Tensor:

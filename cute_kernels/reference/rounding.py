@@ -48,18 +48,25 @@ def round_tf32(values: torch.Tensor) -> torch.Tensor:
     """FP32 numbers rounded to TF32 (FP32's exponent, 10 fraction bits), to nearest, ties to even.
 
     This is what TMA does to elements of a TF32 tensor map, as recorded on an H200; beyond the largest TF32 number lies
-    infinity. (`wgmma` and `tcgen05.mma` by themselves would drop the low 13 bits, and find none here.)
+    infinity. (Tensor cores by themselves drop the low 13 bits, and find none here.) A number that is TF32 already stays
+    as it is: a weight that is rounded once gives `cute_kernels.gemm` the bits of the weight itself, and kernels of
+    ``mma.sync`` need not round it again (``Sm80GemmConfig(rounding="nearest_a")``).
 
     Args:
-        values: float32.
+        values: float32, any shape and device.
 
     Returns:
-        The same shape, float32 with 13 zero bits at the end.
+        The same shape, contiguous, float32 with 13 zero bits at the end; no derivative.
+
+    Raises:
+        TypeError: values of another element type.
     """
-    bits = values.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-    kept = (bits + 0xFFF + (bits >> 13 & 1)) >> 13 << 13
-    kept = torch.where(kept >= 2**31, kept - 2**32, kept).to(torch.int32).view(torch.float32)
-    return torch.where(values.isnan(), torch.nan, kept)
+    if values.dtype is not torch.float32:
+        raise TypeError(f"values has dtype {values.dtype}, allowed: torch.float32")
+    values = values.detach().contiguous()
+    bits = values.view(torch.int32)
+    kept = (bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF  # leaves 32 bits where a NaN was alone
+    return torch.where(values.isnan(), torch.nan, kept.view(torch.float32))
 
 
 def granularity(values: torch.Tensor, bits: int) -> torch.Tensor:

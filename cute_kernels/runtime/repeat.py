@@ -10,7 +10,7 @@ mode are never remembered, and nothing is taken from here while a CUDA graph is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from cute_kernels.runtime import gpu
 from cute_kernels.runtime.constants import DERIVED, PEFT, Source
 from cute_kernels.runtime.operands import Operands, Picker, picker
 
-Role = Literal["varies", "constant", "derived", "scale", "static"]
+Role = Literal["varies", "constant", "scale", "static"]
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Types without an override of what operators do."""
@@ -52,10 +52,9 @@ class Repeatable:
     Attributes:
         name: of the argument.
         role: ``"varies"``: a tensor that differs from call to call, and is an operand as it is; ``"constant"``: a
-            tensor of the model, found again by its identity, from which operands were made once; ``"derived"``: a
-            tensor from which an operand is looked up in every call; ``"scale"``: a factor, None, a number, one number
-            in memory, or a tensor of more of them, which is an operand as it is; ``"static"``: anything else that the
-            result depends on, found by its type and value.
+            tensor of the model, found again by its identity, from which operands were made once; ``"scale"``: a
+            factor, None, a number, one number in memory, or a tensor of more of them, which is an operand as it is;
+            ``"static"``: anything else that the result depends on, found by its type and value.
         operand: the operand that a tensor is, or gives.
     """
 
@@ -69,12 +68,14 @@ class ScaleProduct:
     """How those factors of a call that are one number become one: in Python, or as a tensor where one is in memory.
 
     Attributes:
+        factors: names of the arguments.
         operand: which one takes it; absent where every factor is a tensor of more than one element, or nothing is
             multiplied.
         numbers: ``(factor, ...) -> float``, None in place of what is no one number; raises ValueError or TypeError.
         tensors: ``(factor, ...) -> tensor`` of one element, likewise.
     """
 
+    factors: tuple[str, ...]
     operand: str
     numbers: Callable[..., float]
     tensors: Callable[..., torch.Tensor]
@@ -94,10 +95,10 @@ class RepeatedCall:
         varying: places of all other tensors.
         generation, then: of `DERIVED`, and the constants as it compares them.
         operands: of each argument that is an operand as it is its place, and what its address is a multiple of.
-        factors, number: picks arguments that are factors; what makes one number of them, where it is passed by value.
+        numbers: of each number that is passed by value, what picks the factors, and what makes it of them.
         made: make the other operands from the arguments: tensors that are looked up, or live for the call.
         out: size, strides and type of the output.
-        launch: takes addresses and the number in this order: operands, number, made, output.
+        launch: takes addresses and numbers in this order: operands, numbers, made, output.
         kept: tensors that the launch reads and that nobody else keeps.
     """
 
@@ -114,8 +115,7 @@ class RepeatedCall:
     generation: int
     then: tuple[Source, ...]
     operands: tuple[tuple[int, int], ...]
-    factors: Picker | None
-    number: Callable[..., float] | None
+    numbers: tuple[tuple[Picker, Callable[..., float]], ...]
     made: tuple[Callable[[tuple], torch.Tensor], ...]
     out: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
     launch: Callable[[Sequence[Any]], None]
@@ -147,8 +147,8 @@ class RepeatedCall:
             if address % alignment:
                 return None
             arguments.append(address)
-        if self.number is not None:
-            arguments.append(self.number(*self.factors(values)))
+        for factors, number in self.numbers:
+            arguments.append(number(*factors(values)))
         made = [make(values) for make in self.made] if self.made else []  # alive until the launch is in the queue
         for tensor in made:
             arguments.append(tensor.data_ptr())
@@ -169,8 +169,8 @@ class RepeatedCalls:
         calls: by everything that tells one from another and is not the address or the contents of a tensor.
     """
 
-    def __init__(self, arguments: Sequence[Repeatable], scales: ScaleProduct | None = None) -> None:
-        self._arguments, self._scales = tuple(arguments), scales
+    def __init__(self, arguments: Sequence[Repeatable], scales: Sequence[ScaleProduct] = ()) -> None:
+        self._arguments, self._scales = tuple(arguments), tuple(scales)
         self._constants = picker([i for i, a in enumerate(arguments) if a.role == "constant"])
         self._static = picker([i for i, a in enumerate(arguments) if a.role == "static"])
         self._main = next((i for i, a in enumerate(arguments) if a.role == "constant"), 1)
@@ -224,7 +224,6 @@ class RepeatedCalls:
         plan: Plan,
         operands: Operands,
         out: torch.Tensor,
-        derive: Mapping[str, Callable[[torch.Tensor], torch.Tensor]],
     ) -> None:
         """Remembers a call that was just made the long way on the current stream, if it may be made again.
 
@@ -232,7 +231,6 @@ class RepeatedCalls:
             values: the operation's arguments by name.
             plan, operands: of the launch.
             out: what the call returned.
-            derive: of each derived argument, what makes its operand.
         """
         if torch.cuda.is_current_stream_capturing():
             return  # memory of a graph's own pool must not outlive the graph
@@ -251,7 +249,7 @@ class RepeatedCalls:
             calls.pop(key, None)
             recent.pop(main, None)  # even a replaced call: the id will be used again
 
-        call = self._remember(given, flat, plan, operands, out, stream, derive, forget)
+        call = self._remember(given, flat, plan, operands, out, stream, forget)
         with self._lock:
             if len(self.calls) >= _CAPACITY:
                 self.clear()
@@ -273,23 +271,20 @@ class RepeatedCalls:
         operands: Operands,
         out: torch.Tensor,
         stream: int,
-        derive: Mapping[str, Callable[[torch.Tensor], torch.Tensor]],
         forget: Callable[[Any], None],
     ) -> RepeatedCall:
         """``given``: arguments that are tensors, by their places among ``values``."""
         as_is = {i: a.operand for i, a in given.items() if _is_operand(a, values[i])}
         constants = [i for i, a in given.items() if a.role == "constant"]
-        scales, present = self._scales, {operand.name for operand in plan.operands if operand.present}
-        factors = self._factors(values) if scales is not None and scales.operand in present else None
-        made = [(a.operand, _derived(i, derive[a.name])) for i, a in given.items() if a.role == "derived"]
-        number = None
-        if factors is not None and any(isinstance(factor, torch.Tensor) for factor in factors(values)):
-            made.append((scales.operand, lambda values: scales.tensors(*factors(values))))
-        elif factors is not None:
-            number = scales.numbers
+        made: list[tuple[str, Callable[[tuple], torch.Tensor]]] = []
+        numbers = {}
+        for scale, factors in self._products(values, plan):
+            if any(isinstance(factor, torch.Tensor) for factor in factors(values)):
+                made.append((scale.operand, _multiplied(factors, scale.tensors)))
+            else:
+                numbers[scale.operand] = factors, scale.numbers
         made += [(name, _scratch(getattr(operands, name))) for name in plan.scratch]
-        parameters = [*as_is.values(), *([] if number is None else [scales.operand])]
-        parameters += [*(name for name, _ in made), "out"]
+        parameters = [*as_is.values(), *numbers, *(name for name, _ in made), "out"]
         fixed = {name: value for name, value in operands.addresses().items() if name not in parameters}
         alignments = {o.name: o.alignment for o in plan.operands if o.kind == "pointer"}
         # What was made for this call has to live as long as it; constants themselves must be able to die.
@@ -310,23 +305,21 @@ class RepeatedCalls:
             generation=DERIVED.generation,
             then=tuple(Source(values[i], forget) for i in constants),
             operands=tuple((i, alignments[name]) for i, name in as_is.items()),
-            factors=factors,
-            number=number,
+            numbers=tuple(numbers.values()),
             made=tuple(make for _, make in made),
             out=_memory(out),
             launch=_launch(plan, parameters, fixed | {"stream": stream}),
             kept=tuple(kept),
         )
 
-    def _factors(self, values: tuple) -> Picker | None:
-        """Picks the factors of which one is made, None in place of tensors of more elements; None if all are such."""
-        factors = [i for i, a in enumerate(self._arguments) if a.role == "scale"]
-        places = [None if isinstance(values[i], torch.Tensor) and values[i].numel() != 1 else i for i in factors]
-        if all(place is None for place in places):
-            return None
-        if None not in places:
-            return picker(places)
-        return lambda values: tuple([None if place is None else values[place] for place in places])
+    def _products(self, values: tuple, plan: Plan) -> Iterator[tuple[ScaleProduct, Picker]]:
+        """Those that the plan has an operand for, with what picks the factors, None in place of tensors of more."""
+        present = {operand.name for operand in plan.operands if operand.present}
+        for scale in self._scales:
+            factors = [i for i, a in enumerate(self._arguments) if a.name in scale.factors]
+            places = [None if isinstance(values[i], torch.Tensor) and values[i].numel() != 1 else i for i in factors]
+            if scale.operand in present and any(place is not None for place in places):
+                yield scale, _numbers_at(places)
 
 
 def _is_operand(argument: Repeatable, value: torch.Tensor) -> bool:
@@ -347,8 +340,15 @@ def _may_be_repeated(given: Mapping[int, Repeatable], values: tuple, operands: O
     return True
 
 
-def _derived(place: int, derive: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[tuple], torch.Tensor]:
-    return lambda values: derive(values[place])
+def _numbers_at(places: Sequence[int | None]) -> Picker:
+    """Gives the values at these places, None without one."""
+    if None not in places:
+        return picker(places)
+    return lambda values: tuple([None if place is None else values[place] for place in places])
+
+
+def _multiplied(factors: Picker, tensors: Callable[..., torch.Tensor]) -> Callable[[tuple], torch.Tensor]:
+    return lambda values: tensors(*factors(values))
 
 
 def _memory(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 
 from cute_kernels.config import (
+    WEIGHT_TYPES,
     Activation,
     GemmConfig,
     GemmProblem,
@@ -15,8 +16,8 @@ from cute_kernels.config import (
     PatchEmbedConfig,
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
+    name_of,
 )
-from cute_kernels.dtypes import WEIGHT_TYPES, name_of
 from cute_kernels.operations.base import ROW_BYTES
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.operations.patch_embed import PATCH_EMBED

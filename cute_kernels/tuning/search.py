@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from cute_kernels.operations.arguments import choose_backend
 from cute_kernels.operations.base import Operation
 from cute_kernels.plan import Plan, candidate_plans, make_plan
 from cute_kernels.runtime import tuned
-from cute_kernels.runtime.devices import choose_backend, kind_of
+from cute_kernels.runtime.devices import kind_of
 from cute_kernels.runtime.gpu import bound_launch
 from cute_kernels.runtime.operands import Operands
 

@@ -12,10 +12,9 @@ from cutlass.cute.runtime import from_dlpack
 
 from cute_kernels.kernels.graph import Edge, Graph, Role, Signal
 from cute_kernels.kernels.load import Load, tma_operand
-from cute_kernels.kernels.pipes import make_pipes
-from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
-from cute_kernels.kernels.staging import WarpStaging, staging_layout, warp_staging
+from cute_kernels.kernels.pipes import Sm90Pipe, begin, make_pipes
 from cute_kernels.kernels.tiles import SnakeOrder
+from cute_kernels.kernels.tma import WarpStaging, staging_layout, warp_staging
 
 ROWS, COLUMNS, K = 64, 64, 64  # of a tile; K and COLUMNS are 128 bytes of BF16, a row of SWIZZLE_128B
 STAGES, CTAS = 2, 2

@@ -43,9 +43,11 @@ class Case:
         return (bits != data.bits_of(self.expected)) & ~both_nan
 
     def fresh(self) -> Case:
-        """The same inputs with a poisoned output of its own."""
-        out = self.tensors.out
-        return dataclasses.replace(self, tensors=self.tensors.replace(out=poisoned(*out.shape, dtype=out.dtype)))
+        """The same inputs with a poisoned output and other written memory of its own."""
+        written, out = self.tensors.of(self.plan).written(self.plan), self.tensors.out
+        own = {name: tensor.clone() for name, tensor in written.items() if tensor is not None}
+        own["out"] = poisoned(*out.shape, dtype=out.dtype)
+        return dataclasses.replace(self, tensors=self.tensors.replace(**own))
 
 
 def case_of(operation: Operation, arguments: Any, arch: str | None = None, sm_count: int | None = None) -> Case:

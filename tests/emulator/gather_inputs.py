@@ -7,8 +7,7 @@ import functools
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
-from cute_kernels.dtypes import name_of
+from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem, name_of
 from cute_kernels.operations.base import random_values
 from cute_kernels.operations.table import fragment_table
 from cute_kernels.plan import Sm100ImagesPlan, make_plan

@@ -32,20 +32,22 @@ def make_gemm_case(
 ) -> Case:
     """Inputs drawn from a seed, a poisoned output with its padding, and what the contract says it must become.
 
-    ``scales``: of which multipliers there are more than one, ``"row"``, ``"column"``, ``"row column"``, or that the
-    call's is in memory, ``"pointer"``. Operands of 8 bits without have a number.
+    ``scales``: of which multipliers there are more than one, ``"row"``, ``"column"``, ``"row column"``, that the call's
+    and the output's are in memory, ``"pointer"``, or that there is a ``"number"``, as always of operands of 8 bits.
     """
     generator = torch.Generator().manual_seed(seed)
     a = random_values(batches, m, k, dtype=in_dtype, generator=generator)
     b = random_values(batches, n, k, dtype=torch.int8 if in_dtype is torch.uint8 else in_dtype, generator=generator)
     values = random_values(n, dtype=torch.float32, generator=generator) if bias else None
-    factors: dict[str, float | torch.Tensor] = {"scale_a": 0.3, "scale_b": 0.1} if in_dtype.itemsize == 1 else {}
+    scaled = in_dtype.itemsize == 1 or scales
+    factors: dict[str, float | torch.Tensor] = {"scale_a": 0.3, "scale_b": 0.1} if scaled else {}
     if "row" in scales:
         factors["scale_a"] = torch.rand(batches, m, 1, generator=generator) + 0.5
     if "column" in scales:
         factors["scale_b"] = torch.rand(batches, 1, n, generator=generator) / 8
     if "pointer" in scales:
         factors["scale_b"] = torch.tensor(0.1)
+        out_scale = None if out_scale is None else torch.tensor([out_scale])
     more = {"residual": None if residual is None else random_values(batches, m, n, dtype=residual, generator=generator)}
     more |= {"out_scale": out_scale, "out_dtype": out_dtype, "activation": activation}
     others = {"backend": "auto", "config": config, "allow_tf32": True}

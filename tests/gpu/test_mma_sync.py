@@ -30,6 +30,31 @@ def test_gemm(tile: dict[str, int], dtype: torch.dtype, generator: torch.Generat
         assert torch.equal(out.cpu(), reference.gemm(a.cpu(), b.cpu(), None, torch.float32, arithmetic="sm_90a"))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_slices_of_k_leave_their_workspace_as_it_was(dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Call after call, of several sizes by turns, and replayed from a graph beside them: always the same bits."""
+    config = Sm80GemmConfig(32, 64, row_bytes=128, split_k=8)
+    operands = [
+        [torch.randn(rows, 1224, device="cuda", generator=generator).to(dtype) for rows in (m, n)]
+        for m, n in ((16, 768), (70, 264), (1, 64))
+    ]
+    first = [gemm(a, b, config=config, allow_tf32=True) for a, b in operands]
+    for (a, b), out in zip(operands, first, strict=True):
+        whole = gemm(a, b, config=Sm80GemmConfig(64, 64), allow_tf32=True)
+        torch.testing.assert_close(out, whole, rtol=2**-7 if dtype is torch.bfloat16 else 1e-5, atol=1e-3)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        captured = [gemm(a, b, config=config, allow_tf32=True) for a, b in operands]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        with torch.cuda.stream(stream):
+            graph.replay()
+        again = [gemm(a, b, config=config, allow_tf32=True) for a, b in operands]
+        torch.cuda.synchronize()
+        for out, one, other in zip(first, again, captured, strict=True):
+            assert torch.equal(out, one) and torch.equal(out, other)
+
+
 @pytest.mark.parametrize("tile", TILES)
 def test_rows_of_integers(tile: dict[str, int], generator: torch.Generator) -> None:
     x = torch.randint(0, 256, (392, 304), device="cuda", generator=generator, dtype=torch.uint8)
@@ -39,14 +64,21 @@ def test_rows_of_integers(tile: dict[str, int], generator: torch.Generator) -> N
     assert torch.equal(out, reference.patch_embed_f32(x, weight, bias, pos, 0.37).view(out.shape))
 
 
+@pytest.mark.parametrize("teams", [1, 2])
 @pytest.mark.parametrize("precision", ["int8", "int16"])
 @pytest.mark.parametrize("patch", [16, 32])
-def test_images_of_integers(precision: str, patch: int, generator: torch.Generator) -> None:
+def test_images_of_integers(precision: str, patch: int, teams: int, generator: torch.Generator) -> None:
     weight = prepare_patch_weight(torch.randn(136, 3, patch, patch) * 0.05, precision=precision).to("cuda")
     images = torch.randint(0, 256, (10, 3, 64, 96), device="cuda", generator=generator, dtype=torch.uint8)
     positions = 64 // patch * (96 // patch)
     bias, pos = (torch.randn(*shape, 136, device="cuda", generator=generator) for shape in ((), (positions,)))
     config = Sm80ImagesConfig(tile_m=128, tile_n=128) if precision == "int16" else Sm80ImagesConfig()
+    if teams == 2:
+        config = Sm80ImagesConfig(64, 128, stages=2, teams=2)
+        if patch == 32:
+            pytest.skip("the weight does not fit shared memory")
+        if torch.cuda.get_device_properties(0).shared_memory_per_block_optin < 127 * 1024:
+            pytest.skip("the weight of 128 features takes 96 KiB")
     out = patch_embed_images(images, weight, bias, pos, config=config)
     low, shift = weight.raw_low, bias + weight.offset
     expected = reference.patch_embed_images(images, weight.raw, low, weight.scale, shift, pos, patch, torch.bfloat16)

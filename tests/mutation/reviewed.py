@@ -79,6 +79,10 @@ _WGMMA_FENCE = (
     "not the first of its tile: no register of a wgmma is accessed by other instructions since the one before, and "
     "accumulators of equal shape need no fence between wgmmas"
 )
+_ACCUMULATOR = (
+    "an epilogue's wait for an accumulator, which lies in tensor memory, and the tcgen05.fence after the wait orders "
+    "the loads of it that follow; nothing else is shared"
+)
 _COLLECTIVE = (
     "the lanes only read tensor memory before, by tcgen05.ld and tcgen05.wait::ld, which a warp executes as one: when "
     "the elected lane has passed the wait, the load of all lanes is complete, and its own tcgen05.fence orders it"
@@ -113,17 +117,12 @@ REVIEWS: tuple[Review, ...] = (
         )
         for following in ("tcgen05.wait::ld*", "fence.proxy.async*", "cp.async.bulk.wait_group*")
     ),
-    Review(
-        "relaxed",
-        "mbarrier.try_wait*",
-        "pipes.py* in sm100/* (*Epilogue*",
-        True,
-        "the accumulator lies in tensor memory, which the tcgen05.fence after the wait orders; nothing else is shared",
-    ),
-    Review(
-        "relaxed", "mbarrier.try_wait*", "", True,
-        "the accumulator lies in tensor memory, which the tcgen05.fence after the wait orders; nothing else is shared",
-        target="block-scaled", following="tcgen05.fence::after_thread_sync*",
+    *(
+        Review(
+            "relaxed", "mbarrier.try_wait*", "*", True, _ACCUMULATOR,
+            following=f"tcgen05.fence::after_thread_sync {then}",
+        )
+        for then in ("tcgen05.wait::ld*", "cp.async.bulk.wait_group.read")
     ),
     Review(
         "drop", "tcgen05.fence::before_thread_sync", "", True,
@@ -194,7 +193,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "relaxed",
         "barrier.cluster.arrive*",
-        "sm90/frame.py* (begin)*",
+        "pipes.py* (begin)*",
         True,
         "fence.mbarrier_init in front of it is the release; mbarriers are all that the CTAs hand each other here",
     ),

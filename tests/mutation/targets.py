@@ -39,6 +39,10 @@ from tests.mutation.scaled_kernel import ScaledTarget
 
 _SM90 = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
 _SM80_GEMM = Sm80GemmConfig(64, 64, stages=3)
+FP8 = torch.float8_e4m3fn
+_ROWS = {"dtype": torch.int8, "out_dtype": torch.bfloat16, "scales": "row column", "residual": torch.bfloat16}
+_TO_FP8 = {"dtype": FP8, "scales": "pointer", "activation": "gelu_tanh"}
+"""fc2 and fc1 of an MLP of 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +92,18 @@ def _inputs(target: KernelTarget) -> Case:
 
 @dataclass(frozen=True)
 class GemmTarget(KernelTarget):
-    """A configuration of the dense GEMM and a problem of ``batch * positions`` rows; ``bias`` is present."""
+    """A configuration of the dense GEMM and a problem of ``batch * positions`` rows; ``bias`` is present.
+
+    ``out_dtype``: None: ``dtype``. ``scales``: as of `make_gemm_case`.
+    """
 
     config: GemmConfig
     dtype: torch.dtype = torch.bfloat16
+    out_dtype: torch.dtype | None = None
+    scales: str = ""
+    activation: str = "none"
+    residual: torch.dtype | None = None
+    arch: str | None = None
 
     def case(self) -> Case:
         return _gemm_inputs(self).fresh()
@@ -101,9 +113,12 @@ class GemmTarget(KernelTarget):
 def _gemm_inputs(target: GemmTarget) -> Case:
     config = target.config
     sm_count = getattr(config, "cluster_m", 1) * getattr(config, "cluster_n", 1) * getattr(config, "split_k", 1)
-    rows = target.batch * target.positions
-    types = {"in_dtype": target.dtype, "out_dtype": target.dtype}
-    return make_gemm_case(m=rows, n=target.n, k=target.k, **types, config=target.config, sm_count=sm_count, seed=5)
+    out_dtype = target.out_dtype or target.dtype
+    return make_gemm_case(
+        m=target.batch * target.positions, n=target.n, k=target.k, in_dtype=target.dtype, out_dtype=out_dtype,
+        scales=target.scales, activation=target.activation, residual=target.residual,
+        out_scale=0.05 if out_dtype is FP8 else None, config=config, arch=target.arch, sm_count=sm_count, seed=5,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -270,11 +285,21 @@ TARGETS: dict[str, KernelTarget] = {
         Sm100GemmConfig(256, 64, stages=2, store_stages=1, cluster_m=4, accumulators=1), 8, 128, 256, k=320
     ),
     "gemm-sm90-pingpong": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True), 4, 128, 256, k=320),
+    "gemm-sm100-fp8": GemmTarget(
+        Sm100GemmConfig(128, 128, stages=2, store_stages=1), 8, 128, 256, k=608, **_ROWS | {"dtype": FP8}
+    ),
+    "gemm-sm100-to-fp8": GemmTarget(Sm100GemmConfig(256, stages=2, store_stages=1), 8, 128, 256, k=608, **_TO_FP8),
+    "gemm-sm90-int8": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True), 4, 128, 256, k=608, **_ROWS),
+    "gemm-sm90-to-fp8": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True, 1), 4, 128, 256, k=608, **_TO_FP8),
+    "gemm-sm80-int8": GemmTarget(_SM80_GEMM, 2, 64, 128, k=320, **_ROWS),
+    "gemm-sm80-to-fp8": GemmTarget(_SM80_GEMM, 2, 64, 128, k=320, **_TO_FP8, arch="sm_89"),
     "gemm-sm80": GemmTarget(_SM80_GEMM, 2, 64, 128, k=160, quick=True),
     "gemm-sm80-tf32": GemmTarget(_SM80_GEMM, 2, 64, 64, k=80, dtype=torch.float32),
     "gemm-sm80-short": GemmTarget(dataclasses.replace(_SM80_GEMM, stages=4), 2, 64, 64, k=64),
+    "gemm-sm80-split": GemmTarget(dataclasses.replace(_SM80_GEMM, row_bytes=128, split_k=4), 2, 64, 64, k=464),
     "rows-sm80": MmaSyncTarget(Sm80PatchEmbedConfig(64, 64, stages=3), 2, 64, 128, k=320),
     "images-sm80": MmaSyncTarget(Sm80ImagesConfig(64, 64, stages=3), 16, 8, 64, k=512),
+    "images-sm80-teams": MmaSyncTarget(Sm80ImagesConfig(64, 64, stages=3, teams=2), 16, 16, 64, k=512),
     "block-scaled": ScaledTarget(),
     "gemm-sm90-split": GemmTarget(Sm90GemmConfig(128, 64, 3, 1, 1, store_stages=1, split_k=2), 2, 128, 64, k=320),
 }

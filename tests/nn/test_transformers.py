@@ -161,6 +161,12 @@ QWEN = {
     "qwen3_vl_moe": lambda module: module.Qwen3VLMoeVisionPatchEmbed(
         transformers.Qwen3VLMoeConfig().vision_config.__class__(hidden_size=32, patch_size=16)
     ),
+    "qwen3_5": lambda module: module.Qwen3_5VisionPatchEmbed(
+        transformers.Qwen3_5Config().vision_config.__class__(hidden_size=32, patch_size=16)
+    ),
+    "qwen3_5_moe": lambda module: module.Qwen3_5MoeVisionPatchEmbed(
+        transformers.Qwen3_5MoeConfig().vision_config.__class__(hidden_size=32, patch_size=16)
+    ),
 }
 
 
@@ -331,7 +337,7 @@ def test_somebody_elses_replacement_is_not_overwritten():
 def test_names_are_matched_as_a_whole():
     """The library looks for keys in class names: "PatchEmbed" alone would replace dozens of other models' classes."""
     integration.enable()
-    others = ("SwinPatchEmbeddings", "PatchEmbeddings", "Qwen3_5VisionPatchEmbed", "PatchEmbedder")
+    others = ("SwinPatchEmbeddings", "PatchEmbeddings", "Qwen4ExpVisionPatchEmbed", "PatchEmbedder")
     mapping = monkey_patching.get_patch_mapping()
     assert all(monkey_patching._find_replacement_class(name, mapping) is None for name in others)
 

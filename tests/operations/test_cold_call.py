@@ -54,12 +54,12 @@ print(json.dumps(sorted(file for file in entered if not file.startswith("emulato
 """
 
 
-@pytest.mark.parametrize(("name", "most"), [("gemm", 41), ("patch_embed", 45), ("patch_embed_images", 44)])
-def test_a_cold_call_enters_few_files(tmp_path: Path, name: str, most: int) -> None:
+@pytest.mark.parametrize("name", ["gemm", "patch_embed", "patch_embed_images"])
+def test_a_cold_call_enters_few_files(tmp_path: Path, name: str) -> None:
     environment = os.environ | {"CUTE_KERNELS_CACHE_DIR": str(tmp_path)}
     run = run_python("-c", CALL, str(PACKAGE), name, env=environment)
     assert run.returncode == 0, run.stderr
     entered = json.loads(run.stdout.splitlines()[-1])
     own = {f"operations/{name}.py", "operations/base.py", "plan/registry.py", "compile.py", "kernels/graph.py"}
     assert own <= set(entered)
-    assert len(entered) <= most, f"{len(entered)} files: {', '.join(entered)}"
+    assert len(entered) <= 34, f"{len(entered)} files: {', '.join(entered)}"

@@ -35,7 +35,7 @@ FUNCTIONS: dict[str, tuple[Function, torch.Tensor]] = {
     "patch_embed scale_a": (lambda scale: patch_embed(ROWS, MATRIX, scale_a=scale), SCALE),
     "patch_embed_images images": (lambda images: patch_embed_images(images, WEIGHT), IMAGES),
     "patch_embed_images bias": (lambda bias: patch_embed_images(IMAGES, WEIGHT, bias), BIAS),
-    "torch.ops": (lambda a: torch.ops.cute_kernels.gemm(a, MATRIX, *[None] * 4, 1.0, 1.0, None, "auto"), ROWS),
+    "torch.ops": (lambda a: torch.ops.cute_kernels.gemm(a, MATRIX, *[None] * 9, "auto"), ROWS),
 }
 
 

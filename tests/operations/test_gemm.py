@@ -135,14 +135,17 @@ def test_emulated_kernels_equal_the_reference(config, out_dtype):
     assert torch.equal(out, reference.gemm(a, own, strided, out_dtype)) and out.is_contiguous()
 
 
-def test_bias_is_prepared_once():
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+def test_a_bias_is_read_where_it_is(dtype):
+    """One that a kernel cannot read is copied, a lazy negation among them."""
     a, b, bias = make_call(n=16)
-    cute_kernels.clear_cache()
-    first = prepare_gemm(a, b, bias).operands.bias
-    assert prepare_gemm(a, b, bias).operands.bias is first
-    bias.add_(1)
-    again = prepare_gemm(a, b, bias).operands.bias
-    assert again is not first and torch.equal(again[:16], bias) and not again[16:].any()
+    bias = bias.to(dtype)
+    assert prepare_gemm(a, b, bias).operands.bias.data_ptr() == bias.data_ptr()
+    off = torch.empty(17, dtype=dtype)[1:].copy_(bias)
+    for copied in (off, torch.stack([bias, bias], 1)[:, 0], torch._neg_view(-bias)):
+        operand = prepare_gemm(a, b, copied).operands.bias
+        assert operand.data_ptr() % 16 == 0 and operand.is_contiguous() and torch.equal(operand, bias)
+        assert operand.dtype is dtype and not operand.is_neg() and operand.data_ptr() != copied.data_ptr()
 
 
 # --- what torch sees -------------------------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ def test_bias_is_prepared_once():
 def test_opcheck(shape):
     a, b, bias = make_call(shape=shape, n=8)
     names = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    no = None, None, None, 1.0, 1.0  # scales, residual
+    no = (None,) * 7  # tensors and numbers of the scales, residual
     torch.library.opcheck(torch.ops.cute_kernels.gemm, (a, b, bias, *no, FP32, "auto"), test_utils=names)
     config = ("Sm90GemmConfig:tile_m=128,pingpong=false",)
     torch.library.opcheck(torch.ops.cute_kernels.gemm, (a, b, None, *no, None, "reference", *config), test_utils=names)
@@ -265,8 +268,9 @@ NARROW = {"a": A.to(FP8), "b": B.to(FP8)}
             {"a": torch.zeros(2, 131_072, dtype=torch.int8), "b": torch.zeros(2, 131_072, dtype=torch.int8)},
             ValueError, "a has K = 131072, allowed: at most 131056 of torch.int8",
         ),
-        ({"scale_a": 0.5}, ValueError, "scale_a is given with a of torch.bfloat16, allowed: with torch.float8_e4m3fn"),
-        ({"scale_b": torch.ones(1)}, ValueError, "scale_b is given with a of torch.bfloat16"),
+        ({"scale_a": -0.5}, ValueError, "scale_a = -0.5, allowed: finite and greater than 0"),
+        ({"scale_b": torch.ones(6)}, ValueError, r"scale_b has shape \[6\], allowed: .* or \[1, N\]"),
+        ({"scale_b": torch.ones(1, device="meta")}, ValueError, "scale_b is on meta and a is on cpu"),
         (NARROW | {"scale_a": 0.0}, ValueError, "scale_a = 0.0, allowed: finite and greater than 0"),
         (NARROW | {"scale_a": "1"}, TypeError, "scale_a is str, expected a number"),
         (NARROW | {"scale_a": torch.ones(1, 4)}, ValueError, r"scale_a has shape .*or \[M, 1\] = \[4, 1\]"),
@@ -278,7 +282,11 @@ NARROW = {"a": A.to(FP8), "b": B.to(FP8)}
         ({"residual": torch.zeros(4, 6, dtype=torch.int8)}, TypeError, "residual has dtype torch.int8"),
         ({"out_scale": 0.5}, ValueError, "out_scale = 0.5 is given, allowed: with out_dtype torch.float8_e4m3fn"),
         ({"out_dtype": FP8, "out_scale": -1.0}, ValueError, "out_scale = -1.0, allowed: finite and greater than 0"),
-        ({"out_dtype": FP8, "out_scale": torch.ones(1)}, TypeError, "out_scale is Tensor, expected a number or None"),
+        ({"out_dtype": FP8, "out_scale": "1"}, TypeError, "out_scale is str, expected a number, an FP32 tensor"),
+        ({"out_dtype": FP8, "out_scale": torch.ones(2)}, ValueError, r"out_scale has shape \[2\], .* one element$"),
+        ({"out_dtype": FP8, "out_scale": torch.ones(1).half()}, TypeError, "out_scale has dtype torch.float16"),
+        ({"out_dtype": FP8, "out_scale": torch.ones(1, device="meta")}, ValueError, "out_scale is on meta and a is on"),
+        ({"out_scale": torch.ones(1)}, ValueError, "out_scale = a tensor is given, allowed: with out_dtype torch"),
         ({"out_dtype": FP8, "out_scale": 1e-42}, ValueError, "out_scale = 1e-42, allowed: 1 / out_scale is finite"),
     ],
 )

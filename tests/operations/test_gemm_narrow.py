@@ -111,8 +111,11 @@ def test_opcheck(dtype):
     a, b, bias, rows, columns, residual = make_call(dtype=dtype)
     names = ("test_faketensor", "test_aot_dispatch_dynamic")
     names += ("test_schema",) if dtype is UINT8 else ()  # which multiplies tensors of any type
-    for scales in ((rows, columns, residual, 1.0, 1.0), (None, None, None, 0.5, 2.0)):
-        call = (a, b, bias, *scales, None, "auto")
+    factor = torch.tensor([0.5])
+    for scales in (
+        (rows, columns, residual, factor, None, None, None, FP8), (None, None, None, None, 0.5, 2.0, None, None),
+    ):  # fmt: skip
+        call = (a, b, bias, *scales, "auto")
         torch.library.opcheck(torch.ops.cute_kernels.gemm, call, test_utils=names)
 
 
@@ -136,18 +139,21 @@ def test_multipliers_are_read_where_they_are():
     a, b, _, rows, columns, residual = make_call(m=64, n=64)
     config = Sm90GemmConfig()
     operands = prepare_gemm(a, b, config=config, scale_a=rows, scale_b=columns, residual=residual).operands
-    assert operands.scale is None and operands.out_factor is None
+    assert operands.scale is None and operands.out_scale is None
     for name, tensor in (("row_scale", rows), ("column_scale", columns), ("residual", residual)):
         assert getattr(operands, name).data_ptr() == tensor.data_ptr()
     number = torch.tensor([3.0])
-    operands = prepare_gemm(a, b, config=config, scale_a=number, out_dtype=FP8, out_scale=4.0).operands
-    assert operands.scale.data_ptr() == number.data_ptr() and operands.out_factor == 0.25
+    operands = prepare_gemm(a, b, config=config, scale_a=number, out_dtype=FP8, out_scale=number).operands
+    assert operands.scale.data_ptr() == number.data_ptr() == operands.out_scale.data_ptr()
+    assert prepare_gemm(a, b, config=config, out_dtype=FP8, out_scale=4.0).operands.out_scale == 4.0
     assert prepare_gemm(a.float(), b.float(), config=config, allow_tf32=True).operands.scale is None
 
 
 @pytest.mark.parametrize("facts", [
     {}, {"row_scale": True, "bias": True}, {"row_scale": True, "column_scale": True, "residual": "float32"},
     {"column_scale": True, "out_dtype": "float8_e4m3fn"}, {"scale_source": "pointer", "in_dtype": "uint8"},
+    {"out_dtype": "float8_e4m3fn", "out_scale_source": "pointer"}, {"in_dtype": "bfloat16"},
+    {"in_dtype": "bfloat16", "with_scale": True}, {"in_dtype": "float16", "row_scale": True},
 ])  # fmt: skip
 def test_examples_have_their_problem(facts):
     problem = GemmProblem(**{"m": 32, "n": 48, "k": 64, "batches": 2, "in_dtype": "float8_e4m3fn"} | facts)

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cute_kernels import Sm80GemmConfig, Sm90GemmConfig, Sm100GemmConfig, gemm, reference
+from cute_kernels import Sm80GemmConfig, Sm90GemmConfig, Sm100GemmConfig, gemm, reference, round_tf32
 from cute_kernels.config import GemmProblem
 from cute_kernels.plan import make_plan
 from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
+from tests.emulator.exact_sums import emulate
+from tests.emulator.gemm_inputs import make_gemm_case
 from tests.nightly import NIGHTLY, by_day, nightly
 from tests.reference.exact import fp32, fractions, nearest
 
@@ -162,6 +164,37 @@ def test_truncation_gives_errors_of_two_and_a_half_roundings(k: int) -> None:
         assert float(error.abs().max()) < 5e-3 * math.sqrt(k)
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_a_weight_that_is_rounded_once_gives_the_same_bits(arch: str) -> None:
+    """By every kernel, with ties, ends of the range and NaN among its numbers, whether or not it is rounded again."""
+    a, b = draw((40, 44), (24, 44), seed=9, spread=30)
+    unit, largest = 2.0**-10, torch.finfo(FP32).max
+    b[0, :6] = torch.tensor([1 + unit / 2, 1 + 1.5 * unit, -(1 + unit / 2), 2.0**-140, 0.0, -0.0])
+    b[1, 0], b[2, 0], b[3, 0], a[:, 0] = largest, math.inf, math.nan, 1.0
+    once = round_tf32(b)
+    assert torch.equal(round_tf32(once).view(torch.int32), once.view(torch.int32)) and not torch.equal(once, b)
+
+    def product(weight: torch.Tensor, rounding: str) -> torch.Tensor:
+        config = dataclasses.replace(SMALL_SM80, rounding=rounding)
+        case = make_gemm_case(m=40, n=24, k=44, in_dtype=FP32, out_dtype=FP32, bias=False, config=config, arch=arch)
+        tensors = case.tensors.replace(a=a[None], b=weight[None])
+        emulate(case.plan, tensors)
+        return tensors.out[0, :, :24].view(torch.int32)
+
+    expected = product(b, "nearest")
+    assert torch.equal(product(once, "nearest"), expected) and torch.equal(product(once, "nearest_a"), expected)
+    assert not torch.equal(product(b, "nearest_a"), expected)
+    assert torch.equal(gemm(a, once, allow_tf32=True).isnan(), gemm(a, b, allow_tf32=True).isnan())
+
+
+def test_what_is_rounded_is_float32() -> None:
+    with pytest.raises(TypeError, match=r"values has dtype torch.bfloat16, allowed: torch.float32"):
+        round_tf32(torch.zeros(4, dtype=BF16))
+    weight = torch.nn.Parameter(torch.randn(8, 6).T)
+    rounded = round_tf32(weight)
+    assert rounded.is_contiguous() and not rounded.requires_grad and rounded.shape == (6, 8)
+
+
 def test_plans_have_half_the_elements_of_k_in_a_stage():
     """The same bytes: shared memory, tensor memory and stages are those of 16-bit operands."""
     for config in CONFIGS.values():
@@ -182,7 +215,7 @@ def test_compiled_and_fake():
     a, b = draw((6, 20), (8, 20))
     expected = gemm(a, b, allow_tf32=True)
     assert torch.equal(torch.compile(lambda x: gemm(x, b, allow_tf32=True), backend="eager")(a), expected)
-    scales_and_residual = None, None, None, 1.0, 1.0
+    scales_and_residual = (None,) * 7
     arguments = (a, b, None, *scales_and_residual, None, "auto", None, True)
     names = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.cute_kernels.gemm, arguments, test_utils=names)

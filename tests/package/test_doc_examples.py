@@ -1,7 +1,8 @@
-"""Pages whose code is executed: docs/tutorial.md, docs/own_kernel.md and docs/operations.md."""
+"""Pages whose code is executed: the tutorial, a kernel of your own, the operations, a swapped model, FP8 in an MLP."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import subprocess
@@ -11,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from cute_kernels import patch_embed
+from cute_kernels import Sm90GemmConfig, gemm, patch_embed
 from cute_kernels.commands import cli
 from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.reference import patch_embed_conv2d
@@ -81,6 +82,31 @@ def test_the_swap_of_a_model_without_a_gpu(capsys: pytest.CaptureFixture[str]) -
         torch.manual_seed(0)
         exec(compile(block, "use_in_your_model.md", "exec"), {})
     assert float(re.fullmatch(r"tensor\((.*)\)\n", capsys.readouterr().out)[1]) > 0.999
+
+
+def test_the_mlp_in_fp8(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/fp8_mlp.md: a converted tower; its MLP by the reference, by the SM90 kernel and out of a checkpoint."""
+    pytest.importorskip("transformers")
+    scope: dict = {}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for block in blocks("fp8_mlp.md", "python"):
+            exec(compile(block, "fp8_mlp.md", "exec"), scope)
+        images = scope["images"][0]
+    assert float(re.fullmatch(r"tensor\((.*)\)\n", capsys.readouterr().out)[1]) > 0.99
+    model, given = scope["model"], []
+    mlp = next(module for module in model.modules() if isinstance(module, scope["Fp8Mlp"]))
+    mlp.register_forward_hook(lambda _, inputs, out: given.append((inputs[0], out)))
+    with torch.no_grad():
+        model(images)
+    ((x, out),) = given
+    config = Sm90GemmConfig(64, 64, 3, 1, pingpong=True, store_stages=1)
+    by_kernel = functools.partial(gemm, backend="emulator", config=config)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setitem(scope, "gemm", by_kernel)
+        torch.testing.assert_close(mlp(x), out, rtol=0.02, atol=0.02)
+    scales = {name for name in model.state_dict() if name.endswith("_input_scale")}
+    assert len(scales) == 6 and all(model.state_dict()[name].dtype is torch.float32 for name in scales)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cute_kernels import executors, forks
-from cute_kernels.dsl import recording
+from cute_kernels.dsl import host_code
 from cute_kernels.emulator import TensorMap, host
 from cute_kernels.nn.positions import PositionCache
 from cute_kernels.operations.gemm import GEMM
@@ -27,7 +27,7 @@ def record() -> None:
 
 
 LOCKS = {
-    "hooks of CuTe DSL": (recording._HOOK_LOCK, record),
+    "hooks of CuTe DSL": (host_code._HOOK_LOCK, record),
     "tuned configurations": (tuned._LOCK, lambda: tuned.lookup(None, None)),
     "states of workers": (executors._lock, lambda: executors._perform(Here(), lambda state: None, ())),
     "repeated calls": (CALLS._lock, CALLS.clear),

@@ -22,7 +22,7 @@ LAYERS = (
     ("commands",),
     ("pytest_plugin",),
     ("testing",),
-    ("checking", "mutation"),
+    ("checking", "mutation", "sass"),
     ("integrations",),
     ("nn",),
     ("tuning", "siglip", "profiling"),
@@ -35,11 +35,11 @@ LAYERS = (
 )
 """From the highest to the lowest; a part may import those below, and not its neighbours."""
 
-TOOLKIT = {"checking", "mutation", "testing"}
+TOOLKIT = {"checking", "mutation", "sass", "testing"}
 """Parts for any program's kernels: of the package they know the emulator and tools alone, and each other."""
 
 TOOLS = {
-    *("config_codec", "config_types", "dsl", "dtypes", "executors", "extras", "files", "forks", "interrupts"),
+    *("config_codec", "dsl", "executors", "extras", "files", "forks", "interrupts"),
     *("kernel_cache", "reference", "trace_events"),
 }
 """Parts that import no layer, and that every layer may import."""

@@ -268,9 +268,9 @@ def narrow_products() -> Iterator[Limit]:
         at, beyond = (gemm("sm_90a", in_dtype=dtype, k=k) for k in (most, most + 16))
         refused = f"^k = {most + 16} .*sums of products of {dtype}.*leave 32 bits; nearest legal value: {most}$"
         yield Limit(f"gemm: sums of {dtype}", at, beyond, refused)
-    for name in ("row_scale", "column_scale"):
-        refused = f"^{name} = True .*operands of bfloat16 have no scale.*nearest legal value: False$"
-        yield Limit(f"gemm: {name}", fp8(**{name: True}), gemm("sm_90a", **{name: True}), refused)
+    at, beyond = (gemm("sm_90a", out_dtype=dtype, out_scale_source="pointer") for dtype in ("float8_e4m3fn", "float16"))
+    refused = "^out_scale_source = 'pointer' .*an output of float16 has no scale; nearest legal value: 'value'$"
+    yield Limit("gemm: scale of an output", at, beyond, refused)
     yield Limit(
         "gemm: nothing is left in memory of a scale per row and column",
         fp8(row_scale=True, scale_source="pointer"),

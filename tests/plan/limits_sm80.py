@@ -84,6 +84,14 @@ def _of_operations() -> Iterator[Limit]:
     yield _limit("^rounding = 'up' ", GEMM, {"rounding": "nearest_a"}, {"rounding": "up"})
     yield _limit("^group_m = 0 ", GEMM, {"group_m": 1}, {"group_m": 0})
     yield _limit("^group_m = 1025 ", GEMM, {"group_m": 1024}, {"group_m": 1025})
+    split = {"row_bytes": 128, "split_k": 8}
+    yield _limit("^split_k = 3 ", GEMM, split, split | {"split_k": 3})
+    yield _limit("^row_bytes = 64 .*blocks of 128 bytes", GEMM, split, split | {"row_bytes": 64})
+    # Of BF16 512 elements are 8 blocks, one less 7.
+    few = split | {"m": 64, "stages": 2}
+    yield _limit("^split_k = 8 .*parts of 7 blocks.*value: 4$", GEMM, few | {"k": 456}, few | {"k": 448})
+    many = split | {"m": 128, "stages": 2}
+    yield _limit("^split_k = 8 .*4097 tiles, 4096 may", GEMM, many | {"n": 2**19}, many | {"n": 2**19 + 8})
     fp8 = {"in_dtype": "float8_e4m3fn"}
     for arch in ("sm_80", "sm_86", "sm_90"):
         yield _limit("^in_dtype = .*E4M3 on sm_89 and sm_120", ROWS, fp8 | {"arch": "sm_89"}, fp8, arch)
@@ -93,6 +101,17 @@ def _of_operations() -> Iterator[Limit]:
     # 257 channels of 16 x 16 pixels: 65,792 x 255 x 128 is less than 2^31.
     yield _limit("^channels = 258 .*value: 257$", IMAGES, {"channels": 257}, {"channels": 258})
     yield _limit("^tile_images = 4 ", IMAGES, {"tile_images": 1}, {"tile_images": 4})
+    teams = {"tile_m": 64, "tile_n": 128, "row_bytes": 64}
+    yield _limit("^teams = 3 ", IMAGES, teams | {"teams": 2}, teams | {"teams": 3})
+    # 128 features of 768 bytes and twice four stages of 4 KiB fit 166,912 B, 192 features do not.
+    wide = {"tile_n": 256, "warps_m": 1, "warps_n": 4}
+    yield _limit(
+        r"^teams = 2 .*196,608 B of the weight and 2 x 16,384 B.*limit is 166,912 B; .*value: 1$", IMAGES,
+        teams | {"teams": 2}, teams | wide | {"teams": 2},
+    )
+    short = teams | {"teams": 2}
+    yield _limit("^stages = 6 .*value: 5$", replace(IMAGES, channels=1), short | {"stages": 5}, short | {"stages": 6})
+    yield _limit("^warps_n = 16 .*128 or 256 threads", IMAGES, teams | {"teams": 2}, teams | {"warps_n": 4, "teams": 2})
     tall = {"warps_m": 4, "warps_n": 2}
     yield _limit("^tile_m = 192 .*threads copy", IMAGES, tall | {"tile_m": 128}, tall | {"tile_m": 192})
     two = {"precision": "int16", "tile_m": 64}

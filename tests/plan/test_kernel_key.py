@@ -42,10 +42,12 @@ PRODUCT = GemmProblem(m=300, n=200, k=256)
 OTHER_PRODUCT = {
     "m": 500, "n": 328, "k": 512, "batches": 3, "in_dtype": "float16", "out_dtype": "float32", "bias": True,
     "activation": "silu", "scale_source": None, "row_scale": None, "column_scale": None, "residual": "bfloat16",
+    "with_scale": True, "bias_dtype": "float16", "out_scale_source": None,
 }  # fmt: skip
 NARROW = dataclasses.replace(PRODUCT, in_dtype="float8_e4m3fn", out_dtype="float8_e4m3fn")
 OTHER_NARROW = OTHER_PRODUCT | {
     "in_dtype": "uint8", "scale_source": "pointer", "row_scale": True, "column_scale": True,
+    "out_scale_source": "pointer",
 }  # fmt: skip
 PATCHES_80 = dataclasses.replace(PATCHES, in_dtype="bfloat16")
 PRODUCT_80 = dataclasses.replace(PRODUCT, in_dtype="float32")
@@ -172,7 +174,7 @@ BASES = {
     "gemm of 8 bits, sm100": (NARROW, Sm100GemmConfig(stages=3, store_stages=1), OTHER_NARROW, {}),
     "gemm of 8 bits, sm80": (
         dataclasses.replace(PRODUCT, in_dtype="int8"), Sm80GemmConfig(**SMALL_80),
-        OTHER_NARROW | {"out_dtype": "float16"}, {},
+        OTHER_NARROW | {"out_dtype": "float16", "out_scale_source": None}, {},
     ),
     "patch_embed, sm80": (
         PATCHES_80, Sm80PatchEmbedConfig(**SMALL_80), OTHER_PATCHES,
@@ -183,11 +185,14 @@ BASES = {
             "batch": 9, "channels": 1, "height": 96, "width": 192, "patch": 32, "n": 520, "table_rows": 24,
             "in_dtype": None, "channels_last": None, "precision": "int16", "out_dtype": "float16",
         },
-        OTHER_80 | {"tile_n": 256, "tile_images": 1},
+        OTHER_80 | {"tile_n": 256, "tile_images": 1, "teams": 2},
     ),
     "gemm, sm80": (
         PRODUCT_80, Sm80GemmConfig(**SMALL_80), OTHER_PRODUCT | {"in_dtype": "bfloat16"},
         OTHER_80 | {"group_m": 4, "rounding": "truncate"},
+    ),
+    "gemm, sm80, split": (
+        PRODUCT_80, Sm80GemmConfig(**SMALL_80 | {"row_bytes": 128}, split_k=2), OTHER_PRODUCT, {"split_k": 4},
     ),
 }  # fmt: skip
 """Problem and configuration, and another value of every field; None where there is no other legal one here."""

@@ -117,7 +117,7 @@ def test_columns_that_fill_no_128_bytes_are_stored_in_shorter_rows(tile_n: int) 
 def test_tiles_cover_every_row_column_and_batch() -> None:
     plan = make_plan(GemmProblem(257, 129, 72, batches=3), LEVEL_8)
     assert (plan.m_tiles, plan.n_tiles, plan.k_blocks, plan.tiles) == (2, 2, 2, 12)
-    assert plan.clusters == 12 and plan.padded_n == 256 and plan.out_pitch == 136
+    assert plan.clusters == 12 and plan.out_pitch == 136
     plan = make_plan(GemmProblem(257, 129, 72, out_dtype="float32"), Sm90GemmConfig(cluster_m=2))
     assert (plan.m_tiles, plan.n_tiles, plan.out_pitch) == (2, 1, 132)
 

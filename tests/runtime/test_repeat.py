@@ -48,7 +48,7 @@ def remember(operation, values: dict) -> RepeatedCalls:
     """Repeated calls of the operation, of which one was made."""
     calls = RepeatedCalls(operation.repeated._arguments, operation.scales)
     prepared = operation.checked(operation.arguments(**values))
-    calls.put(values, prepared.plan, prepared.operands, prepared.result(), prepared.derive)
+    calls.put(values, prepared.plan, prepared.operands, prepared.result())
     return calls
 
 
@@ -69,8 +69,8 @@ def patches(**changes) -> dict:
 def products(**changes) -> dict:
     a, b = torch.randn(5, 16).bfloat16(), torch.randn(8, 16).bfloat16()
     values = {"a": a, "b": b, "bias": torch.randn(8), "scale_a": None, "scale_b": None, "residual": None}
-    values |= {"out_dtype": None, "backend": "auto", "config": None, "allow_tf32": False, "activation": "none"}
-    return values | {"out_scale": None} | changes
+    values |= {"out_scale": None, "out_dtype": None, "backend": "auto", "config": None, "allow_tf32": False}
+    return values | {"activation": "none"} | changes
 
 
 def narrow_products(**changes) -> dict:
@@ -230,7 +230,7 @@ def test_a_replaced_call_dies_with_its_constants(launches):
     values["weight"].zero_()
     assert run(calls, values) is None
     prepared = patch_embed_op.PATCH_EMBED.checked(patch_embed_op.PATCH_EMBED.arguments(**values))
-    calls.put(values, prepared.plan, prepared.operands, prepared.result(), prepared.derive)
+    calls.put(values, prepared.plan, prepared.operands, prepared.result())
     assert len(calls.calls) == len(calls.recent) == 1
     del values, prepared
     launches.clear()
@@ -243,7 +243,7 @@ def test_calls_that_share_a_weight_take_turns(launches):
     second = first | {"x": first["x"][:1].clone(), "bias": None, "scale_a": torch.tensor(0.5)}
     calls = remember(patch_embed_op.PATCH_EMBED, first)
     prepared = patch_embed_op.PATCH_EMBED.checked(patch_embed_op.PatchEmbedArguments(**second))
-    calls.put(second, prepared.plan, prepared.operands, prepared.result(), prepared.derive)
+    calls.put(second, prepared.plan, prepared.operands, prepared.result())
     for values in (first, second, second, first):
         out = run(calls, values)
         assert out.shape == (*values["x"].shape[:2], 16)
@@ -276,26 +276,45 @@ def test_a_product_takes_both_operands_and_the_bias_of_the_moment(launches):
     again = first | {"a": first["a"].clone(), "b": first["b"].clone()}
     out = run(calls, again)
     before = launches[0]
-    assert (before["a"], before["b"]) == (again["a"].data_ptr(), again["b"].data_ptr())
+    assert all(before[name] == again[name].data_ptr() for name in ("a", "b", "bias"))
     assert out.shape == (5, 8) and before["out"] == out.data_ptr()
-    first["bias"].add_(1)
-    padded = gemm_op.prepare_gemm(*list(again.values())[:3]).operands.bias
-    assert run(calls, again) is not None
-    assert launches[1]["bias"] == padded.data_ptr() and torch.equal(padded[:8], first["bias"])
+    other = again | {"bias": again["bias"].clone()}
+    assert run(calls, other) is not None and launches[1]["bias"] == other["bias"].data_ptr()
+    for bias in (other["bias"].bfloat16(), other["bias"].repeat(2)[::2]):
+        assert run(calls, other | {"bias": bias}) is None
 
 
 def test_a_narrow_product_takes_multipliers_and_residual_of_the_moment(launches):
-    """One number for rows or for columns is part of the call's; the multiplier of the output is as it was."""
+    """One number for rows or for columns is part of the call's; an output has a number, too, or memory of its own."""
     first = narrow_products()
     calls = remember(gemm_op.GEMM, first)
-    again = first | {"scale_a": torch.rand(5, 1), "scale_b": 0.25, "residual": torch.randn(5, 16)}
+    again = first | {"scale_a": torch.rand(5, 1), "scale_b": 0.25, "residual": torch.randn(5, 16), "out_scale": 8.0}
     out = run(calls, again)
     assert (out.shape, out.dtype) == ((5, 16), FP8)
     launch = launches[0]
     assert (launch["row_scale"], launch["residual"]) == (again["scale_a"].data_ptr(), again["residual"].data_ptr())
-    assert (launch["scale"], launch["out_factor"], launch["column_scale"]) == (0.25, 0.25, None)
-    for change in ({"out_scale": 2.0}, {"residual": None}, {"scale_a": 0.5}, {"scale_b": torch.rand(1, 16)}):
+    assert (launch["scale"], launch["out_scale"], launch["column_scale"]) == (0.25, 8.0, None)
+    in_memory = {"out_scale": torch.tensor([0.5])}
+    for change in (in_memory, {"residual": None}, {"scale_a": 0.5}, {"scale_b": torch.rand(1, 16)}):
         assert run(calls, first | change) is None
+    for number in (-1.0, 1e-42):
+        with pytest.raises(ValueError, match="^out_scale"):
+            run(calls, first | {"out_scale": number})
+    calls = remember(gemm_op.GEMM, first | in_memory)
+    again |= {"out_scale": torch.tensor(2.0)}
+    assert run(calls, first | in_memory) is not None and run(calls, again) is None  # of another shape
+    assert run(calls, again | {"out_scale": again["out_scale"].view(1)}) is not None
+    addresses = [launch["out_scale"] for launch in launches[1:]]
+    assert addresses == [in_memory["out_scale"].data_ptr(), again["out_scale"].data_ptr()]
+
+
+def test_a_wide_product_takes_the_number_of_the_moment_and_none_is_another_call(launches):
+    first = products(scale_a=0.5)
+    calls = remember(gemm_op.GEMM, first)
+    assert run(calls, first | {"scale_a": 0.25}) is not None and launches[0]["scale"] == 0.25
+    assert run(calls, first | {"scale_a": None}) is None and run(calls, first | {"scale_b": 2.0}) is None
+    calls = remember(gemm_op.GEMM, products())
+    assert run(calls, first) is None
 
 
 @pytest.mark.parametrize(
@@ -324,7 +343,7 @@ def test_calls_with_factors_of_other_shapes_stand_beside_each_other(launches):
     calls = RepeatedCalls(patch_embed_op.PATCH_EMBED.repeated._arguments, patch_embed_op.PATCH_EMBED.scales)
     for values in every:
         prepared = patch_embed_op.PATCH_EMBED.checked(patch_embed_op.PatchEmbedArguments(**values))
-        calls.put(values, prepared.plan, prepared.operands, prepared.result(), prepared.derive)
+        calls.put(values, prepared.plan, prepared.operands, prepared.result())
     for values in (*every, *every):
         assert run(calls, values) is not None
         for name, operand in (("scale_a", "row_scale"), ("scale_b", "feature_scale")):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cute_kernels.emulator.bytecode.accumulators import Accumulators
-from cute_kernels.emulator.bytecode.inline import INLINE
+from cute_kernels.emulator.bytecode.inline import GUARDED, INLINE
 from cute_kernels.emulator.bytecode.program import Program, row_bytes
 from cute_kernels.emulator.bytecode.sites import Bound, Site, fetch, key_of, store_results
 from cute_kernels.emulator.core.layout import CONSTANTS
@@ -267,9 +267,9 @@ class BlockEmitter:
         inline = INLINE.get(function)
         if inline is not None and node.guard is None and inline(self, node):
             return
-        if memory:  # spread before the guard: later nodes share them
-            for value in (node.anchor.base, *(node.anchor.values if isinstance(node.anchor, Store) else ())):
-                self.operand(value, True)
+        inline = inline if function in GUARDED else None
+        for value in self._shared_operands(node, memory, inline is not None):
+            self.operand(value, True)
         if operation:
             operands = [self.operand(value, not value.uniform) for value in node.anchor.operands]
         for result in node.results:
@@ -283,6 +283,8 @@ class BlockEmitter:
             self._operation(node, operands)
         elif memory:
             self._access(node)
+        elif inline is not None and inline(self, node):
+            pass
         elif function is load_uniform:
             self._uniform_load(node)
         else:
@@ -290,6 +292,12 @@ class BlockEmitter:
         if guard is not None:
             guard[-1] = len(self.program.code) - start
             self.program.put("guard_end")
+
+    def _shared_operands(self, node: Node, memory: bool, inline: bool) -> Sequence[Value]:
+        """Operands that are spread before the guard, as later nodes share them."""
+        if memory:
+            return (node.anchor.base, *(node.anchor.values if isinstance(node.anchor, Store) else ()))
+        return [arg for arg in node.anchor.args if isinstance(arg, Value) and arg.bits > 1] if inline else ()
 
     def call(self, site: int, blocking: bool = False) -> None:
         """Calls Python. A blocking site that has to wait leaves the interpreter, or the block runs again."""

@@ -76,6 +76,15 @@ EXPORT int32_t warp_matrices(
     Tables *t, const int64_t *addresses, uint8_t *const *registers, int32_t count, int32_t transposed, int32_t write,
     int32_t instruction);
 
+// cp.async of `nbytes` by each lane of a mask, of which a lane reads `counts` of global memory and the rest is 0; the
+// commit of a group, and the wait for all groups but the newest, or for every copy. Likewise, with completion="eager".
+EXPORT int32_t copy_by_lanes(
+    Tables *t, LaneCopies *copies, const int64_t *targets, const int64_t *sources, const int64_t *counts, uint32_t mask,
+    int64_t nbytes, int32_t instruction);
+EXPORT void copies_commit(LaneCopies *copies);
+EXPORT int64_t copies_before(const LaneCopies *copies, int64_t newest, int32_t every);
+EXPORT int32_t copies_wait(Tables *t, const LaneCopies *copies, int64_t newest, int32_t every);
+
 // Runs a warp until it waits, has used up its budget, fails or exits; which of these. `rows`: the exchange area.
 EXPORT int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *t, void *callback);
 // The operations that instructions consist of: how many, the name of one, and its function for values of lanes or for

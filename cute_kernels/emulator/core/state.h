@@ -306,6 +306,14 @@ typedef struct Tables {
 
 #include "state_races.h"
 
+// cp.async of a warp: copies are counted by instructions. Of group n, in entry n % COPY_GROUPS, how many up to its end.
+enum { COPY_GROUPS = 64 };
+typedef struct LaneCopies {
+  int64_t issued, groups;
+  int64_t column, text;  // with detectors, of the copies, and what reports call them
+  int64_t ends[COPY_GROUPS];
+} LaneCopies;
+
 // --- timelines -------------------------------------------------------------------------------------------------------
 
 // What the core did of what a timeline shows (trace.py), in the order of the program. An operation that completes

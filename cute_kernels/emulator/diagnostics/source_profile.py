@@ -6,12 +6,12 @@ one line, or to none, so that the lines of a kernel add up to its counts.
 
 from __future__ import annotations
 
-import linecache
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from cute_kernels.emulator.diagnostics.source_table import SourceTable, in_order, place_document
 from cute_kernels.emulator.diagnostics.sources import short_name
 from cute_kernels.emulator.observe.counters import InstructionCounts, UnitCounts
 from cute_kernels.emulator.ptx.source_lines import SourcePlace, own_places
@@ -27,12 +27,8 @@ COLUMNS = {
 }
 """Column -> what it counts."""
 
-HOT = 0.1
-"""Share of a kernel's count in any column from which on a line is marked."""
-
 _TITLES = dict(zip(COLUMNS, ("instr", "shared", "excess", "conflicts", "operands", "sectors", "bytes"), strict=True))
 _SECTOR_BYTES = 32
-_CONTEXT = 2  # source lines shown before and behind one with counts
 
 
 @dataclass
@@ -114,20 +110,13 @@ class Profile:
         """Counts of all lines, by column."""
         return sum((line.counts for line in self.lines.values()), Counter())
 
-    def hot(self, line: LineCounts) -> bool:
-        """Whether a line has a share of at least `HOT` in some column."""
-        total = self.total
-        return any(count >= HOT * total[column] for column, count in line.counts.items() if count)
+    def table(self, mark: Callable[[str], str] = lambda row: row) -> SourceTable:
+        """The counts beside the source.
 
-    def files(self) -> dict[str, dict[int, LineCounts]]:
-        """The lines that have a place, by file and number; files with most instructions first."""
-        linecache.checkcache()  # files may have been edited since they were read
-        files: dict[str, dict[int, LineCounts]] = {}
-        for place, line in self.lines.items():
-            if place is not None:
-                files.setdefault(place.path, {})[place.line] = line
-        weight = {path: sum(line.counts["instructions"] for line in lines.values()) for path, lines in files.items()}
-        return {path: dict(sorted(files[path].items())) for path in sorted(files, key=lambda path: -weight[path])}
+        Args:
+            mark: as of `SourceTable`.
+        """
+        return SourceTable({place: line.counts for place, line in self.lines.items()}, _TITLES, mark)
 
     def document(self) -> dict[str, Any]:
         """Profile as data for JSON."""
@@ -138,63 +127,14 @@ class Profile:
             "ctas": self.ctas,
             "roles": self.activities,
             "total": _columns(self.total),
-            "lines": [_line_document(line) for line in sorted(self.lines.values(), key=_order)],
+            "lines": [_line_document(each) for each in in_order(self.lines.values(), lambda line: line.place)],
         }
 
     def text(self, mark: Callable[[str], str] = lambda row: row) -> str:
-        """A table beside the source, in the manner of ``perf annotate``.
-
-        Args:
-            mark: applied to the rows of hot lines, e.g. to colour them.
-        """
-        table = _Table(self, mark)
+        """A table beside the source, as `SourceTable` makes it."""
         count = f"{self.launches} launch{'es' if self.launches != 1 else ''}"
-        rows = [f"profile of {self.name or self.kernel}: {count}, {self.ctas:,} CTAs"]
-        for path, lines in self.files().items():
-            rows += ["", table.head(path)]
-            before = None
-            for number in _with_context(path, lines):
-                if before is not None and number != before + 1:
-                    rows.append(table.gap())
-                source = linecache.getline(path, number).rstrip()
-                rows.append(table.row(lines.get(number), f"{number:5} {source}"))
-                before = number
-        rows.append("")
-        if None in self.lines:
-            rows.append(table.row(self.lines[None], "without a line of its own: branches, loop counters"))
-        return "\n".join([*rows, table.total()])
-
-
-class _Table:
-    """Rows of a profile: mark, share of the instructions, columns that are not empty, text."""
-
-    def __init__(self, profile: Profile, mark: Callable[[str], str]) -> None:
-        self._profile, self._mark, self._sum = profile, mark, profile.total
-        self._shown = [column for column in COLUMNS if self._sum[column] or column == "instructions"]
-        self._widths = {c: max(len(_TITLES[c]), len(f"{self._sum[c]:,}")) for c in self._shown}
-
-    def head(self, text: str) -> str:
-        return self._line("  ", "%", (_TITLES[c] for c in self._shown), text)
-
-    def gap(self) -> str:
-        return self._line("  ", "", ("" for _ in self._shown), "  ...")
-
-    def row(self, line: LineCounts | None, text: str) -> str:
-        hot = line is not None and self._profile.hot(line)
-        result = self._counts("> " if hot else "  ", line.counts if line is not None else Counter(), text)
-        return self._mark(result) if hot else result
-
-    def total(self) -> str:
-        return self._counts("  ", self._sum, "total")
-
-    def _counts(self, begin: str, counts: Counter[str], text: str) -> str:
-        share = 100 * counts["instructions"] / max(self._sum["instructions"], 1)
-        percent = f"{share:.1f}" if counts["instructions"] else ""
-        return self._line(begin, percent, (f"{counts[c]:,}" if counts[c] else "" for c in self._shown), text)
-
-    def _line(self, begin: str, percent: str, cells: Iterable[str], text: str) -> str:
-        columns = "  ".join(f"{cell:>{self._widths[c]}}" for c, cell in zip(self._shown, cells))
-        return f"{begin}{percent:>5}  {columns}  {text}".rstrip()
+        head = f"profile of {self.name or self.kernel}: {count}, {self.ctas:,} CTAs"
+        return "\n".join([head, *self.table(mark).rows("without a line of its own: branches, loop counters")])
 
 
 def profiles(launches: Iterable[tuple[str, str, UnitCounts]]) -> list[Profile]:
@@ -205,26 +145,13 @@ def profiles(launches: Iterable[tuple[str, str, UnitCounts]]) -> list[Profile]:
     return list(found.values())
 
 
-def _with_context(path: str, lines: dict[int, LineCounts]) -> list[int]:
-    last = len(linecache.getlines(path))
-    near = {number for line in lines for number in range(line - _CONTEXT, line + _CONTEXT + 1) if 0 < number <= last}
-    return sorted(near | set(lines))
-
-
-def _order(line: LineCounts) -> tuple[bool, str, int]:
-    return (line.place is None, line.place.path if line.place else "", line.place.line if line.place else 0)
-
-
 def _columns(counts: Counter[str]) -> dict[str, int]:
     return {column: counts[column] for column in COLUMNS}
 
 
 def _line_document(line: LineCounts) -> dict[str, Any]:
-    place = line.place
     return {
-        "file": place.path if place else None,
-        "line": place.line if place else None,
-        "text": linecache.getline(place.path, place.line).strip() if place else None,
+        **place_document(line.place),
         **_columns(line.counts),
         "by_role": dict(line.by_role),
         "units": {kind: dict(metrics) for kind, metrics in sorted(line.units.items())},

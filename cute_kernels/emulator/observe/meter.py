@@ -42,15 +42,16 @@ class CoreMeter:
 def _row(opcode: str, which: int, meter: dict[str, int]) -> tuple[str, dict[str, int]]:
     """Kind and metrics, as the methods of `UnitCounters` name them."""
     requests, nbytes = meter["requests"], meter["bytes"]
-    name = opcode.partition(".")[0]
-    name = name if name in ("ldmatrix", "stmatrix") else "st" if opcode.startswith("st") else "ld"
+    name = "cp.async" if opcode.startswith(("cp.async.ca", "cp.async.cg")) else opcode.partition(".")[0]
+    if name not in ("ldmatrix", "stmatrix", "cp.async"):
+        name = "st" if opcode.startswith("st") else "ld"
     if which == _SHARED:
         names = {"wavefronts": "wavefronts", "ideal_wavefronts": "ideal", "bank_conflicts": "conflicts"}
         metrics = {metric: meter[word] for metric, word in names.items()}
         return f"{name}.shared.{meter['width']}B", {"requests": requests, "bytes": nbytes, **metrics}
     moved = _SECTOR_BYTES * meter["sectors"]
     if which == _GLOBAL:
-        l2 = {"l2_bytes_read": 0 if name == "st" else moved, "l2_bytes_written": 0 if name == "ld" else moved}
+        l2 = {"l2_bytes_read": 0 if name == "st" else moved, "l2_bytes_written": moved if name == "st" else 0}
         pieces = {"sectors": meter["sectors"], "lines": meter["lines"]}
         return f"{name}.global.{meter['width']}B", {"requests": requests, "bytes": nbytes, **pieces, **l2}
     if opcode.startswith("tcgen05.ld"):

@@ -23,7 +23,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import as_floats
-from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, finish, multipliers
+from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, biases, finish, multipliers
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, tma_operand
@@ -39,16 +39,11 @@ from cute_kernels.kernels.sm100.cta_pair import (
     release_accumulator,
     tensor_memory,
 )
-from cute_kernels.kernels.staging import WarpStaging, warp_staging
 from cute_kernels.kernels.tiles import GroupedOrder
-from cute_kernels.kernels.tma import Tma, load_operation, shared_tensor
+from cute_kernels.kernels.tma import Tma, WarpStaging, load_operation, shared_tensor, warp_staging
 from cute_kernels.plan import LANES, Sm100GemmPlan
 
 # --- epilogue warps: accumulators -> bias, rounding -> ring of swizzled store buffers -> TMA stores ------------------
-
-
-BIAS_VECTOR = 4
-"""FP32 values of one 16-byte load; all lanes of a warp read the same ones."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,7 @@ class GemmEpilogue:
     Attributes:
         accumulators: tensor-memory view ``[.., accumulator * waves + wave]`` of this CTA's 128 rows of each wave.
         staging: this warp's store buffers of 32 rows x 128 bytes.
-        bias: FP32 values by column, or None.
+        bias: values by column, or None.
         place: of this CTA in its cluster.
         warp: hardware warp id, whose remainder by 4 is the quarter of the tensor-memory lanes that it may reach.
         addends: what is multiplied and added besides the bias.
@@ -107,7 +102,7 @@ class GemmEpilogue:
                 for part in cutlass.range_constexpr(plan.store_columns // width):
                     column = region * plan.store_columns + part * width
                     fragment = cute.make_rmem_tensor(fragment_shape, self.accumulators.element_type)
-                    bias = self._load_bias(first_column + column, width)
+                    bias = biases(self.bias, first_column + column, width, plan.bias_vector)
                     columns = self.addends.column_factors(first_column + column, batch, width, plan.column_vector)
                     residual = self.addends.addends(row, first_column + column, batch, width)
                     index = self.accumulator.slot(state, wave)
@@ -135,16 +130,6 @@ class GemmEpilogue:
         """This warp's 32 rows of a wave of a tile, counted in such."""
         block = (m_tile * self.plan.waves + wave) * (self.plan.mma_m // LANES)
         return block + self.place.rank * 4 + self.warp % 4
-
-    @cute.jit
-    def _load_bias(self, column: Int32, width: cutlass.Constexpr[int]) -> cute.Tensor | None:
-        if cutlass.const_expr(self.bias is None):
-            return None
-        values = cute.make_rmem_tensor(cute.make_layout((BIAS_VECTOR, width // BIAS_VECTOR)), Float32)
-        vectors = cute.logical_divide(self.bias, cute.make_layout(BIAS_VECTOR))
-        for i in cutlass.range_constexpr(width // BIAS_VECTOR):
-            cute.autovec_copy(vectors[None, column // BIAS_VECTOR + i], values[None, i])
-        return cute.make_tensor(values.iterator, cute.make_layout(width))
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------

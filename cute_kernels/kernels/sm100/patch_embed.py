@@ -17,13 +17,21 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 
 from cute_kernels import dsl
-from cute_kernels.dtypes import WEIGHT_TYPES
+from cute_kernels.config import WEIGHT_TYPES
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, as_floats, scale_add_round
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands
 from cute_kernels.kernels.load import Load, Operand, tma_operand
-from cute_kernels.kernels.pipes import allocate, stamp_waits, this_cluster, warp_and_rank
+from cute_kernels.kernels.pipes import (
+    NO_STAMPS,
+    Stamps,
+    allocate,
+    make_stamps,
+    stamp_waits,
+    this_cluster,
+    warp_and_rank,
+)
 from cute_kernels.kernels.sm100.cta_pair import (
     ClusterPlace,
     IntegerMmaOp,
@@ -36,10 +44,18 @@ from cute_kernels.kernels.sm100.cta_pair import (
     release_accumulator,
     tensor_memory,
 )
-from cute_kernels.kernels.staging import CHUNK_BYTES, WarpStaging, staging_layout, warp_staging
-from cute_kernels.kernels.stamps import NO_STAMPS, Stamps, idle, make_stamps
 from cute_kernels.kernels.tiles import SnakeOrder, TableRows
-from cute_kernels.kernels.tma import k_major, load_operation, load_tma, shared_tensor, store_tma
+from cute_kernels.kernels.tma import (
+    CHUNK_BYTES,
+    WarpStaging,
+    k_major,
+    load_operation,
+    load_tma,
+    shared_tensor,
+    staging_layout,
+    store_tma,
+    warp_staging,
+)
 from cute_kernels.plan import LANES, VECTOR_BYTES, Sm100PatchEmbedPlan
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.patch_embed_sm100 import BLOCK, DIRECT_BYTES
@@ -747,3 +763,12 @@ class Sm100PatchEmbedKernel(RowsHost):
 
 
 dsl.name_kernel(Sm100PatchEmbedKernel.kernel, "patch_embed_sm100a")
+
+
+@cute.jit
+def idle(clocks: Int32) -> None:
+    """Passes SM clocks; the difference is right across a wrap of the 32-bit counter."""
+    start = cute.arch.clock()
+    now = start
+    while now - start < clocks:
+        now = cute.arch.clock()

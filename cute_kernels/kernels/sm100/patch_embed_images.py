@@ -19,16 +19,13 @@ from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
 from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, ImagesOperands
 from cute_kernels.kernels.pipes import Pipe
-from cute_kernels.kernels.sm100.cta_pair import ClusterPlace, Sm100Pipe, cta_group
+from cute_kernels.kernels.sm100.cta_pair import ClusterPlace, cta_group
 from cute_kernels.kernels.sm100.transposed import (
     MATRICES,
     MMA_STEPS,
     TransposedEpilogue,
     TransposedKernel,
-    make_mma,
-    smem_tma,
     transposed_layout,
-    transposed_staging,
 )
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
@@ -43,7 +40,7 @@ from cute_kernels.kernels.strips import (
     table_view,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import load_tma, store_tma
+from cute_kernels.kernels.tma import load_tma
 from cute_kernels.plan import LANES, Sm100ImagesPlan
 from cute_kernels.plan.images import STRIP_PATCH
 from cute_kernels.plan.images_strips import BLOCK_FEATURES
@@ -207,10 +204,8 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         images = cute.make_tensor(o.images, images_layout(plan, o.batch, o.height, o.width))
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
         images_atom, images_view = load_tma(images, strip_layout(plan, 1), plan.load_box, 1, cta_group(plan))
-        out_atom, out_view = store_tma(out, self._staging_layout(), self._out_box)
-        weight_atom, weight = None, o.weight
-        if plan.config.weight == "smem":
-            weight_atom, weight = smem_tma(plan, make_mma(plan, plan.parts[0][1]), weight)
+        out_atom, out_view = self.out_tma(out)
+        weight_atom, weight = self.weight_tma(o.weight)
         row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
         position_tiles = row_tiles * o.grid_height
         groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
@@ -272,45 +267,21 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         return args.weight, args.weight_low
 
     @property
-    def _out_box(self) -> tuple[int, int, int, int]:
+    def out_box(self) -> tuple[int, int, int, int]:
         """``[patches, features, images, grid rows]`` of a warp's part of a tile."""
         return (self.plan.tile_patches, self.plan.warp_features, self.plan.tile_images, 1)
 
-    def _staging_layout(self) -> cute.ComposedLayout:
+    def staging_layout(self) -> cute.ComposedLayout:
         """Patches follow each other, image after image, as those of a tile do."""
         plan, row = self.plan, self.plan.warp_features
-        return transposed_layout(self._out_box, (row, 1, row * plan.tile_patches, row * plan.columns), row)
+        return transposed_layout(self.out_box, (row, 1, row * plan.tile_patches, row * plan.columns), row)
 
-    def epilogue(
-        self,
-        args: DeviceArguments,
-        accumulators: tuple[cute.Tensor, ...],
-        staging: cute.Pointer,
-        pipe: Sm100Pipe,
-        order: ImageOrder | PositionOrder,
-        slab: Int32,
-        quarter: Int32,
-    ) -> Sm100ImagesEpilogue:
-        plan = self.plan
-        block = slab * plan.epilogue_warps + quarter
-        scales, lane = None, cute.arch.lane_idx()
-        out = (args.out_atom, args.out)
-        buffer = transposed_staging(plan, staging, self._staging_layout(), out, self._out_box, quarter)
+    def epilogue(self, args: DeviceArguments, drain: TransposedEpilogue) -> Sm100ImagesEpilogue:
+        features, scales = self.plan.warp_features, None
         if cutlass.const_expr(args.scale is not None):
-            first = block * plan.warp_features + lane // 4
-            scales = tuple(scale_of_feature(args.scale, first + 8 * i) for i in range(plan.warp_features // 8))
-        return Sm100ImagesEpilogue(
-            plan=plan,
-            accumulators=accumulators,
-            staging=buffer,
-            accumulator=pipe,
-            order=order,
-            feature_block=block,
-            quarter=quarter,
-            table=args.table,
-            scales=scales,
-            row_tiles=args.row_tiles,
-        )
+            first = drain.feature_block * features + drain.staging.lane // 4
+            scales = tuple(scale_of_feature(args.scale, first + 8 * i) for i in range(features // 8))
+        return Sm100ImagesEpilogue(**vars(drain), table=args.table, scales=scales, row_tiles=args.row_tiles)
 
 
 dsl.name_kernel(Sm100ImagesKernel.kernel, "patch_embed_images_sm100a")

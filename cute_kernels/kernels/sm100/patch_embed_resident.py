@@ -21,19 +21,16 @@ from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands, TransposedArguments, transposed_arguments
 from cute_kernels.kernels.load import RowsLoad
 from cute_kernels.kernels.pipes import Pipe
-from cute_kernels.kernels.sm100.cta_pair import ClusterPlace, Sm100Pipe, cta_group
+from cute_kernels.kernels.sm100.cta_pair import ClusterPlace, cta_group
 from cute_kernels.kernels.sm100.transposed import (
     MATRICES,
     MMA_STEPS,
     TransposedEpilogue,
     TransposedKernel,
-    make_mma,
-    smem_tma,
     transposed_layout,
-    transposed_staging,
 )
 from cute_kernels.kernels.tiles import PositionOrder, TileTableRows
-from cute_kernels.kernels.tma import Tma, k_major, load_tma, shared_tensor, sides, store_tma, swizzled
+from cute_kernels.kernels.tma import Tma, k_major, load_tma, shared_tensor, sides, swizzled
 from cute_kernels.plan import LANES, Sm100ResidentPlan
 
 # --- rows of ``x`` as the N operand of tcgen05.mma: how TMA fills a stage, and how MMAs read it ----------------------
@@ -221,20 +218,16 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
         plan, o = self.plan, operands
         box = rows_box(plan)
         x = load_tma(o.x, k_major(element_type(plan), box, 1), box, 1, cta_group(plan))
-        out = store_tma(o.out, self._staging_layout(), self._out_box)
-        weight = (None, o.weight)
-        if plan.config.weight == "smem":
-            weight = smem_tma(plan, make_mma(plan, plan.parts[0][1]), o.weight)
-        return transposed_arguments(plan, o, x, weight, out)
+        return transposed_arguments(plan, o, x, self.weight_tma(o.weight), self.out_tma(o.out))
 
     @property
-    def _out_box(self) -> tuple[int, int, int]:
+    def out_box(self) -> tuple[int, int, int]:
         """``[images, features, positions]`` of a warp's part of a tile."""
         return (self.plan.tile_images, LANES, self.plan.config.tile_positions)
 
-    def _staging_layout(self) -> cute.ComposedLayout:
+    def staging_layout(self) -> cute.ComposedLayout:
         """Images follow each other, position after position, as `Sm100ResidentPlan.staged_row` has them."""
-        return transposed_layout(self._out_box, (LANES, 1, LANES * self.plan.tile_images))
+        return transposed_layout(self.out_box, (LANES, 1, LANES * self.plan.tile_images))
 
     @cute.kernel
     def kernel(self, args: TransposedArguments, profile: cute.Pointer | None) -> None:
@@ -267,38 +260,13 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
     def operand(self, stages: cute.Pointer) -> Rows:
         return Rows(self.plan, stages)
 
-    def epilogue(
-        self,
-        args: TransposedArguments,
-        accumulators: tuple[cute.Tensor, ...],
-        staging: cute.Pointer,
-        pipe: Sm100Pipe,
-        order: PositionOrder,
-        slab: Int32,
-        quarter: Int32,
-    ) -> Sm100ResidentEpilogue:
-        plan = self.plan
-        block = slab * (plan.features // LANES) + quarter
-        out = (args.out_atom, args.out)
-        buffer = transposed_staging(plan, staging, self._staging_layout(), out, self._out_box, quarter)
+    def epilogue(self, args: TransposedArguments, drain: TransposedEpilogue) -> Sm100ResidentEpilogue:
         scales, features = args.scales.loaded(), None
         if cutlass.const_expr(scales.features is not None):
-            first = block * LANES + buffer.lane // MATRICES
+            first = drain.feature_block * LANES + drain.staging.lane // MATRICES
             features = tuple(scales.feature(first + 8 * i) for i in range(MATRICES))
-        rows = TileTableRows(args.table_rows, args.table_index, args.rows, plan)
-        return Sm100ResidentEpilogue(
-            plan=plan,
-            accumulators=accumulators,
-            staging=buffer,
-            accumulator=pipe,
-            order=order,
-            feature_block=block,
-            quarter=quarter,
-            table=args.table,
-            table_rows=rows,
-            scales=scales,
-            features=features,
-        )
+        rows = TileTableRows(args.table_rows, args.table_index, args.rows, self.plan)
+        return Sm100ResidentEpilogue(**vars(drain), table=args.table, table_rows=rows, scales=scales, features=features)
 
 
 dsl.name_kernel(Sm100ResidentKernel.kernel, "patch_embed_resident_sm100a")

@@ -22,7 +22,7 @@ from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
-from cute_kernels.kernels.pipes import Pipe, allocate, stamp_waits, this_cluster, warp_and_rank
+from cute_kernels.kernels.pipes import Pipe, allocate, make_stamps, stamp_waits, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm100.cta_pair import (
     ClusterPlace,
     IntegerMmaOp,
@@ -33,10 +33,18 @@ from cute_kernels.kernels.sm100.cta_pair import (
     end,
     release_accumulator,
 )
-from cute_kernels.kernels.staging import StagingBuffer, staging_buffer
-from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import Tma, fetch, load_operation, shared_tensor, sides, swizzled
+from cute_kernels.kernels.tma import (
+    StagingBuffer,
+    Tma,
+    fetch,
+    load_operation,
+    shared_tensor,
+    sides,
+    staging_buffer,
+    store_tma,
+    swizzled,
+)
 from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Phase
 from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
 from cute_kernels.plan.tiles import COLUMN_GROUP
@@ -380,11 +388,28 @@ class TransposedKernel:
         """The weight in memory, and its second term."""
         return args.weight, None
 
-    def epilogue(
-        self, args: Any, accumulators: tuple, staging: cute.Pointer, pipe: Pipe, order: Any, slab: Int32, quarter: Int32
-    ) -> Any:
-        """The role of an epilogue warp, which has a quarter of the lanes of the features of a CTA."""
+    @property
+    def out_box(self) -> tuple[int, ...]:
+        """What an epilogue warp stores at once: its part of a tile, in the modes of the output."""
         raise NotImplementedError
+
+    def staging_layout(self) -> cute.ComposedLayout:
+        """That box in shared memory, by `transposed_layout`."""
+        raise NotImplementedError
+
+    def epilogue(self, args: Any, drain: TransposedEpilogue) -> TransposedEpilogue:
+        """The role of an epilogue warp, from what all of them have."""
+        raise NotImplementedError
+
+    def weight_tma(self, weight: cute.Tensor) -> tuple[cute.CopyAtom | None, cute.Tensor]:
+        """Atom and view by which TMA loads ``[N, K]`` into shared memory; the weight itself where it goes elsewhere."""
+        if self.plan.config.weight == "tmem":
+            return None, weight
+        return smem_tma(self.plan, make_mma(self.plan, self.plan.parts[0][1]), weight)
+
+    def out_tma(self, out: cute.Tensor) -> Tma:
+        """The stores of the output."""
+        return store_tma(out, self.staging_layout(), self.out_box)
 
     @cute.jit
     def run(self, args: WeightArguments, profile: cute.Pointer | None) -> None:
@@ -427,15 +452,20 @@ class TransposedKernel:
             if cutlass.const_expr(plan.config.weight == "tmem"):
                 lane = quarter * LANES + cute.arch.lane_idx()
                 fill_tensor_memory(plan, self.terms(args), tmem + plan.weight_column, slab, lane, pipes["weight"])
-            self.epilogue(
-                args,
+            block = slab * plan.epilogue_warps + quarter
+            buffer = transposed_staging(
+                plan, staging, self.staging_layout(), (args.out_atom, args.out), self.out_box, quarter
+            )
+            drain = TransposedEpilogue(
+                plan=plan,
                 accumulators=accumulators,
-                staging=staging,
-                pipe=pipes["accumulator"],
+                staging=buffer,
+                accumulator=pipes["accumulator"],
                 order=order,
-                slab=slab,
+                feature_block=block,
                 quarter=quarter,
-            ).run()
+            )
+            self.epilogue(args, drain).run()
 
         stamps.finish()
         end(plan, warp, accumulators[0])

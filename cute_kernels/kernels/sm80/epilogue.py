@@ -7,6 +7,7 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from cute_kernels.kernels.sm80.load import team_of
 from cute_kernels.kernels.sm80.mainloop import MainLoop, Tiles, Warp
 from cute_kernels.plan.base import VECTOR_BYTES
 from cute_kernels.plan.sm80 import Sm80Plan
@@ -83,4 +84,5 @@ def run(plan: Sm80Plan, tiles: Tiles, count: Int32, k_blocks: Int32) -> None:
     """Work of every CTA: its share of ``count`` tiles."""
     block, _, _ = cute.arch.block_idx()
     blocks, _, _ = cute.arch.grid_dim()
-    MainLoop(plan, tiles, k_blocks).run(block, count, blocks)
+    first = block if plan.teams == 1 else block + blocks * team_of(plan)
+    MainLoop(plan, tiles, k_blocks).run(first, count, blocks * plan.teams)

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from cute_kernels import dsl
-from cute_kernels.kernels.gemm import Addends, finish, gemm_addends, multipliers, row_pitch
+from cute_kernels.kernels.gemm import Addends, bias_view, biases, finish, gemm_addends, multipliers, row_pitch
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.sm80.epilogue import (
     lane_blocks,
@@ -19,10 +19,10 @@ from cute_kernels.kernels.sm80.epilogue import (
     lane_rows,
     lane_sums,
     launch,
-    load_vector,
     run,
     store_vector,
 )
+from cute_kernels.kernels.sm80.instructions import any_of_cta, count_arrival, store_relaxed
 from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.tiles import GroupedOrder
@@ -38,9 +38,11 @@ class GemmTiles:
     order: GroupedOrder
     a: cute.Pointer
     b: cute.Pointer
-    bias: cute.Pointer | None
+    bias: cute.Tensor | None
     addends: Addends
     out: cute.Pointer
+    arrivals: cute.Pointer | None
+    partials: cute.Pointer | None
     m: Int32
     n: Int32
     k_bytes: Int32
@@ -51,13 +53,22 @@ class GemmTiles:
         row, column, batch = self._place(tile)
         a, b = (_of_batch(p, batch, rows, k_bytes) for p, rows in ((self.a, self.m), (self.b, self.n)))
         return (
-            rows_load(plan, a, row, self.m, k_bytes, of_b=False),
-            rows_load(plan, b, column, self.n, k_bytes, of_b=True),
+            rows_load(plan, a, row, self.m, k_bytes, of_b=False, part=self._slice(tile)),
+            rows_load(plan, b, column, self.n, k_bytes, of_b=True, part=self._slice(tile)),
         )
 
+    def _slice(self, tile: Int32) -> tuple[Int32, Int32] | None:
+        """Bytes of K that a slice has from and up to: whole blocks, as many as in others or one less."""
+        c = self.plan.config
+        if c.split_k == 1:
+            return None
+        blocks, number = cute.ceil_div(self.k_bytes, c.row_bytes), tile % c.split_k
+        start, end = (number * blocks // c.split_k, (number + 1) * blocks // c.split_k)
+        return start * c.row_bytes, cutlass.min(end * c.row_bytes, self.k_bytes)
+
     def _place(self, tile: Int32) -> tuple[Int32, Int32, Int32]:
-        """First row and column, batch."""
-        m_tile, n_tile, batch = self.order.coordinates(tile)
+        """First row and column, batch. Slices of a tile follow each other, so that they arrive together."""
+        m_tile, n_tile, batch = self.order.coordinates(tile // self.plan.config.split_k)
         return m_tile * self.plan.config.tile_m, n_tile * self.plan.config.tile_n, batch
 
     def begin(self, tile: Int32) -> None:
@@ -65,6 +76,54 @@ class GemmTiles:
 
     @cute.jit
     def store(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
+        """Finishes and stores; of slices the one that arrives last does, with the sums of all."""
+        if cutlass.const_expr(self.plan.config.split_k == 1):
+            self._finish(sums, warp, tile)
+        else:
+            if self._arrive(sums, tile) != 0:
+                self._add(sums, tile)
+                self._finish(sums, warp, tile)
+
+    def _partials(self, tile: Int32) -> cute.Tensor:
+        """This thread's sums of a slice in the workspace, ``[4, vectors]``, beside those of its neighbours."""
+        thread, _, _ = cute.arch.thread_idx()
+        threads = self.plan.threads
+        place = self.partials + cute.assume(Int64(tile) * self.plan.partial_elements + Int64(thread * 4), divby=4)
+        return cute.make_tensor(place, cute.make_layout((4, self.plan.accumulators // 4), stride=(1, 4 * threads)))
+
+    @cute.jit
+    def _arrive(self, sums: cute.Tensor, tile: Int32) -> Int32:
+        """Stores a slice's sums and counts it; whether all others have arrived."""
+        thread, _, _ = cute.arch.thread_idx()
+        cute.autovec_copy(_by_vectors(sums), self._partials(tile))
+        cute.arch.sync_threads()
+        last = Int32(0)
+        if thread == 0:
+            counter = self.arrivals.toint() + Int64(tile // self.plan.config.split_k) * 4
+            if count_arrival(counter) == self.plan.config.split_k - 1:
+                last = Int32(1)
+                store_relaxed(counter, Int32(0))  # as the next launch wants to find it
+        return any_of_cta(last)
+
+    def _add(self, sums: cute.Tensor, tile: Int32) -> None:
+        """Sums of all slices, added in pairs, whatever the order of arrival."""
+        split = self.plan.config.split_k
+        slices = [self._partials(tile // split * split + i) for i in range(split)]
+        total = _by_vectors(sums)
+        for vector in range(self.plan.accumulators // 4):
+            loaded = []
+            for one in slices:
+                four = cute.make_rmem_tensor(cute.make_layout(4), sums.element_type)
+                cute.autovec_copy(one[None, vector], four)
+                loaded.append(four)
+            for e in range(4):
+                values = [four[e] for four in loaded]
+                while len(values) > 1:
+                    values = [x + y for x, y in zip(values[::2], values[1::2], strict=True)]
+                total[e, vector] = values[0]
+
+    @cute.jit
+    def _finish(self, sums: cute.Tensor, warp: Warp, tile: Int32) -> None:
         """Finishes and stores; of rows that are rounded up to 16 bytes all columns."""
         plan, problem, m, wide = self.plan, self.plan.problem, self.m, self.plan.lane_columns
         row, column, batch = self._place(tile)
@@ -72,9 +131,7 @@ class GemmTiles:
         dtype = ELEMENT_TYPES[problem.out_dtype]
         for block in cutlass.range_constexpr(len(lane_blocks(plan))):
             n_at = column + lane_column(warp, block)
-            addend = None
-            if cutlass.const_expr(self.bias is not None):
-                addend = load_vector(self.bias, n_at, wide, Float32)
+            addend = biases(self.bias, n_at, wide, plan.bias_vector)
             columns = self.addends.column_factors(n_at, batch, wide, plan.column_vector)
             for eighth in cutlass.range_constexpr(len(lane_rows(plan))):
                 m_at = row + lane_row(warp, eighth)
@@ -109,7 +166,9 @@ class Sm80GemmKernel:
         row_scale: cute.Pointer | None,
         column_scale: cute.Pointer | None,
         residual_pointer: cute.Pointer | None,
-        out_factor: Float32 | None,
+        out_scale: Float32 | cute.Pointer | None,
+        arrivals: cute.Pointer | None,
+        partials: cute.Pointer | None,
         m: Int32,
         n: Int32,
         k: Int32,
@@ -124,12 +183,13 @@ class Sm80GemmKernel:
             row_scale=row_scale,
             column_scale=column_scale,
             residual=residual_pointer,
-            out_factor=out_factor,
+            out_scale=out_scale,
             m=m,
             n=n,
             batches=batches,
         )
-        kernel = self.kernel(a_pointer, b_pointer, bias_pointer, addends, out_pointer, m, n, k, batches)
+        pointers = a_pointer, b_pointer, bias_pointer, addends, out_pointer, arrivals, partials
+        kernel = self.kernel(*pointers, m, n, k, batches)
         launch(kernel, self.plan, clusters, stream)
 
     @cute.kernel
@@ -140,6 +200,8 @@ class Sm80GemmKernel:
         bias: cute.Pointer | None,
         addends: Addends,
         out: cute.Pointer,
+        arrivals: cute.Pointer | None,
+        partials: cute.Pointer | None,
         m: Int32,
         n: Int32,
         k: Int32,
@@ -150,19 +212,27 @@ class Sm80GemmKernel:
             cute.ceil_div(m, c.tile_m), cute.ceil_div(n, c.tile_n), batches, c.group_m, Int32(0), Int32(1)
         )
         k_bytes = k * ITEMSIZE[plan.multiplied]
+        k_blocks = cute.ceil_div(cute.ceil_div(k_bytes, c.row_bytes), c.split_k)
         tiles = GemmTiles(
             plan=plan,
             order=order,
             a=a,
             b=b,
-            bias=bias,
+            bias=bias_view(bias, plan, n),
             addends=addends.loaded(),
             out=out,
+            arrivals=arrivals,
+            partials=partials,
             m=m,
             n=n,
             k_bytes=k_bytes,
         )
-        run(plan, tiles, order.tiles, cute.ceil_div(k_bytes, c.row_bytes))
+        run(plan, tiles, order.tiles * c.split_k, k_blocks)
+
+
+def _by_vectors(sums: cute.Tensor) -> cute.Tensor:
+    """The accumulators of a lane as ``[4, vectors]``."""
+    return cute.make_tensor(sums.iterator, cute.make_layout((4, cute.size(sums) // 4)))
 
 
 def _of_batch(pointer: cute.Pointer, batch: Int32, rows: Int32, k_bytes: Int32) -> Int64:

@@ -111,6 +111,33 @@ def round_tf32(x: Int32, *, loc=None, ip=None) -> Int32:
 
 
 @dsl_user_op
+def count_arrival(address: Int64, *, loc=None, ip=None) -> Int32:
+    """Adds 1 to a number in global memory and returns what it was.
+
+    What the CTA has stored before a barrier in front of it is visible to the CTA that reads the number later, behind a
+    barrier after it.
+    """
+    text = "atom.acq_rel.gpu.global.add.u32 $0, [$1], 1;"
+    return Int32(_asm(Int32.mlir_type, text, "=r,l", [address], True, loc, ip))
+
+
+@dsl_user_op
+def store_relaxed(address: Int64, value: Int32, *, loc=None, ip=None) -> None:
+    """Stores to a number in global memory that other CTAs count in."""
+    _asm(None, "st.relaxed.gpu.global.u32 [$0], $1;", "l,r", [address, value], True, loc, ip)
+
+
+@dsl_user_op
+def any_of_cta(value: Int32, *, loc=None, ip=None) -> Int32:
+    """A barrier of the CTA; whether any thread brings another number than 0."""
+    text = (
+        "{\n\t.reg .pred mine, any;\n\tsetp.ne.u32 mine, $1, 0;\n\t"
+        "barrier.cta.red.or.pred any, 0, mine;\n\tselp.u32 $0, 1, 0, any;\n\t}"
+    )
+    return Int32(_asm(Int32.mlir_type, text, "=r,r", [value], True, loc, ip))
+
+
+@dsl_user_op
 def add_opaque(a: Int64, b: Int64, *, loc=None, ip=None) -> Int64:
     """A sum that the compiler neither takes apart nor moves out of a loop.
 

@@ -21,6 +21,32 @@ Chore = Callable[[], None]
 """Emits one instruction, or a few that belong together, between the products of a step."""
 
 
+def team_thread(plan: Sm80Plan) -> Int32:
+    """This thread's number in its team."""
+    thread, _, _ = cute.arch.thread_idx()
+    return thread if plan.teams == 1 else thread % plan.team_threads
+
+
+def team_of(plan: Sm80Plan) -> Int32:
+    """This warp's team."""
+    thread, _, _ = cute.arch.thread_idx()
+    return Int32(0) if plan.teams == 1 else cute.arch.make_warp_uniform(thread // plan.team_threads)
+
+
+def sync_team(plan: Sm80Plan) -> None:
+    """Waits for all warps of this one's team."""
+    if plan.teams == 1:
+        cute.arch.sync_threads()
+    else:
+        cute.arch.barrier(barrier_id=1 + team_of(plan), number_of_threads=plan.team_threads)
+
+
+def shared_base(plan: Sm80Plan) -> Int32:
+    """Address of what this warp's team has of shared memory."""
+    base = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint() + plan.kept_bytes
+    return base if plan.teams == 1 else base + team_of(plan) * plan.team_bytes
+
+
 class Load(Protocol):
     """This thread's part in filling an operand."""
 
@@ -97,21 +123,26 @@ class RowsLoad:
 
 
 def rows_load(
-    plan: Sm80Plan, matrix: cute.Pointer | Int64, first: Int32, rows: Int32, k_bytes: Int32, *, of_b: bool
+    plan: Sm80Plan, matrix: cute.Pointer | Int64, first: Int32, rows: Int32, k_bytes: Int32, *, of_b: bool,
+    part: tuple[Int32, Int32] | None = None,
 ) -> RowsLoad:
-    """The load of A's rows, or of B's, from row ``first`` on of a matrix of ``rows`` rows of ``k_bytes`` bytes."""
+    """The load of A's rows, or of B's, from row ``first`` on of a matrix of ``rows`` rows of ``k_bytes`` bytes.
+
+    ``part``: of every row's bytes those from the first of these to the second, in place of all.
+    """
     c, chunks = plan.config, plan.chunks
-    thread, _, _ = cute.arch.thread_idx()
+    thread = team_thread(plan)
     chunk, row = thread % chunks, thread // chunks
 
     def key(r: Int32 | int) -> Int32 | int:
         return key_of_column(r, chunks, plan.lane_columns) if of_b else key_of_row(r, chunks)
 
     address = matrix.toint() if isinstance(matrix, cute.Pointer) else matrix
-    pitch = Int64(k_bytes)
-    offset = c.tile_m * c.row_bytes if of_b else 0
+    pitch, (start, end) = Int64(k_bytes), part or (0, k_bytes)
+    inside = chunk * 16 + start
+    offset = c.tile_m * c.row_bytes if of_b and not plan.keeps_b else 0
     return RowsLoad(
-        plan, address + Int64(first + row) * pitch + Int64(chunk * 16),
-        offset + row * c.row_bytes + ((chunk ^ key(row)) * 16), pitch, rows - first - row, k_bytes - chunk * 16,
+        plan, address + Int64(first + row) * pitch + Int64(inside),
+        offset + row * c.row_bytes + ((chunk ^ key(row)) * 16), pitch, rows - first - row, end - inside,
         c.tile_n if of_b else c.tile_m, key,
     )  # fmt: skip

@@ -15,7 +15,16 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from cute_kernels.kernels.sm80.instructions import accumulator_type, computed_here, ldmatrix_x4, mma_sync, round_tf32
-from cute_kernels.kernels.sm80.load import Chore, Load, key_of_column, key_of_row
+from cute_kernels.kernels.sm80.load import (
+    Chore,
+    Load,
+    key_of_column,
+    key_of_row,
+    shared_base,
+    sync_team,
+    team_of,
+    team_thread,
+)
 from cute_kernels.plan.sm80 import STEP_BYTES, Sm80Plan
 
 
@@ -36,7 +45,7 @@ class Warp:
 
 def this_warp(plan: Sm80Plan) -> Warp:
     """That of this thread, computed where it is called."""
-    thread = computed_here(cute.arch.thread_idx()[0])
+    thread = computed_here(team_thread(plan))
     warp = cute.arch.make_warp_uniform(thread // 32)
     c = plan.config
     return Warp(plan, thread % 32, warp // c.warps_n * plan.warp_m, warp % c.warps_n * plan.warp_n)
@@ -63,11 +72,11 @@ class Fragments:
     cell_a: Int32
     cell_b: Int32
 
-    def load(self, stage: Int32, step: int, buffer: int) -> None:
-        """Reads a step of the stage at this address."""
+    def load(self, stage: Int32, stage_b: Int32, step: int, buffer: int) -> None:
+        """Reads a step of the stages of A and of B at these addresses."""
         plan, row_bytes = self.plan, self.plan.config.row_bytes
         a = stage + self.from_a + (self.cell_a ^ (step * STEP_BYTES))
-        b = stage + self.from_b + (self.cell_b ^ (step * STEP_BYTES))
+        b = stage_b + self.from_b + (self.cell_b ^ (step * STEP_BYTES))
         for i in range(plan.warp_m // 16):
             for r, value in enumerate(ldmatrix_x4(a, i * 16 * row_bytes)):
                 self.a[4 * i + r, buffer] = value
@@ -85,10 +94,11 @@ def fragments(plan: Sm80Plan, warp: Warp) -> Fragments:
     row_b = plan.lane_columns * ((lane & 7) >> 1) + (lane & 1) + 2 * (lane >> 4)
     key_a = key_of_row(row_a, plan.chunks)
     key_b = key_of_column(row_b, plan.chunks, plan.lane_columns)
+    behind_a = 0 if plan.keeps_b else plan.config.tile_m
     registers = (plan.warp_m // 16 * 4, plan.warp_n // 8 * 2)
     a, b = (cute.make_rmem_tensor(cute.make_layout((count, 2)), Int32) for count in registers)
     return Fragments(
-        plan, a, b, (warp.row + row_a) * row_bytes, (plan.config.tile_m + warp.column + row_b) * row_bytes,
+        plan, a, b, (warp.row + row_a) * row_bytes, (behind_a + warp.column + row_b) * row_bytes,
         ((lane >> 4) ^ key_a) * 16, (((lane >> 3) & 1) ^ key_b) * 16,
     )  # fmt: skip
 
@@ -131,27 +141,32 @@ class MainLoop:
     def run(self, first: Int32, count: Int32, step: Int32) -> None:
         """Takes the tiles from ``first`` to ``count - 1``, every ``step``-th."""
         plan, ahead = self.plan, self.ahead
-        smem = cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint()
+        smem = shared_base(plan)
         blocks = (4, plan.warp_n // 8, plan.warp_m // 16)
         sums = cute.make_rmem_tensor(cute.make_layout(blocks), accumulator_type(plan.multiplied))
         parts = fragments(plan, this_warp(plan))
         last = smem + ahead * plan.stage_bytes
         ring = (smem, last)
+        if cutlass.const_expr(plan.keeps_b):
+            self._keep(self.tiles.loads(first)[1])
         if cutlass.const_expr(plan.overlaps):
-            self._begin(self.tiles.loads(first), smem)
+            self._begin(self._of_tile(first), smem)
+        if cutlass.const_expr(plan.keeps_b):
+            cute.arch.cp_async_wait_group(ahead - 1)
+            cute.arch.sync_threads()  # each team has copied a part of B
         read = smem
         for tile in cutlass.range(first, count, step, unroll=1):
-            loads = self.tiles.loads(tile)
+            loads = self._of_tile(tile)
             sums.fill(0)
             if cutlass.const_expr(not plan.overlaps):
-                cute.arch.sync_threads()  # the stages of the tile before have been read
+                sync_team(plan)  # the stages of the tile before have been read
                 self._begin(loads, smem)
                 read = smem
             cute.arch.cp_async_wait_group(ahead - 1)
             self._emit(self._roundings(loads, read, Int32(1)))
-            cute.arch.sync_threads()
+            sync_team(plan)
             self.tiles.begin(tile)
-            parts.load(read, 0, 0)
+            parts.load(read, self._b(read, Int32(0)), 0, 0)
             inner = self.k_blocks - ahead if cutlass.const_expr(plan.overlaps) else self.k_blocks
             for block in cutlass.range(inner, unroll=1):
                 following = self._behind(read, ring)
@@ -161,14 +176,16 @@ class MainLoop:
                     more = Int32(block + 1 < self.k_blocks)
                     # Behind the last block nothing may have been copied: its own first step is read again, not used.
                     following = cutlass.select_(more != 0, following, read)
-                self._stage(sums, parts, loads, block + ahead, exists, self._turn(read, following, ring), more)
+                turn = self._turn(read, following, ring, Int32(block))
+                self._stage(sums, parts, loads, block + ahead, exists, turn, more)
                 read = following
             if cutlass.const_expr(plan.overlaps):
-                coming, exists = self.tiles.loads(tile + step), Int32(tile + step < count)
+                coming, exists = self._of_tile(tile + step), Int32(tile + step < count)
                 for block in cutlass.range_constexpr(ahead):
                     following = self._behind(read, ring)
                     more = Int32(1) if cutlass.const_expr(block + 1 < ahead) else None
-                    self._stage(sums, parts, coming, Int32(block), exists, self._turn(read, following, ring), more)
+                    turn = self._turn(read, following, ring, inner + block)
+                    self._stage(sums, parts, coming, Int32(block), exists, turn, more)
                     read = following
             self.tiles.store(sums, this_warp(plan), tile)
 
@@ -176,9 +193,32 @@ class MainLoop:
         """The stage behind one, of a ring from its first to its last."""
         return cutlass.select_(stage == ring[1], ring[0], stage + self.plan.stage_bytes)
 
-    def _turn(self, read: Int32, following: Int32, ring: tuple[Int32, Int32]) -> tuple[Int32, Int32, Int32]:
-        """Stages that are multiplied, that come next, and that are written: the one in front, multiplied last."""
-        return read, following, cutlass.select_(read == ring[0], ring[1], read - self.plan.stage_bytes)
+    def _turn(self, read: Int32, following: Int32, ring: tuple[Int32, Int32], block: Int32) -> tuple[Int32, ...]:
+        """Stages that are multiplied, that come next, and that are written: the one in front, multiplied last.
+
+        Behind them where B of the first two is.
+        """
+        write = cutlass.select_(read == ring[0], ring[1], read - self.plan.stage_bytes)
+        return read, following, write, self._b(read, block), self._b(following, block + 1)
+
+    def _of_tile(self, tile: Int32) -> tuple[Load, ...]:
+        """Loads of a tile: of A, and of B where it is not kept."""
+        loads = self.tiles.loads(tile)
+        return loads[:1] if self.plan.keeps_b else loads
+
+    def _b(self, stage: Int32, block: Int32) -> Int32:
+        """Where B of a block is: in the stage, or kept."""
+        if not self.plan.keeps_b:
+            return stage
+        return cute.arch.get_dyn_smem(cutlass.Uint8, alignment=128).toint() + block * self.plan.kept_block_bytes
+
+    @cute.jit
+    def _keep(self, load: Load) -> None:
+        """Copies all of B, in the group of the first block of A; teams take blocks in turn."""
+        team = team_of(self.plan)
+        for turn in cutlass.range(-(-self.plan.k_blocks // self.plan.teams), unroll=1):
+            block = turn * self.plan.teams + team
+            self._emit(load.copies(self._b(Int32(0), block), block, Int32(block < self.plan.k_blocks)))
 
     def _begin(self, loads: tuple[Load, Load], smem: Int32) -> None:
         """Copies the first blocks of a tile."""
@@ -194,7 +234,7 @@ class MainLoop:
         """Pieces of work that round a stage in shared memory, none if it is not rounded there."""
         if self.plan.rounds_fragments:
             return []
-        pairs = zip(loads, self.plan.rounds, strict=True)
+        pairs = zip(loads, self.plan.rounds[: len(loads)], strict=True)
         return [chore for load, rounds in pairs if rounds for chore in load.roundings(stage, exists)]
 
     def _emit(self, chores: list[Chore]) -> None:
@@ -203,7 +243,7 @@ class MainLoop:
 
     def _stage(
         self, sums: cute.Tensor, parts: Fragments, loads: tuple[Load, Load], block: Int32, exists: Int32,
-        turn: tuple[Int32, Int32, Int32], more: Int32 | None,
+        turn: tuple[Int32, ...], more: Int32 | None,
     ) -> None:  # fmt: skip
         """Multiplies a block, copies another one, and makes the next one ready.
 
@@ -213,7 +253,7 @@ class MainLoop:
             turn: as `_turn`.
             more: whether a next one is there; None: nobody is to wait for it here.
         """
-        read, following, write = turn
+        read, following, write, b, following_b = turn
         steps = self.plan.config.row_bytes // STEP_BYTES
         chores = self._copies(loads, write, block, exists)
         chores.append(cute.arch.cp_async_commit_group)
@@ -222,13 +262,13 @@ class MainLoop:
             chores += [lambda: cute.arch.cp_async_wait_group(self.ahead - 1), *roundings]
         for step in range(steps):
             if step < steps - 1:
-                parts.load(read, step + 1, (step + 1) % 2)
+                parts.load(read, b, step + 1, (step + 1) % 2)
                 self._emit(chores[len(chores) * step // (steps - 1) : len(chores) * (step + 1) // (steps - 1)])
             elif more is not None:
                 if not roundings:
                     cute.arch.cp_async_wait_group(self.ahead - 1)
-                cute.arch.sync_threads()
-                parts.load(following, 0, (step + 1) % 2)
+                sync_team(self.plan)
+                parts.load(following, following_b, 0, (step + 1) % 2)
             self._multiply(sums, parts, step % 2)
 
     def _multiply(self, sums: cute.Tensor, parts: Fragments, buffer: int) -> None:

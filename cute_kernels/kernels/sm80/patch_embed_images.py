@@ -26,7 +26,7 @@ from cute_kernels.kernels.sm80.epilogue import (
     store_vector,
 )
 from cute_kernels.kernels.sm80.instructions import cp_async_16
-from cute_kernels.kernels.sm80.load import Load, rows_load
+from cute_kernels.kernels.sm80.load import Load, rows_load, shared_base, team_thread
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.sm80.patch_load import Grid, grid_of, patch_load
 from cute_kernels.plan import Sm80ImagesPlan
@@ -93,11 +93,11 @@ class ImagesTiles:
         plan, n = self.plan, self.n
         if cutlass.const_expr(plan.copies_table):
             row, column = self._place(tile)
-            thread, _, _ = cute.arch.thread_idx()
+            thread = team_thread(plan)
             pieces = plan.tile_features // 4  # of 16 bytes in a row
             count = plan.tile_positions * pieces
-            target = self._shared_table().toint() + thread * 16
-            for first in cutlass.range_constexpr(0, count, plan.threads):
+            target = self._shared_table() + thread * 16
+            for first in cutlass.range_constexpr(0, count, plan.team_threads):
                 piece = first + thread
                 n_at = column // plan.terms + piece % pieces * 4
                 _, position = self.grid.patch(plan, row // 8 + piece // pieces, Int32(0))
@@ -108,9 +108,9 @@ class ImagesTiles:
                 source = self.scale.toint() + Int64(n_at) * 4
                 cp_async_16(target, count * 16, source, Int32(n_at < n) * Int32(thread < pieces))
 
-    def _shared_table(self) -> cute.Pointer:
-        """``[tile_positions, tile_features]``, and one row more with the scales."""
-        return cute.arch.get_dyn_smem(Float32, alignment=128) + self.plan.ring_bytes // 4
+    def _shared_table(self) -> Int32:
+        """Address of ``[tile_positions, tile_features]``, and one row more with the scales."""
+        return shared_base(self.plan) + self.plan.ring_bytes
 
     def _scales(self, n_at: Int32, inside: Int32) -> cute.Tensor | None:
         """Those of a lane's features from ``n_at`` on, which are from ``inside`` on in the tile."""
@@ -134,7 +134,8 @@ class ImagesTiles:
     def _shared(self, place: Int32 | int, inside: Int32) -> cute.Tensor:
         plan = self.plan
         offset = Int32(place * plan.tile_features) + inside
-        return load_vector(self._shared_table(), offset, plan.lane_columns, Float32)
+        table = cute.make_ptr(Float32, self._shared_table(), cute.AddressSpace.smem, assumed_align=128)
+        return load_vector(table, offset, plan.lane_columns, Float32)
 
     def _column(self, warp: Warp, block: int) -> Int32:
         """A lane's first feature of a block, or of a block of high terms and the block of low ones behind it."""

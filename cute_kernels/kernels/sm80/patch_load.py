@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from cute_kernels.kernels.sm80.instructions import cp_async_16
-from cute_kernels.kernels.sm80.load import Chore, key_of_row
+from cute_kernels.kernels.sm80.load import Chore, key_of_row, team_thread
 from cute_kernels.plan import Sm80ImagesPlan
 from cute_kernels.plan.base import ITEMSIZE
 
@@ -79,7 +79,7 @@ def patch_load(plan: Sm80ImagesPlan, images: cute.Pointer, first: Int32, grid: G
     """The load of the patches that are rows of the product from ``first`` on; beyond the images the last one again."""
     problem = plan.problem
     size = ITEMSIZE[problem.in_dtype]
-    thread, _, _ = cute.arch.thread_idx()
+    thread = team_thread(plan)
     local, part, piece = _place(plan, thread)
     line = grid.width * size
     channel = Int64(grid.height) * Int64(line)

@@ -17,13 +17,30 @@ from cute_kernels import dsl
 from cute_kernels.kernels.graph import sm90_gather_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, ImagesOperands
 from cute_kernels.kernels.load import Operand, tma_operand
-from cute_kernels.kernels.pipes import Pipe, allocate, stamp_waits, this_cluster, warp_and_rank
-from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
+from cute_kernels.kernels.pipes import (
+    Pipe,
+    Sm90Pipe,
+    allocate,
+    begin,
+    make_stamps,
+    stamp_waits,
+    this_cluster,
+    warp_and_rank,
+)
 from cute_kernels.kernels.sm90.gemm import GemmMma
-from cute_kernels.kernels.staging import LINE_BYTES, WarpStaging
-from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.tiles import PatchOrder
-from cute_kernels.kernels.tma import all_ctas, fetch, k_major, load_tma, shared_tensor, sides, store_tma, swizzled
+from cute_kernels.kernels.tma import (
+    LINE_BYTES,
+    WarpStaging,
+    all_ctas,
+    fetch,
+    k_major,
+    load_tma,
+    shared_tensor,
+    sides,
+    store_tma,
+    swizzled,
+)
 from cute_kernels.plan.base import ITEMSIZE, Phase
 from cute_kernels.plan.images_gather import BLOCK_PIXELS, Sm90GatherPlan
 from cute_kernels.plan.shared_operands import WARPGROUP_ROWS

@@ -23,15 +23,13 @@ from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import as_floats
-from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, finish, multipliers
+from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, biases, finish, multipliers
 from cute_kernels.kernels.graph import sm90_gemm_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, clear_unloaded, tma_operand
-from cute_kernels.kernels.pipes import Pipe, PipelineState, allocate, this_cluster, warp_and_rank
-from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
-from cute_kernels.kernels.staging import WarpStaging, warp_staging
+from cute_kernels.kernels.pipes import Pipe, PipelineState, Sm90Pipe, allocate, begin, this_cluster, warp_and_rank
 from cute_kernels.kernels.tiles import GroupedOrder
-from cute_kernels.kernels.tma import Tma, k_major, load_tma, shared_tensor
+from cute_kernels.kernels.tma import Tma, WarpStaging, k_major, load_tma, shared_tensor, warp_staging
 from cute_kernels.plan import Sm90GemmPlan
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.shared_operands import WgmmaPair
@@ -190,7 +188,7 @@ class GemmMma:
         a_fragments, b_fragments: shared-memory descriptors ``[.., wave, k step, stage]`` of this warpgroup's rows, and
             ``[.., k step, stage]``.
         staging: store buffers of this warp, 16 rows x 128 bytes each.
-        bias: FP32 values by column, or None.
+        bias: values by column, or None.
         warpgroup, thread: index of the warpgroup, and of the thread in it.
         rank_m, rank_n: this CTA among those of its cluster that share operands.
         first_cta: the first of them.
@@ -451,10 +449,8 @@ class GemmMma:
         if cutlass.const_expr(self.bias is None):
             return None
         values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
-        pair = cute.make_rmem_tensor(cute.make_layout(2), Float32)
-        pairs = cute.logical_divide(self.bias, cute.make_layout(2))
         for half in cutlass.range_constexpr(2):
-            cute.autovec_copy(pairs[None, column // 2 + half * 4 + self.thread % 4], pair)
+            pair = biases(self.bias, column + half * 8 + self.thread % 4 * 2, 2, self.plan.bias_vector)
             for row in cutlass.range_constexpr(2):
                 values[half * 4 + row * 2], values[half * 4 + row * 2 + 1] = pair[0], pair[1]
         return values

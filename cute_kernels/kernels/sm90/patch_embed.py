@@ -19,14 +19,13 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from cute_kernels import dsl
-from cute_kernels.dtypes import WEIGHT_TYPES
+from cute_kernels.config import WEIGHT_TYPES
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands, TransposedArguments, transposed_arguments
 from cute_kernels.kernels.load import RowsLoad
-from cute_kernels.kernels.pipes import allocate, stamp_waits, this_cluster, warp_and_rank
-from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
+from cute_kernels.kernels.pipes import Sm90Pipe, allocate, begin, make_stamps, stamp_waits, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm90.transposed import (
     ROWS_PER_STORE,
     Mma,
@@ -34,7 +33,6 @@ from cute_kernels.kernels.sm90.transposed import (
     resident_weight,
     warpgroup_staging,
 )
-from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.tiles import PositionOrder, TileTableRows
 from cute_kernels.kernels.tma import k_major, load_tma, shared_tensor, sides, store_tma, swizzled
 from cute_kernels.plan import Sm90PatchEmbedPlan

@@ -28,8 +28,16 @@ from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import ImagesHost, ImagesOperands
 from cute_kernels.kernels.load import Operand, tma_operand
-from cute_kernels.kernels.pipes import PipelineState, allocate, stamp_waits, this_cluster, warp_and_rank
-from cute_kernels.kernels.sm90.frame import Sm90Pipe, begin
+from cute_kernels.kernels.pipes import (
+    PipelineState,
+    Sm90Pipe,
+    allocate,
+    begin,
+    make_stamps,
+    stamp_waits,
+    this_cluster,
+    warp_and_rank,
+)
 from cute_kernels.kernels.sm90.transposed import (
     MMA_STEPS,
     ROWS_PER_STORE,
@@ -38,7 +46,6 @@ from cute_kernels.kernels.sm90.transposed import (
     resident_weight,
     warpgroup_staging,
 )
-from cute_kernels.kernels.stamps import make_stamps
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
     StripLoad,

@@ -15,12 +15,9 @@ from cutlass import BFloat16, Int8, Int32
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types, tensor_of
-from cute_kernels.kernels.pipes import PipelineState
-from cute_kernels.kernels.sm90.frame import Sm90Pipe
-from cute_kernels.kernels.staging import StagingBuffer, staging_buffer
-from cute_kernels.kernels.stamps import Stamps
+from cute_kernels.kernels.pipes import PipelineState, Sm90Pipe, Stamps
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import Tma
+from cute_kernels.kernels.tma import StagingBuffer, Tma, staging_buffer
 from cute_kernels.plan import VECTOR_BYTES
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.sm90_transposed import TransposedPlan

@@ -44,12 +44,15 @@ TILES = {
 DAILY = ("64 x 64", "64 x 64, 128 bytes", "32 x 128, 1 x 4 warps")
 
 
-def on_every_chip(types: Iterable[str], but_not: Collection[tuple[str, str]] = ()) -> Any:
-    """Parameters ``dtype`` and ``arch``: all pairs; by day as many as show each type and each architecture once."""
+def on_every_chip(
+    types: Iterable[str], but_not: Collection[tuple[str, str]] = (), by_day_on: dict[str, str] | None = None
+) -> Any:
+    """Parameters ``dtype`` and ``arch``: all pairs; by day as many as show each type and each architecture once, or
+    those that are given."""
     types = list(types)
     pairs = [pair for pair in itertools.product(types, MMA_SYNC) if pair not in but_not]
-    daily = set()
-    for i in range(max(len(types), len(MMA_SYNC))):
+    daily = set((by_day_on or {}).items())
+    for i in range(0 if daily else max(len(types), len(MMA_SYNC))):
         later = (pair for pair in pairs if pair[0] == types[i % len(types)])
         daily.add(next(pair for pair in later if MMA_SYNC.index(pair[1]) >= i % len(MMA_SYNC)))
     cases = [pytest.param(*pair, marks=() if pair in daily else nightly, id=" ".join(pair)) for pair in pairs]
@@ -107,6 +110,45 @@ def test_any_product(dtype: str, arch: str, tile: str, seed: int, **facts: Any) 
     check_count(case.plan, report)
 
 
+SLICED = {"BF16": (BF16, BF16), "TF32": (FP32, FP32), "int8": (torch.int8, FP16)}
+
+
+@on_every_chip(SLICED, by_day_on={"BF16": "sm_86", "TF32": "sm_90", "int8": "sm_80"})
+@settings(max_examples=examples(2, 20), suppress_health_check=[HealthCheck.too_slow])
+@given(
+    m=st.integers(1, 70),
+    n=st.integers(1, 140),
+    pieces=st.integers(4 * 8, 12 * 8),
+    batches=st.integers(1, 2),
+    split=drawn([4], [2, 4, 8]),
+    sm_count=st.sampled_from([1, 3, 100]),
+    seed=st.integers(0, 2**20),
+)
+def test_slices_of_k(dtype: str, arch: str, pieces: int, split: int, seed: int, **facts: Any) -> None:
+    """Their sums are added in the order of the reference whoever arrives last, and counters are 0 again."""
+    types = SLICED[dtype]
+    k = max(pieces, 8 * split) * 16 // types[0].itemsize
+    config = Sm80GemmConfig(32, 64, row_bytes=128, stages=2, split_k=split)
+    case = make_gemm_case(k=k, in_dtype=types[0], out_dtype=types[1], config=config, arch=arch, seed=seed, **facts)
+    check_count(case.plan, check(case, Options(seed=seed, completion="random", interleave="random")))
+    assert len(case.tensors.arrivals) == case.plan.tiles // split and not case.tensors.arrivals.any()
+
+
+@pytest.mark.parametrize("weaker", ["relaxed.gpu", "release.gpu", "acquire.gpu", "acq_rel.cta", "no barrier"])
+def test_slices_that_are_added_too_early_are_reported(weaker: str) -> None:
+    """The sums of other CTAs are read behind an acquire, which all of their threads' stores come before."""
+    target = TARGETS["gemm-sm80-split"]
+    before, atom, behind = target.ptx.partition("atom.acq_rel.gpu")
+    if weaker == "no barrier":
+        before, _, rest = before.rpartition("bar.sync")
+        ptx = before + rest.partition(";")[2] + atom + behind
+    else:
+        ptx = f"{before}atom.{weaker}{behind}"
+    case = target.case()
+    with pytest.raises(EmulatorError, match="a load of .* which the store of .* nothing orders the two"):
+        emulate(case.plan, case.tensors, Options(), artifact=dataclasses.replace(target.artifact, ptx=ptx))
+
+
 @pytest.mark.parametrize(("arch", "instruction"), [("sm_86", False), ("sm_90", True), ("sm_120", True)])
 def test_tf32_is_rounded_to_nearest_as_everywhere(arch: str, instruction: bool) -> None:
     """Ties to even, over the largest number to infinity, NaN of any payload; the reference has the same bits.
@@ -127,8 +169,13 @@ def test_tf32_is_rounded_to_nearest_as_everywhere(arch: str, instruction: bool) 
     assert case.tensors.out[0, : len(bits), 0].isnan().tolist() == [False] * 6 + [True, False, True]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("rounding", ["truncate", "nearest_a"])
+@pytest.mark.parametrize(
+    ("rounding", "arch"),
+    [
+        ("truncate", "sm_80"), ("nearest_a", "sm_90"),
+        pytest.param("truncate", "sm_90", marks=nightly), pytest.param("nearest_a", "sm_80", marks=nightly),
+    ],
+)  # fmt: skip
 def test_other_roundings_cut_what_they_do_not_round(rounding: str, arch: str) -> None:
     config = Sm80GemmConfig(**SMALL, rounding=rounding)
     case = make_gemm_case(m=40, n=40, k=40, in_dtype=FP32, out_dtype=FP32, config=config, bias=False, arch=arch)
@@ -227,8 +274,10 @@ def test_eight_lanes_copy_whole_sectors_to_different_banks(precision: str, confi
     assert len(seen) == plan.threads
 
 
-@pytest.mark.parametrize("row_bytes", [64, 128])
-@pytest.mark.parametrize("precision", ["int8", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "row_bytes"),
+    [("int8", 64), ("bf16", 128), pytest.param("int8", 128, marks=nightly), pytest.param("bf16", 64, marks=nightly)],
+)
 def test_no_bank_has_two_of_a_request(precision: str, row_bytes: int) -> None:
     """Copies, fragments, and what is added at the end, counted."""
     config = Sm80ImagesConfig(**SMALL | {"row_bytes": row_bytes, "stages": 3})
@@ -254,13 +303,32 @@ def test_the_table_is_copied_where_there_is_room_and_time() -> None:
     assert images_plan("int16", **wide).smem_bytes == 4 * (128 + 256) * 64 + (16 + 1) * 128 * 4
 
 
+def test_two_teams_of_a_cta_share_a_weight_that_stays() -> None:
+    """All of its tiles have the same features, so CTAs are as many for all; chosen where 256 features of it fit."""
+    problem = PatchEmbedImagesProblem(512, 3, 224, 224, 16, 768, "uint8", precision="int8", table_rows=196)
+    plan = make_plan(problem, arch="sm_90", sm_count=131)
+    assert plan.config.teams == 2 and (plan.n_tiles, plan.clusters) == (3, 129)
+    assert [region.nbytes for region in plan.smem] == [256 * 768, 4 * 64 * 64, 4 * 64 * 64]
+    assert make_plan(dataclasses.replace(problem, batch=1), arch="sm_90").config.teams == 1
+    assert all(make_plan(problem, arch=arch).config.teams == 1 for arch in MMA_SYNC if arch != "sm_90")
+    one = make_plan(problem, Sm80ImagesConfig(64, 256, 1, 4, teams=2), "sm_90", sm_count=2)
+    assert one.clusters == one.n_tiles == 3
+
+
 ONE = Sm80ImagesConfig(**SMALL, tile_images=1)
 EIGHT = Sm80ImagesConfig(**SMALL)
 WIDE = Sm80ImagesConfig(**SMALL | {"tile_n": 128})
 THREE_WIDE = Sm80ImagesConfig(tile_n=192, warps_m=4, stages=3)
 
 
+TEAMS = dataclasses.replace(EIGHT, teams=2)
+
+
 IMAGES = {
+    "int8, two teams": ("int8", TEAMS, {"sm_count": 3, "n": 136, "batch": 17}),
+    "int8, two teams of one tile": ("int8", dataclasses.replace(TEAMS, stages=4), {"batch": 2, "channels": 1}),
+    "int16, two teams": ("int16", dataclasses.replace(WIDE, teams=2, tile_images=1), {"sm_count": 1, "batch": 3}),
+    "BF16, two teams": ("bf16", TEAMS, {"sm_count": 1, "grid": (1, 3)}),
     "int8, one CTA": ("int8", EIGHT, {"sm_count": 1}),
     "int8, 192 columns": ("int8", THREE_WIDE, {"sm_count": 1, "n": 200, "batch": 5}),
     "int8 to FP32": ("int8", ONE, {"batch": 3, "pos": False, "out_dtype": FP32}),
@@ -282,7 +350,7 @@ IMAGES = {
         "fp16", dataclasses.replace(ONE, row_bytes=128, stages=2), {"batch": 1, "patch": 32, "channels": 1}
     ),
 }  # fmt: skip
-BY_DAY = ("int8, two CTAs", "int8, 192 columns", "int16 to FP32", "FP16 to FP16", "int8, patch 32")
+BY_DAY = ("int8, two teams", "int8, two CTAs", "int8, 192 columns", "int16 to FP32", "FP16 to FP16", "int8, patch 32")
 
 
 @pytest.mark.parametrize("name", by_day(IMAGES, BY_DAY))
@@ -324,7 +392,7 @@ def test_any_images(dtype: str, arch: str, together: int, **facts: Any) -> None:
 
 
 @pytest.mark.parametrize("opcode", ["cp.async.wait_group", "cp.async.commit_group", "bar.sync"])
-@pytest.mark.parametrize("name", ["gemm-sm80", "gemm-sm80-tf32", "rows-sm80", "images-sm80"])
+@pytest.mark.parametrize("name", ["gemm-sm80", "gemm-sm80-tf32", "rows-sm80", "images-sm80-teams"])
 def test_each_missing_wait_and_barrier_is_named(name: str, opcode: str) -> None:
     """The copy, and what may read before it is done; of the first barrier, bytes that nobody has written."""
     target = TARGETS[name]
@@ -336,7 +404,7 @@ def test_each_missing_wait_and_barrier_is_named(name: str, opcode: str) -> None:
         with pytest.raises(EmulatorError) as caught:
             emulate(case.plan, case.tensors, Options(), artifact=artifact)
         words = str(caught.value)
-        if opcode == "bar.sync" and number == 0:
+        if opcode == "bar.sync" and number == 0 and not name.endswith("teams"):  # which copy the weight in turn
             assert re.search(r"uninitialised shared memory.* a barrier or a wait is missing at .*`ldmatrix", words)
         elif name.endswith("tf32") and opcode == "bar.sync":
             assert re.search(r"which the (cp.async|store) of .* nothing orders the two.*`ldmatrix", words)

@@ -410,25 +410,23 @@ class RaceTracker(PointRaces):
         """The streams of a lane's bulk groups: reads, writes."""
         return tuple(self.columns.named((what, agent.base, lane)) for what in ("bulk reads", "bulk writes"))
 
-    def copies_by_lanes(self, warp: Warp, lanes: np.ndarray, targets: np.ndarray, nbytes: int, serial: int) -> None:
-        """cp.async, the ``serial``-th of a warp: writes through the generic proxy, until it is waited for."""
-        agent = warp.agent
-        label, place = f"cp.async of {agent.label}", agent.executing()
-        identity = self.epochs.new(self._copy_column(agent), serial, label, GENERIC, place)
-        offsets = targets & 0xFFFFFF
+    def name_copies(self, agent: Agent) -> tuple[int, int]:
+        """cp.async of a warp: their column, whose clocks count them, and the number of what reports call them."""
+        return self.columns.named(("cp.async", agent.base)), self.epochs.text(f"cp.async of {agent.label}")
+
+    def copies_by_lanes(self, warp: Warp, lanes: np.ndarray, targets: np.ndarray, nbytes: int, identity: int) -> None:
+        """cp.async of a warp: writes through the generic proxy, until it is waited for."""
+        agent, offsets = warp.agent, targets & 0xFFFFFF
         self._generic(agent, lanes, self.shared[agent.rank], offsets, nbytes, True, False, agent.rank, identity)
 
-    def copies_waited(self, agent: Agent, serial: int) -> None:
-        """The warp waited for its first ``serial`` cp.async."""
-        agent.complete(self._copy_column(agent), serial, Row.PROXY)
-
-    def copies_arrive(self, warp: Warp, lane: int, barrier: int, serial: int) -> Callable[[], None]:
-        """cp.async.mbarrier.arrive of a lane: returns what to call when the copies are complete."""
+    def copies_arrive(self, warp: Warp, lane: int, barrier: int, column: int, serial: int) -> Callable[[], None]:
+        """cp.async.mbarrier.arrive of a lane, behind the first copies of a column: what to call when they are complete.
+        """
         agent = warp.agent
         self.enter(warp, lane)
         self.check_initialised(barrier, f"cp.async.mbarrier.arrive of {agent.label}")
         clocks = agent.snapshot(1 << lane)
-        clocks[: Row.PROXY, self._copy_column(agent)] = serial
+        clocks[: Row.PROXY, column] = serial
         agent.advance()
 
         def arrive() -> None:
@@ -436,9 +434,6 @@ class RaceTracker(PointRaces):
                 self.points[barrier].gather(clocks, agent.rank, Order.SYNC)
 
         return arrive
-
-    def _copy_column(self, agent: Agent) -> int:
-        return self.columns.named(("cp.async", agent.base))
 
     def bulk_waited(self, agent: Agent, lane: int, groups: int, read: bool) -> None:
         """A lane waited until its first ``groups`` bulk groups are complete, or (``read``) have read their sources."""

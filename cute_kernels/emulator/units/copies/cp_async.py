@@ -2,6 +2,9 @@
 
 A copy happens at any time between its issue and the wait for it, as the completion policy says; the copies of the lanes
 of one instruction happen together, different instructions in any order. It writes through the generic proxy.
+
+Where copies are complete when they are issued, the core does what is legal (``core/lane_copies.c``). Both count the
+copies and groups of a warp in one place.
 """
 
 from __future__ import annotations
@@ -12,7 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import word_count, words
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.observe.races.memory_order import lane_vector
+from cute_kernels.emulator.observe.races.shadow import GENERIC
+from cute_kernels.emulator.observe.races.sync_point import Row
 from cute_kernels.emulator.state.async_engine import AsyncEngine, AsyncOp, Issued
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.mbarrier import MBarriers
@@ -20,6 +27,9 @@ from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT, ClusterMem
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.warp import Warp
+
+
+_ISSUED, _COLUMN, _TEXT = (words("LaneCopies")[name] for name in ("issued", "column", "text"))
 
 
 @dataclass(eq=False)
@@ -51,17 +61,18 @@ class _Group:
         return next((copy for copy in self.copies if not copy.done and copy.lanes & self.lanes & lanes), None)
 
 
-@dataclass
-class _Thread:
-    """Copies of a warp: not committed ones with the lanes that have not committed them, and committed groups.
+class _Warp:
+    """Copies of a warp that are not complete when they are issued: not committed ones with the lanes that have not
+    committed them, and committed groups.
 
-    For the race detector: the number of copies issued so far, now and at each commit.
+    ``words`` is a `LaneCopies` of the core, at host ``address``: copies issued so far, now and at each commit.
     """
 
-    open: list[tuple[int, Copy]] = field(default_factory=list)
-    groups: list[_Group] = field(default_factory=list)
-    issued: int = 0
-    marks: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        block = np.zeros(word_count("LaneCopies"), np.int64)
+        self.words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
+        self.open: list[tuple[int, Copy]] = []
+        self.groups: list[_Group] = []
 
 
 class CopyUnit:
@@ -77,8 +88,19 @@ class CopyUnit:
         self, gmem: GlobalMemory, shared: ClusterMemory, barriers: MBarriers, engine: AsyncEngine
     ) -> None:
         self.gmem, self.shared, self.barriers, self.engine = gmem, shared, barriers, engine
-        self._warps: dict[Warp, _Thread] = {}
+        self._warps: dict[Warp, _Warp] = {}
         self._serial = 0
+
+    def _of(self, warp: Warp) -> _Warp:
+        if warp not in self._warps:
+            state = self._warps[warp] = _Warp()
+            if warp.agent is not None:
+                state.words[_COLUMN], state.words[_TEXT] = warp.cluster.tracker.name_copies(warp.agent)
+        return self._warps[warp]
+
+    def address(self, warp: Warp) -> int:
+        """Host address of the `LaneCopies` of a warp."""
+        return self._of(warp).address
 
     def copy(
         self, warp: Warp, lanes: int, targets: np.ndarray, sources: np.ndarray, nbytes: int, counts: np.ndarray
@@ -95,11 +117,11 @@ class CopyUnit:
         """
         text = f"cp.async of {nbytes} bytes by {bin(lanes).count('1')} lanes of {warp.label}"
         copy = Copy(lanes, text)
-        state = self._warps.setdefault(warp, _Thread())
+        state = self._of(warp)
         state.open.append((lanes, copy))
-        state.issued += 1
+        state.words[_ISSUED] += 1
         if warp.agent is not None:
-            self._watch(warp, lanes, targets, sources[counts > 0], nbytes, state.issued)
+            self._watch(warp, lanes, targets, sources[counts > 0], nbytes, state.words)
 
         def run() -> None:
             self.shared.store(targets, self._read(sources, nbytes, counts))
@@ -110,14 +132,15 @@ class CopyUnit:
         self._submit(run, text, f"copy {nbytes} B per lane", ("cp.async", warp))
 
     def _watch(
-        self, warp: Warp, lanes: int, targets: np.ndarray, sources: np.ndarray, nbytes: int, serial: int
+        self, warp: Warp, lanes: int, targets: np.ndarray, sources: np.ndarray, nbytes: int, counts: memoryview
     ) -> None:
         tracker, mine = warp.cluster.tracker, warp.cta.shared
         inside = (targets >> RANK_SHIFT == mine.cta_rank) & ((targets & OFFSET_MASK) + nbytes <= mine.size)
         for target in targets[~inside].tolist():
             rank, offset = self.shared.resolve(target)
             self.shared.ctas[rank].check_bounds(offset, nbytes)
-        tracker.copies_by_lanes(warp, lane_vector(lanes), targets, nbytes, serial)
+        identity = tracker.epochs.new(counts[_COLUMN], counts[_ISSUED], counts[_TEXT], GENERIC, warp.agent.executing())
+        tracker.copies_by_lanes(warp, lane_vector(lanes), targets, nbytes, identity)
         if len(sources):
             tracker.generic(warp, -1, "global", sources, nbytes, False)
 
@@ -126,8 +149,8 @@ class CopyUnit:
         state = self._warps.get(warp)
         if warp.agent is None or state is None:
             return
-        done = state.issued if every else state.marks[-1 - newest] if len(state.marks) > newest else 0
-        warp.cluster.tracker.copies_waited(warp.agent, done)
+        done = library().copies_before(state.address, newest, every)
+        warp.agent.complete(state.words[_COLUMN], done, Row.PROXY)
 
     def _submit(
         self, run: Callable[[], None], text: str, name: str, signals: Hashable = None, issued: Issued | None = None
@@ -148,10 +171,10 @@ class CopyUnit:
 
     def commit(self, warp: Warp, lanes: int) -> None:
         """cp.async.commit_group (an empty group is legal)."""
-        state = self._warps.setdefault(warp, _Thread())
+        state = self._of(warp)
         state.groups.append(_Group(lanes, [copy for mine, copy in state.open if mine & lanes]))
         state.open = [(mine & ~lanes, copy) for mine, copy in state.open if mine & ~lanes]
-        state.marks.append(state.issued)
+        library().copies_commit(state.address)
 
     def outstanding(self, warp: Warp, lanes: int, newest: int) -> Copy | None:
         """An incomplete copy in all but the ``newest`` groups of each lane, or None."""
@@ -161,15 +184,14 @@ class CopyUnit:
             del groups[0]
         if len(groups) <= newest:
             return None
-        counted = [0] * 32
+        behind = [lanes] + [0] * newest  # entry n: lanes that have n later groups, or more
         for group in reversed(groups):
             mine = group.lanes & lanes
-            older = sum(1 << lane for lane in range(32) if mine >> lane & 1 and counted[lane] >= newest)
-            copy = group.pending(older) if older else None
+            copy = group.pending(behind[newest])
             if copy is not None:
                 return copy
-            for lane in range(32):
-                counted[lane] += mine >> lane & 1
+            for n in range(newest, 0, -1):
+                behind[n] |= behind[n - 1] & mine
         return None
 
     def uncommitted(self, warp: Warp, lanes: int) -> Copy | None:
@@ -188,7 +210,7 @@ class CopyUnit:
         """
         if not counted:
             self.barriers.expect_arrivals(barrier, 1)
-        state = self._warps.setdefault(warp, _Thread())
+        state = self._of(warp)
         bit = 1 << lane
         earlier = {copy for mine, copy in state.open if mine & bit and not copy.done}
         for group in state.groups:
@@ -197,7 +219,8 @@ class CopyUnit:
         left, issued = len(earlier), self.engine.issuer()
         released = None
         if warp.agent is not None:
-            released = warp.cluster.tracker.copies_arrive(warp, lane, barrier, state.issued)
+            column, copies = state.words[_COLUMN], state.words[_ISSUED]
+            released = warp.cluster.tracker.copies_arrive(warp, lane, barrier, column, copies)
 
         def arrive() -> None:
             if released is not None:
