@@ -146,22 +146,6 @@ def _inline_mma(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-def _inline_bulk_group(emitter: BlockEmitter, node: Node) -> bool:
-    """Bulk groups: where copies are done when they are issued, there is nothing to wait for, and without detectors
-    nothing to keep.
-    """
-    if any(isinstance(arg, int) and arg < 0 for arg in node.anchor.args):
-        return False
-    if not emitter.program.detectors:
-        emitter.fast(node, "bulk_unwatched")
-    elif node.anchor.args:
-        count, read = node.anchor.args
-        emitter.fast(node, "bulk_wait_group", a=int(read), imm=count)
-    else:
-        emitter.fast(node, "bulk_group")
-    return True
-
-
 #: Where what is kept of a warp's cp.async is.
 _LANE_COPIES = "W.cluster.copies.address(W)"
 
@@ -218,8 +202,6 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     cp_async.copy_lanes: _inline_copy_lanes,
     cp_async.commit_copies: _inline_copies_commit,
     cp_async.wait_copies: _inline_copies_wait,
-    bulk.commit_group: _inline_bulk_group,
-    bulk.wait_group: _inline_bulk_group,
     wgmma.commit_group: _inline_wgmma_commit,
     wgmma.wait_group: _inline_wgmma_wait,
 }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.graph.values import Constant
 from cute_kernels.emulator.instructions.accesses import space_of, view_bytes
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
@@ -14,7 +16,7 @@ from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.ptx.decode import Instruction, Memory, Vector
 from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
 from cute_kernels.emulator.state.lane_masks import LaneValues
-from cute_kernels.emulator.state.warp import BulkWait, Warp
+from cute_kernels.emulator.state.warp import Warp
 from cute_kernels.emulator.units.core_units import Issuer
 
 _RANK = re.compile(r"([1-5])d")
@@ -236,31 +238,11 @@ def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 # --- bulk groups ----------------------------------------------------------------------------------------------------
 
 
-def commit_group(warp: Warp, mask: int) -> None:
-    """cp.async.bulk.commit_group by each executing lane. Empty groups of lanes that issued nothing are left out."""
-    for lane in lane_numbers(mask & warp.storing_lanes):
-        warp.cluster.tma.groups.commit((warp.cta.rank, warp.index, lane))
-
-
-def wait_group(warp: Warp, mask: int, count: int, read: bool) -> bool | None:
-    """cp.async.bulk.wait_group: each lane waits for its own groups."""
-    groups, rank, index = warp.cluster.tma.groups, warp.cta.rank, warp.index
-    for lane in lane_numbers(mask & warp.storing_lanes):
-        if not groups.wait_satisfied((rank, index, lane), count, read):
-            warp.wait = BulkWait(warp.cluster, (rank, index, lane), count, read)
-            return None
-    if warp.agent is not None:
-        for lane in lane_numbers(mask & warp.storing_lanes):
-            done = groups.committed((rank, index, lane)) - count
-            warp.cluster.tracker.bulk_waited(warp.agent, lane, done, read)
-    return True
-
-
 @family("cp.async.bulk.commit_group", destinations=0)
 def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.commit_group."""
     qualifiers(instruction, "async", "bulk", "commit_group")
-    block.call(commit_group)
+    block.operation("bulk_commit")
 
 
 @family("cp.async.bulk.wait_group", destinations=0, blocking=True)
@@ -268,4 +250,7 @@ def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.wait_group, wait_group.read."""
     parts = qualifiers(instruction, "async", "bulk", "wait_group", "read")
     count = as_integer(instruction, instruction.operands[0])
-    block.call(wait_group, count, "read" in parts, blocking=True)
+    if count < 0:
+        raise instruction.refuse("the number of groups must not be negative")
+    flags = CONSTANTS["FLAG"] if "read" in parts else 0
+    block.operation("bulk_wait", Constant(count, 64), flags=flags, blocking=True)

@@ -42,7 +42,7 @@ _RANKS, _NO_MAP = CONSTANTS["RANKS"], CONSTANTS["NO_MAP"]
 
 #: Functions of the core that bytecode calls.
 _UNITS = (
-    "tensor_load", "tensor_store", "tensor_mma", "tensor_commit", "bulk_commit", "bulk_wait",
+    "tensor_load", "tensor_store", "tensor_mma", "tensor_commit",
 )  # fmt: skip
 
 
