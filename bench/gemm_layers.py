@@ -1,4 +1,4 @@
-"""The dense GEMM on the layers of vision towers: BF16, with GELU, FP8 and INT8, beside cuBLAS.
+"""The dense GEMM on the layers of vision towers: BF16, with GELU, with a residual, FP8 and INT8, beside cuBLAS.
 
     python -m bench.gemm_layers                     # prints the table, on an SM90 or SM100 GPU
 
@@ -6,7 +6,8 @@ The linear layers of SigLIP's encoders in BF16 with a bias: qkv, out, fc1 and fc
 large-p16 at 64, of so400m-384 at 16; and few rows. All launches of a shape run in turn, in CUDA graphs, back to back
 and in bursts after a pause; the median of the rounds counts. cuBLAS is the faster of torch's linear and the best of
 what cuBLASLt's heuristic proposes, which has no bias. Operands of 8 bits have a multiplier for each row and column and
-no bias; cuBLAS's FP8 is the faster of `torch._scaled_mm` with fast accumulation and without. Results are compared.
+no bias; cuBLAS's FP8 is the faster of `torch._scaled_mm` with fast accumulation and without. A residual is read beside,
+by torch's addmm, which copies it first. Results are compared.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ SHAPES = [
 FEW_ROWS = [(m, 4096, 4096) for m in (16, 32, 64)]
 
 OURS, OURS_GELU, LINEAR, LINEAR_GELU = "gemm", "gemm, gelu_tanh", "torch linear", "cuBLASLt, GELU epilogue"
+OURS_RESIDUAL, ADDMM = "gemm, residual", "torch addmm"
 ALGORITHM = "cuBLASLt algorithm"
 FP8, FP8_GELU, INT8, FP8_PEER = "gemm, FP8", "gemm, FP8, gelu_tanh to FP8", "gemm, INT8", "cuBLAS FP8"
 _ROUNDS = 9
@@ -50,11 +52,14 @@ def launches(m: int, n: int, k: int) -> dict[str, Callable[[int, int], object]]:
     torch.manual_seed(0)
     count = max(1, search.ROTATED_BYTES // (2 * (m * k + n * k + m * n)))
     rows = [torch.randn(m, k, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
+    residuals = [torch.randn(m, n, device="cuda", dtype=torch.bfloat16) for _ in rows]
     b, bias = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((n, k), (n,)))
     runs: dict[str, Callable[[int, int], object]] = {
         OURS: lambda i, _: gemm(rows[i % count], b, bias=bias),
         OURS_GELU: lambda i, _: gemm(rows[i % count], b, bias=bias, activation="gelu_tanh"),
         LINEAR: lambda i, _: torch.nn.functional.linear(rows[i % count], b, bias),
+        OURS_RESIDUAL: lambda i, _: gemm(rows[i % count], b, residual=residuals[i % count]),
+        ADDMM: lambda i, _: torch.addmm(residuals[i % count], rows[i % count], b.T),
         LINEAR_GELU: lambda i, _: torch._addmm_activation(bias, rows[i % count], b.T, use_gelu=True),
     }
     narrow = [each.to(torch.float8_e4m3fn) for each in (*rows, *(torch.randn_like(each) for each in rows))]
@@ -83,7 +88,8 @@ def launches(m: int, n: int, k: int) -> dict[str, Callable[[int, int], object]]:
 
 def check(runs: dict[str, Callable[[int, int], object]]) -> None:
     """Raises RuntimeError where ours and cuBLAS's differ by more than rounding."""
-    for one, other in ((OURS, LINEAR), (OURS_GELU, LINEAR_GELU), (FP8, f"{FP8_PEER} False")):
+    pairs = (OURS, LINEAR), (OURS_GELU, LINEAR_GELU), (OURS_RESIDUAL, ADDMM), (FP8, f"{FP8_PEER} False")
+    for one, other in pairs:
         got, expected = runs[one](0, 0).double(), runs[other](0, 0).double()
         error = float((got - expected).norm() / expected.norm())
         if not error < _TOLERANCE:
@@ -112,7 +118,7 @@ def microseconds(shape: tuple[int, int, int]) -> dict[str, dict[str, float]]:
     for mode, times in (("sustained", search.interleaved(sustained, _ROUNDS)), ("burst", bursts(burst))):
         cublas = min(value for name, value in times.items() if name == LINEAR or name.startswith(ALGORITHM))
         named = {OURS: times[OURS], OURS_GELU: times[OURS_GELU], "cuBLAS": cublas, LINEAR_GELU: times[LINEAR_GELU]}
-        named |= {name: times[name] for name in (FP8, FP8_GELU, INT8)}
+        named |= {name: times[name] for name in (OURS_RESIDUAL, ADDMM, FP8, FP8_GELU, INT8)}
         named[FP8_PEER] = min(value for name, value in times.items() if name.startswith(FP8_PEER))
         found[mode] = {name: 1e3 * value for name, value in named.items()}
     return found
@@ -122,6 +128,8 @@ RATIOS = (
     ("cuBLAS / ours", "cuBLAS", OURS),
     ("cuBLASLt with GELU / ours with GELU", LINEAR_GELU, OURS_GELU),
     ("ours with GELU / without", OURS_GELU, OURS),
+    ("ours with a residual / without", OURS_RESIDUAL, OURS),
+    ("torch addmm / ours with a residual", ADDMM, OURS_RESIDUAL),
     ("cuBLAS FP8 / ours", FP8_PEER, FP8),
     ("cuBLAS FP8 / our INT8", FP8_PEER, INT8),
     ("our FP8 with GELU, to FP8 / without", FP8_GELU, FP8),
@@ -134,7 +142,7 @@ def main() -> int:
         print("bench.gemm_layers: no CUDA device", file=sys.stderr)
         return 2
     print(f"{torch.cuda.get_device_name()}: microseconds back to back / in a burst")
-    names = OURS, OURS_GELU, "cuBLAS", LINEAR_GELU, FP8, FP8_GELU, INT8, FP8_PEER
+    names = OURS, OURS_GELU, "cuBLAS", LINEAR_GELU, OURS_RESIDUAL, ADDMM, FP8, FP8_GELU, INT8, FP8_PEER
     print(f"| M x N x K | {' | '.join(names)} |\n{'|---' * (len(names) + 1)}|")
     ratios: dict[tuple[str, str], list[float]] = {}
     for shape in SHAPES + FEW_ROWS:

@@ -42,6 +42,9 @@ SQUARES = (1024, 2048, 4096, 8192)
 LAYERS = ((12544, 768, 768), (50176, 3072, 768), (50176, 768, 3072))
 """(M, N, K) of linear layers of SigLIP's tower, 64 and 256 images."""
 
+FEW_ROWS = ((16, 768, 3072), (64, 768, 3072), (16, 1152, 4304), (64, 1152, 4304), (16, 4096, 4096))
+"""Likewise of few rows, of which a launch has too few tiles for the device, and of a square."""
+
 BATCHES = (64, 512, 4736)
 RATES = {"tf32": "float32", "bf16": "bfloat16", "uint8": "uint8", "bfloat16": "bfloat16"}
 """Element type of A by the part of the table that its bare rate belongs to."""
@@ -51,7 +54,8 @@ TRITON, TORCH, COMPILED = "Triton mma.sync", "torch linear", "patchify + linear 
 PARTS: dict[str, tuple[GemmCase | ImagesCase, ...]] = {
     **{
         dtype: tuple(
-            GemmCase(f"{m}x{n}x{k} {dtype}", m, n, k, dtype) for m, n, k in (*((s, s, s) for s in SQUARES), *LAYERS)
+            GemmCase(f"{m}x{n}x{k} {dtype}", m, n, k, dtype)
+            for m, n, k in (*((s, s, s) for s in SQUARES), *LAYERS, *FEW_ROWS)
         )
         for dtype in DTYPES
     },

@@ -27,6 +27,8 @@ TEXT = Path(__file__).with_name("performance_page.md")
 PAGE = TEXT.parents[1] / "docs" / "performance.md"
 
 DAY = "2026-11-21-h200"
+LAYERS = "2026-11-26-h100"
+"""Archive of the last measurement of the layers of towers."""
 
 
 def read(name: str) -> Results:
@@ -302,6 +304,18 @@ def _ratio(result: CaseResult, mode: str, peers: tuple[str, ...]) -> float | Non
     return min(found) / (reference_ms(result, OURS, mode) or 0) if found else None
 
 
+def layers() -> str:
+    """Ratios of `bench.gemm_layers`, as it printed them: layers of towers, then few rows."""
+    text = archive.read_text(archive.recorded(f"{LAYERS}/gemm-layers.txt"))
+    found = re.findall(r"^(\w+), (.*): ([\d.]+) geometric mean, ([\d.]+) least, ([\d.]+) most$", text, re.MULTILINE)
+    ratios = {(mode, what): f"{float(mean):.2f} ({least} to {most})" for mode, what, mean, least, most in found}
+    names = dict.fromkeys(what for _, what in ratios)
+    return markdown(
+        ("ratio of times", "back to back", "bursts"),
+        [(name, ratios["sustained", name], ratios["burst", name]) for name in names],
+    )
+
+
 def few_rows() -> str:
     """M x N x K of few rows, in bursts, as the chooser would have them."""
     lines = []
@@ -349,6 +363,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "images": images,
     "images_peers": images_peers,
     "gemm": products,
+    "layers": layers,
     "few_rows": few_rows,
     "choice": choice,
     "archives": archives,

@@ -14,8 +14,9 @@ from bench.configs import rows_type
 from bench.results import markdown
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.plan import Plan, make_plan
+from cute_kernels.plan import make_plan
 from cute_kernels.plan.registry import MMA_SYNC
+from cute_kernels.plan.sm80 import Sm80Plan
 
 SIDE, PATCH, N, K, POSITIONS = 224, 16, 768, 768, 196
 """Of the headline problems."""
@@ -41,11 +42,12 @@ def problems(arch: str) -> dict[str, GemmProblem | PatchEmbedProblem | PatchEmbe
     return images | rows | products
 
 
-def cell_of(plan: Plan) -> str:
+def cell_of(plan: Sm80Plan) -> str:
     """Rows, columns, bytes of K and stages of a tile, registers of a thread, and bytes of them on the stack if any."""
     c, used = plan.config, compile_plan(plan).resources
     spilled = used.stack_bytes + used.local_bytes
     tile = f"{c.tile_m} x {c.tile_n} x {c.row_bytes}, {c.stages}"
+    tile += " of two teams" if plan.teams > 1 else ""
     return f"{tile}: {used.registers}" + (f", {spilled} B spilled" if spilled else "")
 
 

@@ -51,9 +51,14 @@ def dram_ratio(plan: GemmPlan, rows: int, columns: int, group_m: int, l2_bytes: 
         while held > l2_bytes:
             held -= kept.popitem(last=False)[1]
 
+    def place(tile: int) -> tuple[int, int]:
+        if getattr(plan.config, "transposed", False):
+            return coordinates(tile, n_tiles, m_tiles, group_m)[::-1]
+        return coordinates(tile, m_tiles, n_tiles, group_m)
+
     last = min(m_tiles * n_tiles, turns * clusters)
     for turn in range(turns):
-        tiles = [coordinates(tile, m_tiles, n_tiles, group_m) for tile in range(turn * clusters, last)[:clusters]]
+        tiles = [place(tile) for tile in range(turn * clusters, last)[:clusters]]
         for k in range(-(-2 * problem.k // _SLICE_BYTES)):
             for row, column in tiles:
                 touch(("a", row, k), rows * _SLICE_BYTES)

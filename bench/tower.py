@@ -5,7 +5,8 @@
     python -m bench.tower --errors              # errors alone, which need no CUDA graph
 
 Weights are random, of the models' shapes. The tower is plain torch, so that all variants but Hugging Face's eager one
-have the same attention; each is one CUDA graph, replayed in rounds whose order is shuffled, and the median counts.
+have the same attention; all but the eager ones are compiled, three blocks at a time. Each is one CUDA graph, replayed
+in rounds whose order is shuffled, and the median counts.
 Errors are those of the last hidden states to the same weights in FP32: the mean cosine and the norm of the difference
 over the norm, of modules that are not compiled. "With outliers" some features that every MLP is given are 20 times as
 large as they are otherwise, and their weights a twentieth: the same function.
@@ -33,6 +34,8 @@ from cute_kernels.tuning import search
 
 E4M3, LARGEST = torch.float8_e4m3fn, 448.0
 OUTLIERS, OUTLIER = 4, 20.0
+COMPILED_BLOCKS = 3
+"""Blocks that are compiled together: few, since a tower takes a minute, which costs a pass in three over the tokens."""
 _ROUNDS = 7
 
 
@@ -318,6 +321,13 @@ def errors_of(model: torch.nn.Sequential, exactly: torch.Tensor) -> dict[str, tu
     return found
 
 
+def compiled_tower(model: torch.nn.Sequential, backend: str = "inductor") -> torch.nn.Sequential:
+    """The same blocks, compiled in groups, which are alike and so compiled once."""
+    starts = range(0, len(model), COMPILED_BLOCKS)
+    groups = [torch.nn.Sequential(*model[i : i + COMPILED_BLOCKS]) for i in starts]
+    return torch.nn.Sequential(*(torch.compile(group, dynamic=False, backend=backend) for group in groups))
+
+
 def times_of(model: torch.nn.Sequential, x: torch.Tensor, size: Size) -> dict[str, float]:
     """Milliseconds of each variant."""
     compiled = modules(model, x)
@@ -326,13 +336,14 @@ def times_of(model: torch.nn.Sequential, x: torch.Tensor, size: Size) -> dict[st
         HUGGING_FACE: lambda: theirs(x, attention_mask=None)[0],
         EAGER: functools.partial(compiled["BF16"], x),
     }
-    calls |= {name: functools.partial(torch.compile(module, dynamic=False), x) for name, module in compiled.items()}
+    calls |= {name: functools.partial(compiled_tower(module), x) for name, module in compiled.items()}
     timers = {}
     for name, call in calls.items():
         began = time.perf_counter()
         call()
         torch.cuda.synchronize()
         timers[name] = search.graph_timer(lambda _, __, call=call: call())
+        torch._dynamo.reset()  # which compiles the same function a few times only
         print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
     difference = (calls[HUGGING_FACE]() - calls[EAGER]()).norm() / calls[EAGER]().norm()
     print(f"transformers and torch differ by {difference.item():.2%}", file=sys.stderr, flush=True)

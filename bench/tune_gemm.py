@@ -46,7 +46,7 @@ CASES = (
 )
 """The cases of `bench.gemm` and smaller ones, and linear layers of language models."""
 
-CANDIDATES = 40
+CANDIDATES = 60
 """Of a case, the most promising first; the chooser's own is always among them."""
 
 ROUNDS = 5
@@ -175,6 +175,7 @@ def read_bench(path: Path) -> list[Timings]:
 FITTED = (
     "FETCHED_BYTES_PER_CLOCK", "FIRST_BYTES_PER_CLOCK", "BLOCK_CLOCKS", "PINGPONG_GAIN", "TILE_CLOCKS",
     "EPILOGUE_CLOCKS_PER_KELEMENT", "BUFFER_CLOCKS", "CLUSTER_CLOCKS", "SPLIT_CLOCKS", "SPLIT_BYTES_PER_CLOCK",
+    "TRANSPOSED_GAIN",
 )  # fmt: skip
 """Constants of `cute_kernels.plan.gemm_sm90`. LAUNCH_CLOCKS is given: what is the same for all cannot be seen."""
 
@@ -219,8 +220,10 @@ def comparable(entry: Timings) -> Iterator[tuple[float, GemmPlan, float]]:
     """Microseconds, plan and importance of what is timed in the usual order of tiles, which the model does not see."""
     fastest = entry.ours[0][0]
     for value, config in entry.ours:
-        if value <= FAST_ENOUGH * fastest and config.group_m == 8:
-            yield value, make_plan(problem(entry.case), config, "sm_90a"), (fastest / value) ** CLOSENESS
+        plan = make_plan(problem(entry.case), config, "sm_90a")
+        usual = sm90_gemm.tile_group(plan) if config.transposed else 8
+        if value <= FAST_ENOUGH * fastest and config.group_m == usual:
+            yield value, plan, (fastest / value) ** CLOSENESS
 
 
 def report_fit(paths: Sequence[Path]) -> None:
@@ -256,7 +259,8 @@ def regret(entry: Timings) -> float | None:
 
 
 def tile(config: Sm90GemmConfig) -> tuple[int, ...]:
-    return (config.tile_m, config.tile_n, config.cluster_m, config.cluster_n, config.pingpong, config.split_k)
+    own = (config.tile_m, config.tile_n, config.cluster_m, config.cluster_n)
+    return (*own, config.pingpong, config.split_k, config.transposed)
 
 
 def report(measured: Sequence[Timings], file=None) -> None:

@@ -553,7 +553,8 @@ class Sm90GemmConfig:
 
     Attributes:
         tile_m, tile_n: output tile of one CTA, or of one warpgroup with ``pingpong``. A warpgroup's share must be a
-            multiple of 64 rows, ``tile_n`` a multiple of 16 from 32 to 256.
+            multiple of 64 rows, ``tile_n`` a multiple of 16 up to 256. Of 64 rows without ``pingpong``, there is one
+            consumer warpgroup.
         stages: operand buffers of 128 bytes of K between TMA and WGMMA.
         cluster_m, cluster_n: CTAs of a cluster along rows and columns: they share ``b`` and ``a`` by multicast.
         pingpong: each warpgroup computes tiles of its own, in turn, so that one's epilogue runs under the other's
@@ -563,6 +564,8 @@ class Sm90GemmConfig:
         split_k: CTAs of a cluster that share one tile along K, 1, 2, 4 or 8, without pingpong: each sums its slice of
             K, and they add up their sums through distributed shared memory. For problems with fewer tiles than there
             are multiprocessors. The order of the additions changes with it: `cute_kernels.reference.gemm`.
+        transposed: computes ``out^T = b * a^T``: ``tile_m`` and ``cluster_m`` count columns of the output, ``tile_n``
+            and ``cluster_n`` rows, of which a tile may then have any multiple of 16. Outputs of 16 bits.
     """
 
     tile_m: int = 128
@@ -574,6 +577,7 @@ class Sm90GemmConfig:
     store_stages: int = 2
     group_m: int = 8
     split_k: int = 1
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)

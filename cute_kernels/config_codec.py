@@ -8,6 +8,7 @@ that of the classes of an operation.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -167,7 +168,9 @@ def parse_settings(kind: type, settings: Iterable[str], where: str) -> Any:
         name, separator, text = setting.partition("=")
         name = name.strip().replace("-", "_")
         if not separator or name not in kinds:
-            raise ValueError(f"setting {setting}: expected FIELD=VALUE; fields for {where}: {', '.join(kinds)}")
+            near = difflib.get_close_matches(name, kinds, n=1)
+            meant = f"did you mean {near[0]}? " if separator and near else ""
+            raise ValueError(f"setting {setting}: {meant}expected FIELD=VALUE; fields for {where}: {', '.join(kinds)}")
         if name in values:
             raise ValueError(f"setting {setting}: {name} is set twice")
         values[name] = _parse(setting, text.strip(), *kinds[name])

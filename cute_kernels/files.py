@@ -41,12 +41,19 @@ def check_program(script: str | Path) -> None:
         raise FileNotFoundError(f"no file {script}")
 
 
-def check_output(path: Path) -> None:
+def check_output(path: Path, *suffixes: str) -> None:
     """Whether a file can be written, as far as can be told without writing it.
 
+    Args:
+        path: of the file.
+        suffixes: what is written, as ``.png``; any if none is given.
+
     Raises:
+        ValueError: another suffix.
         OSError: FileNotFoundError without a folder to write into, IsADirectoryError for a folder, PermissionError.
     """
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ValueError(f"{path} ends with {path.suffix or 'no suffix'}, allowed: {', '.join(suffixes)}")
     folder = path.resolve().parent  # of a link, what it leads to is written
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} to write {path} into")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import importlib
 import os
 import pkgutil
@@ -77,7 +78,16 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 # pytest names the test that runs; torch.compile and Triton name the folders of their caches at their first use; OpenMP
 # libraries and OpenCV, which transformers may bring, set theirs when they are first imported.
-SET_BY_LIBRARIES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_", "TRITON_", "KMP_", "OMP_", "LD_LIBRARY_PATH", "QT_QPA_")
+SET_BY_LIBRARIES = (
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_",
+    "_TORCHINDUCTOR_",
+    "TRITON_",
+    "KMP_",
+    "OMP_",
+    "LD_LIBRARY_PATH",
+    "QT_QPA_",
+)
 
 
 def process_state() -> dict[str, object]:
@@ -111,6 +121,9 @@ def all_modules_are_imported() -> None:
     for module in pkgutil.walk_packages(cute_kernels.__path__, "cute_kernels."):
         if not module.name.endswith(".__main__"):
             importlib.import_module(module.name)
+    # Modules and collected tests live until the end: no collection of garbage has to look through them again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

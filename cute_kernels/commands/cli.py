@@ -14,8 +14,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cute_kernels import __version__, compile, dsl, extras, files, kernel_cache
-from cute_kernels.commands import compare, doctor, explore, profile, sass, sweep
-from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem, arch_of, config_of, count, plan_of
+from cute_kernels.commands import bench, compare, doctor, explore, profile, sass, sweep, tables
+from cute_kernels.commands.kernel_options import (
+    OPERATIONS,
+    add_kernel,
+    add_problem,
+    arch_of,
+    config_of,
+    count,
+    named,
+    plan_of,
+)
 from cute_kernels.config_codec import spell
 from cute_kernels.plan import predict
 from cute_kernels.runtime import tuned
@@ -31,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.emulator.programs.command.EXIT_STATUSES`.
     """
     try:
-        options = _parser().parse_args(arguments)  # loads what the commands need, for a second or more
+        options = _parser(named(arguments)).parse_args(arguments)  # loads what the commands need, for a second or more
         status = options.run(options)
         if sys.stdout is not None:  # closed by the caller's shell
             sys.stdout.flush()
@@ -42,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_output()
         return 1
-    except (ValueError, OSError, ModuleNotFoundError, dsl.UnsupportedVersion) as error:
+    except (ValueError, OSError, ModuleNotFoundError, NotImplementedError, dsl.UnsupportedVersion) as error:
         print(f"cute-kernels: error: {' '.join(str(error).split())}", file=sys.stderr)
         try:
             if sys.stdout is not None:
@@ -66,20 +75,22 @@ def _discard_output() -> None:
         return
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of all commands; ``names``: the operations whose options are shown."""
     parser = argparse.ArgumentParser(
         prog="cute-kernels", description="GPU kernels in CuTe DSL, and an emulator for them."
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_command_parser())
     _add_demo(commands)
-    _add_plan(commands)
-    compare.add_parser(commands)
-    sweep.add_parser(commands)
-    explore.add_parser(commands)
-    profile.add_parser(commands)
-    sass.add_parser(commands)
-    _add_ptx(commands)
+    _add_plan(commands, names)
+    bench.add_parser(commands)
+    compare.add_parser(commands, names)
+    sweep.add_parser(commands, names)
+    explore.add_parser(commands, names)
+    profile.add_parser(commands, names)
+    sass.add_parser(commands, names)
+    _add_ptx(commands, names)
     for name in _EMULATED:
         _add_emulated(commands, name)
     _add_cache(commands)
@@ -181,7 +192,7 @@ def _demo(options: argparse.Namespace) -> int:
 # --- plan ------------------------------------------------------------------------------------------------------------
 
 
-def _add_plan(commands: argparse._SubParsersAction) -> None:
+def _add_plan(commands: argparse._SubParsersAction, names: Sequence[str]) -> None:
     parser = commands.add_parser(
         "plan",
         help="say how a problem would be run, or why it cannot be",
@@ -191,13 +202,15 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "kernel", nargs="?", choices=tuple(OPERATIONS), default="patch-embed", help="default: %(default)s"
     )
-    add_problem(parser)
+    add_problem(parser, names)
     parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of a B200 or H200)")
-    add_kernel(parser, *OPERATIONS)
+    tables.add_formats(parser)
+    add_kernel(parser, *names)
     parser.set_defaults(run=_plan)
 
 
 def _plan(options: argparse.Namespace) -> int:
+    tables.check(options)
     plan = plan_of(options, options.sm_count)
     config = ", ".join(f"{name}={spell(value)}" for name, value in dataclasses.asdict(plan.config).items())
     single = len(plan.launches) == 1
@@ -209,15 +222,15 @@ def _plan(options: argparse.Namespace) -> int:
     if (prediction := predict(plan)) is not None:
         rows += [("time", str(prediction)), ("", prediction.caveat)]
     width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(f"{name:{width}}  {value}")
+    records = [{"name": name, "value": value} for name, value in rows]
+    tables.show(options, records, [f"{name:{width}}  {value}" for name, value in rows])
     return 0
 
 
 # --- ptx -------------------------------------------------------------------------------------------------------------
 
 
-def _add_ptx(commands: argparse._SubParsersAction) -> None:
+def _add_ptx(commands: argparse._SubParsersAction, names: Sequence[str]) -> None:
     parser = commands.add_parser(
         "ptx",
         help="write a kernel's PTX and how to launch it",
@@ -233,8 +246,8 @@ def _add_ptx(commands: argparse._SubParsersAction) -> None:
         metavar="FILE",
         help="PTX file; facts go to FILE.json (default: the name of the kernel, e.g. patch_embed.ptx)",
     )
-    add_problem(parser)
-    add_kernel(parser, *OPERATIONS)
+    add_problem(parser, names)
+    add_kernel(parser, *names)
     parser.set_defaults(run=_ptx)
 
 
@@ -340,14 +353,18 @@ def _add_doctor(commands: argparse._SubParsersAction) -> None:
         description="Prints GPU, driver, CUDA and package versions and the cache, and how to mend what is wrong. Exits "
         "with 1 if something is.",
     )
+    tables.add_formats(parser)
     parser.set_defaults(run=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    tables.check(options)
     findings = doctor.diagnose(doctor.inspect_environment())
     width = max(len(finding.subject) for finding in findings)
+    lines = []
     for finding in findings:
-        print(f"{finding.status:5}  {finding.subject:{width}}  {finding.text}")
+        lines.append(f"{finding.status:5}  {finding.subject:{width}}  {finding.text}")
         if finding.remedy:
-            print(f"{'':5}  {'':{width}}  -> {finding.remedy}")
+            lines.append(f"{'':5}  {'':{width}}  -> {finding.remedy}")
+    tables.show(options, [dataclasses.asdict(finding) for finding in findings], lines)
     return 1 if any(finding.status == "wrong" for finding in findings) else 0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cute_kernels import extras
-from cute_kernels.commands import plan_facts, profiles
+from cute_kernels.commands import plan_facts, profiles, tables
 from cute_kernels.commands.kernel_options import (
     MOST_EMULATED,
     OPERATIONS,
@@ -22,7 +22,7 @@ from cute_kernels.commands.kernel_options import (
 from cute_kernels.plan import Plan
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
+def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
     parser = commands.add_parser(
         "compare",
         help="what differs between two configurations of a kernel, or between two profiles",
@@ -30,13 +30,16 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "instructions, and what the emulator counts. Or two profiles that Nsight Compute wrote with --csv, kernel by "
         "kernel. Needs no GPU.",
     )
+    parser.add_argument(
+        "kernel", nargs="?", choices=tuple(OPERATIONS), default="patch-embed", help="default: %(default)s"
+    )
     for name in ("a", "b"):
         parser.add_argument(
             name,
             metavar=name.upper(),
             help="FIELD=VALUE,.. of the kernel's tunables, or default; or a .csv file",
         )
-    parser.add_argument("--kernel", choices=tuple(OPERATIONS), default="patch-embed", help="default: %(default)s")
+    tables.add_formats(parser)
     parser.add_argument("--all", action="store_true", help="rows that are equal, too")
     parser.add_argument(
         "--threshold",
@@ -52,62 +55,81 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help=f"execute the launch in the emulator and count (default: if it has at most {MOST_EMULATED} tiles)",
     )
     parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of a B200 or H200)")
-    add_problem(parser)
-    add_kernel(parser, *OPERATIONS)
+    add_problem(parser, names)
+    add_kernel(parser, *names)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the comparison; raises ValueError for sides that cannot be compared."""
+    tables.check(options)
     files = [Path(side) for side in (options.a, options.b) if side.endswith(".csv")]
     if len(files) == 1:
         raise ValueError(f"{options.a} and {options.b}: one is a profile and one is a configuration")
-    lines = compare_profiles(*files, options) if files else compare_plans(options)
-    print("\n".join(lines))
+    sections, notes = compare_profiles(*files, options) if files else compare_plans(options)
+    names = ("section", "name", options.a, options.b, "change")
+    records = [dict(zip(names, (title, *row))) for title, rows in sections.items() for row in rows]
+    heading = ("", *(Path(side).name if files else side for side in (options.a, options.b)), "change")
+    lines = []
+    for title, rows in sections.items():
+        lines += ["", title, *(_aligned([heading, *rows]) if rows else [])]
+        lines += [f"  {note}" for note in notes.get(title, ())]
+    tables.show(options, records, [*notes.get("", ()), *lines] if "" in notes else lines[1:])
     return 0
 
 
 # --- configurations --------------------------------------------------------------------------------------------------
 
 
-def compare_plans(options: argparse.Namespace) -> list[str]:
-    """The lines of the comparison of two configurations."""
+Sections = dict[str, "list[Row]"]
+"""Rows of tables by their titles."""
+
+Notes = dict[str, list[str]]
+"""Lines by the title that they stand under, "" in front of all."""
+
+
+def compare_plans(options: argparse.Namespace) -> tuple[Sections, Notes]:
+    """The comparison of two configurations."""
     if options.settings:
         raise ValueError("--set belongs to commands with one configuration; allowed here: FIELD=VALUE,.. for A and B")
     first, second = (_planned(options, side) for side in (options.a, options.b))
-    sections: list[tuple[str, Callable[[Plan], plan_facts.Facts]]] = [
+    compared: list[tuple[str, Callable[[Plan], plan_facts.Facts]]] = [
         ("configuration", lambda plan: dataclasses.asdict(plan.config)),
         ("plan", plan_facts.planned),
         ("model, never measured", plan_facts.modelled),
     ]
-    lines = []
+    notes: Notes = {}
     chained = [plan for plan in (first, second) if plan.launches != (plan,)]
     if chained:
-        lines.append(f"{chained[0].operation} chains kernels here: machine code is not compared")
+        notes[""] = [f"{chained[0].operation} chains kernels here: machine code is not compared"]
     else:
         extras.require("emulator", "the command compare, which reads machine code,")
-        sections += [
+        compared += [
             ("assembler", plan_facts.assembled),
             ("machine instructions by opcode (text, not executions)", plan_facts.instruction_mix),
         ]
     if _counts(options, first, second):
-        sections.append(("emulator, whole launch", plan_facts.counted))
+        compared.append(("emulator, whole launch", plan_facts.counted))
     else:
         tiles = max(tiles_of(plan) for plan in (first, second))
-        lines.append(f"counters are left out: {tiles:,} tiles; a smaller problem, or --counters, has them")
-    heading = ("", options.a, options.b, "change")
-    for title, facts in sections:
-        rows = table(facts(first), facts(second), everything=options.all)
-        lines += ["", title, *(_aligned([heading, *rows]) if rows else [_without_rows(facts, first)])]
+        left_out = f"counters are left out: {tiles:,} tiles; a smaller problem, or --counters, has them"
+        notes.setdefault("", []).append(left_out)
+    if first.runs != second.runs:
+        notes.setdefault("", []).append(f"two kernels: {options.a} is {first.runs}; {options.b} is {second.runs}")
+    sections: Sections = {}
+    for title, facts in compared:
+        sections[title] = table(facts(first), facts(second), everything=options.all)
+        if not sections[title]:
+            notes[title] = [_without_rows(facts, first)]
         if facts is plan_facts.modelled:
-            lines += [f"  {caveat}" for caveat in plan_facts.caveats((first, second))]
-    return lines[1:] if lines[0] == "" else lines
+            notes.setdefault(title, []).extend(plan_facts.caveats((first, second)))
+    return sections, notes
 
 
 def _without_rows(facts: Callable[[Plan], plan_facts.Facts], plan: Plan) -> str:
     if facts is not plan_facts.modelled:
-        return "  no difference"
-    return "  the model does not see what differs" if facts(plan) else "  no model knows this kernel"
+        return "no difference"
+    return "the model does not see what differs" if facts(plan) else "no model knows this kernel"
 
 
 def _planned(options: argparse.Namespace, side: str) -> Plan:
@@ -127,27 +149,30 @@ def _counts(options: argparse.Namespace, *plans: Plan) -> bool:
 # --- profiles --------------------------------------------------------------------------------------------------------
 
 
-def compare_profiles(first: Path, second: Path, options: argparse.Namespace) -> list[str]:
-    """The lines of the comparison of two profiles: kernels of one name, or if each has one kernel, these two."""
+def compare_profiles(first: Path, second: Path, options: argparse.Namespace) -> tuple[Sections, Notes]:
+    """The comparison of two profiles: kernels of one name, or if each has one kernel, these two."""
     a, b = profiles.read_profile(first), profiles.read_profile(second)
     pairs = [(name, name) for name in a if name in b]
     if not pairs and len(a) == len(b) == 1:
         pairs = [(*a, *b)]
     if not pairs:
         raise ValueError(f"{first} has {', '.join(a)}; {second} has {', '.join(b)}: no kernel is in both")
-    lines: list[str] = []
+    sections: Sections = {}
+    notes: Notes = {}
     for one, other in pairs:
-        rows = table(a[one], b[other], everything=options.all, threshold=options.threshold / 100)
-        lines += ["", one if one == other else f"{one} and {other}"]
-        shown = f"  no metric changed by {options.threshold:g}% or more"
-        lines += _aligned([("", first.name, second.name, "change"), *rows]) if rows else [shown]
+        title = one if one == other else f"{one} and {other}"
+        sections[title] = table(a[one], b[other], everything=options.all, threshold=options.threshold / 100)
+        if not sections[title]:
+            notes[title] = [f"no metric changed by {options.threshold:g}% or more"]
     alone = [
         f"{name} ({path.name})"
         for path, own, pair in ((first, a, b), (second, b, a))
         for name in own
         if not any(name in names for names in pairs) and name not in pair
     ]
-    return lines[1:] + ([f"in one of the two only: {', '.join(alone)}"] if alone else [])
+    if alone:
+        notes[""] = [f"in one of the two only: {', '.join(alone)}"]
+    return sections, notes
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

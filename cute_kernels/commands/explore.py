@@ -7,24 +7,25 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from cute_kernels import extras, files
-from cute_kernels.commands import sweep
-from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem, count
+from cute_kernels.commands import sweep, workers
+from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem
 
 _FOLDER = Path(__file__).parent / "notebooks"  # no package: whoever imports a notebook executes it
 _VARIED = ["tile_n=128,256", "stages=2,3,4,6"]
 """Values that are tried of patch-embed on SM100 without ``--vary``."""
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
+def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
     parser = commands.add_parser(
         "explore",
         help="a notebook of configurations: legality, memory maps, counts, modelled and measured time, a timeline",
         description="Writes a notebook about configurations of a kernel and opens it in JupyterLab (extra explore), or "
         "executes it without Jupyter and writes HTML. Needs no GPU; where there is one, configurations are timed.",
-        epilog="Exit status: JupyterLab's; with --export 0, also where configurations are not legal; 2: arguments that "
+        epilog="Exit status: JupyterLab's; with an .html 0, also where configurations are not legal; 2: arguments that "
         "cannot be used.",
     )
     sweep.add_subject(parser)
@@ -36,18 +37,18 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         help="values of a tunable, any number of times; --set fixes others. Without any, for patch-embed on SM100: "
         + " ".join(_VARIED),
     )
-    parser.add_argument("--jobs", type=count, default=2, metavar="N", help="processes (default: %(default)s)")
+    workers.add_jobs(parser)
     parser.add_argument(
-        "--notebook",
+        "--output",
         type=Path,
         default=Path("explore.ipynb"),
         metavar="FILE",
-        help="where the notebook is written; an existing one is kept (default: %(default)s)",
+        help="an .ipynb is written and opened, an existing one is kept; an .html is executed now (default: "
+        "%(default)s)",
     )
     parser.add_argument("--no-browser", action="store_true", help="JupyterLab prints its address and opens no browser")
-    parser.add_argument("--export", type=Path, metavar="FILE", help="execute it now and write FILE, as .html")
-    add_problem(parser)
-    add_kernel(parser, *OPERATIONS)
+    add_problem(parser, names)
+    add_kernel(parser, *names)
     parser.set_defaults(run=run)
 
 
@@ -56,31 +57,30 @@ def run(options: argparse.Namespace) -> int:
 
     Raises:
         MissingExtra: JupyterLab, or what a headless execution needs, is not installed.
-        ValueError: tunables that the kernel does not have, or none to vary.
+        ValueError: tunables that the kernel does not have, or none to vary; another suffix than .ipynb and .html.
         FileExistsError: the notebook is there already.
     """
     extras.require("demo", "the command explore")
     import cute_kernels.commands.notebook as notebook  # torch and the emulator
 
-    if options.export is not None:
-        files.check_output(options.export)
-    else:
-        extras.require("explore", "the command explore without --export", ("jupyterlab",))
-        files.check_output(options.notebook)
-        if options.notebook.exists():
-            raise FileExistsError(f"--notebook {options.notebook} exists; open it with jupyter lab, or name another")
+    files.check_output(options.output, ".ipynb", ".html")
+    executed = options.output.suffix.lower() == ".html"
+    if not executed:
+        extras.require("explore", "the command explore without --output FILE.html", ("jupyterlab",))
+        if options.output.exists():
+            raise FileExistsError(f"--output {options.output} exists; open it with jupyter lab, or name another")
     program = options.kernel.endswith(".py")
     text = (_FOLDER / ("program.py" if program else "kernel.py")).read_text()
     choice = _program_choice(options) if program else _choice(options)
     cells = notebook.with_choice(notebook.cells_of(text), choice)
-    if options.export is not None:
+    if executed:
         page, _ = notebook.execute(cells)
-        files.write_text(options.export, page)
-        files.show(str(options.export))
+        files.write_text(options.output, page)
+        files.show(str(options.output))
         return 0
-    files.write_text(options.notebook, json.dumps(notebook.ipynb(cells), indent=1) + "\n")
+    files.write_text(options.output, json.dumps(notebook.ipynb(cells), indent=1) + "\n")
     browser = ["--no-browser"] if options.no_browser else []
-    return subprocess.run([sys.executable, "-m", "jupyterlab", *browser, str(options.notebook)], check=False).returncode
+    return subprocess.run([sys.executable, "-m", "jupyterlab", *browser, str(options.output)], check=False).returncode
 
 
 def _program_choice(options: argparse.Namespace) -> str:
@@ -93,7 +93,7 @@ def _program_choice(options: argparse.Namespace) -> str:
             f"arch = {options.arch or 'sm_100a'!r}",
             f"arguments = {shlex.split(options.arguments)!r}",
             f"varied = {sweep.texts_of(options.vary, program=True)!r}",
-            f"jobs = {options.jobs}",
+            f"jobs = {options.jobs or workers.JOBS}",
         ]
     )
 
@@ -114,6 +114,6 @@ def _choice(options: argparse.Namespace) -> str:
             f"problem = {problem!r}",
             f"base = {base!r}",
             f"varied = {values!r}",
-            f"jobs = {options.jobs}",
+            f"jobs = {options.jobs or workers.JOBS}",
         ]
     )

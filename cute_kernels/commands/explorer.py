@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cute_kernels import emulator, extras
-from cute_kernels.commands import examples, sweep_program, sweep_table, trace_figure
+from cute_kernels.commands import examples, sweep_outcomes, sweep_program, sweep_table, trace_figure
 from cute_kernels.commands.sweep_table import Row
 from cute_kernels.emulator.programs import capturing
 from cute_kernels.operations.registry import operation_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SM_COUNT = 2  # as in a sweep: few tiles fill them
-_SINKS: list[Callable[[bytes], None]] = []
+_SINKS: list[Callable[[tuple[bytes, str]], None]] = []
 
 
 # --- problems and their execution ------------------------------------------------------------------------------------
@@ -79,7 +79,8 @@ def measured(problem: Any, rows: Sequence[Row]) -> tuple[list[Row], str | None]:
 
 def counts_table(rows: Sequence[Row]) -> str:
     """Counts by configuration, one line for each count; the numbers at the top are those of the sweep's table."""
-    counted = [(number, row) for number, row in enumerate(rows, 1) if row.counts]
+    numbers = sweep_outcomes.numbers(rows)
+    counted = [(numbers[id(row)], row) for row in rows if row.counts]
     if not counted:
         return "no configuration was executed"
     names = [
@@ -122,23 +123,38 @@ def timeline_of_program(
         return trace_figure.draw_trace(trace)
 
 
-def show(figure: Figure) -> None:
-    """Shows a picture in a notebook, or gives it to `showing_to`; elsewhere there is nowhere to show it."""
+def frame(rows: Sequence[Row]) -> Any:
+    """The rows as a data frame of pandas, or the records of `sweep_outcomes.records` where pandas is not installed."""
+    found = sweep_outcomes.records(rows)
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        return found
+    return pandas.DataFrame(found).set_index("row")
+
+
+def show(figure: Figure, alternative: str) -> None:
+    """Shows a picture in a notebook, or gives it to `showing_to`; elsewhere there is nowhere to show it.
+
+    Args:
+        figure: of matplotlib.
+        alternative: what it says, in words, for those who do not see it.
+    """
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     if _SINKS:
-        _SINKS[-1](buffer.getvalue())
+        _SINKS[-1]((buffer.getvalue(), alternative))
         return
     try:
         from IPython.display import Image, display
     except ModuleNotFoundError:
         return
-    display(Image(buffer.getvalue()))
+    display(Image(buffer.getvalue(), alt=alternative))
 
 
 @contextmanager
-def showing_to(sink: Callable[[bytes], None]) -> Iterator[None]:
-    """Inside, `show` calls ``sink`` with the bytes of a PNG."""
+def showing_to(sink: Callable[[tuple[bytes, str]], None]) -> Iterator[None]:
+    """Inside, `show` calls ``sink`` with the bytes of a PNG and its words."""
     _SINKS.append(sink)
     try:
         yield

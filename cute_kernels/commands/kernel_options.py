@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +56,9 @@ def add_kernel(parser: argparse.ArgumentParser, *names: str) -> None:
     defaults = {name: _default_arch(name) for name in names}
     common = defaults[names[0]]
     others = "".join(f", of {name} {arch}" for name, arch in defaults.items() if arch != common)
-    group.add_argument("--arch", choices=tuple(archs), help=f"target architecture (default: {common}{others})")
+    group.add_argument(
+        "--arch", type=_arch, choices=tuple(archs), help=f"target architecture (default: {common}{others})"
+    )
     group.add_argument(
         "--set",
         action="append",
@@ -65,6 +68,13 @@ def add_kernel(parser: argparse.ArgumentParser, *names: str) -> None:
         help="a tunable of the kernel, any number of times; the others keep the values above, of which auto is chosen "
         "for the problem. Of several kernels, the one that the problem gets, or the first that has all of them",
     )
+
+
+def _arch(text: str) -> str:
+    """An architecture, for argparse's ``type``."""
+    if text not in ARCHS and f"{text}a" in ARCHS:
+        raise argparse.ArgumentTypeError(f"{text}: its kernels need instructions that only {text}a has: --arch {text}a")
+    return text
 
 
 def _describe(kernel: Kernel, part: dataclasses.Field) -> str:
@@ -133,17 +143,28 @@ def _has_all(kernel: Kernel, settings: Sequence[str]) -> bool:
 # --- problems --------------------------------------------------------------------------------------------------------
 
 
-def add_problem(parser: argparse.ArgumentParser) -> None:
-    """The options of every operation's problem, which `plan_of` reads; one that is not given is None.
+def named(arguments: Sequence[str] | None) -> tuple[str, ...]:
+    """Operations whose options a command line is about: of one where its help is asked for, else of all.
+
+    Args:
+        arguments: None for those of the process.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    found = tuple(word for word in words if word in OPERATIONS)
+    return found if found and {"-h", "--help"} & set(words) else tuple(OPERATIONS)
+
+
+def add_problem(parser: argparse.ArgumentParser, names: Sequence[str] = tuple(OPERATIONS)) -> None:
+    """The options of the problems of operations, which `plan_of` reads; one that is not given is None.
 
     Those of the same operations are a group.
     """
     owners: dict[str, dict[str, Option]] = {}
-    for name, planner in OPERATIONS.items():
-        for option in planner.options.options:
+    for name in names:
+        for option in OPERATIONS[name].options.options:
             owners.setdefault(option.name, {})[name] = option
-    names = dict.fromkeys(tuple(those) for those in owners.values())
-    groups = {those: parser.add_argument_group(f"the problem of {' and '.join(those)}") for those in names}
+    sharing = dict.fromkeys(tuple(those) for those in owners.values())
+    groups = {those: parser.add_argument_group(f"the problem of {' and '.join(those)}") for those in sharing}
     for those in owners.values():
         _add_option(groups[tuple(those)], those)
 
@@ -169,7 +190,13 @@ def plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
     """
     problem = problem_of(options)
     config = config_of(options, options.kernel, problem)
-    return make_plan(problem, config, arch_of(options, options.kernel), sm_count=sm_count)
+    arch = arch_of(options, options.kernel)
+    try:
+        return make_plan(problem, config, arch, sm_count=sm_count)
+    except ValueError as reason:
+        if f"{arch}a" not in OPERATIONS[options.kernel].kernels:
+            raise
+        raise ValueError(f"{reason}; --arch {arch}a has other kernels, for the same GPUs") from None
 
 
 def problem_of(options: argparse.Namespace) -> Any:

@@ -82,13 +82,17 @@ def execute(cells: Sequence[Cell]) -> tuple[str, Mapping[str, Any]]:
         if cell.markdown:
             parts.append(_markdown(cell.source))
             continue
-        printed, pictures = io.StringIO(), []
+        printed = io.StringIO()
+        pictures: list[tuple[bytes, str]] = []
         with contextlib.redirect_stdout(printed), explorer.showing_to(pictures.append):
             run.runcode(compile(cell.source, f"<cell {number}>", "exec"))
         parts.append(f"<details><summary>code</summary><pre>{html.escape(cell.source)}</pre></details>")
         if printed.getvalue():
             parts.append(f"<pre>{html.escape(printed.getvalue())}</pre>")
-        parts += [f'<p><img src="data:image/png;base64,{base64.b64encode(png).decode()}"></p>' for png in pictures]
+        parts += [
+            f'<p><img alt="{html.escape(words)}" src="data:image/png;base64,{base64.b64encode(png).decode()}"></p>'
+            for png, words in pictures
+        ]
     return _HEAD + "\n" + "\n".join(parts) + "</html>\n", names
 
 
@@ -98,5 +102,5 @@ def _markdown(text: str) -> str:
     for block in re.split(r"\n\s*\n", text):
         marks = re.match(r"(#+) ", block)
         tag = f"h{len(marks[1])}" if marks else "p"
-        made.append(f"<{tag}>{html.escape(block[marks.end() if marks else 0:])}</{tag}>")
+        made.append(f"<{tag}>{html.escape(block[marks.end() if marks else 0 :])}</{tag}>")
     return "\n".join(made)

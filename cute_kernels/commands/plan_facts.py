@@ -25,7 +25,10 @@ def planned(plan: Plan) -> Facts:
 def modelled(plan: Plan) -> Facts:
     """Microseconds of the launch and of its parts; empty where no model knows the kernel. docs/model.md"""
     prediction = predict(plan)
-    return {} if prediction is None else {"microseconds": prediction.microseconds, **prediction.parts}
+    if prediction is None:
+        return {}
+    ends = {"microseconds, least": prediction.least, "microseconds, most": prediction.most}
+    return {"microseconds": prediction.microseconds, **ends, **prediction.parts}
 
 
 def caveats(plans: Iterable[Plan]) -> list[str]:

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from cute_kernels.plan import Plan
 from cute_kernels.plan import base as layout
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
+def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
     parser = commands.add_parser(
         "profile",
         help="time the phases of a kernel's warps, from the inside",
@@ -49,14 +49,14 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         default=16384,
         help="that each warp may write, a multiple of 8; later ones are lost (default: %(default)s)",
     )
-    parser.add_argument("--warps", action="store_true", help="statistics of every warp, not only of every role")
+    parser.add_argument("--warps", action="store_true", help="on a GPU, statistics of every warp, too")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for https://ui.perfetto.dev")
     parser.add_argument("--clusters", type=count, default=2, help="in the timeline (default: %(default)s)")
     parser.add_argument("--tiles", type=count, default=16, help="of each warp in the timeline (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the statistics of every warp as JSON")
     parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of the GPU, a B200 or an H200)")
-    add_problem(parser)
-    add_kernel(parser, *OPERATIONS)
+    add_problem(parser, names)
+    add_kernel(parser, *names)
     parser.set_defaults(run=run)
 
 
@@ -76,12 +76,12 @@ def run(options: argparse.Namespace) -> int:
     equilibrium = profiling.has_equilibrium(profile)
     lines = [plan.describe_problem(), *_facts(profile, times, equilibrium), ""]
     balance = profiling.role_balance(profile, equilibrium=equilibrium)
-    lines += _balance_lines(balance)
+    lines += _balance_lines(balance, timed=device == "gpu")
     if device == "gpu":
         busiest = min(balance, key=lambda role: role.waiting / role.total)
         lines.append(f"{busiest.role} waits least: the others wait for it")
     found = profiling.phase_statistics(profile, equilibrium=equilibrium)
-    if options.warps:
+    if options.warps and device == "gpu":
         lines += ["", *_warp_lines(found)]
     print("\n".join(lines))
     if options.json is not None:
@@ -185,8 +185,10 @@ def _config(plan: Plan) -> dict[str, Any]:
     return dataclasses.asdict(plan.config)
 
 
-def _balance_lines(balance: list[Any]) -> list[str]:
-    """A row per role and phase: clocks of a tile."""
+def _balance_lines(balance: list[Any], *, timed: bool) -> list[str]:
+    """A row per role and phase: clocks of a tile, and their share, where they are time."""
+    if not timed:
+        return _columns([("role", "phases of a tile"), *((role.role, ", ".join(role.phases)) for role in balance)])
     rows = [("role", "phase", "clocks per tile", "share")]
     for role in balance:
         for name, clocks in role.phases.items():

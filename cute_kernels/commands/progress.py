@@ -41,6 +41,11 @@ class ProgressLine:
             self._stream.write(("\r\x1b[K" if self._shown else "") + text + "\n")
             self._stream.flush()
 
+    def row(self, text: str) -> None:
+        """A line that stays, above the one that changes; silent where the stream is no terminal."""
+        if self._shown:
+            self.print(text)
+
     def __enter__(self) -> ProgressLine:
         return self
 

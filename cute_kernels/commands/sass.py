@@ -7,6 +7,7 @@ import io
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cute_kernels import compile, extras, files
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from cute_kernels.sass.report import MachineCode
 
 
-def add_parser(commands: argparse._SubParsersAction) -> None:
+def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
     parser = commands.add_parser(
         "sass",
         help="say what the assembler made of a kernel that costs, by source line and loop",
@@ -31,8 +32,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     add_subject(parser)
     parser.add_argument("--ptx", action="store_true", help="print the PTX of loops, with the instructions made of it")
     parser.add_argument("--json", type=files.from_here, metavar="FILE", help="write all of it as JSON")
-    add_problem(parser)
-    add_kernel(parser, *OPERATIONS)
+    add_problem(parser, names)
+    add_kernel(parser, *names)
     parser.set_defaults(run=run)
 
 

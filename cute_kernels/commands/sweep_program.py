@@ -25,6 +25,7 @@ def sweep_program(
     arguments: Sequence[str] = (),
     executor: Executor | Callable[[], Executor] | None = None,
     jobs: int = 1,
+    seen: Callable[[Row], None] | None = None,
 ) -> list[Row]:
     """Runs a program once for each configuration, with its kernels in the emulator, detectors and counters on.
 
@@ -38,6 +39,7 @@ def sweep_program(
         arch: what kernels are compiled for, as of `cute_kernels.emulator.capture`.
         arguments: others of the program.
         executor, jobs: as for `cute_kernels.executors.Workers`.
+        seen: called with each row as soon as it and all before it are known.
 
     Returns:
         A row for each configuration, in their order. ``counts`` are of all launches together; registers, stack, shared
@@ -58,7 +60,12 @@ def sweep_program(
         raise ValueError(f"jobs = {jobs}, allowed: at least 1")
     state = (os.path.abspath(script), arch, tuple(arguments))
     with Workers(_prepare, state, executor, jobs) as workers:
-        return list(workers.each(_evaluate, [(dict(chosen),) for chosen in settings]))
+        rows = []
+        for row in workers.each(_evaluate, [(dict(chosen),) for chosen in settings]):
+            rows.append(row)
+            if seen is not None:
+                seen(row)
+        return rows
 
 
 # --- one configuration, in a worker ----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +11,8 @@ from typing import Any
 from cute_kernels import compile, extras
 from cute_kernels.commands import plan_facts
 from cute_kernels.executors import Workers
-from cute_kernels.plan import Plan, SmemRegion, TmemRegion, make_plan, predict
+from cute_kernels.model.prediction import Prediction
+from cute_kernels.plan import PLANNERS, Plan, SmemRegion, TmemRegion, make_plan, predict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,17 +20,16 @@ class Row:
     """One configuration.
 
     Attributes:
-        settings: the fields that were varied, and their values.
+        settings: the fields that were varied, and their values; none of what the plan chooses by itself.
         config: the whole configuration, in which what the plan chooses is left open; None if its type refuses the
             values, and for programs.
+        design: which kernels run, as `Plan.runs` says; None for programs.
         reason: why it is not legal; None for a legal one, and only a legal one has what follows but ``status``.
         smem: arrays of a CTA's dynamic shared memory in address order: name, offset and bytes.
         tmem: what is in the columns of tensor memory that a CTA allocates; empty before sm_100.
-        registers: of a thread, from the machine code.
+        registers: of a thread, from the machine code; None where it was not compiled.
         stack_bytes: of a thread; spilled registers lie there.
-        microseconds: modelled, never measured; None where no model knows the kernel.
-        largest_part: of that time, which is a sum: it bounds nothing.
-        caveat: what is known of the errors of the model that gave it.
+        prediction: modelled, never measured; None where no model knows the kernel.
         measured: microseconds on the GPU at hand, in a CUDA graph; None where it was not asked for, or nothing times
             the operation.
         counts: what the emulator counts of the smaller problem, as `cute_kernels.commands.plan_facts.counted`.
@@ -39,17 +38,21 @@ class Row:
 
     settings: Mapping[str, Any]
     config: Any = None
+    design: str | None = None
     reason: str | None = None
     smem: tuple[SmemRegion, ...] = ()
     tmem: tuple[TmemRegion, ...] = ()
     registers: int | None = None
     stack_bytes: int | None = None
-    microseconds: float | None = None
-    largest_part: str | None = None
-    caveat: str | None = None
+    prediction: Prediction | None = None
     measured: float | None = None
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
     status: int = 0
+
+    @property
+    def microseconds(self) -> float | None:
+        """Of the prediction."""
+        return None if self.prediction is None else self.prediction.microseconds
 
     @property
     def smem_bytes(self) -> int:
@@ -70,10 +73,12 @@ def grid(**values: Sequence[Any]) -> list[dict[str, Any]]:
 def sweep(
     problem: Any,
     base: Any,
-    settings: Iterable[Mapping[str, Any]],
+    settings: Iterable[Mapping[str, Any] | None],
     *,
     counted: Any = None,
+    compiled: bool = True,
     measured: bool = False,
+    seen: Callable[[Row], None] | None = None,
     executor: Executor | Callable[[], Executor] | None = None,
     jobs: int = 1,
 ) -> list[Row]:
@@ -82,10 +87,13 @@ def sweep(
     Args:
         problem: of any operation; what is planned, and timed by the model.
         base: configuration that the settings are put into.
-        settings: fields of ``base`` and their values, one mapping for each configuration, as `grid` makes them.
+        settings: fields of ``base`` and their values, one mapping for each configuration, as `grid` makes them; None
+            is what the plan chooses for the problem on the architecture of ``base``.
         counted: a smaller problem of the same operation, executed in the emulator for its counts, on two
             multiprocessors so that few tiles fill them; None counts nothing.
+        compiled: compile the legal ones, which takes seconds each; without it nobody knows registers and stack.
         measured: time the legal configurations for the GPU at hand too, in turns, with their results compared.
+        seen: called with each row as soon as it and all before it are known.
         executor, jobs: as for `cute_kernels.executors.Workers`: configurations are evaluated in as many processes.
 
     Raises:
@@ -93,12 +101,14 @@ def sweep(
             field of ``base``.
         ValueError: ``jobs`` below 1, or beside an executor.
         NotImplementedError: times are to be measured, and there is no GPU, or nothing that times this operation.
-        MissingExtra: the extra ``emulator`` is not installed, which reads machine code.
+        MissingExtra: the extra ``emulator`` is not installed, which reads machine code; not asked for where nothing is
+            compiled or counted.
     """
-    extras.require("emulator", "a sweep, which reads machine code,")
-    settings = [dict(chosen) for chosen in settings]
+    if compiled or counted is not None:
+        extras.require("emulator", "a sweep, which reads machine code,")
+    settings = [None if chosen is None else dict(chosen) for chosen in settings]
     names = [field.name for field in dataclasses.fields(base)]
-    for name in dict.fromkeys(itertools.chain(*settings)):
+    for name in dict.fromkeys(itertools.chain(*(chosen or () for chosen in settings))):
         if name not in names:
             raise TypeError(f"settings have {name!r}, allowed for {type(base).__name__}: {', '.join(names)}")
     if counted is not None and type(counted) is not type(problem):
@@ -107,47 +117,13 @@ def sweep(
         raise ValueError(f"jobs = {jobs}, allowed: at least 1")
     if measured:
         check_measurable(problem)
-    with Workers(_prepare, (problem, base, counted), executor, jobs) as workers:
-        rows = list(workers.each(_evaluate, [(chosen,) for chosen in settings]))
+    rows = []
+    with Workers(_prepare, (problem, base, counted, compiled), executor, jobs) as workers:
+        for row in workers.each(_evaluate, [(chosen,) for chosen in settings]):
+            rows.append(row)
+            if seen is not None:
+                seen(row)
     return measure(problem, rows) if measured else rows
-
-
-def ranked(rows: Iterable[Row]) -> list[list[Row]]:
-    """The legal configurations by measured time, or by modelled time where none is measured, quickest first.
-
-    Configurations of one time are one class, in the order of the rows: the model does not tell them apart.
-    """
-    rows = list(rows)
-    what = "microseconds" if all(row.measured is None for row in rows) else "measured"
-    classes: dict[float, list[Row]] = {}
-    for row in rows:
-        if getattr(row, what) is not None:
-            classes.setdefault(getattr(row, what), []).append(row)
-    return [classes[time] for time in sorted(classes)]
-
-
-def pareto(rows: Iterable[Row]) -> list[Row]:
-    """Configurations that no other is as good as in both modelled time and shared memory and better in one.
-
-    None whose modelled time another one shares: which of them is quicker, the model does not say.
-    """
-    timed = [row for row in rows if row.microseconds is not None]
-    times = collections.Counter(row.microseconds for row in timed)
-    return [
-        row
-        for row in timed
-        if times[row.microseconds] == 1
-        and not any(
-            other is not row and other.microseconds <= row.microseconds and other.smem_bytes <= row.smem_bytes
-            for other in timed
-        )
-    ]
-
-
-def differing(rows: Sequence[Row]) -> list[str]:
-    """The fields of their settings in which rows differ."""
-    names = dict.fromkeys(name for row in rows for name in row.settings)
-    return [name for name in names if any(row.settings.get(name) != rows[0].settings.get(name) for row in rows)]
 
 
 # --- times on a GPU --------------------------------------------------------------------------------------------------
@@ -206,30 +182,34 @@ def measure(problem: Any, rows: Sequence[Row]) -> list[Row]:
 _SM_COUNT = 2  # of the counted problem
 
 
-def _prepare(problem: Any, base: Any, counted: Any) -> tuple[Any, Any, Any]:
-    return problem, base, counted
+def _prepare(problem: Any, base: Any, counted: Any, compiled: bool) -> tuple[Any, Any, Any, bool]:
+    return problem, base, counted, compiled
 
 
-def _evaluate(state: tuple[Any, Any, Any], chosen: Mapping[str, Any]) -> Row:
-    problem, base, counted = state
-    row = Row(chosen)
+def _evaluate(state: tuple[Any, Any, Any, bool], chosen: Mapping[str, Any] | None) -> Row:
+    problem, base, counted, compiled = state
+    row = Row(chosen or {})
     try:
-        row = dataclasses.replace(row, config=dataclasses.replace(base, **chosen))
+        if chosen is None:
+            row = dataclasses.replace(row, config=make_plan(problem, arch=arch_of(base)).config)
+        else:
+            row = dataclasses.replace(row, config=dataclasses.replace(base, **chosen))
         plan = make_plan(problem, row.config)
         small = None if counted is None else make_plan(counted, row.config, sm_count=_SM_COUNT)
     except (ValueError, NotImplementedError) as reason:
         return dataclasses.replace(row, reason=str(reason))
-    prediction = predict(plan)
     row = dataclasses.replace(
-        row,
-        microseconds=None if prediction is None else prediction.microseconds,
-        largest_part=None if prediction is None else prediction.largest_part,
-        caveat=None if prediction is None else prediction.caveat,
-        counts={} if small is None else dict(plan_facts.counted(small)),
+        row, design=plan.runs, prediction=predict(plan), counts={} if small is None else dict(plan_facts.counted(small))
     )
     if plan.launches != (plan,):  # each kernel of a chain has registers and memory of its own
         return row
+    row = dataclasses.replace(row, smem=plan.smem, tmem=plan.tmem)
+    if not compiled:
+        return row
     resources = compile.compile_plan(plan, emulated=True).resources
-    return dataclasses.replace(
-        row, smem=plan.smem, tmem=plan.tmem, registers=resources.registers, stack_bytes=resources.stack_bytes
-    )
+    return dataclasses.replace(row, registers=resources.registers, stack_bytes=resources.stack_bytes)
+
+
+def arch_of(config: Any) -> str:
+    """The architecture whose kernel has such a configuration."""
+    return next(planner.kinds[type(config)] for planner in PLANNERS.values() if type(config) in planner.kinds)

@@ -10,13 +10,21 @@ from typing import Any
 from cute_kernels import executors
 from cute_kernels.commands.kernel_options import count
 
+JOBS = 2
+"""Processes of a command that is not told how many."""
+
 
 def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say where runs are executed."""
-    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="processes (default: %(default)s)")
+    add_jobs(parser)
     parser.add_argument(
         "--executor", metavar="ADDRESS", help="workers of a cluster instead: dask://HOST:PORT or ray://HOST:PORT"
     )
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--jobs`` alone."""
+    parser.add_argument("--jobs", type=count, metavar="N", help=f"processes (default: {JOBS})")
 
 
 def check_workers(options: argparse.Namespace) -> None:
@@ -27,7 +35,7 @@ def check_workers(options: argparse.Namespace) -> None:
     """
     if options.executor is not None:
         executors.check_address(options.executor)
-        if options.jobs != 1:
+        if options.jobs is not None:
             raise ValueError(f"--jobs {options.jobs} and --executor {options.executor}: a cluster has its own workers")
 
 
@@ -39,7 +47,7 @@ def workers_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         OSError: as `executors.connect`.
     """
     if options.executor is None:
-        yield {"jobs": options.jobs}
+        yield {"jobs": options.jobs or JOBS}
         return
     with executors.connect(options.executor) as executor:
         yield {"executor": executor}

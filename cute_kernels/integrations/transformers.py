@@ -154,6 +154,38 @@ class _Rows(EngineMixin):
         return self.engine.rows(rows, layer.weight, layer.bias)
 
 
+class _Scaled(EngineMixin):
+    """``Gemma4VisionPatchEmbedder``: rows of pixels from 0 to 1, a linear layer, positions of two tables."""
+
+    order = "chw"  # of rows and of the weight alike; one mean serves any
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        _equip(self)
+
+    def engine_weight(self) -> torch.Tensor:
+        return self.input_proj.weight
+
+    def forward(
+        self, pixel_values: torch.Tensor, pixel_position_ids: torch.Tensor, padding_positions: torch.Tensor
+    ) -> torch.Tensor:
+        layer, pixels = self.input_proj, pixels_of(pixel_values)
+        check_tensor("pixel_values", pixels)
+        takes_over = self.engine.takes_over_unless(
+            why_called("input_proj", layer, torch.nn.Linear) or why_own(self, "_position_embeddings"),
+            pixels,
+            lambda: (layer.weight, layer.bias, self.position_embedding_table),
+            training=self.training,
+        )
+        raw = pixels.dtype == torch.uint8
+        normalised = pixels if raw else 2 * (pixels - 0.5)
+        self.engine.check_pixels(normalised, by_kernel=takes_over)
+        if not takes_over:
+            return super().forward(pixels / 255 if raw else pixels, pixel_position_ids, padding_positions)
+        out = self.engine.rows(normalised, layer.weight, layer.bias)
+        return out + self._position_embeddings(pixel_position_ids, padding_positions)
+
+
 class _Conditioner:
     """``RadioInputConditioner``: leaves the normalisation of raw pixels to the layer."""
 
@@ -209,6 +241,7 @@ _FAMILIES = {
     "qwen3_vl_moe": _Family("qwen3_vl_moe", "Qwen3VLMoeVisionPatchEmbed", _Rows, entries=("Qwen3VLMoeModel",), **_HALF),
     "qwen3_5": _Family("qwen3_5", "Qwen3_5VisionPatchEmbed", _Rows, entries=("Qwen3_5Model",), **_HALF),
     "qwen3_5_moe": _Family("qwen3_5_moe", "Qwen3_5MoeVisionPatchEmbed", _Rows, entries=("Qwen3_5MoeModel",), **_HALF),
+    "gemma4": _Family("gemma4", "Gemma4VisionPatchEmbedder", _Scaled, **_HALF),
     "clip": _layer_of("clip", "CLIPVisionEmbeddings", "patch_embedding"),
     "metaclip_2": _layer_of("metaclip_2", "MetaClip2VisionEmbeddings", "patch_embedding"),
     "dinov2": _layer_of("dinov2", "Dinov2PatchEmbeddings", "projection"),
@@ -242,11 +275,11 @@ def enable(
 
     Args:
         precision: what is multiplied, see `cute_kernels.nn.PatchOptions`. ``"int8"`` and ``"int16"`` take uint8 pixels,
-            which reach the embedding in SigLIP and SigLIP2 only: Qwen's models cast what they are given, and are left
-            alone with these precisions (`convert` opens them). ``"auto"`` follows the type of the weight.
+            which reach the embedding in SigLIP, SigLIP2 and Gemma 4: Qwen's models cast what they are given, and are
+            left alone with these precisions (`convert` opens them). ``"auto"`` follows the type of the weight.
         models: which of ``"siglip"`` (SigLIP, and SigLIP2 of fixed resolution), ``"siglip2"`` (NaFlex), ``"qwen2_vl"``,
-            ``"qwen2_5_vl"``, ``"qwen3_vl"``, ``"qwen3_vl_moe"``, ``"qwen3_5"`` and ``"qwen3_5_moe"``; None takes all
-            that this transformers has.
+            ``"qwen2_5_vl"``, ``"qwen3_vl"``, ``"qwen3_vl_moe"``, ``"qwen3_5"``, ``"qwen3_5_moe"`` and ``"gemma4"``;
+            None takes all that this transformers has.
         mean, std: normalisation of the processor; None takes the default of each family's checkpoints.
         pixels, backend: see `cute_kernels.nn.PatchOptions`.
 
@@ -353,7 +386,8 @@ def convert(
     found = [each for each in _embeddings(model) if _is_replaceable(*each[1:])]
     if not found:
         raise _no_embedding(model)
-    known = _normalisation(model, processor)
+    scaled = all(_FAMILIES[name].mixin is _Scaled for _, _, name in found)  # which no processor normalises
+    known = None if scaled else _normalisation(model, processor)
     options = {name: _options(name, precision, mean, std, pixels, backend, known) for _, _, name in found}
     for _, module, name in found:
         if not _FAMILIES[name].layer:

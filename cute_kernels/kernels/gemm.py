@@ -14,7 +14,7 @@ from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, activate, scale_add, scales_of
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, launch_clusters
-from cute_kernels.kernels.tma import Tma, staging_layout, store_tma
+from cute_kernels.kernels.tma import Tma, load_tma, staging_layout, store_tma
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.base import ITEMSIZE
 
@@ -27,7 +27,7 @@ class Addends:
 
     Attributes:
         scales: multipliers of the accumulators, ``[M, batches]`` and ``[N, batches]``.
-        residual: ``[M, pitch, batches]``, rows of whole 16 bytes.
+        residual: ``[M, pitch, batches]``, rows of whole 16 bytes; None where TMA brings it.
         out_factor: of an output of 8 bits, the reciprocal of its scale; before `loaded` the scale, or where it is.
     """
 
@@ -76,7 +76,6 @@ class Addends:
         residual = self.residual[min(row, cute.size(self.residual, mode=[0]) - 1), None, batch]
         return _row_of(residual, column, count, math.gcd(16 * 8 // residual.element_type.width, count))
 
-
     @cute.jit
     def prefetch(self, row: Int32, column: Int32, batch: Int32) -> None:
         """Brings the 128 bytes of the residual around an element into L2."""
@@ -98,10 +97,12 @@ def _row_of(
 
 
 @cute.jit
-def multipliers(row_factor: Float32 | None, columns: cute.Tensor | None) -> Float32 | cute.Tensor | None:
-    """``row_factor * columns``, one FP32 product for each column; the other one where one is missing."""
+def multipliers(row_factor: Float32 | None, columns: cute.Tensor | Float32 | None) -> Float32 | cute.Tensor | None:
+    """``row_factor * columns``, one FP32 product for each column, or of one; the other one where one is missing."""
     if cutlass.const_expr(row_factor is None or columns is None):
         return row_factor if columns is None else columns
+    if cutlass.const_expr(not isinstance(columns, cute.Tensor)):
+        return ptx.mul_rn_f32(row_factor, columns)
     values = cute.make_rmem_tensor(columns.layout, Float32)
     for i in cutlass.range_constexpr(cute.size(columns)):
         values[i] = ptx.mul_rn_f32(row_factor, columns[i])
@@ -110,7 +111,10 @@ def multipliers(row_factor: Float32 | None, columns: cute.Tensor | None) -> Floa
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """Arguments that the host function hands to the kernel: TMA atoms with their views, bias and sizes in tiles."""
+    """Arguments that the host function hands to the kernel: TMA atoms with their views, bias and sizes in tiles.
+
+    ``residual_atom`` loads the residual to the store buffers, by the boxes of the output.
+    """
 
     tiled_mma: cute.TiledMma
     a_atom: cute.CopyAtom
@@ -119,6 +123,8 @@ class DeviceArguments:
     b: cute.Tensor
     out_atom: cute.CopyAtom
     out: cute.Tensor
+    residual_atom: cute.CopyAtom | None
+    residual: cute.Tensor | None
     bias: cute.Tensor | None
     addends: Addends
     m_tiles: Int32
@@ -171,7 +177,12 @@ class GemmHost:
         out = matrices(out_pointer, m, n, row_pitch(n, problem.out_dtype), batches, problem.out_dtype)
         tiled_mma, a_tma, b_tma = self.operands(a, b)
         box = (plan.store_rows, plan.store_columns)
-        out_atom, out_view = store_tma(out, staging_layout(*box, plan.store_row_bytes), box)
+        box_layout = staging_layout(*box, plan.store_row_bytes)
+        out_atom, out_view = store_tma(out, box_layout, box)
+        residual_atom, residual_view = None, None
+        if cutlass.const_expr(plan.tma_residual):
+            residual = matrices(residual_pointer, m, n, row_pitch(n, problem.residual), batches, problem.residual)
+            residual_atom, residual_view = load_tma(residual, box_layout, box)
         arguments = DeviceArguments(
             tiled_mma=tiled_mma,
             a_atom=a_tma[0],
@@ -180,13 +191,15 @@ class GemmHost:
             b=b_tma[1],
             out_atom=out_atom,
             out=out_view,
+            residual_atom=residual_atom,
+            residual=residual_view,
             bias=bias_view(bias_pointer, plan, n),
             addends=gemm_addends(
                 plan,
                 scale=scale,
                 row_scale=row_scale,
                 column_scale=column_scale,
-                residual=residual_pointer,
+                residual=None if plan.tma_residual else residual_pointer,
                 out_scale=out_scale,
                 m=m,
                 n=n,

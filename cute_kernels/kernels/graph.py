@@ -56,7 +56,7 @@ class Edge:
         producer, consumer: role names.
         stages: buffers in the ring.
         full, empty: how the producer and the consumer signal; ``empty`` is None where the stages are filled once and
-            never taken back.
+            never taken back, or by their consumer.
         tx_bytes: bytes delivered per stage to one full barrier (0 unless ``full`` is one of `ANNOUNCED`).
         parts: pieces of a stage that are handed over one by one, each with its own two barriers.
         ctas: CTAs that signal each other about its stages; 0: those of the graph.
@@ -226,9 +226,19 @@ def sm90_graph(plan: TransposedPlan) -> Graph:
 def sm90_gemm_graph(plan: Sm90GemmPlan) -> Graph:
     """Graph like `sm90_gather_graph`; with a split of K, an edge from the consumers of each CTA to those of the others.
 
-    It has one buffer per warp.
+    It has one buffer per warp. The warp that stores from a buffer asks for the residual in it: it knows itself when a
+    buffer is free. ``staged`` of warps that fill a buffer together separates their writes from the store.
     """
     graph = sm90_gather_graph(plan)
+    groups = plan.storing_warps // plan.store_warps
+    if plan.store_warps > 1:
+        threads, first = 32 * plan.store_warps, 1 + len(graph.named_barriers)
+        staged = tuple(NamedBarrier(f"staged {i}", first + i, threads) for i in range(groups))
+        graph = replace(graph, named_barriers=graph.named_barriers + staged)
+    if plan.tma_residual:
+        buffers, nbytes = groups * plan.config.store_stages, plan.store_buffer_bytes
+        residual = Edge("residual", "mma", "mma", buffers, full=Signal.TMA_BYTES, empty=None, tx_bytes=nbytes)
+        graph = replace(graph, edges=(*graph.edges, residual))
     if plan.config.split_k == 1:
         return graph
     sent, released, nbytes = Signal.REMOTE_STORES, Signal.READER_ARRIVE, plan.received_bytes

@@ -22,7 +22,7 @@ from cute_kernels.plan.patch_embed import PatchEmbedPlan
 
 
 def launch_clusters(kernel: Any, plan: Plan, clusters: Int32, stream: Any) -> None:
-    """Launches persistent clusters, one CTA per multiprocessor, with programmatic dependent launch.
+    """Launches persistent clusters with programmatic dependent launch.
 
     Args:
         kernel: device function with its arguments.
@@ -35,7 +35,9 @@ def launch_clusters(kernel: Any, plan: Plan, clusters: Int32, stream: Any) -> No
         block=(plan.threads, 1, 1),
         cluster=plan.cluster,
         smem=plan.smem_bytes,
-        min_blocks_per_mp=1,
+        min_blocks_per_mp=plan.resident_ctas,
+        # All of it for shared memory: what CuTe DSL takes otherwise it asks a driver for, when it compiles.
+        preferred_smem_carveout=100 if plan.resident_ctas > 1 else None,
         stream=stream,
         use_pdl=True,
     )

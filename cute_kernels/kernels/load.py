@@ -150,9 +150,9 @@ class RowsLoad:
     Attributes:
         x_atom, x_source, x_blocks: TMA view ``[box, row block, k_block, position block]`` and buffers ``[box, block]``,
             ``stage_blocks`` consecutive blocks of 128 bytes of K in a stage.
-        weight: the same three for a streamed weight, ``[box, slab, k_block]``, or None if it is resident.
+        weight: the same three for a streamed weight, ``[box, n_tile, k_block]``, or None if it is resident.
         stage_blocks: K blocks in a stage.
-        slab: which features of a streamed weight.
+        n_tile: which features of a streamed weight.
         multicast: CTAs that share every row, 1 without multicast.
         row_step, first_rows: the rows of tile t are box ``t * row_step + first_rows``.
         announces: whether this CTA announces the bytes of a stage.
@@ -166,7 +166,7 @@ class RowsLoad:
     tile_stages: Int32 | int
     stage_blocks: int
     weight: tuple[cute.CopyAtom, cute.Tensor, cute.Tensor] | None = None
-    slab: Int32 | int = 0
+    n_tile: Int32 | int = 0
     multicast: int = 1
     row_step: int = 1
     first_rows: Int32 | int = 0
@@ -189,7 +189,7 @@ class RowsLoad:
                     fetch(self.x_atom, x, self.x_blocks[None, block], barrier, all_ctas(self.multicast))
                     if cutlass.const_expr(self.weight is not None):
                         atom, source, blocks = self.weight
-                        fetch(atom, source[None, self.slab, k_block], blocks[None, block], barrier)
+                        fetch(atom, source[None, self.n_tile, k_block], blocks[None, block], barrier)
                 state.advance()
             row_block, position = self.order.advance(row_block, position, stride)
         self.operands.drain(state)

@@ -168,7 +168,7 @@ class StripLoad:
         atom, source, strips: TMA view ``[box, tile of a grid row, images, row block, plane]`` and buffers
             ``[box, stage]``. Pixels beyond the images are loaded as zeros, so that a stage always has all its bytes.
         rest: atom, source and strips of the other part of rows that are split, or None.
-        weight, slab: a weight that comes with the pixels, and which features of it this CTA computes; None if it is
+        weight, n_tile: a weight that comes with the pixels, and which features of it this CTA computes; None if it is
             resident.
         row_tiles: tiles along a grid row.
         image_step, first_images: the images of tile t are box ``t * image_step + first_images``.
@@ -189,7 +189,7 @@ class StripLoad:
     multicast: Int16 | None = None
     rest: tuple[cute.CopyAtom, cute.Tensor, cute.Tensor] | None = None
     weight: Operand | None = None
-    slab: int | Int32 = 0
+    n_tile: int | Int32 = 0
 
     @cute.jit
     def run(self) -> None:
@@ -211,7 +211,7 @@ class StripLoad:
                         atom, source, strips = self.rest
                         fetch(atom, source[place], strips[None, state.index], barrier, self.multicast)
                     if cutlass.const_expr(self.weight is not None):
-                        features = self.weight.place(self.slab, ())
+                        features = self.weight.place(self.n_tile, ())
                         first = (plane * per_plane + part) * stage_blocks
                         for i in cutlass.range_constexpr(stage_blocks):
                             self.weight.fetch(features, first + i, state.index * stage_blocks + i, barrier)

@@ -90,7 +90,7 @@ class SnakeOrder:
     """Row-major tile order whose odd rows run backwards, dealt round-robin to the clusters.
 
     The column tiles of one row block run next to each other, so ``x`` comes from DRAM once and from L2 afterwards;
-    turning round at the end of a row lets its last weight slab be reused at once.
+    turning round at the end of a row lets its last N tile of the weight be reused at once.
 
     Attributes:
         m_tiles, n_tiles: tiles in rows and columns, the last ones possibly partial.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int16, Int32
+from cutlass import Boolean, Int16, Int32
 from cutlass.cute.nvgpu import cpasync, tcgen05, warpgroup
 
 Tma = tuple[cute.CopyAtom, cute.Tensor]
@@ -192,6 +192,15 @@ class WarpStaging:
         """Bytes from the first buffer to another one."""
         return buffer * self.rows * self.row_bytes
 
+    @property
+    def stores(self) -> bool | Boolean:
+        """Whether this warp issues the stores."""
+        return True
+
+    def synchronise(self) -> None:
+        """All threads that fill a buffer are here."""
+        cute.arch.sync_warp()
+
     @cute.jit
     def acquire(self, pending: cutlass.Constexpr[int | None] = None) -> None:
         """Waits until the next buffer of the ring may be written.
@@ -201,21 +210,23 @@ class WarpStaging:
         Args:
             pending: how many of the newest groups may be unread, where a group has several buffers.
         """
-        cute.arch.cp_async_bulk_wait_group(self.buffers - 1 if pending is None else pending, read=True)
-        cute.arch.sync_warp()
+        if self.stores:
+            cute.arch.cp_async_bulk_wait_group(self.buffers - 1 if pending is None else pending, read=True)
+        self.synchronise()
 
     @cute.jit
     def store(self, buffer: cutlass.Constexpr[int], *block: Int32) -> None:
-        """TMA store of one buffer to a block, once every lane has fenced its own writes and the warp agrees."""
+        """TMA store of one buffer to a block, once every thread has fenced its own writes and all agree."""
         self.publish()
-        self.issue(buffer, *block)
-        self.commit()
+        if self.stores:
+            self.issue(buffer, *block)
+            self.commit()
 
     @cute.jit
     def publish(self) -> None:
         """Makes what the lanes wrote to the buffers visible to TMA."""
         cute.arch.fence_view_async_shared()
-        cute.arch.sync_warp()
+        self.synchronise()
 
     @cute.jit
     def issue(self, buffer: cutlass.Constexpr[int], *block: Int32) -> None:
@@ -254,6 +265,40 @@ class WarpStaging:
     def finish(self) -> None:
         """The CTA must not exit before TMA has read its staging."""
         cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@dataclass(frozen=True)
+class GroupStaging(WarpStaging):
+    """The store buffers of several warps, which fill one together; the first of them stores.
+
+    Attributes:
+        first: whether this warp is the first.
+        barrier, threads: named barrier of the warps, and their threads.
+    """
+
+    first: Boolean
+    barrier: Int32
+    threads: int
+
+    @property
+    def stores(self) -> Boolean:
+        return self.first
+
+    def synchronise(self) -> None:
+        cute.arch.barrier(barrier_id=self.barrier, number_of_threads=self.threads)
+
+
+def group_staging(ring: WarpStaging, place: Int32, barrier: Int32, warps: int) -> GroupStaging:
+    """A ring that so many warps share.
+
+    Args:
+        ring: as of one warp.
+        place: of this warp among them.
+        barrier: their named barrier.
+        warps: how many.
+    """
+    own = {field.name: getattr(ring, field.name) for field in fields(WarpStaging)}
+    return GroupStaging(**own, first=place == 0, barrier=barrier, threads=32 * warps)
 
 
 def warp_staging(

@@ -42,6 +42,9 @@ CAVEAT = (
 """docs/model.md says where both figures come from."""
 
 
+ERROR, ERROR_ELSEWHERE = 0.12, 0.25
+"""The largest error of a variant that was left out of the fit; and of designs that it has not seen (docs/model.md)."""
+
 RESOLUTION = 0.036
 """The median error of a variant that was left out of the fit (docs/model.md). Times that are nearer to each other than
 this do not tell plans apart."""
@@ -113,8 +116,8 @@ def amounts(work: TileWork) -> tuple[float, ...]:
     return tuple(getattr(work, amount) for amount, _ in PARTS.values())
 
 
-def predict(work: TileWork, costs: UnitClocks = FITTED) -> Prediction:
-    """The modelled time of a launch."""
+def predict(work: TileWork, costs: UnitClocks = FITTED, error: float = ERROR_ELSEWHERE) -> Prediction:
+    """The modelled time of a launch; ``error`` as of `Prediction`."""
     parts = {name: getattr(work, amount) * getattr(costs, cost) for name, (amount, cost) in PARTS.items()}
     if work.mma_clocks > sum(parts.values()):
         parts = {"tensor core": work.mma_clocks}
@@ -125,7 +128,7 @@ def predict(work: TileWork, costs: UnitClocks = FITTED) -> Prediction:
     if memory > sum(microseconds.values()):
         microseconds = {"device memory": memory}
     microseconds["launch"] = LAUNCH_MICROSECONDS
-    return Prediction(sum(microseconds.values()), microseconds, CAVEAT)
+    return Prediction(sum(microseconds.values()), microseconds, CAVEAT, error)
 
 
 class Timed(Protocol):

@@ -15,11 +15,23 @@ class Prediction:
         parts: what it consists of: microseconds by what takes them. Where several things run beside each other and the
             longest decides, only that one is in it.
         caveat: what is known of the model's errors: a sentence that stands under every table of its times.
+        error: how far off the model is to be expected, as a part of the time.
     """
 
     microseconds: float
     parts: Mapping[str, float]
     caveat: str
+    error: float
+
+    @property
+    def least(self) -> float:
+        """Lower end of the range of microseconds."""
+        return self.microseconds * (1 - self.error)
+
+    @property
+    def most(self) -> float:
+        """Upper end of the range of microseconds."""
+        return self.microseconds * (1 + self.error)
 
     @property
     def largest_part(self) -> str:
@@ -28,4 +40,9 @@ class Prediction:
 
     def __str__(self) -> str:
         share = self.parts[self.largest_part] / self.microseconds
-        return f"{self.microseconds:,.1f} us (modelled), of which {self.largest_part} {share:.0%}"
+        return f"{self.time}, of which {self.largest_part} {share:.0%}"
+
+    @property
+    def time(self) -> str:
+        """Time and range in words."""
+        return f"{self.microseconds:,.1f} us (modelled, {self.least:,.0f} to {self.most:,.0f})"

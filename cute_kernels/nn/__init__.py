@@ -5,6 +5,7 @@ from __future__ import annotations
 from cute_kernels.nn.layers import PatchConv2d, PatchLinear, convert_layer, revert_layer
 from cute_kernels.nn.options import PatchOptions
 from cute_kernels.nn.patch_embed import PatchEmbed
+from cute_kernels.nn.timm_patch_embed import TimmPatchEmbed
 from cute_kernels.nn.traced import kernels_in_export
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "PatchEmbed",
     "PatchLinear",
     "PatchOptions",
+    "TimmPatchEmbed",
     "convert_layer",
     "kernels_in_export",
     "revert_layer",

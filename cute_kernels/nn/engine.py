@@ -244,6 +244,9 @@ class PatchEngine:
         if availability.traced():
             call = torch.ops.cute_kernels.embed_patches
             return call(images, weight, bias, pos_embed, position_ids, self.text)
+        return self._images(images, weight, bias, pos_embed)
+
+    def _images(self, images, weight: torch.Tensor, bias, pos_embed) -> torch.Tensor:
         prepared = self.prepared("images", weight)
         patch = self.patch(weight)
         if images.is_floating_point() and images.dtype not in _FLOATS:
@@ -282,6 +285,9 @@ class PatchEngine:
         """
         if table is None and availability.traced():
             return torch.ops.cute_kernels.embed_patches(rows, weight, bias, None, None, self.text)
+        return self._rows(rows, weight, bias, table, index)
+
+    def _rows(self, rows, weight: torch.Tensor, bias, table=None, index=None) -> torch.Tensor:
         flat, n = rows.reshape(-1, rows.shape[-1]), weight.shape[0]
         if not flat.shape[0]:
             return torch.empty(*rows.shape[:-1], n, dtype=weight.dtype, device=rows.device)
@@ -315,8 +321,8 @@ class PatchEngine:
             warn(f"{reason}. The plain torch module runs instead.", stacklevel=2)
             return self.plain(pixels, weight, bias, table)
         if pixels.dim() == 4:
-            return self.images(pixels, weight, bias, table)
-        return self.rows(pixels, weight, bias)
+            return self._images(pixels, weight, bias, table)
+        return self._rows(pixels, weight, bias)
 
     def plain(self, pixels, weight: torch.Tensor, bias, table: torch.Tensor | None) -> torch.Tensor:
         """``[B, S, N]`` of images, or ``[.., N]`` of rows, by plain torch, from uint8 or normalised pixels."""

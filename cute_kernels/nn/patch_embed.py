@@ -121,7 +121,8 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
             given = ", ".join(unknown) or f"options = {options!r}"
             raise TypeError(
                 f"PatchEmbed is made from the layer whose place it takes, not from {given}: write "
-                "PatchEmbed.from_module(torch.nn.Conv2d(3, features, patch, stride=patch), pos_embed=..)"
+                "PatchEmbed.from_module(torch.nn.Conv2d(3, features, patch, stride=patch), pos_embed=..), or take "
+                "TimmPatchEmbed, which has the constructor of timm's"
             )
         check_layer(module, options.channels, options.order)
         _check_replaceable(module)

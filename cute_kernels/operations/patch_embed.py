@@ -15,6 +15,7 @@ from cute_kernels.config import WEIGHT_TYPES, PatchEmbedConfig, PatchEmbedProble
 from cute_kernels.operations import arguments
 from cute_kernels.operations.arguments import Backend, choose_backend
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
+from cute_kernels.operations.position_pairs import one_table
 from cute_kernels.operations.scales import (
     combine_numbers,
     combine_scales,
@@ -74,6 +75,9 @@ def patch_embed(
             contiguous; row t gets ``pos_embed[pos_index[t]]``, and the result is ``[T, N]`` (``[B, L, N]``). A number
             outside ``0 .. S - 1`` raises ValueError for CPU tensors; on a GPU, where looking would make the host wait,
             it gives a row of NaN. int64 is converted by two small kernels, and such a call is never a warm one.
+            With ``pos_embed`` ``[2, S, N]``, a table for each of two axes, it is ``[T, 2]`` (``[B, L, 2]``), and row t
+            gets ``fp32(pos_embed[0, pos_index[t, 0]]) + fp32(pos_embed[1, pos_index[t, 1]])``, of -1 nothing. The sums
+            are made once for an index tensor, of the pairs that occur: on a GPU the host waits for their number.
         scale_a: dequantisation multiplier of ``x``: None (1), a number that is finite and > 0 in FP32, or an FP32
             tensor, which is read on the device and not checked: of one element, or of one for each row, ``[B * S, 1]``
             or with a 3-D ``x`` also ``[B, S, 1]``. Of rows, any stride; what is not contiguous is copied.
@@ -105,6 +109,8 @@ def patch_embed(
     """
     if out_dtype is not torch.bfloat16:
         raise ValueError(f"out_dtype = {out_dtype}, allowed: torch.bfloat16")
+    if all(isinstance(given, torch.Tensor) for given in (x, pos_embed, pos_index)) and pos_embed.dim() == 3:
+        pos_embed, pos_index = one_table(pos_embed, pos_index, tuple(x.shape[:-1]))
     return PATCH_EMBED.call((x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config))
 
 

@@ -216,6 +216,11 @@ class Plan(ABC):
         return ()
 
     @property
+    def resident_ctas(self) -> int:
+        """CTAs that fit the registers of a multiprocessor, as the kernel is compiled."""
+        return 1
+
+    @property
     def launches(self) -> tuple[Plan, ...]:
         """Kernels that run, in this order: one, but for a plan that chains others."""
         return (self,)

@@ -142,6 +142,11 @@ class GemmPlan(Plan):
         return self._pitch(self.problem.out_dtype)
 
     @property
+    def tma_residual(self) -> bool:
+        """TMA brings the residual to the store buffers; otherwise threads load it themselves."""
+        return False
+
+    @property
     def residual_pitch(self) -> int:
         """Elements from one row of the residual to the next, by the same rule."""
         return self._pitch(self.problem.residual) if self.problem.residual else 0

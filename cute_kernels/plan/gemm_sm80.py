@@ -21,7 +21,7 @@ FIELDS = sm80.FIELDS | {
     "split_k": Field("slices of K", SPLITS),
 }
 
-EXCHANGE_CLOCKS = 1500
+EXCHANGE_CLOCKS = 3000
 """Clocks from the last store of a slice's sums until the CTA that adds them has read them, but for their bytes."""
 
 MOST_SHARED = 4096

@@ -1,4 +1,4 @@
-"""Plan of the SM90a dense GEMM: two consumer warpgroups, cooperative or in turn, multicast in small clusters.
+"""Plan of the SM90a dense GEMM: consumer warpgroups together or in turn, multicast in small clusters.
 
 There is no stream-K order: at the sizes of docs/performance.md the last turn of the clusters is so full that at most
 4% of the multiprocessors' time is lost in all turns together (tests/plan/test_plan_gemm.py).
@@ -14,15 +14,27 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
-from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, reject, require, round_up
+from cute_kernels.plan.base import CTA_SMEM_BYTES, ITEMSIZE, Arch, Field, check_fields, reject, require, round_up
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
-from cute_kernels.plan.shared_operands import LEAST_ROW_BYTES, WgmmaPair, check_accumulators, check_stores_and_stages
+from cute_kernels.plan.shared_operands import (
+    LEAST_ROW_BYTES,
+    WARP_ROWS,
+    WgmmaPair,
+    check_accumulators,
+    check_stores_and_stages,
+)
 
 SWIZZLE_ROWS = 8
 """Rows of a SWIZZLE_128B atom."""
 
 MAX_CLUSTER = 8
 """CTAs of a cluster that every device of the architecture can hold (CUDA C++ programming guide)."""
+
+TRANSPOSED_BYTES = 2
+"""Bytes of an element that ``stmatrix`` and ``ldmatrix`` transpose."""
+
+MAX_RESIDUAL_BUFFERS = 12
+"""Store buffers of a warp whose barriers, beside those of stages and of sums, fit 1024 bytes."""
 
 SPLIT_REGISTERS = 128
 """Accumulators with which the sums of more than two slices of K do not fit a consumer thread."""
@@ -54,11 +66,13 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
     @property
     def cluster_rows(self) -> int:
-        return self.config.tile_m * self.config.cluster_m
+        c = self.config
+        return c.tile_n * c.cluster_n if c.transposed else c.tile_m * c.cluster_m
 
     @property
     def cluster_columns(self) -> int:
-        return self.config.tile_n * self.config.cluster_n
+        c = self.config
+        return c.tile_m * c.cluster_m if c.transposed else c.tile_n * c.cluster_n
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -70,6 +84,8 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
         (4096 x 4096, two slices of K, one H200; bench/results: 2026-11-21-h200, gemm-tune.json). What is not loaded is
         cleared once per launch. Whole swizzle atoms for each of the CTAs that share the tile.
         """
+        if self.config.transposed:
+            return self.config.tile_m
         least = max(SWIZZLE_ROWS * self.config.cluster_n, 1 << (self.problem.m - 1).bit_length())
         return least if 2 * least <= self.config.tile_m and self.config.cluster_m == 1 else self.config.tile_m
 
@@ -83,6 +99,46 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
         return super().compiled_in | {"loaded_rows": self.loaded_rows}
 
     @property
+    def tma_residual(self) -> bool:
+        """Where it is as wide as the output, whose place in a store buffer it takes first."""
+        residual = self.problem.residual
+        return residual is not None and ITEMSIZE[residual] == ITEMSIZE[self.problem.out_dtype]
+
+    @property
+    def store_warps(self) -> int:
+        """Warps that fill a store buffer together: of a transposed tile each has 16 of its columns."""
+        return max(1, min(4, self.finished_warps)) if self.config.transposed else 1
+
+    @property
+    def store_row_bytes(self) -> int:
+        if self.config.transposed:
+            return self.store_warps * WARP_ROWS * ITEMSIZE[self.problem.out_dtype]
+        return super().store_row_bytes
+
+    @property
+    def store_rows(self) -> int:
+        if self.config.transposed:
+            return max(rows for rows in (16, 32, 48, 64) if self.config.tile_n % rows == 0)
+        return super().store_rows
+
+    @property
+    def store_span(self) -> int:
+        """Columns of the accumulators that a store buffer takes."""
+        return self.store_rows if self.config.transposed else self.store_columns
+
+    @property
+    def regions_per_tile(self) -> int:
+        return self.waves * (self.config.tile_n // self.store_span)
+
+    @property
+    def staging_bytes(self) -> int:
+        return super().staging_bytes // self.store_warps
+
+    @property
+    def store_buffer_bytes(self) -> int:
+        return self.store_rows * self.store_row_bytes
+
+    @property
     def finished_warps(self) -> int:
         """Consumer warps of a tile whose rows one CTA adds up and stores; the other CTAs' warps send it theirs."""
         return self.storing_warps // self.config.split_k
@@ -90,7 +146,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     @property
     def partial_bytes(self) -> int:
         """FP32 sums of one warp's rows over one slice of K."""
-        return self.waves * self.store_rows * self.config.tile_n * 4
+        return self.waves * WARP_ROWS * self.config.tile_n * 4
 
     @property
     def received_bytes(self) -> int:
@@ -105,24 +161,27 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
-        schedule = "pingpong: a tile per warpgroup" if c.pingpong else "cooperative: half of a tile per warpgroup"
+        share = "half of a tile per warpgroup" if self.warpgroups > 1 else "one warpgroup"
+        schedule = "pingpong: a tile per warpgroup" if c.pingpong else f"cooperative: {share}"
         registers = f"{self.accumulator_registers} of accumulators, {self.consumer_registers} per consumer thread"
+        by = "warp" if self.store_warps == 1 else f"{self.store_warps} warps"
         slices = f", {c.split_k} slices of K each" if c.split_k > 1 else ""
+        shape = f"{c.tile_n} x {c.tile_m}, transposed" if c.transposed else f"{c.tile_m} x {c.tile_n}"
         return [
-            ("tile", f"{c.tile_m} x {c.tile_n}, {self.k_blocks} K blocks of {self.tile_k}"),
+            ("tile", f"{shape}, {self.k_blocks} K blocks of {self.tile_k}"),
             ("schedule", schedule),
-            ("cluster", f"{c.cluster_m} x {c.cluster_n} CTAs, {self.cluster_rows} x {self.cluster_columns}{slices}"),
+            ("cluster", f"{self.sharing_ctas} CTAs, {self.cluster_rows} x {self.cluster_columns}{slices}"),
             ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
             ("order", f"groups of {c.group_m} blocks of rows"),
             *([("rows loaded", f"{self.loaded_rows} of a tile")] if self.loaded_rows < c.tile_m else []),
             ("registers", registers),
-            ("epilogue", f"{c.store_stages} store stages of {self.store_rows} x {self.store_columns} per warp"),
+            ("epilogue", f"{c.store_stages} store stages of {self.store_rows} x {self.store_columns} per {by}"),
         ]
 
 
 FIELDS = {
     "tile_m": Field("64 rows or a multiple for each warpgroup", (64, 128, 192, 256)),
-    "tile_n": Field("N of a WGMMA in whole store buffers", tuple(range(32, 257, 16))),
+    "tile_n": Field("N of a WGMMA in whole store buffers", tuple(range(16, 257, 16))),
     "stages": Field("TMA and WGMMA overlap only with two stages or more", least=2),
     "cluster_m": Field("CTAs of a cluster along one dimension", (1, 2, 4)),
     "cluster_n": Field("CTAs of a cluster along one dimension", (1, 2, 4)),
@@ -136,7 +195,7 @@ def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_
     if sm_count < 1:
         reject("sm_count", sm_count, "a cluster needs a multiprocessor", 1)
     check_fields(config, FIELDS)
-    rows = (64, 128, 192) if config.pingpong else (128, 256)
+    rows = (64, 128, 192) if config.pingpong else (64, 128, 256)
     require("tile_m", config.tile_m, rows, "64 rows or a multiple for each warpgroup")
     shared = SWIZZLE_ROWS * config.cluster_m
     if config.tile_n % shared:
@@ -149,6 +208,11 @@ def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_
         rule = f"{config.cluster_m} x {config.cluster_n} x {config.split_k} CTAs exceed the {MAX_CLUSTER} of a cluster"
         name = "split_k" if config.split_k > 1 else "cluster_n"
         reject(name, getattr(config, name), rule, max(1, MAX_CLUSTER * getattr(config, name) // plan.ctas))
+    if config.transposed:
+        _check_transposed(problem)
+    if plan.storing_warps % config.split_k:
+        rule = f"each slice of K finishes the rows of as many of the {plan.storing_warps} consumer warps"
+        reject("split_k", config.split_k, rule, plan.storing_warps)
     if config.split_k > plan.k_blocks:
         rule = f"every slice of K needs a block of {plan.tile_k}, and k = {problem.k} has {plan.k_blocks}"
         reject("split_k", config.split_k, rule, 1 << (plan.k_blocks.bit_length() - 1))
@@ -159,8 +223,23 @@ def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_
         rule = f"beside {plan.accumulator_registers} registers of accumulators, sums of more than two slices spill"
         reject("split_k", config.split_k, f"{rule}{_way_to_split(plan)}", 2)
     check_tile_order(plan)
+    if plan.tma_residual and plan.config.store_stages > MAX_RESIDUAL_BUFFERS:
+        rule = "every store buffer that TMA brings a residual to has a barrier"
+        legal = [n for n in range(1, MAX_RESIDUAL_BUFFERS + 1) if plan.regions_per_tile % n == 0]
+        reject("store_stages", plan.config.store_stages, rule, max(legal))
     check_stores_and_stages(plan)
     return plan
+
+
+def _staged(problem: GemmProblem) -> dict[str, str]:
+    """Element types of what store buffers hold."""
+    return {"out_dtype": problem.out_dtype} | ({"residual": problem.residual} if problem.residual else {})
+
+
+def _check_transposed(problem: GemmProblem) -> None:
+    for name, dtype in _staged(problem).items():
+        if ITEMSIZE[dtype] != TRANSPOSED_BYTES:
+            reject("transposed", True, f"stmatrix transposes elements of 16 bits, and {name} is {dtype}", False)
 
 
 def _way_to_split(plan: Sm90GemmPlan) -> str:
@@ -180,48 +259,60 @@ def _way_to_split(plan: Sm90GemmPlan) -> str:
 
 
 _CANDIDATES = (
-    (128, 256, False, 4, 2, ((2, 1),), (1,)),
-    (256, 128, False, 4, 2, ((2, 1),), (1,)),
-    (256, 192, False, 3, 2, ((1, 2), (2, 1), (1, 1)), (1,)),
-    (256, 144, False, 4, 2, ((2, 1), (1, 2)), (1,)),
-    (128, 192, True, 4, 2, ((2, 1), (1, 2), (1, 1)), (1,)),
-    (128, 176, True, 5, 2, ((2, 1), (1, 2)), (1,)),
-    (128, 160, True, 5, 2, ((2, 1), (1, 2), (1, 1)), (1,)),
-    (128, 144, True, 6, 2, ((2, 1), (1, 2)), (1,)),
-    (192, 128, True, 4, 2, ((2, 1), (1, 2)), (1,)),
-    (192, 96, True, 5, 3, ((2, 1), (1, 2)), (1,)),
-    (128, 128, True, 6, 2, ((2, 1), (1, 2), (1, 1), (1, 4)), (1,)),
-    (128, 128, False, 5, 2, ((2, 1), (1, 2)), (1, 2)),
-    (128, 96, False, 7, 3, ((1, 2), (1, 4)), (1,)),
-    (128, 128, False, 4, 2, ((1, 1), (2, 1)), (4,)),
-    (64, 192, True, 5, 3, ((2, 1), (1, 2), (4, 1), (1, 1)), (1,)),
-    (64, 128, True, 8, 2, ((2, 1), (1, 2), (4, 1), (1, 4), (1, 1)), (1,)),
-    (64, 64, True, 8, 1, ((2, 2), (2, 1), (1, 2), (1, 1)), (1,)),
-    (128, 64, False, 8, 1, ((2, 1), (1, 1)), (1, 2)),
-    (128, 64, False, 8, 1, ((1, 2), (1, 4)), (2,)),
-    (128, 64, False, 7, 1, ((1, 1), (1, 2)), (4,)),
-    (128, 64, False, 6, 1, ((1, 1),), (8,)),
+    (128, 256, False, 4, 2, ((2, 1),), 1),
+    (256, 192, False, 3, 2, ((1, 2),), 1),
+    (256, 144, False, 4, 2, ((1, 2),), 1),
+    (128, 192, True, 4, 2, ((2, 1),), 1),
+    (128, 160, True, 5, 2, ((1, 2),), 1),
+    (192, 128, True, 4, 2, ((1, 2),), 1),
+    (192, 96, True, 5, 3, ((1, 2),), 1),
+    (128, 128, True, 6, 2, ((2, 1), (1, 2), (1, 4)), 1),
+    (128, 96, False, 7, 3, ((1, 4),), 1),
+    (64, 192, True, 5, 3, ((4, 1), (1, 1)), 1),
+    (64, 128, True, 8, 2, ((4, 1), (1, 4)), 1),
+    (64, 64, True, 8, 1, ((2, 2),), 1),
+    (128, 64, False, 8, 1, ((2, 1),), 1),
+    (128, 64, False, 8, 1, ((1, 1), (1, 4)), 2),
+    (64, 96, True, 8, 3, ((4, 2),), 1),
+    (64, 64, False, 6, 1, ((1, 1), (2, 2)), 2),
 )
-"""Rows, columns and pingpong of a tile, stages, store stages, clusters and splits of K."""
+"""Rows, columns and pingpong of a tile, stages, store stages, clusters and split of K."""
+
+_TRANSPOSED_CANDIDATES = (
+    (128, 224, False, 4, 1, ((1, 1),), 1),
+    (128, 192, True, 4, 2, ((1, 1),), 1),
+    (192, 112, True, 5, 3, ((1, 2),), 1),
+    (128, 160, True, 5, 2, ((1, 1),), 1),
+    (128, 144, True, 5, 3, ((1, 1),), 1),
+    (64, 144, True, 7, 3, ((1, 1),), 1),
+    (128, 80, True, 8, 2, ((2, 4),), 1),
+    (128, 112, False, 6, 7, ((1, 2),), 1),
+    (64, 128, True, 8, 2, ((4, 2),), 1),
+    (64, 64, False, 6, 1, ((1, 1),), 1),
+    (64, 32, False, 8, 1, ((1, 1),), 2),
+    (64, 16, False, 8, 1, ((1, 1),), 2),
+)
+"""Transposed tiles, by the same columns."""
 
 CANDIDATES = tuple(
-    Sm90GemmConfig(tile_m, tile_n, stages, *cluster, pingpong, store_stages, split_k=split_k)
-    for tile_m, tile_n, pingpong, stages, store_stages, clusters, splits in _CANDIDATES
+    Sm90GemmConfig(tile_m, tile_n, stages, *cluster, pingpong, stores, split_k=split_k, transposed=transposed)
+    for transposed, candidates in ((False, _CANDIDATES), (True, _TRANSPOSED_CANDIDATES))
+    for tile_m, tile_n, pingpong, stages, stores, clusters, split_k in candidates
     for cluster in clusters
-    for split_k in splits
 )
 """Candidates that the chooser chooses from: what pays at some size, by the timings or by the model fitted to them."""
 
 TILES = (
+    *((64, n, False) for n in (16, 32, 48, 64, 96, 128)),
     *((128, n, False) for n in (32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)),
     *((256, n, False) for n in (96, 112, 128, 144, 160, 176, 192)),
     *((64, n, True) for n in (32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)),
     *((128, n, True) for n in (64, 80, 96, 112, 128, 144, 160, 176, 192)),
     *((192, n, True) for n in (64, 80, 96, 112, 128)),
 )
-"""Rows, columns and pingpong of the tiles that a tuner tries."""
+"""Rows, columns and pingpong of the tiles that a tuner tries, transposed and not."""
 
-CLUSTERS = ((2, 1), (1, 2), (1, 1), (2, 2), (4, 1), (1, 4))
+CLUSTERS = ((2, 1), (1, 2), (1, 1), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
 """Clusters that a tuner tries."""
 
 MACS_PER_CLOCK = 2048
@@ -244,6 +335,13 @@ BLOCK_CLOCKS = 126
 
 PINGPONG_GAIN = 0.04
 """Share of its WGMMAs' time that a warpgroup saves which does not wait for another one at every K block."""
+
+TRANSPOSED_GAIN = 0.03
+"""Share of its time that a launch with transposed tiles saves: a bias in registers, fewer stores, rows read once."""
+
+SCALED_TURNS_LOSS = 0.25
+"""What it loses with multipliers, which its epilogue reads longer than the short products of 8 bits hide it: 12 to 37%,
+where tiles follow each other."""
 
 TILE_CLOCKS = 35
 """Clocks of every tile besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""
@@ -270,7 +368,11 @@ SPLIT_BYTES_PER_CLOCK = 8.75
 """Partial sums that a CTA receives through distributed shared memory per clock."""
 
 NEAR_L2_BYTES = 16 << 20
-"""Rows of ``a`` that clusters work on at the same time: if more than this, they are not found in L2 by a later turn."""
+"""Rows of ``a`` that clusters work on at the same time. If they are more than this, they are not found in L2 by a later
+turn, and operands take twice as long to come."""
+
+ALL_COLUMNS = 64
+"""Blocks of columns in a group of transposed tiles, where all of ``b`` stays in L2: rows are then read once."""
 
 RESIDENT_B_BYTES = 12 << 20
 """``b`` up to this stays in L2 through a launch, whatever the order of the tiles."""
@@ -285,8 +387,11 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
     gain = PINGPONG_GAIN * c.pingpong * (1 if turns > 1 else -0.5)
     wgmma = blocks * BLOCK_MACS * c.tile_m * c.tile_n / MACS_PER_CLOCK * (1 - gain)
     fetched = (plan.loaded_rows / c.cluster_n + c.tile_n / c.cluster_m) * blocks * plan.k_block_bytes
+    rate = FETCHED_BYTES_PER_CLOCK
+    if _rows_in_flight(plan) > NEAR_L2_BYTES:
+        rate /= 2
     # Almost the larger of both: they overlap, but for where both take as long.
-    mainloop = (wgmma**4 + (fetched / FETCHED_BYTES_PER_CLOCK) ** 4) ** 0.25 + TILE_CLOCKS + blocks * BLOCK_CLOCKS
+    mainloop = (wgmma**4 + (fetched / rate) ** 4) ** 0.25 + TILE_CLOCKS + blocks * BLOCK_CLOCKS
     kelement = EPILOGUE_CLOCKS_PER_KELEMENT + ACTIVATION_CLOCKS_PER_KELEMENT * (plan.problem.activation != "none")
     epilogue = plan.warpgroup_rows * c.tile_n / 1024 * kelement + plan.regions_per_tile * BUFFER_CLOCKS
     once = LAUNCH_CLOCKS + CLUSTER_CLOCKS * plan.ctas + fetched / FIRST_BYTES_PER_CLOCK
@@ -294,10 +399,21 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
     if c.split_k > 1:
         exchange = SPLIT_CLOCKS * math.log2(c.split_k)
         exchange += plan.finished_warps * plan.received_bytes / SPLIT_BYTES_PER_CLOCK
-    if not c.pingpong:
-        return once + turns * (mainloop + epilogue + exchange)
-    # In turn, a warpgroup has the other one's mainloop to store in, but nothing hides the last tile's epilogue.
-    return once + turns * max(mainloop, (mainloop + epilogue) / 2) + epilogue
+    if c.pingpong:
+        # In turn, a warpgroup has the other one's mainloop to store in, but nothing hides the last tile's epilogue.
+        clocks = once + turns * max(mainloop, (mainloop + epilogue) / 2) + epilogue
+    else:
+        clocks = once + turns * (mainloop + epilogue + exchange)
+    if not c.transposed:
+        return clocks
+    follow = turns > 1 + c.pingpong  # of a warpgroup
+    return clocks * (1 + SCALED_TURNS_LOSS if plan.problem.scaled and follow else 1 - TRANSPOSED_GAIN)
+
+
+def _rows_in_flight(plan: Sm90GemmPlan) -> float:
+    """Bytes of the rows of ``a`` that the clusters work on at the same time."""
+    columns = -(-plan.problem.n // plan.cluster_columns)
+    return plan.clusters / columns * plan.cluster_rows * plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
 
 
 def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmConfig:
@@ -309,10 +425,9 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
     """
     costs = []
     for index, c in enumerate(CANDIDATES):
-        idle = (c.cluster_m - 1) * c.tile_m >= problem.m or (c.cluster_n - 1) * c.tile_n >= problem.n
         plan = Sm90GemmPlan(problem, c, arch, sm_count)
-        if idle or plan.ctas > sm_count or plan.k_blocks < c.split_k or plan.store_row_bytes < LEAST_ROW_BYTES:
-            continue  # a CTA of every cluster would compute nothing, no cluster fits, or no swizzle is as narrow
+        if _idles(problem, c) or plan.ctas > sm_count or plan.k_blocks < c.split_k or not _storable(plan):
+            continue
         # Outputs of 8 bits have fewer store buffers in a tile, those of 32 more bytes in each.
         c = dataclasses.replace(c, store_stages=math.gcd(c.store_stages, plan.regions_per_tile))
         costs.append((modelled_clocks(plan), index, _with_stages_that_fit(plan, c)))
@@ -320,6 +435,19 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
         return Sm90GemmConfig()
     config = min(costs)[2]
     return dataclasses.replace(config, group_m=tile_group(Sm90GemmPlan(problem, config, arch, sm_count)))
+
+
+def _idles(problem: GemmProblem, config: Sm90GemmConfig) -> bool:
+    """A CTA of every cluster would compute nothing."""
+    rows, columns = (problem.n, problem.m) if config.transposed else (problem.m, problem.n)
+    return (config.cluster_m - 1) * config.tile_m >= rows or (config.cluster_n - 1) * config.tile_n >= columns
+
+
+def _storable(plan: Sm90GemmPlan) -> bool:
+    """A swizzle is as narrow as the rows of a store buffer; what is transposed has 16 bits."""
+    if plan.config.transposed:
+        return all(ITEMSIZE[dtype] == TRANSPOSED_BYTES for dtype in _staged(plan.problem).values())
+    return plan.store_row_bytes >= LEAST_ROW_BYTES
 
 
 def _with_stages_that_fit(plan: Sm90GemmPlan, config: Sm90GemmConfig) -> Sm90GemmConfig:
@@ -337,19 +465,20 @@ def tile_group(plan: Sm90GemmPlan) -> int:
     """
     columns = -(-plan.problem.n // plan.cluster_columns)
     k_bytes = plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
-    in_flight = plan.clusters / columns * plan.cluster_rows * k_bytes
-    tall = columns < plan.clusters and in_flight > NEAR_L2_BYTES
+    if plan.config.transposed:
+        return ALL_COLUMNS if plan.problem.n * k_bytes <= RESIDENT_B_BYTES else plan.config.group_m
+    tall = columns < plan.clusters and _rows_in_flight(plan) > NEAR_L2_BYTES
     return 1 if tall and plan.problem.n * k_bytes <= RESIDENT_B_BYTES else plan.config.group_m
 
 
 def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90GemmPlan]:
     """Legal plans that are worth timing, the one with the least modelled time first."""
     plans = []
-    for (tile_m, tile_n, pingpong), (cluster_m, cluster_n) in itertools.product(TILES, CLUSTERS):
-        if (cluster_m - 1) * tile_m >= problem.m or (cluster_n - 1) * tile_n >= problem.n:
-            continue  # a CTA of every cluster would have nothing to do
-        tile = {"tile_m": tile_m, "tile_n": tile_n, "cluster_m": cluster_m, "cluster_n": cluster_n}
-        config = Sm90GemmConfig(**tile, pingpong=pingpong, stages=2, store_stages=1)
+    for transposed, tile, cluster in itertools.product((False, True), TILES, CLUSTERS):
+        tile_m, tile_n, pingpong = tile
+        config = Sm90GemmConfig(tile_m, tile_n, 2, *cluster, pingpong, store_stages=1, transposed=transposed)
+        if _idles(problem, config):
+            continue
         idle = Sm90GemmPlan(problem, config, arch, sm_count).tiles * config.cluster_m * config.cluster_n * 2 <= sm_count
         for split_k in (1, 2, 4, 8) if idle and not pingpong else (1,):
             plan = _filled(problem, dataclasses.replace(config, split_k=split_k), arch, sm_count)
@@ -360,11 +489,15 @@ def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm90Ge
 
 def _filled(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: int) -> Sm90GemmPlan | None:
     """With as many stages as fit beside the fewest store buffers above one, or one; None if that is illegal."""
-    regions = Sm90GemmPlan(problem, config, arch, sm_count).regions_per_tile
+    plan = Sm90GemmPlan(problem, config, arch, sm_count)
+    if config.transposed:
+        config = dataclasses.replace(config, group_m=tile_group(plan))
+    regions = plan.regions_per_tile
     buffers = next((count for count in range(2, regions + 1) if regions % count == 0), 1)
     config = dataclasses.replace(config, store_stages=buffers)
     least = Sm90GemmPlan(problem, config, arch, sm_count)
-    stages = config.stages + (arch.smem_bytes - least.smem_bytes) // least.stage_bytes
+    room = min(arch.smem_bytes, arch.sm_smem_bytes // least.resident_ctas - CTA_SMEM_BYTES)
+    stages = config.stages + (room - least.smem_bytes) // least.stage_bytes
     try:
         return plan_sm90_gemm(problem, dataclasses.replace(config, stages=min(stages, 8)), arch, sm_count)
     except ValueError:

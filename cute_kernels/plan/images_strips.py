@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require, round_up
 from cute_kernels.plan.images import INTEGERS, STRIP_PATCH, GridTilesPlan
-from cute_kernels.plan.tiles import COLUMN_GROUP, FeatureSlabs
+from cute_kernels.plan.tiles import COLUMN_GROUP, FeatureTiles
 
 BLOCK_FEATURES = 16
 """Features of which a thread has two: lane / 4 and lane / 4 + 8."""
@@ -65,7 +65,7 @@ class RowPart:
     blocks: int
 
 
-class StripsPlan(GridTilesPlan, FeatureSlabs):
+class StripsPlan(GridTilesPlan, FeatureTiles):
     """Columns of a tile are its patches, image by image; features are the rows of the tensor core's result."""
 
     @property

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.model import b200
+from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import (
     ITEMSIZE,
     LANES,
@@ -502,6 +503,11 @@ def plan_streamed(
     check_columns(plan)
     check_capacity(plan)
     return plan
+
+
+def predict(plan: Sm100PatchEmbedPlan) -> Prediction:
+    """The modelled time of a launch on a B200, whose costs are fitted to variants of this design."""
+    return b200.predict(plan.work, error=b200.ERROR)
 
 
 def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm100PatchEmbedPlan]:

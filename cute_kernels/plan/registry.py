@@ -174,7 +174,7 @@ _STREAMED = Kernel(
     patch_embed_sm100.default_config,
     patch_embed_sm100.search_space,
     takes=patch_embed_resident.why_on_chip,
-    predict=sm100_transposed.predict,
+    predict=patch_embed_sm100.predict,
 )
 _RESIDENT = Kernel(
     Sm100ResidentConfig,

@@ -17,12 +17,16 @@ LEAST_ROW_BYTES = 32
 WARPGROUP_ROWS = 64
 """Rows of a WGMMA."""
 
+WARP_ROWS = WARPGROUP_ROWS // 4
+"""Rows of a WGMMA of which one warp has the accumulators."""
+
 ADDRESSING_REGISTERS = 40
 """Registers that a consumer thread needs besides accumulators, as the assembler reports it without spills."""
 
-GPC_SHARE = (8, 9)
-"""Multiprocessors of which clusters of four or eight can be resident at once: 16 of the 18 of a GPC. One cluster more
-runs after all others: an H200 holds 30 of 2 x 2, and 32 took twice the time of 64 of 2 x 1 (bench/results)."""
+GPC_SHARE = (10, 11)
+"""Multiprocessors of which clusters of four or eight can be resident at once: those of a GPC are no multiple of them.
+An H200 holds 30 clusters of four and 15 of eight. One more runs after all others: 32 of 2 x 2 took twice the time of 64
+of 2 x 1 (bench/results)."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,10 @@ class StoreBuffers(Plan):
 class WgmmaPair(StoreBuffers):
     """A CTA has one loading warp and two consumer warpgroups; its accumulators are registers of the consumers.
 
-    The warpgroups compute half of the rows of a tile each, or with ``pingpong`` a tile each, in turn.
+    The warpgroups compute half of the rows of a tile each, or with ``pingpong`` a tile each, in turn. A tile of the
+    rows of one WGMMA, without ``pingpong``, has one: two such CTAs fit the registers of a multiprocessor, so that the
+    next launch is ready when this one ends.
     """
-
-    warpgroups: int = 2
-    consumer_registers: int = 240
-    producer_registers: int = 24
-    store_rows: int = 16
 
     @property
     @abstractmethod
@@ -81,6 +82,24 @@ class WgmmaPair(StoreBuffers):
     def sums_integers(self) -> bool:
         """Accumulators are 32-bit integers and exact; otherwise FP32."""
         return False
+
+    @property
+    def warpgroups(self) -> int:
+        """Consumer warpgroups."""
+        return 1 if self.tile_m == WARPGROUP_ROWS and not self.config.pingpong else 2
+
+    @property
+    def resident_ctas(self) -> int:
+        return 2 if self.warpgroups == 1 else 1
+
+    @property
+    def consumer_registers(self) -> int:
+        """With those of the producers no more than 65,536, or half of that."""
+        return 128 if self.warpgroups == 1 else 240
+
+    @property
+    def producer_registers(self) -> int:
+        return 24
 
     @property
     @abstractmethod
@@ -134,6 +153,11 @@ class WgmmaPair(StoreBuffers):
     def stage_bytes(self) -> int:
         """Operand bytes of one stage in one CTA, its own and those multicast to it."""
         return self.a_stage_bytes + self.b_stage_bytes
+
+    @property
+    def store_rows(self) -> int:
+        """Rows of a store buffer: those of a WGMMA whose accumulators a warp has."""
+        return WARP_ROWS
 
     @property
     def loaded_bytes(self) -> int:

@@ -29,7 +29,7 @@ from cute_kernels.plan.base import (
     round_up,
     smem_map,
 )
-from cute_kernels.plan.tiles import CtaPairs, FeatureSlabs
+from cute_kernels.plan.tiles import CtaPairs, FeatureTiles
 
 TMEM_LANES = 128
 """Lanes of tensor memory, rows of a CTA's accumulator: one for each term of the weight of an output feature."""
@@ -50,7 +50,7 @@ WAVEFRONT = 128
 
 
 @dataclass(frozen=True)
-class Sm100TransposedPlan(FeatureSlabs, CtaPairs):
+class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     """A persistent tcgen05 kernel: ``D[feature, row] = weight * x^T``.
 
     A tile is computed by a pair of CTAs (``cta_group::2``), or by one. Each CTA holds the accumulator of its 128

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.plan.base import ITEMSIZE, reject, room_for_stages
-from cute_kernels.plan.tiles import FeatureSlabs
+from cute_kernels.plan.tiles import FeatureTiles
 
 WARPGROUP_FEATURES = 64
 """Rows of a WGMMA: the output features that one warpgroup computes."""
@@ -33,10 +33,10 @@ BLOCK_REGISTERS = 16
 
 
 @dataclass(frozen=True)
-class TransposedPlan(FeatureSlabs):
+class TransposedPlan(FeatureTiles):
     """A persistent kernel whose tiles are ``tile_rows`` rows of ``x`` by the ``warpgroups * 64`` features of one CTA.
 
-    The ``cluster`` CTAs of a cluster share their tiles of ``x``, as `FeatureSlabs` says.
+    The ``cluster`` CTAs of a cluster share their tiles of ``x``, as `FeatureTiles` says.
 
     Subclasses say what a tile is and what a stage holds: `tile_rows`, `tiles`, `stage_bytes`; and what the
     prediction of a launch's time asks for besides: `tile_positions`, `rows_of_tiles`, `table_registers`,

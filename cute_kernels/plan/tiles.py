@@ -12,10 +12,10 @@ COLUMN_GROUP = 8
 """Columns of a tensor core's result that its accumulators repeat with: a thread has two of each."""
 
 
-class FeatureSlabs(Plan):
+class FeatureTiles(Plan):
     """A persistent kernel that takes every tile of ``x`` once for each group of clusters.
 
-    A CTA keeps its `features`, its slab, for the whole launch. The `ctas` of a cluster have neighbouring slabs;
+    A CTA keeps its `features`, an N tile, for the whole launch. The `ctas` of a cluster have neighbouring ones;
     `groups` clusters cover all features, and every group walks the tiles in the same order, so that ``x`` comes from
     DRAM once and from L2 afterwards.
     """
@@ -36,13 +36,13 @@ class FeatureSlabs(Plan):
         """Tiles of ``x``; each is taken once by every group."""
 
     @property
-    def slabs(self) -> int:
+    def n_tiles(self) -> int:
         return -(-self.problem.n // self.features)
 
     @property
     def groups(self) -> int:
         """Clusters that together cover all features."""
-        return -(-self.slabs // self.ctas)
+        return -(-self.n_tiles // self.ctas)
 
     @property
     def padded_n(self) -> int:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
+import json
 
 import pytest
 
@@ -36,6 +37,7 @@ from cute_kernels.plan.options import Option
     [
         (["ptx", "patch-embed", "-o", "x", "--set", "stages=9", "--set=tile_n=256"], "nearest legal value: 5"),
         (["ptx", "patch-embed", "-o", "x", "--set", "epilogue=fp64"], "nearest legal value: 'f32'"),
+        (["plan", "gemm", "--set", "stage=3"], "did you mean stages"),
         (["plan", "gemm", "--set", "tile_rows=64"], "fields for sm_100a, Sm100GemmConfig: block_m, tile_n, stages"),
         (["plan", "gemm", "--arch", "sm_90a", "--set", "tile_m=100"], "nearest legal value: 128"),
         (["plan", "gemm", "--k", "12"], "nearest legal value: 16"),
@@ -333,3 +335,32 @@ def test_version(capsys):
         main(["--version"])
     assert exit.value.code == 0
     assert capsys.readouterr().out == f"cute-kernels {__version__}\n"
+
+
+def test_an_architecture_without_its_letter_is_pointed_at(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--arch", "sm_100"])
+    assert "sm_100: its kernels need instructions that only sm_100a has: --arch sm_100a" in capsys.readouterr().err
+    assert main(["plan", "--arch", "sm_90"]) == 2  # has kernels of its own, without wgmma
+    assert "--arch sm_90a has other kernels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plan", "sweep", "explore", "profile", "ptx", "compare", "sass"])
+def test_the_help_of_one_kernel_has_its_options_alone(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {}
+    for kernel in ("gemm", ""):
+        with pytest.raises(SystemExit) as ended:
+            main([command, *filter(None, [kernel]), "--help"])
+        assert ended.value.code == 0
+        texts[kernel] = capsys.readouterr().out
+    assert "Sm100GemmConfig" in texts["gemm"] and "Sm100PatchEmbedConfig" not in texts["gemm"]
+    assert "--m " in texts["gemm"] and "--batch " not in texts["gemm"] and "--batch " in texts[""]
+
+
+def test_records_of_a_plan_are_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--json", "-"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert main(["plan"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [" ".join((each["name"], each["value"])).split() for each in records] == [line.split() for line in lines]
+    assert any("(modelled, " in line for line in lines)

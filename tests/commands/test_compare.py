@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -53,6 +54,23 @@ def test_what_is_equal_is_not_shown_and_large_problems_are_not_counted(capsys, m
     assert "configuration\n  no difference" in capsys.readouterr().out
     with pytest.raises(pytest.fail.Exception, match="counted"):
         main(["compare", "default", "stages=3", *SMALL])
+
+
+def test_the_kernel_stands_in_front_and_two_designs_are_named(capsys, monkeypatch):
+    monkeypatch.setattr(plan_facts, "assembled", lambda plan: {})
+    monkeypatch.setattr(plan_facts, "instruction_mix", lambda plan: {})
+    command = ["compare", "patch-embed", "default", "tile_n=256", "--batch", "4736"]
+    assert main([*command, "--json", "-"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["microseconds"]["section"] == "model, never measured"
+    low, high = (float(rows[f"microseconds, {end}"]["tile_n=256"].replace(",", "")) for end in ("least", "most"))
+    assert low < float(rows["microseconds"]["tile_n=256"].replace(",", "")) < high
+    assert main(command) == 0
+    said = "two kernels: default is patch_embed: weight in tensor memory; tile_n=256 is patch_embed: weight streamed"
+    assert said in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["compare", "convolution", "default", "default"])
+    assert "invalid choice: 'convolution'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -127,9 +145,9 @@ def test_two_profiles(tmp_path: Path, capsys):
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert rows_of(text)["l1tex__data.sum"] == ["1,554", "22,279,698", "+1433600.0%"] and "sm__cycles" not in text
-    assert lines[0] == "gemm" and "gemm #2" in lines
+    assert lines[0] == "in one of the two only: copy (a.csv), other (b.csv)"
+    assert "gemm" in lines and "gemm #2" in lines
     assert "  no metric changed by 5% or more" in lines
-    assert lines[-1] == "in one of the two only: copy (a.csv), other (b.csv)"
     assert main(["compare", str(a), str(b), "--threshold", "4"]) == 0
     assert rows_of(capsys.readouterr().out)["sm__cycles.avg [cycle]"] == ["1,000", "960", "-4.0%"]
 

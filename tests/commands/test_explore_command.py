@@ -45,7 +45,8 @@ jobs = 1
 """
     cells = notebook.with_choice(notebook.cells_of((NOTEBOOKS / "kernel.py").read_text()), choice)
     page, names = notebook.execute(cells)
-    legal, refused = names["rows"]
+    default, legal, refused = names["rows"]
+    assert default.config == make_plan(names["problem"], arch="sm_100a").config and names["table"] is not None
     small = names["small"]
     assert (small.m, small.n, small.k) == (392, 256, 256)
     plan = make_plan(small, legal.config, sm_count=2)
@@ -55,8 +56,9 @@ jobs = 1
     assert legal.counts["shared: TMA fill, wavefronts"] == 2 * (256 + 256) * 256 / 128
     assert legal.counts["L2 bytes written"] == 392 * 256 * 2
     assert refused.reason.startswith("stages = 6 is not possible") and "stages = 6 is not possible" in page
-    assert "not measured: no GPU" in page and legal.caveat in page
-    assert f"{legal.microseconds:,.1f} us (modelled): --set stages=3" in page
+    assert "not measured: no GPU" in page and legal.prediction.caveat in page
+    assert f"{legal.prediction.time}: --set stages=3" in page
+    assert 'alt="Memory of 2 legal configurations, modelled against shared; ' in page
     copied = re.search(r"^  (Sm100PatchEmbedConfig\(.*\))$", page.replace("&#x27;", "'"), re.MULTILINE)[1]
     assert eval(copied, vars(configs)) == Sm100PatchEmbedConfig(stages=3)
     pictures = [base64.b64decode(text) for text in PNG.findall(page)]
@@ -65,7 +67,7 @@ jobs = 1
 
 def test_a_program_is_explored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "bias.html"
-    words = ["--vary", "rows=16,24", "--arguments=--m 64", "--arch", "sm_90a", "--jobs", "1", "--export", str(output)]
+    words = ["--vary", "rows=16,24", "--arguments=--m 64", "--arch", "sm_90a", "--jobs", "1", "--output", str(output)]
     assert main(["explore", str(PROGRAM), *words]) == 0
     assert capsys.readouterr().out == f"{output}\n"
     page = output.read_text()
@@ -100,7 +102,7 @@ def test_the_notebook_is_written_and_opened(tmp_path: Path, monkeypatch: pytest.
         subprocess, "run", lambda words, check: commands.append(words) or subprocess.CompletedProcess(words, 5)
     )
     path = tmp_path / "gemm.ipynb"
-    words = ["gemm", "--arch", "sm_90a", "--m", "300", "--vary", "tile_n=64,128", "--notebook", str(path)]
+    words = ["gemm", "--arch", "sm_90a", "--m", "300", "--vary", "tile_n=64,128", "--output", str(path)]
     assert main(["explore", *words]) == 5  # JupyterLab's own status
     assert commands == [[sys.executable, "-m", "jupyterlab", str(path)]]
     document = json.loads(path.read_text())
@@ -141,22 +143,23 @@ def test_times_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    export, folder = ["--export", str(tmp_path / "no.html")], tmp_path / "folder.py"
+    export, folder = ["--output", str(tmp_path / "no.html")], tmp_path / "folder.py"
     folder.mkdir()
     for arguments, message in (
         (["gemm", *export], "--vary is missing: name the tunables of gemm"),
-        (["--vary", "tiles=3", *export], "setting tiles=3: expected FIELD=VALUE"),
+        (["--vary", "tiles=3", *export], "setting tiles=3: did you mean tile_rows? expected FIELD=VALUE"),
         (["--arguments=-m", *export], "--arguments are for a program, SCRIPT.py"),
         (["no.py", "--vary", "a=1", *export], "no file no.py"),
         ([str(folder), "--vary", "a=1", *export], f"{folder} is a directory; the file of a program is needed"),
         ([str(PROGRAM), *export], "a program takes --vary FIELD=VALUE,.."),
+        (["--output", str(tmp_path / "no.pdf")], "no.pdf ends with .pdf, allowed: .ipynb, .html"),
     ):
         assert main(["explore", *arguments]) == 2
         assert message in capsys.readouterr().err
     folder.rmdir()
     monkeypatch.setattr(extras, "missing", lambda extra, _=None: ["jupyterlab"] if extra == "explore" else [])
-    assert main(["explore", "--notebook", str(tmp_path / "no.ipynb")]) == 2
-    needs = "the command explore without --export needs jupyterlab: pip install 'cute-kernels[explore]'"
+    assert main(["explore", "--output", str(tmp_path / "no.ipynb")]) == 2
+    needs = "the command explore without --output FILE.html needs jupyterlab: pip install 'cute-kernels[explore]'"
     assert needs in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 

@@ -245,6 +245,7 @@ def test_command_in_the_emulator(capsys, tmp_path) -> None:
     arguments = ["profile", *options, *SMALL, "--set", "tile_rows=32", "--set", "warpgroups=1", "--warps"]
     assert main([*arguments, "--trace", str(trace), "--json", str(facts)]) == 0
     text = capsys.readouterr().out
+    assert "role" in text and "phases of a tile" in text and "%" not in text and "clocks per tile" not in text
     assert "emulator: clocks are no time" in text and "launch:" not in text and "waits least" not in text
     found = json.loads(facts.read_text())
     assert found["device"] == "emulator" and found["lost_stamps"] == 0 and found["equilibrium"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
+import json
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +17,21 @@ import torch
 from cute_kernels import compile, executors
 from cute_kernels.commands import plan_facts
 from cute_kernels.commands.cli import main
-from cute_kernels.commands.sweep import lines_of, ranking
-from cute_kernels.commands.sweep_figure import draw
+from cute_kernels.commands.sweep import lines_of, ranking, text_of
+from cute_kernels.commands.sweep_figure import alternative, draw
+from cute_kernels.commands.sweep_outcomes import (
+    alike,
+    by,
+    differing,
+    effects,
+    pareto,
+    ranked,
+    records,
+    settings_text,
+    spans,
+)
 from cute_kernels.commands.sweep_program import sweep_program
-from cute_kernels.commands.sweep_table import Row, differing, grid, pareto, ranked, sweep
+from cute_kernels.commands.sweep_table import Row, grid, sweep
 from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
@@ -29,6 +42,7 @@ from cute_kernels.config import (
     Sm100PatchEmbedConfig,
 )
 from cute_kernels.model import b200
+from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan import SmemRegion, TmemRegion, make_plan, predict
 from cute_kernels.tuning import search
 
@@ -54,7 +68,7 @@ def test_rows_are_what_the_parts_say() -> None:
         assert row.config == dataclasses.replace(BASE, **row.settings)
         assert row.smem == plan.smem and row.smem_bytes == plan.smem_bytes
         assert row.tmem == plan.tmem and row.tmem_columns == 2 * row.config.tile_n  # two accumulators
-        assert (row.microseconds, row.largest_part) == (predict(plan).microseconds, predict(plan).largest_part)
+        assert row.prediction == predict(plan) and row.design == plan.runs == "patch_embed: weight streamed"
         resources = compile.compile_plan(plan, emulated=True).resources
         assert (row.registers, row.stack_bytes) == (resources.registers, resources.stack_bytes)
         assert row.counts == plan_facts.counted(make_plan(SMALL, row.config, sm_count=2))
@@ -119,7 +133,7 @@ def test_a_program_gets_options_as_they_are_spelled(tmp_path: Path, capsys: pyte
     program = tmp_path / "program.py"
     program.write_text("import sys; sys.exit(' '.join(sys.argv[1:]))")
     varied = ["--vary", "tile-shape=64,64;128,128", "--vary", "mnk=8,8,8;", "--vary", "stages=1,2"]
-    assert main(["sweep", str(program), "--arch", "sm_90a", *varied]) == 0
+    assert main(["sweep", str(program), "--arch", "sm_90a", *varied]) == 1  # none is legal
     lines = capsys.readouterr().out.splitlines()
     for shape, stages in (("64,64", 1), ("64,64", 2), ("128,128", 1), ("128,128", 2)):
         assert any(line.endswith(f": --tile-shape={shape} --mnk=8,8,8 --stages={stages}") for line in lines)
@@ -155,8 +169,12 @@ def test_a_kernel_at_fault_is_no_legal_configuration(tmp_path: Path) -> None:
     assert "Race" in row.reason or "read" in row.reason
 
 
-def made(microseconds: float | None, nbytes: int) -> Row:
-    return Row({"stages": nbytes}, smem=(SmemRegion("x", 0, nbytes, 1),), microseconds=microseconds)
+def made(microseconds: float | None, nbytes: int, **settings: int) -> Row:
+    prediction = None
+    if microseconds is not None:
+        parts = {"copies": 0.75 * microseconds, "launch": 0.25 * microseconds}
+        prediction = Prediction(microseconds, parts, "as far as it goes", 0.25)
+    return Row(settings or {"stages": nbytes}, smem=(SmemRegion("x", 0, nbytes, 1),), prediction=prediction)
 
 
 def test_ties_are_ranked_together_and_are_on_no_front() -> None:
@@ -168,18 +186,65 @@ def test_ties_are_ranked_together_and_are_on_no_front() -> None:
 
 
 def test_what_ties_is_said_with_what_the_model_does_not_see() -> None:
-    rows = [
-        dataclasses.replace(made(time, 8), settings={"tile_n": tile, "stages": stages}, caveat="as far as it goes")
-        for time, tile, stages in [(5.0, 64, 2), (4.0, 128, 2), (4.0, 128, 3)]
-    ]
-    first, second, caveat = ranking(rows, 3, ["order=flat"])
-    tie = "(2 tie, 2, 3: the model does not see stages here)"
-    assert first == f"4.0 us (modelled): --set order=flat --set tile_n=128 {tie}"
-    assert second == "5.0 us (modelled): --set order=flat --set tile_n=64 --set stages=2"
-    assert caveat == "as far as it goes"
+    cases = [(5.0, 64, 2), (4.0, 128, 2), (4.0, 128, 3)]
+    rows = [made(time, 8, tile_n=tile, stages=stages) for time, tile, stages in cases]
+    first, why, second, _ = ranking(rows, 3, ["order=flat"])
+    tie = "(2 tie, 2-3: the model does not see stages here)"
+    assert first == f"4.0 us (modelled, 3 to 5): --set order=flat --set tile_n=128 {tie}"
+    assert why == "    copies 3.0, launch 1.0"
+    assert second == "5.0 us (modelled, 4 to 6): --set order=flat --set tile_n=64 --set stages=2"
     stages = [dataclasses.replace(row, settings={"stages": row.settings["stages"]}) for row in rows[1:]]
     all_alike, _ = ranking(stages, 3)
-    assert all_alike == "4.0 us (modelled): any of these (2 tie, 1, 2: the model does not see stages here)"
+    assert all_alike == "4.0 us (modelled, 3 to 5): any of these (2 tie, 1-2: the model does not see stages here)"
+    assert text_of(rows)[-1] == "as far as it goes"
+
+
+def test_rows_with_one_outcome_stand_together() -> None:
+    """Products of values are spelled as such, and what the plan chooses is row 0, apart from a row that is the same."""
+    default = dataclasses.replace(made(4.0, 8), settings={}, config=BASE, design="streamed")
+    rows = [default, *(made(4.0 + tile, 8, tile=tile, stages=stages) for tile in (0, 1) for stages in (2, 3, 4))]
+    rows += [Row({"tile": 2, "stages": stages}, reason="too large") for stages in (2, 4)]
+    assert [len(group) for group in alike(rows)] == [1, 3, 3, 2]
+    lines = lines_of(rows)
+    assert lines[1] == f"0  default: {BASE}" and lines[2].endswith("copies (3 to 5 us); streamed")
+    assert lines[3] == "1-3  tile=0, stages=2|3|4" and lines[5] == "4-6  tile=1, stages=2|3|4"
+    assert lines[-1] == "7-8  tile=2, stages=2|4: too large"
+    assert settings_text([rows[1], rows[5]]) == "tile=0, stages=2; tile=1, stages=3"
+    assert [spans(numbers) for numbers in ([3], [1, 2, 3, 5, 7, 8], [])] == ["3", "1-3, 5, 7-8", ""]
+    assert by([*rows[:1], rows[4], rows[1]], "modelled") == [rows[0], rows[1], rows[4]]
+    with pytest.raises(ValueError, match="--sort registers: no row has it; allowed: shared, modelled"):
+        by(rows, "registers")
+
+
+def test_what_a_field_changes() -> None:
+    """Of rows that differ in it alone: tiles double the memory, stages add a half to the smaller tile, a third to the
+    larger one, and nothing to a time that the model gives."""
+    memory = {(1, 2): 200, (1, 3): 300, (2, 2): 600, (2, 3): 800}
+    rows = [made(6.0 / tile, nbytes, tile=tile, stages=stages) for (tile, stages), nbytes in memory.items()]
+    tile, stages = effects(rows)
+    assert tile == "tile 1 to 2 (2 pairs): shared B +166.7% to +200.0%, modelled us -50.0%"
+    assert stages == "stages 2 to 3 (2 pairs): shared B +33.3% to +50.0%, modelled us not: the model does not see it"
+    assert effects([*rows[:1], Row({"tile": 1, "stages": 3}, reason="too large")]) == []
+    counted = [dataclasses.replace(row, counts={"conflicts": count}) for row, count in zip(rows[:2], (0, 32))]
+    assert effects(counted)[0].endswith("conflicts +32")
+
+
+def test_a_front_of_any_two_columns() -> None:
+    """By counts, too, where equal rows stay: no model says anything of them."""
+    points = [(1, 5), (2, 3), (2, 3), (3, 3), (4, 1)]
+    rows = [Row({"n": n}, counts={"a": a, "b": b}) for n, (a, b) in enumerate(points)]
+    assert [row.settings["n"] for row in pareto(rows, "a", "b")] == [0, 1, 2, 4]
+    with pytest.raises(ValueError, match="--pareto c: no row has it; allowed: a, b"):
+        text_of(rows, axes=("a", "c"))
+
+
+def test_records_have_one_set_of_names() -> None:
+    found = records([made(4.0, 8), Row({"stages": 9}, reason="too large")])
+    assert found[0] == {
+        "row": 1, "stages": 8, "design": None, "shared B": 8, "modelled us": 4.0, "modelled us, least": 3.0,
+        "modelled us, most": 5.0, "largest part of the sum": "copies", "refused": None,
+    }  # fmt: skip
+    assert list(found[1]) == list(found[0]) and found[1]["refused"] == "too large" and found[1]["modelled us"] is None
 
 
 def test_picture_has_every_legal_row() -> None:
@@ -187,9 +252,22 @@ def test_picture_has_every_legal_row() -> None:
     memory, times = draw(rows).axes
     assert [text.get_text() for text in memory.get_yticklabels()] == ["stages=1024   1", "stages=2048   3"]
     assert [patch.get_width() for patch in memory.patches] == [1.0, 2.0]
-    assert {text.get_text(): text.xy for text in times.texts} == {"1": (1.0, 5.0), "3": (2.0, 4.0)}
+    assert {text.get_text(): text.xy for text in times.texts} == {"1": (1024, 5.0), "3": (2048, 4.0)}
+    assert [line.get_ydata().tolist() for line in times.lines[:2]] == [[3.75, 6.25], [3.0, 5.0]]  # ranges
+    assert "2 legal configurations" in alternative(rows) and alternative(rows).endswith("Pareto front: 1, 3")
     with pytest.raises(ValueError, match="no legal configuration"):
         draw(rows[1:2])
+
+
+@pytest.mark.parametrize("count", [7, 100])
+def test_a_picture_of_many_rows_fits_a_screen(count: int) -> None:
+    """Labels do not overlap: each has the height of its bar."""
+    figure = draw([made(float(n), 1024 * n, stages=n) for n in range(1, count + 1)])
+    assert figure.get_size_inches()[1] <= 20
+    labels = figure.axes[0].get_yticklabels()
+    assert len(labels) == count and labels[0].get_fontsize() / 72 <= min(0.32, 14 / count)
+    same = [made(float(n), 1024, stages=n, warps=4) for n in range(1, count + 1)]
+    assert [text.get_text() for text in draw(same).axes[0].get_yticklabels()] == [f"   1-{count}"]
 
 
 def test_picture_has_the_columns_of_tensor_memory() -> None:
@@ -200,6 +278,7 @@ def test_picture_has_the_columns_of_tensor_memory() -> None:
     )
     rows = [dataclasses.replace(made(5.0, 1024), tmem=regions), made(4.0, 2048)]
     _, columns, _ = draw(rows).axes
+    assert len(columns.patches) == 3
     found = [(patch.get_x(), patch.get_width(), patch.get_y() + patch.get_height() / 2) for patch in columns.patches]
     assert found == [(region.first, region.columns, 0.0) for region in regions]
     assert [text.get_text() for text in columns.get_legend().get_texts()] == ["accumulator", "weight"]
@@ -212,11 +291,48 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     text = capsys.readouterr().out
     time = predict(make_plan(LARGE, dataclasses.replace(BASE, tile_n=256, stages=3))).microseconds
-    assert f"{time:,.1f} us (modelled): --set tile_n=256 --set stages=3" in text
-    assert "all rows are of Sm100PatchEmbedConfig; without options this problem gets Sm100ResidentConfig(" in text
+    assert (
+        f"{time:,.1f} us (modelled, {0.88 * time:,.0f} to {1.12 * time:,.0f}): --set tile_n=256 --set stages=3" in text
+    )
+    assert "0  default: Sm100ResidentConfig(" in text and "; patch_embed: weight in tensor memory" in text
     assert b200.CAVEAT in text
-    assert " 2  tile_n=256, stages=6: stages = 6 is not possible" in text
+    assert "2  tile_n=256, stages=6: stages = 6 is not possible" in text
     assert output.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_table_without_compilation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The question that the explorer was asked first; its records, and the status where nothing is legal."""
+    monkeypatch.setattr(compile, "compile_plan", lambda *_, **__: pytest.fail("compiled"))
+    varied = ["--vary", "stages=3-6", "--vary", "epilogue_warps=4,5", "--vary", "store_group=1,2"]
+    command = ["sweep", "--batch", "4736", *varied, "--vary", "tmem-load-width=16,32,64", "--no-compile"]
+    assert main([*command, "--json", str(tmp_path / "rows.json"), "--csv", str(tmp_path / "rows.csv")]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "--set tmem_load_width=64 (12 tie, 3, 6, 9" in text
+        and "does not see stages, epilogue_warps, store_group" in text
+    )
+    assert "varying tmem_load_width 16 to 64 (12 pairs): modelled us -" in text and "37-48  stages=6, " in text
+    found = json.loads((tmp_path / "rows.json").read_text())
+    assert len(found) == 49 and found[0]["row"] == 0 and "registers" not in found[0]
+    times = {row["modelled us"] for row in found if row["tmem_load_width"] == 64 and row["refused"] is None}
+    assert len(times) == 1
+    with open(tmp_path / "rows.csv", newline="") as file:
+        assert [row["stages"] for row in csv.DictReader(file)] == ["", *(str(3 + n // 12) for n in range(48))]
+    assert main(["sweep", "--vary", "stages=99", "--no-compile", "--json", "-"]) == 1
+    assert [row["row"] for row in json.loads(capsys.readouterr().out)] == [0, 1]
+    for wrong, message in (
+        (["--pareto", "shared"], "--pareto shared: expected two columns, X,Y"),
+        (["--sort", "speed"], "--sort speed: no row has it; allowed: shared, tmem, modelled"),
+        (["--output", str(tmp_path / "a.jpg")], "a.jpg ends with .jpg, allowed: .png"),
+        (["--json", "-", "--csv", "-"], "--json - and --csv -: one of them is printed"),
+        (["--json", str(tmp_path / "no" / "a.json")], "no folder"),
+        (["--vary", "stagse=3"], "setting stagse=3: did you mean stages?"),
+        (["--measure"], "a measured sweep times kernels on a CUDA device, and there is none"),
+    ):
+        assert main(["sweep", "--batch", "4736", "--vary", "stages=3", "--no-compile", *wrong]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -255,7 +371,7 @@ def test_times_come_from_the_device_in_turn(monkeypatch: pytest.MonkeyPatch) -> 
     rows = sweep(problem, Sm90PatchEmbedConfig(), settings, measured=True)
     assert [row.measured for row in rows] == [250.0, 125.0]
     assert ranked(rows)[0] == [rows[1]]
-    assert "measured us" in lines_of(rows)[0] and "125.0" in lines_of(rows)[4]
+    assert "measured us" in lines_of(rows)[0] and "125.0" in lines_of(rows)[4] and len(lines_of(rows)) == 5
     device.arch = "sm_100a"
     monkeypatch.setattr(search, "timers_of", lambda *_: {})
     assert [row.measured for row in sweep(problem, Sm90PatchEmbedConfig(), settings[:1], measured=True)] == [None]
@@ -287,7 +403,10 @@ def test_workers_of_a_cluster_evaluate_the_same(
 def test_refused_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (["no.py", "--vary", "a=1"], "no file no.py"),
-        (["no.py", "--vary", "a=1", "--set", "b=2"], "--set and --measure are for this package's kernels"),
+        (
+            ["no.py", "--vary", "a=1", "--set", "b=2"],
+            "--set, --measure and --no-compile are for this package's kernels",
+        ),
         (["--vary", "stages=3", "--arguments=-m"], "--arguments are for a program, SCRIPT.py"),
         (
             ["--vary", "stages=3", "--executor", "there"],
@@ -302,4 +421,4 @@ def test_refused_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["sweep", "--vary", "stages=3", "--vary", "stages=4"]) == 2
     assert "stages is varied twice" in capsys.readouterr().err
     assert main(["sweep", "--vary", "tiles=3"]) == 2
-    assert "setting tiles=3: expected FIELD=VALUE; fields for " in capsys.readouterr().err
+    assert "setting tiles=3: did you mean tile_rows? expected FIELD=VALUE; fields for " in capsys.readouterr().err

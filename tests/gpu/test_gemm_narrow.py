@@ -31,14 +31,15 @@ def addends(name: str) -> dict:
         "numbers": {"scale_a": 0.3, "scale_b": 0.1},
         "rows and columns": {"scale_a": rows, "scale_b": columns, "residual": residual.bfloat16()},
         "to FP8": {
-            "scale_b": columns, "bias": bias, "activation": "gelu_tanh", "out_dtype": FP8, "out_scale": 0.05,
+            "scale_b": columns, "bias": bias.bfloat16(), "activation": "gelu_tanh", "out_dtype": FP8, "out_scale": 0.05,
         },
+        "to FP8, in memory": {"bias": bias.half(), "out_dtype": FP8, "out_scale": torch.tensor([[0.05]])},
         "in memory": {"scale_a": torch.tensor([0.2]), "out_dtype": torch.float32, "residual": residual},
     }[name]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["numbers", "rows and columns", "to FP8", "in memory"])
-@pytest.mark.parametrize("dtype", [FP8, INT8, UINT8])
+@pytest.mark.parametrize("name", ["numbers", "rows and columns", "to FP8", "to FP8, in memory", "in memory"])
+@pytest.mark.parametrize("dtype", [FP8, INT8, UINT8, torch.bfloat16])
 def test_every_bit(dtype: torch.dtype, name: str) -> None:
     torch.manual_seed(0)
     a, b = draw(M, K, dtype=dtype), draw(N, K, dtype=INT8 if dtype is UINT8 else dtype)
@@ -53,16 +54,22 @@ def test_every_bit(dtype: torch.dtype, name: str) -> None:
         assert torch.equal(out.view(bits), expected.view(bits))
 
 
-def test_a_graph_reads_multipliers_and_residual_of_the_moment() -> None:
+def test_a_graph_reads_addends_of_the_moment() -> None:
     a, b = (torch.randn(256, 768, device="cuda").to(FP8) for _ in range(2))
-    first, second = (torch.rand(256, 1, device="cuda") for _ in range(2))
-    residual = torch.randn(256, 256, device="cuda").bfloat16()
-    expected = cute_kernels.gemm(a, b, scale_a=second, residual=residual)
-    cute_kernels.gemm(a, b, scale_a=first, residual=residual)
+
+    def drawn() -> dict[str, torch.Tensor]:
+        numbers = {"scale_a": torch.rand(256, 1, device="cuda"), "out_scale": torch.rand(1, device="cuda") + 0.5}
+        bias, residual = (torch.randn(*shape, device="cuda").bfloat16() for shape in ((256,), (256, 256)))
+        return numbers | {"bias": bias, "residual": residual}
+
+    first, second = drawn(), drawn()
+    expected = cute_kernels.gemm(a, b, **second, out_dtype=FP8)
+    cute_kernels.gemm(a, b, **first, out_dtype=FP8)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = cute_kernels.gemm(a, b, scale_a=first, residual=residual)
-    first.copy_(second)
+        out = cute_kernels.gemm(a, b, **first, out_dtype=FP8)
+    for name, values in second.items():
+        first[name].copy_(values)
     graph.replay()
     torch.cuda.synchronize()
-    assert torch.equal(out, expected)
+    assert torch.equal(out.view(UINT8), expected.view(UINT8))

@@ -14,7 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch.nn.utils import parametrize
 
 from cute_kernels.integrations import timm as integration
-from cute_kernels.nn import PatchConv2d, PatchLinear
+from cute_kernels.nn import PatchConv2d, PatchLinear, TimmPatchEmbed
 
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 0}
 ERRORS = {"bf16": 5e-3, "fp16": 8e-4, "int8": 2e-2, "int16": 1e-4, "fp8": 8e-2}
@@ -232,3 +232,13 @@ def test_models_that_are_refused():
     with pytest.raises(ValueError, match="patch_embed.proj cannot be converted: module has 12 features"):
         integration.convert(refused)
     assert type(refused.patch_embed.proj) is torch.nn.Conv2d
+
+
+@torch.no_grad()
+def test_timms_model_with_the_embedding_of_its_constructor() -> None:
+    config = {"img_size": 64, "patch_size": 16, "embed_dim": 64, "depth": 1, "num_heads": 2, "num_classes": 0}
+    plain = VisionTransformer(**config).eval()
+    ours = VisionTransformer(**config, embed_layer=TimmPatchEmbed).eval()
+    ours.load_state_dict(plain.state_dict())
+    images = torch.rand(2, 3, 64, 64) * 2 - 1
+    assert 0 < (ours(images) - plain(images)).norm() / plain(images).norm() < 1e-2

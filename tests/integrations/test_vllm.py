@@ -24,13 +24,18 @@ from vllm import distributed, plugins
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.conv import Conv2dLayer
+from vllm.model_executor.layers.fusion.mm_input_norm import FusedMMInputNorm
 from vllm.model_executor.model_loader import reload
 from vllm.model_executor.model_loader.reload import inplace
 from vllm.model_executor.models.clip import CLIPVisionModel
+from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VisionTransformer
+from vllm.model_executor.models.qwen3_vl import Qwen3_VisionTransformer
 from vllm.model_executor.models.siglip import SiglipVisionModel
 from vllm.model_executor.models.utils import AutoWeightsLoader
 
+from cute_kernels import reference
 from cute_kernels.integrations import vllm as integration
+from cute_kernels.operations.patch_weight import prepare_patch_weight
 
 ERRORS = {"bf16": 4e-3, "fp16": 5e-4, "fp8": 8e-2}
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -114,9 +119,9 @@ def test_vllm_loads_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
         plugins.load_general_plugins()
     layer = Conv2dLayer(3, 16, 14, 14)
     assert type(layer) is op_registry_oot["Conv2dLayer"] and "precision='bf16'" in repr(layer)
-    monkeypatch.setenv(integration.VARIABLE, "int8")
+    monkeypatch.setenv(integration.VARIABLE, "int16")
     monkeypatch.setattr(plugins, "plugins_loaded", False)
-    with pytest.raises(ValueError, match="CUTE_KERNELS_VLLM = 'int8', allowed: 'bf16', 'fp16', 'fp8'"):
+    with pytest.raises(ValueError, match="CUTE_KERNELS_VLLM = 'int16', allowed: 'bf16', 'fp16', 'fp8', 'int8', 'auto'"):
         plugins.load_general_plugins()
 
 
@@ -202,6 +207,67 @@ def test_a_tower(precision: str, kind: str) -> None:
         expected = run(library.get_submodule(next(n for n, _ in library.named_modules() if "post_l" in n)), expected)
     assert error(run(plain, pixels), expected) < 1e-5
     assert 1e-6 < error(run(ours, pixels), expected) < 2 * ERRORS[precision]
+
+
+ROWS = {  # not Qwen2-VL, whose activation is an operator that a GPU's vLLM brings
+    "qwen2_5_vl": (
+        Qwen2_5_VisionTransformer,
+        transformers.Qwen2_5_VLConfig,
+        {"intermediate_size": 96, "out_hidden_size": 64, "fullatt_block_indexes": [0]},
+        1176,
+    ),
+    "qwen3_vl": (
+        Qwen3_VisionTransformer,
+        transformers.Qwen3VLConfig,
+        {"intermediate_size": 96, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+        1536,
+    ),
+}
+
+
+def rows_tower(kind: str, dtype: torch.dtype) -> torch.nn.Module:
+    made, config, sizes, _ = ROWS[kind]
+    vision = type(config().vision_config)(depth=1, hidden_size=64, num_heads=2, **sizes)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with custom_operations("none"):  # whose operators a GPU's vLLM brings
+            return filled(made(vision, input_norm=FusedMMInputNorm(list(MEAN), list(STD), 1 / 255)))
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("precision", ["int8", "auto"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_tower_of_uint8_rows(kind: str, dtype: torch.dtype, precision: str) -> None:
+    """Whole towers that normalise on the device: the bits of the reference, and vLLM's result within int8's error."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randint(0, 256, (32, ROWS[kind][3]), dtype=torch.uint8, generator=generator)
+    grids = [[1, 4, 4], [1, 2, 8]]
+    plain = rows_tower(kind, dtype)
+    integration.register(precision)
+    ours = rows_tower(kind, dtype)
+    ours.load_state_dict(plain.state_dict())
+    assert type(ours.input_norm) is op_registry_oot["FusedMMInputNorm"]
+    with torch.inference_mode():
+        expected = plain(rows, grids)
+        first, second = ours(rows, grids), ours(rows, grids)
+        assert ours.input_norm(rows, dtype) is rows  # left to the layer
+        assert torch.equal(first, second) and 1e-6 < error(second, expected) < 3e-2
+        patches = ours.patch_embed(rows)
+        assert torch.equal(torch.cat([ours.patch_embed(rows[:7]), ours.patch_embed(rows[7:])]), patches)
+    layer = ours.patch_embed.proj
+    patch, bias = layer.kernel_size[1], layer.bias
+    prepared = prepare_patch_weight(
+        layer.weight.flatten(1, 2), precision="int8", channels=6,
+        mean=[value for value in MEAN for _ in range(2)], std=[value for value in STD for _ in range(2)],
+    )  # fmt: skip
+    offset = prepared.offset if bias is None else bias.float() + prepared.offset
+    bits = reference.patch_embed_images(
+        rows.view(-1, 6, patch, patch), prepared.raw, None, prepared.scale, offset, None, patch, torch.bfloat16
+    )
+    assert torch.equal(patches, bits[:, 0].to(dtype))
 
 
 @pytest.mark.parametrize("way", ["load_weights", "reload", "reload in kernel format"])

@@ -170,7 +170,7 @@ REVIEWS: tuple[Review, ...] = (
         "as with TMA, which kernels in the field acquire at CTA scope whichever CTA issued it",
         target="gemm-sm90-split",
     ),
-    Review("cluster->cta", "mbarrier.try_wait*", "sm90/gemm.py* (*drain)*", True, _NOTHING_FOLLOWS),
+    Review("cluster->cta", "mbarrier.try_wait*", "sm90/gemm_mma.py* (*drain)*", True, _NOTHING_FOLLOWS),
     *(
         Review("cluster->cta", opcode, "*", True, _ALONE, target=target)
         for opcode in ("mbarrier.try_wait*", "mbarrier.arrive*")
@@ -179,7 +179,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "bar.warp.sync",
-        "sm90/gemm.py* (*release)*",
+        "sm90/gemm_mma.py* (*release)*",
         True,
         "the store of the tile's last buffer, after the last sums were read, has synchronised the warp already",
     ),
@@ -208,6 +208,7 @@ REVIEWS: tuple[Review, ...] = (
     Review("drop", "wgmma.fence*", "*sm90/* (*_stage)", True, _WGMMA_FENCE),
     Review("drop", "wgmma.fence*", "*sm90/* (*_pass_turn)", True, _WGMMA_FENCE),
     Review("drop", "wgmma.fence*", "*sm90/* (*_hand_over)", True, _WGMMA_FENCE),
+    Review("drop", "wgmma.fence*", "*sm90/* (*fetch)", True, _WGMMA_FENCE),
     Review("drop", "bar.warp.sync", "sm100/cta_pair.py* (*release_accumulator)*", True, _COLLECTIVE),
     Review(
         "drop",

@@ -286,9 +286,12 @@ TARGETS: dict[str, KernelTarget] = {
     ),
     "gemm-sm90-pingpong": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True), 4, 128, 256, k=320),
     "gemm-sm100-fp8": GemmTarget(
-        Sm100GemmConfig(128, 128, stages=2, store_stages=1), 8, 128, 256, k=608, **_ROWS | {"dtype": FP8}
+        Sm100GemmConfig(128, 128, stages=2, store_stages=1), 8, 128, 128, k=336, **_ROWS | {"dtype": FP8}
     ),
-    "gemm-sm100-to-fp8": GemmTarget(Sm100GemmConfig(256, stages=2, store_stages=1), 8, 128, 256, k=608, **_TO_FP8),
+    "gemm-sm100-to-fp8": GemmTarget(Sm100GemmConfig(256, stages=2, store_stages=1), 8, 128, 256, k=336, **_TO_FP8),
+    "gemm-sm90-transposed": GemmTarget(
+        Sm90GemmConfig(64, 96, 3, 2, 1, True, 1, transposed=True), 3, 128, 256, k=320, residual=torch.bfloat16
+    ),
     "gemm-sm90-int8": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True), 4, 128, 256, k=608, **_ROWS),
     "gemm-sm90-to-fp8": GemmTarget(Sm90GemmConfig(64, 128, 3, 2, 1, True, 1), 4, 128, 256, k=608, **_TO_FP8),
     "gemm-sm80-int8": GemmTarget(_SM80_GEMM, 2, 64, 128, k=320, **_ROWS),
@@ -308,7 +311,7 @@ SCHEDULES = {name: dataclasses.replace(options, strict=True) for name, options i
 """As mutants of our kernels are judged: strictly."""
 
 ROLE_FILES = (
-    "/load.py", "/strips.py", "/cta_pair.py", "/transposed.py", "/gemm.py", "/patch_embed.py", "/patch_embed_images.py",
-    "/patch_embed_resident.py", "/gather.py",
+    "/load.py", "/strips.py", "/cta_pair.py", "/transposed.py", "/gemm.py", "/gemm_mma.py", "/patch_embed.py",
+    "/patch_embed_images.py", "/patch_embed_resident.py", "/gather.py",
 )  # fmt: skip
 """Ends of the names of files with the code of warp roles."""

@@ -212,6 +212,44 @@ def test_raw_rows_through_a_whole_qwen(precision: str) -> None:
             ours(pixel_values=(rows / 255 - mean) / std, **inputs)
 
 
+# --- Gemma 4 ---------------------------------------------------------------------------------------------------------
+
+
+def gemma() -> torch.nn.Module:
+    torch.manual_seed(0)
+    kind = transformers.models.gemma4.modeling_gemma4.Gemma4VisionPatchEmbedder
+    module = kind(transformers.Gemma4VisionConfig(hidden_size=64, patch_size=16, position_embedding_size=32)).eval()
+    torch.nn.init.normal_(module.position_embedding_table)
+    return module
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@torch.no_grad()
+def test_rows_that_the_model_scales_itself(precision: str) -> None:
+    """Their pixels are from 0 to 1, so that nobody's mean counts; padding gets no position."""
+    plain, pixels = gemma(), raw(2, 12, 768)
+    ids = torch.randint(0, 32, (2, 12, 2), generator=torch.Generator().manual_seed(3))
+    ids[:, 9:] = -1
+    padding = (ids == -1).all(dim=-1)
+    expected = plain(pixels / 255, ids, padding)
+    ours = integration.convert(torch.nn.ModuleList([copy.deepcopy(plain)]), precision, processor={"image_mean": 0.1})
+    assert integration.is_converted(ours)
+    got = ours[0](pixels, ids, padding)
+    assert 0 < error(got, expected) < ERRORS[precision]
+    if precision == "bf16":
+        assert 0 < error(ours[0](pixels / 255, ids, padding), expected) < ERRORS[precision]
+    else:
+        weight = prepare_patch_weight(plain.input_proj.weight, precision="int8", mean=0.5, std=0.5)
+        bits = reference.patch_embed_images(
+            pixels.view(24, 3, 16, 16), weight.raw, None, weight.scale, weight.offset, None, 16, torch.bfloat16
+        )
+        positions = plain._position_embeddings(ids, padding)
+        assert torch.equal(got, bits.float().view(2, 12, 64) + positions)
+    with torch.enable_grad():
+        assert torch.allclose(ours[0](pixels, ids, padding), expected, atol=1e-5)
+    assert torch.equal(integration.revert(ours)[0](pixels / 255, ids, padding), expected)
+
+
 @pytest.fixture
 def fusion(tmp_path: Path) -> Iterator[Path]:
     """A checkpoint whose embeddings the library fuses when it is asked to; what it registers then is taken back."""

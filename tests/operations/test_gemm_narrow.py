@@ -85,6 +85,18 @@ def test_emulated_kernel_equals_the_reference():
     assert torch.equal(flat[1], gemm(a[1], b[0], scale_a=rows[1], residual=residual[1]))
 
 
+def test_one_tensor_may_be_several_arguments():
+    """The operand as its own residual and as the other operand, a scale for everything; all stay as they are."""
+    generator = torch.Generator().manual_seed(4)
+    a = torch.randint(-4, 5, (64, 64), generator=generator).half()
+    scale, before = torch.tensor([0.5]), a.clone()
+    more = {"scale_a": scale, "scale_b": scale, "residual": a, "bias": a[0], "out_dtype": FP8, "out_scale": scale}
+    out = gemm(a, a, **more, config=SMALL_SM90, backend="emulator")
+    exactly = (a.double() @ a.double().T / 4 + a[0].double() + a.double()) * 2
+    assert torch.equal(out.view(UINT8), exactly.clamp(-448, 448).float().to(FP8).view(UINT8))
+    assert torch.equal(a, before) and scale.item() == 0.5
+
+
 def test_an_output_of_8_bits_is_the_next_calls_operand():
     """Its ``out_scale`` is the next one's ``scale_a``."""
     a, b, bias, *_ = make_call(3, m=64, n=64, k=64)
@@ -99,7 +111,10 @@ def test_an_output_of_8_bits_is_the_next_calls_operand():
 def test_types_of_results():
     a, b, *_ = make_call(dtype=INT8)
     assert gemm(a, b).dtype is BF16
-    assert gemm(a[:0], b, scale_a=torch.ones(0, 1), out_dtype=FP8).dtype is FP8
+    for backend in ("auto", "emulator"):
+        empty = {"scale_a": torch.ones(0, 1), "residual": torch.ones(0, 7), "bias": torch.ones(7).half()}
+        out = gemm(a[:0], b, **empty, out_dtype=FP8, out_scale=torch.ones(1), backend=backend)
+        assert (out.shape, out.dtype) == ((0, 7), FP8)
     with FakeTensorMode():
         a, b = torch.empty(4, 32, dtype=FP8), torch.empty(24, 32, dtype=FP8)
         out = gemm(a, b, scale_a=torch.empty(4, 1), residual=torch.empty(4, 24), out_dtype=FP8, out_scale=2.0)

@@ -131,6 +131,39 @@ def shared_memory() -> Iterator[Limit]:
         gemm("sm_90a", G90(stages=3), hardware={"smem_bytes": two - 1}),
         r"^store_stages = 2 .*two stages are needed; nearest legal value: 1$",
     )
+    narrow = G90(64, 64, 2, 1, store_stages=1)
+    yield Limit(
+        "gemm sm_90a: slices finish the rows of whole warps",
+        gemm("sm_90a", replace(narrow, split_k=4)),
+        gemm("sm_90a", replace(narrow, split_k=8)),
+        "^split_k = 8 .*of the 4 consumer warps; nearest legal value: 4$",
+    )
+    yield Limit(
+        "gemm sm_90a: registers of one warpgroup",
+        gemm("sm_90a", replace(narrow, tile_n=176)),
+        gemm("sm_90a", replace(narrow, tile_n=192)),
+        "^tile_n = 192 .*limit is 128; nearest legal value: 176$",
+    )
+    transposed = replace(narrow, transposed=True)
+    yield Limit(
+        "gemm sm_90a: transposed outputs",
+        gemm("sm_90a", transposed, residual="float16"),
+        gemm("sm_90a", transposed, out_dtype="float32"),
+        "^transposed = True .*out_dtype is float32.*nearest legal value: False$",
+    )
+    yield Limit(
+        "gemm sm_90a: transposed residuals",
+        gemm("sm_90a", replace(transposed, tile_n=144)),
+        gemm("sm_90a", transposed, residual="float32"),
+        "^transposed = True .*residual is float32.*nearest legal value: False$",
+    )
+    many = G90(256, 96, 2, 1, store_stages=6)
+    yield Limit(
+        "gemm sm_90a: barriers of a residual",
+        gemm("sm_90a", many, out_dtype="float32", residual="float32"),
+        gemm("sm_90a", replace(many, tile_m=128, tile_n=112, pingpong=True, store_stages=14), residual="bfloat16"),
+        "^store_stages = 14 .*a residual .*nearest legal value: 7$",
+    )
     # Partial sums of three slices are 2 warps x 3 x 16 rows x 64 columns x 4 B = 24,576 B, beside the barriers, stages
     # of 24,576 B and 16,384 B of staging.
     split = G90(128, 64, 7, 1, store_stages=1, split_k=4)

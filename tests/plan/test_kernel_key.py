@@ -165,8 +165,12 @@ BASES = {
     "gemm, sm90": (
         PRODUCT, Sm90GemmConfig(tile_m=128, tile_n=128, stages=3, cluster_m=1, store_stages=1), OTHER_PRODUCT, {
             "tile_m": 256, "tile_n": 64, "stages": 4, "cluster_m": 2, "cluster_n": 2, "pingpong": True,
-            "store_stages": 2, "group_m": 4, "split_k": 2,
+            "store_stages": 2, "group_m": 4, "split_k": 2, "transposed": None,
         },
+    ),
+    "gemm, sm90, transposed": (
+        PRODUCT, Sm90GemmConfig(tile_m=128, tile_n=128, stages=3, cluster_m=1, store_stages=1, transposed=True),
+        OTHER_PRODUCT | {"out_dtype": "float16"}, {"transposed": False},
     ),
     "gemm of 8 bits, sm90": (
         NARROW, Sm90GemmConfig(tile_m=128, tile_n=128, stages=3, cluster_m=1, store_stages=1), OTHER_NARROW, {},
@@ -289,3 +293,15 @@ def test_host_functions_take_the_operands_of_the_table_in_its_order(name):
     names = inspect.signature(host_function).parameters
     parameters = [name.removesuffix("_pointer").removesuffix("_argument") for name in names]
     assert parameters == ["self", *(operand.name for operand in plan.operands), "stream"]
+
+
+@pytest.mark.parametrize("facts", [
+    {"column_scale": True}, {"bias": True}, {"bias": True, "bias_dtype": "bfloat16"},
+], ids=["column_scale", "bias", "BF16 bias"])  # fmt: skip
+def test_how_many_columns_a_load_brings_is_in_the_key(facts):
+    """N of whole vectors shares a kernel, any other N has one of its own, whose loads are of fewer columns."""
+    most = 8 if "bias_dtype" in facts else 4
+    for config in (Sm90GemmConfig(), Sm100GemmConfig(), Sm80GemmConfig()):
+        keys = {n: make_plan(GemmProblem(64, n, 64, **facts), config).kernel_key for n in (8, 32, 4, 12, 2, 6, 1, 5)}
+        assert keys[8] == keys[32] and keys[4] == keys[12] and keys[2] == keys[6] and keys[1] == keys[5]
+        assert len(set(keys.values())) == (4 if most == 8 else 3)

@@ -91,9 +91,12 @@ def test_registers_that_setmaxnreg_hands_out(warpgroups: int) -> None:
 
 
 def test_registers_of_the_dense_gemm() -> None:
-    plan = gemm("sm_90a", G90())()
-    assert (plan.consumer_registers, plan.producer_registers) == (240, 24)
-    assert 128 * (2 * 240 + 24) <= 65_536
+    """Of two consumer warpgroups, and of one, of which two CTAs fit."""
+    for config, consumers, groups, resident in ((G90(), 240, 2, 1), (G90(64, 64, store_stages=1), 128, 1, 2)):
+        plan = gemm("sm_90a", config)()
+        assert (plan.consumer_registers, plan.producer_registers) == (consumers, 24)
+        assert (plan.warpgroups, plan.resident_ctas) == (groups, resident)
+        assert resident * 128 * (groups * consumers + 24) <= 65_536
 
 
 def test_barriers_of_a_stage() -> None:
@@ -133,9 +136,9 @@ FIELDS: dict[str, tuple[Callable[[Any, str, Any], MakePlan], str, Any, str, Iter
     "gemm sm_100a accumulators": (gemm, "sm_100a", G100(), "accumulators", {1, 2}),
     "gemm sm_100a stages": (gemm, "sm_100a", G100(), "stages", range(2, 9)),
     "gemm sm_100a store_stages": (gemm, "sm_100a", G100(tile_n=256, stages=2), "store_stages", {1, 2, 4}),
-    "gemm sm_90a tile_m": (gemm, "sm_90a", G90(128, 128, 2), "tile_m", {128, 256}),
+    "gemm sm_90a tile_m": (gemm, "sm_90a", G90(128, 128, 2), "tile_m", {64, 128, 256}),
     "gemm sm_90a tile_m in turn": (gemm, "sm_90a", IN_TURN, "tile_m", {64, 128, 192}),
-    "gemm sm_90a tile_n": (gemm, "sm_90a", G90(128, 64, 2, store_stages=1), "tile_n", set(range(32, 257, 16))),
+    "gemm sm_90a tile_n": (gemm, "sm_90a", G90(128, 64, 2, store_stages=1), "tile_n", set(range(16, 257, 16))),
     "gemm sm_90a cluster_m": (gemm, "sm_90a", G90(cluster_m=1), "cluster_m", {1, 2, 4}),
     "gemm sm_90a cluster_n": (gemm, "sm_90a", G90(cluster_m=1), "cluster_n", {1, 2, 4}),
     "gemm sm_90a split_k": (gemm, "sm_90a", G90(128, 64, 4, 1, store_stages=1), "split_k", {1, 2, 4, 8}),
@@ -295,7 +298,7 @@ def test_no_check_of_the_plans_is_left_out() -> None:
     refusals.append(lambda: with_profile(make_plan(PatchEmbedProblem(256, 256, 256)), 0))
     for make, arch, base, field, legal in FIELDS.values():
         refusals += [make(arch, replace(base, **{field: value})) for value in {-1, 1, 3, 65, 384} - set(legal)]
-    for base, field, value in ((G90(), "group_m", 0), (G90(), "tile_m", 64)):
+    for base, field, value in ((G90(), "group_m", 0), (G90(), "tile_m", 192)):
         refusals.append(gemm("sm_100a" if isinstance(base, G100) else "sm_90a", replace(base, **{field: value})))
     hit = {refusing_line(make) for make in refusals}
     missing = [

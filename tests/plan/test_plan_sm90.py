@@ -21,11 +21,11 @@ SMEM = 232_448
 
 
 def test_headline() -> None:
-    """37 tiles of 128 images at 196 positions, six slabs of 128 features in three groups of 22 clusters."""
+    """37 tiles of 128 images at 196 positions, six N tiles of 128 features in three groups of 22 clusters."""
     plan = make_plan(HEADLINE, arch="sm_90a")
     assert plan.config == Sm90PatchEmbedConfig(128, 2, 6, 2, 2, "registers", "position", True, "f32")
     assert (plan.row_tiles, plan.positions, plan.tiles) == (37, 196, 7252)
-    assert (plan.slabs, plan.groups, plan.clusters, plan.grid) == (6, 3, 66, (132, 1, 1))
+    assert (plan.n_tiles, plan.groups, plan.clusters, plan.grid) == (6, 3, 66, (132, 1, 1))
     assert plan.smem_bytes == 1_024 + 6 * 32_768 + 2 * 16_384
     assert (plan.weight_registers, plan.accumulator_registers) == (96, 64)
     assert (plan.tile_stages, plan.handover_stage) == (3, 2)

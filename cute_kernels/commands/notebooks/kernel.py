@@ -15,15 +15,17 @@ jobs = 2
 # %% [markdown]
 # ## Legality, registers, spills, modelled time
 #
-# Spilled registers lie on the stack: 0 bytes of it are no spills. Times are modelled, never measured; each is a sum, of
-# which the largest part is named. Counts, below, are of a smaller problem.
+# Row 0 is what the problem gets without a configuration. Spilled registers lie on the stack: 0 bytes of it are no
+# spills. Times are modelled, never measured; each is a sum, of which the largest part is named. Counts, below, are of a
+# smaller problem.
 
 # %%
-from cute_kernels.commands import explorer, sweep, sweep_figure, sweep_table
+from cute_kernels.commands import explorer, sweep, sweep_figure, sweep_outcomes, sweep_table
 
 small = explorer.smaller(problem)
-rows = sweep_table.sweep(problem, base, sweep_table.grid(**varied), counted=small, jobs=jobs)
-print("\n".join([sweep.kernel_line(problem, base), *sweep.lines_of(rows)]))
+rows = sweep_table.sweep(problem, base, [None, *sweep_table.grid(**varied)], counted=small, jobs=jobs)
+print("\n".join(sweep.lines_of(rows)))
+table = explorer.frame(rows)  # of pandas, where it is installed
 
 # %% [markdown]
 # ## Memory maps and the Pareto plot
@@ -33,7 +35,7 @@ print("\n".join([sweep.kernel_line(problem, base), *sweep.lines_of(rows)]))
 
 # %%
 if any(row.smem for row in rows):
-    explorer.show(sweep_figure.draw(rows))
+    explorer.show(sweep_figure.draw(rows), sweep_figure.alternative(rows))
 
 # %% [markdown]
 # ## Counts
@@ -57,8 +59,8 @@ print(f"not measured: {reason}" if reason else "\n".join(sweep.lines_of(rows)))
 # The least measured time first, or the least modelled time where nothing is measured. Configurations of one time tie.
 
 # %%
-print("\n".join(sweep.ranking(rows, 3)))
-chosen = [alike[0] for alike in sweep_table.ranked(rows)[:3]] or [row for row in rows if row.reason is None][:1]
+print("\n".join([*sweep.ranking(rows, 3), *sweep_outcomes.effects(rows), *sweep.caveats(rows)]))
+chosen = [alike[0] for alike in sweep_outcomes.ranked(rows)[:3]] or [row for row in rows if row.reason is None][:1]
 for row in chosen:
     print(f"  {row.config}")
 
@@ -70,4 +72,4 @@ for row in chosen:
 
 # %%
 if chosen:
-    explorer.show(explorer.timeline(small, chosen[0].config))
+    explorer.show(explorer.timeline(small, chosen[0].config), "Who works and who waits for whom, in steps")

@@ -17,18 +17,22 @@ jobs = 2
 # Spilled registers lie on the stack: 0 bytes of it are no spills. A configuration that is refused has the reason.
 
 # %%
-from cute_kernels.commands import explorer, sweep, sweep_figure, sweep_program, sweep_table
+from cute_kernels.commands import explorer, sweep, sweep_figure, sweep_outcomes, sweep_program, sweep_table
 
 settings = sweep_table.grid(**varied)
 rows = sweep_program.sweep_program(script, settings, arch=arch, arguments=arguments, jobs=jobs)
-print("\n".join(sweep.lines_of(rows)))
+print("\n".join([*sweep.lines_of(rows), *sweep_outcomes.effects(rows)]))
+table = explorer.frame(rows)  # of pandas, where it is installed
 
 # %% [markdown]
-# ## Memory maps
+# ## Memory maps, and one column against another
+#
+# Columns are those of the table and what the emulator counts.
 
 # %%
 if any(row.smem for row in rows):
-    explorer.show(sweep_figure.draw(rows))
+    axes = "shared", "warp instructions"
+    explorer.show(sweep_figure.draw(rows, *axes), sweep_figure.alternative(rows, *axes))
 
 # %% [markdown]
 # ## Counts
@@ -45,4 +49,5 @@ print(explorer.counts_table(rows))
 # %%
 chosen = next((row for row in rows if row.reason is None), None)
 if chosen is not None:
-    explorer.show(explorer.timeline_of_program(script, chosen.settings, arch=arch, arguments=arguments))
+    figure = explorer.timeline_of_program(script, chosen.settings, arch=arch, arguments=arguments)
+    explorer.show(figure, "Who works and who waits for whom, in steps")

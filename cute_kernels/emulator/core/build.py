@@ -163,13 +163,19 @@ def _compile(compiler: list[str], variant: str, path: Path) -> None:
         objects = [Path(temporary, f"{source.stem}.o") for source in sources]
         commands = [[*command, "-c", f"-I{FOLDER}", str(s), "-o", str(o)] for s, o in zip(sources, objects)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(_make, commands, objects))  # the first error leaves out what has not begun
-        _make([*command, "-shared", *map(str, objects), "-o", str(result), "-lm"], result)
+            said = list(pool.map(_make, commands, objects))  # the first error leaves out what has not begun
+        said.append(_make([*command, "-shared", *map(str, objects), "-o", str(result), "-lm"], result))
+        warnings(path).write_text("".join(said))
         result.replace(path)  # at once: another process sees all of it or nothing
 
 
-def _make(command: list[str], result: Path) -> None:
-    """Runs a command of the compiler.
+def warnings(path: Path) -> Path:
+    """Where the compiler's warnings about a library are: none of them stops an installation."""
+    return path.with_suffix(".warnings")
+
+
+def _make(command: list[str], result: Path) -> str:
+    """Runs a command of the compiler, and returns what it says.
 
     Raises:
         CoreNotBuilt: it cannot be run, or fails, or makes nothing.
@@ -183,6 +189,7 @@ def _make(command: list[str], result: Path) -> None:
             f"the emulator's core does not compile; {shlex.join(command)} says:\n{done.stdout}{done.stderr}"
             f"and returns {done.returncode}"
         )
+    return done.stdout + done.stderr
 
 
 def _remove_others(kept: Path) -> None:

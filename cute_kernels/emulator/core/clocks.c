@@ -14,13 +14,28 @@ void clocks_raise(int32_t *clocks, int64_t width, int64_t rows, int64_t column, 
   }
 }
 
-// The lanes of a mask are known to have come as far as the agent's clock; `reads`: so are its loads where all lanes do.
+// Whether lanes of a mask, with those that arrived before, are all that have loaded together since the last convergence.
+// That is asked strictly only: kernels in the field elect a lane by elect.sync, which orders no memory.
+static int covers_loads(const Agent *agent, uint32_t mask) {
+  return !agent->strict || !((uint32_t)agent->loading & (uint32_t)agent->live & ~(mask | (uint32_t)agent->given));
+}
+
+void agent_load_together(Agent *agent, uint32_t mask) {
+  if (agent->loaded == agent->clock && !(mask & ~(uint32_t)agent->loading)) return;
+  if (agent_row(agent, ROW_VISIBLE)[agent->base + COLUMN_LOADS] >= agent->loaded) agent->loading = 0;
+  agent->loading |= mask;
+  agent->given &= ~(int64_t)mask;
+  agent->loaded = agent->clock;
+}
+
+// The lanes of a mask are known to have come as far as the agent's clock; `reads`: so is the warp where all lanes do.
 static void cover(const Agent *agent, int32_t *row, uint32_t mask, int reads) {
   int32_t clock = (int32_t)agent->clock, *own = row + agent->base;
   uint32_t live = (uint32_t)agent->live;
   int all = (mask & live) == live;
   for (int lane = 0; lane < LANES; lane++) own[lane] = all || mask >> lane & 1 ? clock : own[lane];
   if (reads || !all) own[COLUMN_READ] = clock;
+  if (!reads || covers_loads(agent, mask)) own[COLUMN_LOADS] = clock;
 }
 
 // What single lanes of a mask know is added to clocks that are passed on.
@@ -33,7 +48,8 @@ static void share(const Agent *agent, int32_t *clocks, int64_t rows, uint32_t ma
 
 void agent_advance(Agent *agent) {
   agent->clock++;
-  agent->read_identity = agent->write_identity = agent->load_identity = agent->store_identity = 0;
+  agent->read_identity = agent->write_identity = agent->loads_identity = 0;
+  agent->load_identity = agent->store_identity = 0;
 }
 
 void agent_snapshot(const Agent *agent, uint32_t mask) {
@@ -54,11 +70,12 @@ void agent_tell_row(const Agent *agent, int row, const int32_t *known, int32_t *
     int32_t *own = target + agent->base + lane, is_covered = lane == COLUMN_READ || covered >> lane & 1;
     if (is_covered && *own < agent->clock) *own = (int32_t)agent->clock;
   }
+  if (row < ROW_PROXY && covers_loads(agent, mask)) clocks_raise(target, 0, 1, agent->base + COLUMN_LOADS, agent->clock);
   if (row < ROW_TENSOR) share(agent, target, 1, mask);
 }
 
 void cover_warp(int32_t *row, int64_t base, int64_t clock) {
-  for (int lane = 0; lane <= COLUMN_READ; lane++)
+  for (int lane = 0; lane <= COLUMN_LOADS; lane++)
     if (row[base + lane] < clock) row[base + lane] = (int32_t)clock;
 }
 

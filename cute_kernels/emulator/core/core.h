@@ -107,6 +107,7 @@ EXPORT void agent_snapshot(const Agent *agent, uint32_t mask);
 EXPORT void agent_order(const Agent *agent, uint32_t mask);
 // bar.warp.sync and stronger: the lanes know each other's accesses.
 EXPORT void agent_converge(Agent *agent, uint32_t mask);
+EXPORT void agent_load_together(Agent *agent, uint32_t mask);
 // fence.acq_rel or stronger, with the scope of an order.
 EXPORT void agent_fence(Agent *agent, uint32_t mask, int64_t order);
 // fence.proxy.async of shared (1) and global (2) memory: covers what the lanes wrote, and what is visible to them.

@@ -23,11 +23,13 @@ static int generic_access(const Context *context, const LogEntry *entry, int wri
     elsewhere |= (offsets[i] ^ own) & ~(int64_t)OFFSET_MASK;
   }
   if ((!global && elsewhere) || (write && count > 1 && !differ)) return 0;
+  int by_lanes = !write && (entry->mask & (entry->mask - 1));
+  int64_t read_column = agent->base + (by_lanes ? COLUMN_LOADS : COLUMN_READ);
   Access access = {
       .write = write, .shadow = context->shadow, .grain = GRANULE, .offsets = offsets, .rows = count,
       .count = entry->argument, .known = agent_row(agent, ROW_VISIBLE), .width = agent->width, .own = agent->base,
       .lanes = together && mask != entry->mask ? NULL : lanes, .lane = -1, .exempt = agent->base + COLUMN_READ, .epochs = epochs, .add_lanes = write,
-      .read_column = agent->base + COLUMN_READ,
+      .read_column = read_column,
   };
   if (global) {
     const LaunchRegion *region = context->launch->regions, *end = region + context->launch->count;
@@ -46,9 +48,10 @@ static int generic_access(const Context *context, const LogEntry *entry, int wri
   }
   Plane *plane = mask == UINT32_MAX ? lanes_check(&access, places) : NULL;
   if (!plane && !access_check(&access)) return 0;
-  int64_t *identity = write ? &agent->write_identity : &agent->read_identity;
+  if (by_lanes) agent_load_together(agent, entry->mask);
+  int64_t *identity = write ? &agent->write_identity : by_lanes ? &agent->loads_identity : &agent->read_identity;
   if (!*identity) {
-    int64_t column = write ? agent->base : agent->base + COLUMN_READ;
+    int64_t column = write ? agent->base : read_column;
     *identity = new_epoch(epochs, column, agent->clock, agent->text + write, GENERIC, entry->instruction);
   }
   if (plane) {

@@ -141,6 +141,7 @@ void agent_release(Agent *agent, Point *point, uint32_t mask, int64_t order) {
   } else {
     release_relaxed(agent, point, mask, order);
   }
+  agent->given |= mask;
   agent_advance(agent);
 }
 

@@ -34,6 +34,7 @@ int is_ordered(
   int64_t column = epochs->columns[number] + (id & (LANES - 1));
   if (column < 0 || column >= access->width) return 0;
   if (epochs->clocks[number] <= known[column] || column == exempt) return 1;
+  if (exempt >= 0 && own >= 0 && column - own == COLUMN_LOADS) return 1;
   if (own >= 0 && lane >= 0 && column - own == lane) return 1;
   return strong && epochs->kinds[number] == STRONG;
 }

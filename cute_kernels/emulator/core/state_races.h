@@ -10,7 +10,8 @@ enum {
   // Semantics of a synchronising instruction.
   ORDER_SYNC = 1, ORDER_WIDE = 2, ORDERS = 4,
   // Columns of a warp, behind those of its lanes.
-  COLUMN_READ = 32, COLUMN_TENSOR_LOAD = 33, COLUMN_TENSOR_STORE = 34, COLUMN_INIT = 35, WARP_COLUMNS = 36,
+  COLUMN_READ = 32, COLUMN_LOADS = 33, COLUMN_TENSOR_LOAD = 34, COLUMN_TENSOR_STORE = 35, COLUMN_INIT = 36,
+  WARP_COLUMNS = 37,
   SCOPED_ROWS = 2,   // that relaxed synchronisation at the scope of a CTA does not take to another: visible, tensor
   PENDING_ROWS = 4,  // that a fence takes over from relaxed waits before it: acquired, visible and both proxies
   PRIVATE_COLUMNS = 64  // a lane has two streams of its own: reads and writes of its bulk groups
@@ -42,7 +43,7 @@ struct Agent {
   int64_t live;    // mask of lanes
   int64_t rank;    // of its CTA
   int64_t clock, load_clock, store_clock;  // of its accesses now, and of those to tensor memory
-  int64_t read_identity, write_identity, load_identity, store_identity;  // at these clocks; 0: none yet
+  int64_t read_identity, write_identity, loads_identity, load_identity, store_identity;  // at these clocks; 0: none yet
   int64_t text;  // the first of four of its epochs: generic loads and stores, tcgen05.ld and st
   Private *single;
   int32_t *loads;  // of every tcgen05.ld the clock of the latest
@@ -60,6 +61,7 @@ struct Agent {
   int64_t fenced_inits;  // mbarriers initialised before the last fence of them
   int32_t *scratch;      // a matrix for intermediate results
   int64_t changes;       // counts whatever changes the clocks, or those of single lanes
+  int64_t loading, loaded, given;  // lanes that load together, their clock, and those that have arrived since
 };
 
 // What is kept of a warp by a synchronisation point. It may have waited for phase -1, the one before the first.

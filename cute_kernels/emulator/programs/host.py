@@ -428,8 +428,13 @@ def _check(launch: CapturedLaunch, attributes: dict[int, tuple[int, ...]]) -> No
     name, grid, block, cluster = launch.kernel_name, launch.grid, launch.block, launch.cluster
     if any(size % step for size, step in zip(grid, cluster, strict=True)):
         raise EmulatorError(f"launch of {name}: grid {grid} is no multiple of the cluster {cluster}")
-    if 0 in grid or not 1 <= math.prod(block) <= 1024 or launch.dynamic_smem > _MAX_SHARED_MEMORY_OPTIN:
-        raise EmulatorError(
-            f"launch of {name} is illegal: grid {grid}, block {block}, {launch.dynamic_smem} bytes of dynamic "
-            f"shared memory (at most {_MAX_SHARED_MEMORY_OPTIN})"
-        )
+    threads, nbytes = math.prod(block), launch.dynamic_smem
+    limits = {
+        f"grid {grid} has no CTA": 0 in grid,
+        f"a block {block} of {threads:,} threads, allowed: 1 to 1,024": not 1 <= threads <= 1024,
+        f"{nbytes:,} bytes of dynamic shared memory, allowed: {_MAX_SHARED_MEMORY_OPTIN:,}": nbytes
+        > _MAX_SHARED_MEMORY_OPTIN,
+    }
+    wrong = [text for text, exceeded in limits.items() if exceeded]
+    if wrong:
+        raise EmulatorError(f"launch of {name} is illegal: {'; '.join(wrong)}")

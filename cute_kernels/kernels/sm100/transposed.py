@@ -104,7 +104,7 @@ def fill_tensor_memory(
     plan: cutlass.Constexpr[Sm100TransposedPlan],
     terms: tuple[cute.Tensor, cute.Tensor | None],
     tmem: cute.Pointer,
-    slab: Int32,
+    n_tile: Int32,
     thread: Int32,
     pipe: Sm100Pipe,
 ) -> None:
@@ -117,7 +117,7 @@ def fill_tensor_memory(
         plan: says where.
         terms: ``[N, K]`` each in global memory, the high one first; the other one is None where there is one.
         tmem: the columns of the weight.
-        slab: which features of the weight.
+        n_tile: which features of the weight.
         thread: lane of tensor memory.
         pipe: of the weight.
     """
@@ -130,7 +130,7 @@ def fill_tensor_memory(
     shape = store.partition_S(cute.make_identity_tensor((plan.lanes, _FILL_COLUMNS))).shape
     own = plan.warp_features
     feature = thread if plan.terms == 1 else thread // LANES * own + thread % own
-    feature = min(slab * plan.features + feature, terms[0].shape[0] - 1)
+    feature = min(n_tile * plan.features + feature, terms[0].shape[0] - 1)
     for i in cutlass.range(columns // _FILL_COLUMNS, unroll=1):
         registers = cute.make_rmem_tensor(shape, Int32)
         words = cute.make_tensor(registers.iterator, cute.make_layout(_FILL_COLUMNS))
@@ -447,12 +447,12 @@ class TransposedKernel:
                     order=order,
                 ).run()
         else:
-            slab = group * plan.ctas + rank
+            n_tile = group * plan.ctas + rank
             quarter = warp % 4
             if cutlass.const_expr(plan.config.weight == "tmem"):
                 lane = quarter * LANES + cute.arch.lane_idx()
-                fill_tensor_memory(plan, self.terms(args), tmem + plan.weight_column, slab, lane, pipes["weight"])
-            block = slab * plan.epilogue_warps + quarter
+                fill_tensor_memory(plan, self.terms(args), tmem + plan.weight_column, n_tile, lane, pipes["weight"])
+            block = n_tile * plan.epilogue_warps + quarter
             buffer = transposed_staging(
                 plan, staging, self.staging_layout(), (args.out_atom, args.out), self.out_box, quarter
             )

@@ -27,7 +27,7 @@ from cute_kernels.kernels.pipes import (
     this_cluster,
     warp_and_rank,
 )
-from cute_kernels.kernels.sm90.gemm import GemmMma
+from cute_kernels.kernels.sm90.gemm_mma import GemmMma
 from cute_kernels.kernels.tiles import PatchOrder
 from cute_kernels.kernels.tma import (
     LINE_BYTES,

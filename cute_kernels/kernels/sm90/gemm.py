@@ -1,490 +1,43 @@
 """The persistent dense GEMM on Hopper: allocate, build pipes, dispatch to roles.
 
-One warp loads, two consumer warpgroups multiply and store: together, half of a tile each, or in turn, a tile each.
+One warp loads, two consumer warpgroups multiply and store: together, half of a tile each, or in turn, a tile each. Of a
+tile with the 64 rows of a WGMMA there is one, unless two take turns.
 
 In turn, each warpgroup skips the stages of the other one's tile. ``turn[w]`` is signalled when the last WGMMA of a tile
 has been issued, unless no tile follows: a barrier that nobody waits for must not be left half full.
 
-With a split of K, CTA i of s finishes the rows of consumer warps ``8 i / s`` to ``8 (i + 1) / s - 1``: the same warps
-of the others send it their accumulators by ``st.async``, which it adds as it rounds, in one fixed order. Tensor cores
-ignore the low 13 bits of an FP32 number; TMA rounds to TF32 on the way, so that they are zeros.
+With a split of K, CTA i of s finishes the rows of consumer warps ``w i / s`` to ``w (i + 1) / s - 1`` of w: the same
+warps of the others send it their accumulators by ``st.async``, which it adds as it rounds, in one fixed order. Tensor
+cores ignore the low 13 bits of an FP32 number; TMA rounds to TF32 on the way, so that they are zeros.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32, TFloat32
-from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
+from cutlass import Int32, TFloat32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from cute_kernels import dsl
-from cute_kernels.kernels import ptx
-from cute_kernels.kernels.epilogue import as_floats
-from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, biases, finish, multipliers
+from cute_kernels.kernels.gemm import DeviceArguments, GemmHost
 from cute_kernels.kernels.graph import sm90_gemm_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, clear_unloaded, tma_operand
-from cute_kernels.kernels.pipes import Pipe, PipelineState, Sm90Pipe, allocate, begin, this_cluster, warp_and_rank
+from cute_kernels.kernels.pipes import Sm90Pipe, allocate, begin, this_cluster, warp_and_rank
+from cute_kernels.kernels.sm90.gemm_mma import GemmMma, PartialSums, Residual, TransposedMma, sums_type
 from cute_kernels.kernels.tiles import GroupedOrder
-from cute_kernels.kernels.tma import Tma, WarpStaging, k_major, load_tma, shared_tensor, warp_staging
+from cute_kernels.kernels.tma import (
+    Tma,
+    WarpStaging,
+    group_staging,
+    k_major,
+    load_tma,
+    shared_tensor,
+    sides,
+    staging_layout,
+    warp_staging,
+)
 from cute_kernels.plan import Sm90GemmPlan
-from cute_kernels.plan.base import Phase
-from cute_kernels.plan.shared_operands import WgmmaPair
-
-# --- adding up the slices of a tile that the CTAs of a cluster share along K, through distributed shared memory ------
-
-
-def sums_type(plan: WgmmaPair) -> type:
-    """Element type of the accumulators."""
-    return Int32 if plan.sums_integers else Float32
-
-
-GROUP = 4
-"""32-bit values of a 16-byte store: two rows and two columns of an accumulator."""
-
-
-@dataclass(frozen=True)
-class PartialSums:
-    """The sums of one warp's rows over every slice of K, which one of the CTAs adds up and finishes.
-
-    CTA ``i`` of a split finishes the rows of its warps ``i * finished_warps`` to ``(i + 1) * finished_warps - 1``; the
-    same warps of the other CTAs send it their sums. Nothing is shared between the warps of a CTA.
-
-    Attributes:
-        sums: stage ``w`` is full when warp ``w`` of this CTA has received every other slice's sums, and empty when what
-            warp ``w`` of this CTA sent has been read.
-        buffers: where warp ``w % finished_warps`` receives, `Sm90GemmPlan.received_bytes` each.
-        slice: this CTA's slice of K.
-        first: this CTA's place among those that share operands; slice ``i`` has CTA ``first + i * sharing_ctas`` there.
-        warp: index of this warp among the consumers.
-    """
-
-    plan: Sm90GemmPlan
-    sums: Pipe
-    buffers: cute.Pointer
-    slice: Int32
-    first: Int32
-    warp: Int32
-
-    @property
-    def finisher(self) -> Int32:
-        """The slice whose CTA finishes this warp's rows."""
-        return self.warp // self.plan.finished_warps
-
-    def _cta(self, slice_: Int32) -> Int32:
-        return self.first + slice_ * self.plan.sharing_ctas
-
-    def _group(self, distance: Int32, index: int) -> cute.Pointer:
-        """Where 16 bytes of this lane arrive from slice ``slice ^ distance``: 512 bytes of a warp are contiguous."""
-        offset = (self.warp % self.plan.finished_warps) * self.plan.received_bytes
-        offset += (distance - 1) * self.plan.partial_bytes
-        offset += index * 512 + cute.arch.lane_idx() * 16
-        return cute.recast_ptr(self.buffers + cute.assume(offset, divby=16), dtype=Float32)
-
-    @cute.jit
-    def send(self, accumulator: cute.Tensor, phase: Int32) -> None:
-        """Sends this warp's sums to the CTA that finishes its rows.
-
-        Args:
-            accumulator: sums of this warp over its slice.
-            phase: parity of the tile's number in this cluster.
-        """
-        groups = cute.size(accumulator) // GROUP
-        bits = cute.make_tensor(cute.recast_ptr(accumulator.iterator, dtype=Int32), cute.make_layout((GROUP, groups)))
-        target = self._cta(self.finisher)
-        self.sums.wait_empty_phase(self.sums.empty + self.warp, phase ^ 1)
-        for index in cutlass.range_constexpr(groups):
-            place, values = self._group(self.slice ^ self.finisher, index), tuple(bits[i, index] for i in range(GROUP))
-            cute.arch.store_async_dsmem(place, values, self.sums.full + self.warp, target)
-
-    @cute.jit
-    def receive(self, phase: Int32) -> None:
-        """Waits for the sums of the other slices.
-
-        Args:
-            phase: parity of the tile's number in this cluster.
-        """
-        full = self.sums.full + self.warp
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(full, self.plan.received_bytes)
-        self.sums.wait_full_phase(full, phase)
-
-    def add(self, values: cute.Tensor, first: int) -> None:
-        """Adds the sums of the other slices, as they are needed: all of them at once would not fit the registers.
-
-        The additions form a balanced binary tree over the slices. Each one commutes, so that the result does not depend
-        on which slice is this CTA's.
-
-        Args:
-            values: accumulators of groups of four.
-            first: number of their first group.
-        """
-        for group in range(cute.size(values) // GROUP):
-            size = 1
-            while size < self.plan.config.split_k:
-                subtree = self._sum(size, 2 * size, first + group)
-                for i in range(GROUP):
-                    values[group * GROUP + i] = values[group * GROUP + i] + subtree[i]
-                size *= 2
-
-    def _sum(self, begin: int, end: int, index: int) -> list[Float32 | Int32]:
-        """The sum over the slices at distances ``begin`` to ``end - 1``, a power of two of them, as a tree."""
-        if end - begin == 1:
-            dtype = sums_type(self.plan)
-            group = cute.recast_ptr(self._group(Int32(begin), index), dtype=dtype)
-            source = cute.make_tensor(group, cute.make_layout(GROUP))
-            loaded = cute.make_rmem_tensor(cute.make_layout(GROUP), dtype)
-            cute.autovec_copy(source, loaded)
-            return [loaded[i] for i in range(GROUP)]
-        middle = (begin + end) // 2
-        left, right = self._sum(begin, middle, index), self._sum(middle, end, index)
-        return [a + b for a, b in zip(left, right, strict=True)]
-
-    @cute.jit
-    def release(self) -> None:
-        """After the last `add` of a tile: the senders may write the sums of their next one."""
-        cute.arch.sync_warp()
-        lane = cute.arch.lane_idx()
-        if lane < self.plan.config.split_k - 1:
-            cute.arch.mbarrier_arrive(self.sums.empty + self.warp, self._cta(self.slice ^ (lane + 1)))
-
-    @cute.jit
-    def drain(self, phase: Int32) -> None:
-        """At the end: a CTA must outlive the signals that its sums have been read.
-
-        Args:
-            phase: as for the next tile, if there were one.
-        """
-        if self.slice != self.finisher:
-            ptx.mbarrier_try_wait_relaxed_cluster(self.sums.empty + self.warp, phase ^ 1)
-
-
-# --- consumer warpgroup: operand stages -> WGMMA accumulators -> bias, rounding, store buffers, TMA ------------------
-
-
-MMA_STEPS = 4
-"""WGMMAs of 32 bytes of K in one K block of 128."""
-
-LINE_BYTES = 128
-"""Bytes of a cache line."""
-
-LOADED_GROUPS = 4
-"""Column groups whose addends are in registers at a time: 64 columns, half of a store buffer of 8 bits."""
-
-COLUMN_GROUP = 16
-"""Columns of which a thread has eight values: rows ``lane / 4`` and ``lane / 4 + 8``, columns ``lane % 4 * 2`` and the
-next one, and the same eight columns on (PTX ISA, wgmma accumulator layout)."""
-
-
-@dataclass(frozen=True)
-class GemmMma:
-    """Computes and stores this warpgroup's rows of the tiles of its cluster.
-
-    Attributes:
-        tiled_mma: 64 x tile_n x 32 bytes instruction of one warpgroup.
-        a_fragments, b_fragments: shared-memory descriptors ``[.., wave, k step, stage]`` of this warpgroup's rows, and
-            ``[.., k step, stage]``.
-        staging: store buffers of this warp, 16 rows x 128 bytes each.
-        bias: values by column, or None.
-        warpgroup, thread: index of the warpgroup, and of the thread in it.
-        rank_m, rank_n: this CTA among those of its cluster that share operands.
-        first_cta: the first of them.
-        partials: what this warp and those of other CTAs do with slices of K; None without a split.
-        turn: first of the named barriers by which warpgroups hand the tensor cores to each other.
-        addends: what the epilogue multiplies and adds besides the bias.
-    """
-
-    plan: Sm90GemmPlan
-    tiled_mma: cute.TiledMma
-    a_fragments: cute.Tensor
-    b_fragments: cute.Tensor
-    operands: Sm90Pipe
-    staging: WarpStaging
-    bias: cute.Tensor | None
-    order: GroupedOrder
-    k_blocks: Int32
-    warpgroup: Int32
-    thread: Int32
-    rank_m: Int32
-    rank_n: Int32
-    first_cta: Int32 | int
-    partials: PartialSums | None
-    turn: int
-    addends: Addends = Addends()
-
-    WAVES_DIFFER: ClassVar[bool] = False
-
-    @cute.jit
-    def run(self) -> None:
-        plan = self.plan
-        shape = self.tiled_mma.partition_shape_C((plan.warpgroup_rows, plan.config.tile_n))
-        accumulator = cute.make_rmem_tensor(shape, sums_type(plan))
-        state = self.operands.consumer_state()
-        first, step = self.order.first, self.order.step
-        if cutlass.const_expr(plan.config.pingpong):
-            # Tiles go to the warpgroups in turn, and the stages of the other one's tile are not ours.
-            if self.warpgroup > 0:
-                state.advance(self.k_blocks)
-            first += self.warpgroup * step
-            step *= 2
-        phase = Int32(0)
-        for tile in cutlass.range(first, self.order.tiles, step, unroll=1):
-            self.operands.stamps.mark(Phase.TILE)
-            self._prefetch_residual(tile)
-            self._await_turn(tile)
-            released = state.clone()
-            self._stage(accumulator, False, state)
-            state.advance()
-            for _ in cutlass.range(1, self.k_blocks, unroll=1):
-                self._stage(accumulator, True, state)
-                state.advance()
-                # At most the newest group outstanding: the one that read the stage before is complete.
-                self.operands.stamps.mark(Phase.MMA)
-                warpgroup.wait_group(1)
-                self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
-                released.advance()
-            self._hand_over(tile)
-            if cutlass.const_expr(plan.config.pingpong):
-                state.advance(self.k_blocks)
-            self.operands.stamps.mark(Phase.MMA)
-            # Coordinates and the first of the bias are there when the last WGMMAs are.
-            place = self._place(tile)
-            biases = self._biases(place, 0, 0)
-            warpgroup.wait_group(0)
-            self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
-            if cutlass.const_expr(self.partials is None):
-                self._store(accumulator, place, biases)
-            else:
-                if self.partials.slice == self.partials.finisher:
-                    self.partials.receive(phase)
-                    self._store(accumulator, place, biases)
-                    self.partials.release()
-                else:
-                    self.partials.send(accumulator, phase)
-                phase ^= 1
-        self.staging.finish()
-        if cutlass.const_expr(self.partials is not None):
-            self.partials.drain(phase)
-
-    @cute.jit
-    def _stage(self, accumulator: cute.Tensor, accumulate: cutlass.Constexpr[bool], state: PipelineState) -> None:
-        """Issues the WGMMAs of one stage as one group."""
-        self.operands.wait_full(state)
-        warpgroup.fence()
-        for step in cutlass.range_constexpr(MMA_STEPS):
-            self.tiled_mma.set(warpgroup.Field.ACCUMULATE, accumulate or step > 0)
-            a = self.a_fragments[None, None, step, state.index]
-            b = self.b_fragments[None, None, step, state.index]
-            cute.gemm(self.tiled_mma, accumulator, a, b, accumulator)
-        warpgroup.commit_group()
-
-    @cute.jit
-    def _await_turn(self, tile: Int32) -> None:
-        """The first tile of a cluster needs no permission."""
-        if cutlass.const_expr(self.plan.config.pingpong):
-            self.operands.stamps.mark(Phase.TURN)
-            if tile != self.order.first:
-                cute.arch.barrier(barrier_id=self.turn + self.warpgroup, number_of_threads=256)
-
-    @cute.jit
-    def _hand_over(self, tile: Int32) -> None:
-        """The last WGMMA of this tile is issued: lets the other warpgroup begin the next tile, if there is one."""
-        if cutlass.const_expr(self.plan.config.pingpong):
-            if tile + self.order.step < self.order.tiles:
-                cute.arch.barrier_arrive(barrier_id=self.turn + 1 - self.warpgroup, number_of_threads=256)
-
-    @cute.jit
-    def _store(
-        self, accumulator: cute.Tensor, place: tuple[Int32, ...], biases: tuple[cute.Tensor | None, ...]
-    ) -> None:
-        """Finishes, stages and stores one tile; returns as soon as the last TMA store is issued.
-
-        A bias is loaded a store buffer ahead. Waves of a region follow each other, so that they share it unless
-        ``WAVES_DIFFER``.
-        """
-        plan, config = self.plan, self.plan.config
-        groups, dtype = plan.store_columns // COLUMN_GROUP, ELEMENT_TYPES[plan.problem.out_dtype]
-        row_factors = [self._row_factors(place, wave) for wave in range(plan.waves)]
-        upcoming = biases
-        for i in cutlass.range_constexpr(plan.regions_per_tile):
-            region, wave = divmod(i, plan.waves)
-            buffer = i % config.store_stages
-            biases = upcoming
-            next_region, next_wave = divmod(i + 1, plan.waves)
-            if cutlass.const_expr(i + 1 < plan.regions_per_tile and (next_wave == 0 or self.WAVES_DIFFER)):
-                upcoming = self._biases(place, next_region, next_wave)
-            for first in cutlass.range_constexpr(0, groups, LOADED_GROUPS):
-                # Of a buffer's first groups before the wait for it, which the loads may then overlap.
-                numbers = range(first, min(first + LOADED_GROUPS, groups))
-                columns = [(region * groups + j) * COLUMN_GROUP for j in numbers]
-                bias = biases if first == 0 else self._biases(place, region, wave, first)
-                residuals = [self._residual(place, wave, column) for column in columns]
-                scales = [self._scales(row_factors[wave], place, column) for column in columns]
-                if cutlass.const_expr(first == 0):
-                    self.operands.stamps.mark(Phase.BUFFER)
-                    self.staging.acquire()
-                    self.operands.stamps.mark(Phase.MATH)
-                for j in cutlass.range_constexpr(len(columns)):
-                    rounded = finish(
-                        as_floats(self._sums(accumulator, wave, columns[j])),
-                        bias[j],
-                        self.activation,
-                        dtype,
-                        scale=scales[j],
-                        residual=residuals[j],
-                        out_factor=self.addends.out_factor,
-                    )
-                    self._stage_group(rounded, buffer, first + j)
-            self.operands.stamps.mark(Phase.STORE)
-            self.staging.store(buffer, *self._block(place, wave, region))
-
-    @cute.jit
-    def _sums(
-        self, accumulator: cute.Tensor, wave: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
-    ) -> cute.Tensor:
-        """The eight accumulators of a column group, over all slices of K."""
-        values = cute.make_rmem_tensor(cute.make_layout(8), sums_type(self.plan))
-        for j in cutlass.range_constexpr(8):
-            # Accumulators of a wave: pair, row half, 8 columns.
-            values[j] = accumulator[(j % 2, j // 2 % 2, column // 8 + j // 4), wave, 0]
-        if cutlass.const_expr(self.partials is not None):
-            self.partials.add(values, (wave * self.plan.config.tile_n + column) // 8)
-        return values
-
-    @property
-    def activation(self) -> str:
-        return self.plan.problem.activation
-
-    @cute.jit
-    def _place(self, tile: Int32) -> tuple[Int32, ...]:
-        """Where a tile is: this warp's first row, the first column, the batch."""
-        plan, config = self.plan, self.plan.config
-        m_tile, n_tile, batch = self.order.coordinates(tile)
-        row = (m_tile * config.cluster_m + self.rank_m) * config.tile_m + self.thread // 32 * plan.store_rows
-        if cutlass.const_expr(not config.pingpong):
-            row += self.warpgroup * plan.warpgroup_rows
-        return row, (n_tile * config.cluster_n + self.rank_n) * config.tile_n, batch
-
-    def _biases(
-        self, place: tuple[Int32, ...], region: int, wave: int, first: int = 0
-    ) -> tuple[cute.Tensor | None, ...]:
-        """Values of the bias for the column groups of a store buffer that are finished together, from ``first`` on."""
-        groups = self.plan.store_columns // COLUMN_GROUP
-        numbers = range(first, min(first + LOADED_GROUPS, groups))
-        return tuple(self._bias(place, wave, (region * groups + j) * COLUMN_GROUP) for j in numbers)
-
-    def _bias(self, place: tuple[Int32, ...], wave: int, column: int) -> cute.Tensor | None:
-        """Values of the bias for the eight accumulators of the column group that begins at ``column`` of the tile."""
-        return self._load_bias(place[1] + column)
-
-    def _rows(self, place: tuple[Int32, ...], wave: int) -> tuple[Int32, Int32]:
-        """The two rows of a wave of which a thread has values."""
-        row = place[0] + wave * 64 + self.thread % 32 // 4
-        return row, row + 8
-
-    def _row_factors(self, place: tuple[Int32, ...], wave: int) -> list[Float32 | None]:
-        """Factors of both rows."""
-        if self.addends.scales is None:
-            return [None, None]
-        return [self.addends.row_factor(row, place[2]) for row in self._rows(place, wave)]
-
-    @cute.jit
-    def _scales(
-        self, row_factors: list[Float32 | None], place: tuple[Int32, ...], column: cutlass.Constexpr[int]
-    ) -> Float32 | cute.Tensor | None:
-        """Multipliers of the eight accumulators of a column group, or the call's number."""
-        scales = self.addends.scales
-        if cutlass.const_expr(scales is None or (scales.rows is None and scales.features is None)):
-            return row_factors[0]
-        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
-        for half in cutlass.range_constexpr(2):
-            first = place[1] + column + half * 8 + self.thread % 4 * 2
-            columns = self.addends.column_factors(first, place[2], 2, self.plan.column_vector)
-            for row in cutlass.range_constexpr(2):
-                factors = multipliers(row_factors[row], columns)
-                for i in cutlass.range_constexpr(2):
-                    at = half * 4 + row * 2 + i
-                    values[at] = factors[i] if isinstance(factors, cute.Tensor) else factors
-        return values
-
-    @cute.jit
-    def _prefetch_residual(self, tile: Int32) -> None:
-        """Asks for the residual of this warp's rows, which comes while the tensor cores work on the tile."""
-        residual = self.addends.residual
-        if cutlass.const_expr(residual is not None):
-            place, lane = self._place(tile), self.thread % 32
-            line = LINE_BYTES * 8 // residual.element_type.width
-            for wave in cutlass.range_constexpr(self.plan.waves):
-                for first in cutlass.range_constexpr(0, self.plan.config.tile_n, 2 * line):
-                    column = place[1] + first + lane // 16 * line
-                    self.addends.prefetch(place[0] + wave * 64 + lane % 16, column, place[2])
-
-    @cute.jit
-    def _residual(
-        self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
-    ) -> cute.Tensor | None:
-        """Addends of the eight accumulators of a column group, after the activation."""
-        if cutlass.const_expr(self.addends.residual is None):
-            return None
-        values = cute.make_rmem_tensor(cute.make_layout(8), self.addends.residual.element_type)
-        rows = self._rows(place, wave)
-        for i in cutlass.range_constexpr(4):
-            first = place[1] + column + i // 2 * 8 + self.thread % 4 * 2
-            pair = self.addends.addends(rows[i % 2], first, place[2], 2)
-            values[2 * i], values[2 * i + 1] = pair[0], pair[1]
-        return values
-
-    def _block(self, place: tuple[Int32, ...], wave: int, region: int) -> tuple[Int32, ...]:
-        """The box of the output that a store buffer goes to."""
-        row, first_column, batch = place
-        row_block = row // self.plan.store_rows + wave * (64 // self.plan.store_rows)
-        return row_block, first_column // self.plan.store_columns + region, batch
-
-    @cute.jit
-    def _load_bias(self, column: Int32) -> cute.Tensor | None:
-        """Values of the eight accumulators of one column group; both rows have the same ones."""
-        if cutlass.const_expr(self.bias is None):
-            return None
-        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
-        for half in cutlass.range_constexpr(2):
-            pair = biases(self.bias, column + half * 8 + self.thread % 4 * 2, 2, self.plan.bias_vector)
-            for row in cutlass.range_constexpr(2):
-                values[half * 4 + row * 2], values[half * 4 + row * 2 + 1] = pair[0], pair[1]
-        return values
-
-    @cute.jit
-    def _stage_group(self, values: cute.Tensor, buffer: cutlass.Constexpr[int], group: cutlass.Constexpr[int]) -> None:
-        """Writes 16 rows x 16 columns of the warp to a store buffer."""
-        lane = self.thread % 32
-        if cutlass.const_expr(values.element_type.width == 8):
-            # A thread has pairs of neighbouring columns, and stmatrix moves four bytes of a row for each.
-            pairs = cute.recast_tensor(values, Int16)
-            for half in cutlass.range_constexpr(2):
-                for row_half in cutlass.range_constexpr(2):
-                    target = self.staging.chunk(lane // 4 + row_half * 8, group) + self.staging.offset(buffer)
-                    target += cute.assume(half * 8 + lane % 4 * 2, divby=2)
-                    cute.make_tensor(cute.recast_ptr(target, dtype=Int16), cute.make_layout(1))[0] = pairs[
-                        half * 2 + row_half
-                    ]
-        elif cutlass.const_expr(values.element_type is Float32):
-            # Two neighbouring columns are half of a 16-byte chunk; stmatrix moves 16-bit elements only.
-            for half in cutlass.range_constexpr(2):
-                for row_half in cutlass.range_constexpr(2):
-                    chunk = group * 4 + half * 2 + lane % 4 // 2
-                    target = self.staging.chunk(lane // 4 + row_half * 8, chunk) + self.staging.offset(buffer)
-                    target = cute.recast_ptr(target + cute.assume(lane % 2 * 8, divby=8), dtype=Float32)
-                    pair = cute.make_tensor(values.iterator + half * 4 + row_half * 2, cute.make_layout(2))
-                    cute.autovec_copy(pair, cute.make_tensor(target, cute.make_layout(2)))
-        else:
-            # Lanes 8 i to 8 i + 7 give the row addresses of matrix i: rows 0-7, rows 8-15, and both 8 columns on.
-            address = self.staging.chunk(lane % 16, group * 2 + lane // 16) + self.staging.offset(buffer)
-            target = cute.make_tensor(cute.recast_ptr(address, dtype=values.element_type), cute.make_layout((8, 1)))
-            atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), values.element_type)
-            cute.copy(atom, cute.make_tensor(values.iterator, cute.make_layout((8, 1))), target)
-
 
 # --- WGMMA on TF32 operands, which CuTe DSL 4.8 has no operation for -------------------------------------------------
 
@@ -519,9 +72,13 @@ class Sm90GemmKernel(GemmHost):
 
     def __init__(self, plan: Sm90GemmPlan) -> None:
         super().__init__(plan, sm90_gemm_graph(plan))
+        if plan.config.transposed:
+            self.dtype, self.b_dtype = self.b_dtype, self.dtype
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
         plan, config = self.plan, self.plan.config
+        if cutlass.const_expr(config.transposed):
+            a, b = b, a
         tiled_mma = cute.make_tiled_mma(self._operation())
         a_box, b_box = (plan.loaded_rows, plan.tile_k), (config.tile_n, plan.tile_k)
         a_tma = load_tma(a, k_major(self.dtype, a_box, 1), a_box, config.cluster_n)
@@ -558,9 +115,13 @@ class Sm90GemmKernel(GemmHost):
             # wgmma reads them; begin() synchronises the CTA before it does.
             loaded_bytes = plan.loaded_rows * plan.k_block_bytes
             clear_unloaded(a_stages, config.stages, plan.a_stage_bytes, loaded_bytes, plan.threads)
-        begin(self.graph, warp == plan.load_warp, barriers, (args.a_atom, args.b_atom, args.out_atom))
+        atoms = (args.a_atom, args.b_atom, args.out_atom)
+        if cutlass.const_expr(plan.tma_residual):
+            atoms += (args.residual_atom,)
+        begin(self.graph, warp == plan.load_warp, barriers, atoms)
 
-        order = GroupedOrder(args.m_tiles, args.n_tiles, args.batches, config.group_m, *this_cluster(plan))
+        tiles = (args.n_tiles, args.m_tiles) if config.transposed else (args.m_tiles, args.n_tiles)
+        order = GroupedOrder(*tiles, args.batches, config.group_m, *this_cluster(plan))
         a_layout, b_layout = (
             k_major(dtype, (rows, plan.tile_k), config.stages)
             for dtype, rows in ((self.dtype, config.tile_m), (self.b_dtype, config.tile_n))
@@ -588,9 +149,10 @@ class Sm90GemmKernel(GemmHost):
             mine = cute.local_tile(a_tensor, (plan.warpgroup_rows, plan.tile_k, config.stages), (part, 0, 0))
             thread = cute.arch.thread_idx()[0] % 128
             mma = args.tiled_mma.get_slice(thread)
+            store_group = warp // plan.store_warps
             ring = warp_staging(
                 staging,
-                first=warp * config.store_stages,
+                first=store_group * config.store_stages,
                 rows=plan.store_rows,
                 buffers=config.store_stages,
                 atom=args.out_atom,
@@ -598,10 +160,13 @@ class Sm90GemmKernel(GemmHost):
                 dtype=ELEMENT_TYPES[plan.problem.out_dtype],
                 row_bytes=plan.store_row_bytes,
             )
+            if cutlass.const_expr(plan.store_warps > 1):
+                barrier = self.graph.named_barriers[plan.warpgroups].identifier + store_group
+                ring = group_staging(ring, warp % plan.store_warps, barrier, plan.store_warps)
             partials = None
             if cutlass.const_expr(config.split_k > 1):
                 partials = PartialSums(plan, pipes["partials"], more[0], slice_, rank, warp)
-            GemmMma(
+            (TransposedMma if config.transposed else GemmMma)(
                 plan=plan,
                 tiled_mma=args.tiled_mma,
                 a_fragments=args.tiled_mma.make_fragment_A(mma.partition_A(mine)),
@@ -619,7 +184,22 @@ class Sm90GemmKernel(GemmHost):
                 partials=partials,
                 turn=self.graph.named_barriers[0].identifier,
                 addends=args.addends.loaded(),
+                residual=self._residual(args, pipes, ring, store_group),
             ).run()
+
+    def _residual(
+        self, args: DeviceArguments, pipes: dict[str, Sm90Pipe], ring: WarpStaging, group: Int32
+    ) -> Residual | None:
+        """Addends of the results of a ring of store buffers, if TMA brings them."""
+        plan = self.plan
+        if not plan.tma_residual:
+            return None
+        box, dtype = (plan.store_rows, plan.store_columns), ELEMENT_TYPES[plan.problem.residual]
+        layout = staging_layout(*box, plan.store_row_bytes, max(2, ring.buffers))
+        boxes = cute.local_tile(args.residual, box, (None, None, None))
+        target, source = sides(args.residual_atom, shared_tensor(ring.base, layout, dtype), boxes, 2)
+        full = pipes["residual"].full + group * ring.buffers
+        return Residual(full, plan.store_buffer_bytes, args.residual_atom, source, target, dtype)
 
     def _tiles(self, view: cute.Tensor, rows: int) -> cute.Tensor:
         """TMA view ``[rows, K, batch]`` by boxes of one K block."""

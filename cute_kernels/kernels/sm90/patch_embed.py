@@ -301,16 +301,16 @@ class Sm90PatchEmbedKernel(RowsHost):
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster, clusters = this_cluster(plan)
-        slab = cluster % o.groups * config.cluster + cta_rank
+        n_tile = cluster % o.groups * config.cluster + cta_rank
         order = PositionOrder(o.row_tiles, o.position_tiles, cluster // o.groups, clusters // o.groups)
 
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == plan.load_warp:
-                self._load(args, memory, pipe, order, slab, cta_rank).run()
+                self._load(args, memory, pipe, order, n_tile, cta_rank).run()
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
-            self._mma(args, memory, pipe, order, slab, warp // 4).run()
+            self._mma(args, memory, pipe, order, n_tile, warp // 4).run()
         stamps.finish()
 
     def _stages(self, memory: cute.Pointer, rows: int, element: type) -> cute.Tensor:
@@ -324,7 +324,7 @@ class Sm90PatchEmbedKernel(RowsHost):
         memory: list[cute.Pointer],
         pipe: Sm90Pipe,
         order: PositionOrder,
-        slab: Int32,
+        n_tile: Int32,
         cta_rank: Int32,
     ) -> RowsLoad:
         plan, config, o, box = self.plan, self.plan.config, args.operands, self._box(self.plan.tile_k)
@@ -347,7 +347,7 @@ class Sm90PatchEmbedKernel(RowsHost):
             tile_stages=args.tile_stages,
             stage_blocks=config.stage_blocks,
             weight=weight,
-            slab=slab,
+            n_tile=n_tile,
             multicast=config.cluster,
         )
 
@@ -357,13 +357,13 @@ class Sm90PatchEmbedKernel(RowsHost):
         memory: list[cute.Pointer],
         pipe: Sm90Pipe,
         order: PositionOrder,
-        slab: Int32,
+        n_tile: Int32,
         warpgroup_index: Int32,
     ) -> Mma:
         plan, config, o = self.plan, self.plan.config, args.operands
         thread = cute.arch.thread_idx()[0] % 128
         slice_ = args.tiled_mma.get_slice(thread)
-        feature_block = slab * config.warpgroups + warpgroup_index
+        feature_block = n_tile * config.warpgroups + warpgroup_index
         if cutlass.const_expr(not plan.resident):
             stages = self._stages(memory[1], plan.features, self.weight_element)
             mine = cute.local_tile(stages, (64, plan.tile_k, plan.ring_blocks), (warpgroup_index, 0, 0))

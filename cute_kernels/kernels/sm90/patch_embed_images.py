@@ -182,14 +182,14 @@ class WeightLoad:
     Attributes:
         low: the low term.
         high: the high term, of which the K blocks are fetched that registers do not hold; None if there are none.
-        slab: which features of the weight this CTA computes.
+        n_tile: which features of the weight this CTA computes.
     """
 
     plan: Sm90ImagesPlan
     low: Operand
     high: Operand | None
     pipe: Sm90Pipe
-    slab: Int32
+    n_tile: Int32
 
     @cute.jit
     def run(self) -> None:
@@ -200,7 +200,7 @@ class WeightLoad:
         for block in cutlass.range_constexpr(plan.shared_blocks):
             term = self.low if block < plan.k_blocks else self.high
             k_block = block if block < plan.k_blocks else block - plan.k_blocks + plan.held_blocks
-            term.fetch(term.place(self.slab, ()), k_block, block, self.pipe.full_barrier(state))
+            term.fetch(term.place(self.n_tile, ()), k_block, block, self.pipe.full_barrier(state))
 
 
 def weight_operand(plan: Sm90ImagesPlan, tma: Tma, memory: cute.Pointer, blocks: int) -> Operand:
@@ -210,11 +210,11 @@ def weight_operand(plan: Sm90ImagesPlan, tma: Tma, memory: cute.Pointer, blocks:
 
 
 def weight_load(
-    plan: Sm90ImagesPlan, terms: tuple[Tma, Tma | None], memory: cute.Pointer, pipe: Sm90Pipe, slab: Int32
+    plan: Sm90ImagesPlan, terms: tuple[Tma, Tma | None], memory: cute.Pointer, pipe: Sm90Pipe, n_tile: Int32
 ) -> WeightLoad:
     """`WeightLoad` from both terms' TMA, the low one's first, and the shared memory of the weight."""
     low, high = (None if tma is None else weight_operand(plan, tma, memory, plan.shared_blocks) for tma in terms)
-    return WeightLoad(plan, low, high, pipe, slab)
+    return WeightLoad(plan, low, high, pipe, n_tile)
 
 
 def shared_weight(
@@ -518,7 +518,7 @@ class Sm90ImagesKernel(ImagesHost):
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster, clusters = this_cluster(plan)
-        slab = cluster % args.groups * config.cluster + cta_rank
+        n_tile = cluster % args.groups * config.cluster + cta_rank
         kind = ImageOrder if config.order == "row" else PositionOrder
         order = kind(args.image_tiles, args.position_tiles, cluster // args.groups, clusters // args.groups)
 
@@ -526,9 +526,9 @@ class Sm90ImagesKernel(ImagesHost):
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == plan.load_warp:
                 if cutlass.const_expr(plan.terms > 1):
-                    weight_load(plan, (args.low, args.high), weight, pipes["weight"], slab).run()
+                    weight_load(plan, (args.low, args.high), weight, pipes["weight"], n_tile).run()
                 loaded = (raw[0], pipes["raw"]) if plan.repacks else (strips, pipe)
-                self._load(args, weight, *loaded, order, slab, cta_rank).run()
+                self._load(args, weight, *loaded, order, n_tile, cta_rank).run()
             elif cutlass.const_expr(plan.repacks):
                 thread = cute.arch.thread_idx()[0] - (plan.load_warp + 1) * 32
                 Repack(
@@ -538,7 +538,7 @@ class Sm90ImagesKernel(ImagesHost):
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             if cutlass.const_expr(plan.terms > 1):
                 pipes["weight"].wait_full(pipes["weight"].consumer_state())
-            self._mma(args, (weight, strips, staging), pipe, order, slab, warp // 4).run()
+            self._mma(args, (weight, strips, staging), pipe, order, n_tile, warp // 4).run()
         stamps.finish()
 
     def _load(
@@ -548,7 +548,7 @@ class Sm90ImagesKernel(ImagesHost):
         strips: cute.Pointer,
         pipe: Sm90Pipe,
         order: ImageOrder | PositionOrder,
-        slab: Int32,
+        n_tile: Int32,
         cta_rank: Int32,
     ) -> StripLoad:
         ctas = self.plan.config.cluster
@@ -570,7 +570,7 @@ class Sm90ImagesKernel(ImagesHost):
             multicast=all_ctas(ctas),
             rest=rest,
             weight=weight,
-            slab=slab,
+            n_tile=n_tile,
         )
 
     def _mma(
@@ -579,14 +579,14 @@ class Sm90ImagesKernel(ImagesHost):
         memory: tuple[cute.Pointer, cute.Pointer, cute.Pointer],
         pipe: Sm90Pipe,
         order: ImageOrder | PositionOrder,
-        slab: Int32,
+        n_tile: Int32,
         warpgroup_index: Int32,
     ) -> Mma:
         plan, config = self.plan, self.plan.config
         shared, strips, staging = memory
         thread = cute.arch.thread_idx()[0] % 128
         slice_ = args.tiled_mma.get_slice(thread)
-        feature_block = slab * config.warpgroups + warpgroup_index
+        feature_block = n_tile * config.warpgroups + warpgroup_index
         if cutlass.const_expr(plan.resident):
             # A layout has elements; those of a block that no WGMMA reads are not loaded.
             columns = max(1, plan.held_blocks) * plan.k_block_bytes

@@ -101,3 +101,27 @@ def test_any_call_under_any_schedule(arch: str, data: st.DataObject) -> None:
     case = case_of(GEMM, arguments, arch, data.draw(st.sampled_from([2, 4, 132])))
     seed, completion = data.draw(st.integers(0, 2**20)), data.draw(st.sampled_from(POLICIES))
     check(case, Options(seed=seed, completion=completion, interleave="random"))
+
+
+@pytest.mark.parametrize("arch", CONFIGS)
+@pytest.mark.parametrize(("n", "k"), [(1, 4304), (4304, 64)])
+def test_one_column_and_many(arch: str, n: int, k: int) -> None:
+    """The hidden features of so400m, and a bias of one element, at the end of its memory."""
+    generator = torch.Generator().manual_seed(n)
+    a, b = (random_values(rows, k, dtype=INT8, generator=generator) for rows in (3, n))
+    a[0, 0], b[0, 0] = -128, -128
+    arguments = GemmArguments(
+        a=a,
+        b=b,
+        bias=random_values(n, dtype=BF16, generator=generator),
+        scale_a=torch.rand(3, 1, generator=generator),
+        scale_b=torch.rand(1, n, generator=generator),
+        residual=random_values(3, n, dtype=FP16, generator=generator),
+        out_scale=torch.tensor([[0.5]]),
+        out_dtype=FP8,
+        backend="auto",
+        config=CONFIGS[arch][0],
+        allow_tf32=False,
+        activation="none",
+    )
+    check(case_of(GEMM, arguments, arch, 4))

@@ -52,6 +52,38 @@ def test_any_problem_under_any_schedule(completion: str, seed: int, out_dtype: t
     check(case, Options(seed=seed, completion=completion, interleave="random"))
 
 
+TRANSPOSED = dataclasses.replace(TOGETHER, transposed=True, tile_n=48)
+TRANSPOSED_CONFIGS = (
+    TRANSPOSED,
+    dataclasses.replace(TRANSPOSED, tile_n=80, cluster_m=1, cluster_n=2, pingpong=True, store_stages=2),
+    dataclasses.replace(TRANSPOSED, tile_m=64, tile_n=32, cluster_m=1, split_k=2),
+)
+
+
+@settings(max_examples=examples(8, 150), suppress_health_check=[HealthCheck.too_slow])
+@given(
+    m=st.integers(1, 200),
+    n=st.integers(1, 300),
+    k=st.integers(9, 40).map(lambda i: 16 * i),
+    batches=st.integers(1, 2),
+    in_dtype=st.sampled_from([torch.bfloat16, FP8, INT8, UINT8]),
+    out_dtype=drawn([torch.bfloat16], [torch.bfloat16, torch.float16]),
+    scales=st.sampled_from(["", "row", "column", "row column", "pointer"]),
+    bias=st.booleans(),
+    activation=drawn(["none", "gelu_tanh"], ["none", "gelu_tanh", "silu"]),
+    residual=drawn([None, torch.bfloat16], [None, torch.bfloat16, torch.float16]),
+    config=st.sampled_from(TRANSPOSED_CONFIGS),
+    sm_count=st.sampled_from([2, 4, 132]),
+    completion=st.sampled_from(POLICIES),
+    seed=st.integers(0, 2**20),
+)
+def test_any_problem_transposed(completion: str, seed: int, in_dtype: torch.dtype, scales: str, **facts) -> None:
+    """Factors of rows are those of columns of the accumulators, and the other way round; so is the bias."""
+    scales = scales if in_dtype.itemsize == 1 else ""
+    case = make_gemm_case(seed=seed, in_dtype=in_dtype, scales=scales, **facts)
+    check(case, Options(seed=seed, completion=completion, interleave="random"))
+
+
 @settings(max_examples=examples(4, 60), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 200),
@@ -123,9 +155,7 @@ def test_what_is_beyond_the_range_of_e4m3_saturates() -> None:
     case = make_gemm_case(m=64, n=128, k=128, in_dtype=FP8, out_dtype=FP8, bias=False, config=IN_TURN, seed=6)
     case.tensors.out_scale = 1e-4
     case.tensors.a[0, 3, 5] = float("nan")
-    expected = reference.gemm(
-        case.tensors.a, case.tensors.b, out_dtype=FP8, scale_a=0.3, scale_b=0.1, out_scale=1e-4
-    )
+    expected = reference.gemm(case.tensors.a, case.tensors.b, out_dtype=FP8, scale_a=0.3, scale_b=0.1, out_scale=1e-4)
     case.expected.copy_(expected)
     check(case)
     out = case.tensors.out.float()

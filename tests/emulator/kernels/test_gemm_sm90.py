@@ -24,6 +24,8 @@ POLICIES = ("eager", "lazy", "random")
 TOGETHER = Sm90GemmConfig(128, 64, stages=3, store_stages=1)
 IN_TURN = Sm90GemmConfig(64, 64, stages=3, pingpong=True, store_stages=1)
 SPLIT = dataclasses.replace(TOGETHER, cluster_m=1, split_k=2)
+ONE = Sm90GemmConfig(64, 64, stages=3, cluster_m=1, store_stages=1)
+TRANSPOSED = dataclasses.replace(TOGETHER, tile_n=48, transposed=True)
 CONFIGS = {
     "128 x 256 cooperative": Sm90GemmConfig(),
     "256 x 128 cooperative": Sm90GemmConfig(256, 128),
@@ -42,6 +44,14 @@ CONFIGS = {
     "split of 2, 1 x 2": dataclasses.replace(SPLIT, cluster_n=2),
     "split of 4, 2 x 1": dataclasses.replace(SPLIT, cluster_m=2, split_k=4),
     "split of 8, 1 x 1": dataclasses.replace(SPLIT, split_k=8, stages=2),
+    "one warpgroup": ONE,
+    "one warpgroup, split of 4": dataclasses.replace(ONE, split_k=4),
+    "transposed, cooperative": TRANSPOSED,
+    "transposed, pingpong, 160 x 128": Sm90GemmConfig(128, 160, 4, 1, 1, True, 2, transposed=True),
+    "transposed, pingpong, 1 x 4": Sm90GemmConfig(64, 96, 2, 1, 4, True, 2, transposed=True),
+    "transposed, 112 x 256": Sm90GemmConfig(256, 112, 4, 1, 1, store_stages=2, transposed=True),
+    "transposed, one warpgroup, split of 2": dataclasses.replace(ONE, tile_n=16, split_k=2, transposed=True),
+    "transposed, one warpgroup, split of 4": dataclasses.replace(ONE, tile_n=32, split_k=4, transposed=True),
 }
 IN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -49,7 +59,8 @@ OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 DAILY = (
     "64 x 256 pingpong", "128 x 96 cooperative", "192 x 48 pingpong", "cooperative, 2 x 2", "pingpong, 2 x 2",
-    "split of 2, 1 x 2",
+    "split of 2, 1 x 2", "one warpgroup, split of 4", "transposed, cooperative", "transposed, pingpong, 1 x 4",
+    "transposed, one warpgroup, split of 2",
 )  # fmt: skip
 
 
@@ -58,13 +69,16 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
     """Several tiles of one cluster, an odd number of stages in each; rows, columns and K end inside a tile."""
     config = CONFIGS[name]
     rows, columns = config.tile_m * config.cluster_m, config.tile_n * config.cluster_n
+    if config.transposed:
+        rows, columns = columns, rows
     sm_count = config.cluster_m * config.cluster_n * config.split_k
     others = {"out_dtype": torch.float32} if "1 x 2" in name or "1 CTA" in name else {}
     if name == "64 x 256 pingpong":
         others = {"in_dtype": torch.float16, "out_dtype": torch.float16, "bias": False}
     # With a split, slices of two and of three stages.
     k = 72 if config.split_k == 1 else 128 * config.split_k + 8
-    case = make_gemm_case(m=rows + 17, n=columns + 25, k=k, config=config, sm_count=sm_count, seed=1, **others)
+    m, n = rows + min(17, rows), columns + min(25, columns)
+    case = make_gemm_case(m=m, n=n, k=k, config=config, sm_count=sm_count, seed=1, **others)
     assert case.plan.tiles == 4 and case.plan.clusters == 1
     check(case, Options(completion="lazy"))
     resources = compile_plan(case.plan, emulated=True).resources
@@ -232,6 +246,36 @@ def test_partial_sums_out_of_order(pattern: str, replacement: str, error: type[E
     with pytest.raises(error) as raised:
         emulate(case.plan, case.tensors, Options(completion="lazy"), artifact=_edited(case, pattern, replacement))
     assert re.search(message, getattr(raised.value, "report", str(raised.value)))
+
+
+_RESIDUALS = (
+    dataclasses.replace(TRANSPOSED, cluster_m=1, tile_n=96), dataclasses.replace(IN_TURN, cluster_m=1, tile_n=128),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("config", _RESIDUALS, ids=["transposed", "pingpong"])
+@pytest.mark.parametrize(
+    ("pattern", "replacement"),
+    [
+        (_WAIT + r"(?=(?:(?!try_wait)[\s\S])*?ldmatrix)", _ALWAYS),
+        (r"cp\.async\.bulk\.wait_group\.read\s+[01];", ""),
+    ],
+    ids=["not loaded", "not stored"],
+)
+def test_residuals_in_store_buffers_out_of_order(pattern: str, replacement: str, config: Sm90GemmConfig) -> None:
+    """By TMA into a ring of one buffer: read before they are there, loaded before the buffer has been stored."""
+    case = make_gemm_case(m=300, n=300, k=136, residual=torch.bfloat16, config=config, sm_count=1, seed=11)
+    assert case.plan.regions_per_tile > config.store_stages
+    with pytest.raises(SharedMemoryRace, match="TMA load"):
+        emulate(case.plan, case.tensors, Options(completion="lazy"), artifact=_edited(case, pattern, replacement))
+
+
+def test_warps_that_store_together_wait_for_each_other() -> None:
+    """Without their named barrier one stores what the others have not written."""
+    case = make_gemm_case(m=100, n=128, k=64, config=dataclasses.replace(TRANSPOSED, cluster_m=1), sm_count=1, seed=11)
+    artifact = _edited(case, r"bar\.sync\s+%\w+, 128;")
+    with pytest.raises((SharedMemoryRace, IllegalAccess), match=r"cp\.async\.bulk|uninitialised"):
+        emulate(case.plan, case.tensors, Options(seed=1, interleave="random"), artifact=artifact)
 
 
 def test_tf32_in_tiles_whose_columns_are_no_multiple_of_32() -> None:

@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -128,7 +129,7 @@ ENDINGS = {
     "both-caught": (3, "error[unsupported]"),
     "fault-wrapped": (3, "ValueError: a kernel failed"),
     "fault-5": (5, ""),
-    "illegal": (3, "is illegal: grid (0, 1, 1)"),
+    "illegal": (3, "is illegal: grid (0, 1, 1) has no CTA"),
     "hang": (3, "error[hang]: the kernel hangs: in CTA 0 warp 0 waits for barrier"),
     "refused": (4, "launch attribute 2"),
     "refused-caught": (4, "error[unsupported]"),
@@ -306,6 +307,21 @@ def test_an_intercepted_launch_that_is_refused_is_handed_on() -> None:
                 with pytest.raises(EmulatorError, match="is illegal") as caught:
                     exit_program.launch(from_dlpack(y), cutlass.Int32(0), cutlass.Int32(0), cuda.CUstream(0))
     assert len(taken) == 1 and refused == [(caught.value.launch, caught.value)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"block": (2048, 1, 1)}, r"a block \(2048, 1, 1\) of 2,048 threads, allowed: 1 to 1,024$"),
+        ({"grid": (4, 0, 1)}, r"grid \(4, 0, 1\) has no CTA$"),
+        ({"dynamic_smem": 300_000}, "300,000 bytes of dynamic shared memory, allowed: 232,448$"),
+    ],
+)
+def test_a_launch_that_no_gpu_takes_says_what_is_too_large(facts: dict, message: str) -> None:
+    usual = {"kernel_name": "k", "grid": (4, 1, 1), "block": (128, 1, 1), "cluster": (1, 1, 1), "dynamic_smem": 0}
+    host._check(SimpleNamespace(**usual), {})
+    with pytest.raises(EmulatorError, match=f"launch of k is illegal: {message}"):
+        host._check(SimpleNamespace(**(usual | facts)), {})
 
 
 # --- files that are written when the program is over -----------------------------------------------------------------

@@ -53,7 +53,8 @@ NEVER = np.iinfo(np.int32).max  # the clock of what is not complete; nobody know
 class Offset(enum.IntEnum):
     """Columns of a warp behind those of its 32 lanes."""
 
-    READ = READ  # loads, by whichever lane
+    READ = READ  # loads, by whichever lane alone
+    LOADS = CONSTANTS["COLUMN_LOADS"]  # by several lanes at once
     TENSOR_LOAD = CONSTANTS["COLUMN_TENSOR_LOAD"]
     TENSOR_STORE = CONSTANTS["COLUMN_TENSOR_STORE"]
     INIT = CONSTANTS["COLUMN_INIT"]  # mbarrier.init
@@ -208,6 +209,10 @@ class Agent:
     def converge(self, mask: int) -> None:
         """bar.warp.sync and stronger: the lanes know each other's accesses."""
         library().agent_converge(self.block_address, mask)
+
+    def load_together(self, mask: int) -> None:
+        """Several lanes load at once: what some of them pass on before the lanes synchronise does not cover it."""
+        library().agent_load_together(self.block_address, mask)
 
     def fence(self, mask: int, order: Order) -> None:
         """fence.acq_rel or stronger."""

@@ -22,6 +22,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
 GRANULE, LANE_BITS, _NAMES = CONSTANTS["GRANULE"], CONSTANTS["LANE_BITS"], CONSTANTS["NAMES"]
 GENERIC, STRONG = CONSTANTS["GENERIC"], CONSTANTS["STRONG"]  # kinds of accesses, see `Epochs.generic`
 _LANE_MASK = (1 << LANE_BITS) - 1
+_LOADS = CONSTANTS["COLUMN_LOADS"]
 
 
 _MAPPED_BYTES = 1 << 16
@@ -162,7 +163,8 @@ class View:
         known: int32 [columns].
         own: first of 32 columns of which column ``own + lane`` is the looking lane itself; -1: none.
         lanes: lane per place, or one lane for all; -1: none.
-        exempt: one more column that is in order with the access.
+        exempt: one more column that is in order with the access; with it, where there are ``own`` columns, the loads of
+            several lanes.
         floor: epochs below are of clusters that ran before: nothing is known of them but ``foreign``.
         strong: the access is a strong operation, which does not race with strong operations.
     """
@@ -173,6 +175,11 @@ class View:
     exempt: int = -1
     floor: int = 0
     strong: bool = False
+
+    def exempts(self, column: Any) -> Any:
+        """Whether accesses of a column (of each of several) are in order because of `exempt`."""
+        own = self.own >= 0 and self.exempt >= 0
+        return (column == self.exempt) | (own & (column == self.own + _LOADS))
 
 
 def unordered(epochs: Epochs, identities: np.ndarray, view: View) -> np.ndarray | None:
@@ -186,7 +193,7 @@ def unordered(epochs: Epochs, identities: np.ndarray, view: View) -> np.ndarray 
         number = first >> LANE_BITS
         column = int(epochs.columns[number]) + (first & _LANE_MASK)
         if number >= view.floor:
-            if epochs.clocks[number] <= view.known[column] or column == view.exempt:
+            if epochs.clocks[number] <= view.known[column] or view.exempts(column):
                 return None
             if view.own >= 0 and np.all(column - view.own == view.lanes):
                 return None
@@ -209,7 +216,7 @@ def unordered(epochs: Epochs, identities: np.ndarray, view: View) -> np.ndarray 
     if not late.any():
         return None
     if view.exempt >= 0:
-        same = columns == view.exempt
+        same = view.exempts(columns)
         late &= ~same if foreign is None else ~same | foreign
     if view.own >= 0:
         same = columns - view.own == view.lanes

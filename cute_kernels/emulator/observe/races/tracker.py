@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.ptx.program import Instruction
     from cute_kernels.emulator.state.warp import Warp
 
-_TEXT, _READ_IDENTITY = words("Agent")["text"], words("Agent")["read_identity"]
+_TEXT, _READ_IDENTITY, _LOADS_IDENTITY = (words("Agent")[n] for n in ("text", "read_identity", "loads_identity"))
 
 
 @dataclass
@@ -120,7 +120,11 @@ class RaceTracker(PointRaces):
         if shared_place:
             lanes = -1
         lanes_of = identity is None
-        identity = self._identity(agent, write, strong, shared_place) if lanes_of else identity
+        by_lanes = not write and (lanes == -1 if isinstance(lanes, int) else len(lanes) > 1)
+        if by_lanes:
+            agent.load_together(FULL if isinstance(lanes, int) else sum(1 << lane for lane in lanes.tolist()))
+        column = agent.base + (Offset.LOADS if by_lanes else Offset.READ if not write or shared_place else 0)
+        identity = self._identity(agent, column, write, strong, shared_place) if lanes_of else identity
         for part in shadow.parts(offsets, nbytes):
             some = lanes if isinstance(lanes, int) or part.items is None else lanes[part.items]
             view = View(known, agent.base, some, own_reads, floor, strong)
@@ -138,7 +142,7 @@ class RaceTracker(PointRaces):
                 lane = 0 if not lanes_of else max(some, 0) if isinstance(some, int) else some
                 plane.set_write(where, identity + lane)
             else:
-                plane.add_read(where, identity, self.epochs, None if floor else known, own_reads, floor)
+                plane.add_read(where, identity, self.epochs, None if floor else known, column, floor)
         if rank >= 0 and rank != agent.rank:
             self._check_begun(agent, rank)
             columns = [own_reads] if not write else {agent.base + max(n, 0) for n in np.atleast_1d(lanes).tolist()}
@@ -183,21 +187,21 @@ class RaceTracker(PointRaces):
         chosen &= np.isin(epochs.places[numbers], stores)
         for layer in plane.reads:
             readers = layer[where] >> LANE_BITS
-            own = epochs.columns[readers] == agent.base + Offset.READ
+            own = np.isin(epochs.columns[readers], agent.base + np.array([Offset.READ, Offset.LOADS]))
             chosen &= ~(own & (epochs.generic[readers] == STRONG) & (readers > 0))
         return np.where(chosen, before, 0) if chosen.any() else None
 
-    def _identity(self, agent: Agent, write: bool, strong: bool, whole: bool) -> int:
-        column = agent.base if write and not whole else agent.base + Offset.READ
+    def _identity(self, agent: Agent, column: int, write: bool, strong: bool, whole: bool) -> int:
         text, clock = agent.words[_TEXT] + write, agent.clock
         if not strong and not whole:
-            identity = agent.words[_READ_IDENTITY + write]
+            word = _LOADS_IDENTITY if column == agent.base + Offset.LOADS else _READ_IDENTITY + write
+            identity = agent.words[word]
             if not identity:
                 identity = self.epochs.new(column, clock, text, GENERIC, agent.executing())
-                agent.words[_READ_IDENTITY + write] = identity
+                agent.words[word] = identity
             return identity
         place = agent.executing()
-        key = (write, strong, whole, place if write and strong else -1)  # see `_strong_stores`
+        key = (column, write, strong, whole, place if write and strong else -1)  # see `_strong_stores`
         known = agent.identities.get(key)
         if known is None or known[0] != clock:
             kind = STRONG if strong else GENERIC

@@ -9,8 +9,19 @@ import dataclasses
 
 import pytest
 
-from cute_kernels.emulator.errors import IllegalAccess, ProxyFenceMissing, TensorMemoryRace
-from tests.emulator.observe.races.test_races import BARRIERS, FIVE_WARPS, MARK, SCHEDULES, TENSOR, TWO_WARPS, Twin, run
+from cute_kernels.emulator.errors import IllegalAccess, ProxyFenceMissing, SharedMemoryRace, TensorMemoryRace
+from tests.emulator.observe.races.test_races import (
+    BARRIERS,
+    END,
+    FIVE_WARPS,
+    MARK,
+    SCHEDULES,
+    TENSOR,
+    TWO_WARPS,
+    WORDS,
+    Twin,
+    run,
+)
 
 PAIR = {"grid": (2, 1, 1), "cluster": (2, 1, 1)}
 STRICT = [dataclasses.replace(options, strict=True) for options in SCHEDULES]
@@ -46,6 +57,40 @@ RELIANT = {
         r"tcgen05\.st of .* TMEM column 0.* which the tcgen05\.ld of CTA 0 warp 4 read .*: it is not known to be",
         list(range(32)),
         FIVE_WARPS,
+    ),
+    "arrival by one lane for loads of its warp": Twin(
+        f"""{BARRIERS} @%p1 bra WRITE; ld.shared.b32 %r9, [%r5+128]; <<bar.warp.sync -1;>> @%p9 bra END;
+        mbarrier.arrive.shared.b64 %d3, [dynamic]; bra END;
+        WRITE: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 0; @!%p3 bra WRITE;
+        st.shared.b32 [%r5], %r1; {END}""",
+        SharedMemoryRace,
+        "writes .* which the load of CTA 0 warp 0 read",
+        [0] * 64,
+        TWO_WARPS,
+    ),
+    "arrival by one lane for volatile loads of one word": Twin(
+        f"""{BARRIERS} @%p1 bra WRITE; ld.volatile.shared.b32 %r9, [dynamic+192]; <<bar.warp.sync -1;>> @%p9 bra END;
+        mbarrier.arrive.shared.b64 %d3, [dynamic]; bra END;
+        WRITE: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 0; @!%p3 bra WRITE;
+        st.shared.b32 [%r5], %r1; {END}""",
+        SharedMemoryRace,
+        "writes .* which the load of CTA 0 warp 0 read",
+        [0] * 64,
+        TWO_WARPS,
+    ),
+    # The second load is of one lane alone, and handed over by it; the first one was handed over by all lanes before.
+    "lanes that arrive in two parts for their loads, and one lane for its own": Twin(
+        f"""{WORDS} setp.lt.u32 %p4, %r1, 16; @%p9 bra READY; mbarrier.init.shared.b64 [dynamic], 32;
+        mbarrier.init.shared.b64 [dynamic+8], 1; READY: bar.sync 0; @%p1 bra WRITE; ld.shared.b32 %r9, [%r5+128];
+        @%p4 mbarrier.arrive.shared.b64 %d3, [dynamic]; @!%p4 mbarrier.arrive.shared.b64 %d3, [dynamic];
+        <<@!%p9|>> ld.shared.b32 %r9, [%r5]; @!%p9 mbarrier.arrive.shared.b64 %d3, [dynamic+8]; bra END;
+        WRITE: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic], 0; @!%p3 bra WRITE; st.shared.b32 [%r5], %r1;
+        AGAIN: mbarrier.try_wait.parity.shared.b64 %p3, [dynamic+8], 0; @!%p3 bra AGAIN;
+        st.shared.b32 [%r5+-128], %r1; {END}""",
+        SharedMemoryRace,
+        "writes .* which the load of CTA 0 warp 0 read",
+        [0] * 64,
+        TWO_WARPS,
     ),
     "a stage that was read, and is filled again": Twin(
         f"""{BARRIERS} fence.proxy.async.shared::cta; bar.sync 0; @%p9 bra W; {FILL}

@@ -1,0 +1,46 @@
+"""``cute-kernels bench``: a model's patch embedding before and after, in error and, on a GPU, in time."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cute_kernels import extras
+from cute_kernels.commands.kernel_options import count
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="what this package's patch embedding changes in a model: error, and time on a GPU",
+        description="Runs photographs through a model's vision tower, as its library has it and with each precision of "
+        "this package's patch embedding. Prints errors against the library in FP32, on a GPU the times of the first "
+        "layer and of the whole tower, and which precision fits; draws them. A CPU's times are not shown.",
+    )
+    parser.add_argument("model", help="directory of a transformers checkpoint with its image processor, or a timm name")
+    parser.add_argument("--batch", type=count, default=8, help="images (default: %(default)s)")
+    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16", help="default: %(default)s")
+    parser.add_argument("--images", nargs="+", type=Path, default=[], metavar="FILE", help="default: scikit-image's")
+    parser.add_argument("--pretrained", action="store_true", help="a timm name's weights, which timm downloads")
+    parser.add_argument("--rounds", type=count, default=9, help="timed runs of each (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("bench.png"), metavar="FILE", help="default: %(default)s")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the table and writes the picture.
+
+    Raises:
+        MissingExtra: what draws, or has the default photographs, is not installed.
+        ModuleNotFoundError: the model's library is not installed.
+        ValueError: a model without a patch embedding that this package replaces, or without a processor.
+    """
+    extras.require("demo", "the command bench", ("matplotlib", "PIL", "numpy") if options.images else None)
+    from cute_kernels.commands import bench_model  # imports torch
+
+    print(f"{options.model}, {options.batch} images")
+    report = bench_model.measured(bench_model.load(options), options)
+    print("\n".join(report.lines()))
+    bench_model.draw(report).savefig(options.output)
+    print(f"wrote {options.output}")
+    return 0

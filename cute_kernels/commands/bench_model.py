@@ -1,0 +1,290 @@
+"""Models of transformers and timm, measured as their libraries have them and with this package's patch embedding."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import itertools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from cute_kernels.integrations import timm, transformers
+from cute_kernels.nn.layers import EngineMixin
+from cute_kernels.tuning import search
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_PRECISIONS = ("int8", "fp8", "bf16", "fp16", "int16")
+"""Those that read the fewest bytes first, in which order they are chosen where nothing was timed."""
+
+_AS_GOOD = 1.5
+"""Error in the tower over that of the library in the model's type, up to which a precision is as good as that."""
+
+_RUN_MS = 5.0
+
+Inputs = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A vision tower in FP32.
+
+    Attributes:
+        tower: of its library.
+        call: runs a tower; gives tokens, whose last dimension is a vector each.
+        convert: gives a tower this package's embedding, of a precision.
+        raw, normalised: inputs of the tower, with uint8 pixels and with those of its processor.
+    """
+
+    tower: torch.nn.Module
+    call: Callable[[torch.nn.Module, Inputs], torch.Tensor]
+    convert: Callable[[torch.nn.Module, str], torch.nn.Module]
+    raw: Inputs
+    normalised: Inputs
+
+
+@dataclass
+class Row:
+    """What came of one embedding.
+
+    Attributes:
+        name: precision, or the library with its type.
+        layer, tower: relative error of the first layer's result, and of the tower's.
+        cosine: least of the tower's tokens.
+        layer_ms, tower_ms: times on a GPU.
+        note: why there is nothing to show, or what ran instead of a kernel.
+    """
+
+    name: str
+    layer: float | None = None
+    tower: float | None = None
+    cosine: float | None = None
+    layer_ms: float | None = None
+    tower_ms: float | None = None
+    note: str = ""
+
+
+@dataclass
+class Report:
+    """Rows, the library first, and the device."""
+
+    device: str
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def timed(self) -> bool:
+        return self.rows[0].tower_ms is not None
+
+    def choice(self) -> str:
+        """The fastest precision whose error in the tower is like that of the library in the model's type."""
+        library = self.rows[0]
+        good = [row for row in self.rows[1:] if not row.note and row.tower <= _AS_GOOD * library.tower]
+        if not good:
+            return f"to choose: {library.name}; no precision has an error like its {library.tower:.1e} in the tower"
+        best = min(good, key=lambda row: row.tower_ms) if self.timed else good[0]
+        why = f"{best.tower_ms:.3f} ms, not {library.tower_ms:.3f}" if self.timed else "which reads the fewest bytes"
+        return f"to choose: {best.name}, {why}; error in the tower {best.tower:.1e}, {library.name} {library.tower:.1e}"
+
+    def lines(self) -> list[str]:
+        """The table, in Markdown, and what to choose."""
+        times = " first layer, ms | tower, ms |" if self.timed else ""
+        lines = [
+            f"| embedding, {self.device} | error of the layer | of the tower | tower's least cosine |{times}",
+            "|---|---|---|---|" + "---|" * times.count(","),
+        ]
+        for row in self.rows:
+            numbers = [(row.layer, ".1e"), (row.tower, ".1e"), (row.cosine, ".6f")]
+            if self.timed:
+                numbers += [(row.layer_ms, ".3f"), (row.tower_ms, ".3f")]
+            cells = [f"{row.name} ({row.note})" if row.note else row.name]
+            cells += ["" if value is None else format(value, form) for value, form in numbers]
+            lines.append(f"| {' | '.join(cells)} |")
+        if not self.timed:
+            lines.append("No times: there is no GPU here, and those of a CPU say nothing of one.")
+        return [*lines, self.choice()]
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def load(options: argparse.Namespace) -> Model:
+    """The model of the command line, on the CPU.
+
+    Raises:
+        ModuleNotFoundError: no library for it.
+        ValueError: a directory without a processor.
+    """
+    images = _photographs(options.images, options.batch)
+    return _of_transformers(options, images) if Path(options.model).is_dir() else _of_timm(options, images)
+
+
+def _photographs(files: list[Path], batch: int) -> list[Image.Image]:
+    """As many as there are to be, each as often as it takes."""
+    if files:
+        found = [Image.open(file).convert("RGB") for file in files]
+    else:
+        data = importlib.import_module("skimage.data")
+        found = [Image.fromarray(getattr(data, name)()) for name in ("astronaut", "chelsea", "coffee", "rocket")]
+    return list(itertools.islice(itertools.cycle(found), batch))
+
+
+def _of_transformers(options: argparse.Namespace, images: list[Image.Image]) -> Model:
+    library = importlib.import_module("transformers")
+    model = library.AutoModel.from_pretrained(options.model, dtype=torch.float32).eval()
+    tower = getattr(model, "vision_model", model)
+    try:
+        processor = library.AutoImageProcessor.from_pretrained(options.model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model {options.model!r} has no image processor beside it: {error}") from error
+
+    def processed(**keywords: bool) -> Inputs:
+        return dict(processor(images=images, return_tensors="pt", **keywords))
+
+    return Model(
+        tower,
+        lambda tower, inputs: tower(**inputs).last_hidden_state,
+        lambda tower, precision: transformers.convert(tower, precision, processor=processor),
+        processed(do_rescale=False, do_normalize=False),
+        processed(),
+    )
+
+
+def _of_timm(options: argparse.Namespace, images: list[Image.Image]) -> Model:
+    try:
+        library = importlib.import_module("timm")
+    except ModuleNotFoundError as error:
+        message = f"model {options.model!r} is no directory, and as a name it needs timm: pip install timm"
+        raise ModuleNotFoundError(message) from error
+    try:
+        tower = library.create_model(options.model, pretrained=options.pretrained, num_classes=0).eval()
+    except RuntimeError as error:  # a name that timm does not know
+        raise ValueError(f"model {options.model!r}: {error}") from error
+    config = library.data.resolve_model_data_config(tower)
+    height, width = config["input_size"][1:]
+    arrays = [np.asarray(image.resize((width, height), Image.Resampling.BICUBIC)) for image in images]
+    raw = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous()
+    mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))
+    return Model(
+        tower,
+        lambda tower, inputs: tower.forward_features(inputs["x"]),
+        timm.convert,
+        {"x": raw},
+        {"x": (raw / 255 - mean) / std},
+    )
+
+
+# --- measurements ----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def measured(model: Model, options: argparse.Namespace) -> Report:
+    """Errors of all precisions, and on a GPU their times.
+
+    Raises:
+        ValueError: a model without a patch embedding that this package replaces.
+    """
+    device, dtype = "cuda" if torch.cuda.is_available() else "cpu", _DTYPES[options.dtype]
+    report = Report(torch.cuda.get_device_name() if device == "cuda" else "CPU")
+    path = _first_converted(model.convert(copy.deepcopy(model.tower), "bf16"))
+    exact = _Run(model, copy.deepcopy(model.tower).to(device), path, model.normalised, torch.float32)
+    expected = exact.layer_result, exact.result
+    del exact
+    for name in (f"library in {options.dtype}", *_PRECISIONS):
+        row = Row(name)
+        report.rows.append(row)
+        tower = copy.deepcopy(model.tower).to(device, dtype)
+        pixels = model.raw if name.startswith("int") else model.normalised
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                tower = tower if row is report.rows[0] else model.convert(tower, name)
+                run = _Run(model, tower, path, pixels, dtype)
+        except (ValueError, NotImplementedError) as error:
+            row.note = f"not possible: {error}"
+            continue
+        row.note = "plain torch ran" if any("plain torch module runs" in str(each.message) for each in caught) else ""
+        row.layer, _ = _agreement(run.layer_result, expected[0])
+        row.tower, row.cosine = _agreement(run.result, expected[1])
+        if device == "cuda":
+            timers = {"layer": _timer(run.layer), "tower": _timer(run.tower)}
+            times = search.interleaved(timers, options.rounds)
+            row.layer_ms, row.tower_ms = times["layer"], times["tower"]
+    return report
+
+
+def _first_converted(tower: torch.nn.Module) -> str:
+    """Where the module is that runs the kernels."""
+    return next(path for path, module in tower.named_modules() if isinstance(module, EngineMixin))
+
+
+class _Run:
+    """A tower with its inputs on a device, and its first layer with what the tower gives it."""
+
+    def __init__(self, model: Model, tower: torch.nn.Module, path: str, inputs: Inputs, dtype: torch.dtype) -> None:
+        device = next(tower.parameters()).device
+        inputs = {name: value.to(device) for name, value in inputs.items()}
+        inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
+        module, seen = tower.get_submodule(path), []
+        hook = module.register_forward_pre_hook(lambda _, given, named: seen.append((given, named)), with_kwargs=True)
+        self.tower = lambda: model.call(tower, inputs)
+        self.result = self.tower()
+        hook.remove()
+        given, named = seen[0]
+        self.layer: Callable[[], Any] = lambda: module(*given, **named)
+        self.layer_result = self.layer()
+
+
+def _agreement(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """Norm of the difference over the norm, and the least cosine of vectors along the last dimension."""
+    got, expected = got.double().cpu(), expected.double().cpu()
+    cosine = torch.nn.functional.cosine_similarity(got, expected, dim=-1).min()
+    return float((got - expected).norm() / expected.norm()), float(cosine)
+
+
+def _timer(call: Callable[[], Any]) -> search.Timer:
+    """Milliseconds of one of as many calls in a row as fill a few milliseconds, the host's time in them."""
+
+    def timed(calls: int) -> float:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(calls):
+            call()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) / calls
+
+    timed(2)
+    calls = max(1, min(100, round(_RUN_MS / timed(2))))
+    return lambda: timed(calls)
+
+
+# --- picture ---------------------------------------------------------------------------------------------------------
+
+
+def draw(report: Report) -> Figure:
+    """Errors in the tower and, where there are any, times."""
+    figures = importlib.import_module("matplotlib.figure")
+    columns = [("error in the tower", [row.tower or 0.0 for row in report.rows])]
+    if report.timed:
+        columns.append(("first layer, ms", [row.layer_ms or 0.0 for row in report.rows]))
+        columns.append(("tower, ms", [row.tower_ms or 0.0 for row in report.rows]))
+    figure = figures.Figure(figsize=(4.5 * len(columns) + 1, 3.2), layout="constrained")
+    for axes, (title, values) in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+        bars = axes.barh([row.name for row in report.rows], values, color="tab:blue")
+        bars[0].set_color("tab:grey")
+        form = "{:.1e}" if title.startswith("error") else "{:.3f}"
+        axes.bar_label(bars, [form.format(value) for value in values], padding=3)
+        axes.invert_yaxis()
+        axes.margins(x=0.25)
+        axes.set_title(f"{title} ({report.device})")
+    return figure
