@@ -15,6 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from cute_kernels.commands import cli
+from cute_kernels.commands.kernel_options import OPERATIONS
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,7 +52,7 @@ def notebook() -> str:
 def commands() -> str:
     """Every command's --help."""
     os.environ["COLUMNS"] = "100"
-    parser = cli._parser()
+    parser = cli._parser(tuple(OPERATIONS))
     (subparsers,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     parts = ["# Command line\n\nWhat `cute-kernels COMMAND --help` prints."]
     parts += [f"## {name}\n\n```text\n{command.format_help()}```" for name, command in subparsers.choices.items()]

@@ -39,6 +39,15 @@ def every_other(names: Iterable[str]) -> list[ParameterSet]:
     return by_day(names := list(names), names[::2])
 
 
+def crossed(first: Iterable[str], second: Iterable[str]) -> list[ParameterSet]:
+    """Pairs of two parameters: by day every other one, in which each name of both occurs."""
+    return [
+        pytest.param(one, other, marks=() if (i + j) % 2 == 0 else nightly)
+        for i, one in enumerate(first)
+        for j, other in enumerate(second)
+    ]
+
+
 def drawn(daily: Iterable[T], every: Iterable[T]) -> SearchStrategy[T]:
     """What hypothesis draws of what a kernel is compiled for: by day ``daily``, which other tests compile anyway."""
     return st.sampled_from(list(every if NIGHTLY else daily))

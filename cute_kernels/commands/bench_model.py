@@ -55,7 +55,7 @@ class Model:
 
 @dataclass
 class Row:
-    """What came of one embedding.
+    """Measurements of one embedding.
 
     Attributes:
         name: precision, or the library with its type.
@@ -129,7 +129,7 @@ def load(options: argparse.Namespace) -> Model:
 
 
 def _photographs(files: list[Path], batch: int) -> list[Image.Image]:
-    """As many as there are to be, each as often as it takes."""
+    """Images for a batch, each as often as it takes."""
     if files:
         found = [Image.open(file).convert("RGB") for file in files]
     else:

@@ -75,7 +75,7 @@ def _discard_output() -> None:
         return
 
 
-def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+def _parser(names: Sequence[str] = tuple(OPERATIONS)) -> argparse.ArgumentParser:
     """The parser of all commands; ``names``: the operations whose options are shown."""
     parser = argparse.ArgumentParser(
         prog="cute-kernels", description="GPU kernels in CuTe DSL, and an emulator for them."

@@ -193,7 +193,7 @@ def text_of(
 
 
 def caveats(rows: Iterable[Row]) -> list[str]:
-    """What is known of the errors of modelled times."""
+    """Known errors of modelled times, a sentence or two for each model that gave one."""
     predictions = (row.prediction for row in rows if row.measured is None)
     return list(dict.fromkeys(prediction.caveat for prediction in predictions if prediction is not None))
 

@@ -66,7 +66,7 @@ def draw(rows: Sequence[Row], x: str = "shared", y: str = "modelled") -> Figure:
 
 
 def alternative(rows: Sequence[Row], x: str = "shared", y: str = "modelled") -> str:
-    """What the picture says in words."""
+    """Words for those who do not see the picture."""
     legal, numbered = [row for row in rows if row.reason is None], sweep_outcomes.numbers(rows)
     front = sweep_outcomes.spans(numbered[id(row)] for row in sweep_outcomes.pareto(rows, x, y))
     return f"Memory of {len(legal)} legal configurations, {y} against {x}; on the Pareto front: {front or 'none'}"

@@ -1,4 +1,4 @@
-"""What a table of configurations says: its columns, rows that are alike, times that tie, fronts, effects of a field."""
+"""Answers of a table of configurations: columns, rows that are alike, times that tie, fronts, effects of a field."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def pareto(rows: Iterable[Row], x: str = "shared", y: str = "modelled") -> list[
 
 
 def effects(rows: Iterable[Row]) -> list[str]:
-    """What each field changes: of rows that differ in it alone, between its first and its last legal value."""
+    """Changes by each field: of rows that differ in it alone, between its first and its last legal value."""
     legal = [row for row in rows if row.reason is None and row.settings]
     lines = []
     for field in dict.fromkeys(name for row in legal for name in row.settings):

@@ -51,7 +51,7 @@ class Row:
 
     @property
     def microseconds(self) -> float | None:
-        """Of the prediction."""
+        """Modelled time."""
         return None if self.prediction is None else self.prediction.microseconds
 
     @property

@@ -19,7 +19,7 @@ def normalisation(mean: PerChannel, std: PerChannel, rescale_factor: float = 1 /
 
 
 def of_processor(processor: Any) -> tuple[PerChannel, PerChannel] | None:
-    """What an image processor does to pixels; None where it does not say.
+    """Mean and standard deviation of an image processor, as `normalisation` has them; None where it does not say.
 
     Args:
         processor: of transformers, be it the one of a model with text; or its configuration as a mapping.
@@ -34,7 +34,7 @@ def of_processor(processor: Any) -> tuple[PerChannel, PerChannel] | None:
 
 
 def of_checkpoint(model: torch.nn.Module) -> tuple[PerChannel, PerChannel] | None:
-    """What the processor beside a model's checkpoint does, if its configuration is on this machine."""
+    """Mean and standard deviation of the processor beside a model's checkpoint, if that is on this machine."""
     name = getattr(model, "name_or_path", None) or getattr(getattr(model, "config", None), "_name_or_path", None)
     if not name:
         return None

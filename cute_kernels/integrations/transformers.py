@@ -530,7 +530,7 @@ def _open_entries(model: torch.nn.Module, path: str, family: _Family) -> None:
 
 
 def _normalisation(model: torch.nn.Module, processor: Any) -> tuple[PerChannel, PerChannel] | None:
-    """What is done to pixels in the model itself, or by its processor; None where that is not known.
+    """Mean and standard deviation of the model itself, or of its processor; None where they are not known.
 
     Raises:
         ValueError: a processor that does not say.

@@ -136,7 +136,7 @@ class _PassesRawPixels:
         return out
 
     def normalised(self, pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What vLLM gives its own layer, of pixels that were left as they were."""
+        """Pixels that were left as they were, as vLLM gives them to its own layer."""
         forward = super().forward_cuda if pixels.is_cuda else super().forward_native
         return forward(pixels.flatten(1), dtype).view(pixels.shape)
 

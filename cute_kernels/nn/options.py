@@ -73,7 +73,7 @@ class PatchOptions:
         return self.precision in ("int8", "int16")
 
     def precision_for(self, weight: torch.dtype) -> str | None:
-        """What is multiplied with a weight of this type; None where that is left to the plain module."""
+        """Precision of products with a weight of this type; None where they are left to the plain module."""
         return _AUTOMATIC.get(weight) if self.precision == "auto" else self.precision
 
     def text(self) -> str:
@@ -82,7 +82,7 @@ class PatchOptions:
 
     @classmethod
     def of_text(cls, text: str) -> PatchOptions:
-        """What gave this `text`."""
+        """Options that gave this `text`."""
         return cls(**json.loads(text))
 
     @property

@@ -269,7 +269,7 @@ CAVEAT = (
 
 
 ERROR = 0.17
-"""Of nine launches in ten, of problems that the fit had not seen."""
+"""Largest error of nine launches in ten, of problems that the fit had not seen."""
 
 
 def predicted_microseconds(plan: TransposedPlan) -> float:

@@ -15,6 +15,7 @@ ALL_TUNED = tuner.read(recorded("2026-11-21-h200/gemm-tune.json"))
 TUNED = [entry for entry in ALL_TUNED if entry.case.m > 64]  # of fewer rows, those that do not exist were loaded, too
 FEW_ROWS = tuner.read(recorded("2026-11-22-h200/gemm-few-rows.json"))
 LAYERS = tuner.read(recorded("2026-11-26-h100/gemm-layers-tune.json"))
+SMALL = tuner.read(recorded("2026-11-26-h100/gemm-small-tune.json"))
 LONGER = tuner.read_bench(recorded("2026-11-21-h200/gemm-configs.json"))
 
 
@@ -41,11 +42,18 @@ def test_the_choice_is_near_the_fastest_of_the_tuner() -> None:
     assert sum(value <= 1.01 for value in found) >= 25
 
 
-def test_the_choice_is_near_the_fastest_of_layers_with_tiles_of_any_columns() -> None:
+def test_the_choice_is_near_the_fastest_of_layers() -> None:
     """16 layers of SigLIP on an H100, and 16 to 64 rows."""
     found = regrets(LAYERS)
     assert len(found) == 19
-    assert statistics.mean(found) <= 1.025 and max(found) <= 1.12
+    assert statistics.mean(found) <= 1.03 and max(found) <= 1.12
+
+
+def test_the_choice_is_near_the_fastest_of_small_products() -> None:
+    """Layers of one and two images, 128 and 512 rows, and squares."""
+    found = regrets(SMALL)
+    assert len(found) == 12
+    assert statistics.mean(found) <= 1.06 and max(found) <= 1.15
 
 
 def test_few_rows_take_no_longer_than_torch_s_product() -> None:
@@ -64,8 +72,8 @@ def test_the_order_of_tiles_reads_no_more_than_the_usual_one() -> None:
             rows, columns = plan.cluster_rows, plan.cluster_columns
             usual = tile_order.dram_ratio(plan, rows, columns, 8)
             changed[case.name] = (tile_order.dram_ratio(plan, rows, columns, plan.config.group_m), usual)
-    assert len(changed) == 5 and all(chosen <= usual and chosen < 1.23 for chosen, usual in changed.values()), changed
-    assert sum(usual > 1.15 for _, usual in changed.values()) == 4
+    assert len(changed) == 8 and all(chosen <= usual and chosen < 1.23 for chosen, usual in changed.values()), changed
+    assert sum(usual > 1.15 for _, usual in changed.values()) == 7
     for case in squares():
         assert tile_order.plan_of(case).config.group_m == 8
 

@@ -158,7 +158,8 @@ def commands(text: str) -> list[str]:
 def test_commands_are_understood(page: Path) -> None:
     """Each command of a page has the options that it is shown with."""
     for command in commands(page.read_text()):
-        cli._parser().parse_args(shlex.split(command, comments=True))
+        words = shlex.split(command, comments=True)
+        cli._parser(cli.named(words)).parse_args(words)
 
 
 def test_commands_are_found() -> None:

@@ -178,6 +178,10 @@ def test_waits_that_something_covers(between: str) -> None:
     assert not any(number == 3 for _, number, _ in found)
 
 
+def test_results_of_other_units_are_no_loads() -> None:
+    assert costs(*loop("2 0 - - MUFU.RCP R4, R2", "1 - - 0 FADD R5, R4, R4")) == []
+
+
 def test_operands_that_are_read_are_no_wait_for_a_load() -> None:
     assert costs(*loop("2 - 0 - LDS R4, [R2]", "1 - - 0 IADD3 R2, R2, 0x8, RZ")) == []
 

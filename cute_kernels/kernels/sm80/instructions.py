@@ -32,9 +32,16 @@ def accumulator_type(multiplied: str) -> type:
 def _asm(result: Any, text: str, constraints: str, arguments: Sequence[Any], effects: bool, loc: Any, ip: Any) -> Any:
     values = [a.ir_value(loc=loc, ip=ip) if hasattr(a, "ir_value") else a for a in arguments]
     return llvm.inline_asm(
-        result, values, text, constraints,
-        has_side_effects=effects, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip,
-    )  # fmt: skip
+        result,
+        values,
+        text,
+        constraints,
+        has_side_effects=effects,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
 
 
 def _four(kind: type, text: str, constraints: str, arguments: Sequence[Any], effects: bool, loc: Any, ip: Any) -> list:
@@ -90,15 +97,24 @@ def round_tf32_in_place(address: Int32, offset: int, when: Int32, *, loc=None, i
     ``cvt.rna.tf32`` would take ties away from zero.
     """
     text = [
-        "{", ".reg .pred rounded, number;", ".reg .b32 a, b, c, d, odd;", "setp.ne.b32 rounded, $1, 0;",
-        "mov.b32 a, 0;", "mov.b32 b, 0;", "mov.b32 c, 0;", "mov.b32 d, 0;",
+        "{",
+        ".reg .pred rounded, number;",
+        ".reg .b32 a, b, c, d, odd;",
+        "setp.ne.b32 rounded, $1, 0;",
+        "mov.b32 a, 0;",
+        "mov.b32 b, 0;",
+        "mov.b32 c, 0;",
+        "mov.b32 d, 0;",
         f"@rounded ld.shared.v4.b32 {{a, b, c, d}}, [$0+{offset}];",
-    ]  # fmt: skip
+    ]
     for x in "abcd":
         text += [
-            f"bfe.u32 odd, {x}, 13, 1;", "add.u32 odd, odd, 0xFFF;", f"setp.num.f32 number, {x}, {x};",
-            f"add.u32 {x}, {x}, odd;", f"selp.b32 {x}, {x}, 0x7FFFFFFF, number;",
-        ]  # fmt: skip
+            f"bfe.u32 odd, {x}, 13, 1;",
+            "add.u32 odd, odd, 0xFFF;",
+            f"setp.num.f32 number, {x}, {x};",
+            f"add.u32 {x}, {x}, odd;",
+            f"selp.b32 {x}, {x}, 0x7FFFFFFF, number;",
+        ]
     text += [f"@rounded st.shared.v4.b32 [$0+{offset}], {{a, b, c, d}};", "}"]
     _asm(None, "\n\t".join(text), "r,r", [address, when], True, loc, ip)
 

@@ -123,7 +123,13 @@ class RowsLoad:
 
 
 def rows_load(
-    plan: Sm80Plan, matrix: cute.Pointer | Int64, first: Int32, rows: Int32, k_bytes: Int32, *, of_b: bool,
+    plan: Sm80Plan,
+    matrix: cute.Pointer | Int64,
+    first: Int32,
+    rows: Int32,
+    k_bytes: Int32,
+    *,
+    of_b: bool,
     part: tuple[Int32, Int32] | None = None,
 ) -> RowsLoad:
     """The load of A's rows, or of B's, from row ``first`` on of a matrix of ``rows`` rows of ``k_bytes`` bytes.
@@ -142,7 +148,12 @@ def rows_load(
     inside = chunk * 16 + start
     offset = c.tile_m * c.row_bytes if of_b and not plan.keeps_b else 0
     return RowsLoad(
-        plan, address + Int64(first + row) * pitch + Int64(inside),
-        offset + row * c.row_bytes + ((chunk ^ key(row)) * 16), pitch, rows - first - row, end - inside,
-        c.tile_n if of_b else c.tile_m, key,
-    )  # fmt: skip
+        plan,
+        address + Int64(first + row) * pitch + Int64(inside),
+        offset + row * c.row_bytes + ((chunk ^ key(row)) * 16),
+        pitch,
+        rows - first - row,
+        end - inside,
+        c.tile_n if of_b else c.tile_m,
+        key,
+    )

@@ -98,9 +98,14 @@ def fragments(plan: Sm80Plan, warp: Warp) -> Fragments:
     registers = (plan.warp_m // 16 * 4, plan.warp_n // 8 * 2)
     a, b = (cute.make_rmem_tensor(cute.make_layout((count, 2)), Int32) for count in registers)
     return Fragments(
-        plan, a, b, (warp.row + row_a) * row_bytes, (behind_a + warp.column + row_b) * row_bytes,
-        ((lane >> 4) ^ key_a) * 16, (((lane >> 3) & 1) ^ key_b) * 16,
-    )  # fmt: skip
+        plan,
+        a,
+        b,
+        (warp.row + row_a) * row_bytes,
+        (behind_a + warp.column + row_b) * row_bytes,
+        ((lane >> 4) ^ key_a) * 16,
+        (((lane >> 3) & 1) ^ key_b) * 16,
+    )
 
 
 class Tiles(Protocol):
@@ -242,9 +247,15 @@ class MainLoop:
             chore()
 
     def _stage(
-        self, sums: cute.Tensor, parts: Fragments, loads: tuple[Load, Load], block: Int32, exists: Int32,
-        turn: tuple[Int32, ...], more: Int32 | None,
-    ) -> None:  # fmt: skip
+        self,
+        sums: cute.Tensor,
+        parts: Fragments,
+        loads: tuple[Load, Load],
+        block: Int32,
+        exists: Int32,
+        turn: tuple[Int32, ...],
+        more: Int32 | None,
+    ) -> None:
         """Multiplies a block, copies another one, and makes the next one ready.
 
         Args:

@@ -148,9 +148,17 @@ class Sm80PatchEmbedKernel:
 
     @cute.kernel
     def kernel(
-        self, x: cute.Pointer, weight: cute.Pointer, table: cute.Pointer | None, positions: TableRows,
-        out: cute.Pointer, scales: Scales, m: Int32, n: Int32, k: Int32,
-    ) -> None:  # fmt: skip
+        self,
+        x: cute.Pointer,
+        weight: cute.Pointer,
+        table: cute.Pointer | None,
+        positions: TableRows,
+        out: cute.Pointer,
+        scales: Scales,
+        m: Int32,
+        n: Int32,
+        k: Int32,
+    ) -> None:
         plan, c = self.plan, self.plan.config
         m_tiles, n_tiles = cute.ceil_div(m, c.tile_m), cute.ceil_div(n, c.tile_n)
         k_bytes = k * ITEMSIZE[plan.multiplied]

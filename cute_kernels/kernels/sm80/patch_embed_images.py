@@ -189,9 +189,15 @@ class Sm80ImagesKernel:
 
     @cute.kernel
     def kernel(
-        self, images: cute.Pointer, weight: cute.Pointer, scale: cute.Pointer | None, table: cute.Pointer | None,
-        out: cute.Pointer, grid: Grid, n: Int32,
-    ) -> None:  # fmt: skip
+        self,
+        images: cute.Pointer,
+        weight: cute.Pointer,
+        scale: cute.Pointer | None,
+        table: cute.Pointer | None,
+        out: cute.Pointer,
+        grid: Grid,
+        n: Int32,
+    ) -> None:
         plan, c = self.plan, self.plan.config
         columns = n
         if cutlass.const_expr(plan.terms == 2):

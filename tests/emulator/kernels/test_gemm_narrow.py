@@ -16,7 +16,7 @@ from cute_kernels.config import GemmConfig, Sm80GemmConfig, Sm90GemmConfig, Sm10
 from cute_kernels.emulator import Options
 from tests.emulator.cases import check
 from tests.emulator.gemm_inputs import make_gemm_case
-from tests.nightly import drawn, examples
+from tests.nightly import crossed, drawn, examples, nightly
 
 FP8, INT8, UINT8 = torch.float8_e4m3fn, torch.int8, torch.uint8
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -25,6 +25,7 @@ IN_TURN = Sm90GemmConfig(64, 128, stages=3, pingpong=True, store_stages=1)
 SPLIT = dataclasses.replace(TOGETHER, cluster_m=1, split_k=2)
 PAIRS = Sm100GemmConfig(stages=3, store_stages=1)
 CONFIGS = (TOGETHER, IN_TURN, SPLIT, PAIRS)
+DTYPES = {"bf16": torch.bfloat16, "tf32": torch.float32, "fp8": FP8}
 POLICIES = ("eager", "lazy", "random")
 
 
@@ -110,7 +111,7 @@ def test_any_problem_by_mma_sync(types: tuple, seed: int, **facts) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["cooperative", "pingpong", "split", "pairs"])
-@pytest.mark.parametrize("in_dtype", [FP8, UINT8])
+@pytest.mark.parametrize("in_dtype", [FP8, pytest.param(UINT8, marks=nightly)])
 def test_a_long_row(config: GemmConfig, in_dtype: torch.dtype) -> None:
     """K = 4304, the hidden features of so400m; several tiles of one cluster."""
     ctas = config.cluster_m * getattr(config, "split_k", 1)
@@ -123,15 +124,15 @@ def test_a_long_row(config: GemmConfig, in_dtype: torch.dtype) -> None:
     check(case, Options(completion="lazy"))
 
 
-@pytest.mark.parametrize("in_dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32, FP8])
-@pytest.mark.parametrize("config", [IN_TURN, PAIRS], ids=["pingpong", "pairs"])
-def test_other_operands_with_a_residual_or_a_narrow_output(
-    in_dtype: torch.dtype, out_dtype: torch.dtype, config: GemmConfig
-) -> None:
+@pytest.mark.parametrize(
+    ("types", "kernel"), crossed(itertools.product(("bf16", "tf32"), DTYPES), ("pingpong", "pairs"))
+)
+def test_other_operands_with_a_residual_or_a_narrow_output(types: tuple[str, str], kernel: str) -> None:
+    config = IN_TURN if kernel == "pingpong" else PAIRS
+    in_dtype, out_dtype = (DTYPES[name] for name in types)
     case = make_gemm_case(
-        m=150, n=70, k=72, in_dtype=in_dtype, out_dtype=out_dtype, residual=torch.float16, config=config, seed=5,
-    )  # fmt: skip
+        m=150, n=70, k=72, in_dtype=in_dtype, out_dtype=out_dtype, residual=torch.float16, config=config, seed=5
+    )
     check(case, Options(completion="random", interleave="random"))
 
 
@@ -162,14 +163,20 @@ def test_what_is_beyond_the_range_of_e4m3_saturates() -> None:
     assert out[0, 3].isnan().all() and (out == 448).any() and (out == -448).any()
 
 
-@pytest.mark.parametrize("facts", [
-    {"in_dtype": FP8, "scales": "row column", "residual": torch.bfloat16},
-    {"in_dtype": UINT8, "scales": "row column", "out_dtype": FP8, "activation": "gelu_tanh"},
-], ids=["FP8", "UINT8 to FP8"])  # fmt: skip
-@pytest.mark.parametrize("config", [
-    Sm90GemmConfig(), Sm90GemmConfig(256, 128), Sm90GemmConfig(128, 128, 6, pingpong=True),
-    Sm100GemmConfig(tile_n=256, stages=4),
-], ids=["128 x 256", "256 x 128", "pingpong", "pairs"])  # fmt: skip
-def test_kernels_do_not_spill(config: GemmConfig, facts: dict) -> None:
-    resources = compile_plan(make_gemm_case(m=300, n=300, k=256, config=config, **facts).plan, emulated=True).resources
+LARGE = {
+    "128 x 256": Sm90GemmConfig(),
+    "256 x 128": Sm90GemmConfig(256, 128),
+    "pingpong": Sm90GemmConfig(128, 128, 6, pingpong=True),
+    "pairs": Sm100GemmConfig(tile_n=256, stages=4),
+}
+EPILOGUES = {
+    "FP8": {"in_dtype": FP8, "scales": "row column", "residual": torch.bfloat16},
+    "UINT8 to FP8": {"in_dtype": UINT8, "scales": "row column", "out_dtype": FP8, "activation": "gelu_tanh"},
+}
+
+
+@pytest.mark.parametrize(("config", "epilogue"), crossed(LARGE, EPILOGUES))
+def test_kernels_do_not_spill(config: str, epilogue: str) -> None:
+    case = make_gemm_case(m=300, n=300, k=256, config=LARGE[config], **EPILOGUES[epilogue])
+    resources = compile_plan(case.plan, emulated=True).resources
     assert resources.stack_bytes == 0 and resources.local_bytes == 0
