@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import Constant, LiveIn, Namespace, Value
-from cute_kernels.emulator.instructions.move import read_clock
 from cute_kernels.emulator.ptx.decode import Instruction, Kernel, Special, Symbol
 from cute_kernels.emulator.ptx.flow import Flow, uniform_function_of_tid
 from cute_kernels.emulator.state.generic_addresses import PARAM_WINDOW
@@ -91,7 +91,8 @@ class Context:
             return block.resize(LiveIn(self.space.bind(_LANE_ARRAYS[name], name[1:]), 32, uniform=False), bits)
         if name in ("%clock", "%clock64", "%globaltimer", "%globaltimer_lo"):
             width = 32 if name in ("%clock", "%globaltimer_lo") else 64
-            return block.resize(block.call(read_clock, results=[(f"u{width}", True)])[0], bits)
+            flags = CONSTANTS["FLAG"] if width == 64 else 0
+            return block.resize(block.operation("read_clock", flags=flags, results=[(f"u{width}", True)])[0], bits)
         raise block.instruction.refuse(f"special register {name} is not implemented")
 
     def _tid(self, block: BlockBuilder, axis: str, bits: int) -> Value:

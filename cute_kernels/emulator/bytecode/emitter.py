@@ -139,7 +139,7 @@ class BlockEmitter:
         if value.uniform:
             return self.operand(value, False)
         place = self._take(8)
-        self.program.put(f"lane_{_kind(value.bits)}", d=place, a=self.operand(value, True), imm=1)
+        self.program.put(f"lane_{_kind(value.bits)}", d=place, a=self.operand(value, True), c=CONSTANTS["FLAG"])
         return place
 
     def literal(self, value: int) -> int:

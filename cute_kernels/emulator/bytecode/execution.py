@@ -48,7 +48,7 @@ from cute_kernels.emulator.state.memory_tables import (
     MemoryTables,
     exchange_area,
 )
-from cute_kernels.emulator.state.warp import Frame, NamedWait, PhaseWait, ProgressWait
+from cute_kernels.emulator.state.warp import BulkWait, Frame, NamedWait, PhaseWait, ProgressWait
 from cute_kernels.emulator.units.core_units import Units
 from cute_kernels.emulator.units.matrix.core_wgmma import CoreWgmmas
 from cute_kernels.emulator.units.matrix.core_wgmma import Site as WgmmaSite
@@ -320,6 +320,7 @@ class WarpExecution:
             warp.local = LocalMemory(translation.local_bytes)
         self.error: BaseException | None = None
         self.site, self.place = 0, -1
+        self._bulk: np.ndarray | None = None
         self._files: dict[int, RegisterFile] = {}
         if translation.spare is not None:
             self.in_flight = RegistersInFlight(self.state.view(np.uint32), translation.spare // 4)
@@ -381,6 +382,14 @@ class WarpExecution:
         self.publish()
         self.place = place
 
+    def stores_in_bulk(self, lane: int, groups: int) -> None:
+        """A lane has bulk groups; ``groups``: address of its `BulkThread`."""
+        if self._bulk is None:
+            self._bulk = np.zeros(CONSTANTS["LANES"], np.int64)
+            self.header.bulk = self._bulk.ctypes.data
+        self._bulk[lane] = groups
+        self.header.storing |= 1 << lane
+
     def wait(self) -> None:
         """The core has found out what the warp waits for."""
         header, warp = self.header, self.warp
@@ -391,6 +400,9 @@ class WarpExecution:
             warp.wait = PhaseWait(barriers, header.mbarrier, header.awaited, waits == CONSTANTS["WAITS_PHASE"])
         elif waits == CONSTANTS["WAITS_POLLING"]:
             warp.wait = ProgressWait(warp.cluster, "mbarrier.test_wait", barriers.describe(header.mbarrier))
+        elif waits == CONSTANTS["WAITS_BULK"]:
+            thread = warp.cta.rank, warp.index, header.awaited >> 1
+            warp.wait = BulkWait(warp.cluster, thread, header.newest, bool(header.awaited & 1))
         elif waits == CONSTANTS["WAITS_GROUPS"]:
             warp.wait = GroupWait(warp, header.awaited)
         else:

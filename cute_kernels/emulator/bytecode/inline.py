@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count
-from cute_kernels.emulator.graph.values import Constant, LiveIn, Node, Value, first_bit, first_lane
+from cute_kernels.emulator.graph.values import Constant, LiveIn, Node, Value
 from cute_kernels.emulator.instructions import bulk, cp_async, tcgen05, wgmma
 from cute_kernels.emulator.instructions.matrix import load_matrix, store_matrix
 from cute_kernels.emulator.instructions.mma import mma_sync
-from cute_kernels.emulator.instructions.move import read_clock
 from cute_kernels.emulator.state.tmem import LANES as TENSOR_LANES
 from cute_kernels.emulator.units.matrix.operands import KINDS
 
@@ -28,14 +27,6 @@ _QUARTER = TENSOR_LANES // 4  # that a warp can access
 ISSUER = "(W.cta.rank | W.index << 16)"
 _ZERO = 1  # in a list of words: none, the number 0
 _NONE = (1 << 64) - 1  # no multicast: -1
-
-
-def _inline_first_lane(emitter: BlockEmitter, node: Node) -> bool:
-    (value,), (result,) = node.args, node.results
-    source = emitter.operand(value, True)
-    kind = "pred" if value.bits == 1 else f"u{value.bits}"
-    emitter.program.put(f"lane_{kind}", d=emitter.define(result), a=source)
-    return True
 
 
 def _constant(emitter: BlockEmitter, expression: str, bits: int = 64) -> int:
@@ -155,22 +146,6 @@ def _inline_mma(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-def _inline_bulk_group(emitter: BlockEmitter, node: Node) -> bool:
-    """Bulk groups: where copies are done when they are issued, there is nothing to wait for, and without detectors
-    nothing to keep.
-    """
-    if any(isinstance(arg, int) and arg < 0 for arg in node.anchor.args):
-        return False
-    if not emitter.program.detectors:
-        emitter.fast(node, "bulk_unwatched")
-    elif node.anchor.args:
-        count, read = node.anchor.args
-        emitter.fast(node, "bulk_wait_group", a=int(read), imm=count)
-    else:
-        emitter.fast(node, "bulk_group")
-    return True
-
-
 #: Where what is kept of a warp's cp.async is.
 _LANE_COPIES = "W.cluster.copies.address(W)"
 
@@ -211,24 +186,15 @@ def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-def _inline_clock(emitter: BlockEmitter, node: Node) -> bool:
-    (result,) = node.results
-    emitter.program.put("read_clock", d=emitter.define(result), b=result.bits)
-    return True
-
-
 #: Those that an instruction with a predicate has as well: the lanes that it leaves execute, as with Python.
 GUARDED = frozenset({cp_async.copy_lanes})
 
 #: Each emits the operation where no predicate guards it; False, and nothing emitted, where it is Python's.
 INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
-    first_lane: _inline_first_lane,
-    first_bit: _inline_first_lane,
     tcgen05.load: _inline_tensor_load,
     load_matrix: _inline_load_matrix,
     store_matrix: _inline_store_matrix,
     mma_sync: _inline_mma_sync,
-    read_clock: _inline_clock,
     tcgen05.mma: _inline_mma,
     tcgen05.commit: _inline_commit,
     bulk.tma_load: _inline_tensor_copy_in,
@@ -236,8 +202,6 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     cp_async.copy_lanes: _inline_copy_lanes,
     cp_async.commit_copies: _inline_copies_commit,
     cp_async.wait_copies: _inline_copies_wait,
-    bulk.commit_group: _inline_bulk_group,
-    bulk.wait_group: _inline_bulk_group,
     wgmma.commit_group: _inline_wgmma_commit,
     wgmma.wait_group: _inline_wgmma_wait,
 }

@@ -11,12 +11,15 @@ an operation may take its old accumulator from any of them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.units.matrix.wgmma import PENDING, RegisterFile
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.warp import Warp
 
 _LANES = np.arange(32)
 _CELL = 16  # words; every register of 32 lanes begins at a multiple of them
@@ -117,7 +120,7 @@ class RegistersInFlight:
 # --- what bytecode calls ----------------------------------------------------------------------------------------------
 
 
-def move_in_flight(warp: Any, mask: int, sources: np.ndarray, targets: np.ndarray) -> None:
+def move_in_flight(warp: Warp, mask: int, sources: np.ndarray, targets: np.ndarray) -> None:
     """Copies registers that may hold accumulators in flight, as the program asks for.
 
     Raises:
@@ -135,17 +138,17 @@ def move_in_flight(warp: Any, mask: int, sources: np.ndarray, targets: np.ndarra
         warp.code.in_flight.move_lanes(sources, targets, mask)
 
 
-def rearrange_in_flight(warp: Any, mask: int, sources: np.ndarray, targets: np.ndarray) -> None:
+def rearrange_in_flight(warp: Warp, mask: int, sources: np.ndarray, targets: np.ndarray) -> None:
     """Rearranges registers for a wgmma, which asks for the whole warp itself."""
     warp.code.in_flight.move(sources, targets)
 
 
-def read_in_flight(warp: Any, mask: int, source: np.ndarray, target: int) -> None:
+def read_in_flight(warp: Warp, mask: int, source: np.ndarray, target: int) -> None:
     """Leaves what an instruction finds in a register that may be in flight."""
     registers = warp.code.in_flight
     registers.words[target : target + 32] = registers.read(source)[0]
 
 
-def overwrite_in_flight(warp: Any, mask: int, places: np.ndarray) -> None:
+def overwrite_in_flight(warp: Warp, mask: int, places: np.ndarray) -> None:
     """Registers that may hold accumulators in flight are about to be written."""
     warp.code.in_flight.overwrite(places)

@@ -4,23 +4,26 @@
 #include "bytecode.h"
 #include "trace.h"
 
-static void settle(NamedBarrier *barrier) {
-  if (barrier->arrived < barrier->expected) return;
+static int settle(NamedBarrier *barrier) {
+  if (barrier->arrived < barrier->expected) return 0;
   barrier->results[barrier->generation % VOTES] = barrier->vote;
   if (barrier->point) point_complete(barrier->point, 0);
   barrier->generation++;
   barrier->arrived = barrier->arrivals = 0;
   barrier->vote = (Vote){0, 0};
+  return 1;
 }
 
-void named_recount(NamedBarriers *all, int64_t running) {
+int64_t named_recount(NamedBarriers *all, int64_t running) {
+  int64_t completed = 0;
   all->running = running;
   for (int64_t number = 0; number < NAMED_BARRIERS; number++) {
     NamedBarrier *barrier = &all->barriers[number];
     if (!barrier->arrived || !barrier->all_threads) continue;
     barrier->expected = running;
-    settle(barrier);
+    completed |= (int64_t)settle(barrier) << number;
   }
+  return completed;
 }
 
 // --- in bytecode -----------------------------------------------------------------------------------------------------

@@ -110,37 +110,6 @@ int32_t watch_store(Tables *t, const WatchedCopy *copy) {
   return 1;
 }
 
-// `commit_group`, where Python keeps nothing of the open groups.
-int32_t bulk_commit(Tables *t, uint32_t mask) {
-  if (!t->context) return 0;
-  const Agent *agent = t->context->agent;
-  uint32_t storing = mask & (uint32_t)agent->storing;
-  for (uint32_t lanes = storing; lanes; lanes &= lanes - 1)
-    if (bulk_thread(agent, __builtin_ctz(lanes))->open) return 0;
-  for (uint32_t lanes = storing; lanes; lanes &= lanes - 1) bulk_thread(agent, __builtin_ctz(lanes))->committed++;
-  return 1;
-}
-
-// `wait_group`, where Python keeps nothing of the groups that are waited for.
-int32_t bulk_wait(Tables *t, uint32_t mask, int64_t newest, int32_t read) {
-  if (!log_flush(t)) return 0;
-  Agent *agent = t->context->agent;
-  uint32_t storing = mask & (uint32_t)agent->storing;
-  for (uint32_t lanes = storing; lanes; lanes &= lanes - 1) {
-    const BulkThread *thread = bulk_thread(agent, __builtin_ctz(lanes));
-    if (thread->oldest <= thread->committed - newest) return 0;
-  }
-  for (uint32_t lanes = storing; lanes; lanes &= lanes - 1) {
-    int lane = __builtin_ctz(lanes);
-    BulkThread *thread = bulk_thread(agent, lane);
-    int64_t last = thread->committed - newest;
-    if (thread->waited < last) thread->waited = last;
-    agent_complete_in_lane(agent, lane, thread->reads, last);
-    if (!read) agent_complete_in_lane(agent, lane, thread->writes, last);
-  }
-  return 1;
-}
-
 // `TensorRaces.issue`. Accesses that are recorded before one that is not in order are recorded again by Python, under
 // the same identity.
 int32_t watch_mma(

@@ -20,8 +20,13 @@ EXPORT int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int
 // Whether the phase of a parity, or with this number, is complete; -1 likewise.
 EXPORT int32_t mbarrier_test(Tables *t, int64_t operation, int64_t address, int64_t state, int32_t parity);
 
-// So many threads run now: a barrier over all of them may be complete.
-EXPORT void named_recount(NamedBarriers *all, int64_t running);
+// So many threads run now: a barrier over all of them may be complete. Returns a mask of those that are.
+EXPORT int64_t named_recount(NamedBarriers *all, int64_t running);
+
+// cp.async.bulk.commit_group of one thread.
+EXPORT void bulk_commit(BulkThread *thread);
+// Whether all but so many of its newest groups are complete, or their reads are: then it has waited for them.
+EXPORT int32_t bulk_wait(BulkThread *thread, int64_t newest, int32_t read);
 
 // 1: the MMA was executed; 0: it reads bytes that are not initialised, or columns that are not allocated, and is not.
 EXPORT int32_t mma_execute(const Mma *mma);
@@ -160,8 +165,5 @@ EXPORT int32_t watch_store(Tables *t, const WatchedCopy *copy);
 EXPORT int32_t watch_mma(
     Tables *t, MmaIssuer *issuer, const PipelinedAccess *accesses, int64_t count, int32_t instruction);
 EXPORT int32_t watch_commit(Tables *t, const Commit *commit);
-// Bulk groups of the executing lanes.
-EXPORT int32_t bulk_commit(Tables *t, uint32_t mask);
-EXPORT int32_t bulk_wait(Tables *t, uint32_t mask, int64_t newest, int32_t read);
 
 #endif

@@ -43,9 +43,9 @@ static const u32 lane_bits[LANES] __attribute__((aligned(64))) = {
     AT(u64, i->d) = AT(u64, i->c) ? AT(u64, i->a) : AT(u64, i->b);                                                    \
     return i + 1;                                                                                                     \
   }                                                                                                                   \
-  /* the value of one lane, of the first that executes if `imm`, else of lane 0 */                                    \
+  /* the value of one lane, of the first that executes with FLAG, else of lane 0 */                                  \
   FORM(lanes, lane_u##n) {                                                                                            \
-    int lane = i->imm && m->active ? __builtin_ctz(m->active) : 0;                                                    \
+    int lane = i->c & FLAG && m->active ? __builtin_ctz(m->active) : 0;                                                    \
     AT(u64, i->d) = ROW_OF(u##n, i->a)[lane];                                                                         \
     return i + 1;                                                                                                     \
   }                                                                                                                   \
@@ -106,7 +106,7 @@ FORM(lanes, merge_pred) {
   return i + 1;
 }
 FORM(lanes, lane_pred) {
-  int lane = i->imm && m->active ? __builtin_ctz(m->active) : 0;
+  int lane = i->c & FLAG && m->active ? __builtin_ctz(m->active) : 0;
   AT(u64, i->d) = AT(u32, i->a) >> lane & 1;
   return i + 1;
 }

@@ -278,8 +278,6 @@ typedef struct Tables {
   int32_t (*tensor_store)(Tables *t, const CopyArguments *copy, int32_t rank);
   int32_t (*tensor_mma)(Tables *t, const MmaArguments *arguments, int32_t instruction);
   int32_t (*tensor_commit)(Tables *t, int64_t who, int64_t address, int64_t multicast);
-  int32_t (*bulk_commit)(Tables *t, uint32_t mask);
-  int32_t (*bulk_wait)(Tables *t, uint32_t mask, int64_t newest, int32_t read);
   int64_t log_done;  // entries of the log that the race detector has seen
   Context *context;  // with detectors, the warp that runs
   CopyName *names;
@@ -345,8 +343,8 @@ struct TraceEvent {
 // others run. `entered`: the warp stands behind the count of block `pc`, not before it.
 enum { NO_MEET = -1, WARP_HEADER = 128 };
 // For the phase of a parity, or a state, of `mbarrier`, or until anything changes; at the named barrier of a number; for
-// all but so many wgmma-groups.
-enum { WAITS_PHASE = 1, WAITS_NAMED = 2, WAITS_GROUPS = 3, WAITS_STATE = 4, WAITS_POLLING = 5 };
+// all but so many wgmma-groups; for bulk groups of a lane, 2 * lane + 1 if for their reads.
+enum { WAITS_PHASE = 1, WAITS_NAMED = 2, WAITS_GROUPS = 3, WAITS_STATE = 4, WAITS_POLLING = 5, WAITS_BULK = 6 };
 enum { POLLED = 1, SLEPT = 2 };  // what an instruction remembers that is executed again
 typedef struct WarpHeader {
   int32_t pc;
@@ -362,6 +360,8 @@ typedef struct WarpHeader {
   int64_t steps;      // instructions executed, up to the end of the block that it is in
   int64_t number;     // in the cluster
   int64_t rank, index;  // of its CTA, and in that
+  int64_t storing, bulk;  // mask of lanes that have issued bulk stores, and addresses of the `BulkThread` of each
+  int64_t newest;         // with WAITS_BULK: groups that it does not wait for
   int64_t token;
 } WarpHeader;
 

@@ -25,13 +25,14 @@ typedef struct Private {
 } Private;
 
 // What is kept of a thread's bulk groups.
+enum { NO_GROUP = 4611686018427387903 };  // 2^62 - 1
 typedef struct BulkThread {
-  int64_t committed;      // groups
-  int64_t stored;         // group of the latest store in the core
-  int64_t identity;       // and of its reads
-  int64_t waited;         // groups whose reads were waited for
-  int64_t open, oldest;   // operations in the open group and the oldest group that Python keeps
-  int64_t reads, writes;  // columns
+  int64_t committed;         // groups
+  int64_t stored;            // group of the latest store in the core
+  int64_t identity;          // and of its reads
+  int64_t waited;            // groups whose reads were waited for
+  int64_t reading, writing;  // the first group with stores whose reads, or writes, are not complete, or NO_GROUP
+  int64_t reads, writes;     // columns
 } BulkThread;
 
 // A warp.

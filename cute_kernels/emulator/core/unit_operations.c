@@ -79,10 +79,10 @@ FORM(parameters) {
   return i + 1;
 }
 
-// A clock of b bits to the word d.
+// A clock, of 64 bits with FLAG, else of 32, to the word d.
 FORM(read_clock) {
   uint64_t now = (uint64_t)(m->tables->clock += CLOCK_STEP);
-  AT(u64, i->d) = i->b == 32 ? (uint32_t)now : now;
+  AT(u64, i->d) = i->c & FLAG ? now : (uint32_t)now;
   return i + 1;
 }
 
@@ -234,17 +234,12 @@ FORM(copies_wait) {  // likewise; for all groups but so many, or (b) every copy
   DONE(copies_wait(m->tables, (const LaneCopies *)(uintptr_t)AT(u64, i->a), i->imm, (int32_t)i->b));
 }
 
-// Bulk groups. Where copies are done when they are issued there is nothing to wait for.
-FORM(bulk_unwatched) { (void)s; DONE(m->tables->unit_flags & EAGER); }
-FORM(bulk_group) { (void)s; DONE(m->tables->bulk_commit(m->tables, m->active)); }
-FORM(bulk_wait_group) { (void)s; DONE(m->tables->bulk_wait(m->tables, m->active, i->imm, (int32_t)i->a)); }
-
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation unit_operations[] = {
     ENTRY(load_at_u32), ENTRY(load_at_u64), ENTRY(store_at_u32), ENTRY(store_at_u64), ENTRY(load_together),
     ENTRY(load_matrix_at_u32), ENTRY(load_matrix_at_u64), ENTRY(store_matrix_at_u32), ENTRY(store_matrix_at_u64),
     ENTRY(parameters), ENTRY(read_clock), ENTRY(tensor_load), ENTRY(copy_in), ENTRY(copy_out),
-    ENTRY(tensor_mma), ENTRY(tensor_commit), ENTRY(bulk_unwatched), ENTRY(bulk_group), ENTRY(bulk_wait_group),
+    ENTRY(tensor_mma), ENTRY(tensor_commit),
     ENTRY(copy_lanes), ENTRY(copies_commit), ENTRY(copies_wait),
     ENTRY(warp_mma), ENTRY(wgmma), ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},
 };

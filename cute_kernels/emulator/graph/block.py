@@ -7,6 +7,7 @@ with effects are *anchors*.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,6 @@ from cute_kernels.emulator.graph.values import (
     PureOp,
     Result,
     Value,
-    first_bit,
-    first_lane,
     pack_op,
     resize_op,
     select_op,
@@ -58,6 +57,7 @@ class Call(Anchor):
         self.function, self.args, self.blocking, self.effects = function, list(args), blocking, effects
 
 
+@dataclass(eq=False)
 class Operation(Anchor):
     """A function of the core that performs an instruction with effects whole.
 
@@ -65,15 +65,19 @@ class Operation(Anchor):
         name: of it.
         operands: at most two.
         flags: what it is told beside that, in bits that do not say which operands vary.
-        order: `Order` of what it synchronises.
+        order: `Order` of what it synchronises, or another number of eight bits.
+        blocking: the warp may have to wait.
         watched: it only tells the race detector something.
+        effects: as of `Call`.
     """
 
-    def __init__(
-        self, name: str, operands: Sequence[Value], flags: int, order: int, blocking: bool, watched: bool
-    ) -> None:
-        self.name, self.operands, self.flags, self.order = name, operands, flags, order
-        self.blocking, self.watched = blocking, watched
+    name: str
+    operands: Sequence[Value]
+    flags: int = 0
+    order: int = 0
+    blocking: bool = False
+    watched: bool = False
+    effects: bool = True
 
 
 class BlockBuilder:
@@ -231,8 +235,8 @@ class BlockBuilder:
         """A varying value that is known to be the same in all lanes, as a uniform one."""
         if value.uniform:
             return value
-        function = first_bit if value.bits == 1 else first_lane
-        return self.call(function, value, results=[(value.type, True)], effects=False)[0]
+        kind = "pred" if value.bits == 1 else f"u{value.bits}"
+        return self.operation(f"lane_{kind}", value, results=[(value.type, True)], effects=False)[0]
 
     def agreed(self, value: Value) -> Value:
         """A value that PTX requires to be the same in all executing lanes, as a uniform one; checked when it runs."""
@@ -264,12 +268,11 @@ class BlockBuilder:
         return self.anchor(Call(function, args, blocking, effects), results, values)
 
     def operation(
-        self, name: str, *operands: Value, flags: int = 0, order: int = 0, results: Sequence[tuple[str, bool]] = (),
-        blocking: bool = False, watched: bool = False,
-    ) -> list[Value]:  # fmt: skip
-        """Adds an `Operation`."""
+        self, name: str, *operands: Value, results: Sequence[tuple[str, bool]] = (), **facts: Any
+    ) -> list[Value]:
+        """Adds an `Operation` with these ``facts``."""
         values = [self.whole(value) for value in operands]
-        return self.anchor(Operation(name, values, flags, order, blocking, watched), results, values)
+        return self.anchor(Operation(name, values, **facts), results, values)
 
     # --- what has to be computed -------------------------------------------------------------------------------------
 

@@ -138,14 +138,6 @@ class Namespace:
 NOT_PREDICATE = of_one_type("not_pred", "pred", 1)
 
 
-def first_lane(warp: Any, mask: int, lanes: np.ndarray) -> int:
-    return int(lanes[0])
-
-
-def first_bit(warp: Any, mask: int, lanes: int) -> bool:
-    return bool(lanes & 1)
-
-
 @functools.cache
 def select_op(bits: int) -> PureOp:
     """``(yes, no, predicate)`` -> yes where the predicate holds."""

@@ -5,7 +5,7 @@ Bytecode calls these functions where the core leaves an access.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,8 +15,11 @@ from cute_kernels.emulator.observe.races.memory_order import Strength, watch, wa
 from cute_kernels.emulator.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, parameter_offset
 from cute_kernels.emulator.state.lane_masks import block_lanes
 
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.warp import Warp
 
-def space_of(warp: Any, space: str, address: int) -> tuple[str, int]:
+
+def space_of(warp: Warp, space: str, address: int) -> tuple[str, int]:
     """(global, shared or param; address in it) of an address in ``space``."""
     if space != "generic":
         return space, address
@@ -29,7 +32,7 @@ def space_of(warp: Any, space: str, address: int) -> tuple[str, int]:
     return "global", address
 
 
-def view_bytes(warp: Any, space: str, address: int, nbytes: int) -> np.ndarray | bytes:
+def view_bytes(warp: Warp, space: str, address: int, nbytes: int) -> np.ndarray | bytes:
     """Bytes for a read by one thread."""
     given = address
     space, address = space_of(warp, space, address)
@@ -49,7 +52,7 @@ def view_bytes(warp: Any, space: str, address: int, nbytes: int) -> np.ndarray |
 
 
 def load_uniform(
-    warp: Any, mask: int, space: str, address: int, size: int, count: int, strength: Strength | None
+    warp: Warp, mask: int, space: str, address: int, size: int, count: int, strength: Strength | None
 ) -> Any:
     """One load for all lanes: an int, or a tuple of ``count`` ints."""
     if address % (size * count):
@@ -66,7 +69,7 @@ def load_uniform(
 
 
 def load_lanes(
-    warp: Any, mask: int, space: str, addresses: np.ndarray, size: int, count: int, dtype: Any,
+    warp: Warp, mask: int, space: str, addresses: np.ndarray, size: int, count: int, dtype: Any,
     strength: Strength | None = None,
 ) -> np.ndarray:  # fmt: skip
     """``count`` elements loaded by each lane: addresses int64 [32] -> [count, 32]; lanes that are off get zeros."""
@@ -90,7 +93,7 @@ def load_lanes(
 
 
 def store_lanes(
-    warp: Any, mask: int, space: str, addresses: np.ndarray, data: np.ndarray, size: int, count: int,
+    warp: Warp, mask: int, space: str, addresses: np.ndarray, data: np.ndarray, size: int, count: int,
     strength: Strength | None = None,
 ) -> None:  # fmt: skip
     """``count`` elements stored by each lane: addresses int64 [32], data [count, 32]."""
@@ -124,7 +127,7 @@ def _generic_lanes(mask: int, addresses: np.ndarray) -> tuple[str, int]:
     raise IllegalAccess("a generic access whose lanes address different spaces, or parameters, is not implemented")
 
 
-def local_memory(warp: Any) -> LocalMemory:
+def local_memory(warp: Warp) -> LocalMemory:
     """Raises IllegalAccess where the kernel declares no local memory."""
     if not hasattr(warp, "local"):
         raise IllegalAccess("access to local memory by a kernel that declares none")

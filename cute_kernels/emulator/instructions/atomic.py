@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,8 +17,11 @@ from cute_kernels.emulator.observe.races.tracker import Operation
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Vector
 from cute_kernels.emulator.ptx.families import always_varies, family, qualifiers
 from cute_kernels.emulator.state.async_engine import AsyncOp
-from cute_kernels.emulator.state.lane_masks import block_lanes
+from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes
 from cute_kernels.emulator.units.copies.reductions import DTYPES, combine, element_of, operations
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.warp import Warp
 
 _NAMES = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 _ORDER = ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "noftz", "L2::cache_hint")
@@ -26,7 +29,8 @@ _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 
 def atomic(
-    warp: Any, mask: int, space: str, name: str, type_: str, strength: Strength, address: Any, values: tuple[Any, ...]
+    warp: Warp, mask: int, space: str, name: str, type_: str, strength: Strength, address: LaneValues,
+    values: tuple[Any, ...],
 ) -> np.ndarray:
     """Lane by lane, in lane order: returns the old values, [32] or (vectors) [elements, 32].
 
@@ -67,7 +71,7 @@ def atomic(
 
 
 def atomic_wide(
-    warp: Any, mask: int, space: str, name: str, strength: Strength, address: Any, values: tuple[Any, ...]
+    warp: Warp, mask: int, space: str, name: str, strength: Strength, address: LaneValues, values: tuple[Any, ...]
 ) -> np.ndarray:
     """exch and cas of 128 bits: the old values, uint64 [2, 32]; ``values`` are halves, the low ones first."""
     old = np.zeros((2, 32), np.uint64)
@@ -95,7 +99,7 @@ def atomic_wide(
     return old
 
 
-def _place(warp: Any, space: str, address: int) -> tuple[str, int]:
+def _place(warp: Warp, space: str, address: int) -> tuple[str, int]:
     """(global or shared; address in it), which are all that atomics may access (PTX ISA, "atom")."""
     kind, where = space_of(warp, space, address)
     if kind not in ("global", "shared"):
@@ -107,7 +111,7 @@ def _place(warp: Any, space: str, address: int) -> tuple[str, int]:
 
 
 def _update(
-    warp: Any, space: str, where: int, name: str, type_: str, given: np.ndarray
+    warp: Warp, space: str, where: int, name: str, type_: str, given: np.ndarray
 ) -> tuple[np.ndarray, bool]:
     """One read-modify-write; returns what was there, and whether that is different now."""
     count = 1 if name == "cas" else len(given)
@@ -129,7 +133,7 @@ def _update(
     return before, raw.tobytes() != before.tobytes()
 
 
-def _watch(warp: Any, mask: int, space: str, addresses: np.ndarray, nbytes: int, strength: Strength) -> None:
+def _watch(warp: Warp, mask: int, space: str, addresses: np.ndarray, nbytes: int, strength: Strength) -> None:
     lanes = lane_vector(mask).tolist()
     places = [space_of(warp, space, int(addresses[lane])) for lane in lanes]
     for kind in ("shared", "global"):
@@ -138,7 +142,7 @@ def _watch(warp: Any, mask: int, space: str, addresses: np.ndarray, nbytes: int,
         watch(warp, chosen, kind, some, nbytes, True, strength)
 
 
-def _count(warp: Any, mask: int, space: str, addresses: np.ndarray, size: int) -> None:
+def _count(warp: Warp, mask: int, space: str, addresses: np.ndarray, size: int) -> None:
     places = [space_of(warp, space, int(a)) for a in addresses[block_lanes(mask)]]
     for kind in ("shared", "global"):
         some = np.array([place for found, place in places if found == kind], np.uint64)
@@ -208,7 +212,7 @@ def _red(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def store_async(
-    warp: Any, mask: int, name: str, type_: str, address: Any, barrier: Any, values: tuple[Any, ...]
+    warp: Warp, mask: int, name: str, type_: str, address: LaneValues, barrier: LaneValues, values: tuple[Any, ...]
 ) -> None:
     """st.async (``name`` is "") and red.async by each executing lane: data first, then its bytes on the mbarrier."""
     warp.cluster.progress += 1

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.graph.values import Constant
 from cute_kernels.emulator.instructions.accesses import space_of, view_bytes
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.ptx.decode import Instruction, Memory, Vector
 from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
-from cute_kernels.emulator.state.warp import BulkWait
+from cute_kernels.emulator.state.lane_masks import LaneValues
+from cute_kernels.emulator.state.warp import Warp
 from cute_kernels.emulator.units.core_units import Issuer
 
 _RANK = re.compile(r"([1-5])d")
@@ -24,7 +27,7 @@ _RANK = re.compile(r"([1-5])d")
 _MAP_ALIGNMENT = 64
 
 
-def tensor_descriptor(warp: Any, address: int) -> bytes:
+def tensor_descriptor(warp: Warp, address: int) -> bytes:
     """The 128 bytes of a tensor map.
 
     Raises:
@@ -37,7 +40,7 @@ def tensor_descriptor(warp: Any, address: int) -> bytes:
     return bytes(view_bytes(warp, "generic", address, MAP_BYTES))
 
 
-def changing_map(warp: Any, address: int) -> int | None:
+def changing_map(warp: Warp, address: int) -> int | None:
     """The address of a tensor map that the kernel may change while a copy reads it, for the race detector; else None.
 
     The core keeps no account of what reads maps: copies through these are Python's.
@@ -48,14 +51,14 @@ def changing_map(warp: Any, address: int) -> int | None:
 
 
 def tma_load(
-    warp: Any,
+    warp: Warp,
     mask: int,
-    destination: Any,
-    descriptor: Any,
+    destination: LaneValues,
+    descriptor: LaneValues,
     coords: tuple[Any, ...],
-    barrier: Any,
+    barrier: LaneValues,
     cta_group: int | None,
-    multicast: Any,
+    multicast: LaneValues | None,
     offsets: tuple[Any, ...] | None,
 ) -> None:
     """cp.async.bulk.tensor to shared memory, once per executing lane; ``offsets`` of .im2col."""
@@ -90,7 +93,7 @@ def tma_load(
 
 
 def tma_store(
-    warp: Any, mask: int, descriptor: Any, coords: tuple[Any, ...], source: Any, im2col: bool = False
+    warp: Warp, mask: int, descriptor: LaneValues, coords: tuple[Any, ...], source: LaneValues, im2col: bool = False
 ) -> None:
     """cp.async.bulk.tensor to global memory.
 
@@ -132,7 +135,7 @@ def signed32(value: int) -> int:
     return (value & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
 
 
-def prefetch_descriptor(warp: Any, mask: int, address: Any) -> None:
+def prefetch_descriptor(warp: Warp, mask: int, address: LaneValues) -> None:
     """prefetch.tensormap."""
     for (where,) in each_lane(mask & -mask, address):
         warp.cluster.tma.prefetch(tensor_descriptor(warp, where))
@@ -235,31 +238,11 @@ def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 # --- bulk groups ----------------------------------------------------------------------------------------------------
 
 
-def commit_group(warp: Any, mask: int) -> None:
-    """cp.async.bulk.commit_group by each executing lane. Empty groups of lanes that issued nothing are left out."""
-    for lane in lane_numbers(mask & warp.storing_lanes):
-        warp.cluster.tma.groups.commit((warp.cta.rank, warp.index, lane))
-
-
-def wait_group(warp: Any, mask: int, count: int, read: bool) -> bool | None:
-    """cp.async.bulk.wait_group: each lane waits for its own groups."""
-    groups, rank, index = warp.cluster.tma.groups, warp.cta.rank, warp.index
-    for lane in lane_numbers(mask & warp.storing_lanes):
-        if not groups.wait_satisfied((rank, index, lane), count, read):
-            warp.wait = BulkWait(warp.cluster, (rank, index, lane), count, read)
-            return None
-    if warp.agent is not None:
-        for lane in lane_numbers(mask & warp.storing_lanes):
-            done = groups.committed((rank, index, lane)) - count
-            warp.cluster.tracker.bulk_waited(warp.agent, lane, done, read)
-    return True
-
-
 @family("cp.async.bulk.commit_group", destinations=0)
 def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.commit_group."""
     qualifiers(instruction, "async", "bulk", "commit_group")
-    block.call(commit_group)
+    block.operation("bulk_commit")
 
 
 @family("cp.async.bulk.wait_group", destinations=0, blocking=True)
@@ -267,4 +250,7 @@ def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.wait_group, wait_group.read."""
     parts = qualifiers(instruction, "async", "bulk", "wait_group", "read")
     count = as_integer(instruction, instruction.operands[0])
-    block.call(wait_group, count, "read" in parts, blocking=True)
+    if count < 0:
+        raise instruction.refuse("the number of groups must not be negative")
+    flags = CONSTANTS["FLAG"] if "read" in parts else 0
+    block.operation("bulk_wait", Constant(count, 64), flags=flags, blocking=True)

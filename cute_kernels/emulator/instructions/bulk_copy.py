@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.instructions.accesses import view_bytes
@@ -22,12 +22,19 @@ from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.ptx.families import family, qualifiers
 from cute_kernels.emulator.units.copies.reductions import DTYPES, operations
 
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.lane_masks import LaneValues
+    from cute_kernels.emulator.state.warp import Warp
+
 _SPACES = ("global", "shared::cta", "shared::cluster")
 _COMPLETIONS = ("mbarrier::complete_tx::bytes", "bulk_group")
 _OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
-def bulk_load(warp: Any, mask: int, target: Any, source: Any, nbytes: Any, barrier: Any, multicast: Any) -> None:
+def bulk_load(
+    warp: Warp, mask: int, target: LaneValues, source: LaneValues, nbytes: LaneValues, barrier: LaneValues,
+    multicast: LaneValues | None,
+) -> None:  # fmt: skip
     """cp.async.bulk from global to shared memory by each executing lane."""
     warp.cluster.progress += 1
     use_mask = multicast is not None
@@ -37,7 +44,10 @@ def bulk_load(warp: Any, mask: int, target: Any, source: Any, nbytes: Any, barri
         warp.cluster.bulk.load(address, where, size, signal, ctas[0] & 0xFFFF if use_mask else None, f"by {warp.label}")
 
 
-def bulk_send(warp: Any, mask: int, target: Any, source: Any, nbytes: Any, barrier: Any, reduction: Any) -> None:
+def bulk_send(
+    warp: Warp, mask: int, target: LaneValues, source: LaneValues, nbytes: LaneValues, barrier: LaneValues,
+    reduction: Any,
+) -> None:  # fmt: skip
     """cp.async.bulk and cp.reduce.async.bulk between the shared memories of a cluster by each executing lane."""
     warp.cluster.progress += 1
     values = each_lane(mask, target, source, nbytes, barrier)
@@ -46,7 +56,9 @@ def bulk_send(warp: Any, mask: int, target: Any, source: Any, nbytes: Any, barri
         warp.cluster.bulk.send(address, where, size, signal, reduction, f"by {warp.label}")
 
 
-def bulk_store(warp: Any, mask: int, target: Any, source: Any, nbytes: Any, reduction: Any, keep: Any) -> None:
+def bulk_store(
+    warp: Warp, mask: int, target: LaneValues, source: LaneValues, nbytes: LaneValues, reduction: Any, keep: Any
+) -> None:
     """cp.async.bulk and cp.reduce.async.bulk from shared to global memory by each executing lane."""
     warp.cluster.progress += 1
     use_mask = keep is not None
@@ -111,7 +123,7 @@ def _bulk(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(bulk_send, target, address_value(block, source), nbytes, barrier, reduction)
 
 
-def bulk_prefetch(warp: Any, mask: int, address: Any, nbytes: Any) -> None:
+def bulk_prefetch(warp: Warp, mask: int, address: LaneValues, nbytes: LaneValues) -> None:
     """cp.async.bulk.prefetch: the range must exist."""
     for where, size in each_lane(mask, address, nbytes):
         view_bytes(warp, "global", where, size)
@@ -126,7 +138,8 @@ def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def tensor_reduce(
-    warp: Any, mask: int, descriptor: Any, coords: tuple[Any, ...], source: Any, operation: str, im2col: bool
+    warp: Warp, mask: int, descriptor: LaneValues, coords: tuple[Any, ...], source: LaneValues, operation: str,
+    im2col: bool,
 ) -> None:
     """cp.reduce.async.bulk.tensor by each executing lane."""
     warp.cluster.progress += 1

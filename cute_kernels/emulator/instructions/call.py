@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,13 +16,16 @@ from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.ptx.decode import Instruction, Symbol, Vector
 from cute_kernels.emulator.ptx.families import always_varies, family, qualifiers
 
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.warp import Warp
+
 _CONVERSION = re.compile(
     r"%(?P<flags>[-+ #0]*)(?P<width>\d*)(?P<precision>\.\d+)?(?P<size>hh|h|ll|l|z)?(?P<type>[diuoxXcsfFeEgGp%])"
 )
 _LONGEST_TEXT = 4096
 
 
-def _read(warp: Any, lane: int, address: int, nbytes: int) -> bytes:
+def _read(warp: Warp, lane: int, address: int, nbytes: int) -> bytes:
     """Bytes at a generic address as one lane sees them."""
     space, where = space_of(warp, "generic", address)
     if space == "local":
@@ -33,7 +36,7 @@ def _read(warp: Any, lane: int, address: int, nbytes: int) -> bytes:
     return bytes(memory.view(where, nbytes))
 
 
-def _text(warp: Any, lane: int, address: int) -> str:
+def _text(warp: Warp, lane: int, address: int) -> str:
     raw = bytearray()
     while len(raw) < _LONGEST_TEXT:
         byte = _read(warp, lane, address + len(raw), 1)
@@ -79,7 +82,7 @@ def formatted(template: str, fetch: Any, text_at: Any) -> tuple[str, int]:
     return "".join(out), count
 
 
-def vprintf(warp: Any, mask: int, template: Any, arguments: Any) -> np.ndarray:
+def vprintf(warp: Warp, mask: int, template: Any, arguments: Any) -> np.ndarray:
     """vprintf by each executing lane, in lane order; the number of arguments printed."""
     counts = np.zeros(32, np.uint32)
     for lane in lane_numbers(mask):
@@ -97,7 +100,7 @@ def vprintf(warp: Any, mask: int, template: Any, arguments: Any) -> np.ndarray:
     return counts
 
 
-def assert_fail(warp: Any, mask: int, message: Any, file: Any, line: Any, function: Any, size: Any) -> None:
+def assert_fail(warp: Warp, mask: int, message: Any, file: Any, line: Any, function: Any, size: Any) -> None:
     """__assertfail: reports the assertion of the first executing lane."""
     for lane in lane_numbers(mask):
         ((what, where, number, name),) = each_lane(1 << lane, message, file, line, function)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,10 +25,14 @@ from cute_kernels.emulator.ptx.families import family, qualifiers
 from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.smem import OFFSET_MASK, shared_address
 
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.lane_masks import LaneValues
+    from cute_kernels.emulator.state.warp import Warp
+
 ANSWER_BYTES = 16
 
 
-def try_cancel(warp: Any, mask: int, destination: Any, barrier: Any, multicast: bool) -> None:
+def try_cancel(warp: Warp, mask: int, destination: LaneValues, barrier: LaneValues, multicast: bool) -> None:
     """clusterlaunchcontrol.try_cancel.async, once per executing lane."""
     cluster = warp.cluster
     cluster.progress += 1

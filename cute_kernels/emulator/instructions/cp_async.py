@@ -15,7 +15,7 @@ from cute_kernels.emulator.instructions.sync import each_lane
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Not, Register
 from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
 from cute_kernels.emulator.state.lane_masks import block_lanes
-from cute_kernels.emulator.state.warp import Wait
+from cute_kernels.emulator.state.warp import Wait, Warp
 
 _SIZES = {"ca": (4, 8, 16), "cg": (16,)}
 
@@ -25,7 +25,7 @@ class CopyWait(Wait):
 
     kind = "cp.async"
 
-    def __init__(self, warp: Any, lanes: int, newest: int, every: bool) -> None:
+    def __init__(self, warp: Warp, lanes: int, newest: int, every: bool) -> None:
         self.warp, self.lanes, self.newest, self.every = warp, lanes, newest, every
         self.key = ("cp.async", warp)
 
@@ -37,12 +37,12 @@ class CopyWait(Wait):
         return f"waits for all but the {self.newest} newest of its cp.async groups, first {copy and copy.describe}"
 
 
-def _outstanding(warp: Any, lanes: int, newest: int, every: bool) -> Any:
+def _outstanding(warp: Warp, lanes: int, newest: int, every: bool) -> Any:
     unit = warp.cluster.copies
     return unit.outstanding(warp, lanes, newest) or (unit.uncommitted(warp, lanes) if every else None)
 
 
-def copy_lanes(warp: Any, mask: int, target: Any, source: Any, nbytes: int, count: Any, ignore: Any) -> None:
+def copy_lanes(warp: Warp, mask: int, target: Any, source: Any, nbytes: int, count: Any, ignore: Any) -> None:
     """cp.async.
 
     Args:
@@ -99,7 +99,7 @@ def _cp_async(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(copy_lanes, target, address_value(block, operands[1], 64), nbytes, count, ignore)
 
 
-def commit_copies(warp: Any, mask: int) -> None:
+def commit_copies(warp: Warp, mask: int) -> None:
     """cp.async.commit_group."""
     warp.cluster.copies.commit(warp, mask)
 
@@ -111,7 +111,7 @@ def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(commit_copies)
 
 
-def wait_copies(warp: Any, mask: int, newest: int, every: bool) -> bool | None:
+def wait_copies(warp: Warp, mask: int, newest: int, every: bool) -> bool | None:
     """cp.async.wait_group (``newest`` groups may be incomplete), wait_all (``every``: committed or not)."""
     if _outstanding(warp, mask, newest, every) is not None:
         warp.wait = CopyWait(warp, mask, newest, every)
@@ -130,7 +130,7 @@ def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(wait_copies, newest, every, blocking=True)
 
 
-def arrive_after_copies(warp: Any, mask: int, address: Any, counted: bool) -> None:
+def arrive_after_copies(warp: Warp, mask: int, address: Any, counted: bool) -> None:
     """cp.async.mbarrier.arrive by each executing lane."""
     warp.cluster.progress += 1
     for lane in range(32):

@@ -11,7 +11,7 @@ rows each from ``2 * (l % 4)`` on. (CUTLASS, copy_sm100.hpp and copy_traits_sm10
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,10 @@ from cute_kernels.emulator.instructions.sync import require_whole_warp
 from cute_kernels.emulator.observe.races.memory_order import watch
 from cute_kernels.emulator.ptx.decode import Instruction, Vector
 from cute_kernels.emulator.ptx.families import always_varies, family, qualifiers
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.lane_masks import LaneValues
+    from cute_kernels.emulator.state.warp import Warp
 
 _ROWS = 8
 _ROW_BYTES = 16
@@ -58,7 +62,7 @@ def bytes_of_registers(registers: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(parts).reshape(-1, _ROW_BYTES)
 
 
-def _row_addresses(warp: Any, mask: int, space: str, address: Any, rows: int, name: str) -> np.ndarray:
+def _row_addresses(warp: Warp, mask: int, space: str, address: LaneValues, rows: int, name: str) -> np.ndarray:
     """Addresses of rows in shared memory, int64 [rows]; ``space`` is shared or generic, as for the functions below."""
     require_whole_warp(warp, mask, name)
     given = np.broadcast_to(np.asarray(address, np.int64), (32,))[:rows]
@@ -70,18 +74,18 @@ def _row_addresses(warp: Any, mask: int, space: str, address: Any, rows: int, na
     return np.array([place for _, place in places], np.int64)
 
 
-def load_matrix(warp: Any, mask: int, space: str, address: Any, count: int, transposed: bool) -> np.ndarray:
+def load_matrix(warp: Warp, mask: int, space: str, address: LaneValues, count: int, transposed: bool) -> np.ndarray:
     """ldmatrix of 16-bit elements: uint32 [count, 32] (one register: [32])."""
     registers = registers_of_rows(_load(warp, mask, space, address, _ROWS * count), transposed)
     return registers if count > 1 else registers[0]
 
 
-def load_bytes(warp: Any, mask: int, space: str, address: Any, count: int) -> np.ndarray:
+def load_bytes(warp: Warp, mask: int, space: str, address: LaneValues, count: int) -> np.ndarray:
     """ldmatrix of 8-bit elements: uint32 [2 count, 32]."""
     return registers_of_bytes(_load(warp, mask, space, address, 16 * count))
 
 
-def _load(warp: Any, mask: int, space: str, address: Any, rows: int) -> np.ndarray:
+def _load(warp: Warp, mask: int, space: str, address: LaneValues, rows: int) -> np.ndarray:
     addresses = _row_addresses(warp, mask, space, address, rows, "ldmatrix")
     if warp.cluster.meter is not None:
         warp.cluster.meter.matrices("ldmatrix", addresses)
@@ -91,13 +95,13 @@ def _load(warp: Any, mask: int, space: str, address: Any, rows: int) -> np.ndarr
 
 
 def store_matrix(
-    warp: Any, mask: int, space: str, address: Any, count: int, transposed: bool, values: tuple[Any, ...]
+    warp: Warp, mask: int, space: str, address: LaneValues, count: int, transposed: bool, values: tuple[Any, ...]
 ) -> None:
     """stmatrix of 16-bit elements."""
     _store(warp, mask, space, address, rows_of_registers(_registers(values), transposed))
 
 
-def store_bytes(warp: Any, mask: int, space: str, address: Any, values: tuple[Any, ...]) -> None:
+def store_bytes(warp: Warp, mask: int, space: str, address: LaneValues, values: tuple[Any, ...]) -> None:
     """stmatrix of 8-bit elements."""
     _store(warp, mask, space, address, bytes_of_registers(_registers(values)))
 
@@ -106,7 +110,7 @@ def _registers(values: tuple[Any, ...]) -> np.ndarray:
     return np.stack([np.broadcast_to(np.asarray(value, np.uint32), (32,)) for value in values])
 
 
-def _store(warp: Any, mask: int, space: str, address: Any, rows: np.ndarray) -> None:
+def _store(warp: Warp, mask: int, space: str, address: LaneValues, rows: np.ndarray) -> None:
     addresses = _row_addresses(warp, mask, space, address, len(rows), "stmatrix")
     warp.cluster.progress += 1
     if warp.cluster.meter is not None:
@@ -167,7 +171,7 @@ def _stmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     block.anchor(call, [], [address, *values])
 
 
-def transpose(warp: Any, mask: int, value: Any) -> np.ndarray:
+def transpose(warp: Warp, mask: int, value: LaneValues) -> np.ndarray:
     """movmatrix: uint32 [32]."""
     require_whole_warp(warp, mask, "movmatrix")
     return registers_of_rows(rows_of_registers(_registers((value,)), False), True)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,13 +14,16 @@ from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.state.lane_faults import masks_differ, wrong_members
 from cute_kernels.emulator.state.lane_masks import block_lanes
 
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.warp import Warp
+
 
 def varies_with_members(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
     """Whether a result that all lanes of a group share can differ between lanes: there may be several groups."""
     return varies(instruction.operands[-1])
 
 
-def check_members(warp: Any, mask: int, members: int, name: str) -> None:
+def check_members(warp: Warp, mask: int, members: int, name: str) -> None:
     """All lanes that membermask names have to execute the instruction together, and it must name the executing ones."""
     if members & warp.live & ~mask or mask & ~members:
         raise wrong_members(warp, mask, members, name)
@@ -52,7 +55,7 @@ def call_members(
 
 
 def _by_members(
-    warp: Any, mask: int, function: Callable[..., Any], type_: str, shared: bool, masks: np.ndarray, *args: Any
+    warp: Warp, mask: int, function: Callable[..., Any], type_: str, shared: bool, masks: np.ndarray, *args: Any
 ) -> Any:
     """Lanes that name the same mask are a group of their own (PTX ISA): results of all, a lane mask or uint32 [32]."""
     groups = masks_by_address(mask, masks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import CANONICAL, Anchor, Constant, Pack, Value
@@ -13,6 +13,9 @@ from cute_kernels.emulator.instructions.integers import binary
 from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, fence_order
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
 from cute_kernels.emulator.ptx.families import family, never_varies, qualifiers
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.warp import Warp
 
 SPACES = {
     "global": "global",
@@ -208,13 +211,13 @@ def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
     block.operation("fence_proxy", order=spaces, watched=True)
 
 
-def fence_memory(warp: Any, mask: int, order: int, kind: str) -> None:
+def fence_memory(warp: Warp, mask: int, order: int, kind: str) -> None:
     """fence and membar: for the race detector."""
     if warp.agent is not None:
         warp.cluster.tracker.fence(warp, mask, order, kind)
 
 
-def fence_initialised(warp: Any, mask: int) -> None:
+def fence_initialised(warp: Warp, mask: int) -> None:
     """fence.mbarrier_init: for the race detector."""
     if warp.agent is not None:
         warp.agent.fence_init()

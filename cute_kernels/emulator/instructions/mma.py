@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from cute_kernels.emulator.ptx.decode import Instruction, Vector
 from cute_kernels.emulator.ptx.families import always_varies, as_integer, family
 from cute_kernels.emulator.units.matrix.mma_sync import SHAPES, SPARSE_SHAPES, TYPES, Form, Sparsity, multiply
 from cute_kernels.emulator.units.matrix.structured_sparsity import threads_with_metadata
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.lane_masks import LaneValues
+    from cute_kernels.emulator.state.warp import Warp
 
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _FP8 = ("e4m3", "e5m2")
@@ -66,7 +70,10 @@ def _with_selector(instruction: Instruction, dense: Form) -> Form:
     return form
 
 
-def mma_sync(warp: Any, mask: int, form: Form, a: Any, b: Any, c: Any, metadata: Any) -> np.ndarray:
+def mma_sync(
+    warp: Warp, mask: int, form: Form, a: tuple[LaneValues, ...], b: tuple[LaneValues, ...],
+    c: tuple[LaneValues, ...], metadata: Any,
+) -> np.ndarray:  # fmt: skip
     """mma.sync: [registers, 32]; operands are one array [32] per register, or an int where it is uniform.
 
     ``metadata``: of mma.sp, else None.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import FULL, Constant, Pack, Value, of_one_type
@@ -15,13 +15,10 @@ from cute_kernels.emulator.instructions.members import call_members, check_membe
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Immediate, Instruction, Pair, Register, Sink, Symbol, Vector
 from cute_kernels.emulator.ptx.families import family, never_varies, qualifiers
 from cute_kernels.emulator.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
-from cute_kernels.emulator.state.lane_masks import block_lanes, mask_of
+from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes, mask_of
 
-
-def read_clock(warp: Any, mask: int) -> int:
-    """Clocks: monotonic, but not a measure of time."""
-    warp.cluster.clock += CONSTANTS["CLOCK_STEP"]
-    return warp.cluster.clock
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.warp import Warp
 
 
 @family("mov")
@@ -44,7 +41,7 @@ def _mov(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(destination, value)
 
 
-def _cvta_varies(instruction: Instruction, varies: Any) -> bool:
+def _cvta_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
     """An address of local memory stands for another place in each lane, so that what is loaded from it differs."""
     return "local" in instruction.parts or varies(instruction.operands[1])
 
@@ -100,11 +97,11 @@ def _getctarank(block: BlockBuilder, instruction: Instruction) -> None:
 # --- between lanes --------------------------------------------------------------------------------------------------
 
 
-def _elect_lane(warp: Any, mask: int, members: int) -> int:
+def _elect_lane(warp: Warp, mask: int, members: int) -> int:
     return (mask & -mask).bit_length() - 1
 
 
-def _elect_varies(instruction: Instruction, varies: Any) -> list[bool]:
+def _elect_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> list[bool]:
     destination = instruction.operands[0]
     if not isinstance(destination, Pair) or not isinstance(destination.value, Register):
         return [True]
@@ -122,7 +119,9 @@ def _lower_elect(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(pair.value, lane)
 
 
-def _shuffle(warp: Any, mask: int, mode: str, value: Any, lane: Any, clamp: Any, members: int) -> tuple[Any, int]:
+def _shuffle(
+    warp: Warp, mask: int, mode: str, value: LaneValues, lane: LaneValues, clamp: LaneValues, members: int
+) -> tuple[np.ndarray, int]:
     """shfl.sync (PTX ISA pseudocode): returns ([32] values, mask of lanes whose source was in range)."""
     check_members(warp, mask, members, "shfl.sync")
     lanes = np.arange(32)
@@ -151,15 +150,15 @@ def _shuffle(warp: Any, mask: int, mode: str, value: Any, lane: Any, clamp: Any,
     return values, mask_of(valid)
 
 
-def _shuffle_value(warp: Any, mask: int, *args: Any) -> Any:
+def _shuffle_value(warp: Warp, mask: int, *args: Any) -> Any:
     return _shuffle(warp, mask, *args)[0]
 
 
-def _shuffle_valid(warp: Any, mask: int, *args: Any) -> int:
+def _shuffle_valid(warp: Warp, mask: int, *args: Any) -> int:
     return _shuffle(warp, mask, *args)[1]
 
 
-def _broadcast(warp: Any, mask: int, value: Any, lane: int, members: int) -> int:
+def _broadcast(warp: Warp, mask: int, value: LaneValues, lane: int, members: int) -> int:
     check_members(warp, mask, members, "shfl.sync")
     lane &= 31
     if not mask >> lane & 1:
@@ -173,7 +172,7 @@ def _is_broadcast(instruction: Instruction) -> bool:
     return instruction.parts[2] == "idx" and instruction.operands[3] == Immediate(31)
 
 
-def _shuffle_varies(instruction: Instruction, varies: Any) -> bool:
+def _shuffle_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
     return not _is_broadcast(instruction) or varies(instruction.operands[2]) or varies_with_members(instruction, varies)
 
 
@@ -198,7 +197,7 @@ def _shfl(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(destination, result)
 
 
-def _vote(warp: Any, mask: int, mode: str, predicate: Any, members: int) -> Any:
+def _vote(warp: Warp, mask: int, mode: str, predicate: LaneValues, members: int) -> Any:
     check_members(warp, mask, members, "vote.sync")
     voters = (FULL if predicate is True else 0 if predicate is False else predicate) & mask
     if mode == "ballot":
@@ -219,7 +218,7 @@ def _lower_vote(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], voted)
 
 
-def _active(warp: Any, mask: int) -> int:
+def _active(warp: Warp, mask: int) -> int:
     return mask
 
 
@@ -229,7 +228,7 @@ def _activemask(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], block.call(_active, results=[("u32", True)], effects=False)[0])
 
 
-def _reduce(warp: Any, mask: int, name: str, signed: bool, value: Any, members: int) -> int:
+def _reduce(warp: Warp, mask: int, name: str, signed: bool, value: LaneValues, members: int) -> int:
     check_members(warp, mask, members, "redux.sync")
     lanes = np.broadcast_to(np.asarray(value, np.uint32), 32)[block_lanes(mask)]
     lanes = lanes.view(np.int32) if signed else lanes

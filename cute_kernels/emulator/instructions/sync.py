@@ -7,7 +7,7 @@ the scheduler resumes it. What it has already done (its arrival) is remembered i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cute_kernels.emulator.core.layout import CONSTANTS
@@ -20,7 +20,8 @@ from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Operand, Sink
 from cute_kernels.emulator.ptx.families import as_integer, family, never_varies, qualifiers
 from cute_kernels.emulator.state.lane_faults import lanes_apart
-from cute_kernels.emulator.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait
+from cute_kernels.emulator.state.lane_masks import LaneValues
+from cute_kernels.emulator.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait, Warp
 
 _PARITY = _ALL_THREADS = CONSTANTS["FLAG"]  # of ``mbarrier_wait`` and ``named_barrier``
 _SLEPT = CONSTANTS["SLEPT"]
@@ -40,7 +41,7 @@ def lane_numbers(mask: int) -> Iterator[int]:
         mask ^= lowest
 
 
-def require_whole_warp(warp: Any, mask: int, name: str) -> None:
+def require_whole_warp(warp: Warp, mask: int, name: str) -> None:
     """.aligned instructions must be executed by all threads of the warp together (else undefined: PTX ISA)."""
     if mask != warp.live:
         raise lanes_apart(warp, mask, name)
@@ -91,12 +92,12 @@ def _bar_warp_sync(block: BlockBuilder, instruction: Instruction) -> None:
 # --- cluster barrier ------------------------------------------------------------------------------------------------
 
 
-def cluster_arrive(warp: Any, mask: int, order: int) -> None:
+def cluster_arrive(warp: Warp, mask: int, order: int) -> None:
     """barrier.cluster.arrive: each thread arrives once per phase."""
     warp.cluster.barrier.arrive(warp, mask, order)
 
 
-def cluster_wait(warp: Any, mask: int, order: int) -> bool | None:
+def cluster_wait(warp: Warp, mask: int, order: int) -> bool | None:
     """barrier.cluster.wait."""
     barrier = warp.cluster.barrier
     generation = barrier.check_waits(warp, mask)
@@ -134,7 +135,7 @@ def each_lane(mask: int, *values: Any) -> list[tuple[Any, ...]]:
     return [tuple(v if isinstance(v, int) else int(v[lane]) for v in values) for lane in lane_numbers(mask)]
 
 
-def mbarrier_init(warp: Any, mask: int, address: Any, count: Any) -> None:
+def mbarrier_init(warp: Warp, mask: int, address: LaneValues, count: LaneValues) -> None:
     """mbarrier.init by each executing lane; lanes that name one place and one count leave the same as one of them.
 
     Raises:
@@ -153,14 +154,14 @@ def mbarrier_init(warp: Any, mask: int, address: Any, count: Any) -> None:
                 cluster.report(error)
 
 
-def mbarrier_inval(warp: Any, mask: int, address: Any) -> None:
+def mbarrier_inval(warp: Warp, mask: int, address: LaneValues) -> None:
     """mbarrier.inval by each executing lane."""
     warp.cluster.progress += 1
     for (where,) in each_lane(mask, address):
         warp.cluster.barriers.inval(where)
 
 
-def _wait_varies(instruction: Instruction, varies: Any) -> bool:
+def _wait_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
     return any(varies(operand) for operand in instruction.operands[1:3])
 
 
@@ -218,7 +219,7 @@ def _mbarrier_arrive(block: BlockBuilder, instruction: Instruction) -> None:
 # --- others ---------------------------------------------------------------------------------------------------------
 
 
-def pause(warp: Any, mask: int) -> bool | None:
+def pause(warp: Warp, mask: int) -> bool | None:
     """nanosleep: gives way until something changes."""
     if warp.token == _SLEPT:
         warp.token, warp.timed_out = 0, False
@@ -235,7 +236,7 @@ def _nanosleep(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(pause, blocking=True)
 
 
-def wait_for_grid(warp: Any, mask: int) -> bool | None:
+def wait_for_grid(warp: Warp, mask: int) -> bool | None:
     """griddepcontrol.wait: until the launch before is over."""
     if warp.held_at("wait"):
         warp.wait = GridWait(warp, "wait")
@@ -245,7 +246,7 @@ def wait_for_grid(warp: Any, mask: int) -> bool | None:
     return True
 
 
-def launch_dependents(warp: Any, mask: int) -> bool | None:
+def launch_dependents(warp: Warp, mask: int) -> bool | None:
     """griddepcontrol.launch_dependents: the launch behind may begin once every CTA has executed it."""
     warp.cluster.triggered.add(warp.cta.rank)
     if warp.held_at("launch_dependents"):
@@ -261,14 +262,14 @@ def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(wait_for_grid if "wait" in parts else launch_dependents, blocking=True)
 
 
-def lower_registers(warp: Any, mask: int, count: int) -> None:
+def lower_registers(warp: Warp, mask: int, count: int) -> None:
     """setmaxnreg.dec: what the warp has beyond ``count`` per thread is free for others."""
     pool = warp.cta.registers
     if pool is not None:
         pool.held[warp] = min(pool.held[warp], count)
 
 
-def raise_registers(warp: Any, mask: int, count: int) -> bool | None:
+def raise_registers(warp: Warp, mask: int, count: int) -> bool | None:
     """setmaxnreg.inc: blocks while the CTA has too few free registers."""
     pool = warp.cta.registers
     if pool is None:  # not known at entry: ptxas ignores the instruction
@@ -300,7 +301,7 @@ def _setmaxnreg_inc(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(raise_registers, _registers(instruction), blocking=True)
 
 
-def trap(warp: Any, mask: int) -> None:
+def trap(warp: Warp, mask: int) -> None:
     """trap: the program stops itself."""
     if mask:
         raise EmulatorError("the kernel executed trap").know("trap")

@@ -16,9 +16,10 @@ from cute_kernels.emulator.observe.races.happens_before import Offset
 from cute_kernels.emulator.observe.races.memory_order import enter, watch_uniform
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Register, Vector
 from cute_kernels.emulator.ptx.families import always_varies, as_integer, family, qualifiers
+from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.state.tmem import HALVES, TensorMemory, rectangle
 from cute_kernels.emulator.state.tmem_pairs import PairWait
-from cute_kernels.emulator.state.warp import AllocationWait
+from cute_kernels.emulator.state.warp import AllocationWait, Warp
 from cute_kernels.emulator.units.matrix.tensor_copy import COMPRESSED, copy_to_tensor_memory, shift_rows
 from cute_kernels.emulator.units.matrix.tensor_core import mma_text
 
@@ -35,7 +36,7 @@ def _cta_group(instruction: Instruction) -> int:
 # --- allocation -----------------------------------------------------------------------------------------------------
 
 
-def alloc(warp: Any, mask: int, destination: int, columns: int, cta_group: int) -> bool | None:
+def alloc(warp: Warp, mask: int, destination: int, columns: int, cta_group: int) -> bool | None:
     """tcgen05.alloc: blocks while the columns are not free; with cta_group::2 a warp of each CTA of the pair takes part
     and each allocates in its own CTA (at equal addresses, since both CTAs allocate in the same order)."""
     require_whole_warp(warp, mask, "tcgen05.alloc")
@@ -54,7 +55,7 @@ def alloc(warp: Any, mask: int, destination: int, columns: int, cta_group: int) 
     return True
 
 
-def _together(warp: Any, name: str, operands: tuple[int, ...]) -> int | None:
+def _together(warp: Warp, name: str, operands: tuple[int, ...]) -> int | None:
     """An operation with cta_group::2; None: the warp waits for its peer."""
     operation = warp.cluster.pair_operations[warp.cta.rank // 2][name]
     result = operation.join(warp, operands)
@@ -72,7 +73,7 @@ def _alloc(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(alloc, destination, columns, _cta_group(instruction), blocking=True)
 
 
-def dealloc(warp: Any, mask: int, address: int, columns: int, cta_group: int) -> bool | None:
+def dealloc(warp: Warp, mask: int, address: int, columns: int, cta_group: int) -> bool | None:
     """tcgen05.dealloc; with cta_group::2, as `alloc`."""
     require_whole_warp(warp, mask, "tcgen05.dealloc")
     if cta_group == 2:
@@ -94,7 +95,7 @@ def _dealloc(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(dealloc, *operands, _cta_group(instruction), blocking=True)
 
 
-def relinquish(warp: Any, mask: int) -> None:
+def relinquish(warp: Warp, mask: int) -> None:
     """tcgen05.relinquish_alloc_permit."""
     require_whole_warp(warp, mask, "tcgen05.relinquish_alloc_permit")
     warp.cta.tmem.relinquish()
@@ -120,7 +121,7 @@ def load_packed(memory: TensorMemory, warp: int, address: int, repeat: int) -> n
     return rows if repeat > 1 else rows[0]
 
 
-def load(warp: Any, mask: int, address: int, shape: str, repeat: int, index: int, pack: bool) -> np.ndarray:
+def load(warp: Warp, mask: int, address: int, shape: str, repeat: int, index: int, pack: bool) -> np.ndarray:
     """tcgen05.ld, the instruction with this index: uint32 [registers, 32 lanes] (one register: [32]).
 
     The copy is made at once: whatever reads the registers is ordered after the load, with or without tcgen05.wait::ld.
@@ -144,7 +145,7 @@ def _half_addresses(address: int, split: int) -> tuple[int, int]:
     return address, address & 0xFFFF0000 | (address & 0xFFFF) + split
 
 
-def load_halves(warp: Any, mask: int, address: int, repeat: int, index: int, split: int) -> np.ndarray:
+def load_halves(warp: Warp, mask: int, address: int, repeat: int, index: int, split: int) -> np.ndarray:
     """tcgen05.ld.16x32bx2; as `load`."""
     require_whole_warp(warp, mask, "tcgen05.ld")
     address = warp.cta.tmem.accessed(warp.index, address)
@@ -157,7 +158,7 @@ def load_halves(warp: Any, mask: int, address: int, repeat: int, index: int, spl
     return rows if repeat > 1 else rows[0]
 
 
-def store_halves(warp: Any, mask: int, address: int, repeat: int, split: int, values: tuple[Any, ...]) -> None:
+def store_halves(warp: Warp, mask: int, address: int, repeat: int, split: int, values: tuple[Any, ...]) -> None:
     """tcgen05.st.16x32bx2."""
     require_whole_warp(warp, mask, "tcgen05.st")
     address = warp.cta.tmem.accessed(warp.index, address)
@@ -171,7 +172,7 @@ def store_halves(warp: Any, mask: int, address: int, repeat: int, split: int, va
         warp.cluster.meter.tensor_memory("st", repeat)
 
 
-def store(warp: Any, mask: int, address: int, shape: str, repeat: int, values: tuple[Any, ...]) -> None:
+def store(warp: Warp, mask: int, address: int, shape: str, repeat: int, values: tuple[Any, ...]) -> None:
     """tcgen05.st."""
     require_whole_warp(warp, mask, "tcgen05.st")
     address = warp.cta.tmem.accessed(warp.index, address)
@@ -219,7 +220,7 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(item, value)
 
 
-def used(warp: Any, mask: int, loads: tuple[int, ...]) -> None:
+def used(warp: Warp, mask: int, loads: tuple[int, ...]) -> None:
     """Tells the race detector that what these tcgen05.ld have loaded is about to be used."""
     if warp.agent is not None:
         warp.agent.loads_used(loads)
@@ -263,15 +264,15 @@ def _fence(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def mma(
-    warp: Any,
+    warp: Warp,
     mask: int,
     kind: str,
     cta_group: int,
-    d: Any,
-    a: Any,
-    b: Any,
+    d: LaneValues,
+    a: LaneValues,
+    b: LaneValues,
     instruction: Any,
-    accumulate: Any,
+    accumulate: LaneValues,
     a_in_tmem: bool,
     disabled: tuple[Any, ...],
 ) -> None:
@@ -335,7 +336,7 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def copy(
-    warp: Any, mask: int, shape: str, multicast: str, held: str, cta_group: int, address: Any, matrix: Any
+    warp: Warp, mask: int, shape: str, multicast: str, held: str, cta_group: int, address: LaneValues, matrix: Any
 ) -> None:
     """tcgen05.cp, once per executing lane."""
     warp.cluster.progress += 1
@@ -373,7 +374,7 @@ def _cp(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(copy, *form, address_value(block, address), descriptor)
 
 
-def shift(warp: Any, mask: int, cta_group: int, address: Any) -> None:
+def shift(warp: Warp, mask: int, cta_group: int, address: LaneValues) -> None:
     """tcgen05.shift, once per executing lane."""
     warp.cluster.progress += 1
     for lane, (where,) in zip(lane_numbers(mask), each_lane(mask, address)):
@@ -395,7 +396,7 @@ def _shift(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(shift, _cta_group(instruction), address_value(block, instruction.operands[0]))
 
 
-def commit(warp: Any, mask: int, cta_group: int, barrier: Any, multicast: Any) -> None:
+def commit(warp: Warp, mask: int, cta_group: int, barrier: LaneValues, multicast: LaneValues | None) -> None:
     """tcgen05.commit, once per executing lane."""
     warp.cluster.progress += 1
     values = each_lane(mask, barrier, *([multicast] if multicast is not None else []))

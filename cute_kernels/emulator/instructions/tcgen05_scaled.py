@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.instructions.memory import address_value
@@ -11,6 +11,10 @@ from cute_kernels.emulator.observe.races.memory_order import enter
 from cute_kernels.emulator.ptx.decode import Instruction, Memory
 from cute_kernels.emulator.ptx.families import qualifiers
 from cute_kernels.emulator.units.matrix.scaled_mma import SCALED_KINDS, Scales
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.lane_masks import LaneValues
+    from cute_kernels.emulator.state.warp import Warp
 
 #: PTX ISA, "Block Scaling": kind -> scales of a row by .scale_vec or by its alias; the first is the default, if any.
 _COUNTS = {
@@ -21,8 +25,8 @@ _COUNTS = {
 
 
 def mma(
-    warp: Any, mask: int, form: tuple[str, int, int, bool], matrices: tuple[Any, Any, Any], instruction: Any,
-    scales: tuple[Any, Any], accumulate: Any,
+    warp: Warp, mask: int, form: tuple[str, int, int, bool], matrices: tuple[Any, Any, Any], instruction: Any,
+    scales: tuple[Any, Any], accumulate: LaneValues,
 ) -> None:  # fmt: skip
     """tcgen05.mma with block scaling, once per executing lane.
 

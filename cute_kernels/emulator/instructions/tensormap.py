@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,13 +15,17 @@ from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
 from cute_kernels.emulator.units.copies.tensor_map import NBYTES, REPLACEABLE, replace
 
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.lane_masks import LaneValues
+    from cute_kernels.emulator.state.warp import Warp
+
 _ALIGNMENT = 128
 
 
 _FIELDS = 64  # bytes that carry the fields of tiled modes; CuTe DSL leaves the others uninitialised
 
 
-def _bytes_of(warp: Any, space: str, address: int, *, write: bool) -> np.ndarray:
+def _bytes_of(warp: Warp, space: str, address: int, *, write: bool) -> np.ndarray:
     kind, where = space_of(warp, space, address)
     if where % _ALIGNMENT:
         raise IllegalAccess(f"tensor map at {where:#x}, which is not {_ALIGNMENT}-byte aligned")
@@ -31,7 +35,9 @@ def _bytes_of(warp: Any, space: str, address: int, *, write: bool) -> np.ndarray
     return np.concatenate([fields, np.zeros(NBYTES - _FIELDS, np.uint8)])
 
 
-def tensormap_replace(warp: Any, mask: int, space: str, address: Any, name: str, ordinal: int, value: Any) -> None:
+def tensormap_replace(
+    warp: Warp, mask: int, space: str, address: LaneValues, name: str, ordinal: int, value: LaneValues
+) -> None:
     """tensormap.replace by each executing lane, through the generic proxy."""
     warp.cluster.progress += 1
     for lane, (where, new) in zip(lane_numbers(mask), each_lane(mask, address, value)):
@@ -49,7 +55,7 @@ def tensormap_replace(warp: Any, mask: int, space: str, address: Any, name: str,
             _watch(warp, lane, where)
 
 
-def _watch(warp: Any, lane: int, address: int) -> None:
+def _watch(warp: Warp, lane: int, address: int) -> None:
     """A lane (-1: the warp) writes a tensor map in global memory, which no copy may be reading."""
     if warp.agent is not None:
         places = address + np.arange(0, NBYTES, 16, dtype=np.int64)
@@ -76,7 +82,7 @@ def _replace(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(tensormap_replace, space, address, name, ordinal, block.whole(value))
 
 
-def copy_tensor_map(warp: Any, mask: int, target: Any, source: Any) -> None:
+def copy_tensor_map(warp: Warp, mask: int, target: LaneValues, source: LaneValues) -> None:
     """tensormap.cp_fenceproxy: one copy for the warp."""
     require_whole_warp(warp, mask, "tensormap.cp_fenceproxy")
     warp.cluster.progress += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +13,10 @@ from cute_kernels.emulator.instructions.members import call_members, check_membe
 from cute_kernels.emulator.instructions.sync import named_barrier
 from cute_kernels.emulator.ptx.decode import Instruction, Pair
 from cute_kernels.emulator.ptx.families import always_varies, family, never_varies, qualifiers
-from cute_kernels.emulator.state.lane_masks import block_lanes
+from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.warp import Warp
 
 _BARRIERS = [f"{name}{cta}.red" for name in ("bar", "barrier") for cta in ("", ".cta")]
 
@@ -32,7 +35,7 @@ def _bar_red(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(destination, vote)
 
 
-def match(warp: Any, mask: int, every: bool, value: Any, members: int) -> np.ndarray:
+def match(warp: Warp, mask: int, every: bool, value: LaneValues, members: int) -> np.ndarray:
     """match.sync: mask of the lanes with the same value; with ``every`` all or none."""
     check_members(warp, mask, members, "match.sync")
     lanes = np.broadcast_to(np.asarray(value), 32)
@@ -44,7 +47,7 @@ def match(warp: Any, mask: int, every: bool, value: Any, members: int) -> np.nda
     return masks.astype(np.uint32)
 
 
-def match_all_holds(warp: Any, mask: int, value: Any, members: int) -> int:
+def match_all_holds(warp: Warp, mask: int, value: LaneValues, members: int) -> int:
     """The predicate of match.all.sync."""
     return mask if int(match(warp, mask, True, value, members)[block_lanes(mask)][0]) == mask else 0
 
@@ -66,7 +69,7 @@ def _match(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(destination, masks)
 
 
-def reduce_f32(warp: Any, mask: int, name: str, magnitude: bool, nan: bool, value: Any, members: int) -> int:
+def reduce_f32(warp: Warp, mask: int, name: str, magnitude: bool, nan: bool, value: LaneValues, members: int) -> int:
     """redux.sync.min/max.f32."""
     check_members(warp, mask, members, "redux.sync")
     lanes = np.broadcast_to(np.asarray(value, np.uint32), 32)[block_lanes(mask)]

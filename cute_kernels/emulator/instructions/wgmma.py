@@ -19,7 +19,8 @@ from cute_kernels.emulator.graph.values import Anchor, Value
 from cute_kernels.emulator.instructions.sync import require_whole_warp
 from cute_kernels.emulator.ptx.decode import Instruction, Vector
 from cute_kernels.emulator.ptx.families import always_varies, as_integer, family, qualifiers
-from cute_kernels.emulator.state.warp import Wait
+from cute_kernels.emulator.state.lane_masks import LaneValues
+from cute_kernels.emulator.state.warp import Wait, Warp
 from cute_kernels.emulator.units.matrix.operands import (
     BF16,
     E4M3,
@@ -70,7 +71,7 @@ class GroupWait(Wait):
 
     kind = "wgmma_group"
 
-    def __init__(self, warp: Any, newest: int) -> None:
+    def __init__(self, warp: Warp, newest: int) -> None:
         self.unit, self.rank, self.warp, self.newest = warp.cluster.wgmma, warp.cta.rank, warp.index, newest
         self.key = ("wgmma", warp.cta.rank, warp.index // WARPS)
 
@@ -141,7 +142,7 @@ def parse_form(instruction: Instruction) -> Form:
     )
 
 
-def learn_in_core(warp: Any, mask: int, number: int, *descriptors: Any) -> None:
+def learn_in_core(warp: Warp, mask: int, number: int, *descriptors: Any) -> None:
     """The core could not issue the wgmma of this number, perhaps for lack of its operands: B, and A with a descriptor.
 
     It tries again then; what is wrong is said by `mma_async`.
@@ -153,7 +154,7 @@ def learn_in_core(warp: Any, mask: int, number: int, *descriptors: Any) -> None:
         core.learn(warp.cta.rank, warp.index, number, words)
 
 
-def mma_async(warp: Any, mask: int, form: Form, places: Any, a: Any, b: Any, accumulate: Any) -> None:
+def mma_async(warp: Warp, mask: int, form: Form, places: Any, a: Any, b: LaneValues, accumulate: LaneValues) -> None:
     """wgmma.mma_async by one warp, whose accumulators are at these offsets of its state."""
     require_whole_warp(warp, mask, "wgmma.mma_async")
     warp.cluster.progress += 1
@@ -175,7 +176,7 @@ def mma_async(warp: Any, mask: int, form: Form, places: Any, a: Any, b: Any, acc
     warp.cluster.wgmma.issue(warp.cta.rank, warp.index, form, accumulators, a, b, accumulate)
 
 
-def _same_in_all_lanes(warp: Any, form: Form, descriptor: Any) -> int:
+def _same_in_all_lanes(warp: Warp, form: Form, descriptor: Any) -> int:
     if isinstance(descriptor, int):
         return descriptor
     if (descriptor != descriptor[0]).any():
@@ -232,7 +233,7 @@ def _fence(block: BlockBuilder, instruction: Instruction) -> None:
         block.call(require_whole_warp, "wgmma.fence")
 
 
-def commit_group(warp: Any, mask: int) -> None:
+def commit_group(warp: Warp, mask: int) -> None:
     """wgmma.commit_group."""
     require_whole_warp(warp, mask, "wgmma.commit_group")
     warp.cluster.wgmma.commit(warp.cta.rank, warp.index)
@@ -246,7 +247,7 @@ def _commit_group(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(commit_group)
 
 
-def wait_group(warp: Any, mask: int, newest: int) -> bool | None:
+def wait_group(warp: Warp, mask: int, newest: int) -> bool | None:
     """wgmma.wait_group: waits until all but the ``newest`` groups of this warp are complete."""
     require_whole_warp(warp, mask, "wgmma.wait_group")
     unit = warp.cluster.wgmma

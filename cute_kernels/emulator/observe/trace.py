@@ -13,15 +13,14 @@ and as many for TMA as copies are in flight at once:
 Arrows go from the instruction that starts an operation to the operation, and from what completes a barrier's phase or a
 group (an arrival, bytes, a commit) to the first work of each warp that waited for it.
 
-The units in Python know nothing of this: `attach` wraps the methods of one cluster's units, and a launch without a
-trace runs none of it. What the core does instead of them it notes, and `trace_log` tells it here.
+A timeline is an `Observer` of each cluster, which tells it what units in Python do. What the core does it notes, and
+`trace_log` tells it here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,6 @@ from cute_kernels.trace_events import TraceEvents, Track
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.bytecode.execution import Execution
-    from cute_kernels.emulator.state.named_barriers import NamedBarriers
     from cute_kernels.emulator.units.sm import Cluster
 
 _UNIT_TRACKS = 1000  # thread ids of units begin here, after those of the warps
@@ -167,7 +165,7 @@ class ClusterTrace:
         for cta in cluster.ctas:
             process = Track(self._first_process + cta.rank, 0)
             self._events.name("process", process, f"cluster {cluster.index}, CTA {cta.rank}")
-        self._wrap_units()
+        cluster.observers.append(self)
 
     # --- probe of the scheduler -------------------------------------------------------------------------------------
 
@@ -248,15 +246,8 @@ class ClusterTrace:
 
     # --- what the units report ----------------------------------------------------------------------------------------
 
-    def _wrap_units(self) -> None:
-        cluster = self.cluster
-        _wrap(cluster.engine, "submit", self._submit)
-        _wrap(cluster.barriers, "apply", self._on_mbarrier)
-        _wrap(cluster.barrier, "settle", functools.partial(self._on_settle, cluster.barrier))
-        for cta in cluster.ctas:
-            _wrap(cta.named, "recount", functools.partial(self._on_recount, cta.named))
-
-    def _submit(self, original: Callable[[AsyncOp], None], op: AsyncOp) -> None:
+    def issued(self, op: AsyncOp) -> None:
+        """`Observer.issued`."""
         flight, run = self.issue(_name_of(op), op.describe, op.queue_key), op.run
 
         def traced() -> None:
@@ -269,7 +260,10 @@ class ClusterTrace:
                 self.finish(flight)
 
         op.run = traced
-        original(op)
+
+    def completed(self, key: Hashable) -> None:
+        """`Observer.completed`."""
+        self.release(key)
 
     def issue(self, name: str, what: str, queue: Hashable) -> Flight:
         """An operation is issued to a queue of the asynchronous engine."""
@@ -306,27 +300,6 @@ class ClusterTrace:
         self._events.slice(track, flight.name, flight.unit, begin, end, what=flight.what)
         if flight.issuer is not None:
             self._arrow("issue", flight.issuer, (track, begin))
-
-    def _on_mbarrier(self, original: Callable[..., int], operation: int, address: int, *args: Any) -> int:
-        before = self.cluster.barriers.completions
-        result = original(operation, address, *args)
-        if self.cluster.barriers.completions != before:
-            self.release(("mbarrier", address))
-        return result
-
-    def _on_recount(self, named: NamedBarriers, original: Callable[[], None]) -> None:
-        before = named.generations()
-        original()
-        for number, (earlier, generation) in enumerate(zip(before, named.generations())):
-            if generation != earlier:
-                self.release(named.barrier(number).key)
-
-    def _on_settle(self, barrier: Any, original: Callable[..., Any], *args: Any) -> Any:
-        before = barrier.generation
-        result = original(*args)
-        if barrier.generation != before:
-            self.release(barrier.key)
-        return result
 
     def release(self, key: Hashable, count: int | None = None) -> None:
         """Notes that what is happening now completed a barrier's phase or a group: whoever waits for that can go on.
@@ -392,11 +365,6 @@ class ClusterTrace:
                 name += f", warpgroup {pipe[2]}"
             self._events.name("thread", track, f"{name} {slot}" if slot > 0 else name)
         return self._units[key]
-
-
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """``owner.name(...)`` becomes ``around(original, ...)``, for this object alone."""
-    setattr(owner, name, functools.partial(around, getattr(owner, name)))
 
 
 def _place(instructions: Sequence[Instruction], start: int) -> tuple[str, int]:

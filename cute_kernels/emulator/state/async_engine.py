@@ -12,12 +12,13 @@ import random
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from cute_kernels.emulator.core.layout import word_count, words
-from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
+from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
+from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.errors import EmulatorError
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.ptx.program import Instruction
@@ -52,8 +53,21 @@ class AsyncOp:
     issued: Issued | None = None
 
 
+class Observer(Protocol):
+    """Hears of asynchronous work and of what warps wait for, as it happens."""
+
+    def issued(self, op: AsyncOp) -> None:
+        """An operation is issued; it has not been queued yet."""
+
+    def completed(self, key: Hashable) -> None:
+        """A phase, generation or group is complete for which waits with this `Wait.key` wait."""
+
+
 class AsyncEngine:
     """Queues of `AsyncOp`.
+
+    Attributes:
+        observers: hear of operations as they are issued.
 
     Args:
         policy: when an operation takes effect.
@@ -77,6 +91,7 @@ class AsyncEngine:
         self.running_issued: Issued | None = None  # of the operation that takes effect now
         self._rng = rng or random.Random(0)
         self.issuer = issuer
+        self.observers: list[Observer] = []
         self._queues: dict[Hashable, deque[AsyncOp]] = {}
         self._keys: list[Hashable] = []  # keys of the non-empty queues, in order of becoming non-empty
 
@@ -85,6 +100,8 @@ class AsyncEngine:
 
     def submit(self, op: AsyncOp) -> None:
         """Issues an operation. ``eager`` runs it before returning unless its queue holds earlier operations."""
+        for observer in self.observers:
+            observer.issued(op)
         queue = self._queues.get(op.queue_key)
         if queue is None:
             if self.policy == "eager":
@@ -152,51 +169,71 @@ class AsyncEngine:
         return [op.describe for key in self._keys for op in self._queues[key]]
 
 
-@dataclass(slots=True)
 class BulkOp:
     """One bulk asynchronous store: first its source is read, then its destination written.
 
     Attributes:
         describe: for reports.
+        place: index of the instruction that issued it; -1: not known.
+        group: number of its group.
         read_done: the shared-memory source may be reused.
         write_done: the writes are visible.
-        observed: the issuing thread has waited for the reads.
-        place: index of the instruction that issued it; -1: not known.
     """
 
-    describe: str
-    read_done: bool = False
-    write_done: bool = False
-    observed: bool = False
-    place: int = -1
+    def __init__(self, describe: str, place: int = -1) -> None:
+        self.describe, self.place, self.group = describe, place, 0
+        self.read_done = self.write_done = False
+        self._complete: Callable[[], None] = lambda: None
+
+    def issued(self, group: int, complete: Callable[[], None]) -> None:
+        """It is in a group now; ``complete`` is called when a part of it is done."""
+        self.group, self._complete = group, complete
+
+    def has_read(self) -> None:
+        """The source has been read."""
+        self.read_done = True
+        self._complete()
+
+    def has_written(self) -> None:
+        """The destination is written."""
+        self.write_done = True
+        self._complete()
 
 
 #: Words of what is kept of a thread's bulk groups, a `BulkThread` of the core.
-_COMMITTED, _STORED, _IDENTITY, _WAITED, _OPEN, _OLDEST, _READS, _WRITES = (
+_COMMITTED, _STORED, _IDENTITY, _WAITED, _READING, _WRITING, _READS, _WRITES = (
     words("BulkThread")[name]
-    for name in ("committed", "stored", "identity", "waited", "open", "oldest", "reads", "writes")
+    for name in ("committed", "stored", "identity", "waited", "reading", "writing", "reads", "writes")
 )
-_NONE = (1 << 62) - 1
+_NO_GROUP = CONSTANTS["NO_GROUP"]
 
 
 class _Thread:
-    """Operations that are not complete, or not known to be, by the number of their group."""
+    """Stores, in order, that are not complete or not known to be."""
 
     def __init__(self) -> None:
         block = np.zeros(word_count("BulkThread"), np.int64)
         self.words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
-        self.words[_OLDEST] = _NONE
-        self.open: list[BulkOp] = []
-        self.groups: list[tuple[int, list[BulkOp]]] = []
+        self.stores: list[BulkOp] = []
+        self.note()
+
+    def issue(self, op: BulkOp) -> None:
+        group, waited = self.words[_COMMITTED] + 1, self.words[_WAITED]
+        op.issued(group, self.note)
+        self.stores = [each for each in self.stores if each.group > waited or not each.write_done]
+        self.stores.append(op)
+        if self.words[_STORED] == group:
+            self.words[_STORED] = 0  # in this group, but no longer the latest
+        self.note()
 
     def note(self) -> None:
-        """Says how much is kept here."""
-        self.words[_OPEN] = len(self.open)
-        self.words[_OLDEST] = self.groups[0][0] if self.groups else _NONE
+        """Tells the core which groups are not complete."""
+        self.words[_READING] = min((op.group for op in self.stores if not op.read_done), default=_NO_GROUP)
+        self.words[_WRITING] = min((op.group for op in self.stores if not op.write_done), default=_NO_GROUP)
 
 
 class BulkGroups:
-    """Bulk async-groups, one sequence per thread (PTX ISA: cp.async.bulk.commit_group / wait_group).
+    """Bulk async-groups, one sequence per thread, which the core counts (``core/bulk_groups.c``).
 
     ``thread`` is any hashable identity, by convention ``(cta_rank, warp, lane)``.
     """
@@ -209,7 +246,7 @@ class BulkGroups:
             self._threads[thread] = _Thread()
         return self._threads[thread]
 
-    def address(self, thread: Hashable, columns: tuple[int, int]) -> int:
+    def address(self, thread: Hashable, columns: tuple[int, int] = (0, 0)) -> int:
         """Host address of the `BulkThread` of a thread, whose columns in the race detector are these."""
         state = self._thread(thread)
         state.words[_READS], state.words[_WRITES] = columns
@@ -217,20 +254,7 @@ class BulkGroups:
 
     def issue(self, thread: Hashable, op: BulkOp) -> None:
         """Adds an operation to the thread's open group."""
-        state = self._thread(thread)
-        state.open.append(op)
-        if state.words[_STORED] == state.words[_COMMITTED] + 1:
-            state.words[_STORED] = 0  # in this group, but no longer the latest
-        state.note()
-
-    def commit(self, thread: Hashable) -> None:
-        """cp.async.bulk.commit_group: closes the open group (an empty group is legal)."""
-        state = self._thread(thread)
-        state.words[_COMMITTED] += 1
-        if state.open:
-            state.groups.append((state.words[_COMMITTED], state.open))
-            state.open = []
-        state.note()
+        self._thread(thread).issue(op)
 
     def committed(self, thread: Hashable) -> int:
         """Number of groups that the thread has committed so far."""
@@ -241,30 +265,8 @@ class BulkGroups:
 
         ``read`` (wait_group.read): only their source reads have to be done. When satisfied, the older groups count
         as observed by the thread: their shared memory may be written again.
-
-        Raises:
-            BarrierMisuse: negative n.
         """
-        if n < 0:
-            raise BarrierMisuse(f"cp.async.bulk.wait_group {n}: the operand must not be negative")
-        state = self._threads.get(thread)
-        if state is None:
-            return True
-        last = state.words[_COMMITTED] - n
-        older = [op for number, group in state.groups if number <= last for op in group]
-        if not all(op.read_done if read else op.write_done for op in older):
-            return False
-        for op in older:
-            op.observed = True
-        state.words[_WAITED] = max(state.words[_WAITED], last)
-        # Groups complete in order; what is complete and observed never matters again.
-        state.groups = [
-            (number, group)
-            for number, group in state.groups
-            if number > last or not all(op.write_done for op in group)
-        ]
-        state.note()
-        return True
+        return bool(library().bulk_wait(self._thread(thread).address, n, read))
 
     def unobserved(self) -> list[tuple[Any, str | int, int]]:
         """Threads that never waited for a store's reads of shared memory: thread, latest such store, its place.
@@ -275,12 +277,9 @@ class BulkGroups:
         found: list[tuple[Any, str | int, int]] = []
         for thread, state in self._threads.items():
             words = state.words
-            kept = [*state.groups, (words[_COMMITTED] + 1, state.open)]
-            ops = [
-                (number, op.describe, op.place) for number, group in kept for op in group if not op.observed
-            ]
-            if words[_STORED] > words[_WAITED] and (not ops or words[_STORED] >= ops[-1][0]):
+            ops = [op for op in state.stores if op.group > words[_WAITED]]
+            if words[_STORED] > words[_WAITED] and (not ops or words[_STORED] >= ops[-1].group):
                 found.append((thread, words[_IDENTITY], -1))
             elif ops:
-                found.append((thread, *ops[-1][1:]))
+                found.append((thread, ops[-1].describe, ops[-1].place))
         return found

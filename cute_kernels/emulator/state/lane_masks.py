@@ -6,6 +6,9 @@ import functools
 
 import numpy as np
 
+LaneValues = int | np.ndarray
+"""Values of the lanes of a warp: one of all, or [32]."""
+
 
 @functools.lru_cache(maxsize=4096)
 def block_lanes(mask: int) -> np.ndarray:

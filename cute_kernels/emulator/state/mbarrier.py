@@ -21,6 +21,7 @@ from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT, ClusterMem
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.ptx.program import Instruction
+    from cute_kernels.emulator.state.async_engine import Observer
 
 MAX_COUNT = CONSTANTS["MAX_COUNT"]  # PTX ISA: valid range of expected, pending and transaction counts
 _BLOCK = CONSTANTS["BARRIER_BLOCK"]
@@ -69,6 +70,7 @@ class MBarriers:
         ask: answers what the core asks for while it executes, by its number: whether to go on. Faults are worded by
             `fault` and raised.
         error: what `ask` has raised.
+        observers: hear of phases that operations of units complete.
     """
 
     def __init__(self, memory: ClusterMemory, names: Mapping[int, str] | None = None) -> None:
@@ -90,6 +92,7 @@ class MBarriers:
             entry.size, entry.slots = cta.size, slots.ctypes.data
         self.ask: Callable[[int], bool] = self._raise
         self.error: BaseException | None = None
+        self.observers: list[Observer] = []
         self._callback = _CALLBACK(self._report)
         self.tables.report = ctypes.cast(self._callback, ctypes.c_void_p).value
 
@@ -177,8 +180,12 @@ class MBarriers:
         """Any operation, a key of `OPERATIONS`."""
         if who and who not in self.labels:
             self.labels.append(who)
-        number = self.labels.index(who) + 1 if who else 0
-        return self._checked(library().mbarrier_apply(self.address, operation, address, amount, number))
+        number, before = self.labels.index(who) + 1 if who else 0, self.completions
+        phase = self._checked(library().mbarrier_apply(self.address, operation, address, amount, number))
+        if self.completions != before:
+            for observer in self.observers:
+                observer.completed(("mbarrier", address))
+        return phase
 
     def test(self, address: int, state: int, parity: bool) -> bool:
         """Whether the phase of a parity, or that `arrive` returned, has completed."""

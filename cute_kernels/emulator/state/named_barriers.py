@@ -45,7 +45,10 @@ class NamedBarriers:
 
     def recount(self) -> None:
         """Warps are there, or have exited: a barrier over all threads may be complete now."""
-        library().named_recount(self.address, self.cta.live_threads())
+        completed = library().named_recount(self.address, self.cta.live_threads())
+        for number in range(_COUNT if completed else 0):
+            if completed >> number & 1:
+                self.cta.cluster.completed(self.barrier(number).key)
 
     def barrier(self, number: int) -> NamedBarrier:
         return NamedBarrier(self, number)
@@ -53,10 +56,6 @@ class NamedBarriers:
     def generation(self, number: int) -> int:
         """How often a barrier has completed."""
         return self._words[_BARRIERS + number * _WORDS]
-
-    def generations(self) -> list[int]:
-        """Generations of all named barriers."""
-        return self._words[_BARRIERS :: _WORDS].tolist()
 
     def arrivals(self, number: int) -> list[str]:
         """Labels of the warps that have arrived, in order."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.facts import ranges
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.warp import Warp
 
 _FILE = 65536  # registers of an SM, a quarter of them in each of its partitions, among which warps are dealt in turn
 _GRANULARITY = 8  # registers of a thread are allocated in eights
@@ -47,15 +50,15 @@ class RegisterPool:
         """Registers that no warp holds."""
         return self.total - 32 * sum(self.held.values())
 
-    def lacks(self, warp: Any, count: int) -> int:
+    def lacks(self, warp: Warp, count: int) -> int:
         """Registers that a warp does not hold of ``count`` per thread."""
         return 32 * max(count - self.held[warp], 0)
 
-    def has_room(self, warp: Any, count: int) -> bool:
+    def has_room(self, warp: Warp, count: int) -> bool:
         """Whether a warp can have ``count`` per thread now."""
         return self.lacks(warp, count) <= self.free()
 
-    def describe(self, warp: Any, count: int) -> str:
+    def describe(self, warp: Warp, count: int) -> str:
         """Registers that a warp lacks, and who holds how many, for a report."""
         holders: dict[int, list[int]] = {}
         for each, held in self.held.items():

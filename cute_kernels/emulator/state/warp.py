@@ -19,7 +19,9 @@ from cute_kernels.emulator.facts import WarpName
 if TYPE_CHECKING:
     from cute_kernels.emulator.observe.races.happens_before import Agent
     from cute_kernels.emulator.ptx.decode import Instruction
-    from cute_kernels.emulator.units.sm import Cluster, Cta
+    from cute_kernels.emulator.state.mbarrier import MBarriers
+    from cute_kernels.emulator.state.named_barriers import NamedBarrier
+    from cute_kernels.emulator.units.sm import Cluster, ClusterBarrier, Cta
 
 
 class WarpCode(Protocol):
@@ -41,6 +43,7 @@ class WarpCode(Protocol):
 
     def send(self, budget: int) -> None: ...
     def stand_at(self, place: int) -> None: ...
+    def stores_in_bulk(self, lane: int, groups: int) -> None: ...
     def failed_at(self, error: BaseException) -> Instruction | None: ...
     def snapshot(self) -> Any: ...
     def same(self, a: Any, b: Any) -> bool: ...
@@ -77,7 +80,7 @@ class PhaseWait(Wait):
     kind = "mbarrier"
     may_time_out = True
 
-    def __init__(self, barriers: Any, address: int, state: int, parity: bool) -> None:
+    def __init__(self, barriers: MBarriers, address: int, state: int, parity: bool) -> None:
         self.barriers, self.address, self.state, self.parity = barriers, address, state, parity
         self.phase = barriers.phase(address)
         self.key = ("mbarrier", address)
@@ -121,7 +124,7 @@ class NamedWait(Wait):
 
     kind = "bar"
 
-    def __init__(self, barrier: Any) -> None:
+    def __init__(self, barrier: NamedBarrier | ClusterBarrier) -> None:
         self.barrier, self.generation = barrier, barrier.generation
         self.key = barrier.key
 
@@ -254,7 +257,6 @@ class Warp:
         wait: the condition on which it is descheduled, None while it can run.
         token: what a blocking instruction remembers between attempts.
         timed_out: the next try_wait gives up.
-        storing_lanes: lanes that issued bulk stores, the only ones with bulk groups.
         agent: what the warp knows of the others, for the race detector; None without detectors.
         counts: executions per basic block.
     """
@@ -270,7 +272,6 @@ class Warp:
         self.track = role or f"warp {index}"
         self.counts: Any = [0] * (blocks + 1)
         self.wait: Wait | None = None
-        self.storing_lanes = 0
         self.stack: list[Frame] = []
         self.blocked: list[Wait] = []
         self.code: WarpCode | None = None
@@ -307,12 +308,17 @@ class Warp:
     def timed_out(self, value: bool) -> None:
         self.code.header.timed_out = value
 
+    @property
+    def storing_lanes(self) -> int:
+        """Lanes that issued bulk stores, the only ones with bulk groups."""
+        return self.code.header.storing
+
     def stores_in_bulk(self, lane: int) -> None:
         """A lane issues a bulk store: from now on it has bulk groups."""
-        self.storing_lanes |= 1 << lane
+        columns = (0, 0) if self.agent is None else self.cluster.tracker.bulk_columns(self.agent, lane)
+        groups = self.cluster.tma.groups.address((self.cta.rank, self.index, lane), columns)
+        self.code.stores_in_bulk(lane, groups)
         if self.agent is not None:
-            columns = self.cluster.tracker.bulk_columns(self.agent, lane)
-            groups = self.cluster.tma.groups.address((self.cta.rank, self.index, lane), columns)
             self.agent.stores(lane, groups)
 
     # --- called by generated code at divergent branches -------------------------------------------------------------

@@ -42,7 +42,7 @@ _RANKS, _NO_MAP = CONSTANTS["RANKS"], CONSTANTS["NO_MAP"]
 
 #: Functions of the core that bytecode calls.
 _UNITS = (
-    "tensor_load", "tensor_store", "tensor_mma", "tensor_commit", "bulk_commit", "bulk_wait",
+    "tensor_load", "tensor_store", "tensor_mma", "tensor_commit",
 )  # fmt: skip
 
 
@@ -92,15 +92,6 @@ class Units:
             self._tensor_cells[rank] = cluster.ctas[rank].tmem.addresses(planes[rank].address if planes else 0)
         for name in _UNITS:
             setattr(header, name, address(name))
-
-    @property
-    def clock(self) -> int:
-        """`Cluster.clock`, which bytecode reads too."""
-        return self._header.clock
-
-    @clock.setter
-    def clock(self, clock: int) -> None:
-        self._header.clock = clock
 
     def _copy_name(self, number: int) -> str:
         """Name in reports of the tensor copies of an entry of the core's table."""

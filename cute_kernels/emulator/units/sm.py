@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from cute_kernels.emulator.observe.counters import UnitCounters
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.state import lane_faults, named_barriers
-from cute_kernels.emulator.state.async_engine import AsyncEngine, cluster_random
+from cute_kernels.emulator.state.async_engine import AsyncEngine, Observer, cluster_random
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.mbarrier import MBarriers
 from cute_kernels.emulator.state.named_barriers import NamedBarriers
@@ -81,6 +81,7 @@ class ClusterBarrier:
                 self.point.complete()
             self.generation += 1
             self._lanes.clear()
+            self.cluster.completed(self.key)
 
     def missing(self) -> list[str]:
         """Labels of the warps that have not arrived."""
@@ -192,6 +193,7 @@ class Cluster:
         triggered: ranks of the CTAs that have executed griddepcontrol.launch_dependents.
         take_cluster: see `LaunchFacts`.
         units: what the core does of the units' work, or None.
+        observers: hear of asynchronous work and of what is complete.
         pair_operations: of every pair of CTAs, by name of the operation on tensor memory.
     """
 
@@ -208,7 +210,7 @@ class Cluster:
         self.excused: set[Warp] = set()
         self.triggered: set[int] = set()
         self._instructions = launch.instructions
-        self.progress = self.polls = self._clock = 0
+        self.progress = self.polls = 0
         self.async_stores = 0
         self.dynamic_smem = smem - launch.static_smem
         self.running: dict[Warp, None] = {}
@@ -235,6 +237,8 @@ class Cluster:
         if self.tracker is not None:
             self.tracker.barriers, self.tracker.report = self.barriers, self.report
         self.engine = AsyncEngine(options.completion, asynchronous, self._place)
+        self.observers: list[Observer] = []
+        self.engine.observers = self.barriers.observers = self.observers
         self.meter = UnitCounters() if options.counters else None
         self.trace: ClusterTrace | None = None
         self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
@@ -279,14 +283,7 @@ class Cluster:
     @property
     def clock(self) -> int:
         """Value that %clock and its kin read last."""
-        return self._clock if self.units is None else self.units.clock
-
-    @clock.setter
-    def clock(self, clock: int) -> None:
-        if self.units is None:
-            self._clock = clock
-        else:
-            self.units.clock = clock
+        return self.barriers.tables.clock
 
     @property
     def warps(self) -> list[Warp]:
@@ -300,6 +297,11 @@ class Cluster:
     def changes(self) -> tuple[int, int, int]:
         """Differs whenever something happened that a waiting warp could observe."""
         return self.progress, self.barriers.completions, self.engine.executed
+
+    def completed(self, key: Hashable) -> None:
+        """Tells the observers: `Observer.completed`."""
+        for observer in self.observers:
+            observer.completed(key)
 
     def _place(self) -> tuple[Instruction, str] | None:
         """The instruction that is executed now, and the label of its warp; None: it is not known."""

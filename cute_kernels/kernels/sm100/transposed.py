@@ -390,7 +390,7 @@ class TransposedKernel:
 
     @property
     def out_box(self) -> tuple[int, ...]:
-        """What an epilogue warp stores at once: its part of a tile, in the modes of the output."""
+        """An epilogue warp's part of a tile, which it stores at once, in the modes of the output."""
         raise NotImplementedError
 
     def staging_layout(self) -> cute.ComposedLayout:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.state.lane_masks import block_lanes
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.warp import Warp
 
 _GRID_SCOPES = frozenset({"gpu", "sys", "gl"})
 _WIDE_SCOPES = _GRID_SCOPES | {"cluster"}
@@ -52,7 +55,7 @@ def lane_vector(mask: int) -> np.ndarray:
 
 
 def watch(
-    warp: Any, mask: int, space: str, addresses: np.ndarray, nbytes: int, write: bool, strength: Strength | None = None
+    warp: Warp, mask: int, space: str, addresses: np.ndarray, nbytes: int, write: bool, strength: Strength | None = None
 ) -> None:
     """Reports accesses of ``nbytes`` at int64 ``addresses [executing lanes]`` that a warp has just made.
 
@@ -68,7 +71,7 @@ def watch(
 
 
 def watch_uniform(
-    warp: Any, mask: int, space: str, address: int, nbytes: int, write: bool, strength: Strength | None = None
+    warp: Warp, mask: int, space: str, address: int, nbytes: int, write: bool, strength: Strength | None = None
 ) -> None:
     """Watches one access of all executing lanes to the same address."""
     tracker = warp.cluster.tracker
@@ -80,7 +83,7 @@ def watch_uniform(
         tracker.strong(warp, mask, space, [address], *strength)
 
 
-def enter(warp: Any, lane: int) -> None:
+def enter(warp: Warp, lane: int) -> None:
     """Tells the race detector, if there is one, which lane issues the asynchronous operation that follows."""
     if warp.agent is not None:
         warp.cluster.tracker.enter(warp, lane)

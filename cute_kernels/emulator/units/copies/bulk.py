@@ -169,7 +169,7 @@ class BulkUnit:
 
         def read() -> None:
             box.append(tma.shared.view(source, nbytes).copy())
-            bulk.read_done = True
+            bulk.has_read()
 
         def write() -> None:
             data = box.pop()
@@ -181,7 +181,7 @@ class BulkUnit:
                 cells[chosen] = data[chosen]
             else:
                 cells[:] = data
-            bulk.write_done = True
+            bulk.has_written()
 
         queue = self._queue()
         signals = ("bulk_group", thread)

@@ -212,11 +212,11 @@ class TmaUnit:
 
         def read() -> None:
             box.append(self._read_box(tensor_map, source, pieces))
-            bulk.read_done = True
+            bulk.has_read()
 
         def write() -> None:
             store_tile(tensor_map, coords, self.gmem, box.pop(), reduction)
-            bulk.write_done = True
+            bulk.has_written()
 
         signals = ("bulk_group", thread)
         self.engine.submit(AsyncOp(key, read, f"{text} (read)", name=f"store {nbytes} B: read", signals=signals))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
     IllegalAccess,
@@ -206,7 +207,7 @@ def test_store_then_load_round_trip(policy: str):
     machine.fill(data)
     descriptor = encode(byte_map(array))
     machine.tma.store(descriptor, (64, 8), DATA, thread="t")
-    machine.tma.groups.commit("t")
+    library().bulk_commit(machine.tma.groups.address("t"))
     assert machine.engine.force(lambda: machine.tma.groups.wait_satisfied("t", 0, False))
     machine.crew.tracker.bulk_waited(machine.crew[0].agent, 0, 1, read=False)
     machine.barriers.arrive_expect_tx(BARRIER, 512)
@@ -318,7 +319,7 @@ def test_source_may_be_overwritten_only_after_the_thread_waited(policy: str):
     machine = Machine(array, policy=policy)
     machine.fill(noise(1, 512))
     machine.tma.store(encode(byte_map(array)), (0, 0), DATA, thread=0)
-    machine.tma.groups.commit(0)
+    library().bulk_commit(machine.tma.groups.address(0))
     overwrite = (np.array([DATA + 496]), np.zeros((1, 4), np.uint8))
     with pytest.raises(SharedMemoryRace, match="a store of warp 0 writes .* which the TMA store of 512 bytes .* read"):
         machine.crew.store(0, machine.shared, *overwrite)
