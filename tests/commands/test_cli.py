@@ -192,7 +192,7 @@ def test_help_shows_tunables_and_choices(command, capsys):
     with pytest.raises(SystemExit):
         main([*command, "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    for name in ("patch-embed", "patch-embed-images") if command == ["demo"] else OPERATIONS:
+    for name in ("patch-embed", "patch-embed-images") if command == ["demo"] else command[1:] or OPERATIONS:
         for kernel in itertools.chain(*OPERATIONS[name].kernels.values()):
             defaults = kernel.config()
             for part in dataclasses.fields(kernel.config):
