@@ -1,16 +1,14 @@
-"""Strategies for hypothesis: schedules, shapes, strides and values of tensors, configurations of kernels."""
+"""Strategies for hypothesis: schedules, shapes, strides and values of tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from cute_kernels.emulator.launch.schedule import COMPLETIONS, INTERLEAVES, Schedule
-from cute_kernels.plan import PLANNERS, make_plan
 from cute_kernels.testing.data import exact, varied
 
 
@@ -101,18 +99,3 @@ def tensors(
     if terms is None:
         return varied(shape, dtype, seed=seed, stride=stride, device=device)
     return exact(shape, dtype, terms=terms, seed=seed, stride=stride, device=device)
-
-
-def configurations(problem: Any, arch: str) -> SearchStrategy[Any]:
-    """Legal configurations of this package's kernels for a problem; a failure is reduced towards the plan's own choice.
-
-    Args:
-        problem: of any operation.
-        arch: target architecture.
-
-    Raises:
-        NotImplementedError, ValueError: as of `cute_kernels.plan.make_plan`.
-    """
-    usual = make_plan(problem, arch=arch)
-    plans = PLANNERS[usual.operation].search(problem, usual.arch, usual.sm_count)
-    return st.sampled_from(list(dict.fromkeys(plan.config for plan in (usual, *plans))))

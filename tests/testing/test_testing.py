@@ -30,6 +30,7 @@ from cute_kernels.testing import (
     strategies,
     varied,
 )
+from cute_kernels.tuning.strategies import configurations
 from tests.checking.planted import EXAMPLE, planted
 from tests.processes import run_python
 
@@ -261,13 +262,13 @@ def test_drawn_tensors_have_what_was_asked_for(data: st.DataObject) -> None:
 PROBLEM = GemmProblem(m=256, n=192, k=64)
 
 
-@given(config=strategies.configurations(PROBLEM, "sm_90a"))
+@given(config=configurations(PROBLEM, "sm_90a"))
 def test_drawn_configurations_are_legal(config: Sm90GemmConfig) -> None:
     assert make_plan(PROBLEM, config, "sm_90a").config == config
 
 
 def test_a_configuration_is_reduced_to_the_plans_own() -> None:
-    found = find(strategies.configurations(PROBLEM, "sm_90a"), lambda config: True)
+    found = find(configurations(PROBLEM, "sm_90a"), lambda config: True)
     assert found == make_plan(PROBLEM, arch="sm_90a").config
 
 
