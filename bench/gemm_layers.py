@@ -94,7 +94,7 @@ def launches(m: int, n: int, k: int) -> dict[str, Callable[[int, int], object]]:
 
 
 def problems(m: int, n: int, k: int) -> list[GemmProblem]:
-    """What `launches` has of ours."""
+    """The problems of the launches of ours that `launches` has."""
     plain = GemmProblem(m, n, k, bias=True, bias_dtype="bfloat16")
     scaled = GemmProblem(m, n, k, in_dtype="float8_e4m3fn", row_scale=True, column_scale=True)
     gelu: dict[str, Any] = {"activation": "gelu_tanh"}

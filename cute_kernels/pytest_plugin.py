@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,10 +37,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
-    """Behind the traceback of a fault, what `cute-kernels emulate` prints of it: both source lines, help, replay."""
-    outcome = yield
+    """Behind the traceback of a fault, what `cute-kernels emulate` prints of it: both source lines, help, replay.
+
+    The traceback has the test's and the program's own frames; ``--full-trace`` shows all.
+    """
     errors = sys.modules.get("cute_kernels.emulator.errors")
     error = None if errors is None or call.excinfo is None else errors.error_behind(call.excinfo.value)
+    hidden = [] if error is None or "internal error" in str(error) else _modules_below(call.excinfo.value)
+    for names in hidden:
+        names["__tracebackhide__"] = True  # pytest looks for it among a frame's globals, too
+    outcome = yield
+    for names in hidden:
+        names.pop("__tracebackhide__", None)
     report = outcome.get_result()
     if error is None or not report.failed:
         return
@@ -49,6 +58,18 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Itera
     arch = item.config.getoption("--emulated-arch")
     replay = ["pytest", *(["--emulated-arch", arch] if arch else []), item.nodeid]
     report.sections.append(("Fault found by the emulator", render(diagnose(error, replay=replay))))
+
+
+def _modules_below(error: BaseException | None) -> list[dict[str, Any]]:
+    """Globals of modules of the emulator and CuTe DSL that have frames in the tracebacks of an error and its causes."""
+    found: list[dict[str, Any]] = []
+    while error is not None:
+        found += (frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__))
+        error = error.__cause__ or error.__context__
+    return [names for names in found if str(names.get("__name__", "")).partition(".")[0] in _BELOW]
+
+
+_BELOW = ("cute_kernels", "cutlass", "nvidia_cutlass_dsl")
 
 
 def _testing(user: str) -> Any:

@@ -110,14 +110,15 @@ class _PassesRawPixels:
     """``FusedMMInputNorm`` that leaves uint8 pixels as they are once it is known who gets them.
 
     Attributes:
-        pair: whether that is known.
+        pair: whether there is such a layer; None before the first call.
         passed: whether the last pixels were left as they were.
     """
 
     def __init__(self, image_mean: list[float], image_std: list[float], rescale_factor: float, channel: int = 3):
         super().__init__(image_mean, image_std, rescale_factor, channel)
         self.mean, self.std = normalisation(image_mean, image_std, rescale_factor)
-        self.pair = self.passed = False
+        self.pair: bool | None = None
+        self.passed = False
 
     def forward_native(self, pixel_values: torch.Tensor, visual_dtype: torch.dtype) -> torch.Tensor:
         return self._pass(pixel_values, visual_dtype, super().forward_native)
@@ -126,12 +127,14 @@ class _PassesRawPixels:
         return self._pass(pixel_values, visual_dtype, super().forward_cuda)
 
     def _pass(self, pixels: torch.Tensor, dtype: torch.dtype, normalise: Callable[..., torch.Tensor]) -> torch.Tensor:
-        known, _last.call = self.pair, None
-        self.passed = known and pixels.dtype == torch.uint8
+        before, _last.call = getattr(_last, "call", None), None
+        if before is not None and before[0] is self:  # and nobody took it
+            self.pair = False
+        self.passed = self.pair is True and pixels.dtype == torch.uint8
         if self.passed:
             return pixels
         out = normalise(pixels, dtype)
-        if not known and pixels.dtype == torch.uint8 and pixels.numel():
+        if self.pair is None and pixels.dtype == torch.uint8 and pixels.numel():
             _last.call = self, pixels, out
         return out
 
@@ -239,7 +242,7 @@ class _PatchLayer(EngineMixin):
 def _is_whole(x: torch.Tensor, out: torch.Tensor) -> bool:
     """Whether ``x`` is all of ``out`` in another shape."""
     where = (tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.itemsize for tensor in (x, out))
-    return len(set(where)) == 1 and x.is_contiguous() and x.dtype == out.dtype and x.numel() == out.numel()
+    return len(set(where)) == 1 and x.is_contiguous() and x.numel() == out.numel()
 
 
 def _layer(base: type) -> type:

@@ -338,8 +338,8 @@ TRANSPOSED_GAIN = 0.03
 """Share of its time that a launch with transposed tiles saves: a bias in registers, fewer stores, rows read once."""
 
 SCALED_TURNS_LOSS = 0.25
-"""What it loses with multipliers, which its epilogue reads longer than the short products of 8 bits hide it: 12 to 37%,
-where tiles follow each other."""
+"""Share that it loses with multipliers, where tiles follow each other: its epilogue reads them for longer than products
+of 8 bits hide, and launches took 12 to 37% longer."""
 
 TILE_CLOCKS = 35
 """Clocks of every tile besides its WGMMAs and its epilogue: coordinates, first operands, hand-over."""

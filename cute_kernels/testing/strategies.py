@@ -1,13 +1,17 @@
-"""Strategies for hypothesis: schedules, shapes, and strides of tensors."""
+"""Strategies for hypothesis: schedules, shapes, strides and values of tensors, configurations of kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from cute_kernels.emulator.launch.schedule import COMPLETIONS, INTERLEAVES, Schedule
+from cute_kernels.plan import PLANNERS, make_plan
+from cute_kernels.testing.data import exact, varied
 
 
 def schedules(*, overlap: bool = False) -> SearchStrategy[Schedule]:
@@ -65,3 +69,50 @@ def layouts(draw: st.DrawFn, shape: Sequence[int], *, alignment: int = 1, most_p
         gap = draw(st.integers(0, most_padding)) if place < len(shape) - 1 else 0
         pitch = -(-(pitch * shape[dimension] + gap) // alignment) * alignment
     return tuple(strides)
+
+
+@st.composite
+def tensors(
+    draw: st.DrawFn,
+    shape: Sequence[int],
+    *dtypes: torch.dtype,
+    terms: int | None = None,
+    alignment: int = 1,
+    most_padding: int = 0,
+    device: str | torch.device = "cuda",
+) -> torch.Tensor:
+    """Tensors of one shape: type, values and layout are drawn.
+
+    Args:
+        draw: hypothesis's.
+        shape: extents.
+        dtypes: element types, of which the first is the simplest.
+        terms: as of `exact`, for operands of tensor cores, so that no order of additions matters; None: `varied`.
+        alignment, most_padding: as of `layouts`; without padding the tensor is compact.
+        device: where it lies.
+
+    Raises:
+        ValueError: no dtype.
+    """
+    if not dtypes:
+        raise ValueError("dtypes is empty, expected at least one")
+    dtype, seed = draw(st.sampled_from(dtypes)), draw(st.integers(0, 2**16))
+    stride = draw(layouts(shape, alignment=alignment, most_padding=most_padding)) if most_padding else None
+    if terms is None:
+        return varied(shape, dtype, seed=seed, stride=stride, device=device)
+    return exact(shape, dtype, terms=terms, seed=seed, stride=stride, device=device)
+
+
+def configurations(problem: Any, arch: str) -> SearchStrategy[Any]:
+    """Legal configurations of this package's kernels for a problem; a failure is reduced towards the plan's own choice.
+
+    Args:
+        problem: of any operation.
+        arch: target architecture.
+
+    Raises:
+        NotImplementedError, ValueError: as of `cute_kernels.plan.make_plan`.
+    """
+    usual = make_plan(problem, arch=arch)
+    plans = PLANNERS[usual.operation].search(problem, usual.arch, usual.sm_count)
+    return st.sampled_from(list(dict.fromkeys(plan.config for plan in (usual, *plans))))

@@ -13,7 +13,7 @@ from cute_kernels.plan import make_plan
 from tests.gpu import architecture
 
 SM90 = (
-    *(config for config in sm90_gemm.CANDIDATES if config.split_k == 1),
+    *(config for config in sm90_gemm.CANDIDATES if config.split_k == 1 and not config.transposed),
     Sm90GemmConfig(128, 256, 3, 1, 2),
     Sm90GemmConfig(128, 128, 4, 2, 2),
     Sm90GemmConfig(128, 128, 2, 1, 1),
@@ -27,7 +27,16 @@ SM90 = (
     Sm90GemmConfig(128, 64, 8, 2, 4, store_stages=1),
 )
 
+TRANSPOSED = (
+    *(config for config in sm90_gemm.CANDIDATES if config.transposed),
+    Sm90GemmConfig(256, 112, 4, 1, 2, store_stages=2, transposed=True),
+    Sm90GemmConfig(64, 96, 6, 2, 2, pingpong=True, store_stages=2, transposed=True),
+    Sm90GemmConfig(64, 32, 8, 1, 1, store_stages=1, split_k=4, transposed=True),
+)
+"""For outputs of 16 bits, which only the SM90 kernel does."""
+
 SPLIT = (
+    Sm90GemmConfig(64, 64, 6, 1, 1, store_stages=1, split_k=2),
     Sm90GemmConfig(128, 64, 5, 1, 1, store_stages=1, split_k=2),
     Sm90GemmConfig(128, 128, 3, 2, 1, split_k=2),
     Sm90GemmConfig(128, 128, 4, 1, 2, store_stages=1, split_k=4),
@@ -61,6 +70,8 @@ SM100 = (
 
 SELECTIONS: dict[str, tuple[GemmConfig, ...]] = {"sm_90a": SM90, "sm_100a": SM100}
 CONFIGS = SELECTIONS[architecture.at_hand() or "sm_90a"]
+HALF_CONFIGS = CONFIGS + (TRANSPOSED if CONFIGS is SM90 else ())
+"""Configurations for outputs of 16 bits."""
 
 
 def with_stages_that_fit(problem: GemmProblem, config: GemmConfig | None, arch: str | None = None) -> GemmConfig | None:

@@ -299,7 +299,7 @@ TARGETS: dict[str, KernelTarget] = {
     "gemm-sm80": GemmTarget(_SM80_GEMM, 2, 64, 128, k=160, quick=True),
     "gemm-sm80-tf32": GemmTarget(_SM80_GEMM, 2, 64, 64, k=80, dtype=torch.float32),
     "gemm-sm80-short": GemmTarget(dataclasses.replace(_SM80_GEMM, stages=4), 2, 64, 64, k=64),
-    "gemm-sm80-split": GemmTarget(dataclasses.replace(_SM80_GEMM, row_bytes=128, split_k=4), 2, 64, 64, k=464),
+    "gemm-sm80-split": GemmTarget(dataclasses.replace(_SM80_GEMM, row_bytes=128, split_k=2), 2, 64, 64, k=464),
     "rows-sm80": MmaSyncTarget(Sm80PatchEmbedConfig(64, 64, stages=3), 2, 64, 128, k=320),
     "images-sm80": MmaSyncTarget(Sm80ImagesConfig(64, 64, stages=3), 16, 8, 64, k=512),
     "images-sm80-teams": MmaSyncTarget(Sm80ImagesConfig(64, 64, stages=3, teams=2), 16, 16, 64, k=512),

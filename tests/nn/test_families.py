@@ -309,6 +309,9 @@ def test_the_precision_of_the_weight(dtype: torch.dtype, like: str | None) -> No
         assert error(got, run(build("clip"), normalised(images, "clip"))) < 1e-6
     else:
         assert torch.equal(got, run(integration.convert(build("clip").to(dtype), like, mean=MEAN, std=STD), images))
+    other = torch.float16 if dtype == torch.bfloat16 else torch.bfloat16  # whose precision is another one
+    again = run(model.to(other), images)
+    assert torch.equal(again, run(integration.convert(copy.deepcopy(model), "auto", mean=MEAN, std=STD), images))
     again = run(model.float(), images)
     assert error(again, run(integration.revert(copy.deepcopy(model)), normalised(images, "clip"))) < 1e-6
 

@@ -308,6 +308,7 @@ def test_pixels_that_nobody_takes_are_normalised(vllm):
     )
     for _ in range(3):
         assert torch.equal(plain(pixels), expected)
+    assert plain.input_norm.pair is False and integration._last.call is None  # whose memory is not kept
 
 
 @torch.no_grad()

@@ -93,6 +93,8 @@ def test_selections_are_legal_and_distinct(arch: str) -> None:
     for config, (in_dtype, out_dtype) in itertools.product(gemm_configs.SELECTIONS[arch], types):
         problem = GemmProblem(515, 393, 200, 1, in_dtype, out_dtype, True)
         make_plan(problem, gemm_configs.with_stages_that_fit(problem, config, arch), arch)
+    for config in gemm_configs.TRANSPOSED:
+        make_plan(GemmProblem(515, 393, 200, 1, bias=True), config, "sm_90a")
     for config, channels in images_configs.SELECTIONS[arch]:
         make_plan(PatchEmbedImagesProblem(5, channels, 224, 224, 16, 768, table_rows=196), config, arch)
     for config, channels in images_configs.TWO_TERMS[arch]:

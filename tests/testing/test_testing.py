@@ -13,11 +13,13 @@ from pathlib import Path
 import cutlass.cute as cute
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels import pytest_plugin
+from cute_kernels import Sm90GemmConfig, pytest_plugin
+from cute_kernels.config import GemmProblem
 from cute_kernels.emulator.launch.schedule import Schedule
+from cute_kernels.plan import make_plan
 from cute_kernels.testing import (
     POISON,
     assert_matches,
@@ -189,6 +191,9 @@ def test_the_report_of_a_fault_follows_the_traceback(tmp_path: Path) -> None:
     assert "error[lanes-race]: a load reads shared memory that a store by another lane" in report, output
     assert re.search(r"--> .*test_it.py:11 .*\n +written at .*test_it.py:10 ", report), output
     assert "help: cute.arch.sync_warp()" in report
+    # The frames of the test, none of the emulator and of CuTe DSL in between.
+    shown = set(re.findall(r"^(\S+\.py):\d+: ", output, re.MULTILINE))
+    assert shown == {"test_it.py"}, output
 
 
 def test_a_missing_extra_is_named(tmp_path: Path) -> None:
@@ -236,6 +241,34 @@ def test_shapes_and_layouts_keep_their_promises(data: st.DataObject) -> None:
 def test_shapes_that_cannot_be(arguments: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         strategies.shapes(40, 33, **arguments)
+
+
+@given(data=st.data())
+def test_drawn_tensors_have_what_was_asked_for(data: st.DataObject) -> None:
+    """Values are those of the seed, whatever the layout is."""
+    types = (torch.bfloat16, torch.float8_e4m3fn)
+    tensor = data.draw(strategies.tensors((6, 16), *types, terms=64, alignment=16, most_padding=40, device="cpu"))
+    assert tensor.shape == (6, 16) and tensor.dtype in types
+    assert sorted(tensor.stride())[0] == 1 and sorted(tensor.stride())[1] % 16 == 0
+    values = tensor.float()
+    assert (values == values.round()).all() and 64 * values.abs().max() ** 2 <= 1 << 24
+    compact = data.draw(strategies.tensors((6, 16), torch.float32, device="cpu"))
+    assert compact.is_contiguous() and (compact != compact.round()).any()
+    with pytest.raises(ValueError, match="dtypes is empty"):
+        data.draw(strategies.tensors((6, 16)))
+
+
+PROBLEM = GemmProblem(m=256, n=192, k=64)
+
+
+@given(config=strategies.configurations(PROBLEM, "sm_90a"))
+def test_drawn_configurations_are_legal(config: Sm90GemmConfig) -> None:
+    assert make_plan(PROBLEM, config, "sm_90a").config == config
+
+
+def test_a_configuration_is_reduced_to_the_plans_own() -> None:
+    found = find(strategies.configurations(PROBLEM, "sm_90a"), lambda config: True)
+    assert found == make_plan(PROBLEM, arch="sm_90a").config
 
 
 # --- data and comparison ----------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from cute_kernels.kernels.sm80.epilogue import (
     run,
     store_vector,
 )
-from cute_kernels.kernels.sm80.instructions import any_of_cta, count_arrival, store_relaxed
+from cute_kernels.kernels.sm80.instructions import any_of_cta, count_arrival
 from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.tiles import GroupedOrder
@@ -99,10 +99,10 @@ class GemmTiles:
         cute.arch.sync_threads()
         last = Int32(0)
         if thread == 0:
-            counter = self.arrivals.toint() + Int64(tile // self.plan.config.split_k) * 4
-            if count_arrival(counter) == self.plan.config.split_k - 1:
+            counter = self.arrivals + tile // self.plan.config.split_k
+            if count_arrival(counter.toint()) == self.plan.config.split_k - 1:
                 last = Int32(1)
-                store_relaxed(counter, Int32(0))  # as the next launch wants to find it
+                cute.make_tensor(counter, cute.make_layout(1))[0] = Int32(0)  # as the next launch wants to find it
         return any_of_cta(last)
 
     def _add(self, sums: cute.Tensor, tile: Int32) -> None:

@@ -138,12 +138,6 @@ def count_arrival(address: Int64, *, loc=None, ip=None) -> Int32:
 
 
 @dsl_user_op
-def store_relaxed(address: Int64, value: Int32, *, loc=None, ip=None) -> None:
-    """Stores to a number in global memory that other CTAs count in."""
-    _asm(None, "st.relaxed.gpu.global.u32 [$0], $1;", "l,r", [address, value], True, loc, ip)
-
-
-@dsl_user_op
 def any_of_cta(value: Int32, *, loc=None, ip=None) -> Int32:
     """A barrier of the CTA; whether any thread brings another number than 0."""
     text = (
