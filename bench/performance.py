@@ -1,4 +1,4 @@
-"""docs/performance.md: tables of the recorded results, and the index of the archives that they come from.
+"""docs/performance.md: tables of the recorded results.
 
     python -m bench.performance        writes the page, without a GPU, in seconds
 
@@ -11,7 +11,6 @@ import dataclasses
 import json
 import re
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from bench import archive, overview, tune_gemm
 from bench.image_cases import ImagesCase, make_cases, problem
 from bench.peers import OURS
 from bench.results import HEADER, CaseResult, PeerResult, Results, case_rows, from_json, markdown, reference_ms
-from bench.timing import LaunchCost, Run
+from bench.timing import Run
 from cute_kernels.plan import ARCHS, make_plan
 
 TEXT = Path(__file__).with_name("performance_page.md")
@@ -48,21 +47,6 @@ def headline() -> str:
     return markdown(rows[0], rows[1:])
 
 
-def designs() -> str:
-    """Other configurations at the headline size: their sustained times over the default's of the same run."""
-    found: dict[str, list[float]] = {}
-    for name in ("headline-variants", "headline-configs", "headline-clusters"):
-        (result,) = read(f"{DAY}/{name}.json").cases
-        default = reference_ms(result, OURS) or 0
-        for peer in result.peers:
-            summary = peer.summary("sustained")
-            if peer.name.startswith(f"{OURS} ") and summary:
-                found.setdefault(peer.name.removeprefix(f"{OURS} "), []).append(summary.median / default)
-    rows = sorted(found.items(), key=lambda item: min(item[1]))
-    lines = [(f"`{settings}`", ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))) for settings, ratios in rows]
-    return markdown(("configuration", "time over the default's"), lines)
-
-
 def model_rows() -> list[overview.Row]:
     """The cases of `python -m bench.overview` over all runs of models."""
     paths = archive.expand(archive.recorded(f"{DAY}/models*.json"))
@@ -84,31 +68,10 @@ def models() -> str:
     return markdown(("model/positions", *map(str, images)), lines)
 
 
-def models_by_images() -> str:
-    """The least ratio by number of images, and which peers were not timed."""
-    return overview.by_images(model_rows())
-
-
-def launches() -> str:
-    """Host time of a call and time of a launch in a CUDA graph, at one and eight images of base-p16/196."""
-    costs: dict[str, dict[int, LaunchCost]] = {}
-    for result in read(f"{DAY}/models-small-batches.json").cases:
-        if result.case.name.startswith("base-p16/196 x"):
-            for peer in result.peers:
-                if peer.cost and peer.cost.graph:
-                    costs.setdefault(peer.name, {})[result.case.requested_images] = peer.cost
-    lines = [
-        (name, f"{found[1].host:.1f}", f"{found[1].graph:.2f}", f"{found[8].graph:.2f}")
-        for name, found in costs.items()
-    ]
-    return markdown(("peer", "host, us per call", "us in a graph, 1 image", "8 images"), lines)
-
-
 # --- patch_embed_images ----------------------------------------------------------------------------------------------
 
 PEERS = {
     "rows that exist": ("patch_embed on FP8 rows", "gemm on BF16 rows"),
-    "`bf16`": ("bf16 on normalised pixels",),
     "compiled preparation + `patch_embed`": ("prepare compiled + patch_embed",),
     "compiled patchify + linear": ("patchify + linear compiled",),
     "compiled convolution": ("conv compiled",),
@@ -262,10 +225,10 @@ def images() -> str:
 
 
 def images_peers() -> str:
-    """A row per case in which something else was timed: its time over ours."""
-    rows = [(row, row.ratios()) for row in image_rows()]
-    lines = [[*row.kind, f"{row.result.case.images:,}", *ratios] for row, ratios in rows if any(ratios)]
-    return markdown((*KIND, "images", *PEERS), lines)
+    """A row per case of patches of 16 and 768 features in which something else was timed: its time over ours."""
+    rows = [(row, row.ratios()) for row in image_rows() if row.kind[2:] == ("16", "768")]
+    lines = [[row.kind[0], f"{row.result.case.images:,}", *ratios] for row, ratios in rows if any(ratios)]
+    return markdown(("pixels", "images", *PEERS), lines)
 
 
 # --- gemm ------------------------------------------------------------------------------------------------------------
@@ -305,25 +268,15 @@ def _ratio(result: CaseResult, mode: str, peers: tuple[str, ...]) -> float | Non
 
 
 def layers() -> str:
-    """Ratios of `bench.gemm_layers`, as it printed them: layers of towers, then few rows."""
+    """Ratios of `bench.gemm_layers`, as it printed them: layers of towers, then few rows beside cuBLAS."""
     text = archive.read_text(archive.recorded(f"{LAYERS}/gemm-layers.txt"))
     found = re.findall(r"^(\w+), (.*): ([\d.]+) geometric mean, ([\d.]+) least, ([\d.]+) most$", text, re.MULTILINE)
     ratios = {(mode, what): f"{float(mean):.2f} ({least} to {most})" for mode, what, mean, least, most in found}
-    names = dict.fromkeys(what for _, what in ratios)
+    names = dict.fromkeys(what for _, what in ratios if not re.match(r"few rows, .* / (without|our INT8)$", what))
     return markdown(
         ("ratio of times", "back to back", "bursts"),
         [(name, ratios["sustained", name], ratios["burst", name]) for name in names],
     )
-
-
-def few_rows() -> str:
-    """M x N x K of few rows, in bursts, as the chooser would have them."""
-    lines = []
-    for entry in tune_gemm.read(archive.recorded("2026-11-22-h200/gemm-few-rows.json")):
-        regret = tune_gemm.regret(entry)
-        chosen = (regret or 1) * entry.ours[0][0]
-        lines.append((entry.case.name, f"{chosen:.2f}", f"{entry.torch:.2f}", f"{entry.torch / chosen:.2f}"))
-    return markdown(("M x N x K", "ours, us", "torch (cuBLAS), us", "torch / ours"), lines)
 
 
 def choice() -> str:
@@ -342,31 +295,14 @@ def choice() -> str:
     return markdown(("what", "cases", "mean", "most"), lines)
 
 
-# --- archives --------------------------------------------------------------------------------------------------------
-
-
-def archives() -> str:
-    """What made the files of each archive, and how many."""
-    lines = []
-    for name, files in archive.index().items():
-        made = Counter(entry["command"].split()[2] for entry in files.values())
-        lines.append((name, ", ".join(f"`{program}` {count}" for program, count in made.items())))
-    return markdown(("archive", "files, by what wrote them"), lines)
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
-    "designs": designs,
     "models": models,
-    "models_by_images": models_by_images,
-    "launches": launches,
     "images": images,
     "images_peers": images_peers,
     "gemm": products,
     "layers": layers,
-    "few_rows": few_rows,
     "choice": choice,
-    "archives": archives,
 }
 
 

@@ -1,6 +1,6 @@
 """Tiles, registers and spills of the kernels of ``mma.sync``, compiled for every target. Needs no GPU.
 
-    python -m bench.registers                    # all targets, about a minute each; the table of docs/mma_sync.md
+    python -m bench.registers                    # all targets, about a minute each
     python -m bench.registers --archs sm_86
 """
 
