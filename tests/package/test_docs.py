@@ -46,10 +46,10 @@ SIZES = {
     "docs/install.md": 4_000, "docs/tutorial.md": 7_500, "docs/glossary.md": 4_500, "docs/demo.md": 1_500,
     # Kernel developers.
     "docs/agents.md": 5_000, "docs/own_kernel.md": 8_000,
-    "docs/emulator/guide.md": 11_500, "docs/emulator/your_kernel.md": 9_000, "docs/emulator/contract.md": 16_500,
+    "docs/emulator/guide.md": 8_750, "docs/emulator/your_kernel.md": 7_500, "docs/emulator/contract.md": 13_500,
     "docs/emulator/families.md": 9_500,
-    "docs/emulator/arithmetic.md": 6_500, "docs/emulator/core.md": 11_900, "docs/emulator/counters.md": 6_500,
-    "docs/emulator/programs.md": 5_000, "docs/emulator/programs_outcomes.md": 6_000,
+    "docs/emulator/arithmetic.md": 5_250, "docs/emulator/core.md": 8_250, "docs/emulator/counters.md": 5_500,
+    "docs/emulator/programs.md": 3_750, "docs/emulator/programs_outcomes.md": 6_000,
     "docs/emulator/public_bugs.md": 6_500,
     # Model engineers.
     "docs/use_in_your_model.md": 13_000, "docs/operations.md": 9_100, "docs/fp8_mlp.md": 6_500,
