@@ -46,10 +46,10 @@ SIZES = {
     "docs/install.md": 3_250, "docs/tutorial.md": 6_750, "docs/glossary.md": 3_250, "docs/demo.md": 1_500,
     # Kernel developers.
     "docs/agents.md": 4_500, "docs/own_kernel.md": 6_750,
-    "docs/emulator/guide.md": 11_500, "docs/emulator/your_kernel.md": 9_000, "docs/emulator/contract.md": 16_500,
+    "docs/emulator/guide.md": 8_750, "docs/emulator/your_kernel.md": 7_500, "docs/emulator/contract.md": 14_000,
     "docs/emulator/families.md": 9_500,
-    "docs/emulator/arithmetic.md": 6_500, "docs/emulator/core.md": 11_900, "docs/emulator/counters.md": 6_500,
-    "docs/emulator/programs.md": 5_000, "docs/emulator/programs_outcomes.md": 6_000,
+    "docs/emulator/arithmetic.md": 5_250, "docs/emulator/core.md": 8_250, "docs/emulator/counters.md": 5_500,
+    "docs/emulator/programs.md": 3_750, "docs/emulator/programs_outcomes.md": 6_000,
     "docs/emulator/public_bugs.md": 6_500,
     # Model engineers.
     "docs/use_in_your_model.md": 11_750, "docs/operations.md": 7_750, "docs/fp8_mlp.md": 6_000,
