@@ -73,7 +73,7 @@ class CoreMachine(Machine):
 
     def state(self) -> list[np.ndarray]:
         """All that an MMA may change."""
-        kept = [self.tables._bytes]
+        kept = [np.frombuffer(self.tables.header, np.uint8)]
         for cta, memory in zip(self.shared.ctas, self.tmem):
             kept += [cta.words[1], cta.states[1], memory.cells, memory._full, memory._written]
         return [array.copy() for array in kept]
