@@ -209,6 +209,16 @@ REVIEWS: tuple[Review, ...] = (
     Review("drop", "wgmma.fence*", "*sm90/* (*_pass_turn)", True, _WGMMA_FENCE),
     Review("drop", "wgmma.fence*", "*sm90/* (*_hand_over)", True, _WGMMA_FENCE),
     Review("drop", "wgmma.fence*", "*sm90/* (*fetch)", True, _WGMMA_FENCE),
+    Review(
+        "drop",
+        "cp.async.bulk.commit_group",
+        "tma.py* (WarpStaging.commit)*",
+        True,
+        "the next commit of the tile takes the store into its own group, and before buffers of a residual are filled "
+        "again all groups are waited for",
+        target="gemm-sm90-int8",
+        following="mbarrier.try_wait.parity.shared.b64 fence.proxy.async.shared::cta",
+    ),
     Review("drop", "bar.warp.sync", "sm100/cta_pair.py* (*release_accumulator)*", True, _COLLECTIVE),
     Review(
         "drop",
