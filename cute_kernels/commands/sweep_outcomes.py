@@ -131,10 +131,11 @@ def differing(rows: Sequence[Row]) -> list[str]:
 def pareto(rows: Iterable[Row], x: str = "shared", y: str = "modelled") -> list[Row]:
     """Configurations that no other is as good as in both of two columns and better in one; less is better.
 
-    None whose modelled time another one shares, where that is one of the columns: which of them is quicker, the model
-    does not say.
+    None of which one of the two is not known, and none whose modelled time another one shares, where that is one of the
+    columns: which of them is quicker, the model does not say.
     """
-    points = {id(row): (row, value(row, x) or 0, value(row, y)) for row in rows if value(row, y) is not None}
+    known = [row for row in rows if value(row, x) is not None and value(row, y) is not None]
+    points = {id(row): (row, value(row, x), value(row, y)) for row in known}
     times = collections.Counter(row.microseconds for row, _, _ in points.values())
     return [
         row
@@ -162,9 +163,12 @@ def effects(rows: Iterable[Row]) -> list[str]:
 
 
 def _change(pairs: Sequence[tuple[Row, Row]], column: str) -> str:
-    """How much a column changes, as a part of its value; "" where it does not, unless that is the model's answer."""
-    both = [(value(a, column) or 0, value(b, column) or 0) for a, b in pairs]
+    """How much a column changes where both rows have it, as a part of its value; "" where it does not, unless that is
+    the model's answer."""
+    both = [(value(a, column), value(b, column)) for a, b in pairs if None not in (value(a, column), value(b, column))]
     name = UNITS.get(column, column)
+    if not both:
+        return ""
     if all(a == b for a, b in both):
         return f"{name} not: the model does not see it" if column == "modelled" else ""
     if not all(a for a, _ in both):

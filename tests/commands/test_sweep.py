@@ -205,6 +205,7 @@ def test_rows_with_one_outcome_stand_together() -> None:
     rows = [default, *(made(4.0 + tile, 8, tile=tile, stages=stages) for tile in (0, 1) for stages in (2, 3, 4))]
     rows += [Row({"tile": 2, "stages": stages}, reason="too large") for stages in (2, 4)]
     assert [len(group) for group in alike(rows)] == [1, 3, 3, 2]
+    assert len(alike([rows[1], dataclasses.replace(rows[2], design="weight on chip")])) == 2
     lines = lines_of(rows)
     assert lines[1] == f"0  default: {BASE}" and lines[2].endswith("copies (3 to 5 us); streamed")
     assert lines[3] == "1-3  tile=0, stages=2|3|4" and lines[5] == "4-6  tile=1, stages=2|3|4"
@@ -225,6 +226,8 @@ def test_what_a_field_changes() -> None:
     assert tile == "tile 1 to 2 (2 pairs): shared B +166.7% to +200.0%, modelled us -50.0%"
     assert stages == "stages 2 to 3 (2 pairs): shared B +33.3% to +50.0%, modelled us not: the model does not see it"
     assert effects([*rows[:1], Row({"tile": 1, "stages": 3}, reason="too large")]) == []
+    known, unknown = Row({"n": 1}, counts={"a": 4}), Row({"n": 2}, counts={"b": 4})
+    assert effects([known, unknown]) == ["n 1 to 2 (1 pairs): no change"]
     counted = [dataclasses.replace(row, counts={"conflicts": count}) for row, count in zip(rows[:2], (0, 32))]
     assert effects(counted)[0].endswith("conflicts +32")
 
@@ -234,6 +237,7 @@ def test_a_front_of_any_two_columns() -> None:
     points = [(1, 5), (2, 3), (2, 3), (3, 3), (4, 1)]
     rows = [Row({"n": n}, counts={"a": a, "b": b}) for n, (a, b) in enumerate(points)]
     assert [row.settings["n"] for row in pareto(rows, "a", "b")] == [0, 1, 2, 4]
+    assert pareto([*rows, Row({"n": 9}, counts={"b": 0})], "a", "b") == pareto(rows, "a", "b")  # whose a nobody knows
     with pytest.raises(ValueError, match="--pareto c: no row has it; allowed: a, b"):
         text_of(rows, axes=("a", "c"))
 
