@@ -154,10 +154,27 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
         return (self.config.split_k - 1) * self.partial_bytes
 
     @property
+    def kept(self) -> tuple[str, ...]:
+        """Numbers of the columns of a tile's WGMMAs that shared memory keeps."""
+        p = self.problem
+        there = {"scale": p.row_scale} if self.config.transposed else {"scale": p.column_scale, "bias": p.bias}
+        return tuple(kind for kind, is_there in there.items() if is_there)
+
+    @property
+    def keeping_groups(self) -> int:
+        """Groups of warps that each keep their own: those of a tile."""
+        return self.warpgroups if self.config.pingpong else 1
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of one group."""
+        return len(self.kept) * self.config.tile_n * ITEMSIZE["float32"]
+
+    @property
     def more_smem(self) -> tuple[tuple[str, int, int], ...]:
-        if self.config.split_k == 1:
-            return ()
-        return (("partial sums", self.finished_warps * self.received_bytes, 128),)
+        split, kept = self.finished_warps * self.received_bytes, self.keeping_groups * self.kept_bytes
+        regions = ("partial sums", split, 128), ("numbers of columns", kept, 128)
+        return tuple(region for region in regions if region[1])
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
