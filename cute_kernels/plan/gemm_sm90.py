@@ -49,6 +49,10 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
     config: Sm90GemmConfig
 
+    # A thread loads single factors and values of the bias; others find them in shared memory.
+    column_vector: ClassVar[int] = 1
+    bias_vector: ClassVar[int] = 1
+
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
     @property
