@@ -338,10 +338,8 @@ class GemmMma:
             released = state.clone()
             self._stage(accumulator, False, state)
             state.advance()
-            # While the tensor cores work: between the last WGMMAs and the hand-over it would delay this one.
-            place = self._place(tile)
-            numbers = self._fetch_numbers(place)
-            self._fetch_residual(place)
+            numbers = self._fetch_numbers(tile)
+            self._fetch_residual(tile)
             for _ in cutlass.range(1, self.k_blocks, unroll=1):
                 self._stage(accumulator, True, state)
                 state.advance()
@@ -354,8 +352,9 @@ class GemmMma:
             if cutlass.const_expr(plan.config.pingpong):
                 state.advance(self.k_blocks)
             self.operands.stamps.mark(Phase.MMA)
-            # Numbers of rows, and the first of a table, are there when the last WGMMAs are.
             self._keep_numbers(numbers)
+            # Coordinates, numbers of rows and the first of a table are there when the last WGMMAs are.
+            place = self._place(tile)
             rows = [self._row_numbers(place, wave) for wave in range(plan.waves)]
             ahead = self._ahead(place, 0)
             warpgroup.wait_group(0)
@@ -469,13 +468,14 @@ class GemmMma:
             cute.arch.mbarrier_wait(self.residual.full + i % stages, parity)
 
     @cute.jit
-    def _fetch_residual(self, place: tuple[Int32, ...]) -> None:
+    def _fetch_residual(self, tile: Int32) -> None:
         """Asks for the residual of a tile's first regions; the stores before have all the WGMMAs' time to be read."""
         if cutlass.const_expr(self.residual is not None):
             finishes = True
             if cutlass.const_expr(self.partials is not None):
                 finishes = self.partials.slice == self.partials.finisher
             if finishes:
+                place = self._place(tile)
                 if self.staging.stores:
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
                     for i in cutlass.range_constexpr(self.plan.config.store_stages):
@@ -525,7 +525,7 @@ class GemmMma:
     def _place(self, tile: Int32) -> tuple[Int32, ...]:
         """Where a tile is: this warp's first row, the first column, the batch."""
         plan, config = self.plan, self.plan.config
-        m_tile, n_tile, batch = [cute.arch.make_warp_uniform(each) for each in self.order.coordinates(tile)]
+        m_tile, n_tile, batch = self.order.coordinates(tile)
         row = (m_tile * config.cluster_m + self.rank_m) * config.tile_m + self.thread // 32 * WARP_ROWS
         if cutlass.const_expr(not config.pingpong):
             row += self.warpgroup * plan.warpgroup_rows
@@ -581,10 +581,11 @@ class GemmMma:
     # ---- numbers of a tile's columns, by shared memory -------------------------------------------------------------
 
     @cute.jit
-    def _fetch_numbers(self, place: tuple[Int32, ...]) -> list[list[Float32]]:
+    def _fetch_numbers(self, tile: Int32) -> list[list[Float32]]:
         """Loads this thread's numbers of a tile, which come while the tensor cores work."""
         if cutlass.const_expr(self.kept is None):
             return []
+        place = self._place(tile)
         return [[self._number(kind, place, column) for column in self.kept.columns] for kind in self.kept.kinds]
 
     def _number(self, kind: str, place: tuple[Int32, ...], column: Int32) -> Float32:
