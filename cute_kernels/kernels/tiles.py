@@ -159,7 +159,7 @@ class GroupedOrder:
 
 @dataclass(frozen=True)
 class DividedOrder(GroupedOrder):
-    """The same order by reciprocals, which the host makes: divisions took 700 clocks of a tile, and of a launch.
+    """`GroupedOrder` by reciprocals, which the host makes: divisions took 700 clocks of a tile, and of a launch.
 
     Attributes:
         divisors: `tile_divisors` of these tiles.

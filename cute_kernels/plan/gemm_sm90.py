@@ -171,7 +171,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
     @property
     def kept_bytes(self) -> int:
-        """Of one group."""
+        """Memory of one group."""
         return len(self.kept) * self.config.tile_n * ITEMSIZE["float32"]
 
     @property
