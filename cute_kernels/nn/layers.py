@@ -38,6 +38,7 @@ class EngineMixin:
     A class whose weight is another module's overrides `engine_weight`.
     """
 
+    engine_class: type[PatchEngine] = PatchEngine
     engine: PatchEngine
     positions: PositionCache | None = None
 
