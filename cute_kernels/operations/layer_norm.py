@@ -1,4 +1,4 @@
-"""LayerNorm of uint8 rows and the linear layer behind it, as one product of integers: what encoder-free models begin with.
+"""LayerNorm of uint8 rows and the linear layer behind it, as one product of integers.
 
 With ``rstd = 1 / sqrt(variance + eps)`` of a row x, and g and h the weight and bias of the norm,
 
@@ -176,7 +176,7 @@ def layer_norm_linear(
 def _features(
     weight: torch.Tensor, norm_weight: torch.Tensor | None, norm_bias: torch.Tensor | None, largest: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of some rows of the layer's weight int16 integers, their multipliers, and what ``norm_bias`` becomes."""
+    """Integers as int16 of some rows of the layer's weight, their multipliers, and what ``norm_bias`` becomes."""
     wide = weight.to(torch.float64)
     integers, scale = _balanced(_centred(wide if norm_weight is None else wide * norm_weight.detach()), largest)
     shift = torch.zeros_like(wide[:, 0]) if norm_bias is None else wide @ norm_bias.detach().to(torch.float64)
@@ -231,7 +231,7 @@ def _positive(name: str, value: object) -> float:
     return float(value)
 
 
-# --- what rows are multiplied by ---------------------------------------------------------------------------------------
+# --- what rows are multiplied by -------------------------------------------------------------------------------------
 
 
 def _row_scale(rows: torch.Tensor, eps: float, backend: Backend, arch: str) -> torch.Tensor:
