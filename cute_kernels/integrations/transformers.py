@@ -200,15 +200,16 @@ class _Normed(EngineMixin):
     def engine_weight(self) -> torch.Tensor:
         return self.patch_dense.weight
 
+    def engine_parameters(self) -> tuple[torch.Tensor | None, ...]:
+        norm, layer = self.patch_ln1, self.patch_dense
+        return layer.weight, layer.bias, getattr(norm, "weight", None), getattr(norm, "bias", None)
+
     def forward(self, pixel_values: torch.Tensor, image_position_ids: torch.Tensor, **named: Any) -> Any:
         norm, layer, pixels = self.patch_ln1, self.patch_dense, pixels_of(pixel_values)
         check_tensor("pixel_values", pixels)
         why = why_called("patch_ln1", norm, torch.nn.LayerNorm) or why_called("patch_dense", layer, torch.nn.Linear)
         takes_over = self.engine.takes_over_unless(
-            why or self.engine.why_no_kernel(layer.weight),
-            pixels,
-            lambda: (layer.weight, layer.bias, norm.weight, norm.bias),
-            training=self.training,
+            why or self.engine.why_no_kernel(layer.weight), pixels, self.engine_parameters, training=self.training
         )
         self.engine.check_pixels(pixels, by_kernel=takes_over)
         if not takes_over:
@@ -219,7 +220,8 @@ class _Normed(EngineMixin):
         padding = image_position_ids[..., None] == -1
         x, y = (self.pos_embedding[at.clamp(min=0), axis] for axis, at in enumerate(image_position_ids.unbind(-1)))
         positions = torch.stack((x, y), -2).masked_fill(padding, 0).sum(-2)
-        hidden = self.pos_norm(self.patch_ln2(self.engine.normed(pixels, norm, layer)) + positions)
+        embedded = self.engine.normed(pixels, *self.engine_parameters(), norm.eps)
+        hidden = self.pos_norm(self.patch_ln2(embedded) + positions)
         out = BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=self.multimodal_embedder(hidden))
         return out.to_tuple() if named.get("return_dict") is False else out
 

@@ -413,26 +413,31 @@ class PatchEngine:
         """Drops what was made from the parameters."""
         self._prepared.clear()
 
-    def up_to_date(self, weight: torch.Tensor) -> list[str]:
-        """Kinds of what was made from ``weight`` alone, as it is now."""
-        return [kind for kind, (origin, _) in self._prepared.items() if origin.is_unchanged(weight)]
+    def up_to_date(self, *parameters: torch.Tensor | None) -> list[str]:
+        """Kinds of what was made from these parameters as they are now."""
+        return [kind for kind, (origin, _) in self._prepared.items() if origin.is_unchanged(*parameters)]
 
-    def follow(self, weight: torch.Tensor, kinds: list[str], fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def follow(
+        self,
+        parameters: tuple[torch.Tensor | None, ...],
+        kinds: list[str],
+        fn: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
         """After ``module._apply(fn)``: what was up to date moves along, and keeps its element types.
 
         So ``model.to(torch.bfloat16)`` leaves an int8 weight alone that was made from the float32 one. On the meta
         device nothing is kept, nor with precision "auto", which follows the weight's type.
 
         Args:
-            weight: the parameter as it is now.
-            kinds: `up_to_date` of it as it was.
+            parameters: as they are now, the weight first.
+            kinds: `up_to_date` of them as they were.
             fn: what was applied.
         """
         made, self._prepared = self._prepared, {}
-        for kind in () if weight.is_meta or self.options.precision == "auto" else kinds:
+        for kind in () if parameters[0].is_meta or self.options.precision == "auto" else kinds:
             value = made[kind][1]
             moved = value.to(fn(value).device) if isinstance(value, torch.Tensor) else value._apply(fn)
-            self._prepared[kind] = (Origin(weight), moved)
+            self._prepared[kind] = (Origin(*parameters), moved)
 
     # --- pieces ----------------------------------------------------------------------------------------------------
 

@@ -26,15 +26,28 @@ class LayerNormEngine(PatchEngine):
             return f"a LayerNorm is over {k} pixels, of which kernels take multiples of {ROW_BYTES} up to {most}"
         return None
 
-    def normed(self, rows: torch.Tensor, norm: torch.nn.LayerNorm, layer: torch.nn.Linear) -> torch.Tensor:
-        """``layer(norm(rows))`` of ``[.., K]`` uint8, in the type of the layer's weight."""
-        given = rows, layer.weight, layer.bias, norm.weight, norm.bias, norm.eps
+    def normed(
+        self,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm_weight: torch.Tensor | None,
+        norm_bias: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """``[.., N]`` of ``[.., K]`` uint8, in the type of ``weight``.
+
+        Args:
+            rows: normalised by the LayerNorm, then multiplied by the linear layer.
+            weight, bias: of the linear layer.
+            norm_weight, norm_bias, eps: of the LayerNorm.
+        """
         if availability.traced():
-            return torch.ops.cute_kernels.embed_normed(*given, self.text)
-        return self.run_normed(*given)
+            return torch.ops.cute_kernels.embed_normed(rows, weight, bias, norm_weight, norm_bias, eps, self.text)
+        return self.run_normed(rows, weight, bias, norm_weight, norm_bias, eps)
 
     def run_normed(self, rows, weight: torch.Tensor, bias, norm_weight, norm_bias, eps: float) -> torch.Tensor:
-        """`normed` of the layers' parameters."""
+        """`normed`, of tensors as they are in a graph, too."""
         options, parameters = self.options, (weight, bias, norm_weight, norm_bias)
         prepared = self.made_from(
             parameters,

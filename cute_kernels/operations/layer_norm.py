@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -58,6 +59,12 @@ class LayerNormWeight:
     terms: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     bias: torch.Tensor
     eps: float
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> LayerNormWeight:
+        """Moves and never casts."""
+        device = fn(self.bias).device
+        terms = tuple((values.to(device), scale.to(device)) for values, scale in self.terms)
+        return LayerNormWeight(terms, self.bias.to(device), self.eps)
 
 
 def prepare_layer_norm_weight(
