@@ -2,11 +2,12 @@
 
 A library is kept in ``build/`` beside the sources, under a name that is made of everything that it was compiled from.
 So a tree whose sources have changed, by an edit or another branch, compiles them again, and trees never share one.
-Needs nothing but the standard library and filelock: packages are built where nothing else is installed.
+Needs nothing but the standard library: packages are built where nothing else is installed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -19,8 +20,6 @@ import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-from filelock import FileLock
 
 from . import layout
 
@@ -109,7 +108,8 @@ def library(variant: str) -> Path:
     command = compiler()
     try:
         BUILD.mkdir(exist_ok=True)
-        with FileLock(BUILD / ".lock"):
+        with open(BUILD / ".lock", "w") as lock:  # held until it is closed
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 path.parent.mkdir(exist_ok=True)
                 _compile(command, variant, path)
