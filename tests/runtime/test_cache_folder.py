@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -147,23 +146,25 @@ def test_an_entry_that_no_memory_holds(root, capsys):
     assert path.stat().st_size < 10_000
 
 
-def test_a_lock_that_was_deleted_while_somebody_waited(tmp_path):
-    """Who waited for it takes the new one of that name, which others wait for."""
-    path, order = tmp_path / "a.lock", []
-
-    def wait() -> None:
-        with cache._locked(path, 60):
-            order.append(os.stat(path).st_ino)
-
-    with cache._locked(path, 0):
-        with pytest.raises(TimeoutError, match="another process holds"), cache._locked(path, 0.1):
+def test_a_lock_that_is_held(tmp_path):
+    with cache._locked(tmp_path / "a.lock", 0):
+        with pytest.raises(TimeoutError, match="another process holds"), cache._locked(tmp_path / "a.lock", 0.1):
             pass
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        time.sleep(0.1)
+
+
+def test_a_lock_that_is_deleted_before_it_is_had(tmp_path, monkeypatch):
+    """Its name is what others wait for: the next file of that name is locked."""
+    path, flock = tmp_path / "a.lock", fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(cache.fcntl, "flock", flock)
         path.unlink()
-    waiting.join()
-    assert order == [os.stat(path).st_ino]
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(cache.fcntl, "flock", late)
+    with cache._locked(path, 0):
+        with pytest.raises(TimeoutError), cache._locked(path, 0):
+            pass
 
 
 def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path):
