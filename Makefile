@@ -94,7 +94,7 @@ ray: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[ray]'
 	$(BIN)/python -m pytest tests/ray_cluster $(ARGS)
 
-# Every supported version of CuTe DSL, each in a virtual environment of its own. docs/install.md
+# Every supported version of CuTe DSL, each in a virtual environment of its own; with ARGS=--newest one that is not yet.
 dsl-versions: $(VENV)/.installed-test
 	$(BIN)/python -m tests.dsl_versions $(ARGS)
 

@@ -105,7 +105,8 @@ def interpreters(wanted: str | None) -> dict[str, Path]:
             f"if sys.version_info[:2] == ({version.replace('.', ', ')}) else sys.exit(1)"
         )
         for name in (f"python{version}", *sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))):
-            done = subprocess.run([name, "-c", program], capture_output=True, text=True) if shutil.which(name) else None
+            where = shutil.which(name)
+            done = subprocess.run([where, "-c", program], capture_output=True, text=True) if where else None
             if done is not None and done.returncode == 0:
                 found[version] = Path(done.stdout.strip())
                 break
@@ -136,6 +137,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "dist", metavar="DIR", help="default: %(default)s")
     parser.add_argument("--python", metavar="VERSION", help="one of these alone, or none; default: all that are found")
     options = parser.parse_args()
+    for name in ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"):  # pip runs elsewhere
+        if name in os.environ:
+            os.environ[name] = os.path.abspath(os.environ[name])
     pythons = interpreters(options.python)
     shutil.rmtree(options.output, ignore_errors=True)
     machines = [platform.machine(), *(m for m, cc in CROSS.items() if m != platform.machine() and shutil.which(cc))]
