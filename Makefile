@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test gpu orders integrations programs lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs release nightly clean
+.PHONY: demo test gpu orders integrations programs lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs release hub nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -105,6 +105,10 @@ docs: $(VENV)/.installed-docs
 # What an owner uploads to the package index, built and checked in fresh environments, in dist/. docs/release.md
 release: $(VENV)-release/.installed
 	$(VENV)-release/bin/python .ci/release.py $(ARGS)
+
+# The package as a kernel of Hugging Face's hub, in dist/hub. docs/release.md
+hub:
+	$(PYTHON) .ci/hub.py $(ARGS)
 
 # What takes too long for every change.
 nightly: integrations programs dask ray orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions $(VENV)/.installed-test
