@@ -1,8 +1,8 @@
 """The product of one tile, whatever the element type: copies, fragments and ``mma.sync``, all by the same warps.
 
 Stages of both operands are filled by ``cp.async`` while earlier ones are multiplied; there is one barrier per stage.
-Fragments are read by ``ldmatrix`` one step of 32 bytes ahead. Rows of B are read in such an order that a lane's
-accumulators are neighbouring columns (`Sm80Plan.lane_columns`).
+Fragments are read by ``ldmatrix`` one step of 32 bytes ahead, and copies are spread over the steps of a stage. Rows of
+B are read in such an order that a lane's accumulators are neighbouring columns (`Sm80Plan.lane_columns`).
 """
 
 from __future__ import annotations
@@ -233,8 +233,7 @@ class MainLoop:
             cute.arch.cp_async_commit_group()
 
     def _copies(self, loads: tuple[Load, Load], stage: Int32, block: Int32, exists: Int32) -> list[Chore]:
-        """Those of B first: with those of patches in front, some tiles need more registers than there are."""
-        return [chore for load in reversed(loads) for chore in load.copies(stage, block, exists)]
+        return [chore for load in loads for chore in load.copies(stage, block, exists)]
 
     def _roundings(self, loads: tuple[Load, Load], stage: Int32, exists: Int32) -> list[Chore]:
         """Pieces of work that round a stage in shared memory, none if it is not rounded there."""
@@ -267,16 +266,15 @@ class MainLoop:
         """
         read, following, write, b, following_b = turn
         steps = self.plan.config.row_bytes // STEP_BYTES
-        # Copies follow each other: in front of each that comes behind an ldmatrix the assembler puts three idle loads.
-        copies = [*self._copies(loads, write, block, exists), cute.arch.cp_async_commit_group]
+        chores = self._copies(loads, write, block, exists)
+        chores.append(cute.arch.cp_async_commit_group)
         roundings = [] if more is None else self._roundings(loads, following, more)
         if roundings:
-            roundings.insert(0, lambda: cute.arch.cp_async_wait_group(self.ahead - 1))
+            chores += [lambda: cute.arch.cp_async_wait_group(self.ahead - 1), *roundings]
         for step in range(steps):
             if step < steps - 1:
                 parts.load(read, b, step + 1, (step + 1) % 2)
-                self._emit(copies if step == 0 else [])
-                self._emit(roundings[len(roundings) * step // (steps - 1) : len(roundings) * (step + 1) // (steps - 1)])
+                self._emit(chores[len(chores) * step // (steps - 1) : len(chores) * (step + 1) // (steps - 1)])
             elif more is not None:
                 if not roundings:
                     cute.arch.cp_async_wait_group(self.ahead - 1)
