@@ -242,7 +242,8 @@ class _Family:
         name: of the class.
         mixin: what takes its place; None where its layer does:
         layer: name of that convolution or linear layer.
-        entries: classes, itself or such that hold it, which cast pixels on their way.
+        casts: whether pixels are cast on their way there: by the class or one of its module that holds it, which one
+            differs between versions of the library.
         mean, std: normalisation of all processors of such models; None where they differ.
     """
 
@@ -250,7 +251,7 @@ class _Family:
     name: str
     mixin: type | None = None
     layer: str = ""
-    entries: tuple[str, ...] = ()
+    casts: bool = False
     mean: float | tuple[float, ...] | None = None
     std: float | tuple[float, ...] | None = None
 
@@ -262,39 +263,27 @@ _CLIP = {
 }
 
 
-def _layer_of(module: str, name: str, layer: str, *holders: str, casts: bool = True) -> _Family:
-    """A family whose layer is replaced.
-
-    Args:
-        holders: classes that cast pixels before they call the class ``name``.
-        casts: whether ``name`` does, too.
-    """
-    return _Family(module, name, layer=layer, entries=(name, *holders) if casts else holders)
-
-
 _FAMILIES = {
     "siglip": _Family("siglip", "SiglipVisionEmbeddings", _Images, **_HALF),
     "siglip2": _Family("siglip2", "Siglip2VisionEmbeddings", _NaFlex, **_HALF),
-    "qwen2_vl": _Family("qwen2_vl", "PatchEmbed", _Rows, entries=("Qwen2VLModel",), **_CLIP),
-    "qwen2_5_vl": _Family("qwen2_5_vl", "Qwen2_5_VisionPatchEmbed", _Rows, entries=("Qwen2_5_VLModel",), **_CLIP),
-    "qwen3_vl": _Family("qwen3_vl", "Qwen3VLVisionPatchEmbed", _Rows, entries=("Qwen3VLModel",), **_HALF),
-    "qwen3_vl_moe": _Family("qwen3_vl_moe", "Qwen3VLMoeVisionPatchEmbed", _Rows, entries=("Qwen3VLMoeModel",), **_HALF),
-    "qwen3_5": _Family("qwen3_5", "Qwen3_5VisionPatchEmbed", _Rows, entries=("Qwen3_5Model",), **_HALF),
-    "qwen3_5_moe": _Family("qwen3_5_moe", "Qwen3_5MoeVisionPatchEmbed", _Rows, entries=("Qwen3_5MoeModel",), **_HALF),
+    "qwen2_vl": _Family("qwen2_vl", "PatchEmbed", _Rows, casts=True, **_CLIP),
+    "qwen2_5_vl": _Family("qwen2_5_vl", "Qwen2_5_VisionPatchEmbed", _Rows, casts=True, **_CLIP),
+    "qwen3_vl": _Family("qwen3_vl", "Qwen3VLVisionPatchEmbed", _Rows, casts=True, **_HALF),
+    "qwen3_vl_moe": _Family("qwen3_vl_moe", "Qwen3VLMoeVisionPatchEmbed", _Rows, casts=True, **_HALF),
+    "qwen3_5": _Family("qwen3_5", "Qwen3_5VisionPatchEmbed", _Rows, casts=True, **_HALF),
+    "qwen3_5_moe": _Family("qwen3_5_moe", "Qwen3_5MoeVisionPatchEmbed", _Rows, casts=True, **_HALF),
     "gemma4": _Family("gemma4", "Gemma4VisionPatchEmbedder", _Scaled, **_HALF),
     "gemma4_unified": _Family("gemma4_unified", "Gemma4UnifiedVisionEmbedder", _Normed, mean=0.0, std=1.0),
-    "clip": _layer_of("clip", "CLIPVisionEmbeddings", "patch_embedding"),
-    "metaclip_2": _layer_of("metaclip_2", "MetaClip2VisionEmbeddings", "patch_embedding"),
-    "dinov2": _layer_of("dinov2", "Dinov2PatchEmbeddings", "projection"),
-    "dinov2_with_registers": _layer_of(
-        "dinov2_with_registers", "Dinov2WithRegistersPatchEmbeddings", "projection"
+    "clip": _Family("clip", "CLIPVisionEmbeddings", layer="patch_embedding", casts=True),
+    "metaclip_2": _Family("metaclip_2", "MetaClip2VisionEmbeddings", layer="patch_embedding", casts=True),
+    "dinov2": _Family("dinov2", "Dinov2PatchEmbeddings", layer="projection", casts=True),
+    "dinov2_with_registers": _Family(
+        "dinov2_with_registers", "Dinov2WithRegistersPatchEmbeddings", layer="projection", casts=True
     ),
-    "dinov3_vit": _layer_of(
-        "dinov3_vit", "DINOv3ViTEmbeddings", "patch_embeddings", "DINOv3ViTModel", "DINOv3ViTBackbone"
-    ),
-    "aimv2": _layer_of("aimv2", "Aimv2VisionEmbeddings", "patch_embed", casts=False),
-    "internvl": _layer_of("internvl", "InternVLVisionPatchEmbeddings", "projection"),
-    "radio": _layer_of("radio", "RadioPatchEmbeddings", "patch_projection", casts=False),
+    "dinov3_vit": _Family("dinov3_vit", "DINOv3ViTEmbeddings", layer="patch_embeddings", casts=True),
+    "aimv2": _Family("aimv2", "Aimv2VisionEmbeddings", layer="patch_embed"),
+    "internvl": _Family("internvl", "InternVLVisionPatchEmbeddings", layer="projection", casts=True),
+    "radio": _Family("radio", "RadioPatchEmbeddings", layer="patch_projection"),
 }
 # With what lies in front of an embedding.
 _KNOWN = _FAMILIES | {"conditioner": _Family("radio", "RadioInputConditioner", _Conditioner)}
@@ -447,7 +436,7 @@ def convert(
         if type(module) is _original("conditioner", loaded_only=True):
             change_class(module, _class("conditioner"))
     for path, _, name in found:
-        _open_entries(model, path, _FAMILIES[name])
+        _open_entries(model, path, name)
     return model
 
 
@@ -561,10 +550,14 @@ def _converted_in(target: torch.nn.Module) -> EngineMixin | None:
     return next((module for module in target.modules() if isinstance(module, EngineMixin)), None)
 
 
-def _open_entries(model: torch.nn.Module, path: str, family: _Family) -> None:
-    """Hooks before all modules that cast the pixels of the embedding at ``path``."""
-    for outer, holder in model.named_modules():
-        if type(holder).__name__ not in family.entries or not f"{path}.".startswith(f"{outer}." if outer else ""):
+def _open_entries(model: torch.nn.Module, path: str, name: str) -> None:
+    """Hooks before all modules of the library's file that may cast the pixels of the embedding at ``path``."""
+    family, file = _FAMILIES[name], _original(name).__module__
+    for outer, holder in model.named_modules() if family.casts else ():
+        of_file = any(kind.__module__ == file for kind in type(holder).__mro__)
+        if not of_file or not f"{path}.".startswith(f"{outer}." if outer else ""):
+            continue
+        if path == outer and not family.layer:  # itself, which takes uint8
             continue
         inner = path[len(outer) :].strip(".")
         hook = _RawPixels(f"{inner}.{family.layer}".strip("."))
