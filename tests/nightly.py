@@ -40,7 +40,7 @@ def every_other(names: Iterable[str]) -> list[ParameterSet]:
     return by_day(names := list(names), names[::2])
 
 
-def crossed(first: Iterable[str], second: Iterable[str]) -> list[ParameterSet]:
+def crossed(first: Iterable[object], second: Iterable[object]) -> list[ParameterSet]:
     """Pairs of two parameters: by day every other one, in which each name of both occurs."""
     return [
         pytest.param(one, other, marks=() if (i + j) % 2 == 0 else nightly)
