@@ -278,6 +278,28 @@ def test_warps_that_store_together_wait_for_each_other() -> None:
         emulate(case.plan, case.tensors, Options(seed=1, interleave="random"), artifact=artifact)
 
 
+_SYNC = r"bar\.sync\s+(\d+, 256|%\w+, 128);"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "config"),
+    [
+        (_SYNC + rf"(?=[\s\S]*{_SYNC})", TOGETHER),
+        (_SYNC + rf"(?![\s\S]*{_SYNC})", TOGETHER),
+        (_SYNC, IN_TURN),
+    ],
+    ids=["overwritten", "not written", "not written, in turn"],
+)
+@pytest.mark.parametrize("bias", [False, True], ids=["factors", "bias"])
+def test_numbers_of_columns_that_warps_share(pattern: str, config: Sm90GemmConfig, bias: bool) -> None:
+    """Each warp reads what the others write: after they have, and before they write those of the next tile."""
+    scales = "" if bias else "column"
+    case = make_gemm_case(m=300, n=300, k=136, bias=bias, scales=scales, config=config, sm_count=2, seed=11)
+    assert case.plan.kept == (("bias",) if bias else ("scale",))
+    with pytest.raises((SharedMemoryRace, IllegalAccess)):
+        emulate(case.plan, case.tensors, artifact=_edited(case, pattern))
+
+
 def test_tf32_in_tiles_whose_columns_are_no_multiple_of_32() -> None:
     config = Sm90GemmConfig(tile_m=128, tile_n=144, stages=2, cluster_m=1, cluster_n=1, pingpong=True, store_stages=1)
     check(make_gemm_case(m=130, n=200, k=96, in_dtype=torch.float32, out_dtype=torch.float32, config=config))
