@@ -17,7 +17,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, IllegalAccess, SharedMemoryRace
 from tests.emulator.cases import Case, check
 from tests.emulator.exact_sums import emulate
-from tests.emulator.gemm_inputs import make_gemm_case
+from tests.emulator.gemm_inputs import columns, make_gemm_case
 from tests.nightly import by_day, drawn, examples, nightly
 
 POLICIES = ("eager", "lazy", "random")
@@ -89,7 +89,7 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
 @settings(max_examples=examples(6, 100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 400),
-    n=st.integers(1, 200),
+    n=columns(200),
     k=st.integers(1, 30).map(lambda i: 8 * i),
     batches=st.integers(1, 2),
     types=drawn([(torch.bfloat16, torch.bfloat16)], itertools.product(IN_DTYPES, OUT_DTYPES)),
@@ -108,7 +108,7 @@ def test_any_problem_under_any_schedule(types, completion, interleave, seed, **f
 @settings(max_examples=examples(4, 100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 300),
-    n=st.integers(1, 150),
+    n=columns(150),
     k=st.integers(9, 50).map(lambda i: 8 * i),
     bias=drawn([True], [True, False]),
     out_dtype=drawn([torch.bfloat16], OUT_DTYPES),
