@@ -264,7 +264,7 @@ class Execution:
             current.site, current.place = site, self.places[site]
             result = self.sites[site](current.warp, mask)
             if interrupts.noted:
-                current.header.budget = 1  # gives way at the next block
+                current.give_way()
             return current.block() if result == _WAIT else result
         except BaseException as error:  # noqa: BLE001 - must not unwind through the core; `WarpExecution.send` raises it
             current.error = error
@@ -376,6 +376,10 @@ class WarpExecution:
         if status == _EXIT:
             self.place = -1
             raise StopIteration
+
+    def give_way(self) -> None:
+        """Its turn ends at the next block."""
+        self.header.budget = 1
 
     def stand_at(self, place: int) -> None:
         """The core is in this instruction, and asks Python."""

@@ -58,7 +58,8 @@ def load_uniform(
     if address % (size * count):
         raise IllegalAccess(f"misaligned {space} load of {size * count} bytes at {address:#x}").know("misaligned")
     raw = bytes(view_bytes(warp, space, address, size * count))
-    warp.cluster.polls += strength is not None
+    if strength is not None:
+        warp.cluster.look(warp, (address,), size * count)
     if warp.cluster.meter is not None:
         warp.cluster.meter.uniform("ld", *space_of(warp, space, address), size * count, mask)
     if warp.cluster.tracker is not None:
@@ -74,11 +75,12 @@ def load_lanes(
 ) -> np.ndarray:  # fmt: skip
     """``count`` elements loaded by each lane: addresses int64 [32] -> [count, 32]; lanes that are off get zeros."""
     cluster, nbytes = warp.cluster, size * count
-    cluster.polls += strength is not None
     if space == "generic":
         space, shift = _generic_lanes(mask, addresses)
         addresses = addresses - shift
     lanes = block_lanes(mask)
+    if strength is not None:
+        cluster.look(warp, addresses[lanes], nbytes)
     result = np.zeros((count, 32), dtype)
     if space == "local":
         raw = local_memory(warp).load(addresses, lanes, nbytes)

@@ -207,6 +207,7 @@ class Session:
                     going_on=attaching(going_on, launch, number),
                 ),
                 programmatic=overlaps and self._overlap,
+                cooperative=launch.cooperative,
             )
             self._look_for_races(launch, number)
             in_turn = True

@@ -7,8 +7,10 @@ parameters, and in device memory, are moved (`Relocation`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -16,11 +18,13 @@ import numpy as np
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, attaching
+from cute_kernels.emulator.launch.independence import dependence
 from cute_kernels.emulator.launch.overlap import lets_overlap, run_overlapping
 from cute_kernels.emulator.launch.run import Report, run
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.programs.guarded_memory import guarded
 from cute_kernels.emulator.programs.relocation import Relocation
+from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
 
 _ALIGNMENT = 1024  # bytes; more than the CUDA allocator promises
@@ -77,6 +81,13 @@ class RecordedLaunch:
         """Number of warps of a CTA."""
         x, y, z = self.launch.block
         return -(-x * y * z // 32)
+
+    @functools.cached_property
+    def meets(self) -> bool:
+        """Whether its clusters may see what others do while both run."""
+        launch = self.launch
+        several = math.prod(launch.grid) > math.prod(launch.cluster)
+        return several and bool(dependence(parse(launch.ptx).kernels[launch.kernel_name]))
 
     def digest(self) -> bytes:
         """Equal for launches that do the same, behind launches that do the same where they may overlap those."""
@@ -225,6 +236,7 @@ class Replay:
                     ),
                     progress=progress,
                     programmatic=launch.programmatic and each is recorded and overlap,
+                    cooperative=launch.cooperative,
                 )
             except EmulatorError as error:
                 error.attach(text, each.launch, each.number)

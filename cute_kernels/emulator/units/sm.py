@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.options import Options
     from cute_kernels.emulator.ptx.program import Instruction
     from cute_kernels.emulator.units.core_units import Units
+
+
+_MOST_LOOKS = 16  # of a cluster in which nothing happens, before the warp that looks ends its turn
 
 
 class ClusterBarrier:
@@ -180,7 +183,8 @@ class Cluster:
     Attributes:
         index: linear cluster index; ``coordinates``: %clusterid.
         progress: counts effects, so that polling warps know whether looking again is worth it.
-        polls: counts strong loads, and atomics that change nothing.
+        polls: counts strong loads, and atomics that change nothing (`look`).
+        gives_way: a warp ends its turn that does nothing but look, and what it looks at is kept.
         running: warps that have not exited.
         executing: the warp that is running now, None in between.
         meter: counts the work of the units, or None (`Options.counters`).
@@ -211,6 +215,9 @@ class Cluster:
         self.triggered: set[int] = set()
         self._instructions = launch.instructions
         self.progress = self.polls = 0
+        self.gives_way = False
+        self._seen = self._looks = 0  # progress at the latest look, and looks since it was made
+        self._looked_at: dict[tuple[int, int], None] = {}  # addresses and bytes
         self.async_stores = 0
         self.dynamic_smem = smem - launch.static_smem
         self.running: dict[Warp, None] = {}
@@ -289,6 +296,24 @@ class Cluster:
     def warps(self) -> list[Warp]:
         """Warps that have not exited."""
         return list(self.running)
+
+    def look(self, warp: Warp, addresses: Iterable[int], nbytes: int) -> None:
+        """A warp looks at what others may change: ``nbytes`` at each of some global, or other, addresses."""
+        self.polls += 1
+        if not self.gives_way:
+            return
+        if self._seen != self.progress:
+            self._seen, self._looks = self.progress, 0
+            self._looked_at.clear()
+        self._looks += 1
+        self._looked_at.update(((int(address), nbytes), None) for address in addresses)
+        if self._looks > _MOST_LOOKS:
+            warp.code.give_way()
+
+    def looked_at(self) -> dict[tuple[int, int], bytes]:
+        """What is in global memory where warps have looked since anything happened, by address and bytes."""
+        known = (place for place in self._looked_at if self.gmem.region_index(*place) is not None)
+        return {place: bytes(self.gmem.view(*place)) for place in known}
 
     def allows_dependents(self) -> bool:
         """Whether each CTA has executed griddepcontrol.launch_dependents or exited."""

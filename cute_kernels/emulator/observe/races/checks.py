@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +65,9 @@ class RaceChecks:
             plane.add_layer()  # of shared and tensor memory almost every place is read
         self.points: dict[int, SyncPoint] = {}
         self.locations: dict[tuple[str, int], SyncPoint] = {}
-        self.floor = len(self.epochs)
-        launch.floors.append(self.floor)
-        self.abroad = Abroad(self.columns, launch, self.floor)
+        launch.clusters += 1
+        self.cluster = self.epochs.cluster = launch.clusters
+        self.abroad = Abroad(self.columns, launch, self.cluster)
         self._serials: dict[int, int] = {}
         self.exits = ExitChecks(self.columns, self.ranks, strict)
         self._predecessor = self.columns.named("the launch before")
@@ -98,6 +97,10 @@ class RaceChecks:
         """griddepcontrol.wait: the launch before is over, and what it wrote is visible."""
         agent.complete(self._predecessor, 1)
 
+    def enter_cluster(self) -> None:
+        """The cluster runs: accesses that follow are its own."""
+        self.epochs.cluster = self.cluster
+
     # --- decisions ----------------------------------------------------------------------------------------------------
 
     def _known_abroad(self, before: np.ndarray, late: np.ndarray, known: np.ndarray) -> bool:
@@ -109,8 +112,7 @@ class RaceChecks:
         abroad = self.abroad.known(known) if late.any() else {}
         for identity in np.unique(before[late]).tolist() if abroad else ():
             number = identity >> LANE_BITS
-            floors = self.launch.floors
-            row = abroad.get(floors[bisect.bisect_right(floors, number) - 1])
+            row = abroad.get(int(self.epochs.clusters[number]))
             column = int(self.epochs.columns[number]) + self.epochs.lane(identity)
             if row is not None and column < len(row) and self.epochs.clocks[number] <= row[column]:
                 late &= before != identity
@@ -132,7 +134,7 @@ class RaceChecks:
         hint = "it belongs to another cluster"
         if number < self.launch.first:
             hint = "no griddepcontrol.wait is executed before, so that the launches may overlap"
-        elif number >= view.floor:
+        elif not self.epochs.foreign(number, view.cluster):
             hint = self._hint(who.clocks, column, int(self.epochs.clocks[number]))
         if isinstance(who, Agent):
             name = f"a {'store' if verb == 'writes' else 'load'} of {name}"
@@ -156,14 +158,14 @@ class RaceChecks:
     def _late(self, before: np.ndarray, view: View, who: Agent | Operation) -> np.ndarray | None:
         """Which of the accesses ``before`` are not ordered before one of ``who``: boolean array, None when all are."""
         late = unordered(self.epochs, before, view)
-        if late is None or (view.floor and self._known_abroad(before, late, view.known)):
+        if late is None or (view.cluster and self._known_abroad(before, late, view.known)):
             return None
         if who.private:
             # What the looking lane itself has waited for.
             numbers = before >> LANE_BITS
             for column, (lane, clock) in who.private.items():
                 known = (self.epochs.columns[numbers] == column) & (self.epochs.clocks[numbers] <= clock)
-                late &= ~(known & (view.lanes == lane) & (numbers >= view.floor))
+                late &= ~(known & (view.lanes == lane) & ~self.epochs.foreign(numbers, view.cluster))
         return late if late.any() else None
 
     def _check_unwritten(self, part: Part, before: np.ndarray, agent: Agent) -> None:

@@ -77,7 +77,9 @@ class Conflict:
 
     def _own_warp(self, number: int) -> bool:
         """Whether the earlier access is one of a lane of the same warp."""
-        if not isinstance(self.who, Agent) or self.view is None or number < max(self.first, self.view.floor):
+        if not isinstance(self.who, Agent) or self.view is None or number < self.first:
+            return False
+        if self.epochs.foreign(number, self.view.cluster):
             return False  # a warp of another cluster has the columns of this cluster's of the same number
         return 0 <= int(self.epochs.columns[number]) - self.who.base < LANES
 

@@ -56,17 +56,18 @@ class Rows:
 _EPOCHS, _SHADOW, _PLANE = words("Epochs"), words("Shadow"), words("Plane")
 _LAYERS = 16  # that the core may add to planes of at most so many bytes each; of larger ones Python does
 _MOST_BYTES = 1 << 20
-_COUNT, _CAPACITY = _EPOCHS["count"], _EPOCHS["capacity"]
+_COUNT, _CAPACITY, _CLUSTER = (_EPOCHS[name] for name in ("count", "capacity", "cluster"))
 
 
 class Epochs:
-    """Columns and clocks of all accesses of a launch, by epoch number; epoch 0 is "never accessed".
+    """Columns, clocks and clusters of all accesses of a launch, by epoch number; epoch 0 is "never accessed".
 
     The core makes epochs as well, so their number and where they are is kept in a structure that it knows.
 
     Attributes:
         columns, clocks: int32, indexed by epoch; an access of lane ``n`` belongs to column ``columns + n``.
         places: int32: index of the instruction that made the first of its accesses; -1: not known.
+        clusters: int32: the cluster, from 1 on; 0: of the launch before.
         generic: uint8: `GENERIC` where the access went through the generic proxy, `STRONG` for a strong operation.
         block: an `Epochs` of the core, as int64; it is at host ``address``.
     """
@@ -75,6 +76,7 @@ class Epochs:
         self.columns, self.clocks = np.zeros(1024, np.int32), np.zeros(1024, np.int32)
         self.generic = np.zeros(1024, np.uint8)
         self.places = np.full(1024, -1, np.int32)
+        self.clusters = np.zeros(1024, np.int32)
         self._texts = np.zeros(1024, np.int32)  # index in _labels: who and what, for reports
         self._labels: list[str] = [""]
         self._namers: dict[int, Callable[[int], str]] = {}  # of negative texts, by the block of them
@@ -85,7 +87,7 @@ class Epochs:
         self._locate()
 
     def _locate(self) -> None:
-        arrays = self.columns, self.clocks, self.generic, self._texts, self.places
+        arrays = self.columns, self.clocks, self.generic, self._texts, self.places, self.clusters
         self.block[: len(arrays)] = [array.ctypes.data for array in arrays]
         self._words[_CAPACITY] = len(self.columns)
 
@@ -130,16 +132,16 @@ class Epochs:
         number = self._words[_COUNT]
         self.columns[number], self.clocks[number], self.generic[number] = column, clock, generic
         self._texts[number] = label if isinstance(label, int) else self.text(label)
-        self.places[number] = place
+        self.places[number], self.clusters[number] = place, self.cluster
         self._words[_COUNT] = number + 1
         return number << LANE_BITS
 
     def make_room(self) -> None:
         """For one more epoch at least."""
         if self._words[_COUNT] == self._words[_CAPACITY]:
-            self.columns, self.clocks, self.generic, self._texts, self.places = (
-                np.concatenate([array, np.zeros_like(array)])
-                for array in (self.columns, self.clocks, self.generic, self._texts, self.places)
+            arrays = self.columns, self.clocks, self.generic, self._texts, self.places, self.clusters
+            self.columns, self.clocks, self.generic, self._texts, self.places, self.clusters = (
+                np.concatenate([array, np.zeros_like(array)]) for array in arrays
             )
             self._locate()
 
@@ -150,6 +152,19 @@ class Epochs:
     def place(self, identity: int) -> int:
         """Index of the instruction of the epoch's first access; -1: not known."""
         return int(self.places[identity >> LANE_BITS])
+
+    @property
+    def cluster(self) -> int:
+        """Number of the cluster that runs now, from 1 on; 0: none does."""
+        return self._words[_CLUSTER]
+
+    @cluster.setter
+    def cluster(self, number: int) -> None:
+        self._words[_CLUSTER] = number
+
+    def foreign(self, numbers: Any, cluster: int) -> Any:
+        """Whether epochs (one or an array) are of another cluster than this one; 0: nobody asks."""
+        return (numbers > 0) & (self.clusters[numbers] != cluster) & (cluster > 0)
 
     def lane(self, identity: int) -> int:
         return identity & _LANE_MASK
@@ -165,7 +180,7 @@ class View:
         lanes: lane per place, or one lane for all; -1: none.
         exempt: one more column that is in order with the access; with it, where there are ``own`` columns, the loads of
             several lanes.
-        floor: epochs below are of clusters that ran before: nothing is known of them but ``foreign``.
+        cluster: epochs of other clusters are in no order with the access; 0: there are none, this is not global memory.
         strong: the access is a strong operation, which does not race with strong operations.
     """
 
@@ -173,7 +188,7 @@ class View:
     own: int = -1
     lanes: Any = -1
     exempt: int = -1
-    floor: int = 0
+    cluster: int = 0
     strong: bool = False
 
     def exempts(self, column: Any) -> Any:
@@ -192,20 +207,21 @@ def unordered(epochs: Epochs, identities: np.ndarray, view: View) -> np.ndarray 
             return None
         number = first >> LANE_BITS
         column = int(epochs.columns[number]) + (first & _LANE_MASK)
-        if number >= view.floor:
+        foreign = epochs.foreign(number, view.cluster)
+        if not foreign:
             if epochs.clocks[number] <= view.known[column] or view.exempts(column):
                 return None
             if view.own >= 0 and np.all(column - view.own == view.lanes):
                 return None
         if view.strong and epochs.generic[number] == STRONG:
             return None
-        if view.own < 0 or number < view.floor:
+        if view.own < 0 or foreign:
             return np.ones(identities.shape, bool)
     numbers = identities >> LANE_BITS
     columns = epochs.columns[numbers] + (identities & _LANE_MASK)
     foreign = None
-    if view.floor:
-        foreign = (numbers < view.floor) & (numbers > 0)
+    if view.cluster:
+        foreign = epochs.foreign(numbers, view.cluster)
         if foreign.any():
             columns = np.where(foreign, 0, columns)
         else:
@@ -229,13 +245,13 @@ def unordered(epochs: Epochs, identities: np.ndarray, view: View) -> np.ndarray 
 class Plane:
     """Last write and last reads of an array of places. Readers that are not ordered among each other take layers.
 
-    Clusters number their columns alike, and nothing orders them, so that a reader may take the place of one of an
-    earlier cluster that it is not ordered after. One such read per place is kept apart, since a later write races with
+    Clusters number their columns alike, and nothing orders them, so that a reader may take the place of one of
+    another cluster that it is not ordered after. One such read per place is kept apart, since a later write races with
     it whatever its own cluster knows: the first, for any number of clusters would need as many layers.
 
     Attributes:
         writes, reads: identities; a layer of readers each. The core adds layers too, as long as there is room.
-        foreign: per place, the first read since the last write that a reader of a later cluster has replaced; None
+        foreign: per place, the first read since the last write that a reader of another cluster has replaced; None
             while there is none.
         block: a `Shadow` of the core, as int64; the plane is its first or (``fine``) its second one.
     """
@@ -296,12 +312,12 @@ class Plane:
         return self.reads if self.foreign is None else [*self.reads, self.foreign]
 
     def add_read(
-        self, where: Any, identity: int, epochs: Epochs, known: np.ndarray | None, column: int, floor: int = 0
+        self, where: Any, identity: int, epochs: Epochs, known: np.ndarray | None, column: int, cluster: int = 0
     ) -> None:
         """Records a read. It replaces reads of the same column, and those that ``known`` says it comes after.
 
         A strong read replaces none that is not: a strong write races with that one alone.
-        ``floor`` is that of a `View`: what is replaced of earlier clusters is foreign from now on.
+        ``cluster`` is that of a `View`: what is replaced of other clusters is foreign from now on.
         """
         strong = epochs.generic[identity >> LANE_BITS] == STRONG
         for layer in self.reads:
@@ -311,7 +327,7 @@ class Plane:
                 if first == identity:
                     return
                 if not first or self._covers(first >> LANE_BITS, epochs, known, column, strong):
-                    self._keep(where, old, floor)
+                    self._keep(where, old, epochs, cluster)
                     layer[where] = identity
                     return
                 continue
@@ -324,11 +340,11 @@ class Plane:
                 free &= epochs.generic[numbers] == STRONG
             free |= old == 0
             if free.all():
-                self._keep(where, old, floor)
+                self._keep(where, old, epochs, cluster)
                 layer[where] = identity
                 return
             if free.any():
-                self._keep(where, np.where(free, old, 0), floor)
+                self._keep(where, np.where(free, old, 0), epochs, cluster)
                 where = put(layer, where, free, identity)
         self.add_layer()[where] = identity
 
@@ -339,12 +355,12 @@ class Plane:
             return False
         return old == column or (known is not None and bool(epochs.clocks[number] <= known[old]))
 
-    def _keep(self, where: Any, replaced: np.ndarray, floor: int) -> None:
-        """Keeps those of the replaced reads that earlier clusters made, where none is kept yet."""
-        earlier = (replaced > 0) & (replaced < floor << LANE_BITS)
-        if earlier.any():
+    def _keep(self, where: Any, replaced: np.ndarray, epochs: Epochs, cluster: int) -> None:
+        """Keeps those of the replaced reads that other clusters made, where none is kept yet."""
+        others = epochs.foreign(replaced >> LANE_BITS, cluster)
+        if others.any():
             foreign = self.add_foreign()
-            foreign[where] = np.where(earlier & (foreign[where] == 0), replaced, foreign[where])
+            foreign[where] = np.where(others & (foreign[where] == 0), replaced, foreign[where])
 
     def set_write(self, where: Any, identities: Any) -> None:
         """Records a write; what was read before is over."""

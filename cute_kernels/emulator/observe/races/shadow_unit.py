@@ -74,25 +74,25 @@ class ShadowUnit:
         return place
 
     def async_read(
-        self, epochs: Epochs, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, fence: Row, floor: int
+        self, epochs: Epochs, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, fence: Row, cluster: int
     ) -> bool:
         """`RaceTracker.async_read` of an access that is in order. False: nothing is recorded, NumPy has to decide.
 
-        Args: as there, and ``fence``, the row of fences that cover its memory; ``floor``, the first number of a `View`.
+        Args: as there, and ``fence``, the row of fences that cover its memory; ``cluster``, that of a `View`.
         """
         places = self._places(offsets)
         if places is None:
             return False
         width, address = operation.clocks.shape[1], operation.address
         visible, fenced = address + 4 * width * _VISIBLE, address + 4 * width * int(fence)
-        view = (visible, width, operation.own, 0, operation.lane, -1, floor)
+        view = (visible, width, operation.own, 0, operation.lane, -1, cluster)
         record = (operation.identity, 0, fenced, 0, operation.column, 0)
         self._set(0, 0, shadow.address, GRANULE, *places, nbytes, 0, *view, epochs.address, *record)
         return self._decide() != 0
 
     def async_write(
         self, epochs: Epochs, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, fence: Row | None,
-        floor: int,
+        cluster: int,
     ) -> bool:  # fmt: skip
         """`RaceTracker.async_write`; result and arguments as for `async_read`. ``fence`` None: none is asked for."""
         places = self._places(offsets)
@@ -102,7 +102,7 @@ class ShadowUnit:
         exempt = own + _READ if own >= 0 else -1
         known, width = operation.address + 4 * operation.clocks.shape[1] * _ACQUIRED, operation.clocks.shape[1]
         fenced = 0 if fence is None else operation.address + 4 * width * int(fence)
-        view = (known, width, own, 0, operation.lane, exempt, floor)
+        view = (known, width, own, 0, operation.lane, exempt, cluster)
         record = (operation.identity, 0, fenced, 0, 0, 0)
         strong = int(operation.reduces)
         self._set(1, strong, shadow.address, GRANULE, *places, nbytes, 0, *view, epochs.address, *record)
@@ -173,7 +173,7 @@ class ShadowUnit:
         """The `Context` that the core knows a warp by, good as long as the tracker."""
         return STRUCTURES["Context"](
             agent.block_address, tracker.epochs.address, tracker.shared[agent.rank].address,
-            tracker.tensor.planes[agent.rank].address, tracker.launch.block.ctypes.data, tracker.floor,
+            tracker.tensor.planes[agent.rank].address, tracker.launch.block.ctypes.data, tracker.cluster,
         )  # fmt: skip
 
     @staticmethod

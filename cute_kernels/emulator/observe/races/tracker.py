@@ -113,7 +113,7 @@ class RaceTracker(PointRaces):
         rank: int, identity: int | None = None,
     ) -> None:  # fmt: skip
         # Lanes that write one place together write the same value in every sound program: the warp's, not a lane's.
-        floor = self.floor if rank < 0 else 0
+        cluster = self.cluster if rank < 0 else 0
         known = agent.clocks[Row.VISIBLE]
         own_reads = agent.base + Offset.READ
         shared_place = write and isinstance(lanes, np.ndarray) and len(offsets) > 1 and (offsets == offsets[0]).all()
@@ -127,7 +127,7 @@ class RaceTracker(PointRaces):
         identity = self._identity(agent, column, write, strong, shared_place) if lanes_of else identity
         for part in shadow.parts(offsets, nbytes):
             some = lanes if isinstance(lanes, int) or part.items is None else lanes[part.items]
-            view = View(known, agent.base, some, own_reads, floor, strong)
+            view = View(known, agent.base, some, own_reads, cluster, strong)
             plane, where = part.plane, part.where
             self._check(part, plane.writes[where], view, rank, agent, "writes" if write else "reads", "wrote")
             if rank < 0 and not write and self.launch.non_coherent:
@@ -142,7 +142,7 @@ class RaceTracker(PointRaces):
                 lane = 0 if not lanes_of else max(some, 0) if isinstance(some, int) else some
                 plane.set_write(where, identity + lane)
             else:
-                plane.add_read(where, identity, self.epochs, None if floor else known, column, floor)
+                plane.add_read(where, identity, self.epochs, None if cluster else known, column, cluster)
         if rank >= 0 and rank != agent.rank:
             self._check_begun(agent, rank)
             columns = [own_reads] if not write else {agent.base + max(n, 0) for n in np.atleast_1d(lanes).tolist()}
@@ -180,7 +180,7 @@ class RaceTracker(PointRaces):
         before = plane.writes[where]
         numbers = before >> LANE_BITS
         chosen = (epochs.columns[numbers] == agent.base) & (epochs.generic[numbers] == STRONG)
-        chosen &= (numbers >= self.floor) & (epochs.places[numbers] != here)
+        chosen &= ~epochs.foreign(numbers, self.cluster) & (epochs.places[numbers] != here)
         if not chosen.any():
             return None
         stores = [place for place in np.unique(epochs.places[numbers[chosen]]).tolist() if self._is_store(place)]
@@ -283,26 +283,26 @@ class RaceTracker(PointRaces):
             access(shadow, offsets, nbytes, operation, -1)
 
     def _async_read(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
-        floor, unit = self.floor if rank < 0 else 0, self.unit
+        cluster, unit = self.cluster if rank < 0 else 0, self.unit
         fence = Row.PROXY_GLOBAL if rank < 0 else Row.PROXY
-        if unit.async_read(self.epochs, shadow, offsets, nbytes, operation, fence, floor):
+        if unit.async_read(self.epochs, shadow, offsets, nbytes, operation, fence, cluster):
             return
-        view = View(operation.clocks[Row.VISIBLE], operation.own, operation.lane, floor=floor)
-        fenced = View(operation.clocks[fence], lanes=operation.lane, floor=floor)
+        view = View(operation.clocks[Row.VISIBLE], operation.own, operation.lane, cluster=cluster)
+        fenced = View(operation.clocks[fence], lanes=operation.lane, cluster=cluster)
         for part in shadow.parts(offsets, nbytes):
             before = part.plane.writes[part.where]
             self._check(part, before, view, rank, operation, "reads", "wrote")
             late = self._late(before, fenced, operation)
             if late is not None:
                 self._missing_fence(part, before, late, rank, operation)
-            part.plane.add_read(part.where, operation.identity, self.epochs, None, operation.column, floor)
+            part.plane.add_read(part.where, operation.identity, self.epochs, None, operation.column, cluster)
 
     def _async_write(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
-        floor, unit = self.floor if rank < 0 else 0, self.unit
+        cluster, unit = self.cluster if rank < 0 else 0, self.unit
         fence = Row.PROXY if self.strict and rank >= 0 and not operation.generic else None
-        if unit.async_write(self.epochs, shadow, offsets, nbytes, operation, fence, floor):
+        if unit.async_write(self.epochs, shadow, offsets, nbytes, operation, fence, cluster):
             return
-        view = View(operation.clocks[Row.ACQUIRED], operation.own, operation.lane, -1, floor, operation.reduces)
+        view = View(operation.clocks[Row.ACQUIRED], operation.own, operation.lane, -1, cluster, operation.reduces)
         if operation.own >= 0:
             view.exempt = operation.own + Offset.READ
         for part in shadow.parts(offsets, nbytes):
@@ -350,7 +350,7 @@ class RaceTracker(PointRaces):
         granules = address + np.arange(0, MAP_BYTES, GRANULE, dtype=np.int64)
         for shadow, offsets, _ in self._regions(granules, GRANULE, False):
             for part in shadow.parts(offsets, GRANULE):
-                part.plane.add_read(part.where, identity, self.epochs, None, column, self.floor)
+                part.plane.add_read(part.where, identity, self.epochs, None, column, self.cluster)
 
     # --- copies that signal an mbarrier -------------------------------------------------------------------------------
 
