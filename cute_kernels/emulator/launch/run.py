@@ -23,7 +23,7 @@ from cute_kernels.emulator.observe.counters import Counters, UnitCounters, UnitC
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.trace import recording
 from cute_kernels.emulator.options import Options
-from cute_kernels.emulator.ptx.decode import Kernel, parse
+from cute_kernels.emulator.ptx.decode import Kernel, Variable, parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.register_pool import at_entry
 from cute_kernels.emulator.state.smem import SYSTEM_BYTES, gaps
@@ -211,6 +211,24 @@ def run(
     )
 
 
+def _cells(variable: Variable) -> np.ndarray:
+    """Host memory that stands for the device memory of a variable, with its initial value: uint8 [bytes].
+
+    Raises:
+        ValueError: there is not so much memory.
+    """
+    try:
+        store = np.zeros(variable.nbytes + variable.align, np.uint8)
+    except MemoryError:
+        raise ValueError(
+            f"the .{variable.space} variable {variable.name} has {variable.nbytes} bytes, for which there is no memory"
+        ) from None
+    skip = -store.ctypes.data % variable.align
+    cells = store[skip : skip + variable.nbytes]
+    cells[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+    return cells
+
+
 class Launch:
     """A checked launch; makes its clusters."""
 
@@ -282,22 +300,17 @@ class Launch:
                 raise ValueError(f"{name} {given}, but the kernel was compiled for {wanted}")
 
     def place_variables(self, ptx: str) -> None:
-        """Gives .global and .const variables memory."""
+        """Gives .global and .const variables memory; they have it until `GlobalMemory` ends."""
+        held = self.memory.modules.setdefault(ptx, {})
         for variable in parse(ptx).variables:
-            if variable.space in ("global", "const"):
-                # Host memory stands for device memory; the view starts at the first suitably aligned byte.
-                try:
-                    store = np.zeros(variable.nbytes + variable.align, np.uint8)
-                except MemoryError:
-                    raise ValueError(
-                        f"the .{variable.space} variable {variable.name} has {variable.nbytes} bytes, for which there "
-                        "is no memory"
-                    ) from None
-                skip = -store.ctypes.data % variable.align
-                cells = store[skip : skip + variable.nbytes]
-                cells[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+            if variable.space not in ("global", "const"):
+                continue
+            cells = held.get(variable.name)
+            if cells is None:
+                cells = held[variable.name] = _cells(variable)
+            if self.memory.region_index(cells.ctypes.data, cells.nbytes) is None:
                 self.memory.register_tensor(cells, variable.name, writable=variable.space == "global")
-                self.symbols[variable.name] = cells.ctypes.data
+            self.symbols[variable.name] = cells.ctypes.data
 
     def cooperate(self) -> None:
         """The launch is a cooperative one.

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,7 @@ class RecordedLaunch:
         previous: the launch before it, where this one may begin before that one is over (programmatic stream
             serialisation, and no other work on the device in between), else None.
         roles: names of warps, () where none are given.
+        variables: name and bytes of the module's .global variables before the launch; () before its first one.
         warp_instructions: how many it executed in the program; 0 where it did not end.
     """
 
@@ -63,6 +64,7 @@ class RecordedLaunch:
     memory: tuple[MemoryImage, ...]
     previous: RecordedLaunch | None = None
     roles: tuple[str, ...] = ()
+    variables: tuple[tuple[str, np.ndarray], ...] = ()
     warp_instructions: int = 0
 
     @property
@@ -95,6 +97,8 @@ class RecordedLaunch:
         facts = dataclasses.astuple(dataclasses.replace(self.launch, ptx=""))
         found.update(repr((facts, self.previous and self.previous.digest())).encode())
         found.update(self.launch.ptx.encode())
+        for _, content in self.variables:
+            found.update(content)
         for image in self.memory:
             found.update(image.address.to_bytes(8, "little"))
             found.update(image.content)
@@ -122,6 +126,7 @@ class Recorder:
         *,
         overlaps: bool,
         roles: tuple[str, ...] = (),
+        variables: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Notes a launch that is about to run.
 
@@ -131,6 +136,7 @@ class Recorder:
             overlaps: whether it may begin before the launch before it is over. Where memory of that launch was freed
                 and is part of something else now, it is recorded as if it may not.
             roles: names of warps.
+            variables: of the module, with their values.
         """
         self.total += 1
         before = {image.address: image for image in self._last.memory} if self._last is not None else {}
@@ -144,7 +150,8 @@ class Recorder:
         previous = None
         if overlaps and self._last is not None and _disjoint(image.span for image in (*before.values(), *images)):
             previous = dataclasses.replace(self._last, previous=None)
-        self._last = RecordedLaunch(self.total, launch, tuple(images), previous, roles)
+        held = tuple((name, cells.copy()) for name, cells in (variables or {}).items())
+        self._last = RecordedLaunch(self.total, launch, tuple(images), previous, roles, held)
         digest = self._last.digest()
         if digest not in self._known:
             self._known.add(digest)
@@ -219,6 +226,7 @@ class Replay:
                 continue
             launch = self._here(each, ptx)
             text = launch.ptx
+            memory.modules[text] = {name: aligned(self._move(content)) for name, content in each.variables}
             try:
                 report = run(
                     text,
@@ -259,6 +267,14 @@ class Replay:
     def _move(self, content: np.ndarray) -> np.ndarray:
         ranges = tuple(each for each in self._moved.ranges if each[0] >= _SMALLEST_ADDRESS)
         return np.frombuffer(Relocation(ranges).words(content.tobytes()), np.uint8)
+
+
+def aligned(content: np.ndarray) -> np.ndarray:
+    """A copy that begins where any variable may."""
+    store = np.zeros(len(content) + _ALIGNMENT, np.uint8)
+    start = -store.ctypes.data % _ALIGNMENT
+    store[start : start + len(content)] = content
+    return store[start : start + len(content)]
 
 
 def _disjoint(spans: Iterable[tuple[int, int]]) -> bool:

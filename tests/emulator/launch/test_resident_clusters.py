@@ -124,8 +124,9 @@ def test_a_flag_that_nobody_sets_is_a_hang_of_all() -> None:
     text = module(LAST_FIRST.replace("setp.ne.u32 %p1, %r4, %r3", "setp.ne.u32 %p1, %r4, 999"))
     with pytest.raises(Hang, match="cluster 0 hangs") as caught:
         launch(text, np.zeros(17, np.uint32), 0, grid=(12, 1, 1), options=Options(resident=6))
-    assert "cluster 1 waits, too: cluster 1, CTA 0 warp 0" in caught.value.report
-    assert "and 2 other clusters\n6 clusters have not started: 6 are resident at most at the same time" in caught.value.report
+    report = caught.value.report
+    assert "cluster 1 waits, too: cluster 1, CTA 0 warp 0" in report
+    assert "and 2 other clusters\n6 clusters have not started: 6 are resident at most at the same time" in report
 
 
 def test_no_more_are_resident_than_the_option_allows() -> None:
