@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.forked import AVAILABLE, Ended, Forked
-from cute_kernels.emulator.launch.independence import dependence, shared_memory
+from cute_kernels.emulator.launch.independence import shared_memory
 from cute_kernels.emulator.launch.residents import Residents
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.observe.counters import Counters, UnitCounters
@@ -103,7 +103,7 @@ def known_dependence(launch: Launch) -> str:
         return "the race detector is off, which tells whether clusters are independent"
     if options.trace is not None:
         return "a timeline is written"
-    return dependence(launch.execution.kernel) or shared_memory(launch.memory)
+    return launch.execution.kernel.dependence or shared_memory(launch.memory)
 
 
 def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cute_kernels.emulator.launch.independence import dependence
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.observe.trace import Timeline
 
@@ -77,7 +76,7 @@ class Residents:
 
     def __init__(self, launch: Launch, timeline: Timeline | None) -> None:
         self._launch, self._timeline = launch, timeline
-        self._waits = bool(dependence(launch.execution.kernel))
+        self._waits = bool(launch.execution.kernel.dependence)
         self._running: list[Scheduler] = []  # in the order in which they began
         self._stuck: dict[Scheduler, None] = {}  # that wait, in the order in which they began to
         self._patient: set[Scheduler] = set()  # of them, that have done so patiently since anything happened

@@ -18,7 +18,6 @@ import numpy as np
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, attaching
-from cute_kernels.emulator.launch.independence import dependence
 from cute_kernels.emulator.launch.overlap import lets_overlap, run_overlapping
 from cute_kernels.emulator.launch.run import Report, run
 from cute_kernels.emulator.options import Options
@@ -89,7 +88,7 @@ class RecordedLaunch:
         """Whether its clusters may see what others do while both run."""
         launch = self.launch
         several = math.prod(launch.grid) > math.prod(launch.cluster)
-        return several and bool(dependence(parse(launch.ptx).kernels[launch.kernel_name]))
+        return several and bool(parse(launch.ptx).kernels[launch.kernel_name].dependence)
 
     def digest(self) -> bytes:
         """Equal for launches that do the same, behind launches that do the same where they may overlap those."""

@@ -174,7 +174,8 @@ COOPERATIVE = f"""{BEGIN} mov.u32 %r4, %envreg1; mov.u32 %r5, %envreg2; mov.b64 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_the_barrier_of_cooperative_groups(order: dict[str, Any]) -> None:
     cells = np.zeros(32, np.uint32)
-    launch(module(COOPERATIVE), cells, 0, grid=(5, 1, 1), block=(1, 1, 1), cooperative=True, options=Options(**order))
+    shape = {"grid": (5, 1, 1), "block": (1, 1, 1), "cooperative": True}
+    launch(module(COOPERATIVE), cells, 0, **shape, options=Options(**order), hardware="a cooperative launch")
     assert cells[16:21].tolist() == [8, 9, 10, 11, 7]
 
 
