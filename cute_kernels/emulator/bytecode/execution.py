@@ -30,7 +30,6 @@ from cute_kernels.emulator.bytecode.sites import Site
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.graph.values import Value
-from cute_kernels.emulator.instructions.accesses import LocalMemory
 from cute_kernels.emulator.instructions.wgmma import GroupWait
 from cute_kernels.emulator.observe.meter import CoreMeter
 from cute_kernels.emulator.observe.races.warp_log import WarpLog
@@ -264,7 +263,7 @@ class Execution:
             current.site, current.place = site, self.places[site]
             result = self.sites[site](current.warp, mask)
             if interrupts.noted:
-                current.give_way()
+                current.header.budget = 1  # gives way at the next block
             return current.block() if result == _WAIT else result
         except BaseException as error:  # noqa: BLE001 - must not unwind through the core; `WarpExecution.send` raises it
             current.error = error
@@ -317,7 +316,7 @@ class WarpExecution:
         self.header.number, self.header.rank, self.header.index = warp.number, warp.cta.rank, warp.index
         self.header.mask, self.header.live, self.header.meet = warp.live, warp.live, CONSTANTS["NO_MEET"]
         if translation.local_bytes:
-            warp.local = LocalMemory(translation.local_bytes)
+            warp.local = np.zeros((32, translation.local_bytes), np.uint8)
         self.error: BaseException | None = None
         self.site, self.place = 0, -1
         self._bulk: np.ndarray | None = None
@@ -356,7 +355,7 @@ class WarpExecution:
         self.header.budget = budget
         local = self.launch.translation.local_bytes
         if local:
-            self.tables.header.local, self.tables.header.local_bytes = self.warp.local.cells.ctypes.data, local
+            self.tables.header.local, self.tables.header.local_bytes = self.warp.local.ctypes.data, local
         meter = self.warp.cluster.meter
         if meter is not None:
             self.tables.header.meter = meter.core.address(self.warp.track)
@@ -376,10 +375,6 @@ class WarpExecution:
         if status == _EXIT:
             self.place = -1
             raise StopIteration
-
-    def give_way(self) -> None:
-        """Its turn ends at the next block."""
-        self.header.budget = 1
 
     def stand_at(self, place: int) -> None:
         """The core is in this instruction, and asks Python."""
@@ -415,6 +410,8 @@ class WarpExecution:
     def publish(self) -> None:
         """Tells the units what the core did since: effects, and accesses that somebody observes."""
         header, cluster = self.tables.header, self.warp.cluster
+        cluster.polls += header.polls
+        header.polls = 0
         if header.progress:
             cluster.progress += header.progress
             header.progress = 0

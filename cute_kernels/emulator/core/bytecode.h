@@ -92,7 +92,7 @@ typedef struct Operation {
 extern const Operation integer_operations[], bit_operations[], float_operations[], double_operations[];
 extern const Operation conversion_operations[];
 extern const Operation move_operations[], flow_operations[], unit_operations[], barrier_operations[];
-extern const Operation mbarrier_operations[], together_operations[], bulk_operations[];
+extern const Operation mbarrier_operations[], together_operations[], bulk_operations[], memory_operations[];
 
 #define AT(type, offset) (*(type *)(s + (offset)))
 // Rows of lanes lie on cache lines, or where they are shorter, on multiples of their length.

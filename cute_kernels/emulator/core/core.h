@@ -65,22 +65,6 @@ EXPORT void shared_cost(const int64_t *addresses, uint32_t mask, int64_t nbytes,
 // Distinct aligned pieces of `size` bytes, a power of two, that the lanes of a mask access; no access crosses a border.
 EXPORT int64_t distinct_pieces(const int64_t *addresses, uint32_t mask, int64_t size);
 
-// A load or store of `count` elements of `size` bytes by each lane of a mask, at an address for each lane. Element k of
-// lane l is item l of elements[k]. 1 if done; 0: nothing is done, Python decides.
-EXPORT int32_t warp_access(
-    Tables *t, const int64_t *addresses, uint8_t *const *elements, uint32_t mask, int32_t instruction, int32_t space,
-    int32_t write, int32_t size, int32_t count);
-// A load of `count` elements of `size` bytes that all lanes of a mask make together. Likewise.
-EXPORT int32_t warp_load_together(
-    Tables *t, int64_t address, uint64_t *const *elements, uint32_t mask, int32_t instruction, int32_t space,
-    int32_t size, int32_t count);
-
-// ldmatrix or stmatrix of `count` 8x8 matrices of 16 bits: lanes 8 i to 8 i + 7 have the shared addresses of the rows of
-// matrix i, register i of all lanes its elements. Likewise.
-EXPORT int32_t warp_matrices(
-    Tables *t, const int64_t *addresses, uint8_t *const *registers, int32_t count, int32_t transposed, int32_t write,
-    int32_t instruction);
-
 // cp.async of `nbytes` by each lane of a mask, of which a lane reads `counts` of global memory and the rest is 0; the
 // commit of a group, and the wait for all groups but the newest, or for every copy. Likewise, with completion="eager".
 EXPORT int32_t copy_by_lanes(
@@ -97,6 +81,11 @@ EXPORT int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, T
 EXPORT int32_t operation_count(void);
 EXPORT const char *operation_name(int32_t number);
 EXPORT void *operation_run(int32_t number, int32_t lanes);
+
+// --- loads: memory.c ---
+
+// Lanes look at what others may change: strong loads, and atomics that change nothing.
+EXPORT void warp_looks(Tables *t, const int64_t *addresses, uint32_t mask, int64_t nbytes);
 
 // --- clocks of the race detector: clocks.c ---
 

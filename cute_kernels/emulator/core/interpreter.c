@@ -104,6 +104,7 @@ int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *
   Machine machine = {.program = program, .rows = rows, .tables = t, .mask = header->mask, .active = header->mask};
   memcpy(&machine.call, &callback, sizeof callback);
   t->steps = &header->steps;
+  t->budget = &header->budget;
   const Instruction *i = start_of(&machine, header->pc);
   if (header->entered) {
     header->entered = 0;
@@ -116,7 +117,7 @@ int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *
 static const Operation *const tables[] = {
     integer_operations, bit_operations, float_operations, double_operations, conversion_operations,
     move_operations, flow_operations, unit_operations, barrier_operations, mbarrier_operations,
-    together_operations, bulk_operations, NULL,
+    together_operations, bulk_operations, memory_operations, NULL,
 };
 
 static const Operation *operation(int32_t number) {

@@ -64,7 +64,7 @@ def atomic(
     if changed:
         warp.cluster.progress += 1
     else:
-        warp.cluster.look(warp, addresses[block_lanes(mask)], size * count)
+        warp.cluster.look(mask, addresses, size * count)
     if warp.cluster.tracker is not None:
         _watch(warp, mask, space, addresses, size * count, strength)
     return old if count > 1 else old[0]
@@ -91,10 +91,10 @@ def atomic_wide(
         given = np.array([operand[lane] for operand in operands], np.uint64)
         if name == "cas" and (old[:, lane] != given[:2]).any():
             continue
-        memory.store(np.array([where]), given[-2:].view(np.uint8).reshape(1, 16))
+        memory.view(where, 16, write=True)[:] = given[-2:].view(np.uint8)
         warp.cluster.progress += bool((old[:, lane] != given[-2:]).any())
     if warp.cluster.progress == before_any:
-        warp.cluster.look(warp, addresses[block_lanes(mask)], 16)
+        warp.cluster.look(mask, addresses, 16)
     if warp.cluster.tracker is not None:
         _watch(warp, mask, space, addresses, 16, strength)
     return old
@@ -128,9 +128,8 @@ def _update(
         new = combine(name, type_, before.view(np.uint8), given.view(np.uint8), flush=space == "global")
     raw = np.ascontiguousarray(new).view(np.uint8)
     if space == "shared":
-        warp.cluster.memory.store(np.array([where]), raw.reshape(1, nbytes))
-    else:
-        cells[:] = raw
+        cells = warp.cluster.memory.view(where, nbytes, write=True)
+    cells[:] = raw
     return before, raw.tobytes() != before.tobytes()
 
 

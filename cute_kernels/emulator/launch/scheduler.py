@@ -94,7 +94,7 @@ class Scheduler:
         cluster = self.cluster
         if self.stuck is not None:  # others have run since
             self.stuck, self.idle_blocks, self.idle_since, self.polls_before = None, 0, 0, cluster.polls
-        cluster.gives_way = self.helped
+        cluster.barriers.tables.gives_way = self.helped
         if cluster.tracker is not None:
             cluster.tracker.enter_cluster()
         try:

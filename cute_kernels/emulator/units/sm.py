@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess
 from cute_kernels.emulator.observe.counters import UnitCounters
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
-from cute_kernels.emulator.state import lane_faults, named_barriers
+from cute_kernels.emulator.state import access_faults, lane_faults, named_barriers
 from cute_kernels.emulator.state.async_engine import AsyncEngine, Observer, cluster_random
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.mbarrier import MBarriers
@@ -33,9 +36,6 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.options import Options
     from cute_kernels.emulator.ptx.program import Instruction
     from cute_kernels.emulator.units.core_units import Units
-
-
-_MOST_LOOKS = 16  # of a cluster in which nothing happens, before the warp that looks ends its turn
 
 
 class ClusterBarrier:
@@ -184,7 +184,6 @@ class Cluster:
         index: linear cluster index; ``coordinates``: %clusterid.
         progress: counts effects, so that polling warps know whether looking again is worth it.
         polls: counts strong loads, and atomics that change nothing (`look`).
-        gives_way: a warp ends its turn that does nothing but look, and what it looks at is kept.
         running: warps that have not exited.
         executing: the warp that is running now, None in between.
         meter: counts the work of the units, or None (`Options.counters`).
@@ -215,9 +214,6 @@ class Cluster:
         self.triggered: set[int] = set()
         self._instructions = launch.instructions
         self.progress = self.polls = 0
-        self.gives_way = False
-        self._seen = self._looks = 0  # progress at the latest look, and looks since it was made
-        self._looked_at: dict[tuple[int, int], None] = {}  # addresses and bytes
         self.async_stores = 0
         self.dynamic_smem = smem - launch.static_smem
         self.running: dict[Warp, None] = {}
@@ -297,22 +293,16 @@ class Cluster:
         """Warps that have not exited."""
         return list(self.running)
 
-    def look(self, warp: Warp, addresses: Iterable[int], nbytes: int) -> None:
-        """A warp looks at what others may change: ``nbytes`` at each of some global, or other, addresses."""
-        self.polls += 1
-        if not self.gives_way:
-            return
-        if self._seen != self.progress:
-            self._seen, self._looks = self.progress, 0
-            self._looked_at.clear()
-        self._looks += 1
-        self._looked_at.update(((int(address), nbytes), None) for address in addresses)
-        if self._looks > _MOST_LOOKS:
-            warp.code.give_way()
+    def look(self, mask: int, addresses: np.ndarray, nbytes: int) -> None:
+        """Lanes look at what others may change: ``nbytes`` at each of uint64 [32]."""
+        library().warp_looks(self.barriers.address, addresses.astype(np.int64).ctypes.data, mask, nbytes)
 
     def looked_at(self) -> dict[tuple[int, int], bytes]:
         """What is in global memory where warps have looked since anything happened, by address and bytes."""
-        known = (place for place in self._looked_at if self.gmem.region_index(*place) is not None)
+        tables = self.barriers.tables
+        looks = tables.looks[: min(tables.look_count, len(tables.looks))]
+        places = dict.fromkeys((look.address, look.nbytes) for look in looks)
+        known = (place for place in places if self.gmem.region_index(*place) is not None)
         return {place: bytes(self.gmem.view(*place)) for place in known}
 
     def allows_dependents(self) -> bool:
@@ -371,6 +361,12 @@ class Cluster:
             raise warp.cta.named.fault(what, tables.fault, warp)
         if what in lane_faults.FAULTS:
             raise lane_faults.fault(what, tables.fault, warp)
+        if what in access_faults.FAULTS:
+            error = access_faults.fault(what, tables.fault, warp)
+            if what != access_faults.UNINITIALISED:
+                raise error
+            self.report(error)
+            return True
         error = None if self.tracker is None else self.tracker.fault(what, tables.fault, warp)
         if error is None:
             raise self.barriers.fault(what)
