@@ -85,7 +85,7 @@ def add_program_command(
     parser.add_argument(
         "script",
         metavar="SCRIPT",
-        help="a Python program, or a .ptx or .cu file, whose argument describes its launches (JSON, or FILE.py:FUNCTION)",
+        help="a Python program; a .ptx or .cu file, whose argument describes its launches: JSON, or FILE.py:FUNCTION",
     )
     own = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
     own.required = False  # else argparse asks for them where SCRIPT is missing
