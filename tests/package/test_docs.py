@@ -46,8 +46,8 @@ SIZES = {
     "docs/install.md": 3_500, "docs/tutorial.md": 6_750, "docs/glossary.md": 3_250, "docs/demo.md": 1_500,
     # Kernel developers.
     "docs/agents.md": 4_500, "docs/own_kernel.md": 6_750,
-    "docs/emulator/guide.md": 8_750, "docs/emulator/your_kernel.md": 7_500, "docs/emulator/contract.md": 14_000,
-    "docs/emulator/families.md": 9_500,
+    "docs/emulator/guide.md": 9_500, "docs/emulator/your_kernel.md": 7_500, "docs/emulator/contract.md": 14_500,
+    "docs/emulator/families.md": 9_750,
     "docs/emulator/arithmetic.md": 5_250, "docs/emulator/core.md": 8_250, "docs/emulator/counters.md": 5_500,
     "docs/emulator/programs.md": 3_750, "docs/emulator/programs_outcomes.md": 6_000,
     "docs/emulator/public_bugs.md": 6_500,
