@@ -207,7 +207,7 @@ def test_more_flags_make_a_library_of_its_own(tree: Path, monkeypatch: pytest.Mo
 
 def test_another_machine_is_compiled_for(tree: Path, monkeypatch: pytest.MonkeyPatch):
     """By the compiler that $CC names; it has the baseline alone, beside the libraries of this machine."""
-    small = imported("small_core.build")
+    small = imported("build")
     own = small.library("baseline")
     monkeypatch.setenv(small.MACHINE_VARIABLE, "riscv64")
     other = small.library("baseline")
