@@ -154,7 +154,7 @@ def test_random_schedules_are_tried_and_reduced(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(search.Replay, "run", run)
     monkeypatch.setattr(search.schedules, "systematic", lambda *_, **__: [Schedule(completion="lazy")])
     monkeypatch.setattr(
-        search.schedules, "drawn", lambda seed, overlaps: Schedule(10 + seed, "random", "starve", True)
+        search.schedules, "drawn", lambda seed, overlaps, meets: Schedule(10 + seed, "random", "starve", True)
         if seed == 5 else Schedule(seed, "random", "random"),
     )  # fmt: skip
     found = Search(recorder.launches, Budget(None, 9))
@@ -194,7 +194,7 @@ def test_the_time_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
         ("raise", 1, "ValueError: the program's own"),
         ("fault", 3, f"replay: cute-kernels emulate --arch sm_90a {EXITS} fault"),
         ("fault-caught", 3, "note: the program caught the error, and went on"),
-        ("refused", 4, "launch attribute 2"),
+        ("refused", 4, "opcode 'vmad.s32.s32.s32' is not implemented"),
     ],
 )
 def test_exit_status_says_who_failed(how: str, status: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:

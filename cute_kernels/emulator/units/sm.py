@@ -298,7 +298,7 @@ class Cluster:
         library().warp_looks(self.barriers.address, addresses.astype(np.int64).ctypes.data, mask, nbytes)
 
     def looked_at(self) -> dict[tuple[int, int], bytes]:
-        """What is in global memory where warps have looked since anything happened, by address and bytes."""
+        """Contents of global memory where warps have looked since anything happened, by address and bytes."""
         tables = self.barriers.tables
         looks = tables.looks[: min(tables.look_count, len(tables.looks))]
         places = dict.fromkeys((look.address, look.nbytes) for look in looks)

@@ -57,7 +57,7 @@ def _cells(count: int) -> np.ndarray:
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_a_lock_that_goes_from_the_last_cta_to_the_first(order: dict[str, Any]) -> None:
     cells, count = np.zeros(17, np.uint32), 12
-    report = launch(module(LAST_FIRST), cells, 0, grid=(count, 1, 1), options=Options(**order))
+    report = launch(module(LAST_FIRST), cells, 0, grid=(count, 1, 1), block=(1, 1, 1), options=Options(**order))
     assert report.clusters == count and cells[0] == count and cells[16] == 3 * sum(range(count))
 
 
@@ -89,7 +89,7 @@ def test_a_wait_that_thread_0_does_for_its_cta(order: dict[str, Any]) -> None:
 @pytest.mark.parametrize("order", [{}, {"interleave_clusters": "random"}])
 def test_what_a_flag_does_not_order_races(weak: str, kept: str, order: dict[str, Any]) -> None:
     with pytest.raises(GlobalMemoryRace):
-        launch(module(LAST_FIRST.replace(weak, kept)), np.zeros(17, np.uint32), 0, grid=(3, 1, 1),
+        launch(module(LAST_FIRST.replace(weak, kept)), np.zeros(17, np.uint32), 0, grid=(3, 1, 1), block=(1, 1, 1),
                options=Options(**order))  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def test_resident_clusters_race_with_each_other() -> None:
 def test_a_flag_that_nobody_sets_is_a_hang_of_all() -> None:
     text = module(LAST_FIRST.replace("setp.ne.u32 %p1, %r4, %r3", "setp.ne.u32 %p1, %r4, 999"))
     with pytest.raises(Hang, match="cluster 0 hangs") as caught:
-        launch(text, np.zeros(17, np.uint32), 0, grid=(12, 1, 1), options=Options(resident=6))
+        launch(text, np.zeros(17, np.uint32), 0, grid=(12, 1, 1), block=(1, 1, 1), options=Options(resident=6))
     report = caught.value.report
     assert "cluster 1 waits, too: cluster 1, CTA 0 warp 0" in report
     assert "and 2 other clusters\n6 clusters have not started: 6 are resident at most at the same time" in report
@@ -133,10 +133,10 @@ def test_no_more_are_resident_than_the_option_allows() -> None:
     for resident, ends in ((4, True), (3, False)):
         cells = np.zeros(17, np.uint32)
         if ends:
-            launch(module(LAST_FIRST), cells, 0, grid=(4, 1, 1), options=Options(resident=resident))
+            launch(module(LAST_FIRST), cells, 0, grid=(4, 1, 1), block=(1, 1, 1), options=Options(resident=resident))
             continue
         with pytest.raises(Hang, match="hangs"):
-            launch(module(LAST_FIRST), cells, 0, grid=(4, 1, 1), options=Options(resident=resident))
+            launch(module(LAST_FIRST), cells, 0, grid=(4, 1, 1), block=(1, 1, 1), options=Options(resident=resident))
     with pytest.raises(ValueError, match="resident 0"):
         Options(resident=0)
 

@@ -41,7 +41,7 @@ def joined(first: Knowledge, second: Knowledge) -> Knowledge:
 
 
 def _union(known: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """What either row knows; one of the two where that covers the other, as the later one of a warp does."""
+    """Union of two rows; one of the two where that covers the other, as the later one of a warp does."""
     if row is known:
         return known
     wide, narrow = (row, known) if len(row) > len(known) else (known, row)
