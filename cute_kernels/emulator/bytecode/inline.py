@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count
-from cute_kernels.emulator.graph.values import Constant, LiveIn, Node, Value
-from cute_kernels.emulator.instructions import bulk, cp_async, tcgen05, wgmma
+from cute_kernels.emulator.graph.values import LiveIn, Node, Value
+from cute_kernels.emulator.instructions import bulk, tcgen05, wgmma
 from cute_kernels.emulator.instructions.matrix import load_matrix, store_matrix
 from cute_kernels.emulator.instructions.mma import mma_sync
 from cute_kernels.emulator.state.tmem import LANES as TENSOR_LANES
@@ -122,14 +122,6 @@ def _issuer(emitter: BlockEmitter) -> int:
     return _constant(emitter, "(W.cta.rank | W.number << 16)")
 
 
-def _inline_commit(emitter: BlockEmitter, node: Node) -> bool:
-    """tcgen05.commit by one lane of which Python has told."""
-    _, barrier, multicast = node.anchor.args
-    where, mask = emitter.word(barrier), 0 if multicast is None else emitter.word(multicast)
-    emitter.fast(node, "tensor_commit", in_rows=True, a=_issuer(emitter), b=where, c=mask, imm=node.instruction.index)
-    return True
-
-
 def _inline_mma(emitter: BlockEmitter, node: Node) -> bool:
     """tcgen05.mma with A in shared memory, by one lane of which Python has told."""
     kind, group, d, a, b, instruction, accumulate, a_in_tmem, disabled = node.anchor.args
@@ -146,34 +138,6 @@ def _inline_mma(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-#: Where what is kept of a warp's cp.async is.
-_LANE_COPIES = "W.cluster.copies.address(W)"
-
-
-def _inline_copy_lanes(emitter: BlockEmitter, node: Node) -> bool:
-    """cp.async with or without a src-size."""
-    target, source, nbytes, count, ignored = node.anchor.args
-    if ignored is not False or target.bits != 32:
-        return False
-    read = Constant(count, 32) if isinstance(count, int) else count
-    words = [_constant(emitter, _LANE_COPIES), node.instruction.index, nbytes, emitter.operand(read, True)]
-    places = {"a": emitter.operand(target, True), "b": emitter.operand(source, True)}
-    emitter.fast(node, "copy_lanes", c=emitter.program.list(words), **places)
-    return True
-
-
-def _inline_copies_commit(emitter: BlockEmitter, node: Node) -> bool:
-    emitter.fast(node, "copies_commit", a=_constant(emitter, _LANE_COPIES))
-    return True
-
-
-def _inline_copies_wait(emitter: BlockEmitter, node: Node) -> bool:
-    """cp.async.wait_group, wait_all."""
-    newest, every = node.anchor.args
-    emitter.fast(node, "copies_wait", a=_constant(emitter, _LANE_COPIES), b=int(every), imm=newest)
-    return True
-
-
 def _inline_wgmma_commit(emitter: BlockEmitter, node: Node) -> bool:
     emitter.fast(node, "wgmma_commit", a=_constant(emitter, ISSUER))
     return True
@@ -186,9 +150,6 @@ def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-#: Those that an instruction with a predicate has as well: the lanes that it leaves execute, as with Python.
-GUARDED = frozenset({cp_async.copy_lanes})
-
 #: Each emits the operation where no predicate guards it; False, and nothing emitted, where it is Python's.
 INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     tcgen05.load: _inline_tensor_load,
@@ -196,12 +157,8 @@ INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     store_matrix: _inline_store_matrix,
     mma_sync: _inline_mma_sync,
     tcgen05.mma: _inline_mma,
-    tcgen05.commit: _inline_commit,
     bulk.tma_load: _inline_tensor_copy_in,
     bulk.tma_store: _inline_tensor_copy_out,
-    cp_async.copy_lanes: _inline_copy_lanes,
-    cp_async.commit_copies: _inline_copies_commit,
-    cp_async.wait_copies: _inline_copies_wait,
     wgmma.commit_group: _inline_wgmma_commit,
     wgmma.wait_group: _inline_wgmma_wait,
 }

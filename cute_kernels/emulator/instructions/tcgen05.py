@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.instructions.memory import address_value
@@ -396,26 +397,6 @@ def _shift(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(shift, _cta_group(instruction), address_value(block, instruction.operands[0]))
 
 
-def commit(warp: Warp, mask: int, cta_group: int, barrier: LaneValues, multicast: LaneValues | None) -> None:
-    """tcgen05.commit, once per executing lane."""
-    warp.cluster.progress += 1
-    values = each_lane(mask, barrier, *([multicast] if multicast is not None else []))
-    for lane, (where, *targets) in zip(lane_numbers(mask), values):
-        enter(warp, lane)
-        mask_of_ctas = targets[0] & 0xFFFF if targets else None
-        label = warp.cluster.tensor_core.commit(
-            cta_group=cta_group,
-            rank=warp.cta.rank,
-            barrier=where,
-            multicast=mask_of_ctas,
-            describe=f"by {warp.label}",
-        )
-        if warp.cluster.units is not None:
-            who = warp.cta.rank | lane << 8 | warp.number << 16
-            stream = warp.cluster.tracker.tensor.stream() if warp.agent is not None else 0
-            warp.cluster.units.learn_commit(who, label, stream)
-
-
 @family("tcgen05.commit", destinations=0)
 def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.commit, with multicast."""
@@ -423,5 +404,7 @@ def _commit(block: BlockBuilder, instruction: Instruction) -> None:
         instruction,
         *("commit", *_GROUPS, "mbarrier::arrive::one", "shared::cluster", "multicast::cluster", "b64"),
     )
-    multicast = block.value(instruction.operands[1], 16) if "multicast::cluster" in parts else None
-    block.call(commit, _cta_group(instruction), address_value(block, instruction.operands[0]), multicast)
+    _cta_group(instruction)
+    masks = [block.resize(block.value(instruction.operands[1], 16), 32)] if "multicast::cluster" in parts else []
+    where = address_value(block, instruction.operands[0])
+    block.operation("tensor_commit", where, *masks, flags=CONSTANTS["FLAG"] * len(masks))

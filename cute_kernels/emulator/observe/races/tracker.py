@@ -24,7 +24,7 @@ between; a store that follows a load by another lane of the same warp is not che
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ from cute_kernels.emulator.observe.races.shadow import (
     Shadow,
     View,
 )
-from cute_kernels.emulator.observe.races.sync_point import Order, Row, join, widened
+from cute_kernels.emulator.observe.races.sync_point import Row, join, widened
 from cute_kernels.emulator.observe.races.tensor_memory import Operation
 
 if TYPE_CHECKING:
@@ -390,11 +390,16 @@ class RaceTracker(PointRaces):
             for agent, clock, phase, place in point.arrivals():
                 what, signal = f"an arrival by {agent.label}", (point.column, phase)
                 self.exits.access(address >> 24, agent.base + Offset.READ, clock, what, signal, place)
-            for agent, column, clock, phase, place in point.commits():
-                what, signal = f"tcgen05.commit by {agent.label}", (point.column, phase)
-                self.exits.operation(address >> 24, column, clock, what, signal, place)
+            self.note_commits(address)
         self.tensor.note_exits()
         self.exits.check(self.report, self._instruction)
+
+    def note_commits(self, address: int) -> None:
+        """Takes what is kept of commits that have arrived at an mbarrier."""
+        point = self.points[address]
+        for agent, column, clock, phase, place in point.take_commits():
+            what, signal = f"tcgen05.commit by {agent.label}", (point.column, phase)
+            self.exits.operation(address >> 24, column, clock, what, signal, place)
 
     def _instruction(self, place: int) -> Instruction | None:
         return self.launch.flow.kernel.instructions[place] if place >= 0 and self.launch.flow is not None else None
@@ -422,22 +427,6 @@ class RaceTracker(PointRaces):
         """cp.async of a warp: writes through the generic proxy, until it is waited for."""
         agent, offsets = warp.agent, targets & 0xFFFFFF
         self._generic(agent, lanes, self.shared[agent.rank], offsets, nbytes, True, False, agent.rank, identity)
-
-    def copies_arrive(self, warp: Warp, lane: int, barrier: int, column: int, serial: int) -> Callable[[], None]:
-        """cp.async.mbarrier.arrive of a lane, behind the first copies of a column: what to call when they are complete.
-        """
-        agent = warp.agent
-        self.enter(warp, lane)
-        self.check_initialised(barrier, f"cp.async.mbarrier.arrive of {agent.label}")
-        clocks = agent.snapshot(1 << lane)
-        clocks[: Row.PROXY, column] = serial
-        agent.advance()
-
-        def arrive() -> None:
-            if barrier in self.points:
-                self.points[barrier].gather(clocks, agent.rank, Order.SYNC)
-
-        return arrive
 
     def bulk_waited(self, agent: Agent, lane: int, groups: int, read: bool) -> None:
         """A lane waited until its first ``groups`` bulk groups are complete, or (``read``) have read their sources."""
