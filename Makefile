@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test gpu orders integrations programs lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs nightly clean
+.PHONY: demo test gpu orders integrations programs lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs release hub nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -94,7 +94,7 @@ ray: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[ray]'
 	$(BIN)/python -m pytest tests/ray_cluster $(ARGS)
 
-# Every supported version of CuTe DSL, each in a virtual environment of its own. docs/install.md
+# Every supported version of CuTe DSL, each in a virtual environment of its own; with ARGS=--newest one that is not yet.
 dsl-versions: $(VENV)/.installed-test
 	$(BIN)/python -m tests.dsl_versions $(ARGS)
 
@@ -102,12 +102,20 @@ dsl-versions: $(VENV)/.installed-test
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file .ci/mkdocs.yml
 
+# What an owner uploads to the package index, built and checked in fresh environments, in dist/. docs/release.md
+release: $(VENV)-release/.installed
+	$(VENV)-release/bin/python .ci/release.py $(ARGS)
+
+# The package as a kernel of Hugging Face's hub, in dist/hub. docs/release.md
+hub:
+	$(PYTHON) .ci/hub.py $(ARGS)
+
 # What takes too long for every change.
 nightly: integrations programs dask ray orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions $(VENV)/.installed-test
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
 
 clean:
-	rm -rf cute_kernels/emulator/core/build $(VENV) $(VENV)-integrations $(VENV)-programs site demo.png random-orders .hypothesis .pytest_cache .ruff_cache
+	rm -rf cute_kernels/emulator/core/build $(VENV) $(VENV)-integrations $(VENV)-programs $(VENV)-release site dist demo.png random-orders .hypothesis .pytest_cache .ruff_cache
 
 $(VENV)/.installed-test: pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
@@ -134,6 +142,11 @@ $(VENV)-integrations/.installed: pyproject.toml .ci/constraints.txt .ci/integrat
 $(VENV)-programs/.installed: pyproject.toml .ci/constraints.txt .ci/programs.txt | $(BIN)/python
 	$(BIN)/python -m venv --without-pip $(VENV)-programs
 	$(BIN)/python -m pip --python $(VENV)-programs/bin/python install --quiet --editable '.[emulator]' -r .ci/programs.txt
+	touch $@
+
+$(VENV)-release/.installed: .ci/release.txt | $(BIN)/python
+	$(BIN)/python -m venv --without-pip $(VENV)-release
+	$(BIN)/python -m pip --python $(VENV)-release/bin/python install --quiet -r .ci/release.txt
 	touch $@
 
 # Some distributions split ensurepip off; the system's pip then fills the environment.

@@ -1,4 +1,8 @@
-"""Build hook: compiles the emulator's core (``cute_kernels/emulator/core``) for a wheel or an editable installation."""
+"""Build hook: compiles the emulator's core (``cute_kernels/emulator/core``) for a wheel or an editable installation.
+
+Where that fails, for want of a compiler for instance, the installation goes on without: GPUs need nothing of it, and
+the emulator says what is missing when it is first used.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,19 @@ CORE = Path("cute_kernels", "emulator", "core")
 
 
 class CoreBuildHook(BuildHookInterface):
-    """A wheel gets the core for every instruction set of this machine; an editable installation gets the one in use."""
+    """A wheel gets the core for every instruction set of a machine; an editable installation gets the one in use."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         core = _core(Path(self.root))
-        if version == "editable":
-            core.build.library(core.library.variant())
+        editable = version == "editable"
+        try:
+            variants = [core.library.variant()] if editable else core.build.variants()
+            libraries = [core.build.library(variant) for variant in variants]
+        except core.build.CoreNotBuilt as error:
+            self.app.display_warning(f"without the compiled core, which the emulator will need: {error}")
             return
-        libraries = [core.build.library(variant) for variant in core.build.variants()]
+        if editable:
+            return
         build_data["artifacts"] += [f"/{path.relative_to(self.root).as_posix()}" for path in libraries]
         build_data["pure_python"] = False
         # C without Python's interface: any Python 3.

@@ -33,6 +33,7 @@ from cute_kernels.config import (
 if TYPE_CHECKING:
     from cute_kernels import integrations, nn
     from cute_kernels.operations.gemm import gemm
+    from cute_kernels.operations.layer_norm import layer_norm_linear, prepare_layer_norm_weight
     from cute_kernels.operations.patch_embed import patch_embed
     from cute_kernels.operations.patch_embed_images import patch_embed_images
     from cute_kernels.operations.patch_weight import prepare_patch_weight
@@ -61,9 +62,11 @@ __all__ = [
     "frozen_constants",
     "gemm",
     "integrations",
+    "layer_norm_linear",
     "nn",
     "patch_embed",
     "patch_embed_images",
+    "prepare_layer_norm_weight",
     "prepare_patch_weight",
     "round_tf32",
     "tune_gemm",
@@ -76,8 +79,10 @@ _WITH_TORCH = {
     "clear_cache": "runtime.constants",
     "frozen_constants": "runtime.constants",
     "gemm": "operations.gemm",
+    "layer_norm_linear": "operations.layer_norm",
     "patch_embed": "operations.patch_embed",
     "patch_embed_images": "operations.patch_embed_images",
+    "prepare_layer_norm_weight": "operations.layer_norm",
     "prepare_patch_weight": "operations.patch_weight",
     "round_tf32": "reference.rounding",
     "tune_gemm": "tuning.functions",

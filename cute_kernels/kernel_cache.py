@@ -14,6 +14,7 @@ than ``CUTE_KERNELS_CACHE_MB`` megabytes, those that were not used for longest g
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
@@ -26,13 +27,10 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
-
-import filelock
-import platformdirs
 
 from cute_kernels import dsl
 
@@ -52,7 +50,7 @@ _ABANDONED_SECONDS = 86_400.0
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{40}\.kernel")
 _HELPER_NAME = re.compile(r"[0-9a-f]{40}(\.lock|[0-9a-z_]{8}\.tmp)")
-"""Locks, and entries that were never finished: what `filelock` and `tempfile` make of an entry's name."""
+"""Locks, and entries that were never finished: what `_locked` and `tempfile` make of an entry's name."""
 
 _LENGTH = struct.Struct("<Q")
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -106,10 +104,7 @@ def directory() -> Path | None:
 
 def _default_directory() -> Path | None:
     """The user's, or a folder of this user for temporary files: a container's user may have no home."""
-    try:
-        usual = platformdirs.user_cache_path("cute-kernels")
-    except RuntimeError:  # of later platformdirs; earlier ones leave a "~"
-        usual = Path("~")
+    usual = _usual_directory()
     if usual.is_absolute() and _can_be_made(usual):
         return usual
     reason = f"{usual} cannot be made" if usual.is_absolute() else "this user has no home directory"
@@ -120,6 +115,16 @@ def _default_directory() -> Path | None:
     where = folder or "memory"
     _warn_once(f"{reason}: compiled kernels are kept in {where}; CUTE_KERNELS_CACHE_DIR names another folder")
     return folder
+
+
+def _usual_directory() -> Path:
+    """That of the XDG Base Directory Specification, which ignores a relative ``XDG_CACHE_HOME``; with ~ of nobody."""
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(chosen if os.path.isabs(chosen) else "~/.cache", "cute-kernels")
+    try:
+        return folder.expanduser()
+    except RuntimeError:
+        return folder
 
 
 def _can_be_made(path: Path) -> bool:
@@ -176,7 +181,7 @@ def _load_or_build(key: Hashable, build: Callable[[], CompiledKernel], unusable:
         try:
             make_private(root)
             path = entry_path(root, key)
-            held.enter_context(filelock.FileLock(path.with_suffix(".lock"), timeout=LOCK_SECONDS))
+            held.enter_context(_locked(path.with_suffix(".lock"), LOCK_SECONDS))
             if unusable:
                 raise InvalidEntry(unusable)
             if os.path.lexists(path):
@@ -186,7 +191,7 @@ def _load_or_build(key: Hashable, build: Callable[[], CompiledKernel], unusable:
                 return kernel
         except InvalidEntry as reason:
             _warn(f"cached kernel {path} is rebuilt: {reason}")
-        except (OSError, filelock.Timeout) as reason:
+        except OSError as reason:
             _warn_once(f"kernels are not cached in {root}: {reason}")
             return build()
         kernel = build()
@@ -196,6 +201,42 @@ def _load_or_build(key: Hashable, build: Callable[[], CompiledKernel], unusable:
         except OSError as reason:
             _warn_once(f"kernels are not cached in {root}: {reason}")
         return kernel
+
+
+@contextlib.contextmanager
+def _locked(path: Path, seconds: float) -> Iterator[None]:
+    """Holds a lock that other processes and threads wait for; the file stays.
+
+    Args:
+        path: of the lock.
+        seconds: to wait for who holds it.
+
+    Raises:
+        TimeoutError: it was held longer.
+        OSError: the file cannot be made.
+    """
+    descriptor = _acquired(path, time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may have the descriptor, too
+        os.close(descriptor)
+
+
+def _acquired(path: Path, until: float) -> int:
+    """The descriptor of a locked file, which is still there under this name."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:  # `evict` deletes locks that it holds
+                return descriptor
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                os.close(descriptor)
+                raise TimeoutError(f"another process holds {path}") from None
+            time.sleep(0.05)
+        os.close(descriptor)
 
 
 def evict(root: Path, most: int, keep: Path) -> None:
@@ -224,7 +265,7 @@ def evict(root: Path, most: int, keep: Path) -> None:
         if path == keep:
             continue
         lock = path.with_suffix(".lock")
-        with contextlib.suppress(filelock.Timeout, OSError), filelock.FileLock(lock, timeout=0):
+        with contextlib.suppress(OSError), _locked(lock, 0):
             if not path.exists() or _begins_as_entry(path):
                 path.unlink(missing_ok=True)
                 total -= size

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.metadata
 import inspect
+import os
 import tempfile
 import types
 from collections.abc import Callable, Iterator
@@ -21,6 +22,9 @@ KERNEL_VERSIONS = ("4.8.0", "4.8.1")
 
 EMULATOR_VERSIONS = ("4.6.0", "4.6.1", "4.6.2", "4.6.3", "4.7.0", "4.7.1", *KERNEL_VERSIONS)
 """Versions whose programs the emulator is tested with, likewise."""
+
+UNTESTED = "CUTE_KERNELS_DSL_UNTESTED"
+"""Environment variable: one version more that is allowed, to try it."""
 
 _PARTS = tuple(f"{DISTRIBUTION}-libs-{part}" for part in ("base", "core", "cu12", "cu13"))
 
@@ -47,7 +51,7 @@ def require(versions: tuple[str, ...] = KERNEL_VERSIONS) -> None:
             raise
         raise ModuleNotFoundError(f"CuTe DSL is not installed: {install}", name="cutlass") from error
     found = getattr(cutlass, "__version__", "of unknown version")
-    if found not in versions:
+    if found not in (*versions, os.environ.get(UNTESTED)):
         raise UnsupportedVersion(
             f"CuTe DSL ({DISTRIBUTION}) {found} is installed; allowed are the tested versions "
             f"{', '.join(versions)}: {install}"

@@ -29,7 +29,8 @@ from cute_kernels.integrations.replace import Found, convert_all
 from cute_kernels.nn import layers
 from cute_kernels.nn.availability import is_plain, traced
 from cute_kernels.nn.calls import change_class, check_reachable, reaches_class, why_called, why_own
-from cute_kernels.nn.engine import PatchEngine, check_tensor
+from cute_kernels.nn.engine import check_tensor
+from cute_kernels.nn.layer_norm import LayerNormEngine
 from cute_kernels.nn.layers import EngineMixin
 from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
 from cute_kernels.nn.positions import PositionCache, checked_grids
@@ -186,6 +187,45 @@ class _Scaled(EngineMixin):
         return out + self._position_embeddings(pixel_position_ids, padding_positions)
 
 
+class _Normed(EngineMixin):
+    """``Gemma4UnifiedVisionEmbedder``: LayerNorm of the pixels, a linear layer; norms and positions behind them."""
+
+    order = "hwc"  # of rows and of the weight alike; one mean serves any
+    engine_class = LayerNormEngine
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        _equip(self)
+
+    def engine_weight(self) -> torch.Tensor:
+        return self.patch_dense.weight
+
+    def engine_parameters(self) -> tuple[torch.Tensor | None, ...]:
+        norm, layer = self.patch_ln1, self.patch_dense
+        return layer.weight, layer.bias, getattr(norm, "weight", None), getattr(norm, "bias", None)
+
+    def forward(self, pixel_values: torch.Tensor, image_position_ids: torch.Tensor, **named: Any) -> Any:
+        norm, layer, pixels = self.patch_ln1, self.patch_dense, pixels_of(pixel_values)
+        check_tensor("pixel_values", pixels)
+        why = why_called("patch_ln1", norm, torch.nn.LayerNorm) or why_called("patch_dense", layer, torch.nn.Linear)
+        takes_over = self.engine.takes_over_unless(
+            why or self.engine.why_no_kernel(layer.weight), pixels, self.engine_parameters, training=self.training
+        )
+        self.engine.check_pixels(pixels, by_kernel=takes_over)
+        if not takes_over:
+            return super().forward(self.engine.normalised(pixels, layer.weight), image_position_ids, **named)
+        # Late, for the integration is imported without the library.
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        padding = image_position_ids[..., None] == -1
+        x, y = (self.pos_embedding[at.clamp(min=0), axis] for axis, at in enumerate(image_position_ids.unbind(-1)))
+        positions = torch.stack((x, y), -2).masked_fill(padding, 0).sum(-2)
+        embedded = self.engine.normed(pixels, *self.engine_parameters(), norm.eps)
+        hidden = self.pos_norm(self.patch_ln2(embedded) + positions)
+        out = BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=self.multimodal_embedder(hidden))
+        return out.to_tuple() if named.get("return_dict") is False else out
+
+
 class _Conditioner:
     """``RadioInputConditioner``: leaves the normalisation of raw pixels to the layer."""
 
@@ -202,7 +242,8 @@ class _Family:
         name: of the class.
         mixin: what takes its place; None where its layer does:
         layer: name of that convolution or linear layer.
-        entries: classes, itself or such that hold it, which cast pixels on their way.
+        casts: whether pixels are cast on their way there: by the class or one of its module that holds it, which one
+            differs between versions of the library.
         mean, std: normalisation of all processors of such models; None where they differ.
     """
 
@@ -210,7 +251,7 @@ class _Family:
     name: str
     mixin: type | None = None
     layer: str = ""
-    entries: tuple[str, ...] = ()
+    casts: bool = False
     mean: float | tuple[float, ...] | None = None
     std: float | tuple[float, ...] | None = None
 
@@ -222,41 +263,31 @@ _CLIP = {
 }
 
 
-def _layer_of(module: str, name: str, layer: str, *holders: str, casts: bool = True) -> _Family:
-    """A family whose layer is replaced.
-
-    Args:
-        holders: classes that cast pixels before they call the class ``name``.
-        casts: whether ``name`` does, too.
-    """
-    return _Family(module, name, layer=layer, entries=(name, *holders) if casts else holders)
-
-
 _FAMILIES = {
     "siglip": _Family("siglip", "SiglipVisionEmbeddings", _Images, **_HALF),
     "siglip2": _Family("siglip2", "Siglip2VisionEmbeddings", _NaFlex, **_HALF),
-    "qwen2_vl": _Family("qwen2_vl", "PatchEmbed", _Rows, entries=("Qwen2VLModel",), **_CLIP),
-    "qwen2_5_vl": _Family("qwen2_5_vl", "Qwen2_5_VisionPatchEmbed", _Rows, entries=("Qwen2_5_VLModel",), **_CLIP),
-    "qwen3_vl": _Family("qwen3_vl", "Qwen3VLVisionPatchEmbed", _Rows, entries=("Qwen3VLModel",), **_HALF),
-    "qwen3_vl_moe": _Family("qwen3_vl_moe", "Qwen3VLMoeVisionPatchEmbed", _Rows, entries=("Qwen3VLMoeModel",), **_HALF),
-    "qwen3_5": _Family("qwen3_5", "Qwen3_5VisionPatchEmbed", _Rows, entries=("Qwen3_5Model",), **_HALF),
-    "qwen3_5_moe": _Family("qwen3_5_moe", "Qwen3_5MoeVisionPatchEmbed", _Rows, entries=("Qwen3_5MoeModel",), **_HALF),
+    "qwen2_vl": _Family("qwen2_vl", "PatchEmbed", _Rows, casts=True, **_CLIP),
+    "qwen2_5_vl": _Family("qwen2_5_vl", "Qwen2_5_VisionPatchEmbed", _Rows, casts=True, **_CLIP),
+    "qwen3_vl": _Family("qwen3_vl", "Qwen3VLVisionPatchEmbed", _Rows, casts=True, **_HALF),
+    "qwen3_vl_moe": _Family("qwen3_vl_moe", "Qwen3VLMoeVisionPatchEmbed", _Rows, casts=True, **_HALF),
+    "qwen3_5": _Family("qwen3_5", "Qwen3_5VisionPatchEmbed", _Rows, casts=True, **_HALF),
+    "qwen3_5_moe": _Family("qwen3_5_moe", "Qwen3_5MoeVisionPatchEmbed", _Rows, casts=True, **_HALF),
     "gemma4": _Family("gemma4", "Gemma4VisionPatchEmbedder", _Scaled, **_HALF),
-    "clip": _layer_of("clip", "CLIPVisionEmbeddings", "patch_embedding"),
-    "metaclip_2": _layer_of("metaclip_2", "MetaClip2VisionEmbeddings", "patch_embedding"),
-    "dinov2": _layer_of("dinov2", "Dinov2PatchEmbeddings", "projection"),
-    "dinov2_with_registers": _layer_of(
-        "dinov2_with_registers", "Dinov2WithRegistersPatchEmbeddings", "projection"
+    "gemma4_unified": _Family("gemma4_unified", "Gemma4UnifiedVisionEmbedder", _Normed, mean=0.0, std=1.0),
+    "clip": _Family("clip", "CLIPVisionEmbeddings", layer="patch_embedding", casts=True),
+    "metaclip_2": _Family("metaclip_2", "MetaClip2VisionEmbeddings", layer="patch_embedding", casts=True),
+    "dinov2": _Family("dinov2", "Dinov2PatchEmbeddings", layer="projection", casts=True),
+    "dinov2_with_registers": _Family(
+        "dinov2_with_registers", "Dinov2WithRegistersPatchEmbeddings", layer="projection", casts=True
     ),
-    "dinov3_vit": _layer_of(
-        "dinov3_vit", "DINOv3ViTEmbeddings", "patch_embeddings", "DINOv3ViTModel", "DINOv3ViTBackbone"
-    ),
-    "aimv2": _layer_of("aimv2", "Aimv2VisionEmbeddings", "patch_embed", casts=False),
-    "internvl": _layer_of("internvl", "InternVLVisionPatchEmbeddings", "projection"),
-    "radio": _layer_of("radio", "RadioPatchEmbeddings", "patch_projection", casts=False),
+    "dinov3_vit": _Family("dinov3_vit", "DINOv3ViTEmbeddings", layer="patch_embeddings", casts=True),
+    "aimv2": _Family("aimv2", "Aimv2VisionEmbeddings", layer="patch_embed"),
+    "internvl": _Family("internvl", "InternVLVisionPatchEmbeddings", layer="projection", casts=True),
+    "radio": _Family("radio", "RadioPatchEmbeddings", layer="patch_projection"),
 }
 # With what lies in front of an embedding.
 _KNOWN = _FAMILIES | {"conditioner": _Family("radio", "RadioInputConditioner", _Conditioner)}
+_INTEGERS = ("int8", "int16")
 _active: dict[str, PatchOptions] = {}
 
 
@@ -276,10 +307,11 @@ def enable(
     Args:
         precision: what is multiplied, see `cute_kernels.nn.PatchOptions`. ``"int8"`` and ``"int16"`` take uint8 pixels,
             which reach the embedding in SigLIP, SigLIP2 and Gemma 4: Qwen's models cast what they are given, and are
-            left alone with these precisions (`convert` opens them). ``"auto"`` follows the type of the weight.
+            left alone with these precisions (`convert` opens them). Gemma 4 Unified's LayerNorm and layer are replaced
+            with these alone. ``"auto"`` follows the type of the weight.
         models: which of ``"siglip"`` (SigLIP, and SigLIP2 of fixed resolution), ``"siglip2"`` (NaFlex), ``"qwen2_vl"``,
-            ``"qwen2_5_vl"``, ``"qwen3_vl"``, ``"qwen3_vl_moe"``, ``"qwen3_5"``, ``"qwen3_5_moe"`` and ``"gemma4"``;
-            None takes all that this transformers has.
+            ``"qwen2_5_vl"``, ``"qwen3_vl"``, ``"qwen3_vl_moe"``, ``"qwen3_5"``, ``"qwen3_5_moe"``, ``"gemma4"`` and
+            ``"gemma4_unified"``; None takes all that this transformers has.
         mean, std: normalisation of the processor; None takes the default of each family's checkpoints.
         pixels, backend: see `cute_kernels.nn.PatchOptions`.
 
@@ -386,7 +418,7 @@ def convert(
     found = [each for each in _embeddings(model) if _is_replaceable(*each[1:])]
     if not found:
         raise _no_embedding(model)
-    scaled = all(_FAMILIES[name].mixin is _Scaled for _, _, name in found)  # which no processor normalises
+    scaled = all(_FAMILIES[name].mixin in (_Scaled, _Normed) for _, _, name in found)  # which no processor normalises
     known = None if scaled else _normalisation(model, processor)
     options = {name: _options(name, precision, mean, std, pixels, backend, known) for _, _, name in found}
     for _, module, name in found:
@@ -404,7 +436,7 @@ def convert(
         if type(module) is _original("conditioner", loaded_only=True):
             change_class(module, _class("conditioner"))
     for path, _, name in found:
-        _open_entries(model, path, _FAMILIES[name])
+        _open_entries(model, path, name)
     return model
 
 
@@ -518,10 +550,14 @@ def _converted_in(target: torch.nn.Module) -> EngineMixin | None:
     return next((module for module in target.modules() if isinstance(module, EngineMixin)), None)
 
 
-def _open_entries(model: torch.nn.Module, path: str, family: _Family) -> None:
-    """Hooks before all modules that cast the pixels of the embedding at ``path``."""
-    for outer, holder in model.named_modules():
-        if type(holder).__name__ not in family.entries or not f"{path}.".startswith(f"{outer}." if outer else ""):
+def _open_entries(model: torch.nn.Module, path: str, name: str) -> None:
+    """Hooks before all modules of the library's file that may cast the pixels of the embedding at ``path``."""
+    family, file = _FAMILIES[name], _original(name).__module__
+    for outer, holder in model.named_modules() if family.casts else ():
+        of_file = any(kind.__module__ == file for kind in type(holder).__mro__)
+        if not of_file or not f"{path}.".startswith(f"{outer}." if outer else ""):
+            continue
+        if path == outer and not family.layer:  # itself, which takes uint8
             continue
         inner = path[len(outer) :].strip(".")
         hook = _RawPixels(f"{inner}.{family.layer}".strip("."))
@@ -568,7 +604,8 @@ def _equip(module: torch.nn.Module, options: PatchOptions | None = None) -> None
         value if isinstance(value, float) else [each for each in value for _ in range(frames)]
         for value in (_uniform(options.mean), _uniform(options.std))
     )
-    module.engine = PatchEngine(replace(options, order=module.order, channels=channels * frames, mean=mean, std=std))
+    options = replace(options, order=module.order, channels=channels * frames, mean=mean, std=std)
+    module.engine = module.engine_class(options)
     module.positions = PositionCache("bilinear", antialias=True) if module.order == "hwc" else PositionCache("bicubic")
 
 
@@ -590,13 +627,16 @@ def _chosen(models: Sequence[str] | None, precision: str) -> tuple[str, ...]:
         if name not in whole:
             other = "; convert(model) serves it" if name in _FAMILIES else ""
             raise ValueError(f"models has {name!r}, allowed: {', '.join(map(repr, whole))}{other}")
-    served = tuple(name for name, mixin in whole.items() if mixin is not _Rows or precision not in ("int8", "int16"))
+    casts = precision in _INTEGERS
+    served = tuple(name for name, mixin in whole.items() if mixin is not (_Rows if casts else _Normed))
     for name in models or ():
-        if name not in served:
+        if name not in served and casts:
             raise ValueError(
                 f"precision = {precision!r} for {name!r}, whose model casts pixels to a floating-point type; allowed: "
                 "'bf16', 'fp16', 'fp8', 'auto', or convert(model)"
             )
+        if name not in served:
+            raise _no_integers(name, precision)
     return served if models is None else tuple(models)
 
 
@@ -609,7 +649,23 @@ def _options(name: str, precision, mean, std, pixels, backend, known=None) -> Pa
             f"mean and std of a {name} model are not known, for no processor's configuration lies beside its "
             "checkpoint; allowed: processor=.., or both of mean=.. and std=.."
         )
-    return PatchOptions(precision=precision, mean=mean, std=std, pixels=pixels, backend=backend)
+    options = PatchOptions(precision=precision, mean=mean, std=std, pixels=pixels, backend=backend)
+    if family.mixin is _Normed:
+        if not options.integer:
+            raise _no_integers(name, precision)
+        if len({*options.mean}) > 1 or len({*options.std}) > 1:
+            raise ValueError(
+                f"mean = {list(options.mean)} and std = {list(options.std)} of {name}, whose LayerNorm is over all "
+                "channels together, allowed: one number for all of them"
+            )
+    return options
+
+
+def _no_integers(name: str, precision: str) -> ValueError:
+    return ValueError(
+        f"precision = {precision!r} for {name!r}, which normalises rows of uint8 itself, exactly; allowed: "
+        f"{', '.join(map(repr, _INTEGERS))}"
+    )
 
 
 def _library(name: str) -> ModuleType:

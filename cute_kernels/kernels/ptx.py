@@ -116,6 +116,30 @@ def add_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
 
 
 @dsl_user_op
+def sqrt_rn_f32(a: Float32, *, loc=None, ip=None) -> Float32:
+    """FP32 square root rounded to nearest even."""
+    return _operation("sqrt.rn.f32", Float32, (a,), loc, ip)
+
+
+@dsl_user_op
+def div_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """FP32 quotient rounded to nearest even."""
+    return _operation("div.rn.f32", Float32, (a, b), loc, ip)
+
+
+@dsl_user_op
+def dp4a_u32(a: Uint32, b: Uint32, c: Uint32, *, loc=None, ip=None) -> Uint32:
+    """Products of the four unsigned bytes of ``a`` with those of ``b``, added to ``c``."""
+    return _operation("dp4a.u32.u32", Uint32, (a, b, c), loc, ip)
+
+
+@dsl_user_op
+def redux_sync_add_u32(value: Uint32, *, loc=None, ip=None) -> Uint32:
+    """Sum over a warp, of which all lanes take part."""
+    return _operation("redux.sync.add.u32", Uint32, (value, Int32(-1)), loc, ip)
+
+
+@dsl_user_op
 def prefetch_global_l2(source: cute.Pointer, *, loc=None, ip=None) -> None:
     """Asks for the cache line of an address."""
     cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[source.toint(loc=loc, ip=ip)], loc=loc, ip=ip)
@@ -133,7 +157,7 @@ def cvt_rn_satfinite_e4m3x2_f32(low: Float32, high: Float32, *, loc=None, ip=Non
     )
 
 
-def _operation(instruction: str, kind: type, operands: tuple, loc, ip) -> Float32 | Int32:
+def _operation(instruction: str, kind: type, operands: tuple, loc, ip) -> Float32 | Int32 | Uint32:
     names = ", ".join(f"{{$r{i}}}" for i in range(len(operands)))
     return cute.arch.inline_ptx(
         f"{instruction} {{$w0}}, {names};", write_only_types=[kind], read_only_args=list(operands), loc=loc, ip=ip

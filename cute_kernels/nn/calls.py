@@ -17,8 +17,8 @@ def why_called(name: str, module: torch.nn.Module, kind: type[torch.nn.Module]) 
     Args:
         name: of the module, for the text.
         module: in the place of a layer.
-        kind: of the library's layer: `torch.nn.Conv2d`, `Conv3d`, `Linear` or `Embedding`. Adapters, quantised layers,
-            parametrised layers and other subclasses are of another.
+        kind: of the library's layer: `torch.nn.Conv2d`, `Conv3d`, `Linear`, `LayerNorm` or `Embedding`. Adapters,
+            quantised layers, parametrised layers and other subclasses are of another.
     """
     if type(module) is not kind:
         return f"{name} is {type(module).__module__}.{type(module).__name__}"
@@ -30,7 +30,7 @@ def why_called(name: str, module: torch.nn.Module, kind: type[torch.nn.Module]) 
         return f"there are hooks of all modules, {name} among them"
     if isinstance(module, torch.nn.Embedding):
         return f"{name} has max_norm = {module.max_norm}" if module.max_norm is not None else None
-    return None if isinstance(module, torch.nn.Linear) else why_no_patches(name, module)
+    return None if isinstance(module, (torch.nn.Linear, torch.nn.LayerNorm)) else why_no_patches(name, module)
 
 
 _TILES = {2: ((0, 0), (1, 1), 1), 3: ((0, 0, 0), (1, 1, 1), 1)}

@@ -35,19 +35,24 @@ def _made_by_an_adapter(plain: type[torch.nn.Module], arguments: tuple, named: d
 class EngineMixin:
     """For a `torch.nn.Module` with an engine: what was made from its weight goes where the module goes.
 
-    A class whose weight is another module's overrides `engine_weight`.
+    A class whose weight is another module's overrides `engine_weight`, one of which more is prepared than the weight
+    `engine_parameters`.
     """
 
+    engine_class: type[PatchEngine] = PatchEngine
     engine: PatchEngine
     positions: PositionCache | None = None
 
     def engine_weight(self) -> torch.Tensor:
         return self.weight
 
+    def engine_parameters(self) -> tuple[torch.Tensor | None, ...]:
+        return (self.engine_weight(),)
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        kinds = self.engine.up_to_date(self.engine_weight())
+        kinds = self.engine.up_to_date(*self.engine_parameters())
         super()._apply(fn, recurse)
-        self.engine.follow(self.engine_weight(), kinds, fn)
+        self.engine.follow(self.engine_parameters(), kinds, fn)
         return self
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Origin of something that was made from a tensor, so that it is made anew when that has changed."""
+"""Origin of something that was made from tensors, so that it is made anew when one of them has changed."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from cute_kernels.runtime.constants import DERIVED, Source
 
 
 class Origin:
-    """A tensor as it is now.
+    """Tensors as they are now.
 
     Args:
-        tensor: what something is made from; it is not kept alive.
+        tensors: what something is made from, or None in place of one; they are not kept alive.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        DERIVED.watch(tensor)
-        self._source = Source(tensor)
+    def __init__(self, *tensors: torch.Tensor | None) -> None:
+        DERIVED.watch(*tensors)
+        self._sources = [None if tensor is None else Source(tensor) for tensor in tensors]
         self._generation = DERIVED.generation
 
-    def is_unchanged(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` is the same object with the same numbers, as far as `DERIVED.notice` finds out.
+    def is_unchanged(self, *tensors: torch.Tensor | None) -> bool:
+        """Whether these are the same objects with the same numbers, as far as `DERIVED.notice` finds out.
 
         After `cute_kernels.clear_cache` every tensor counts as changed.
         """
-        return DERIVED.are_unchanged((self._source,), tensor) and self._generation == DERIVED.generation
+        if len(tensors) != len(self._sources) or not DERIVED.are_unchanged(self._sources, *tensors):
+            return False
+        return self._generation == DERIVED.generation

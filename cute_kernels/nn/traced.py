@@ -1,4 +1,5 @@
-"""A converted embedding as one operator, ``cute_kernels::embed_patches``, in graphs that are compiled or exported.
+"""A converted embedding as one operator in graphs that are compiled or exported: ``cute_kernels::embed_patches``, or
+``cute_kernels::embed_normed`` of one that begins with a LayerNorm.
 
 The kernels read what is made from the weight, which the module keeps and makes anew when the weight changes. In a graph
 the operator keeps it instead, by the weight's object and by its options, which travel in the graph as text: so a graph
@@ -19,7 +20,7 @@ from cute_kernels.nn.positions import PositionCache
 
 _LIBRARY = torch.library.Library("cute_kernels", "FRAGMENT")
 _RUNNERS = WeakTensorKeyDictionary()
-"""Weight -> text of the options -> what runs calls with it, and the positions of these calls."""
+"""Weight -> kind of runner and text of the options -> what runs calls with it, and the positions of these calls."""
 
 
 @contextlib.contextmanager
@@ -59,16 +60,43 @@ def _run(
     position_ids: torch.Tensor | None,
     options: str,
 ) -> torch.Tensor:
-    known = _RUNNERS.setdefault(weight, {})
-    if options not in known:
-        known[options] = runner(options), PositionCache()
-    engine, positions = known[options]
+    engine, positions = _known(runner, weight, options)
     if pos_embed is not None:
         count = pos_embed.shape[-2]
         pos_embed = positions.table(pos_embed, (count, 1), (count, 1))
         if position_ids is not None and not positions.in_order(position_ids, count):
             pos_embed = pos_embed[position_ids[0]]
     return engine.run(pixels, weight, bias, pos_embed)
+
+
+def _known(runner: Callable[[str], object], weight: torch.Tensor, options: str) -> tuple[object, PositionCache]:
+    known = _RUNNERS.setdefault(weight, {})
+    if (runner, options) not in known:
+        known[runner, options] = runner(options), PositionCache()
+    return known[runner, options]
+
+
+def define_normed(runner: Callable[[str], object]) -> None:
+    """Defines the operator of rows behind a LayerNorm.
+
+    Args:
+        runner: gives from the text of options something with ``run_normed(..)`` of the arguments before it.
+    """
+    _LIBRARY.define(
+        "embed_normed(Tensor pixels, Tensor weight, Tensor? bias, Tensor? norm_weight, Tensor? norm_bias, float eps, "
+        "str options) -> Tensor",
+        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+    )
+
+    def run(pixels, weight, *others: object) -> torch.Tensor:
+        *norm, options = others
+        return _known(runner, weight, options)[0].run_normed(pixels, weight, *norm)
+
+    def fake(pixels, weight, *_: object) -> torch.Tensor:
+        return pixels.new_empty((*pixels.shape[:-1], weight.shape[0]), dtype=weight.dtype)
+
+    _LIBRARY.impl("embed_normed", run, "CompositeExplicitAutograd")
+    torch.library.register_fake("cute_kernels::embed_normed", fake, lib=_LIBRARY)
 
 
 def _fake(pixels, weight, bias, pos_embed, position_ids, options: str) -> torch.Tensor:

@@ -246,7 +246,7 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
             images=images,
             x=memory(problem.m, problem.k, dtype=getattr(torch, problem.in_dtype)),
             weight=DERIVED.get(
-                ("rows", plan.patchify.problem.order, problem.k), (a.weight,), lambda: _weight_rows(a, plan)
+                ("rows", plan.order, problem.k), (a.weight,), lambda: _weight_rows(a, plan)
             ),
             table=rows_table(plan.rows, sources, lambda: (_shifted(a), a.pos_embed)),
             scale=1.0,

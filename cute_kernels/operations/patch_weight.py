@@ -30,7 +30,7 @@ PerChannel: TypeAlias = "float | Sequence[float] | torch.Tensor"
 WIDE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Element type of pixels and weight for the precisions that multiply floating-point numbers."""
 
-_LARGEST = {"int8": 127, "int16": 127 * 256 + 127}
+LARGEST = {"int8": 127, "int16": 127 * 256 + 127}
 """Largest value of an integer weight. Two terms of 8 bits, both signed, reach 127 * 256 + 127."""
 
 _MOST_LOST = 0.01
@@ -234,13 +234,12 @@ def prepare_patch_weight(
         constants |= {"raw": _rounded(folded, dtype), "normalised": _rounded(rows, dtype)}
         effective = constants["raw"].to(torch.float64)
     else:
-        integers, scale = _integers(folded, _LARGEST[precision])
+        integers, scale = to_integers(folded, LARGEST[precision])
         effective = integers * scale.to(torch.float64)[:, None]
         constants["scale"] = scale
         constants["raw"] = integers.to(torch.int8)
         if precision == "int16":
-            high = ((integers + 128) / 256).floor()
-            constants |= {"raw": high.to(torch.int8), "raw_low": (integers - 256 * high).to(torch.int8)}
+            constants["raw"], constants["raw_low"] = two_terms(integers)
     centre = torch.tensor(means, dtype=torch.float64, device=rows.device).repeat_interleave(patch * patch) * 255
     constants["offset"] = -(effective @ centre).to(torch.float32)
     return PatchWeight(
@@ -275,7 +274,7 @@ def strip_weight(weight: torch.Tensor, plan: StripsPlan) -> torch.Tensor:
     return rows.reshape(weight.shape[0], -1)
 
 
-def _integers(rows: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
+def to_integers(rows: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
     """float64 integers up to ``largest``, and the FP32 multiplier of each row; a row of zeros has multiplier 1."""
     amax = rows.abs().amax(1)
     scale = torch.where(amax == 0, 1.0, amax / largest).to(torch.float32)
@@ -283,6 +282,13 @@ def _integers(rows: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Ten
         raise ValueError("weight has a feature whose scale is no normal FP32 number")
     integers = (rows / scale.to(torch.float64)[:, None]).round().clamp(-largest, largest)
     return integers, scale
+
+
+def two_terms(integers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 ``high`` and ``low`` with ``256 * high + low``, of integers up to ``LARGEST["int16"]`` of any type."""
+    integers = integers.to(torch.int32)
+    high = (integers + 128) >> 8
+    return high.to(torch.int8), (integers - 256 * high).to(torch.int8)
 
 
 def _rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -6,6 +6,7 @@ For images whose patches TMA cannot read as operands. The second kernel is launc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +42,12 @@ REPACKED_PATCHES = 1024
 
 REPACKED_FEATURES = 1024
 """Features up to which they are, as every 128 do so anew: 1024 in 0.92 of it, 1152 in 1.04 (bench/results)."""
+
+COPIED_TOGETHER = 16
+"""Images of one patch each that one CTA copies, at most: a CTA for each takes five times as long as the copy."""
+
+LONGEST_COPIED = 3072
+"""Pixels of images that are copied together: 16 of four bytes each fit shared memory."""
 
 MOST_TRIED = 8
 """Configurations of the kernel over rows that a tuner times behind a pass."""
@@ -139,6 +146,11 @@ class RowsChainPlan(Plan):
         return plan_patchify(_pass_of(self.problem), self.arch)
 
     @property
+    def order(self) -> str:
+        """Order of a patch's pixels in its row."""
+        return "hwc" if self.problem.channels_last else "chw"
+
+    @property
     def runs(self) -> str:
         return f"patchify, then patch_embed: {self.reason}"
 
@@ -181,6 +193,8 @@ class RowsChainPlan(Plan):
 
 
 def _pass_of(p: PatchEmbedImagesProblem) -> PatchifyProblem:
+    if p.positions == 1:
+        return _copy_of(p)
     return PatchifyProblem(
         batch=p.batch,
         channels=p.channels,
@@ -191,6 +205,23 @@ def _pass_of(p: PatchEmbedImagesProblem) -> PatchifyProblem:
         out_dtype=PIXEL_TYPES[p.precision],
         channels_last=p.channels_last,
         order="hwc" if p.channels_last else "chw",
+    )
+
+
+def _copy_of(p: PatchEmbedImagesProblem) -> PatchifyProblem:
+    """Images of one patch each are rows already, which only become longer: pixels of as many channels as a row has."""
+    channels = p.channels * p.patch**2
+    together = math.gcd(p.batch, COPIED_TOGETHER) if channels <= LONGEST_COPIED else 1
+    return PatchifyProblem(
+        batch=p.batch // together,
+        channels=channels,
+        height=1,
+        width=together,
+        patch=1,
+        in_dtype=p.in_dtype,
+        out_dtype=PIXEL_TYPES[p.precision],
+        channels_last=True,
+        order="hwc",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from cute_kernels.reference.convolution import patch_embed_conv2d
 from cute_kernels.reference.images import patch_embed_images, patch_rows
+from cute_kernels.reference.layer_norm import layer_norm_scale
 from cute_kernels.reference.products import gemm
 from cute_kernels.reference.rounding import fma32, round_tf32
 from cute_kernels.reference.rows import accumulate, patch_embed_bf16x2, patch_embed_f32
@@ -17,6 +18,7 @@ __all__ = [
     "accumulate",
     "fma32",
     "gemm",
+    "layer_norm_scale",
     "patch_embed_bf16x2",
     "patch_embed_conv2d",
     "patch_embed_f32",

@@ -196,7 +196,7 @@ class DerivedTensors:
         drop = lambda _, slot=slot: self.entries.pop(slot, None)  # noqa: E731
         self.watch(*sources)
         then = [None if s is None else Source(s, drop) for s in sources]
-        value = build()
+        value = outside_of_pools(build, *sources)
         stream = ready = None
         if value.is_cuda:
             stream = torch.cuda.current_stream(value.device)
@@ -282,6 +282,33 @@ class DerivedTensors:
         with self._lock:
             self.entries.clear()
             self.generation += 1
+
+
+def outside_of_pools(build: Callable[[], Any], *sources: torch.Tensor | None) -> Any:
+    """What ``build`` makes of tensors on a GPU, in memory of no CUDA graph.
+
+    While `torch.compile` warms up its graphs, what a thread allocates is the graph's, and nothing but its outputs may
+    live on. So another thread allocates, on the same stream.
+    """
+    device = next((s.device for s in sources if s is not None and s.is_cuda), None)
+    if device is None or "torch._inductor.cudagraph_trees" not in sys.modules:
+        return build()
+    stream, made = torch.cuda.current_stream(device), []
+    inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+    def allocate() -> None:
+        with torch.cuda.stream(stream), torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+            try:
+                made.append(build())
+            except BaseException as error:  # the caller's
+                made.append(error)
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    thread.join()
+    if isinstance(made[0], BaseException):
+        raise made[0]
+    return made[0]
 
 
 def _has_version(sources: Sources) -> bool:

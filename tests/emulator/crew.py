@@ -143,7 +143,8 @@ class Crew:
 
     def store(self, index: int, memory: ClusterMemory, addresses: np.ndarray, values: np.ndarray) -> None:
         """st.shared by the first lanes of a warp, one address each."""
-        memory.store(addresses, values)
+        for address, row in zip(addresses.tolist(), values):
+            memory.view(address, len(row), write=True)[:] = row
         self.touch(index, addresses, values.shape[1], write=True)
 
     def touch(self, index: int, addresses: np.ndarray, nbytes: int, *, write: bool) -> None:

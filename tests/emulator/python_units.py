@@ -58,7 +58,6 @@ def units(native: bool) -> Iterator[None]:
         for of_the_core in ("CoreWgmmas", "Units"):
             patch.setattr(execution, of_the_core, lambda *_: None)
         patch.setattr(emitter, "INLINE", {})
-        patch.setattr(emitter, "in_core", lambda anchor: False)
         patch.setattr(checks, "ShadowUnit", nothing_decided)
         yield
 

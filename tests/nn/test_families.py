@@ -134,6 +134,23 @@ def test_raw_pixels_of_a_model_in_bfloat16(kind: str) -> None:
     assert error(run(ours, images), expected) < 1.1 * library
 
 
+@pytest.mark.parametrize("precision", ["auto", "int8"])
+def test_versions_that_cast_in_front_of_the_layers_class(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers 5.17 does, in the class that holds the one with the layer."""
+    kind = transformers.models.dinov2.modeling_dinov2.Dinov2Embeddings
+    forward = kind.forward
+
+    def casts(self: torch.nn.Module, pixel_values: torch.Tensor, *rest: object, **named: object) -> torch.Tensor:
+        dtype = self.patch_embeddings.projection.weight.dtype
+        return forward(self, pixel_values.to(dtype=dtype), *rest, **named)
+
+    plain, images = build("dinov2"), raw(2, 3, 64, 64)
+    expected = run(plain, normalised(images, "dinov2"))
+    monkeypatch.setattr(kind, "forward", casts)
+    ours = integration.convert(plain.bfloat16(), precision, mean=MEAN, std=STD)
+    assert error(run(ours, images), expected) < ERRORS["int8"]
+
+
 def test_the_layer_gives_the_bits_of_the_reference() -> None:
     ours = integration.convert(build("clip"), "int8", mean=MEAN, std=STD)
     seen = []

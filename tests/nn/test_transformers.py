@@ -322,7 +322,7 @@ def test_arguments_that_enable_refuses(arguments, error_type, message):
 
 
 def test_integers_leave_qwen_alone():
-    assert integration.enable("int8") == ("siglip", "siglip2", "gemma4")
+    assert integration.enable("int8") == ("siglip", "siglip2", "gemma4", "gemma4_unified")
 
 
 def test_somebody_elses_replacement_is_not_overwritten():

@@ -57,7 +57,7 @@ def test_the_table_is_that_of_the_package_s_metadata() -> None:
         assert names(extra) - {"nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm"} == set(modules.values())
     assert "nvidia-cuda-cuobjdump" in names("emulator")
     base = set(re.findall(r'"([a-z0-9-]+)', re.findall(r"^dependencies = \[(.*?)^\]", text, re.M | re.S)[0]))
-    assert base == {"nvidia-cutlass-dsl", "cuda-bindings", "torch", "platformdirs", "filelock"}
+    assert base == {"nvidia-cutlass-dsl", "cuda-bindings", "torch"}
 
 
 def test_reference_and_compilation_need_no_extra() -> None:

@@ -20,6 +20,7 @@ from cute_kernels.config import (
     Sm100PatchEmbedConfig,
 )
 from cute_kernels.plan import ARCHS, PLANNERS
+from cute_kernels.plan.layer_norm import LayerNormScaleProblem, plan_layer_norm_scale
 from cute_kernels.plan.patchify import PatchifyProblem, plan_patchify
 
 MakePlan = Callable[[], Any]
@@ -72,6 +73,12 @@ def patchify(**sizes: Any) -> MakePlan:
     """Four images of 224 x 224 in patches of 16, or others."""
     problem = {"batch": 4, "channels": 3, "height": 224, "width": 224, "patch": 16} | sizes
     return partial(lambda: plan_patchify(PatchifyProblem(**problem), ARCHS["sm_90a"]))
+
+
+def layer_norm(**sizes: Any) -> MakePlan:
+    """The pass over rows behind a LayerNorm: 280 of 6912 pixels, or others."""
+    problem = {"m": 280, "k": 6912} | sizes
+    return partial(lambda: plan_layer_norm_scale(LayerNormScaleProblem(**problem), ARCHS["sm_90a"]))
 
 
 E90, E100, G90, G100 = Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, Sm90GemmConfig, Sm100GemmConfig
@@ -287,11 +294,25 @@ def sizes() -> Iterator[Limit]:
         "patchify: CTAs of a grid",  # 2^31 - 1 along x (programming guide)
         patchify(batch=2**31 - 1, height=16), patchify(batch=2**31, height=16), "batch = 2147483648 .*: 2147483647$",
     )  # fmt: skip
+    yield from layer_norms()
     for name in ("batch", "channels", "patch"):
         yield Limit(f"patchify: {name}", patchify(**{name: 1}), patchify(**{name: 0}), f"^{name} = 0 .*value: 1$")
     for name in ("height", "width"):
         at, beyond = patchify(**{name: 16}), patchify(**{name: 17})
         yield Limit(f"patchify: {name}", at, beyond, f"^{name} = 17 .*whole patches of 16.*value: 16$")
+
+
+def layer_norms() -> Iterator[Limit]:
+    """Rows of whole vectors, whose sums fit 32 bits."""
+    for title, name, at, beyond in (
+        ("rows", "m", 1, 0),
+        ("rows of a grid", "m", 2**31 - 1, 2**31),
+        ("a vector", "k", 16, 8),
+        ("whole vectors", "k", 16, 24),
+        ("sums", "k", 65_792, 65_808),
+    ):
+        message = f"^{name} = {beyond} .*value: {at}$"
+        yield Limit(f"layer norm: {title}", layer_norm(**{name: at}), layer_norm(**{name: beyond}), message)
 
 
 def narrow_products() -> Iterator[Limit]:

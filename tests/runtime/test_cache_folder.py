@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,7 +13,6 @@ import time
 import warnings
 from pathlib import Path
 
-import filelock
 import pytest
 
 from cute_kernels import kernel_cache as cache
@@ -73,7 +74,8 @@ def test_one_that_is_larger_than_the_limit_is_kept_alone(root, monkeypatch):
 def test_what_a_process_holds_stays(root, monkeypatch):
     monkeypatch.setenv("CUTE_KERNELS_CACHE_MB", "1")
     held, other = store("held", 600_000, 1000.0), store("other", 300_000, 2000.0)
-    with filelock.FileLock(held.with_suffix(".lock")):
+    with open(held.with_suffix(".lock")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         cache.load_or_build("new", lambda: sized("new", 300_000))
         assert held.exists() and not other.exists()
     cache.load_or_build("newer", lambda: sized("newer", 300_000))
@@ -144,12 +146,47 @@ def test_an_entry_that_no_memory_holds(root, capsys):
     assert path.stat().st_size < 10_000
 
 
+def test_a_lock_that_is_held(tmp_path):
+    with cache._locked(tmp_path / "a.lock", 0):
+        with pytest.raises(TimeoutError, match="another process holds"), cache._locked(tmp_path / "a.lock", 0.1):
+            pass
+
+
+def test_a_lock_that_is_deleted_before_it_is_had(tmp_path, monkeypatch):
+    """Its name is what others wait for: the next file of that name is locked."""
+    path, flock = tmp_path / "a.lock", fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(cache.fcntl, "flock", flock)
+        path.unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(cache.fcntl, "flock", late)
+    with cache._locked(path, 0):
+        with pytest.raises(TimeoutError), cache._locked(path, 0):
+            pass
+
+
+def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path):
+    path = tmp_path / "a.lock"
+    with cache._locked(path, 0):
+        child = os.fork()
+        if not child:
+            signal.pause()
+    try:
+        with cache._locked(path, 0):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 # --- where it is ------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_home_directory_kernels_are_kept_among_temporary_files(monkeypatch, tmp_path):
     monkeypatch.delenv("CUTE_KERNELS_CACHE_DIR", raising=False)
-    monkeypatch.setattr(cache.platformdirs, "user_cache_path", lambda _: Path("~/.cache/cute-kernels"))
+    monkeypatch.setattr(cache, "_usual_directory", lambda: Path("~/.cache/cute-kernels"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     expected = tmp_path / f"cute-kernels-{os.geteuid()}"
@@ -162,9 +199,18 @@ def test_without_a_home_directory_kernels_are_kept_among_temporary_files(monkeyp
     assert expected.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize(("chosen", "expected"), [("{}/x", "{}/x"), ("", "{}/home/.cache"), ("x", "{}/home/.cache")])
+def test_the_users_folder(monkeypatch, tmp_path, chosen, expected):
+    """A relative XDG_CACHE_HOME is to be ignored."""
+    monkeypatch.delenv("CUTE_KERNELS_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", f"{tmp_path}/home")
+    monkeypatch.setenv("XDG_CACHE_HOME", chosen.format(tmp_path))
+    assert cache.directory() == Path(expected.format(tmp_path), "cute-kernels")
+
+
 def test_a_folder_of_that_name_that_others_may_write_is_not_used(monkeypatch, tmp_path):
     monkeypatch.delenv("CUTE_KERNELS_CACHE_DIR", raising=False)
-    monkeypatch.setattr(cache.platformdirs, "user_cache_path", lambda _: Path("~/.cache/cute-kernels"))
+    monkeypatch.setattr(cache, "_usual_directory", lambda: Path("~/.cache/cute-kernels"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / f"cute-kernels-{os.geteuid()}"
     folder.mkdir()
@@ -176,7 +222,7 @@ def test_a_folder_of_that_name_that_others_may_write_is_not_used(monkeypatch, tm
 
 def test_without_any_folder_kernels_are_kept_in_memory(monkeypatch):
     monkeypatch.delenv("CUTE_KERNELS_CACHE_DIR", raising=False)
-    monkeypatch.setattr(cache.platformdirs, "user_cache_path", lambda _: Path("/proc/nowhere/cute-kernels"))
+    monkeypatch.setattr(cache, "_usual_directory", lambda: Path("/proc/nowhere/cute-kernels"))
     monkeypatch.setattr(cache, "_can_be_made", lambda path: False)
 
     def nowhere() -> str:
@@ -240,7 +286,7 @@ def test_the_home_directory_of_another_user(monkeypatch, tmp_path):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.delenv("CUTE_KERNELS_CACHE_DIR", raising=False)
-    monkeypatch.setattr(cache.platformdirs, "user_cache_path", lambda _: tmp_path / "root" / "cute-kernels")
+    monkeypatch.setattr(cache, "_usual_directory", lambda: tmp_path / "root" / "cute-kernels")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     cache._warn_once.cache_clear()
     with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="root/cute-kernels cannot be made: comp"):

@@ -127,6 +127,17 @@ def test_tested_versions_are_accepted(version) -> None:
         dsl.require(dsl.EMULATOR_VERSIONS)
 
 
+def test_a_version_that_is_tried(version, monkeypatch) -> None:
+    """It alone, and only where the environment names it."""
+    monkeypatch.setenv(compiling.UNTESTED, "4.9.0")
+    version("4.9.0")
+    for versions in (dsl.KERNEL_VERSIONS, dsl.EMULATOR_VERSIONS):
+        dsl.require(versions)
+    version("4.9.1")
+    with pytest.raises(dsl.UnsupportedVersion, match=r"4\.9\.1 is installed"):
+        dsl.require()
+
+
 @pytest.mark.parametrize("found, allowed", [("4.6.0", True), ("4.7.1", True), ("4.5.3", False), ("4.9.0", False)])
 def test_the_emulator_takes_more_versions_than_the_kernels(version, found: str, allowed: bool) -> None:
     version(found)

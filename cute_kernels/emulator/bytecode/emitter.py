@@ -17,28 +17,13 @@ from cute_kernels.emulator.bytecode.sites import Bound, Site, fetch, key_of, sto
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.core.pure_operations import pure_operation
 from cute_kernels.emulator.graph.block import BlockBuilder, Call, Operation
-from cute_kernels.emulator.graph.values import (
-    CANONICAL,
-    DTYPES,
-    Constant,
-    LiveIn,
-    Node,
-    Pack,
-    Result,
-    Value,
-)
-from cute_kernels.emulator.instructions.accesses import load_lanes, load_uniform, store_lanes
-from cute_kernels.emulator.instructions.memory import Load, Store
+from cute_kernels.emulator.graph.values import Constant, LiveIn, Node, Pack, Result, Value
+from cute_kernels.emulator.instructions.memory import Access
 from cute_kernels.emulator.instructions.wgmma import MmaAsync
 from cute_kernels.emulator.state.generic_addresses import PARAM_WINDOW, parameter_offset
 
 _ROWS = CONSTANTS["ROWS_A"], CONSTANTS["ROWS_B"], CONSTANTS["ROWS_D"]  # of `BlockEmitter._operation`
-
-
-def in_core(anchor: Load | Store | Call) -> bool:
-    """Whether the core may perform an access: of one with a strength no log tells the detector the order."""
-    strength = anchor.args[-1] if isinstance(anchor, Call) else anchor.strength
-    return strength is None
+_TOGETHER = "load_together"
 
 
 def _kind(bits: int) -> str:
@@ -262,13 +247,13 @@ class BlockEmitter:
         if isinstance(node.anchor, MmaAsync):
             self.accumulators.emit(node, index)
             return
-        memory, operation = isinstance(node.anchor, (Load, Store)), isinstance(node.anchor, Operation)
+        memory, operation = isinstance(node.anchor, Access), isinstance(node.anchor, Operation)
         function = None if memory or operation else node.anchor.function
         inline = INLINE.get(function)
         if inline is not None and node.guard is None and inline(self, node):
             return
-        if memory:  # operands that are spread before the guard, as later nodes share them
-            for value in (node.anchor.base, *(node.anchor.values if isinstance(node.anchor, Store) else ())):
+        if memory and node.anchor.name != _TOGETHER:  # operands that are spread before the guard, for later nodes too
+            for value in (node.anchor.address, *node.anchor.values):
                 self.operand(value, True)
         if operation:
             operands = [self.operand(value, not value.uniform) for value in node.anchor.operands]
@@ -283,8 +268,6 @@ class BlockEmitter:
             self._operation(node, operands)
         elif memory:
             self._access(node)
-        elif function is load_uniform:
-            self._uniform_load(node)
         else:
             self.python(node)
         if guard is not None:
@@ -361,52 +344,29 @@ class BlockEmitter:
 
     def _access(self, node: Node) -> None:
         anchor, program = node.anchor, self.program
-        write = isinstance(anchor, Store)
-        base = self.operand(anchor.base, True)
-        if write:
+        if anchor.values:
             elements = [self.operand(value, True) for value in anchor.values]
         else:
             elements = [self._places[result] for result in node.results]
-        count = len(elements)
-        dtype = program.space.bind(DTYPES[CANONICAL[anchor.size * 8]], f"u{8 * anchor.size}")
-        bits = 8 * anchor.size
-        addresses = "X64[0].view('i8').copy()"
-        if write:
-            function = program.space.bind(store_lanes, "store_lanes")
-            data = f"X{bits}[1:{count + 1}].copy()"
-            call = f"{function}(W, mask, {anchor.space!r}, {addresses}, {data}, {anchor.size}, {count}"
-            source = [f"{call}, {anchor.strength})"]
-        else:
-            function = program.space.bind(load_lanes, "load_lanes")
-            call = f"{function}(W, mask, {anchor.space!r}, {addresses}, {anchor.size}, {count}, {dtype}"
-            source = [f"X{bits}[0:{count}] = {call}, {anchor.strength})"]
-        program.reserve(count + 1)
-        space = CONSTANTS[f"SPACE_{anchor.space.upper()}" if in_core(anchor) else "SPACE_NONE"]
-        operands = program.list([node.instruction.index, space, anchor.size, *elements, 0])
-        name = f"{'store' if write else 'load'}_at_u{anchor.base.bits}"
-        fast = program.put(name, a=base, b=operands, imm=anchor.offset)
-        start = len(program.code)
-        self.call(program.site(Site(node.instruction, source)))
-        if not write:
-            self.read_rows(node.results)
-        fast[1] = len(program.code) - start
-
-    def _uniform_load(self, node: Node) -> None:
-        space, address, size, count, _ = node.anchor.args
-        if isinstance(address, Constant) and (space == "param" or space == "generic" and address.value >= PARAM_WINDOW):
-            place = parameter_offset(address.value)
-            limit = self.builder.context.kernel.parameter_bytes
-            if place >= 0 and place % (size * count) == 0 and place + size * count <= limit:
-                words = self.program.list(self._places[result] for result in node.results)
-                self.program.put("parameters", a=len(node.results), b=size, c=words, imm=place)
-                return
-        known = f"SPACE_{space.upper()}"
-        if known not in CONSTANTS or not in_core(node.anchor):
-            self.python(node)
+        name, together = anchor.name, anchor.name == _TOGETHER
+        if together and self._parameters(anchor, elements):
             return
-        places = [self._places[result] for result in node.results]
-        operands = self.program.list([node.instruction.index, CONSTANTS[known], size, *places, 0])
-        self.fast(node, "load_together", a=self.word(address), b=operands)
+        place = self.word(anchor.address) if together else self.operand(anchor.address, True)
+        operands = program.list([node.instruction.index, *anchor.facts, *elements, 0])
+        program.put(name if together else f"{name}_at_u{anchor.address.bits}", a=place, b=operands, imm=anchor.offset)
+
+    def _parameters(self, anchor: Access, elements: Sequence[int]) -> bool:
+        """A load of parameters that there are, at a constant address."""
+        (space, size, _), address, count = anchor.facts, anchor.address, len(elements)
+        if not isinstance(address, Constant):
+            return False
+        if space != CONSTANTS["SPACE_PARAM"] and (space != CONSTANTS["SPACE_GENERIC"] or address.value < PARAM_WINDOW):
+            return False
+        place, end = parameter_offset(address.value), self.builder.context.kernel.parameter_bytes
+        if place < 0 or place % (size * count) or place + size * count > end:
+            return False
+        self.program.put("parameters", a=count, b=size, c=self.program.list(elements), imm=place)
+        return True
 
     # --- registers --------------------------------------------------------------------------------------------------
 

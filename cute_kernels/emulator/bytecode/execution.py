@@ -30,7 +30,6 @@ from cute_kernels.emulator.bytecode.sites import Site
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.graph.values import Value
-from cute_kernels.emulator.instructions.accesses import LocalMemory
 from cute_kernels.emulator.instructions.wgmma import GroupWait
 from cute_kernels.emulator.observe.meter import CoreMeter
 from cute_kernels.emulator.observe.races.warp_log import WarpLog
@@ -317,7 +316,7 @@ class WarpExecution:
         self.header.number, self.header.rank, self.header.index = warp.number, warp.cta.rank, warp.index
         self.header.mask, self.header.live, self.header.meet = warp.live, warp.live, CONSTANTS["NO_MEET"]
         if translation.local_bytes:
-            warp.local = LocalMemory(translation.local_bytes)
+            warp.local = np.zeros((32, translation.local_bytes), np.uint8)
         self.error: BaseException | None = None
         self.site, self.place = 0, -1
         self._bulk: np.ndarray | None = None
@@ -356,7 +355,7 @@ class WarpExecution:
         self.header.budget = budget
         local = self.launch.translation.local_bytes
         if local:
-            self.tables.header.local, self.tables.header.local_bytes = self.warp.local.cells.ctypes.data, local
+            self.tables.header.local, self.tables.header.local_bytes = self.warp.local.ctypes.data, local
         meter = self.warp.cluster.meter
         if meter is not None:
             self.tables.header.meter = meter.core.address(self.warp.track)
@@ -413,6 +412,8 @@ class WarpExecution:
     def publish(self) -> None:
         """Tells the units what the core did since: effects, and accesses that somebody observes."""
         header, cluster = self.tables.header, self.warp.cluster
+        cluster.polls += header.polls
+        header.polls = 0
         if header.progress:
             cluster.progress += header.progress
             header.progress = 0

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count
 from cute_kernels.emulator.graph.values import LiveIn, Node, Value
 from cute_kernels.emulator.instructions import bulk, tcgen05, wgmma
-from cute_kernels.emulator.instructions.matrix import load_matrix, store_matrix
 from cute_kernels.emulator.instructions.mma import mma_sync
 from cute_kernels.emulator.state.tmem import LANES as TENSOR_LANES
 from cute_kernels.emulator.units.matrix.operands import KINDS
@@ -51,25 +50,6 @@ def _inline_tensor_load(emitter: BlockEmitter, node: Node) -> bool:
     listed = [cells, allocated, whole, quarter, node.instruction.index, index, *results, 0]
     emitter.fast(node, "tensor_load", a=where, b=emitter.program.list(listed))
     return True
-
-
-def _inline_matrix(emitter: BlockEmitter, node: Node, name: str, registers: list[int]) -> bool:
-    _, address, _, transposed, *_ = node.anchor.args
-    where = emitter.operand(address, True)
-    operands = emitter.program.list([node.instruction.index, int(transposed), *registers, 0])
-    emitter.fast(node, f"{name}_at_u{address.bits}", a=where, b=operands)
-    return True
-
-
-def _inline_load_matrix(emitter: BlockEmitter, node: Node) -> bool:
-    """ldmatrix by the whole warp."""
-    return _inline_matrix(emitter, node, "load_matrix", [emitter.define(result) for result in node.results])
-
-
-def _inline_store_matrix(emitter: BlockEmitter, node: Node) -> bool:
-    """stmatrix by the whole warp."""
-    values = node.anchor.args[-1]
-    return _inline_matrix(emitter, node, "store_matrix", [emitter.operand(value, True) for value in values])
 
 
 def _inline_mma_sync(emitter: BlockEmitter, node: Node) -> bool:
@@ -153,8 +133,6 @@ def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
 #: Each emits the operation where no predicate guards it; False, and nothing emitted, where it is Python's.
 INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
     tcgen05.load: _inline_tensor_load,
-    load_matrix: _inline_load_matrix,
-    store_matrix: _inline_store_matrix,
     mma_sync: _inline_mma_sync,
     tcgen05.mma: _inline_mma,
     bulk.tma_load: _inline_tensor_copy_in,

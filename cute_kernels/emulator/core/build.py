@@ -2,11 +2,12 @@
 
 A library is kept in ``build/`` beside the sources, under a name that is made of everything that it was compiled from.
 So a tree whose sources have changed, by an edit or another branch, compiles them again, and trees never share one.
-Needs nothing but the standard library and filelock: packages are built where nothing else is installed.
+Needs nothing but the standard library: packages are built where nothing else is installed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -19,8 +20,6 @@ import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-from filelock import FileLock
 
 from . import layout
 
@@ -52,6 +51,8 @@ _FLAGS = (
 #: Environment variable: more flags of the compiler, for development. Such a core has a library of its own.
 FLAGS_VARIABLE = "CUTE_KERNELS_CORE_FLAGS"
 
+#: Environment variable: the machine that $CC, a cross compiler, compiles for.
+MACHINE_VARIABLE = "CUTE_KERNELS_CORE_MACHINE"
 
 _OLDEST_GLIBC = 17  # 2.17, the oldest that installers still take wheels for
 
@@ -60,9 +61,14 @@ class CoreNotBuilt(RuntimeError):
     """There is no compiled core, and none can be made."""
 
 
+def machine() -> str:
+    """What is compiled for: this machine, or the one that the environment names."""
+    return os.environ.get(MACHINE_VARIABLE) or platform.machine()
+
+
 def variants() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Those of this machine."""
-    return VARIANTS.get(platform.machine(), _OTHER_MACHINES)
+    """Those of the machine that is compiled for."""
+    return VARIANTS.get(machine(), _OTHER_MACHINES)
 
 
 def folder() -> Path:
@@ -85,16 +91,16 @@ def _more_flags() -> tuple[str, ...]:
 
 def _name() -> str:
     """Name of the folder of these sources, compiled with these flags."""
-    return _name_with(_more_flags())
+    return _name_with(_more_flags(), machine())
 
 
 @functools.cache
-def _name_with(flags: tuple[str, ...]) -> str:
+def _name_with(flags: tuple[str, ...], machine: str) -> str:
     digest = hashlib.sha256("\0".join(flags).encode())
     for path in sorted((*FOLDER.glob("*.[ch]"), *FOLDER.glob("*.py"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    machine = f"{platform.system().lower()}-{platform.machine()}" + ("+flags" if flags else "")
-    return f"{machine}-{digest.hexdigest()[:16]}"
+    kind = f"{platform.system().lower()}-{machine}" + ("+flags" if flags else "")
+    return f"{kind}-{digest.hexdigest()[:16]}"
 
 
 def library(variant: str) -> Path:
@@ -109,7 +115,8 @@ def library(variant: str) -> Path:
     command = compiler()
     try:
         BUILD.mkdir(exist_ok=True)
-        with FileLock(BUILD / ".lock"):
+        with open(BUILD / ".lock", "w") as lock:  # held until it is closed
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 path.parent.mkdir(exist_ok=True)
                 _compile(command, variant, path)
@@ -126,12 +133,12 @@ def platform_tag(libraries: Iterable[Path], usual: str) -> str:
     """Platform in the name of a wheel with these libraries, by PEP 600: what they need of the C library says which.
 
     Args:
-        libraries: of this machine.
+        libraries: of one machine.
         usual: the tag where they name no version of GNU's C library.
     """
     names = b"\0".join(path.read_bytes() for path in libraries)
     needed = [int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)(?=[.\0])", names)]
-    return f"manylinux_2_{max(_OLDEST_GLIBC, *needed)}_{platform.machine()}" if needed else usual
+    return f"manylinux_2_{max(_OLDEST_GLIBC, *needed)}_{machine()}" if needed else usual
 
 
 def compiler() -> list[str]:

@@ -68,22 +68,6 @@ EXPORT void shared_cost(const int64_t *addresses, uint32_t mask, int64_t nbytes,
 // Distinct aligned pieces of `size` bytes, a power of two, that the lanes of a mask access; no access crosses a border.
 EXPORT int64_t distinct_pieces(const int64_t *addresses, uint32_t mask, int64_t size);
 
-// A load or store of `count` elements of `size` bytes by each lane of a mask, at an address for each lane. Element k of
-// lane l is item l of elements[k]. 1 if done; 0: nothing is done, Python decides.
-EXPORT int32_t warp_access(
-    Tables *t, const int64_t *addresses, uint8_t *const *elements, uint32_t mask, int32_t instruction, int32_t space,
-    int32_t write, int32_t size, int32_t count);
-// A load of `count` elements of `size` bytes that all lanes of a mask make together. Likewise.
-EXPORT int32_t warp_load_together(
-    Tables *t, int64_t address, uint64_t *const *elements, uint32_t mask, int32_t instruction, int32_t space,
-    int32_t size, int32_t count);
-
-// ldmatrix or stmatrix of `count` 8x8 matrices of 16 bits: lanes 8 i to 8 i + 7 have the shared addresses of the rows of
-// matrix i, register i of all lanes its elements. Likewise.
-EXPORT int32_t warp_matrices(
-    Tables *t, const int64_t *addresses, uint8_t *const *registers, int32_t count, int32_t transposed, int32_t write,
-    int32_t instruction);
-
 // Issues an asynchronous operation, a record of `size` bytes: it takes effect, or is kept. Likewise performs one, of the
 // queue with this index or (-1) of the first whose operation does not yield. 1: Python has been told what is wrong.
 EXPORT int32_t work_submit(WorkQueues *all, Work *work, int64_t size);

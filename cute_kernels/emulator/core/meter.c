@@ -77,13 +77,22 @@ int64_t distinct_pieces(const int64_t *addresses, uint32_t mask, int64_t size) {
   return count;
 }
 
+// An access to another CTA's memory goes through the network between multiprocessors, whose cost is not documented.
+static int of_own_cta(const Tables *t, const int64_t *addresses, uint32_t mask) {
+  int other = 0;
+  for (int lane = 0; lane < LANES; lane++) other |= addresses[lane] >> RANK_SHIFT != t->meter_rank && mask >> lane & 1;
+  return !other;
+}
+
 void meter_access(
     const Tables *t, const int64_t *addresses, uint32_t mask, int64_t instruction, int shared, int write,
     int64_t nbytes) {
-  Meter *meter = meter_of(t, instruction, shared ? METER_SHARED : METER_GLOBAL);
+  int own = !shared || of_own_cta(t, addresses, mask);
+  Meter *meter = meter_of(t, instruction, !own ? METER_CLUSTER : shared ? METER_SHARED : METER_GLOBAL);
   meter->requests++;
   meter->bytes += nbytes * __builtin_popcount(mask);
   meter->width = nbytes;
+  if (!own) return;
   if (shared) {
     int64_t cost[3];
     shared_cost(addresses, mask, nbytes, !write, cost);
@@ -98,14 +107,18 @@ void meter_access(
 
 // The eight rows of a matrix are served together.
 void meter_matrices(const Tables *t, const int64_t *addresses, int32_t count, int64_t instruction) {
-  Meter *meter = meter_of(t, instruction, METER_SHARED);
-  meter->requests++;
-  meter->bytes += count * MATRIX_ROWS * MATRIX_ROW;
-  meter->width = MATRIX_ROW;
+  int counted[METERS] = {0};
   for (int32_t i = 0; i < count; i++) {
-    int64_t cost[3], rows[LANES] = {0};
-    memcpy(rows, addresses + MATRIX_ROWS * i, MATRIX_ROWS * sizeof *rows);
-    shared_cost(rows, (1u << MATRIX_ROWS) - 1, MATRIX_ROW, 0, cost);
+    const int64_t *rows = addresses + MATRIX_ROWS * i;
+    int64_t cost[3], all[LANES] = {0};
+    memcpy(all, rows, MATRIX_ROWS * sizeof *rows);
+    int own = of_own_cta(t, all, (1u << MATRIX_ROWS) - 1), which = own ? METER_SHARED : METER_CLUSTER;
+    Meter *meter = meter_of(t, instruction, which);
+    meter->requests += !counted[which]++;
+    meter->bytes += MATRIX_ROWS * MATRIX_ROW;
+    meter->width = MATRIX_ROW;
+    if (!own) continue;
+    shared_cost(all, (1u << MATRIX_ROWS) - 1, MATRIX_ROW, 0, cost);
     meter->wavefronts += cost[0];
     meter->conflicts += cost[1];
     meter->ideal += cost[2];

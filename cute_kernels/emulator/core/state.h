@@ -45,6 +45,12 @@ enum {
   NAME_COMMIT,   // the `CommitThread` at the address, of the lane `given`
   COMMITS_MEET,  // what is noted of commits at the mbarrier is to be taken
   ADD_STREAM,    // the column `given`, to the point of the mbarrier
+  // Of an access of `given` bytes by the lanes in `place` (`operation`: space and ACCESS_*): its address, or where those of
+  // all lanes are. It is not aligned; there is no such CTA; the CTA has exited; it leaves the memory; it touches bytes that
+  // no array has, or an mbarrier; nobody has written them; no region of global memory allows it; lanes address different
+  // spaces, or one that the instruction cannot access; one of local memory by lanes together.
+  ACCESS_MISALIGNED, ACCESS_NO_CTA, ACCESS_EXITED, ACCESS_OUTSIDE, ACCESS_UNNAMED, ACCESS_BARRIER, ACCESS_UNINITIALISED,
+  ACCESS_UNREGISTERED, ACCESS_MIXED, ACCESS_NOT_SHARED, ACCESS_LOCAL,
   MAKE_ROOM,  // for arrivals at a named barrier
   MAKE_COPIES,  // what is kept of the running warp's cp.async
   NAME_ARRIVAL,  // a label of cp.async.mbarrier.arrive by the lane `given`, to be left there
@@ -101,11 +107,15 @@ struct NamedBarriers {
 // exchange values with the core in rows of 32 items of up to 64 bits, on cache lines.
 enum {
   SPACE_SHARED = 0, SPACE_GLOBAL = 1, SPACE_GENERIC = 2,
-  SPACE_NONE = 3,       // wherever it is, Python decides
-  SPACE_LOCAL = 4,
+  SPACE_PARAM = 3, SPACE_LOCAL = 4,
+  ACCESS_SPACE = 7, ACCESS_WRITE = 8, ACCESS_TOGETHER = 16,  // of `Fault.operation`; together: one address for all lanes
   EXCHANGE_ROW = 256  // bytes
 };
-enum { SHARED_WINDOW = 2305843009213693952, LOCAL_WINDOW = 3458764513820540928 };  // 2^61, 3 * 2^60
+enum {  // 2^61, 3 * 2^60, 2^62
+  SHARED_WINDOW = 2305843009213693952, LOCAL_WINDOW = 3458764513820540928, PARAM_WINDOW = 4611686018427387904
+};
+// Matrices of ldmatrix and stmatrix: of 16-bit elements, the same transposed, of 8-bit elements.
+enum { MATRICES = 0, MATRICES_TRANSPOSED = 1, MATRICES_OF_BYTES = 2 };
 
 // Registered global memory.
 typedef struct Region { int64_t start, end, writable; } Region;
@@ -246,7 +256,7 @@ enum { NAMES = 2048, MOST_NAMES = 1536, NAME_KEY = 4 };
 typedef struct CopyName { int64_t key[NAME_KEY]; } CopyName;
 
 // What an instruction asked of the units, by its index; counters.py has the meanings. `width`: bytes per lane.
-enum { METER_SHARED, METER_GLOBAL, METER_UNIT, METERS };  // its accesses to memories, and all else
+enum { METER_SHARED, METER_GLOBAL, METER_UNIT, METER_CLUSTER, METERS };  // memories; all else; other CTAs' memory
 typedef struct Meter {
   int64_t requests, bytes, wavefronts, ideal, conflicts, sectors, lines, width, tensor_read, tensor_written;
 } Meter;
@@ -260,11 +270,13 @@ typedef struct Tables {
   int64_t ranks;  // CTAs
   int64_t flags;
   int64_t progress;  // counts whatever another warp may wait for
+  int64_t polls;     // and strong loads
   int64_t clock;     // what %clock and its kin read last
   int64_t place;     // index of the instruction that waits for an mbarrier or arrives at one now
   int64_t regions;
   Region *region_table;
   uint8_t *params;
+  int64_t param_bytes;
   LogEntry *log;  // what the race detector has not seen yet, entries in use and in all
   int64_t log_used, log_size;
   int64_t unit_flags;

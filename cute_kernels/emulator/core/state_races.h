@@ -195,11 +195,13 @@ struct Context {
 };
 
 // What the core logs: accesses of lanes. One that all lanes of the mask make together, with one address and one result,
-// has LOG_TOGETHER in its kind. The argument is the bytes of an access; of a load of tensor memory the columns, with the
-// first cell and the index of the instruction for addresses.
+// has LOG_TOGETHER in its kind. The argument is the bytes of an access, and of a strong one its strength; of a load of
+// tensor memory the columns, with the first cell and the index of the instruction for addresses.
 enum {
   LOG_SHARED_READ = 16, LOG_SHARED_WRITE = 32, LOG_GLOBAL_READ = 64, LOG_GLOBAL_WRITE = 128, LOG_TENSOR_LOAD = 256,
-  LOG_TOGETHER = 512
+  LOG_TOGETHER = 512, LOG_STRONG = 1024,
+  // A strength: the orders with which an access acquires and releases, plus one, in two fields; 0: in neither way.
+  STRENGTH_ACQUIRE = 8, STRENGTH_RELEASE = 12, STRENGTH_FIELD = 15
 };
 struct LogEntry {
   int32_t kind;

@@ -74,6 +74,16 @@ DIRECTED(rz, 0)
 DIRECTED(rm, 0x80000000u)
 DIRECTED(rp, 0)
 
+// glibc 2.29 gave these two new versions, which differ from the old ones in errno alone: a wheel that asks for the old
+// ones loads on systems of 2018.
+#if defined(__GLIBC__) && defined(__x86_64__)
+__asm__(".symver exp2, exp2@GLIBC_2.2.5");
+__asm__(".symver log2, log2@GLIBC_2.2.5");
+#elif defined(__GLIBC__) && defined(__aarch64__)
+__asm__(".symver exp2, exp2@GLIBC_2.17");
+__asm__(".symver log2, log2@GLIBC_2.17");
+#endif
+
 // .approx: in FP64, which is rounded once. The tables of the hardware are not documented.
 UNARY(ex2, (float)exp2((double)a))
 UNARY(lg2, (float)log2((double)a))

@@ -1,4 +1,4 @@
-// Instructions that do what Python functions do: memory, barriers, copies, MMAs, and what only the race detector hears.
+// Instructions that do what Python functions do: copies, MMAs, loads of tensor memory; clocks.
 //
 // Each does the frequent case whole, leaves its result in the first exchange row, and skips the `d` instructions behind
 // it, which call Python for all other cases.
@@ -13,71 +13,6 @@
 
 static int one_lane(const Machine *m) { return !(m->active & (m->active - 1)); }
 static uint32_t first_lane(const Machine *m) { return m->active ? (uint32_t)__builtin_ctz(m->active) : 0; }
-
-// --- memory ----------------------------------------------------------------------------------------------------------
-
-// The list b: instruction, space, size, and offsets of the elements, ended by 0. imm is added to the addresses a.
-static int transfer(const Instruction *i, uint8_t *s, Machine *m, int64_t addresses[LANES], int write) {
-  const uint32_t *list = m->program->lists + i->b;
-  uint8_t *elements[LANES];
-  int32_t count = 0;
-  for (const uint32_t *offset = list + 3; *offset; offset++) elements[count++] = s + *offset;
-  int32_t instruction = (int32_t)list[0], space = (int32_t)list[1], size = (int32_t)list[2];
-  if (warp_access(m->tables, addresses, elements, m->active, instruction, space, write, size, count)) return 1;
-  memcpy(m->rows, addresses, LANES * sizeof *addresses);
-  if (write)
-    for (int32_t k = 0; k < count; k++) memcpy(m->rows + (k + 1) * EXCHANGE_ROW, elements[k], (size_t)(LANES * size));
-  return 0;
-}
-
-#define ADDRESSES(type)                                                                                               \
-  int64_t addresses[LANES] __attribute__((aligned(64)));                                                              \
-  const type *a = ROW_OF(type, i->a);                                                                                 \
-  EACH_LANE addresses[lane] = (int64_t)((u64)a[lane] + (u64)i->imm)
-FORM(load_at_u32) { ADDRESSES(u32); DONE(transfer(i, s, m, addresses, 0)); }
-FORM(load_at_u64) { ADDRESSES(u64); DONE(transfer(i, s, m, addresses, 0)); }
-FORM(store_at_u32) { ADDRESSES(u32); DONE(transfer(i, s, m, addresses, 1)); }
-FORM(store_at_u64) { ADDRESSES(u64); DONE(transfer(i, s, m, addresses, 1)); }
-
-// One load for all lanes, from the address in the word a, to words; the list b as above.
-FORM(load_together) {
-  const uint32_t *list = m->program->lists + i->b;
-  uint64_t *elements[EXCHANGE_ROW];
-  int32_t count = 0;
-  for (const uint32_t *offset = list + 3; *offset; offset++) elements[count++] = (uint64_t *)(void *)(s + *offset);
-  int32_t instruction = (int32_t)list[0], space = (int32_t)list[1], size = (int32_t)list[2];
-  DONE(warp_load_together(m->tables, AT(s64, i->a), elements, m->active, instruction, space, size, count));
-}
-
-// ldmatrix and stmatrix at the addresses a, of shared memory (32 bits) or generic (64), by the whole warp. The list b:
-// instruction, whether the matrices are transposed, and offsets of the registers, ended by 0.
-static int matrices(const Instruction *i, uint8_t *s, const Machine *m, const int64_t addresses[LANES], int write) {
-  const uint32_t *list = m->program->lists + i->b;
-  uint8_t *registers[LANES];
-  int32_t count = 0;
-  if (m->active != UINT32_MAX) return 0;
-  for (const uint32_t *offset = list + 2; *offset; offset++) registers[count++] = s + *offset;
-  return warp_matrices(m->tables, addresses, registers, count, (int32_t)list[1], write, (int32_t)list[0]);
-}
-#define MATRICES(type, window, write)                                                                                 \
-  int64_t addresses[LANES];                                                                                           \
-  const type *a = ROW_OF(type, i->a);                                                                                 \
-  EACH_LANE addresses[lane] = (int64_t)((u64)a[lane] - (window));                                                     \
-  DONE(matrices(i, s, m, addresses, write))
-FORM(load_matrix_at_u32) { MATRICES(u32, 0, 0); }
-FORM(load_matrix_at_u64) { MATRICES(u64, SHARED_WINDOW, 0); }
-FORM(store_matrix_at_u32) { MATRICES(u32, 0, 1); }
-FORM(store_matrix_at_u64) { MATRICES(u64, SHARED_WINDOW, 1); }
-
-// Parameters at imm: `a` elements of b bytes, to the words of the list c.
-FORM(parameters) {
-  for (uint32_t k = 0; k < i->a; k++) {
-    u64 value = 0;
-    memcpy(&value, m->tables->params + i->imm + k * i->b, i->b);
-    AT(u64, m->program->lists[i->c + k]) = value;
-  }
-  return i + 1;
-}
 
 // A clock, of 64 bits with FLAG, else of 32, to the word d.
 FORM(read_clock) {
@@ -205,9 +140,7 @@ FORM(wgmma_wait) {  // c: as of try_wait, whether the warp never diverges here
 
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation unit_operations[] = {
-    ENTRY(load_at_u32), ENTRY(load_at_u64), ENTRY(store_at_u32), ENTRY(store_at_u64), ENTRY(load_together),
-    ENTRY(load_matrix_at_u32), ENTRY(load_matrix_at_u64), ENTRY(store_matrix_at_u32), ENTRY(store_matrix_at_u64),
-    ENTRY(parameters), ENTRY(read_clock), ENTRY(tensor_load), ENTRY(copy_in), ENTRY(copy_out),
+    ENTRY(read_clock), ENTRY(tensor_load), ENTRY(copy_in), ENTRY(copy_out),
     ENTRY(tensor_mma),
     ENTRY(warp_mma), ENTRY(wgmma), ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},
 };

@@ -91,7 +91,7 @@ def atomic_wide(
         given = np.array([operand[lane] for operand in operands], np.uint64)
         if name == "cas" and (old[:, lane] != given[:2]).any():
             continue
-        memory.store(np.array([where]), given[-2:].view(np.uint8).reshape(1, 16))
+        memory.view(where, 16, write=True)[:] = given[-2:].view(np.uint8)
         warp.cluster.progress += bool((old[:, lane] != given[-2:]).any())
     warp.cluster.polls += warp.cluster.progress == before_any
     if warp.cluster.tracker is not None:
@@ -127,9 +127,8 @@ def _update(
         new = combine(name, type_, before.view(np.uint8), given.view(np.uint8), flush=space == "global")
     raw = np.ascontiguousarray(new).view(np.uint8)
     if space == "shared":
-        warp.cluster.memory.store(np.array([where]), raw.reshape(1, nbytes))
-    else:
-        cells[:] = raw
+        cells = warp.cluster.memory.view(where, nbytes, write=True)
+    cells[:] = raw
     return before, raw.tobytes() != before.tobytes()
 
 

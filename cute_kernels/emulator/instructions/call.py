@@ -29,9 +29,9 @@ def _read(warp: Warp, lane: int, address: int, nbytes: int) -> bytes:
     """Bytes at a generic address as one lane sees them."""
     space, where = space_of(warp, "generic", address)
     if space == "local":
-        if not 0 <= where <= warp.local.cells.shape[1] - nbytes:
-            raise IllegalAccess(f"{nbytes} bytes of local memory at {where:#x}, which has {warp.local.cells.shape[1]}")
-        return bytes(warp.local.cells[lane, where : where + nbytes])
+        if not 0 <= where <= warp.local.shape[1] - nbytes:
+            raise IllegalAccess(f"{nbytes} bytes of local memory at {where:#x}, which has {warp.local.shape[1]}")
+        return bytes(warp.local[lane, where : where + nbytes])
     memory = warp.cluster.memory if space == "shared" else warp.cluster.gmem
     return bytes(memory.view(where, nbytes))
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import CANONICAL, Anchor, Constant, Pack, Value
-from cute_kernels.emulator.instructions.accesses import load_uniform
 from cute_kernels.emulator.instructions.convert import extend
 from cute_kernels.emulator.instructions.integers import binary
-from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, fence_order
+from cute_kernels.emulator.observe.races.memory_order import access_strength, fence_order, strength_number
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
 from cute_kernels.emulator.ptx.families import family, never_varies, qualifiers
 
@@ -37,7 +37,7 @@ _NO_EFFECT = (
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 
-class _Access:
+class _Form:
     """The decoded form of ld and st: space, vector length and element type."""
 
     def __init__(self, instruction: Instruction) -> None:
@@ -65,6 +65,10 @@ class _Access:
     def elements(self) -> int:
         """How many of ``size`` bytes are moved."""
         return self.count * self.parts
+
+    def facts(self, size: int | None = None) -> tuple[int, ...]:
+        """Facts of an `Access`, with elements of ``size`` bytes."""
+        return CONSTANTS[f"SPACE_{self.space.upper()}"], size or self.size, strength_number(self.strength)
 
     def storage(self) -> str:
         return CANONICAL[8 * self.size]
@@ -98,24 +102,19 @@ def address_value(block: BlockBuilder, operand: Any, bits: int = 32) -> Value:
 # --- anchors --------------------------------------------------------------------------------------------------------
 
 
-class Load(Anchor):
-    """ld by lanes."""
+class Access(Anchor):
+    """Loads or stores by lanes, or matrices of them, which the core performs whole; of equal addresses the highest
+    lane's value stays.
 
-    def __init__(
-        self, space: str, base: Value, offset: int, size: int, count: int, strength: Strength | None = None
-    ) -> None:
-        self.space, self.base, self.offset, self.size, self.count = space, base, offset, size, count
-        self.strength = strength
+    Attributes:
+        name: of the core's function: ``load`` and so on, by the width of addresses, or ``load_together``.
+        address, offset: where, of each lane or (``load_together``) of all.
+        facts: what it is told in front of the registers in its list.
+        values: what is stored.
+    """
 
-
-class Store(Anchor):
-    """st by lanes; of equal addresses the highest lane's value stays."""
-
-    def __init__(
-        self, space: str, base: Value, offset: int, size: int, values: list[Value], strength: Strength | None
-    ) -> None:
-        self.space, self.base, self.offset, self.size, self.values = space, base, offset, size, values
-        self.strength = strength
+    def __init__(self, name: str, address: Value, facts: Sequence[int], values: Sequence[Value] = (), offset: int = 0):
+        self.name, self.address, self.facts, self.values, self.offset = name, address, facts, values, offset
 
 
 def _load_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
@@ -132,7 +131,7 @@ def _is_private(block: BlockBuilder, space: str, operand: Memory) -> bool:
 @family("ld", "ldu", varies=_load_varies)
 def lower_load(block: BlockBuilder, instruction: Instruction) -> None:
     """ld: param, const, global, shared (own CTA and cluster), local, generic; vectors."""
-    access = _Access(instruction)
+    access = _Form(instruction)
     base, offset = address_of(block, instruction.operands[1])
     targets = access.items(instruction.operands[0])
     if len(targets) != access.count:
@@ -141,17 +140,14 @@ def lower_load(block: BlockBuilder, instruction: Instruction) -> None:
         raise instruction.refuse("ld.param from addresses that differ between lanes is not implemented")
     if access.space == "param" or base.uniform and not _is_private(block, access.space, instruction.operands[1]):
         address = address_value(block, instruction.operands[1], max(base.bits, 32))
-        results = block.call(
-            load_uniform,
-            *(access.space, address, access.size, access.elements, access.strength),
-            results=[(access.storage(), True)] * access.elements,
-        )
+        anchor = Access("load_together", address, access.facts())
+        results = block.anchor(anchor, [(access.storage(), True)] * access.elements, [address])
     elif access.size == 8 and access.elements > 1:
         # 64-bit elements of vector loads are pairs of f32 nearly always: keep the halves apart.
-        anchor = Load(access.space, base, offset, 4, 2 * access.elements, access.strength)
+        anchor = Access("load", base, access.facts(4), offset=offset)
         results = block.anchor(anchor, [("u32", False)] * (2 * access.elements), [base])
     else:
-        anchor = Load(access.space, base, offset, access.size, access.elements, access.strength)
+        anchor = Access("load", base, access.facts(), offset=offset)
         results = block.anchor(anchor, [(access.storage(), False)] * access.elements, [base])
     each = len(results) // access.count
     values = [Pack(results[i : i + each]) for i in range(0, len(results), each)] if each > 1 else results
@@ -165,7 +161,7 @@ def lower_load(block: BlockBuilder, instruction: Instruction) -> None:
 @family("st", destinations=0)
 def lower_store(block: BlockBuilder, instruction: Instruction) -> None:
     """st: global, shared (own CTA and cluster), local, generic; vectors."""
-    access = _Access(instruction)
+    access = _Form(instruction)
     if access.space == "param":
         raise instruction.refuse("st.param is not implemented")
     if "const" in instruction.parts:
@@ -179,7 +175,7 @@ def lower_store(block: BlockBuilder, instruction: Instruction) -> None:
         value = block.value(item, access.bits)
         for part in block.split(value, access.parts) if access.parts > 1 else (value,):
             values.append(block.resize(block.whole(part), 8 * access.size))
-    block.anchor(Store(access.space, base, offset, access.size, values, access.strength), [], [base, *values])
+    block.anchor(Access("store", base, access.facts(), values, offset), [], [base, *values])
 
 
 # --- no effect on results, and fences -------------------------------------------------------------------------------

@@ -45,9 +45,8 @@ def tensormap_replace(
         changed = np.frombuffer(replace(bytes(cells), name, ordinal, new), np.uint8)
         kind, place = space_of(warp, space, where)
         if kind == "shared":
-            words = changed[:_FIELDS].reshape(-1, 16)
-            places = place + 16 * np.arange(len(words), dtype=np.int64)
-            warp.cluster.memory.store(places, words)
+            warp.cluster.memory.view(place, _FIELDS, write=True)[:] = changed[:_FIELDS]
+            places = place + np.arange(0, _FIELDS, 16, dtype=np.int64)
             if warp.agent is not None:
                 warp.cluster.tracker.generic(warp, lane, "shared", places, 16, True)
         else:

@@ -298,11 +298,6 @@ class UnitCounters:
         elif space == "global":
             self._global(name, chosen, nbytes)
 
-    def uniform(self, name: str, space: str, address: int, nbytes: int, mask: int) -> None:
-        """ld of one address by all lanes of a mask; parameters are constants, which the LSU never sees."""
-        if mask and space in ("shared", "global"):
-            self.lanes(name, space, np.full((1, 32), address, np.int64), nbytes, mask)
-
     def _shared(self, name: str, addresses: np.ndarray, nbytes: int, active: np.ndarray) -> None:
         rank = self.warp.cta.rank
         own = (addresses >> _RANK_SHIFT == rank).all(axis=1)
@@ -340,25 +335,6 @@ class UnitCounters:
             self._shared("cp.async", targets[None], nbytes, lanes)
         if len(sources):
             self._global("cp.async", sources[None], nbytes)
-
-    def matrices(self, name: str, addresses: np.ndarray) -> None:
-        """ldmatrix or stmatrix: addresses of 8 rows of 16 bytes per matrix. Eight rows are served together."""
-        rows = addresses.reshape(-1, 8)
-        own = (rows >> _RANK_SHIFT == self.warp.cta.rank).all(axis=1)
-        if not own.all():  # as in `_shared`
-            self._add(f"{name}.cluster.16B", requests=1, bytes=16 * 8 * int((~own).sum()))
-            rows = rows[own]
-        if not len(rows):
-            return
-        cost = shared_cost(rows, 16, np.arange(8), load=False)
-        self._add(
-            f"{name}.shared.16B",
-            requests=1,
-            bytes=16 * rows.size,
-            wavefronts=cost.wavefronts,
-            ideal_wavefronts=cost.ideal,
-            bank_conflicts=cost.conflicts,
-        )
 
     def atomic(self, space: str, addresses: np.ndarray, nbytes: int) -> None:
         """atom or red: addresses [active lanes] of one warp."""

@@ -10,7 +10,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.ptx.decode import Instruction
 
 _METER = np.dtype([(name, np.int64) for name, _ in STRUCTURES["Meter"]._fields_])
-_SHARED, _GLOBAL, _UNIT, _METERS = (CONSTANTS[f"METER{name}"] for name in ("_SHARED", "_GLOBAL", "_UNIT", "S"))
+_SHARED, _GLOBAL, _CLUSTER, _METERS = (CONSTANTS[f"METER{name}"] for name in ("_SHARED", "_GLOBAL", "_CLUSTER", "S"))
 _SECTOR_BYTES = 32
 
 
@@ -45,6 +45,8 @@ def _row(opcode: str, which: int, meter: dict[str, int]) -> tuple[str, dict[str,
     name = "cp.async" if opcode.startswith(("cp.async.ca", "cp.async.cg")) else opcode.partition(".")[0]
     if name not in ("ldmatrix", "stmatrix", "cp.async"):
         name = "st" if opcode.startswith("st") else "ld"
+    if which == _CLUSTER:
+        return f"{name}.cluster.{meter['width']}B", {"requests": requests, "bytes": nbytes}
     if which == _SHARED:
         names = {"wavefronts": "wavefronts", "ideal_wavefronts": "ideal", "bank_conflicts": "conflicts"}
         metrics = {metric: meter[word] for metric, word in names.items()}

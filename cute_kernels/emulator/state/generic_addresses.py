@@ -7,7 +7,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS
 #: Generic addresses: shared memory, local memory and kernel parameters appear as windows above every host address.
 SHARED_WINDOW = CONSTANTS["SHARED_WINDOW"]
 LOCAL_WINDOW = CONSTANTS["LOCAL_WINDOW"]
-PARAM_WINDOW = 1 << 62
+PARAM_WINDOW = CONSTANTS["PARAM_WINDOW"]
 
 
 def parameter_offset(address: int) -> int:

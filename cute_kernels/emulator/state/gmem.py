@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
@@ -136,19 +136,6 @@ class GlobalMemory:
             result[lanes] = region.words[nbytes][index].view(np.uint8).reshape(-1, nbytes)
         return result
 
-    def store(self, addresses: np.ndarray, values: np.ndarray) -> None:
-        """Scatters uint8 ``[lanes, nbytes]`` to int64 ``[lanes]``; of lanes with one address the last lane wins.
-
-        Raises:
-            IllegalAccess: unregistered, read-only or misaligned.
-        """
-        nbytes = values.shape[1]
-        values = np.ascontiguousarray(values)
-        for region, lanes, index in self._split(addresses, nbytes, write=True):
-            words = region.words[nbytes]
-            chosen = values if lanes is None else values[lanes]
-            words[index] = chosen.view(words.dtype).reshape(-1, *words.shape[1:])
-
     def regions(self) -> Sequence[_Region]:
         """The registered ranges: ``start``, ``end`` and ``writable`` of each."""
         return self._regions
@@ -199,15 +186,18 @@ class GlobalMemory:
 
     def _find(self, address: int, nbytes: int, write: bool) -> _Region:
         end = address + nbytes
-        read_only = None
         for region in self._regions:
-            if region.start <= address and end <= region.end:
-                if region.writable or not write:
-                    return region
-                read_only = region
+            if region.start <= address and end <= region.end and (region.writable or not write):
+                return region
+        raise self.refusal(address, nbytes, write)
+
+    def refusal(self, address: int, nbytes: int, write: bool) -> EmulatorError:
+        """Error of an access that no region allows."""
+        index = self.region_index(address, nbytes)
         what = f"global {'store' if write else 'load'} of {nbytes} bytes at {address:#x}"
-        if read_only is not None:
-            raise IllegalAccess(f"{what} hits the read-only region {read_only.describe()}").know("read-only")
+        if index is not None:
+            region = self._regions[index]
+            return IllegalAccess(f"{what} hits the read-only region {region.describe()}").know("read-only")
         region, relation = self._nearest(address, nbytes)
         nearest = f"{region.describe()} ({relation})" if region is not None else "none is registered"
         error = IllegalAccess(f"{what} is outside every registered region; nearest: {nearest}")
@@ -219,7 +209,7 @@ class GlobalMemory:
             short += f"; {turns * _OFFSET_RANGE:+,} bytes, {abs(turns)} times 2^32, it would be inside of one"
         error.know("out-of-bounds" if turns is None else "offset-overflow", sentence=short)
         error.address = address
-        raise error
+        return error
 
     def _overflow(self, address: int, nbytes: int) -> int | None:
         """How many times 2^32 bytes an access is away from a region that it would be inside of; None: it is not."""

@@ -35,8 +35,10 @@ def fault(what: int, fault: ctypes.Structure, warp: Warp) -> EmulatorError:
 
 
 def _name(warp: Warp) -> str:
-    """The instruction without its qualifiers: ``bar.sync``, ``elect.sync``, ``tcgen05.wait``."""
+    """The instruction without its qualifiers: ``bar.sync``, ``elect.sync``, ``tcgen05.wait``, ``ldmatrix``."""
     first, *others = (part.partition("::")[0] for part in warp.cluster.place_of(warp).parts)
+    if first.endswith("matrix"):
+        return first
     return ".".join([first, *(part for part in others if part in ("sync", "arrive", "red", "warp", "wait"))][:3])
 
 

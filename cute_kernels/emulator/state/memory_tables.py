@@ -1,11 +1,6 @@
 """The tables that the core finds the memories and units of a cluster by, and the exchange area of a launch.
 
-Loads and stores of warps are the core's (``core/memory.c``). An access that any check stops is handed
-to the Python function of the instruction (`accesses`), which decides again and words the error.
-
-A launch has one exchange area of 256-byte rows, through which calls of Python get operands and results; for an access
-row 0 holds 32 addresses, the rows after it the elements to store, one row each; loaded elements start at
-row 0.
+A launch has one exchange area of 256-byte rows, through which calls of Python get operands and results.
 """
 
 from __future__ import annotations
@@ -56,7 +51,7 @@ class MemoryTables:
         header = self.header
         header.flags = flags
         header.regions, header.region_table = len(regions), self._regions.ctypes.data
-        header.params = self._params.ctypes.data
+        header.params, header.param_bytes = self._params.ctypes.data, len(cluster.params)
         header.log, header.log_size = self._log.ctypes.data, len(self._log)
 
     def take_log(self) -> np.ndarray:

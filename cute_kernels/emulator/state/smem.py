@@ -115,15 +115,19 @@ class SharedMemory:
                 self.states[1][first:end] = _BARRIER  # the core leaves accesses to such bytes to the checks here
 
     def _check_gaps(self, first: int, end: int) -> None:
-        for begin, behind in self._gaps:
-            if first < behind and end > begin:
-                bad, nbytes = max(first, begin), min(end, behind) - max(first, begin)
-                message = (
-                    f"shared access of bytes {bad} to {bad + nbytes - 1} of CTA {self.cta_rank}, which no array of the "
-                    f"kernel has: there is none from offset {begin} to {behind - 1}"
-                )
-                memory = self._bytes(bad, nbytes)
-                raise IllegalAccess(message).know("out-of-bounds", memory=memory)
+        if any(first < behind and end > begin for begin, behind in self._gaps):
+            raise self.unnamed(first, end - first)
+
+    def unnamed(self, offset: int, nbytes: int) -> EmulatorError:
+        """Error of an access that touches bytes that no array has."""
+        first, end = offset, offset + nbytes
+        begin, behind = next(gap for gap in self._gaps if first < gap[1] and end > gap[0])
+        bad, nbytes = max(first, begin), min(end, behind) - max(first, begin)
+        message = (
+            f"shared access of bytes {bad} to {bad + nbytes - 1} of CTA {self.cta_rank}, which no array of the "
+            f"kernel has: there is none from offset {begin} to {behind - 1}"
+        )
+        return IllegalAccess(message).know("out-of-bounds", memory=self._bytes(bad, nbytes))
 
     def protect(self, offset: int) -> None:
         """Marks the 8 bytes at ``offset`` as a live mbarrier, which only mbarrier operations may touch."""
@@ -146,8 +150,12 @@ class SharedMemory:
     def check_open(self) -> None:
         """Raises IllegalAccess when the CTA has exited."""
         if self.exited:
-            message = f"access to the shared memory of CTA {self.cta_rank}, which has exited"
-            raise IllegalAccess(message).know("exited-cta")
+            raise self.has_exited()
+
+    def has_exited(self) -> EmulatorError:
+        """Error of an access to the memory of a CTA that has exited."""
+        message = f"access to the shared memory of CTA {self.cta_rank}, which has exited"
+        return IllegalAccess(message).know("exited-cta")
 
     def _bound_barriers(self) -> None:
         self.barrier_low = min(self._barriers, default=self.size)
@@ -157,7 +165,7 @@ class SharedMemory:
         """Raises IllegalAccess when a range is not inside the memory, or the CTA has exited."""
         self.check_open()
         if offset < 0 or offset + nbytes > self.size:
-            raise self._outside(offset, nbytes)
+            raise self.outside(offset, nbytes)
 
     def check_range(self, offset: int, nbytes: int, *, write: bool) -> None:
         """Checks one contiguous access and, for a write, marks the bytes as initialised.
@@ -171,27 +179,34 @@ class SharedMemory:
             return
         self._check_gaps(offset, end)
         if offset < self.barrier_high and end > self.barrier_low:
-            for barrier in self._barriers:
-                if offset < barrier + 8 and end > barrier:
-                    error = IllegalAccess(self._on_barrier(offset, nbytes, barrier, write))
-                    raise error.know("barrier-memory", memory=self._bytes(offset, nbytes))
+            if any(offset < barrier + 8 and end > barrier for barrier in self._barriers):
+                raise self.on_barrier(offset, nbytes, write)
         state = self.states[1][offset:end]
         if write:
             state.fill(_DATA)
         elif not state.all():
-            first = offset + int(np.argmin(state))
-            error = IllegalAccess(
-                f"read of uninitialised shared memory at offset {first} (access: {nbytes} bytes at offset {offset} of "
-                f"CTA {self.cta_rank}){_HINT}"
-            ).know("uninitialised-read", memory=self._bytes(offset, nbytes))
-            self.report(error)
+            self.report(self.uninitialised_range(offset, nbytes))
+
+    def uninitialised_range(self, offset: int, nbytes: int) -> EmulatorError:
+        """Error of a read of bytes of which some were never written."""
+        first = offset + int(np.argmin(self.states[1][offset : offset + nbytes]))
+        return IllegalAccess(
+            f"read of uninitialised shared memory at offset {first} (access: {nbytes} bytes at offset {offset} of "
+            f"CTA {self.cta_rank}){_HINT}"
+        ).know("uninitialised-read", memory=self._bytes(offset, nbytes))
+
+    def uninitialised(self, offset: int, nbytes: int) -> EmulatorError:
+        """Error of a read by one of several lanes of bytes of which some were never written."""
+        return IllegalAccess(
+            f"read of uninitialised shared memory: {nbytes} bytes at offset {offset} of CTA {self.cta_rank}{_HINT}"
+        ).know("uninitialised-read", memory=self._bytes(offset, nbytes))
 
     def check_lanes(self, offsets: np.ndarray, nbytes: int, *, write: bool) -> None:
         """Checks like `check_range` one aligned access of ``nbytes`` per lane at int ``offsets [lanes]``."""
         self.check_open()
         low, high = int(offsets.min()), int(offsets.max()) + nbytes
         if low < 0 or high > self.size:
-            raise self._outside(low if low < 0 else high - nbytes, nbytes)
+            raise self.outside(low if low < 0 else high - nbytes, nbytes)
         if not self.detect:
             return
         for begin, behind in self._gaps:
@@ -201,9 +216,7 @@ class SharedMemory:
             for barrier in self._barriers:
                 hit = (offsets < barrier + 8) & (offsets + nbytes > barrier)
                 if hit.any():
-                    bad = int(offsets[hit][0])
-                    error = IllegalAccess(self._on_barrier(bad, nbytes, barrier, write))
-                    raise error.know("barrier-memory", memory=self._bytes(bad, nbytes))
+                    raise self.on_barrier(int(offsets[hit][0]), nbytes, write)
         states = self.states[nbytes]
         index = offsets // nbytes
         if write:
@@ -211,10 +224,7 @@ class SharedMemory:
         elif not (states[index] == _all_data(nbytes)).all():
             bytewise = self.states[1][offsets[:, None] + np.arange(nbytes)]
             bad = int(offsets[~bytewise.all(axis=1)][0])
-            error = IllegalAccess(
-                f"read of uninitialised shared memory: {nbytes} bytes at offset {bad} of CTA {self.cta_rank}{_HINT}"
-            ).know("uninitialised-read", memory=self._bytes(bad, nbytes))
-            self.report(error)
+            self.report(self.uninitialised(bad, nbytes))
 
     def addresses(self) -> tuple[int, int | None]:
         """Host addresses of the bytes and of their states (1: holds data), None when those are not to be checked."""
@@ -237,7 +247,8 @@ class SharedMemory:
             ).know("uninitialised-read", memory=self._bytes(first, nbytes))
             self.report(error)
 
-    def _outside(self, offset: int, nbytes: int) -> EmulatorError:
+    def outside(self, offset: int, nbytes: int) -> EmulatorError:
+        """Error of an access that leaves the memory."""
         where = f"at offset {offset} of CTA {self.cta_rank}"
         message = f"shared access of {nbytes} bytes {where} leaves its {self.size} bytes"
         return IllegalAccess(message).know("out-of-bounds", memory=self._bytes(offset, nbytes))
@@ -245,11 +256,13 @@ class SharedMemory:
     def _bytes(self, offset: int, nbytes: int) -> Memory:
         return Memory("shared", offset, nbytes, self.cta_rank)
 
-    def _on_barrier(self, offset: int, nbytes: int, barrier: int, write: bool) -> str:
-        return (
+    def on_barrier(self, offset: int, nbytes: int, write: bool) -> EmulatorError:
+        """Error of an access that touches a live mbarrier."""
+        barrier = next(at for at in self._barriers if offset < at + 8 and offset + nbytes > at)
+        return IllegalAccess(
             f"{'store to' if write else 'load from'} {nbytes} bytes at offset {offset} of CTA {self.cta_rank} touches "
             f"the live mbarrier at offset {barrier}"
-        )
+        ).know("barrier-memory", memory=self._bytes(offset, nbytes))
 
 
 def _all_data(nbytes: int) -> int:
@@ -277,9 +290,13 @@ class ClusterMemory:
         """
         rank, offset = address >> RANK_SHIFT, address & OFFSET_MASK
         if not 0 <= rank < len(self.ctas):
-            message = f"shared address {address:#x} names CTA {rank} of a cluster of {len(self.ctas)}"
-            raise IllegalAccess(message).know("out-of-bounds")
+            raise self.no_cta(address)
         return rank, offset
+
+    def no_cta(self, address: int) -> EmulatorError:
+        """Error of an address of which there is no CTA."""
+        message = f"shared address {address:#x} names CTA {address >> RANK_SHIFT} of a cluster of {len(self.ctas)}"
+        return IllegalAccess(message).know("out-of-bounds")
 
     def view(self, address: int, nbytes: int, *, write: bool = False) -> np.ndarray:
         """The bytes as a uint8 array onto the memory: for the asynchronous units, which are not the generic proxy.
@@ -297,21 +314,6 @@ class ClusterMemory:
         cta.check_range(offset, nbytes, write=write)
         return cta.data[offset : offset + nbytes]
 
-    def load(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
-        """Gathers ``nbytes`` (1, 2, 4, 8, 16 or 32) per active lane: ``[lanes]`` -> uint8 ``[lanes, nbytes]``.
-
-        Raises:
-            IllegalAccess: out of bounds, misaligned, uninitialised or touching a live mbarrier.
-        """
-        parts = self._split(addresses, nbytes, write=False)
-        if len(parts) == 1:
-            cta, _, offsets = parts[0]
-            return cta.words[nbytes][offsets // nbytes].view(np.uint8).reshape(-1, nbytes)
-        result = np.empty((len(addresses), nbytes), np.uint8)
-        for cta, lanes, offsets in parts:
-            result[lanes] = cta.words[nbytes][offsets // nbytes].view(np.uint8).reshape(-1, nbytes)
-        return result
-
     def store(self, addresses: np.ndarray, values: np.ndarray) -> None:
         """Scatters uint8 ``[lanes, nbytes]`` to ``[lanes]`` addresses; of lanes with one address the last lane wins.
 
@@ -324,13 +326,13 @@ class ClusterMemory:
         """
         nbytes = values.shape[1]
         values = np.ascontiguousarray(values)
-        for cta, lanes, offsets in self._split(addresses, nbytes, write=True):
+        for cta, lanes, offsets in self._split(addresses, nbytes):
             words = cta.words[nbytes]
             chosen = values if lanes is None else values[lanes]
             words[offsets // nbytes] = chosen.view(words.dtype).reshape(-1, *words.shape[1:])
 
     def _split(
-        self, addresses: np.ndarray, nbytes: int, write: bool
+        self, addresses: np.ndarray, nbytes: int
     ) -> list[tuple[SharedMemory, np.ndarray | None, np.ndarray]]:
         """Checks a lane vector and returns (CTA, lanes or None for all, offsets) parts that cover it."""
         if nbytes not in _WORDS and nbytes not in (16, 32):
@@ -340,20 +342,20 @@ class ClusterMemory:
         addresses = np.asarray(addresses).astype(np.int64, copy=False)
         if int(np.bitwise_or.reduce(addresses)) & (nbytes - 1):
             bad = int(addresses[(addresses & (nbytes - 1)) != 0][0])
-            message = f"misaligned shared {'store' if write else 'load'} of {nbytes} bytes at {bad:#x}"
+            message = f"misaligned shared store of {nbytes} bytes at {bad:#x}"
             raise IllegalAccess(message).know("misaligned")
         ranks = addresses >> RANK_SHIFT
         first = int(ranks[0])
         if (ranks == first).all():
             rank, _ = self.resolve(int(addresses[0]))
             offsets = addresses & OFFSET_MASK
-            self.ctas[rank].check_lanes(offsets, nbytes, write=write)
+            self.ctas[rank].check_lanes(offsets, nbytes, write=True)
             return [(self.ctas[rank], None, offsets)]
         parts = []
         for rank in np.unique(ranks):
             lanes = np.flatnonzero(ranks == rank)
             self.resolve(int(addresses[lanes[0]]))
             offsets = addresses[lanes] & OFFSET_MASK
-            self.ctas[rank].check_lanes(offsets, nbytes, write=write)
+            self.ctas[rank].check_lanes(offsets, nbytes, write=True)
             parts.append((self.ctas[rank], lanes, offsets))
         return parts

@@ -277,6 +277,7 @@ class Warp:
         timed_out: the next try_wait gives up.
         agent: what the warp knows of the others, for the race detector; None without detectors.
         counts: executions per basic block.
+        local: its local memory, uint8 [32 lanes, bytes], or None.
     """
 
     def __init__(self, cta: Cta, index: int, live: int, role: str, blocks: int) -> None:
@@ -293,6 +294,7 @@ class Warp:
         self.stack: list[Frame] = []
         self.blocked: list[Wait] = []
         self.code: WarpCode | None = None
+        self.local: np.ndarray | None = None
         self.agent: Agent | None = None
         x, y, _ = cta.cluster.block
         threads = np.arange(32 * index, 32 * index + 32, dtype=np.uint32)

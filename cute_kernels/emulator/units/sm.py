@@ -11,7 +11,7 @@ from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAc
 from cute_kernels.emulator.observe.counters import UnitCounters
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
-from cute_kernels.emulator.state import lane_faults, named_barriers
+from cute_kernels.emulator.state import access_faults, lane_faults, named_barriers
 from cute_kernels.emulator.state.async_engine import AsyncEngine, Observer, cluster_random
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.mbarrier import MBarriers
@@ -369,6 +369,12 @@ class Cluster:
             raise warp.cta.named.fault(what, tables.fault, warp)
         if what in lane_faults.FAULTS:
             raise lane_faults.fault(what, tables.fault, warp)
+        if what in access_faults.FAULTS:
+            error = access_faults.fault(what, tables.fault, warp)
+            if what != access_faults.UNINITIALISED:
+                raise error
+            self.report(error)
+            return True
         error = None if self.tracker is None else self.tracker.fault(what, tables.fault, warp)
         if error is None:
             raise self.barriers.fault(what)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.bytecode.execution import translate
 from cute_kernels.emulator.bytecode.lowering import lower
-from cute_kernels.emulator.instructions.memory import Store
+from cute_kernels.emulator.instructions.memory import Access
 from cute_kernels.testing.ptx import module
 from tests.emulator.ptx_launch import launch
 
@@ -269,7 +269,7 @@ def test_moves_and_packing_cost_nothing():
     body = "mov.b64 %d5, {%r1, %r2}; mov.b64 {%r3, %r4}, %d5; mov.b32 %r5, %r4; st.shared.b32 [dynamic], %r5; ret;"
     lowering = lower(module("mov.u32 %r1, %tid.x; mov.u32 %r2, %laneid;" + body), None, (32, 1, 1), check=True)
     nodes = [node for block in lowering.flow.blocks for node in lowering.block(block)[0].nodes]
-    assert [type(node.anchor) for node in nodes] == [Store]
+    assert [type(node.anchor) for node in nodes] == [Access]
 
 
 def test_translation_is_cached_by_text():

@@ -53,7 +53,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in SOURCES.items():
         folder.joinpath(name).write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
-    for variable in (library.VARIABLE, build.FLAGS_VARIABLE):
+    for variable in (library.VARIABLE, build.FLAGS_VARIABLE, build.MACHINE_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     return folder
 
@@ -205,6 +205,17 @@ def test_more_flags_make_a_library_of_its_own(tree: Path, monkeypatch: pytest.Mo
         small.library("baseline")
 
 
+def test_another_machine_is_compiled_for(tree: Path, monkeypatch: pytest.MonkeyPatch):
+    """By the compiler that $CC names; it has the baseline alone, beside the libraries of this machine."""
+    small = imported("small_core.build")
+    own = small.library("baseline")
+    monkeypatch.setenv(small.MACHINE_VARIABLE, "riscv64")
+    other = small.library("baseline")
+    assert list(small.variants()) == ["baseline"] and own.exists()
+    assert other.parent.name.startswith("linux-riscv64-") and other.parent != own.parent
+    assert small.platform_tag([other], "x") in ("x", "manylinux_2_17_riscv64")
+
+
 def test_folder_that_cannot_be_written(tree: Path):
     (tree / "build").write_text("a file where the folder would be")
     small = imported("build")
@@ -266,6 +277,7 @@ def test_the_wheel_is_named_after_the_c_library_that_it_needs(tmp_path: Path) ->
         versions = [tuple(map(int, found.split("."))) for found in re.findall(r"Name: GLIBC_([0-9.]+)", text)]
         assert versions
         needed = max(needed, *(minor for _, minor, *_ in versions))
+    assert needed == 17 or platform.machine() not in ("x86_64", "aarch64")  # the oldest that installers know
     assert build.platform_tag(libraries, "linux_any") == f"manylinux_2_{needed}_{platform.machine()}"
     none = tmp_path / "none.so"
     none.write_bytes(b"\x7fELF\0GLIBCXX_3.4.29\0GLIBC_PRIVATE\0")

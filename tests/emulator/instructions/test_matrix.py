@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +10,9 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, UnsupportedPTX
-from cute_kernels.emulator.instructions import matrix as instructions_matrix
 from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator.matrix_cases import MatrixMove, matrix_cases
 from tests.emulator.ptx_launch import launch
-from tests.emulator.python_units import units, with_both_units
 from tests.emulator.record_matrix_on_gpu import digest, result_array
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "matrix_h200.json").read_text())
@@ -48,8 +44,7 @@ def test_every_element(case: MatrixMove) -> None:
 
 @pytest.mark.parametrize("case", list(matrix_cases()), ids=repr)
 def test_generic_addresses(case: MatrixMove) -> None:
-    for out in with_both_units(lambda: run(case, generic(case.ptx()))):
-        assert np.array_equal(out, case.expected())
+    assert np.array_equal(run(case, generic(case.ptx())), case.expected())
 
 
 @pytest.mark.parametrize("store", [False, True])
@@ -69,7 +64,7 @@ def test_generic_addresses_of_other_memory_are_reported(store: bool) -> None:
         (text.replace("[%x]", "[%x+8]"), "misaligned"),
         (text.replace("[%x]", "[%x+1048576]"), "leaves its"),
     ):
-        assert all(expected in found for found in with_both_units(lambda given=given: words(given)))
+        assert expected in words(given)
 
 
 @pytest.mark.parametrize("store", [False, True])
@@ -120,29 +115,18 @@ def test_loads_of_unwritten_memory_are_reported() -> None:
         run(case, text)
 
 
-@pytest.mark.parametrize(
-    "options", [Options(), Options(detectors=False), Options(counters=True)], ids=["detectors", "none", "counters"]
-)
-@pytest.mark.parametrize("place", [str, generic], ids=["shared", "generic"])
 @pytest.mark.parametrize("case", list(matrix_cases()), ids=repr)
-def test_the_core_moves_what_is_legal(
-    case: MatrixMove, place: Callable[[str], str], options: Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python, which the core leaves the rest to, is not asked; what is counted is the same."""
-    counts = []
-    for native in (False, True):
-        with units(native):
-            if native:
-                monkeypatch.setattr(instructions_matrix, "_row_addresses", None)
-            out = result_array(case)
-            report = launch(
-                place(case.ptx()), aligned(case.image()), aligned(case.registers()), out, block=(128, 1, 1),
-                dynamic_smem=4096, options=dataclasses.replace(options),
-            )  # fmt: skip
-            assert np.array_equal(out, case.expected())
-            rows = report.units.rows() if options.counters else []
-            counts.append([row for row in rows if "matrix" in row[1]])
-    assert counts[0] == counts[1] and bool(counts[0]) == options.counters
+def test_what_is_counted(case: MatrixMove) -> None:
+    """Of four warps: eight rows are a wavefront, and more where they conflict."""
+    report = launch(
+        case.ptx(), aligned(case.image()), aligned(case.registers()), result_array(case), block=(128, 1, 1),
+        dynamic_smem=4096, options=Options(counters=True, detectors=False),
+    )  # fmt: skip
+    kind = f"{'stmatrix' if case.store else 'ldmatrix'}.shared.16B"
+    requests, nbytes, wavefronts, conflicts = (
+        report.units.total(metric, kind) for metric in ("requests", "bytes", "wavefronts", "bank_conflicts")
+    )
+    assert (requests, nbytes, wavefronts - conflicts) == (4, 512 * case.count, 4 * case.count)
 
 
 #: Each lane writes its row of 16 bytes of p0 to shared memory, moves matrices, and writes registers and its row to p1.
@@ -159,9 +143,7 @@ def octets(move: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     before = aligned(np.random.default_rng(1).integers(0, 256, (32, 16)).astype(np.uint8))
     out = aligned(np.zeros((32, 32), np.uint8))
     start = "mov.b32 %r10, 0; mov.b32 %r11, 0; mov.b32 %r12, 0; mov.b32 %r13, 0; "
-    for native in (False, True):
-        with units(native):
-            launch(module(OCTETS.replace("MOVE", start + move)), before, out, options=Options())
+    launch(module(OCTETS.replace("MOVE", start + move)), before, out, options=Options())
     return before, out[:, 16:], out[:, :16].reshape(32, 4, 4)
 
 

@@ -25,9 +25,8 @@ def run(access: str) -> None:
     launch(module(body, parameters=1), np.zeros(64, np.uint32), block=(1, 1, 1))
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("space", ACCESSES)
-def test_the_kind(space: str, native: bool):
+def test_the_kind(space: str):
     inside, beyond = ACCESSES[space]
     run(inside)
     with pytest.raises(IllegalAccess) as caught:

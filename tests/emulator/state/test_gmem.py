@@ -1,4 +1,4 @@
-"""Global memory: regions, gathers and scatters, and what is refused."""
+"""Global memory: regions, gathers, and what is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def aligned(nbytes: int, skew: int = 0) -> np.ndarray:
 
 
 @given(st.sampled_from(SIZES), st.integers(0, 15), st.lists(st.integers(0, 200), min_size=1, max_size=32))
-def test_load_and_store_match_slicing(size: int, skew: int, items: list[int]):
+def test_load_matches_slicing(size: int, skew: int, items: list[int]):
     array = aligned(1024, skew)
     gmem = GlobalMemory()
     gmem.register_tensor(array, "array")
@@ -32,12 +32,6 @@ def test_load_and_store_match_slicing(size: int, skew: int, items: list[int]):
     addresses = base + np.array(items, np.int64)
     loaded = gmem.load(addresses, size)
     np.testing.assert_array_equal(loaded, [array[i : i + size] for i in items])
-    values = np.random.default_rng(1).integers(0, 256, (len(items), size), np.uint8)
-    expected = array.copy()
-    for i, value in zip(items, values, strict=True):
-        expected[i : i + size] = value
-    gmem.store(addresses, values)
-    np.testing.assert_array_equal(array, expected)
 
 
 def test_lanes_may_fall_into_several_regions():
@@ -48,9 +42,6 @@ def test_lanes_may_fall_into_several_regions():
     addresses = np.array([parts[2].ctypes.data, parts[0].ctypes.data + 252, parts[1].ctypes.data, parts[0].ctypes.data])
     values = gmem.load(addresses, 4)
     np.testing.assert_array_equal(values, [parts[2][:4], parts[0][252:], parts[1][:4], parts[0][:4]])
-    gmem.store(addresses, values[::-1].copy())
-    np.testing.assert_array_equal(parts[0][252:], values[2])
-    np.testing.assert_array_equal(parts[1][:4], values[1])
 
 
 def test_view_is_the_memory_itself():
@@ -67,10 +58,10 @@ def test_views_of_one_storage_may_overlap():
     gmem = GlobalMemory()
     gmem.register_tensor(tensor, "whole", writable=False)
     gmem.register_tensor(tensor[16:32], "slice", writable=True)
-    gmem.store(np.array([tensor.data_ptr() + 16]), np.full((1, 16), 3, np.uint8))
+    gmem.view(tensor.data_ptr() + 16, 16, write=True)[:] = 3
     assert tensor.tolist() == [0] * 16 + [3] * 16 + [0] * 32
     with pytest.raises(IllegalAccess, match="read-only region whole"):
-        gmem.store(np.array([tensor.data_ptr()]), np.full((1, 16), 3, np.uint8))
+        gmem.view(tensor.data_ptr(), 16, write=True)
 
 
 def test_strided_tensors_register_their_span():
@@ -98,7 +89,7 @@ def test_errors_name_the_nearest_region():
     with pytest.raises(IllegalAccess, match=r"load of 4 bytes .* nearest: weight .*256 bytes after its start.*is 256"):
         gmem.load(np.array([base, base + 256]), 4)
     with pytest.raises(IllegalAccess, match="64 bytes before its start"):
-        gmem.store(np.array([base - 64]), np.zeros((1, 4), np.uint8))
+        gmem.view(base - 64, 4, write=True)
     with pytest.raises(IllegalAccess, match="outside every registered region"):
         gmem.view(base + 250, 7)
 

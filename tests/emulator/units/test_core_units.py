@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.core.layout import CONSTANTS, word_count
+from cute_kernels.emulator.core.layout import word_count
 from cute_kernels.emulator.core.layout import words as layout_words
-from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.state.generic_addresses import PARAM_WINDOW
 from cute_kernels.emulator.state.mbarrier import MAX_COUNT
@@ -476,26 +475,3 @@ def test_window_of_parameters():
     assert (machine.ctas[0].data[DATA : DATA + 256] != before).any()
 
 
-@pytest.mark.parametrize("write", [False, True])
-def test_bytes_that_may_not_be_accessed_are_left_to_python(write: bool):
-    """Of an mbarrier, and for loads of no data yet; without detectors all bytes may be."""
-    machine, _ = small()
-    row, shared = np.full(128, 7, np.uint8), CONSTANTS["SPACE_SHARED"]
-    elements = np.array([row.ctypes.data])
-    states = machine.ctas[0].states[1]
-    states[DATA : DATA + 8] = [1, 1, 1, 1, 0, 0, 0, 0]
-    for flags, legal in ((CONSTANTS["STATES"], [True, write, False]), (0, [True, True, True])):
-        machine.tables.header.flags = flags
-        for place, expected in zip((DATA, DATA + 4, BARRIER), legal):
-            addresses = np.full(32, place)
-            before = machine.ctas[0].data[place : place + 4].tobytes()
-            where = addresses.ctypes.data, elements.ctypes.data
-            done = library().warp_access(machine.tables.address, *where, 2, 0, shared, write, 4, 1)
-            assert done == expected
-            now = machine.ctas[0].data[place : place + 4].tobytes()
-            assert now == (b"\7" * 4 if write and done else before)
-            if done and not write:
-                assert row[4:8].tobytes() == before
-                row[:] = 7
-            machine.ctas[0].data[place : place + 4] = np.frombuffer(before, np.uint8)
-            states[DATA : DATA + 8] = [1, 1, 1, 1, 0, 0, 0, 0]

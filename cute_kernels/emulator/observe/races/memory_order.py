@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.state.lane_masks import block_lanes
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.warp import Warp
 
+_ACQUIRE, _RELEASE, _FIELD = (CONSTANTS[f"STRENGTH_{name}"] for name in ("ACQUIRE", "RELEASE", "FIELD"))
 _GRID_SCOPES = frozenset({"gpu", "sys", "gl"})
 _WIDE_SCOPES = _GRID_SCOPES | {"cluster"}
 #: What a strong access does: the orders with which it acquires and releases, None for neither.
@@ -46,6 +48,18 @@ def access_strength(parts: Iterable[str], *, atomic: bool = False, write: bool =
     acquire = (int(Order.SYNC) if acquires else 0) | wide if not write else None
     release = (int(Order.SYNC) if releases else 0) | wide if atomic or write else None
     return acquire, release
+
+
+def strength_number(strength: Strength | None) -> int:
+    """A strength as the core passes it on, 0 for a weak access; `orders` is the inverse."""
+    acquire, release = (0 if order is None else order + 1 for order in strength or (None, None))
+    return acquire << _ACQUIRE | release << _RELEASE
+
+
+def orders(number: int) -> Strength:
+    """The strength that an argument of the core's log has."""
+    acquire, release = ((number >> shift & _FIELD) - 1 for shift in (_ACQUIRE, _RELEASE))
+    return acquire if acquire >= 0 else None, release if release >= 0 else None
 
 
 @functools.lru_cache(maxsize=512)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.observe.races.happens_before import LANES
+from cute_kernels.emulator.observe.races.memory_order import lane_vector, orders
 from cute_kernels.emulator.state.memory_tables import LOG, MemoryTables
 from cute_kernels.emulator.state.tmem import rectangle
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.state.warp import Warp
 
 _ACCESSES = {bit: kind for kind, bit in LOG.items()}
-_TOGETHER = CONSTANTS["LOG_TOGETHER"]
+_TOGETHER, _STRONG = CONSTANTS["LOG_TOGETHER"], CONSTANTS["LOG_STRONG"]
 
 
 class WarpLog:
@@ -72,16 +72,17 @@ class WarpLog:
         mask &= 0xFFFFFFFF
         addresses = entry[16:].view(np.int64)
         self.steps = int(addresses[-1])
-        if kind & _TOGETHER:
-            space, write = _ACCESSES[kind ^ _TOGETHER]
-            first = (mask & -mask).bit_length() - 1
-            lane = first if mask == 1 << first else -1
-            self.warp.cluster.tracker.generic(self.warp, lane, space, addresses[first : first + 1], argument, write)
-            return
-        if kind in _ACCESSES:
-            space, write = _ACCESSES[kind]
-            lanes = np.array([lane for lane in range(LANES) if mask >> lane & 1], np.int32)
-            self.warp.cluster.tracker.generic(self.warp, lanes, space, addresses[lanes], argument, write)
+        access = _ACCESSES.get(kind & ~(_TOGETHER | _STRONG))
+        if access is not None:
+            (space, write), tracker = access, self.warp.cluster.tracker
+            lanes = lanes_of = lane_vector(mask)
+            if kind & _TOGETHER:
+                lanes = int(lanes[0]) if len(lanes) == 1 else -1
+                lanes_of = lanes_of[:1]
+            strong, places = bool(kind & _STRONG), addresses[lanes_of]
+            tracker.generic(self.warp, lanes, space, places, argument & 0xFF, write, strong)
+            if strong:
+                tracker.strong(self.warp, mask, space, places.tolist(), *orders(argument))
             return
         address, index = addresses[:2].tolist()
         self.warp.cluster.tracker.tensor.load(self.warp, rectangle(address, "32x32b", argument), index)
