@@ -24,6 +24,7 @@ from cute_kernels.emulator.state.generic_addresses import PARAM_WINDOW, paramete
 
 _ROWS = CONSTANTS["ROWS_A"], CONSTANTS["ROWS_B"], CONSTANTS["ROWS_D"]  # of `BlockEmitter._operation`
 _TOGETHER = "load_together"
+_ONE_ADDRESS = (_TOGETHER, "tensor_load", "tensor_store")  # accesses of all lanes
 
 
 def _kind(bits: int) -> str:
@@ -252,8 +253,9 @@ class BlockEmitter:
         inline = INLINE.get(function)
         if inline is not None and node.guard is None and inline(self, node):
             return
-        if memory and node.anchor.name != _TOGETHER:  # operands that are spread before the guard, for later nodes too
-            for value in (node.anchor.address, *node.anchor.values):
+        if memory:  # operands that are spread before the guard, for later nodes too
+            one = node.anchor.name in _ONE_ADDRESS
+            for value in (*(() if one else (node.anchor.address,)), *node.anchor.values):
                 self.operand(value, True)
         if operation:
             operands = [self.operand(value, not value.uniform) for value in node.anchor.operands]
@@ -348,8 +350,8 @@ class BlockEmitter:
             elements = [self.operand(value, True) for value in anchor.values]
         else:
             elements = [self._places[result] for result in node.results]
-        name, together = anchor.name, anchor.name == _TOGETHER
-        if together and self._parameters(anchor, elements):
+        name, together = anchor.name, anchor.name in _ONE_ADDRESS
+        if name == _TOGETHER and self._parameters(anchor, elements):
             return
         place = self.word(anchor.address) if together else self.operand(anchor.address, True)
         operands = program.list([node.instruction.index, *anchor.facts, *elements, 0])

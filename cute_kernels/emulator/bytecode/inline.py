@@ -13,7 +13,6 @@ from cute_kernels.emulator.core.layout import CONSTANTS, word_count
 from cute_kernels.emulator.graph.values import LiveIn, Node, Value
 from cute_kernels.emulator.instructions import bulk, tcgen05, wgmma
 from cute_kernels.emulator.instructions.mma import mma_sync
-from cute_kernels.emulator.state.tmem import LANES as TENSOR_LANES
 from cute_kernels.emulator.units.matrix.operands import KINDS
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 _RANKS, _MMA_WORDS = CONSTANTS["RANKS"], word_count("MmaArguments")
 _KINDS = tuple(KINDS)
-_QUARTER = TENSOR_LANES // 4  # that a warp can access
 #: Who issues a wgmma, an expression for a warp: as `wgmma_issue` of the core has it.
 ISSUER = "(W.cta.rank | W.index << 16)"
 _ZERO = 1  # in a list of words: none, the number 0
@@ -31,25 +29,6 @@ _NONE = (1 << 64) - 1  # no multicast: -1
 def _constant(emitter: BlockEmitter, expression: str, bits: int = 64) -> int:
     """A word that never changes for a warp."""
     return emitter.live(LiveIn(expression, bits, True))
-
-
-def _inline_tensor_load(emitter: BlockEmitter, node: Node) -> bool:
-    """tcgen05.ld.32x32b: 32 lanes of allocated columns of its quarter.
-
-    With detectors the columns have to have been written whole, which Python looks at more closely.
-    """
-    address, shape, _, index, pack = node.anchor.args
-    if shape != "32x32b" or pack:
-        return False
-    cells = _constant(emitter, f"(W.cta.tmem.address_of_column(0) + {4 * _QUARTER} * (W.index % 4))")
-    allocated = _constant(emitter, "W.cta.tmem.allocated_address")
-    quarter = _constant(emitter, f"({_QUARTER} * (W.index % 4))", 32)
-    whole = _constant(emitter, "W.cta.tmem.full_address") if emitter.program.detectors else 0
-    where = emitter.operand(address, False)
-    results = [emitter.define(result) for result in node.results]
-    listed = [cells, allocated, whole, quarter, node.instruction.index, index, *results, 0]
-    emitter.fast(node, "tensor_load", a=where, b=emitter.program.list(listed))
-    return True
 
 
 def _inline_mma_sync(emitter: BlockEmitter, node: Node) -> bool:
@@ -132,7 +111,6 @@ def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
 
 #: Each emits the operation where no predicate guards it; False, and nothing emitted, where it is Python's.
 INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
-    tcgen05.load: _inline_tensor_load,
     mma_sync: _inline_mma_sync,
     tcgen05.mma: _inline_mma,
     bulk.tma_load: _inline_tensor_copy_in,

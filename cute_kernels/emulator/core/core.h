@@ -57,6 +57,8 @@ EXPORT void matrix_places(const Matrix *matrix, const MatrixRows *rows, int64_t 
 // are counted, may be in the other CTA of the pair; of a multicast, it is that of the given one's parity in each pair.
 EXPORT int32_t tensor_load(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair);
 EXPORT int32_t tensor_store(Tables *t, const CopyArguments *copy, int32_t rank);
+// tcgen05.ld or st. 0: nothing is done, cells are not allocated or (unless `unwritten`) have not been written.
+EXPORT int32_t tensor_access(const TensorCells *memory, const TensorAccess *access, int32_t unwritten);
 // tcgen05.commit of a thread; `multicast`: the mask of CTAs, or -1. 1: Python has been told what is wrong.
 EXPORT int32_t tensor_commit(
     Tables *t, int64_t rank, int64_t warp, int64_t lane, int64_t address, int64_t multicast);

@@ -51,6 +51,9 @@ enum {
   // spaces, or one that the instruction cannot access; one of local memory by lanes together.
   ACCESS_MISALIGNED, ACCESS_NO_CTA, ACCESS_EXITED, ACCESS_OUTSIDE, ACCESS_UNNAMED, ACCESS_BARRIER, ACCESS_UNINITIALISED,
   ACCESS_UNREGISTERED, ACCESS_MIXED, ACCESS_NOT_SHARED, ACCESS_LOCAL,
+  // Of the `TensorAccess` at the address: what it touches is refused, or was not written; the race detector has to look at
+  // it, a load with the number `given`.
+  TENSOR_REFUSED, TENSOR_ORDER,
   MAKE_ROOM,  // for arrivals at a named barrier
   MAKE_COPIES,  // what is kept of the running warp's cp.async
   NAME_ARRIVAL,  // a label of cp.async.mbarrier.arrive by the lane `given`, to be left there

@@ -21,36 +21,6 @@ FORM(read_clock) {
   return i + 1;
 }
 
-// --- tensor memory ---------------------------------------------------------------------------------------------------
-
-// tcgen05.ld.32x32b from the address a. The list b: words with the warp's first cell, with the bytes that say which
-// columns are allocated and which are written whole (0: not asked for), and with its first lane; instruction, number
-// of the load, and offsets of the results, ended by 0.
-FORM(tensor_load) {
-  const uint32_t *list = m->program->lists + i->b, *results = list + 6;
-  uint32_t address = AT(u32, i->a), column = address & 0xFFFF, count = 0;
-  while (results[count]) count++;
-  if (m->active != UINT32_MAX || address >> 16 != AT(u32, list[3]) || column + count > TENSOR_COLUMNS) return i + 1;
-  const uint8_t *allocated = (const uint8_t *)(uintptr_t)AT(u64, list[1]) + column;
-  for (uint32_t k = 0; k < count; k++)
-    if (!allocated[k]) return i + 1;
-  if (list[2]) {
-    const uint8_t *whole = (const uint8_t *)(uintptr_t)AT(u64, list[2]) + column;
-    for (uint32_t k = 0; k < count; k++)
-      if (!whole[k]) return i + 1;
-    int32_t columns = (int32_t)count, instruction = (int32_t)list[4];
-    if (!log_tensor_load(m->tables, m->active, columns, instruction, address, list[5])) return i + 1;
-  }
-  if (m->tables->meter) {
-    Meter *meter = meter_of(m->tables, list[4], METER_UNIT);
-    meter->requests++;
-    meter->bytes += count * LANES * (int64_t)sizeof(uint32_t);
-  }
-  const uint32_t *cells = (const uint32_t *)(uintptr_t)AT(u64, list[0]) + (size_t)column * TENSOR_LANES;
-  for (uint32_t k = 0; k < count; k++) memcpy(s + results[k], cells + (size_t)k * TENSOR_LANES, LANES * sizeof *cells);
-  return i + 1 + i->d;
-}
-
 // --- units -----------------------------------------------------------------------------------------------------------
 
 // Copies words to the exchange rows: the list c, ended by 0; 1 stands for the word 0.
@@ -140,7 +110,7 @@ FORM(wgmma_wait) {  // c: as of try_wait, whether the warp never diverges here
 
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation unit_operations[] = {
-    ENTRY(read_clock), ENTRY(tensor_load), ENTRY(copy_in), ENTRY(copy_out),
+    ENTRY(read_clock), ENTRY(copy_in), ENTRY(copy_out),
     ENTRY(tensor_mma),
     ENTRY(warp_mma), ENTRY(wgmma), ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},
 };

@@ -32,9 +32,9 @@ from cute_kernels.emulator.units.matrix.operands import KINDS
 if TYPE_CHECKING:
     from cute_kernels.emulator.units.sm import Cluster
 
-Plan, MmaIssuer, MmaArguments, TensorCells, CopyName, CopyArguments = (
+Plan, MmaIssuer, MmaArguments, CopyName, CopyArguments = (
     STRUCTURES[name]
-    for name in ("Plan", "MmaIssuer", "MmaArguments", "TensorCells", "CopyName", "CopyArguments")
+    for name in ("Plan", "MmaIssuer", "MmaArguments", "CopyName", "CopyArguments")
 )
 _PLANS, _ISSUERS, _NAMES = (CONSTANTS[name] for name in ("PLANS", "MMA_ISSUERS", "NAMES"))
 _KINDS = {kind: number for number, kind in enumerate(KINDS)}
@@ -72,7 +72,6 @@ class Units:
         self._issuers = (MmaIssuer * _ISSUERS)()
         self._issuer_texts: dict[int, str] = {}
         self._kinds = core_kinds(cluster.arithmetic)
-        self._tensor_cells = (TensorCells * len(cluster.ctas))()
         self._watched = cluster.tracker is not None
         named = self._watched or cluster.trace is not None
         self._names = (CopyName * (_NAMES if named else 0))()
@@ -80,14 +79,12 @@ class Units:
         flags = CONSTANTS["EAGER"] if options.completion == "eager" else 0
         header.unit_flags = flags | (CONSTANTS["WATCHED"] if self._watched else 0)
         header.plans, header.mma_issuers = ctypes.addressof(self._plans), ctypes.addressof(self._issuers)
-        header.mma_kinds, header.tensor_cells = map(ctypes.addressof, (self._kinds, self._tensor_cells))
+        header.mma_kinds = ctypes.addressof(self._kinds)
         header.names = ctypes.addressof(self._names)
         header.first_name = cluster.tracker.epochs.name_by(self._copy_name) if self._watched else -1
         for rank in range(len(cluster.ctas)):
             if self._watched:
                 tables.cta(rank).shadow = cluster.tracker.shared[rank].address
-            planes = cluster.tracker.tensor.planes if self._watched else None
-            self._tensor_cells[rank] = cluster.ctas[rank].tmem.addresses(planes[rank].address if planes else 0)
         for name in _UNITS:
             setattr(header, name, address(name))
 

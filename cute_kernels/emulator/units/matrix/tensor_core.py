@@ -15,7 +15,7 @@ from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.state.async_engine import AsyncEngine, AsyncOp
 from cute_kernels.emulator.state.mbarrier import MBarriers
 from cute_kernels.emulator.state.smem import ClusterMemory
-from cute_kernels.emulator.state.tmem import TensorMemory
+from cute_kernels.emulator.state.tmem import TensorAccess, TensorCells, TensorMemory, rectangles
 from cute_kernels.emulator.units.matrix.arithmetic import EXACTLY, Arithmetic
 from cute_kernels.emulator.units.matrix.dense_mma import Mma
 from cute_kernels.emulator.units.matrix.operands import decode_instruction
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 CommitThread, TensorCommit = STRUCTURES["CommitThread"], STRUCTURES["TensorCommit"]
 #: What the core asks this unit.
-ASKED = {CONSTANTS[name] for name in ("COMMIT_MASK", "NAME_COMMIT", "COMMITS_MEET", "ADD_STREAM")}
+ASKED = {
+    CONSTANTS[name]
+    for name in ("COMMIT_MASK", "NAME_COMMIT", "COMMITS_MEET", "ADD_STREAM", "TENSOR_REFUSED", "TENSOR_ORDER")
+}
 _MOST_KNOWN = 4096  # MMAs that are kept; a kernel repeats those of its pipeline's stages
 
 
@@ -63,6 +66,10 @@ class TensorCore:
         self.instructions = 0
         self._known: dict[tuple[object, ...], Mma] = {}
         self._threads: Any = None
+        self._cells = (TensorCells * len(tensor_memories))()
+        for rank, memory in enumerate(tensor_memories):
+            self._cells[rank] = memory.addresses(tracker.tensor.planes[rank].address if tracker is not None else 0)
+        barriers.tables.tensor_cells = ctypes.addressof(self._cells)
         engine.words[CONSTANTS["WORK_TENSOR_COMMIT"]] = self._committed
         engine.shared_queues.update((("tcgen05", r), CONSTANTS["TENSOR_QUEUE"] - r) for r in range(len(shared.ctas)))
 
@@ -136,11 +143,16 @@ class TensorCore:
         self.engine.submit(AsyncOp(("tcgen05", rank), work.run, work.text, name=work.name))
 
     def answer(self, what: int, fault: ctypes.Structure, warp: Warp | None) -> None:
-        """Does what the core asks for, one of `ASKED`, that concerns tcgen05.commit (``core/commits.c``).
+        """Does what the core asks for, one of `ASKED`, for tcgen05.commit (``core/commits.c``), ld and st
+        (``core/tensor_access.c``).
 
         Raises:
-            IllegalAccess: the mask is empty or names CTAs outside the cluster.
+            IllegalAccess: a mask is empty or names CTAs outside the cluster; cells that may not be accessed.
+            TensorMemoryRace: an earlier access to them may not be over.
         """
+        if what in (CONSTANTS["TENSOR_REFUSED"], CONSTANTS["TENSOR_ORDER"]):
+            self._access(what, TensorAccess.from_address(fault.address), warp, fault.given)
+            return
         if what == CONSTANTS["COMMIT_MASK"]:
             message = f"multicast mask {fault.given:#x} in a cluster of {len(self.shared.ctas)} CTAs"
             raise IllegalAccess(message)
@@ -157,6 +169,16 @@ class TensorCore:
             self.tracker.note_commits(fault.address)
         else:
             self.tracker.points[fault.address].add_stream(fault.given)
+
+    def _access(self, what: int, access: ctypes.Structure, warp: Warp, index: int) -> None:
+        if what == CONSTANTS["TENSOR_REFUSED"]:
+            self.tensor_memories[warp.cta.rank].refuse(warp.index, access)
+            return
+        for place in rectangles(access):
+            if access.write:
+                self.tracker.tensor.store(warp, place)
+            else:
+                self.tracker.tensor.load(warp, place, index)
 
     def _committed(self, address: int) -> AsyncOp:
         commit = TensorCommit.from_address(address)
