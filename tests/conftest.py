@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from unittest import mock
 
 import hypothesis
 import numpy as np
@@ -25,6 +26,7 @@ import torch
 
 import cute_kernels
 from cute_kernels import kernel_cache
+from cute_kernels.commands import workers
 from cute_kernels.runtime import tuned
 from tests.nightly import NIGHTLY, examples
 from tests.random_orders import KERNELS
@@ -124,6 +126,13 @@ def all_modules_are_imported() -> None:
     # Modules and collected tests live until the end: no collection of garbage has to look through them again.
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def commands_start_no_workers() -> Iterator[None]:
+    """Unless a test says how many: each process would import torch and CuTe DSL, four seconds, to do very little."""
+    with mock.patch.object(workers, "JOBS", 1):
+        yield
 
 
 @pytest.fixture(autouse=True)

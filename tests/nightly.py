@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Collection, Iterable
 from typing import TypeVar
 
@@ -39,7 +40,7 @@ def every_other(names: Iterable[str]) -> list[ParameterSet]:
     return by_day(names := list(names), names[::2])
 
 
-def crossed(first: Iterable[str], second: Iterable[str]) -> list[ParameterSet]:
+def crossed(first: Iterable[object], second: Iterable[object]) -> list[ParameterSet]:
     """Pairs of two parameters: by day every other one, in which each name of both occurs."""
     return [
         pytest.param(one, other, marks=() if (i + j) % 2 == 0 else nightly)
@@ -48,9 +49,27 @@ def crossed(first: Iterable[str], second: Iterable[str]) -> list[ParameterSet]:
     ]
 
 
+def daily_or_all(daily: Iterable[T], every: Iterable[T]) -> list[T]:
+    """What tests of this run are of: by day ``daily``."""
+    return list(every if NIGHTLY else daily)
+
+
 def drawn(daily: Iterable[T], every: Iterable[T]) -> SearchStrategy[T]:
     """What hypothesis draws of what a kernel is compiled for: by day ``daily``, which other tests compile anyway."""
-    return st.sampled_from(list(every if NIGHTLY else daily))
+    return st.sampled_from(daily_or_all(daily, every))
+
+
+def drawn_together(**facts: Iterable[object]) -> SearchStrategy[dict[str, object]]:
+    """Several facts that a kernel is compiled for, drawn by hypothesis: by day of as few kernels as have every value.
+
+    The most values that a fact has are the number of kernels; which values come together is shuffled once and for all.
+    """
+    values = {name: list(each) for name, each in facts.items()}
+    if NIGHTLY:
+        return st.fixed_dictionaries({name: st.sampled_from(each) for name, each in values.items()})
+    kernels = max(map(len, values.values()))
+    spread = {name: random.Random(name).sample((each * kernels)[:kernels], kernels) for name, each in values.items()}
+    return st.sampled_from([dict(zip(spread, together)) for together in zip(*spread.values())])
 
 
 def examples(usual: int, night: int) -> int:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 LIBRARIES = (
@@ -59,6 +60,11 @@ def run_python(
         status = process.exitcode
         process.close()
     return subprocess.CompletedProcess(arguments, status, *written)
+
+
+def pool(processes: int) -> ProcessPoolExecutor:
+    """Worker processes that have the libraries already, in which nobody has imported anything of ours."""
+    return ProcessPoolExecutor(processes, _server)
 
 
 def _main(arguments: Sequence[str], cwd: str, environment: Mapping[str, str], outputs: Sequence[str]) -> None:

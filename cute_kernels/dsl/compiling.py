@@ -93,7 +93,7 @@ def compile_function(function: Any, arguments: tuple, arch: str) -> Any:
     require()
     import cutlass.cute as cute
 
-    with tempfile.TemporaryDirectory() as directory, default_settings(), _fast_source_lines(), deferred():
+    with tempfile.TemporaryDirectory() as directory, default_settings(), _fast_tracing(), deferred():
         # Line tables cost nothing at run time and let profilers and the emulator name the DSL source line.
         options = f"--gpu-arch={arch} --generate-line-info --keep-ptx --keep-cubin --dump-dir={directory}"
         return cute.compile(function, *arguments, options=options)
@@ -144,20 +144,46 @@ def _instance(kind: Any) -> Any:
         return None
 
 
-def _fast_source_lines() -> contextlib.AbstractContextManager:
-    """For every operation CuTe DSL walks a function's source positions from the first on: a sixth of a compilation.
+@contextlib.contextmanager
+def _fast_tracing() -> Iterator[None]:
+    """Less work for each of the thousands of operations of a kernel, with the same result: a third of a compilation.
 
-    Another tenth is to ask of each frame whether its module is CuTe DSL's, and to read what unrolled loops repeat.
+    CuTe DSL walks a function's source positions from the first on, asks of each frame whether its module is its own,
+    reads the lines that unrolled loops repeat, and makes a table of all types to look up one. Where its intermediate
+    form PyIR is off, as `default_settings` has it, no argument has a variable of it to be loaded from.
     """
-    import cutlass._mlir_helpers.op as locations
+    import cutlass._mlir_helpers.op as operations
+    import cutlass.base_dsl.typing as typing
 
-    if getattr(locations, "_CO_POSITIONS", None) is None:  # Python 3.10, other versions
-        return contextlib.nullcontext()
-    faster: dict[str, Callable] = {"_CO_POSITIONS": _source_positions}
-    for name, remembering in (("_is_framework_module", functools.cache), ("_fast_frameinfo", _by_instruction)):
-        if hasattr(locations, name):
-            faster[name] = remembering(getattr(locations, name))
-    return mock.patch.multiple(locations, **faster)
+    faster: dict[str, Callable] = {}
+    if getattr(operations, "_CO_POSITIONS", None) is not None:  # None with Python 3.10
+        faster["_CO_POSITIONS"] = _source_positions
+    remembering = {
+        "_is_framework_stack_frame": _by_code,
+        "_fast_frameinfo": _by_instruction,
+        "_get_location_from_frame_info": _by_identity,
+        "_pyir_auto_load_arg": _unchanged,
+    }
+    for name, remembered in remembering.items():
+        if hasattr(operations, name):
+            faster[name] = remembered(getattr(operations, name))
+    numbers = typing.Numeric
+    type_of = staticmethod(functools.cache(numbers.from_mlir_type))
+    with mock.patch.multiple(operations, **faster), mock.patch.object(numbers, "from_mlir_type", type_of):
+        yield
+
+
+def _by_code(of_frame: Callable[[types.FrameType], bool]) -> Callable[[types.FrameType], bool]:
+    """The function, which is asked once for each function that frames are of."""
+    known: dict[types.CodeType, bool] = {}
+
+    def remembered(frame: types.FrameType) -> bool:
+        answer = known.get(frame.f_code)
+        if answer is None:
+            answer = known[frame.f_code] = of_frame(frame)
+        return answer
+
+    return remembered
 
 
 def _by_instruction(of_frame: Callable[[types.FrameType], Any]) -> Callable[[types.FrameType], Any]:
@@ -171,6 +197,22 @@ def _by_instruction(of_frame: Callable[[types.FrameType], Any]) -> Callable[[typ
         return known[key][1]
 
     return remembered
+
+
+def _by_identity(location_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function, which is asked once for each of the objects that `_by_instruction` remembers."""
+    known: dict[int, tuple[Any, Any]] = {}
+
+    def remembered(place: Any) -> Any:
+        if id(place) not in known:
+            known[id(place)] = place, location_of(place)  # the place lives as long as its number stands for it
+        return known[id(place)][1]
+
+    return remembered
+
+
+def _unchanged(_: Callable) -> Callable[..., Any]:
+    return lambda argument, **_: argument
 
 
 @functools.lru_cache(maxsize=1024)

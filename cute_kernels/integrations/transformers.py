@@ -35,6 +35,7 @@ from cute_kernels.nn.layers import EngineMixin
 from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
 from cute_kernels.nn.positions import PositionCache, checked_grids
 from cute_kernels.nn.raw import pixels_of, stand_in
+from cute_kernels.runtime.constants import DERIVED
 
 
 class _Images(EngineMixin):
@@ -143,16 +144,41 @@ class _Rows(EngineMixin):
         return self.layer()[2].weight
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Embeddings of rows; those of one frame are of a still image, whose frames are equal."""
         name, kind, layer = self.layer()
-        hidden_states = pixels_of(hidden_states)
-        rows = hidden_states.reshape(-1, layer.weight[0].numel())
-        takes_over = self.engine.takes_over_unless(
-            why_called(name, layer, kind), rows, lambda: (layer.weight, layer.bias), training=self.training
-        )
-        self.engine.check_pixels(rows, by_kernel=takes_over)
-        if not takes_over:
-            return super().forward(self.engine.normalised(rows, layer.weight))
-        return self.engine.rows(rows, layer.weight, layer.bias)
+        hidden_states, frames = pixels_of(hidden_states), self.temporal_patch_size
+        length = layer.weight[0].numel()
+        still = hidden_states.shape[-1] * frames == length
+        if still and traced():  # where the sum of the weight would be another weight in every call
+            hidden_states, still = self._both_frames(hidden_states), False
+        rows = hidden_states.reshape(-1, length // frames if still else length)
+        engine = self.still if still else self.engine
+
+        def parameters() -> tuple[torch.Tensor | None, ...]:
+            weight = self._of_one_frame(layer.weight) if still else layer.weight
+            return weight, layer.bias, layer.weight
+
+        why = why_called(name, layer, kind)
+        takes_over = engine.takes_over_unless(why, rows, parameters, training=self.training)
+        engine.check_pixels(rows, by_kernel=takes_over)
+        if takes_over:
+            return engine.rows(rows, *parameters()[:2])
+        rows = self._both_frames(rows) if still else rows
+        return super().forward(self.engine.normalised(rows, layer.weight))
+
+    def _both_frames(self, rows: torch.Tensor) -> torch.Tensor:
+        frames = rows.unflatten(-1, (self.in_channels, 1, -1)).expand(*[-1] * rows.dim(), self.temporal_patch_size, -1)
+        return frames.flatten(-3)
+
+    def _of_one_frame(self, weight: torch.Tensor) -> torch.Tensor:
+        """``[N, C * p * p]``: the sum over frames, which are summed in FP32 and rounded once to the weight's type."""
+
+        def summed() -> torch.Tensor:
+            with torch.inference_mode(False), torch.no_grad():
+                frames = weight.detach().flatten(1).unflatten(1, (self.in_channels, self.temporal_patch_size, -1))
+                return frames.float().sum(2).flatten(1).to(weight.dtype)
+
+        return DERIVED.get("sum over frames", (weight,), summed)
 
 
 class _Scaled(EngineMixin):
@@ -454,7 +480,8 @@ def revert(model: torch.nn.Module) -> torch.nn.Module:
                 layers.revert_layer(getattr(module, family.layer))
             elif issubclass(type(module), family.mixin):
                 change_class(module, type(module).__bases__[-1])
-                vars(module).pop("engine", None), vars(module).pop("positions", None)
+                for attribute in ("engine", "still", "positions"):
+                    vars(module).pop(attribute, None)
     return model
 
 
@@ -604,6 +631,8 @@ def _equip(module: torch.nn.Module, options: PatchOptions | None = None) -> None
         value if isinstance(value, float) else [each for each in value for _ in range(frames)]
         for value in (_uniform(options.mean), _uniform(options.std))
     )
+    if frames > 1:
+        module.still = module.engine_class(replace(options, order=module.order, channels=channels))
     options = replace(options, order=module.order, channels=channels * frames, mean=mean, std=std)
     module.engine = module.engine_class(options)
     module.positions = PositionCache("bilinear", antialias=True) if module.order == "hwc" else PositionCache("bicubic")

@@ -113,7 +113,8 @@ def multipliers(row_factor: Float32 | None, columns: cute.Tensor | Float32 | Non
 class DeviceArguments:
     """Arguments that the host function hands to the kernel: TMA atoms with their views, bias and sizes in tiles.
 
-    ``residual_atom`` loads the residual to the store buffers, by the boxes of the output.
+    ``residual_atom`` loads the residual to the store buffers, by the boxes of the output. ``divisors`` are those of the
+    tile order, if it has any.
     """
 
     tiled_mma: cute.TiledMma
@@ -131,6 +132,7 @@ class DeviceArguments:
     n_tiles: Int32
     batches: Int32
     k_blocks: Int32
+    divisors: tuple[cute.FastDivmodDivisorV2, ...] = ()
 
 
 class GemmHost:
@@ -150,6 +152,10 @@ class GemmHost:
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
         """The tensor-core instruction, and the loads of ``a`` and ``b``, each ``[rows, K, batches]``."""
         raise NotImplementedError
+
+    def divisors(self, m_tiles: Int32, n_tiles: Int32) -> tuple[cute.FastDivmodDivisorV2, ...]:
+        """Divisors of the tile order."""
+        return ()
 
     @cute.jit
     def __call__(
@@ -209,6 +215,7 @@ class GemmHost:
             n_tiles=cute.ceil_div(n, plan.cluster_columns),
             batches=batches,
             k_blocks=cute.ceil_div(k, plan.tile_k),
+            divisors=self.divisors(cute.ceil_div(m, plan.cluster_rows), cute.ceil_div(n, plan.cluster_columns)),
         )
         launch_clusters(self.kernel(arguments), plan, clusters, stream)
 

@@ -231,6 +231,10 @@ def sm90_gemm_graph(plan: Sm90GemmPlan) -> Graph:
     """
     graph = sm90_gather_graph(plan)
     groups = plan.storing_warps // plan.store_warps
+    if plan.kept:
+        first, threads = 1 + len(graph.named_barriers), 128 * plan.warpgroups // plan.keeping_groups
+        kept = tuple(NamedBarrier(f"kept {i}", first + i, threads) for i in range(plan.keeping_groups))
+        graph = replace(graph, named_barriers=graph.named_barriers + kept)
     if plan.store_warps > 1:
         threads, first = 32 * plan.store_warps, 1 + len(graph.named_barriers)
         staged = tuple(NamedBarrier(f"staged {i}", first + i, threads) for i in range(groups))

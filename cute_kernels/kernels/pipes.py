@@ -224,16 +224,27 @@ def init_barriers(graph: Graph, barriers: cute.Pointer) -> None:
 
 @cute.jit
 def begin(
-    graph: cutlass.Constexpr[Graph], is_load_warp: Boolean, barriers: cute.Pointer, atoms: tuple[cute.CopyAtom, ...]
+    graph: cutlass.Constexpr[Graph],
+    is_load_warp: Boolean,
+    barriers: cute.Pointer,
+    atoms: tuple[cute.CopyAtom, ...],
+    relaxed: cutlass.Constexpr[bool] = False,
 ) -> None:
-    """Begins a kernel: initialises barriers; afterwards the cluster sees them, and global memory may be touched."""
+    """Begins a kernel: initialises barriers; afterwards the cluster sees them, and global memory may be touched.
+
+    With ``relaxed`` a cluster sees of what its threads wrote before the barriers alone, which have a fence of their
+    own: that of all writes takes 900 clocks.
+    """
     if is_load_warp:
         for atom in atoms:
             cpasync.prefetch_descriptor(atom)
         with cute.arch.elect_one():
             init_barriers(graph, barriers)
     if cutlass.const_expr(graph.ctas > 1):
-        cute.arch.cluster_arrive()
+        if cutlass.const_expr(relaxed):
+            cute.arch.cluster_arrive_relaxed()
+        else:
+            cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
     else:
         cute.arch.sync_threads()

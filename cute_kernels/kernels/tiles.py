@@ -158,6 +158,34 @@ class GroupedOrder:
 
 
 @dataclass(frozen=True)
+class DividedOrder(GroupedOrder):
+    """`GroupedOrder` by reciprocals, which the host makes: divisions took 700 clocks of a tile, and of a launch.
+
+    Attributes:
+        divisors: `tile_divisors` of these tiles.
+    """
+
+    divisors: tuple[cute.FastDivmodDivisorV2, ...] = ()
+
+    @cute.jit
+    def coordinates(self, tile: Int32) -> tuple[Int32, Int32, Int32]:
+        """``tile -> (m_tile, n_tile, batch)``."""
+        batch, tile = divmod(tile, self.divisors[0])
+        group, tile = divmod(tile, self.divisors[1])
+        column, last_column = tile // self.group_m, tile // self.divisors[2]
+        rows = self.m_tiles - group * self.group_m
+        if rows < self.group_m:
+            column = last_column
+        return group * self.group_m + tile - column * min(rows, self.group_m), column, batch
+
+
+def tile_divisors(m_tiles: Int32, n_tiles: Int32, group_m: int) -> tuple[cute.FastDivmodDivisorV2, ...]:
+    """Tiles of a batch, of a group of row blocks, and of a column of the last group."""
+    last = m_tiles - (m_tiles - 1) // group_m * group_m
+    return tuple(map(cute.fast_divmod_create_divisor_v2, (m_tiles * n_tiles, group_m * n_tiles, last)))
+
+
+@dataclass(frozen=True)
 class PatchOrder:
     """Tiles of patches and features: those of the features run fastest, so that patches come from DRAM once.
 

@@ -49,6 +49,10 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
     config: Sm90GemmConfig
 
+    # A thread loads single factors and values of the bias; others find them in shared memory.
+    column_vector: ClassVar[int] = 1
+    bias_vector: ClassVar[int] = 1
+
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
     @property
@@ -154,10 +158,27 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
         return (self.config.split_k - 1) * self.partial_bytes
 
     @property
+    def kept(self) -> tuple[str, ...]:
+        """Numbers of the columns of a tile's WGMMAs that shared memory keeps."""
+        p = self.problem
+        there = {"scale": p.row_scale} if self.config.transposed else {"scale": p.column_scale, "bias": p.bias}
+        return tuple(kind for kind, is_there in there.items() if is_there)
+
+    @property
+    def keeping_groups(self) -> int:
+        """Groups of warps that each keep their own: those of a tile."""
+        return self.warpgroups if self.config.pingpong else 1
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of one group."""
+        return len(self.kept) * self.config.tile_n * ITEMSIZE["float32"]
+
+    @property
     def more_smem(self) -> tuple[tuple[str, int, int], ...]:
-        if self.config.split_k == 1:
-            return ()
-        return (("partial sums", self.finished_warps * self.received_bytes, 128),)
+        split, kept = self.finished_warps * self.received_bytes, self.keeping_groups * self.kept_bytes
+        regions = ("partial sums", split, 128), ("numbers of columns", kept, 128)
+        return tuple(region for region in regions if region[1])
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
@@ -430,8 +451,7 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
         plan = Sm90GemmPlan(problem, c, arch, sm_count)
         if _idles(problem, c) or plan.ctas > sm_count or plan.k_blocks < c.split_k or not _storable(plan):
             continue
-        # Outputs of 8 bits have fewer store buffers in a tile, those of 32 more bytes in each.
-        c = dataclasses.replace(c, store_stages=math.gcd(c.store_stages, plan.regions_per_tile))
+        c = dataclasses.replace(c, store_stages=_store_stages(plan, c.store_stages))
         costs.append((modelled_clocks(plan), index, _with_stages_that_fit(plan, c)))
     if not costs:  # no cluster fits, which the plan of any says
         return Sm90GemmConfig()
@@ -450,6 +470,12 @@ def _storable(plan: Sm90GemmPlan) -> bool:
     if plan.config.transposed:
         return all(ITEMSIZE[dtype] == TRANSPOSED_BYTES for dtype in _staged(plan.problem).values())
     return plan.store_row_bytes >= LEAST_ROW_BYTES
+
+
+def _store_stages(plan: Sm90GemmPlan, wanted: int) -> int:
+    """So many store buffers, or more where they do not divide those of a tile: outputs of 8 bits have fewer of them."""
+    regions = plan.regions_per_tile
+    return next((count for count in range(min(wanted, regions), regions) if regions % count == 0), regions)
 
 
 def _with_stages_that_fit(plan: Sm90GemmPlan, config: Sm90GemmConfig) -> Sm90GemmConfig:
@@ -494,9 +520,7 @@ def _filled(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: 
     plan = Sm90GemmPlan(problem, config, arch, sm_count)
     if config.transposed:
         config = dataclasses.replace(config, group_m=tile_group(plan))
-    regions = plan.regions_per_tile
-    buffers = next((count for count in range(2, regions + 1) if regions % count == 0), 1)
-    config = dataclasses.replace(config, store_stages=buffers)
+    config = dataclasses.replace(config, store_stages=_store_stages(plan, 2))
     least = Sm90GemmPlan(problem, config, arch, sm_count)
     room = min(arch.smem_bytes, arch.sm_smem_bytes // least.resident_ctas - CTA_SMEM_BYTES)
     stages = config.stages + (room - least.smem_bytes) // least.stage_bytes

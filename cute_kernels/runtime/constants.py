@@ -285,7 +285,7 @@ class DerivedTensors:
 
 
 def outside_of_pools(build: Callable[[], Any], *sources: torch.Tensor | None) -> Any:
-    """What ``build`` makes of tensors on a GPU, in memory of no CUDA graph.
+    """Result of ``build``, made of tensors on a GPU, in memory of no CUDA graph.
 
     While `torch.compile` warms up its graphs, what a thread allocates is the graph's, and nothing but its outputs may
     live on. So another thread allocates, on the same stream.

@@ -45,6 +45,7 @@ from cute_kernels.model import b200
 from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan import SmemRegion, TmemRegion, make_plan, predict
 from cute_kernels.tuning import search
+from tests.processes import pool
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PROGRAM = EXAMPLES / "sweep_bias_add.py"
@@ -56,7 +57,8 @@ BASE = Sm100PatchEmbedConfig()
 
 def test_rows_are_what_the_parts_say() -> None:
     settings = grid(tile_n=(256, 128), stages=(6,)) + grid(tile_n=(128,), stages=(3,))
-    rows = sweep(LARGE, BASE, settings, counted=SMALL, jobs=2)
+    with pool(1) as executor:  # they come from another process
+        rows = sweep(LARGE, BASE, settings, counted=SMALL, executor=executor)
     assert [dict(row.settings) for row in rows] == settings
     # 6 stages of 256 columns are 6 * 32 KiB beside 64 KiB of staging: more than the 227 KiB of a CTA.
     assert [row.reason is None for row in rows] == [False, True, True]

@@ -5,20 +5,30 @@ By day for the plainest and for the one in use.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from cute_kernels.emulator.core import build, library
 from cute_kernels.emulator.units.matrix import products
-from tests.nightly import by_day
+from tests.nightly import NIGHTLY, by_day
 
-DAILY = {"baseline", library.usable()[-1]}
-VARIANTS = by_day(library.usable(), DAILY)
+_DAILY = {"baseline", library.usable()[-1]}
+VARIANTS = by_day(library.usable(), _DAILY)
 ALL_VARIANTS = by_day(build.variants(), {library.usable()[-1]})
 """Those that the processor cannot execute, too; by day the one in use alone, for each takes half a minute."""
-_load = functools.cache(library.load)
+
+
+@functools.cache
+def _load(variant: str) -> ctypes.CDLL:
+    """The core of a variant; by day the plainest is optimised little: its code is tested, which takes half as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        if variant != library.usable()[-1] and not NIGHTLY:
+            patch.setenv(build.FLAGS_VARIABLE, f"{os.environ.get(build.FLAGS_VARIABLE, '')} -O1")
+        return library.load(variant)
 
 
 def each_variant(request: pytest.FixtureRequest) -> Iterator[str]:

@@ -21,7 +21,6 @@ from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.mbarrier import Tables
 from cute_kernels.emulator.state.memory_tables import LOG, LOG_ENTRY
 from cute_kernels.emulator.state.smem import ClusterMemory
-from tests.emulator.python_units import nothing_decided
 
 
 def _plane(tracker: RaceTracker, plane: Plane) -> list[tuple[str, list[str], str]]:
@@ -104,25 +103,23 @@ class Logger:
 class Crew:
     """A race detector and warps that it knows: ``crew[i]``, the first entered.
 
+    What the core of a warp would log is given to ``crew[i].logger``.
+
     Args:
         sizes: bytes of shared memory per CTA.
         ranks: CTA of each warp.
         gmem: global memory of the launch.
-        native: whether the core of the detector is asked first, or nothing but Python decides; what the core of a warp
-            would log is given to ``crew[i].logger``.
         strict: as `Options.strict`.
         launch: what the cluster shares with those before it; by default it is the first.
         begun: whether a barrier of the cluster tells every warp that the others' CTAs have begun.
     """
 
     def __init__(
-        self, sizes: list[int], ranks: list[int], gmem: GlobalMemory | None = None, native: bool = False,
-        strict: bool = False, launch: LaunchShadow | None = None, begun: bool = True,
+        self, sizes: list[int], ranks: list[int], gmem: GlobalMemory | None = None, strict: bool = False,
+        launch: LaunchShadow | None = None, begun: bool = True,
     ) -> None:  # fmt: skip
         launch = launch or LaunchShadow(gmem or GlobalMemory())
         self.tracker = RaceTracker(sizes, launch, len(ranks), strict)
-        if not native:
-            self.tracker.unit = nothing_decided()
         agents = [self.tracker.make_agent(rank, FULL, f"warp {i}") for i, rank in enumerate(ranks)]
         self.warps = [SimpleNamespace(agent=agent, logger=Logger(self.tracker, agent)) for agent in agents]
         if begun and len(sizes) > 1:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from cute_kernels import reference
 from cute_kernels.config import GemmConfig
@@ -10,6 +12,15 @@ from cute_kernels.operations.base import random_values
 from cute_kernels.operations.gemm import GEMM, GemmArguments
 from cute_kernels.plan import make_plan
 from tests.emulator.cases import Case
+from tests.nightly import NIGHTLY
+
+
+def columns(most: int) -> SearchStrategy[int]:
+    """How many columns a drawn product has: by day an odd number, of which all have the same kernel.
+
+    Another kernel reads two or four elements of a bias at once; tests of given sizes have those, and a night.
+    """
+    return st.integers(1, most) if NIGHTLY else st.integers(0, (most - 1) // 2).map(lambda half: 2 * half + 1)
 
 
 def make_gemm_case(

@@ -9,41 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
 from cute_kernels.emulator.bytecode import emitter, execution
-from cute_kernels.emulator.observe.races import checks
-from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 
 Result = TypeVar("Result")
-
-
-class NothingDecided(ShadowUnit):
-    """Leaves every access to the detector's Python."""
-
-    def async_read(self, *_: Any) -> bool:
-        return False
-
-    def async_write(self, *_: Any) -> bool:
-        return False
-
-    def tensor(self, *_: Any) -> bool:
-        return False
-
-    def pipelined(self, *_: Any) -> int:
-        return 0
-
-    @staticmethod
-    def observe(context: Any, log: Any, first: int) -> int:
-        return first
-
-
-@functools.cache
-def nothing_decided() -> NothingDecided:
-    """The unit of this process."""
-    return NothingDecided()
 
 
 @contextlib.contextmanager
@@ -58,7 +30,6 @@ def units(native: bool) -> Iterator[None]:
         for of_the_core in ("CoreWgmmas", "Units"):
             patch.setattr(execution, of_the_core, lambda *_: None)
         patch.setattr(emitter, "INLINE", {})
-        patch.setattr(checks, "ShadowUnit", nothing_decided)
         yield
 
 

@@ -90,7 +90,7 @@ _COLLECTIVE = (
 _ALONE = "a CTA that is launched without a cluster is the whole of its own: both scopes have the same threads"
 
 REVIEWS: tuple[Review, ...] = (
-    Review("drop", "fence.mbarrier_init.*", "*", True, _RELEASES_ANYWAY),
+    Review("drop", "fence.mbarrier_init.*", "*", True, _RELEASES_ANYWAY, but_not=("gemm-sm90-*",)),
     Review(
         "drop",
         "tcgen05.relinquish_alloc_permit*",
@@ -209,6 +209,7 @@ REVIEWS: tuple[Review, ...] = (
     Review("drop", "wgmma.fence*", "*sm90/* (*_pass_turn)", True, _WGMMA_FENCE),
     Review("drop", "wgmma.fence*", "*sm90/* (*_hand_over)", True, _WGMMA_FENCE),
     Review("drop", "wgmma.fence*", "*sm90/* (*fetch)", True, _WGMMA_FENCE),
+    Review("drop", "wgmma.fence*", "*sm90/* (*_number)", True, _WGMMA_FENCE),
     Review(
         "drop",
         "cp.async.bulk.commit_group",

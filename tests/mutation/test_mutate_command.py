@@ -16,6 +16,7 @@ from cute_kernels.emulator.programs.program_run import run_program
 from cute_kernels.emulator.programs.recorded import Recorder
 from cute_kernels.mutation import campaign
 from cute_kernels.mutation.mutants import mutants, mutants_of_kernel
+from tests import processes
 from tests.checking.planted import EXAMPLE, planted
 from tests.emulator import exit_program
 
@@ -66,7 +67,8 @@ def test_processes_judge_the_same(recorded: list) -> None:
     numbers = list(range(0, len(kernel.mutants), 6))
     shown = []
     here = campaign.judge_mutants(kernel, numbers, {})
-    there = campaign.judge_mutants(kernel, numbers, {}, jobs=2, done=shown.append)
+    with processes.pool(2) as pool:
+        there = campaign.judge_mutants(kernel, numbers, {}, executor=pool, done=shown.append)
     with ThreadPoolExecutor(2) as pool:
         threads = campaign.judge_mutants(kernel, numbers, {}, executor=pool)
     for others in (there, threads):

@@ -17,6 +17,7 @@ from transformers import conversion_mapping, monkey_patching
 
 from cute_kernels import reference
 from cute_kernels.integrations import transformers as integration
+from cute_kernels.nn.engine import PatchEngine
 from cute_kernels.operations.patch_weight import prepare_patch_weight
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -227,6 +228,33 @@ def test_raw_rows_through_a_whole_qwen(precision: str) -> None:
         assert torch.equal(patches, bits[:, 0].float())
         with pytest.raises(TypeError, match="do_rescale=False"):
             ours(pixel_values=(rows / 255 - mean) / std, **inputs)
+
+
+@pytest.mark.parametrize(("precision", "most"), [("bf16", 3e-3), ("int8", 1.2e-2), ("int16", 1e-4)])
+@torch.no_grad()
+def test_rows_of_a_still_images_only_frame(precision: str, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against both of its equal frames in the library; the weight's frames are one, and K is half."""
+    plain, one = qwen(), raw(16, 3, 1, 196)
+    rows, both = one.flatten(1), one.expand(-1, -1, 2, -1).reshape(16, 1176)
+    mean, std = (torch.tensor(value).repeat_interleave(392) for value in (MEAN, STD))
+    expected = plain.visual.patch_embed((both / 255 - mean) / std)
+    ours = integration.convert(copy.deepcopy(plain), precision, mean=MEAN, std=STD).visual.patch_embed
+    used = []
+    monkeypatch.setattr(PatchEngine, "_rows", lambda self, rows, *given, run=PatchEngine._rows: (
+        used.append(rows.shape[-1]) or run(self, rows, *given)))  # fmt: skip
+    for _ in range(2):
+        got = ours(rows)
+        assert used.pop() == 588 and got.shape == expected.shape and 0 < error(got, expected) < most
+        for parameter in (*ours.parameters(), *plain.visual.patch_embed.parameters()):
+            parameter.mul_(-1)  # the sum is made anew
+        expected = -expected
+    with torch.enable_grad():
+        assert torch.allclose(ours(rows), expected, atol=1e-5)
+    compiled = torch.compile(ours, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(rows), ours(both))
+    if precision == "bf16":
+        normalised = ((rows / 255).unflatten(1, (3, -1)) - mean[::392, None]) / std[::392, None]
+        assert 0 < error(ours(normalised.flatten(1)), expected) < most
 
 
 # --- Gemma 4 ---------------------------------------------------------------------------------------------------------

@@ -71,6 +71,21 @@ def test_patches_that_no_kernel_reads(patch, precision, dtype, config) -> None:
         assert_same_bits(images, weight, config=config)
 
 
+@pytest.mark.parametrize(
+    ("batch", "together", "precision", "dtype"),
+    [(48, 16, "int8", torch.uint8), (7, 1, "int8", torch.uint8), (12, 4, "fp16", torch.float32)],
+    ids=str,
+)
+def test_images_of_one_patch_are_rows_that_are_made_longer(batch, together, precision, dtype) -> None:
+    """A CTA copies as many as divide the batch, sixteen at most; channels that are last come in their order."""
+    images, weight, bias, pos = draw(14, precision, dtype, batch=batch, grid=(1, 1))
+    assert_same_bits(images, weight, bias, pos, config=SM90)
+    if precision == "int8":
+        assert_same_bits(images.to(memory_format=torch.channels_last), weight, bias, pos, config=SM90)
+        problem = plan_of(images, weight, SM90).patchify.problem
+        assert (problem.batch, problem.width, problem.channels) == (batch // together, together, 588)
+
+
 @pytest.mark.parametrize("config", [SM90, ONE_KERNEL], ids=["two kernels", "one kernel"])
 def test_channels_that_are_last(config) -> None:
     """Rows and weight in the order of the pixels; images that are no whole tensor are copied first."""

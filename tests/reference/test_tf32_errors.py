@@ -14,6 +14,7 @@ from cute_kernels.plan import make_plan
 from cute_kernels.reference.rounding import round_tf32
 from cute_kernels.runtime import emulated
 from cute_kernels.runtime.operands import Operands
+from tests.nightly import crossed
 
 SHIFTS = {"truncate": -7.1e-4, "one-sided": -3.6e-4, "nearest": 0.0}
 """Results are closer to 0 by the mean of what is cut off a factor, 2^-11 ln 2, for each that is cut."""
@@ -54,21 +55,24 @@ def test_bounds_are_no_larger_than_they_have_to_be(rounding: str, a: float, b: f
     assert 0.99 * most < error < bound(rounding, k)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(
-    ("rounding", "stands_for", "rounded"),
-    [("truncate", "truncate", False), ("nearest", "nearest", False), ("nearest_a", "one-sided", False),
-     ("nearest_a", "nearest", True)],
-)  # fmt: skip
-def test_whole_kernels_have_these_bits(rounding: str, stands_for: str, rounded: bool, arch: str) -> None:
-    """With the sums of the chip; ``rounded``: ``b`` is TF32 already."""
+    ("roundings", "arch"),
+    crossed(
+        [("truncate", "truncate"), ("nearest", "nearest"), ("nearest_a", "one-sided"), ("nearest_a", "b is TF32")],
+        ["sm_80", "sm_90"],
+    ),
+)
+def test_whole_kernels_have_these_bits(roundings: tuple[str, str], arch: str) -> None:
+    """With the sums of the chip; of a ``b`` that is TF32 already those of rounding both to nearest."""
+    rounding, stands_for = roundings
+    rounded = stands_for == "b is TF32"
     a, b = operands(BLOCK)
     config = Sm80GemmConfig(64, 64, rounding=rounding)
     plan = make_plan(GemmProblem(BLOCK, BLOCK, BLOCK, 1, "float32", "float32"), config, arch)
     out = torch.empty(1, BLOCK, BLOCK)
     given = round_tf32(b) if rounded else b
     report = emulated.launch(plan, Operands(a=a[None], b=given[None], bias=None, out=out))
-    of_a, of_b, _ = ROUNDINGS[stands_for]
+    of_a, of_b, _ = ROUNDINGS["nearest" if rounded else stands_for]
     assert torch.equal(out[0], product(of_a(a), of_b(b), arch))
     assert report.mma_instructions == BLOCK**3 // (16 * 8 * 8)
 

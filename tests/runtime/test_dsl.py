@@ -197,7 +197,7 @@ def test_the_command_line_says_it_without_a_traceback(version, monkeypatch, caps
 def test_source_lines_are_those_that_cute_dsl_finds_without_help(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(GemmProblem(64, 64, 64), arch="sm_80")
     helped = compile_module.build(plan).ptx
-    monkeypatch.setattr(compiling, "_fast_source_lines", contextlib.nullcontext)
+    monkeypatch.setattr(compiling, "_fast_tracing", contextlib.nullcontext)
     assert compile_module.build(plan).ptx == helped and helped.count(".loc") > 100
 
 

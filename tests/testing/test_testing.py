@@ -42,8 +42,13 @@ TESTS = EXAMPLE.with_name("test_bias_add.py")
 def run_tests(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """pytest in a process of its own, far from this repository's configuration."""
     (folder / "pytest.ini").write_text("[pytest]\n")
-    command = ["-m", "pytest", "-p", "cute_kernels.pytest_plugin", "-p", "no:randomly", "-v"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "400"}  # no summary is cut short
+    command = ["-m", "pytest", "-p", "cute_kernels.pytest_plugin", "-v"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "400",  # no summary is cut short
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # importing those of all packages takes longer than the tests
+    }
     return run_python(*command, *arguments, str(folder), cwd=folder, env=environment)
 
 

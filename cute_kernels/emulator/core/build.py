@@ -62,7 +62,7 @@ class CoreNotBuilt(RuntimeError):
 
 
 def machine() -> str:
-    """What is compiled for: this machine, or the one that the environment names."""
+    """Machine that is compiled for: this one, or the one that the environment names."""
     return os.environ.get(MACHINE_VARIABLE) or platform.machine()
 
 

@@ -131,18 +131,21 @@ EXPORT void point_waited(Point *point, const Agent *agent, int64_t phase, int64_
 EXPORT void point_arrived(Point *point, const Agent *agent, int64_t place);
 EXPORT void point_copied(Point *point, int64_t pair, int64_t identity);
 
-// --- the race detector; 0 (of log_entry null): nothing is done, Python decides ---
+// --- the race detector; 0, if nothing else is said (of log_entry null): nothing is done, Python decides ---
 
 // A new entry of the log: where its addresses go.
 EXPORT int64_t *log_entry(Tables *t, int32_t kind, uint32_t mask, int32_t argument, int32_t instruction);
 // An entry of a load of tensor memory.
 EXPORT int32_t log_tensor_load(
     Tables *t, uint32_t mask, int32_t columns, int32_t instruction, int64_t address, int64_t index);
-// Works entries off; the number of the first that is for Python, or `end`.
-EXPORT int64_t log_observe(const Context *context, const LogEntry *log, int64_t first, int64_t end);
+// Works entries off; the number of the first that is for Python, or `end`; -1: `ask` has raised. Without `ask` all that
+// is not in order at once, or needs room, is for Python.
+EXPORT int64_t log_observe(const Context *context, const LogEntry *log, int64_t first, int64_t end, void *ask);
 
-// An access is in order, and is recorded.
-EXPORT int64_t access_shadow(const Access *access);
+// An access is compared with earlier ones, and recorded; loads or stores likewise. 0: `ask`, which is told of late ones,
+// has raised.
+EXPORT int32_t access_record_whole(const Access *access, void *ask);
+EXPORT int32_t generic_record_whole(const Context *context, const GenericAccess *generic, void *ask);
 // Accesses of a tcgen05 operation by a lane, of a stream with this column: how many, from the first on, are in order.
 EXPORT int64_t access_pipelined(
     const PipelinedAccess *accesses, int64_t count, const Agent *agent, int64_t identity, int64_t lane,

@@ -1,13 +1,13 @@
 // What bytecode of warps logs for the race detector, in program order, and what the detector makes of it.
 //
-// An entry that is not in order, or not simple, changes nothing: it is for Python (races/warp_log.py), which does the
-// same for all entries.
+// Most entries are in order at once (shadow.c, lanes.c); all others, and strong accesses, are for conflicts.c.
 #include <stddef.h>
+#include <string.h>
 
 #include "lanes.h"
 #include "races.h"
 
-// A load or store by lanes. Lanes that all store to one place are the warp's own affair: for Python.
+// A load or store by lanes that is in order at once. Lanes that all store to one place are the warp's own affair.
 // What they load together is the warp's, not a lane's, unless one lane is all that executes.
 static int generic_access(const Context *context, const LogEntry *entry, int write, int global, int together) {
   Agent *agent = context->agent;
@@ -100,14 +100,37 @@ static int observe_one(const Context *context, const LogEntry *entry) {
   }
 }
 
-int64_t log_observe(const Context *context, const LogEntry *log, int64_t first, int64_t end) {
-  while (first < end && observe_one(context, &log[first])) first++;
+// What is not in order at once, or strong.
+static int observe_whole(const Context *context, const LogEntry *entry, Ask *ask) {
+  int32_t kind = entry->kind & ~(LOG_TOGETHER | LOG_STRONG);
+  int together = (entry->kind & LOG_TOGETHER) != 0;
+  uint32_t mask = together ? entry->mask & -entry->mask : entry->mask;
+  GenericAccess generic = {
+      .write = kind == LOG_SHARED_WRITE || kind == LOG_GLOBAL_WRITE, .strong = (entry->kind & LOG_STRONG) != 0,
+      .of_global = kind == LOG_GLOBAL_READ || kind == LOG_GLOBAL_WRITE, .nbytes = entry->argument & 255,
+      .instruction = entry->instruction, .lane = mask == entry->mask ? __builtin_ctz(mask) : -1, .each = !together,
+      .mask = entry->mask,
+  };
+  generic.count = take_lanes(mask, entry->addresses, generic.addresses, generic.lanes);
+  if (!generic_whole(context, &generic, ask, entry)) return 0;
+  Conflict conflict = {.entry = entry};
+  return !generic.strong || !ask(RACE_STRONG, &conflict);
+}
+
+int64_t log_observe(const Context *context, const LogEntry *log, int64_t first, int64_t end, void *callback) {
+  Ask *ask = NULL;
+  memcpy(&ask, &callback, sizeof ask);
+  for (; first < end; first++) {
+    if (observe_one(context, &log[first])) continue;
+    if (!ask || log[first].kind & LOG_TENSOR_LOAD) break;
+    if (!observe_whole(context, &log[first], ask)) return -1;
+  }
   return first;
 }
 
 int log_flush(Tables *t) {
   if (!t->context) return 0;
-  t->log_done = log_observe(t->context, t->log, t->log_done, t->log_used);
+  t->log_done = log_observe(t->context, t->log, t->log_done, t->log_used, NULL);
   if (t->log_done != t->log_used) return 0;
   t->log_done = t->log_used = 0;
   return 1;

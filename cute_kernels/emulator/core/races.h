@@ -41,9 +41,19 @@ int of_earlier_cluster(const Access *access, int32_t id);
 int access_check(const Access *access);
 void access_record(const Access *access);
 void access_note(const Access *access);
+// Splits a granule into bytes, which take over what is known of it. 0: there are no planes for that.
+int divide_granule(Shadow *shadow, int64_t granule);
 // Likewise for the lanes of a whole warp, whose places have one history: the plane where they are, or null.
 Plane *lanes_check(const Access *access, int64_t places[LANES]);
 void lanes_record(const Access *access, Plane *plane, const int64_t places[LANES], int32_t id);
+
+// Python is asked about an access; nonzero: it has raised.
+typedef int32_t Ask(int32_t what, Conflict *conflict);
+// --- conflicts.c ---
+
+// An access is compared with all earlier ones, and recorded; 0: Python has raised.
+int access_whole(const Access *access, Ask *ask, const LogEntry *entry);
+int generic_whole(const Context *context, const GenericAccess *generic, Ask *ask, const LogEntry *entry);
 
 // --- log.c ---
 

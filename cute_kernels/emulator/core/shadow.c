@@ -1,4 +1,4 @@
-// Shadow memory: whether every place of an access is in order, and its record. What shadow.py has for the general case.
+// Shadow memory: whether every place of an access is in order at once, and its record. conflicts.c has all cases.
 //
 // Any access that is not in order, or that needs a plane or more layers of readers than there is room for, leaves
 // everything as it is but for granules that are split into bytes, which says the same.
@@ -157,8 +157,7 @@ static void divide_plane(int32_t *bytes, const int32_t *granules, int64_t granul
   fill(bytes, granule * GRANULE, (granule + 1) * GRANULE, granules[granule]);
 }
 
-// Splits a granule into bytes, which take over what is known of it. 0: there are no planes for that.
-static int divide(Shadow *shadow, int64_t granule) {
+int divide_granule(Shadow *shadow, int64_t granule) {
   const Plane *from = &shadow->coarse;
   Plane *to = &shadow->fine;
   if (to->room < from->layer_count || (from->foreign && !to->foreign)) return 0;
@@ -180,7 +179,7 @@ static int row(const Access *access, Action action, int64_t start, int64_t lane,
   if ((start | count) & (GRANULE - 1)) {
     if (!shadow->fine.writes) return 0;
     for (int64_t granule = first; granule <= last; granule++)
-      if (!shadow->split[granule] && !divide(shadow, granule)) return 0;
+      if (!shadow->split[granule] && !divide_granule(shadow, granule)) return 0;
     return run(access, action, &shadow->fine, start, count, lane, id, met);
   }
   if (!shadow->split) return run(access, action, &shadow->coarse, first, count >> 4, lane, id, met);
@@ -314,6 +313,12 @@ static inline int64_t read_alike(const Access *access, int64_t i, const Met *met
   return i;
 }
 
+static int access_shadow(const Access *access) {
+  if (!access_check(access)) return 0;
+  access_record(access);
+  return 1;
+}
+
 // Reads of a tensor core: each row is checked and recorded at once. Python records rows before one that is not in order
 // again, under the same identity.
 static int pipelined_reads(const Access *access) {
@@ -326,12 +331,6 @@ static int pipelined_reads(const Access *access) {
     if (!row(access, CHECK, access->offsets[i], access->lane, id, &met)) return 0;
     row(access, READ, access->offsets[i], access->lane, id, &met);
   }
-}
-
-int64_t access_shadow(const Access *access) {
-  if (!access_check(access)) return 0;
-  access_record(access);
-  return 1;
 }
 
 int64_t access_pipelined(

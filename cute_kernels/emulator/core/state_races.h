@@ -24,6 +24,11 @@ typedef struct Private {
   PrivateClock entries[PRIVATE_COLUMNS];
 } Private;
 
+// Accesses of a warp that share an epoch beside those of `Agent`: strong loads by one lane and by several, strong stores
+// by an instruction, stores of all lanes to one place, weak and strong.
+enum { SPECIAL_READ, SPECIAL_LOADS, SPECIAL_STORE, SPECIAL_WHOLE, SPECIAL_WHOLE_STRONG, SPECIALS };
+typedef struct SpecialEpoch { int64_t clock, instruction, identity; } SpecialEpoch;
+
 // What is kept of a thread's bulk groups.
 enum { NO_GROUP = 4611686018427387903 };  // 2^62 - 1
 typedef struct BulkThread {
@@ -62,6 +67,7 @@ struct Agent {
   int32_t *scratch;      // a matrix for intermediate results
   int64_t changes;       // counts whatever changes the clocks, or those of single lanes
   int64_t loading, loaded, given;  // lanes that load together, their clock, and those that have arrived since
+  SpecialEpoch special[SPECIALS];
 };
 
 // What is kept of a warp by a synchronisation point. It may have waited for phase -1, the one before the first.
@@ -135,6 +141,7 @@ typedef struct LaunchRegions {
   LaunchRegion *regions;
   int64_t count;
   const uint8_t *non_coherent;  // of every instruction of the kernel, whether it is an ld.global.nc; or null
+  const uint8_t *stores;        // likewise a store
   int64_t first;                // first epoch of the launch
 } LaunchRegions;
 
@@ -156,7 +163,44 @@ typedef struct Access {
   const int32_t *read_known;    // a read: clocks by which it replaces others, or null
   int64_t read_column;
   int64_t unwritten;  // a read: no write may have this epoch or a later one; 0: any may
+  int64_t check;      // ACCESS_..
+  const Private *single;  // what the looking lane alone knows, or null
+  const uint8_t *stores;  // a strong store by `instruction`: which instructions are stores; or null
+  int64_t instruction;
 } Access;
+// What is compared: earlier writes, and of a write then earlier reads; the other way round; nothing, it is recorded.
+// ACCESS_FREED: as the first, and nothing is known of the places afterwards.
+enum { ACCESS_WRITES_FIRST, ACCESS_READS_FIRST, ACCESS_UNCHECKED, ACCESS_FREED };
+
+// Loads or stores through the generic proxy, at any addresses of shared or of global memory.
+typedef struct GenericAccess {
+  int64_t write, strong, of_global, nbytes, instruction;
+  int64_t identity;  // or 0: that of loads or stores of the warp
+  int64_t count, lane;  // one for all of them, -1: of the warp; or `each` its own
+  int64_t each, mask;
+  int64_t addresses[LANES], lanes[LANES];
+} GenericAccess;
+
+// What Python is asked while an access is compared and recorded; 0: it goes on.
+enum {
+  RACE_LATE, RACE_UNFENCED, RACE_UNWRITTEN,  // some earlier accesses are late: words
+  RACE_ABROAD,     // whether `identity`, of another cluster or launch, is known by a row of clocks: `answer`
+  RACE_LAYER, RACE_FOREIGN, RACE_BYTES, RACE_EPOCHS,  // for more room
+  RACE_ELSEWHERE,  // lanes access the shared memory of another CTA
+  RACE_STRONG      // an entry of the log may synchronise
+};
+typedef struct Conflict {
+  const Access *access;
+  int64_t unit;          // bytes of a place
+  int64_t count;
+  const int64_t *places, *lanes;  // lane -1: of the warp
+  const int32_t *before;          // identities
+  const uint8_t *late;
+  int64_t wrote;         // these are writes
+  const int32_t *known;
+  int64_t identity, answer;
+  const LogEntry *entry;  // that is worked off, or null
+} Conflict;
 
 // An access of a tcgen05 operation.
 typedef struct PipelinedAccess {
@@ -192,6 +236,7 @@ struct Context {
   Shadow *shadow, *tensor;  // of its CTA
   LaunchRegions *launch;
   int64_t floor;  // first epoch of the cluster
+  Shadow **all_shared;  // of every CTA of the cluster
 };
 
 // What the core logs: accesses of lanes. One that all lanes of the mask make together, with one address and one result,

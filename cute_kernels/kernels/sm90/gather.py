@@ -27,7 +27,7 @@ from cute_kernels.kernels.pipes import (
     this_cluster,
     warp_and_rank,
 )
-from cute_kernels.kernels.sm90.gemm_mma import GemmMma
+from cute_kernels.kernels.sm90.gemm_mma import COLUMN_GROUP, GemmMma, Numbers
 from cute_kernels.kernels.tiles import PatchOrder
 from cute_kernels.kernels.tma import (
     LINE_BYTES,
@@ -110,8 +110,6 @@ class GatherMma(GemmMma):
     order: PatchOrder
     grid: tuple[Int32, Int32] = (0, 0)
 
-    WAVES_DIFFER = True
-
     @property
     def activation(self) -> str:
         return "none"
@@ -144,8 +142,18 @@ class GatherMma(GemmMma):
         _, _, pieces, rows, images = plan.store_box
         return column, patch, piece // pieces, grid_row // rows, image // images
 
-    @cute.jit
+    def _ahead(self, place: tuple[Int32, ...], i: int) -> tuple[cute.Tensor | None, ...] | None:
+        region, wave = divmod(i, self.plan.waves)
+        columns = [(region * self._groups + j) * COLUMN_GROUP for j in range(self._groups)]
+        return tuple(self._table(place, wave, column) for column in columns)
+
     def _bias(
+        self, ahead: tuple[cute.Tensor | None, ...] | None, group: int, rows: Numbers, columns: Numbers
+    ) -> cute.Tensor | None:
+        return ahead[group]
+
+    @cute.jit
+    def _table(
         self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
     ) -> cute.Tensor | None:
         """Table values of the eight accumulators of one column group: two rows, of the same position or not."""

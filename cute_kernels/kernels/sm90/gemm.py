@@ -24,8 +24,8 @@ from cute_kernels.kernels.graph import sm90_gemm_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, clear_unloaded, tma_operand
 from cute_kernels.kernels.pipes import Sm90Pipe, allocate, begin, this_cluster, warp_and_rank
-from cute_kernels.kernels.sm90.gemm_mma import GemmMma, PartialSums, Residual, TransposedMma, sums_type
-from cute_kernels.kernels.tiles import GroupedOrder
+from cute_kernels.kernels.sm90.gemm_mma import GemmMma, KeptNumbers, PartialSums, Residual, TransposedMma, sums_type
+from cute_kernels.kernels.tiles import DividedOrder, tile_divisors
 from cute_kernels.kernels.tma import (
     Tma,
     WarpStaging,
@@ -84,6 +84,10 @@ class Sm90GemmKernel(GemmHost):
         a_tma = load_tma(a, k_major(self.dtype, a_box, 1), a_box, config.cluster_n)
         return tiled_mma, a_tma, load_tma(b, k_major(self.b_dtype, b_box, 1), b_box, config.cluster_m)
 
+    def divisors(self, m_tiles: Int32, n_tiles: Int32) -> tuple[cute.FastDivmodDivisorV2, ...]:
+        tiles = (n_tiles, m_tiles) if self.plan.config.transposed else (m_tiles, n_tiles)
+        return tile_divisors(*tiles, self.plan.config.group_m)
+
     def _operation(self) -> warpgroup.MmaOp:
         """WGMMA of 64 rows, the columns of a tile and 32 bytes of K."""
         shape = (64, self.plan.config.tile_n, self.plan.mma_k)
@@ -118,10 +122,10 @@ class Sm90GemmKernel(GemmHost):
         atoms = (args.a_atom, args.b_atom, args.out_atom)
         if cutlass.const_expr(plan.tma_residual):
             atoms += (args.residual_atom,)
-        begin(self.graph, warp == plan.load_warp, barriers, atoms)
+        begin(self.graph, warp == plan.load_warp, barriers, atoms, relaxed=plan.loaded_rows == config.tile_m)
 
         tiles = (args.n_tiles, args.m_tiles) if config.transposed else (args.m_tiles, args.n_tiles)
-        order = GroupedOrder(*tiles, args.batches, config.group_m, *this_cluster(plan))
+        order = DividedOrder(*tiles, args.batches, config.group_m, *this_cluster(plan), args.divisors)
         a_layout, b_layout = (
             k_major(dtype, (rows, plan.tile_k), config.stages)
             for dtype, rows in ((self.dtype, config.tile_m), (self.b_dtype, config.tile_n))
@@ -161,7 +165,7 @@ class Sm90GemmKernel(GemmHost):
                 row_bytes=plan.store_row_bytes,
             )
             if cutlass.const_expr(plan.store_warps > 1):
-                barrier = self.graph.named_barriers[plan.warpgroups].identifier + store_group
+                barrier = self._named_barrier("staged 0") + store_group
                 ring = group_staging(ring, warp % plan.store_warps, barrier, plan.store_warps)
             partials = None
             if cutlass.const_expr(config.split_k > 1):
@@ -185,7 +189,26 @@ class Sm90GemmKernel(GemmHost):
                 turn=self.graph.named_barriers[0].identifier,
                 addends=args.addends.loaded(),
                 residual=self._residual(args, pipes, ring, store_group),
+                kept=self._kept(more[-1:], group, thread),
             ).run()
+
+    def _named_barrier(self, name: str) -> int:
+        return next(barrier.identifier for barrier in self.graph.named_barriers if barrier.name == name)
+
+    def _kept(self, memory: list[cute.Pointer], group: Int32, thread: Int32) -> KeptNumbers | None:
+        """Numbers of the columns of this warpgroup's tiles, if there are any."""
+        plan = self.plan
+        if not plan.kept:
+            return None
+        own = group if plan.config.pingpong else 0
+        return KeptNumbers(
+            base=memory[0] + cute.assume(own * plan.kept_bytes, divby=plan.kept_bytes),
+            kinds=plan.kept,
+            count=plan.config.tile_n,
+            thread=thread if plan.config.pingpong else group * 128 + thread,
+            threads=128 * plan.warpgroups // plan.keeping_groups,
+            barrier=self._named_barrier("kept 0") + own,
+        )
 
     def _residual(
         self, args: DeviceArguments, pipes: dict[str, Sm90Pipe], ring: WarpStaging, group: Int32

@@ -5,12 +5,13 @@ What they add comes from the other CTAs of a split of K, from the bias, and from
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32
+from cutlass import Boolean, Float32, Int16, Int32
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from cute_kernels.kernels import ptx
@@ -184,6 +185,79 @@ class Residual:
         fetch(self.atom, self.source[(None, *block)], self.target[None, buffer], self.full + buffer)
 
 
+# --- numbers of a tile's columns in shared memory --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Factors and values of the bias for the rows of a wave, or for the columns of a column group; None: of nothing."""
+
+    factors: Sequence[Float32 | None] | cute.Tensor | None = None
+    biases: Sequence[Float32] | cute.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class KeptNumbers:
+    """FP32 numbers of the columns of a tile's WGMMAs: every warp needs all of them.
+
+    Loads from global memory stood before every store buffer, and their addresses took as long as the products.
+
+    Attributes:
+        base: where they are: those of a kind follow each other.
+        kinds: "scale" and "bias", in this order.
+        count: columns of a tile.
+        thread: index of this thread among those that share the numbers.
+        threads: how many they are.
+        barrier: named barrier of theirs.
+    """
+
+    base: cute.Pointer
+    kinds: tuple[str, ...]
+    count: int
+    thread: Int32
+    threads: int
+    barrier: Int32
+
+    @property
+    def columns(self) -> list[Int32]:
+        """Columns whose numbers this thread loads."""
+        return [self.thread + first for first in range(0, self.count, self.threads)]
+
+    def _place(self, kind: str, column: Int32) -> cute.Pointer:
+        return cute.recast_ptr(self.base, dtype=Float32) + self.kinds.index(kind) * self.count + column
+
+    def write(self, numbers: list[list[Float32]], waits: bool) -> None:
+        """Writes what this thread has loaded; afterwards all may read.
+
+        Args:
+            numbers: by kind and column.
+            waits: until nobody reads those of the tile before. Otherwise all have come here since by another barrier.
+        """
+        if waits:
+            self._synchronise()
+        for kind, values in zip(self.kinds, numbers, strict=True):
+            for column, value in zip(self.columns, values, strict=True):
+                self._write(self._place(kind, column), value, column < self.count)
+        self._synchronise()
+
+    @cute.jit
+    def _write(self, target: cute.Pointer, value: Float32, exists: Boolean) -> None:
+        if exists:
+            cute.make_tensor(target, cute.make_layout(1))[0] = value
+
+    def _synchronise(self) -> None:
+        cute.arch.barrier(barrier_id=self.barrier, number_of_threads=self.threads)
+
+    @cute.jit
+    def read(self, kind: cutlass.Constexpr[str], column: Int32) -> cute.Tensor:
+        """Numbers of two columns from an even one on, and of the two that are eight columns on."""
+        values = cute.make_rmem_tensor(cute.make_layout((2, 2)), Float32)
+        for half in cutlass.range_constexpr(2):
+            source = self._place(kind, cute.assume(column + half * 8, divby=2))
+            cute.autovec_copy(cute.make_tensor(source, cute.make_layout(2)), values[None, half])
+        return cute.make_tensor(values.iterator, cute.make_layout(4))
+
+
 # --- consumer warpgroup: operand stages -> WGMMA accumulators -> bias, rounding, store buffers, TMA ------------------
 
 
@@ -194,7 +268,7 @@ LINE_BYTES = 128
 """Bytes of a cache line."""
 
 LOADED_GROUPS = 4
-"""Column groups whose addends are in registers at a time: 64 columns, half of a store buffer of 8 bits."""
+"""Column groups whose residual is in registers at a time: 64 columns, half of a store buffer of 8 bits."""
 
 COLUMN_GROUP = 16
 """Columns of which a thread has eight values: rows ``lane / 4`` and ``lane / 4 + 8``, columns ``lane % 4 * 2`` and the
@@ -239,7 +313,8 @@ class GemmMma:
     addends: Addends = Addends()
     residual: Residual | None = None
 
-    WAVES_DIFFER: ClassVar[bool] = False
+    kept: KeptNumbers | None = None
+
     TRANSPOSES: ClassVar[bool] = False
 
     @cute.jit
@@ -263,6 +338,7 @@ class GemmMma:
             released = state.clone()
             self._stage(accumulator, False, state)
             state.advance()
+            numbers = self._fetch_numbers(tile)
             self._fetch_residual(tile)
             for _ in cutlass.range(1, self.k_blocks, unroll=1):
                 self._stage(accumulator, True, state)
@@ -276,17 +352,19 @@ class GemmMma:
             if cutlass.const_expr(plan.config.pingpong):
                 state.advance(self.k_blocks)
             self.operands.stamps.mark(Phase.MMA)
-            # Coordinates and the first of the bias are there when the last WGMMAs are.
+            self._keep_numbers(numbers)
+            # Coordinates, numbers of rows and the first of a table are there when the last WGMMAs are.
             place = self._place(tile)
-            biases = self._biases(place, 0, 0)
+            rows = [self._row_numbers(place, wave) for wave in range(plan.waves)]
+            ahead = self._ahead(place, 0)
             warpgroup.wait_group(0)
             self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
             if cutlass.const_expr(self.partials is None):
-                self._store(accumulator, place, biases, phase)
+                self._store(accumulator, place, rows, ahead, phase)
             else:
                 if self.partials.slice == self.partials.finisher:
                     self.partials.receive(phase)
-                    self._store(accumulator, place, biases, phase)
+                    self._store(accumulator, place, rows, ahead, phase)
                     self.partials.release()
                 else:
                     self.partials.send(accumulator, phase)
@@ -325,44 +403,51 @@ class GemmMma:
 
     @cute.jit
     def _store(
-        self, accumulator: cute.Tensor, place: tuple[Int32, ...], biases: tuple[cute.Tensor | None, ...], phase: Int32
+        self,
+        accumulator: cute.Tensor,
+        place: tuple[Int32, ...],
+        rows: list[Numbers],
+        ahead: tuple[cute.Tensor | None, ...] | None,
+        phase: Int32,
     ) -> None:
         """Finishes, stages and stores one tile; returns as soon as the last TMA store is issued.
 
-        A bias is loaded a store buffer ahead. Waves of a region follow each other, so that they share it unless
-        ``WAVES_DIFFER``. ``phase`` is the parity of the tile's number.
+        Waves of a region follow each other. ``phase`` is the parity of the tile's number.
         """
         plan, config = self.plan, self.plan.config
         groups, dtype = self._groups, ELEMENT_TYPES[plan.problem.out_dtype]
-        row_factors = [self._row_factors(place, wave) for wave in range(plan.waves)]
-        upcoming = biases
+        upcoming = ahead
+        regions = [i // plan.waves for i in range(plan.regions_per_tile)]
+        every = [(region * groups + j) * COLUMN_GROUP for region in regions for j in range(groups)]
+        upcoming_columns = self._column_numbers(every[0])
         for i in cutlass.range_constexpr(plan.regions_per_tile):
             region, wave = divmod(i, plan.waves)
             buffer = i % config.store_stages
-            biases = upcoming
-            next_region, next_wave = divmod(i + 1, plan.waves)
-            if cutlass.const_expr(i + 1 < plan.regions_per_tile and (next_wave == 0 or self.WAVES_DIFFER)):
-                upcoming = self._biases(place, next_region, next_wave)
+            ahead = upcoming
+            if cutlass.const_expr(i + 1 < plan.regions_per_tile):
+                upcoming = self._ahead(place, i + 1)
             for first in cutlass.range_constexpr(0, groups, LOADED_GROUPS):
                 # Of a buffer's first groups before the wait for it, which the loads may then overlap.
                 numbers = range(first, min(first + LOADED_GROUPS, groups))
                 columns = [(region * groups + j) * COLUMN_GROUP for j in numbers]
-                bias = biases if first == 0 else self._biases(place, region, wave, first)
                 residuals = [self._residual(place, wave, column) for column in columns]
-                scales = [self._scales(row_factors[wave], place, column) for column in columns]
                 if cutlass.const_expr(first == 0):
                     self.operands.stamps.mark(Phase.BUFFER)
                     self._await_buffer(i, phase)
                     self.operands.stamps.mark(Phase.MATH)
                 for j in cutlass.range_constexpr(len(columns)):
+                    # A group ahead: what is staged might be the same memory, for all that the assembler knows.
+                    of_columns, number = upcoming_columns, i * groups + first + j + 1
+                    if cutlass.const_expr(number < len(every)):
+                        upcoming_columns = self._column_numbers(every[number])
                     if cutlass.const_expr(self.residual is not None):
                         residuals[j] = self._staged_residual(buffer, first + j)
                     rounded = finish(
                         as_floats(self._sums(accumulator, wave, columns[j])),
-                        bias[j],
+                        self._bias(ahead, first + j, rows[wave], of_columns),
                         self.activation,
                         dtype,
-                        scale=scales[j],
+                        scale=self._scales(rows[wave], of_columns),
                         residual=residuals[j],
                         out_factor=self.addends.out_factor,
                     )
@@ -446,47 +531,82 @@ class GemmMma:
             row += self.warpgroup * plan.warpgroup_rows
         return row, (n_tile * config.cluster_n + self.rank_n) * config.tile_n, batch
 
-    def _biases(
-        self, place: tuple[Int32, ...], region: int, wave: int, first: int = 0
-    ) -> tuple[cute.Tensor | None, ...]:
-        """Values of the bias for the column groups of a store buffer that are finished together, from ``first`` on."""
-        groups = self._groups
-        numbers = range(first, min(first + LOADED_GROUPS, groups))
-        return tuple(self._bias(place, wave, (region * groups + j) * COLUMN_GROUP) for j in numbers)
-
-    def _bias(self, place: tuple[Int32, ...], wave: int, column: int) -> cute.Tensor | None:
-        """Values of the bias for the eight accumulators of the column group that begins at ``column`` of the tile."""
-        return self._load_bias(place[1] + column)
-
     def _rows(self, place: tuple[Int32, ...], wave: int) -> tuple[Int32, Int32]:
         """The two rows of a wave of which a thread has values."""
         row = place[0] + wave * 64 + self.thread % 32 // 4
         return row, row + 8
 
-    def _row_factors(self, place: tuple[Int32, ...], wave: int) -> list[Float32 | None]:
-        """Factors of both rows."""
-        if self.addends.scales is None:
-            return [None, None]
-        return [self.addends.row_factor(row, place[2]) for row in self._rows(place, wave)]
+    def _row_numbers(self, place: tuple[Int32, ...], wave: int) -> Numbers:
+        """Numbers of both rows of a wave."""
+        return Numbers([self.addends.row_factor(row, place[2]) for row in self._rows(place, wave)])
+
+    def _ahead(self, place: tuple[Int32, ...], i: int) -> tuple[cute.Tensor | None, ...] | None:
+        """Values of the bias for region ``i`` of a tile, where they are loaded a store buffer ahead."""
+        return None
 
     @cute.jit
-    def _scales(
-        self, row_factors: list[Float32 | None], place: tuple[Int32, ...], column: cutlass.Constexpr[int]
-    ) -> Float32 | cute.Tensor | None:
+    def _bias(
+        self,
+        ahead: tuple[cute.Tensor | None, ...] | None,
+        group: cutlass.Constexpr[int],
+        rows: Numbers,
+        columns: Numbers,
+    ) -> cute.Tensor | None:
+        """Values of the bias for the eight accumulators of a column group."""
+        if cutlass.const_expr(self.bias is None):
+            return None
+        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
+        for j in cutlass.range_constexpr(8):
+            values[j] = rows.biases[j // 2 % 2] if columns.biases is None else columns.biases[j // 4 * 2 + j % 2]
+        return values
+
+    @cute.jit
+    def _scales(self, rows: Numbers, columns: Numbers) -> Float32 | cute.Tensor | None:
         """Multipliers of the eight accumulators of a column group, or the call's number."""
         scales = self.addends.scales
         if cutlass.const_expr(scales is None or (scales.rows is None and scales.features is None)):
-            return row_factors[0]
+            return None if scales is None else scales.call
         values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
-        for half in cutlass.range_constexpr(2):
-            first = place[1] + column + half * 8 + self.thread % 4 * 2
-            columns = self.addends.column_factors(first, place[2], 2, self.plan.column_vector)
-            for row in cutlass.range_constexpr(2):
-                factors = multipliers(row_factors[row], columns)
-                for i in cutlass.range_constexpr(2):
-                    at = half * 4 + row * 2 + i
-                    values[at] = factors[i] if isinstance(factors, cute.Tensor) else factors
+        for j in cutlass.range_constexpr(8):
+            of_column = self._other_factor if columns.factors is None else columns.factors[j // 4 * 2 + j % 2]
+            of_row = None if rows.factors is None else rows.factors[j // 2 % 2]
+            values[j] = multipliers(of_row, of_column)
         return values
+
+    @property
+    def _other_factor(self) -> Float32 | None:
+        """The factor of all columns of a WGMMA, where they have none of their own."""
+        return None
+
+    # ---- numbers of a tile's columns, by shared memory -------------------------------------------------------------
+
+    @cute.jit
+    def _fetch_numbers(self, tile: Int32) -> list[list[Float32]]:
+        """Loads this thread's numbers of a tile, which come while the tensor cores work."""
+        if cutlass.const_expr(self.kept is None):
+            return []
+        place = self._place(tile)
+        return [[self._number(kind, place, column) for column in self.kept.columns] for kind in self.kept.kinds]
+
+    def _number(self, kind: str, place: tuple[Int32, ...], column: Int32) -> Float32:
+        """A factor or the bias of a column of a WGMMA."""
+        if kind == "bias":
+            return biases(self.bias, place[1] + column, 1, 1)[0]
+        return self.addends.column_factors(place[1] + column, place[2], 1, 1)[0]
+
+    @cute.jit
+    def _keep_numbers(self, numbers: list[list[Float32]]) -> None:
+        """Writes them to shared memory."""
+        if cutlass.const_expr(self.kept is not None):
+            self.kept.write(numbers, waits=not self.plan.config.pingpong)
+
+    def _column_numbers(self, column: int) -> Numbers:
+        """Numbers of a thread's four columns in a column group."""
+        kept = self.kept
+        if kept is None:
+            return Numbers()
+        first = column + self.thread % 4 * 2
+        return Numbers(*(kept.read(kind, first) if kind in kept.kinds else None for kind in ("scale", "bias")))
 
     @cute.jit
     def _prefetch_residual(self, tile: Int32) -> None:
@@ -520,18 +640,6 @@ class GemmMma:
         row, first_column, batch = place
         row_block = row // self.plan.store_rows + wave * (64 // self.plan.store_rows)
         return row_block, first_column // self.plan.store_columns + region, batch
-
-    @cute.jit
-    def _load_bias(self, column: Int32) -> cute.Tensor | None:
-        """Values of the eight accumulators of one column group; both rows have the same ones."""
-        if cutlass.const_expr(self.bias is None):
-            return None
-        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
-        for half in cutlass.range_constexpr(2):
-            pair = biases(self.bias, column + half * 8 + self.thread % 4 * 2, 2, self.plan.bias_vector)
-            for row in cutlass.range_constexpr(2):
-                values[half * 4 + row * 2], values[half * 4 + row * 2 + 1] = pair[0], pair[1]
-        return values
 
     @cute.jit
     def _staged_residual(self, buffer: cutlass.Constexpr[int], group: cutlass.Constexpr[int]) -> cute.Tensor:
@@ -609,7 +717,6 @@ class TransposedMma(GemmMma):
     of the accumulators are 16 rows of the output.
     """
 
-    WAVES_DIFFER: ClassVar[bool] = True
     TRANSPOSES: ClassVar[bool] = True
 
     @property
@@ -622,41 +729,22 @@ class TransposedMma(GemmMma):
         return feature, feature + 8
 
     @cute.jit
-    def _bias(
-        self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
-    ) -> cute.Tensor | None:
-        if cutlass.const_expr(self.bias is None):
-            return None
-        pair = [biases(self.bias, feature, 1, 1)[0] for feature in self._features(place, wave)]
-        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
-        for j in cutlass.range_constexpr(8):
-            values[j] = pair[j // 2 % 2]
-        return values
+    def _row_numbers(self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int]) -> Numbers:
+        """Numbers of both columns of the output."""
+        features, scales = self._features(place, wave), self.addends.scales
+        factors, added = None, None
+        if cutlass.const_expr(scales is not None and scales.features is not None):
+            factors = [self.addends.column_factors(feature, place[2], 1, 1)[0] for feature in features]
+        if cutlass.const_expr(self.bias is not None):
+            added = [biases(self.bias, feature, 1, 1)[0] for feature in features]
+        return Numbers(factors, added)
 
-    @cute.jit
-    def _row_factors(self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int]) -> list[Float32 | None]:
-        """Factors of both columns of the output."""
-        scales = self.addends.scales
-        if cutlass.const_expr(scales is None or scales.features is None):
-            return [None, None]
-        return [self.addends.column_factors(f, place[2], 1, 1)[0] for f in self._features(place, wave)]
+    def _number(self, kind: str, place: tuple[Int32, ...], column: Int32) -> Float32:
+        return self.addends.row_factor(place[1] + column, place[2])
 
-    @cute.jit
-    def _scales(
-        self, factors: list[Float32 | None], place: tuple[Int32, ...], column: cutlass.Constexpr[int]
-    ) -> Float32 | cute.Tensor | None:
-        scales = self.addends.scales
-        if cutlass.const_expr(scales is None):
-            return None
-        if cutlass.const_expr(scales.rows is None and scales.features is None):
-            return scales.call
-        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
-        for i in cutlass.range_constexpr(4):
-            row = place[1] + column + i // 2 * 8 + self.thread % 4 * 2 + i % 2
-            of_row = self.addends.row_factor(row, place[2])
-            for half in cutlass.range_constexpr(2):
-                values[i // 2 * 4 + half * 2 + i % 2] = multipliers(of_row, factors[half])
-        return values
+    @property
+    def _other_factor(self) -> Float32 | None:
+        return self.addends.scales.call
 
     def _block(self, place: tuple[Int32, ...], wave: int, region: int) -> tuple[Int32, ...]:
         row_block = place[1] // self.plan.store_rows + region

@@ -92,7 +92,7 @@ def calls(draw: st.DrawFn, config: GemmConfig) -> GemmArguments:
 
 
 @pytest.mark.parametrize("arch", CONFIGS)
-@settings(max_examples=examples(8, 150), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(6, 150), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_call_under_any_schedule(arch: str, data: st.DataObject) -> None:
     """Rows, columns and K end inside a tile, columns inside the 16 bytes of a row; every combination of addends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmConfig, Sm80GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from cute_kernels.emulator import Options
 from tests.emulator.cases import check
-from tests.emulator.gemm_inputs import make_gemm_case
-from tests.nightly import crossed, drawn, examples, nightly
+from tests.emulator.gemm_inputs import columns, make_gemm_case
+from tests.nightly import crossed, daily_or_all, drawn, drawn_together, examples, nightly
 
 FP8, INT8, UINT8 = torch.float8_e4m3fn, torch.int8, torch.uint8
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -32,24 +33,26 @@ POLICIES = ("eager", "lazy", "random")
 @settings(max_examples=examples(12, 200), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 300),
-    n=st.integers(1, 200),
+    n=columns(200),
     k=st.integers(9, 40).map(lambda i: 16 * i),
     batches=st.integers(1, 2),
-    in_dtype=st.sampled_from([FP8, INT8, UINT8, torch.bfloat16]),
-    out_dtype=drawn([torch.bfloat16, FP8], [*FLOATS, FP8]),
-    scales=st.sampled_from(["number", "row", "column", "row column", "pointer"]),
-    bias=st.booleans(),
-    activation=drawn(["none", "gelu_tanh"], ["none", "gelu_tanh", "silu"]),
-    residual=drawn([None, torch.bfloat16], [None, *FLOATS]),
-    config=st.sampled_from(CONFIGS),
+    kernel=drawn_together(
+        in_dtype=[FP8, INT8, UINT8, torch.bfloat16],
+        out_dtype=daily_or_all([torch.bfloat16, FP8], [*FLOATS, FP8]),
+        scales=["number", "row", "column", "row column", "pointer"],
+        bias=[True, False],
+        activation=daily_or_all(["none", "gelu_tanh"], ["none", "gelu_tanh", "silu"]),
+        residual=daily_or_all([None, torch.bfloat16], [None, *FLOATS]),
+        config=CONFIGS,
+    ),
     sm_count=st.sampled_from([2, 4, 132]),
     completion=st.sampled_from(POLICIES),
     seed=st.integers(0, 2**20),
 )
-def test_any_problem_under_any_schedule(completion: str, seed: int, out_dtype: torch.dtype, **facts) -> None:
-    """Rows, columns and K end inside a tile, columns inside the 16 bytes of a row; every combination of addends."""
-    out_scale = 0.05 if out_dtype is FP8 else None
-    case = make_gemm_case(seed=seed, out_dtype=out_dtype, out_scale=out_scale, **facts)
+def test_any_problem_under_any_schedule(completion: str, seed: int, kernel: dict[str, Any], **facts) -> None:
+    """Rows, columns and K end inside a tile, columns inside the 16 bytes of a row; every kind of addend."""
+    out_scale = 0.05 if kernel["out_dtype"] is FP8 else None
+    case = make_gemm_case(seed=seed, out_scale=out_scale, **kernel, **facts)
     check(case, Options(seed=seed, completion=completion, interleave="random"))
 
 
@@ -64,24 +67,27 @@ TRANSPOSED_CONFIGS = (
 @settings(max_examples=examples(8, 150), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 200),
-    n=st.integers(1, 300),
+    n=columns(300),
     k=st.integers(9, 40).map(lambda i: 16 * i),
     batches=st.integers(1, 2),
-    in_dtype=st.sampled_from([torch.bfloat16, FP8, INT8, UINT8]),
-    out_dtype=drawn([torch.bfloat16], [torch.bfloat16, torch.float16]),
-    scales=st.sampled_from(["", "row", "column", "row column", "pointer"]),
-    bias=st.booleans(),
-    activation=drawn(["none", "gelu_tanh"], ["none", "gelu_tanh", "silu"]),
-    residual=drawn([None, torch.bfloat16], [None, torch.bfloat16, torch.float16]),
-    config=st.sampled_from(TRANSPOSED_CONFIGS),
+    kernel=drawn_together(
+        in_dtype=[torch.bfloat16, FP8, INT8, UINT8],
+        out_dtype=daily_or_all([torch.bfloat16], [torch.bfloat16, torch.float16]),
+        scales=["", "row", "column", "row column", "pointer"],
+        bias=[True, False],
+        activation=daily_or_all(["none", "gelu_tanh"], ["none", "gelu_tanh", "silu"]),
+        residual=daily_or_all([None, torch.bfloat16], [None, torch.bfloat16, torch.float16]),
+        config=TRANSPOSED_CONFIGS,
+    ),
     sm_count=st.sampled_from([2, 4, 132]),
     completion=st.sampled_from(POLICIES),
     seed=st.integers(0, 2**20),
 )
-def test_any_problem_transposed(completion: str, seed: int, in_dtype: torch.dtype, scales: str, **facts) -> None:
+def test_any_problem_transposed(completion: str, seed: int, kernel: dict[str, Any], **facts) -> None:
     """Factors of rows are those of columns of the accumulators, and the other way round; so is the bias."""
-    scales = scales if in_dtype.itemsize == 1 else ""
-    case = make_gemm_case(seed=seed, in_dtype=in_dtype, scales=scales, **facts)
+    if kernel["in_dtype"].itemsize > 1:
+        kernel = kernel | {"scales": ""}
+    case = make_gemm_case(seed=seed, **kernel, **facts)
     check(case, Options(seed=seed, completion=completion, interleave="random"))
 
 

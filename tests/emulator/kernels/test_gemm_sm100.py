@@ -21,7 +21,7 @@ from cute_kernels.plan import Sm100GemmPlan
 from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 from tests.emulator.cases import Case, check
 from tests.emulator.exact_sums import emulate
-from tests.emulator.gemm_inputs import make_gemm_case
+from tests.emulator.gemm_inputs import columns, make_gemm_case
 from tests.nightly import by_day, drawn, examples, nightly
 
 POLICIES = ("eager", "lazy", "random")
@@ -72,7 +72,7 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
 @settings(max_examples=examples(6, 100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 560),
-    n=st.integers(1, 200),
+    n=columns(200),
     k=st.integers(1, 20).map(lambda i: 8 * i),
     batches=st.integers(1, 2),
     types=drawn([(torch.bfloat16, torch.bfloat16)], product(IN_DTYPES, OUT_DTYPES)),
@@ -93,7 +93,7 @@ def test_any_problem_under_any_schedule(types, completion, interleave, seed, **f
 @settings(max_examples=examples(6, 100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 700),
-    n=st.integers(1, 200),
+    n=columns(200),
     k=st.integers(1, 40).map(lambda i: 8 * i),
     batches=st.integers(1, 2),
     config=drawn([CLUSTERS[0], CLUSTERS[3]], CLUSTERS),

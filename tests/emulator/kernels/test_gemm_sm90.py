@@ -17,7 +17,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, IllegalAccess, SharedMemoryRace
 from tests.emulator.cases import Case, check
 from tests.emulator.exact_sums import emulate
-from tests.emulator.gemm_inputs import make_gemm_case
+from tests.emulator.gemm_inputs import columns, make_gemm_case
 from tests.nightly import by_day, drawn, examples, nightly
 
 POLICIES = ("eager", "lazy", "random")
@@ -88,7 +88,7 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
 @settings(max_examples=examples(6, 100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 400),
-    n=st.integers(1, 200),
+    n=columns(200),
     k=st.integers(1, 30).map(lambda i: 8 * i),
     batches=st.integers(1, 2),
     types=drawn([(torch.bfloat16, torch.bfloat16)], itertools.product(IN_DTYPES, OUT_DTYPES)),
@@ -107,7 +107,7 @@ def test_any_problem_under_any_schedule(types, completion, interleave, seed, **f
 @settings(max_examples=examples(4, 100), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 300),
-    n=st.integers(1, 150),
+    n=columns(150),
     k=st.integers(9, 50).map(lambda i: 8 * i),
     bias=drawn([True], [True, False]),
     out_dtype=drawn([torch.bfloat16], OUT_DTYPES),
@@ -276,6 +276,28 @@ def test_warps_that_store_together_wait_for_each_other() -> None:
     artifact = _edited(case, r"bar\.sync\s+%\w+, 128;")
     with pytest.raises((SharedMemoryRace, IllegalAccess), match=r"cp\.async\.bulk|uninitialised"):
         emulate(case.plan, case.tensors, Options(seed=1, interleave="random"), artifact=artifact)
+
+
+_SYNC = r"bar\.sync\s+(\d+, 256|%\w+, 128);"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "config"),
+    [
+        (_SYNC + rf"(?=[\s\S]*{_SYNC})", TOGETHER),
+        (_SYNC + rf"(?![\s\S]*{_SYNC})", TOGETHER),
+        (_SYNC, IN_TURN),
+    ],
+    ids=["overwritten", "not written", "not written, in turn"],
+)
+@pytest.mark.parametrize("bias", [False, True], ids=["factors", "bias"])
+def test_numbers_of_columns_that_warps_share(pattern: str, config: Sm90GemmConfig, bias: bool) -> None:
+    """Each warp reads what the others write: after they have, and before they write those of the next tile."""
+    scales = "" if bias else "column"
+    case = make_gemm_case(m=300, n=300, k=136, bias=bias, scales=scales, config=config, sm_count=2, seed=11)
+    assert case.plan.kept == (("bias",) if bias else ("scale",))
+    with pytest.raises((SharedMemoryRace, IllegalAccess)):
+        emulate(case.plan, case.tensors, artifact=_edited(case, pattern))
 
 
 def test_tf32_in_tiles_whose_columns_are_no_multiple_of_32() -> None:

@@ -28,6 +28,7 @@ from tests.emulator.gemm_inputs import make_gemm_case
 from tests.emulator.image_inputs import make_images_case
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.python_units import units
+from tests.nightly import examples
 
 # --- our kernels ----------------------------------------------------------------------------------------------------
 
@@ -124,7 +125,7 @@ def test_the_same_again_and_again():
     values = np.arange(CTAS * 32, dtype=np.uint32)
     content, report = outcome(body, Options(), values)
     out = aligned(values)
-    for turn in range(25):
+    for turn in range(examples(12, 50)):  # two to five processes, each three times by day
         options = Options(processes=2 + turn % 4)
         again, found = outcome(body, options, values, out=out)
         assert again == content and plain(found) == plain(report) and found.processes == options.processes

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from cute_kernels.emulator import GlobalMemory
 from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.state.smem import shared_address
 from cute_kernels.testing.ptx import aligned
 from tests.emulator.crew import Crew, complete_phase, state
@@ -88,15 +87,15 @@ class Watched:
         self.source = aligned(np.zeros(128, np.uint8))
         memory = GlobalMemory()
         memory.register_tensor(self.source, "source", writable=True)
-        self.crew = Crew([256, 256], [0, 1], memory, native=native, strict=strict)
+        self.crew = Crew([256, 256], [0, 1], memory, strict=strict)
         self.tracker = self.crew.tracker
         self.addresses = [shared_address(rank, 64) for rank in range(2)]
         for address in self.addresses:
             self.tracker.initialise(self.crew[0], address)
         self.region, self.origin = self.tracker.launch.shadow(0)
-        self.region.coarse.add_layer()  # the core records reads where there is one
+        self.region.coarse.expect_reads()  # the core records reads where there is one
         self.tables = STRUCTURES["Tables"]()
-        self.context = ShadowUnit().context(self.tracker, self.crew[0].agent)
+        self.context = self.tracker.context(self.crew[0].agent)
         self.tables.context = ctypes.addressof(self.context)
         self.text = self.tracker.epochs.text("a copy")
 

@@ -1,4 +1,4 @@
-"""The race detector of a cluster: what it knows, how it decides whether an access comes too early, what it says then.
+"""The race detector of a cluster: what it knows, and what it says of an access that the core finds too early.
 
 `races.tracker` and `races.points` have the accesses and the synchronisation that are checked with it.
 """
@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import bisect
+import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.errors import (
     EmulatorError,
     GlobalMemoryRace,
@@ -26,7 +29,7 @@ from cute_kernels.emulator.observe.races.earlier_accesses import place, suspects
 from cute_kernels.emulator.observe.races.exits import ExitChecks
 from cute_kernels.emulator.observe.races.happens_before import WARP_COLUMNS, Agent
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
-from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Part, Shadow, View, unordered
+from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, Plane, Shadow
 from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import Columns, Row, SyncPoint
 from cute_kernels.emulator.observe.races.tensor_memory import Operation, TensorRaces
@@ -35,7 +38,43 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.state.mbarrier import MBarriers
     from cute_kernels.emulator.state.warp import Warp
 
+LogEntry, Access = STRUCTURES["LogEntry"], STRUCTURES["Access"]
 _WEAK = "the synchronisation between them is relaxed, or its scope does not include both"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Places of one access that are of one plane.
+
+    Attributes:
+        plane: by granules or by bytes; None: of tensor memory.
+        unit: bytes of a place.
+        places, lanes: of each; lane -1: of the warp.
+        before: identities of earlier accesses.
+        late: which of them are not ordered before.
+    """
+
+    plane: Plane | None
+    unit: int
+    places: np.ndarray
+    lanes: np.ndarray
+    before: np.ndarray
+    late: np.ndarray
+
+    @staticmethod
+    def of(conflict: ctypes.Structure, access: ctypes.Structure, shadow: Shadow | None) -> Part:
+        """Copies of what the core tells of."""
+        arrays = (
+            _array(getattr(conflict, name), conflict.count, dtype).copy()
+            for name, dtype in (("places", np.int64), ("lanes", np.int64), ("before", np.int32), ("late", np.bool_))
+        )
+        plane = None if shadow is None else shadow.fine if conflict.unit == 1 else shadow.coarse
+        return Part(plane, conflict.unit, *arrays)
+
+
+def _array(address: int, count: int, dtype: type[np.generic]) -> np.ndarray:
+    """Items that are at a host address."""
+    return np.frombuffer((ctypes.c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address), dtype)
 
 
 class RaceChecks:
@@ -61,18 +100,23 @@ class RaceChecks:
         self.columns = Columns(warps * (WARP_COLUMNS + 3) + 64)
         self.shared = [Shadow(size, by_bytes=True) for size in sizes]
         self.tensor = TensorRaces(self)
-        self.unit = ShadowUnit()  # the core's part of the detector, which is asked first
+        self.all_shared = np.array([shadow.address for shadow in self.shared], np.int64)
+        self.unit = ShadowUnit(self.epochs, self._found, self._asked)
+        self.looking: Agent | Operation | None = None  # who makes the access that the core looks at
+        self.stand: Callable[[ctypes.Structure], None] | None = None  # where it was made: an entry of the log
         for plane in (*(shadow.coarse for shadow in self.shared), *self.tensor.planes):
-            plane.add_layer()  # of shared and tensor memory almost every place is read
+            plane.expect_reads()  # of shared and tensor memory almost every place is
         self.points: dict[int, SyncPoint] = {}
         self.locations: dict[tuple[str, int], SyncPoint] = {}
         self.floor = len(self.epochs)
         launch.floors.append(self.floor)
+        launch.track_all()
         self.abroad = Abroad(self.columns, launch, self.floor)
         self._serials: dict[int, int] = {}
         self.exits = ExitChecks(self.columns, self.ranks, strict)
         self._predecessor = self.columns.named("the launch before")
         self.agents: list[Agent] = []
+        self._contexts: dict[Agent, ctypes.Structure] = {}
         self._begun: set[tuple[int, int]] = set()  # warps, by their columns, and CTAs that they know to have begun
         self.agent: Agent | None = None
         self.barriers: MBarriers | None = None  # for reports
@@ -98,32 +142,58 @@ class RaceChecks:
         """griddepcontrol.wait: the launch before is over, and what it wrote is visible."""
         agent.complete(self._predecessor, 1)
 
-    # --- decisions ----------------------------------------------------------------------------------------------------
+    # --- what the core asks -------------------------------------------------------------------------------------------
 
-    def _known_abroad(self, before: np.ndarray, late: np.ndarray, known: np.ndarray) -> bool:
-        """Takes out of ``late`` the accesses of the launch before, if it is known to be over, and those of other
-        clusters that were released to this one. True if none is left.
+    def _found(self, address: int) -> Shadow | Plane:
+        """The shadow, or the plane of tensor memory, that is there."""
+        known = (*self.shared, *self.tensor.planes, *self.launch.regions.values())
+        return next(one for one in known if one.address == address)
+
+    def _asked(self, what: int, conflict: ctypes.Structure) -> None:
+        if conflict.entry and self.stand is not None:
+            self.stand(LogEntry.from_address(conflict.entry))
+        if what == CONSTANTS["RACE_STRONG"]:
+            self.ordered(LogEntry.from_address(conflict.entry))
+            return
+        access = Access.from_address(conflict.access)
+        if what == CONSTANTS["RACE_ELSEWHERE"]:
+            self.elsewhere(conflict)
+        elif what == CONSTANTS["RACE_ABROAD"]:
+            known = _array(conflict.known, access.width, np.int32)
+            conflict.answer = self._is_known_abroad(conflict.identity, known)
+        elif access.grain == GRANULE:
+            part = Part.of(conflict, access, self._found(access.shadow))
+            self._report_late(what, part, access, "wrote" if conflict.wrote else "read")
+        else:
+            rank = [plane.address for plane in self.tensor.planes].index(access.shadow)
+            self.tensor.report_late(rank, Part.of(conflict, access, None), access, conflict.wrote)
+
+    def _is_known_abroad(self, identity: int, known: np.ndarray) -> bool:
+        """Whether an access is one of the launch before, which is known to be over, or one of another cluster that was
+        released to this one.
         """
-        if known[self._predecessor]:
-            late &= before >> LANE_BITS >= self.launch.first
-        abroad = self.abroad.known(known) if late.any() else {}
-        for identity in np.unique(before[late]).tolist() if abroad else ():
-            number = identity >> LANE_BITS
-            floors = self.launch.floors
-            row = abroad.get(floors[bisect.bisect_right(floors, number) - 1])
-            column = int(self.epochs.columns[number]) + self.epochs.lane(identity)
-            if row is not None and column < len(row) and self.epochs.clocks[number] <= row[column]:
-                late &= before != identity
-        return not late.any()
+        number, floors = identity >> LANE_BITS, self.launch.floors
+        if known[self._predecessor] and number < self.launch.first:
+            return True
+        row = self.abroad.known(known).get(floors[bisect.bisect_right(floors, number) - 1])
+        column = int(self.epochs.columns[number]) + self.epochs.lane(identity)
+        return row is not None and column < len(row) and bool(self.epochs.clocks[number] <= row[column])
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
-    def _check(
-        self, part: Part, before: np.ndarray, view: View, rank: int, who: Agent | Operation, verb: str, earlier: str
-    ) -> None:
-        late = self._late(before, view, who)
-        if late is None:
-            return
+    def _report_late(self, what: int, part: Part, access: ctypes.Structure, earlier: str) -> None:
+        shadows = [shadow.address for shadow in self.shared]
+        rank = shadows.index(access.shadow) if access.shadow in shadows else -1
+        verb = "writes" if access.write else "reads"
+        if what == CONSTANTS["RACE_UNWRITTEN"]:
+            self._not_coherent(part)
+        elif what == CONSTANTS["RACE_UNFENCED"]:
+            self._missing_fence(part, rank, self.looking, verb, earlier)
+        else:
+            self._late(part, access.floor, rank, verb, earlier)
+
+    def _late(self, part: Part, floor: int, rank: int, verb: str, earlier: str) -> None:
+        before, late, who = part.before, part.late, self.looking
         index = int(np.argmax(late))
         identity = int(before[index])
         number = identity >> LANE_BITS
@@ -132,18 +202,18 @@ class RaceChecks:
         hint = "it belongs to another cluster"
         if number < self.launch.first:
             hint = "no griddepcontrol.wait is executed before, so that the launches may overlap"
-        elif number >= view.floor:
+        elif number >= floor:
             hint = self._hint(who.clocks, column, int(self.epochs.clocks[number]))
         if isinstance(who, Agent):
             name = f"a {'store' if verb == 'writes' else 'load'} of {name}"
         kind: type[Race] = GlobalMemoryRace if rank < 0 else SharedMemoryRace
         where = self._where(part, late & (before == identity), rank)
         other = self.side(identity, earlier, "global" if rank < 0 else "shared", part.unit)
-        fault = Conflict(self.epochs, self.launch.first, self.agents, who, view, verb, hint == _WEAK)
+        fault = Conflict(self.epochs, self.launch.first, self.agents, who, verb, part.lanes, floor, hint == _WEAK)
         error = kind(
             f"{name} {verb} {where}, which the {other.what} {earlier} before{place(other.instructions)}, and nothing "
             f"orders the two: {hint}"
-        ).know(**fault.facts(before, late, number, other), memory=self._memory(part, late, before, number, rank))
+        ).know(**fault.facts(before, late, number, other), memory=self._memory(part, number, rank))
         self.report(error)
 
     def side(self, identity: int, verb: str, space: str, unit: int = 1) -> Side:
@@ -153,24 +223,8 @@ class RaceChecks:
         name = WarpName.of(label)
         return Side(verb, tuple(found), str(name) if name is not None else "", what=label)
 
-    def _late(self, before: np.ndarray, view: View, who: Agent | Operation) -> np.ndarray | None:
-        """Which of the accesses ``before`` are not ordered before one of ``who``: boolean array, None when all are."""
-        late = unordered(self.epochs, before, view)
-        if late is None or (view.floor and self._known_abroad(before, late, view.known)):
-            return None
-        if who.private:
-            # What the looking lane itself has waited for.
-            numbers = before >> LANE_BITS
-            for column, (lane, clock) in who.private.items():
-                known = (self.epochs.columns[numbers] == column) & (self.epochs.clocks[numbers] <= clock)
-                late &= ~(known & (view.lanes == lane) & (numbers >= view.floor))
-        return late if late.any() else None
-
-    def _check_unwritten(self, part: Part, before: np.ndarray, agent: Agent) -> None:
-        """A load of global memory: ld.global.nc is for memory that nobody writes while the kernel runs."""
-        late = before >> LANE_BITS >= self.launch.first
-        if not late.any() or agent.executing() not in self.launch.non_coherent:
-            return
+    def _not_coherent(self, part: Part) -> None:
+        before, late, agent = part.before, part.late, self.looking
         identity = int(before[int(np.argmax(late))])
         other, number = self.side(identity, "wrote", "global", part.unit), identity >> LANE_BITS
         error = GlobalMemoryRace(
@@ -182,17 +236,15 @@ class RaceChecks:
             "non-coherent-load",
             side=Side("reads", (), agent.label),
             other=other,
-            memory=self._memory(part, late, before, number, -1),
+            memory=self._memory(part, number, -1),
         )
         self.report(error)
 
-    def _missing_fence(
-        self, part: Part, before: np.ndarray, late: np.ndarray, rank: int, operation: Operation, verb: str = "reads",
-        earlier: str = "wrote",
-    ) -> None:  # fmt: skip
+    def _missing_fence(self, part: Part, rank: int, operation: Operation, verb: str, earlier: str) -> None:
+        before, late = part.before, part.late
         identity = int(before[int(np.argmax(late))])
         other = self.side(identity, earlier, "global" if rank < 0 else "shared", part.unit)
-        fault = Conflict(self.epochs, self.launch.first, self.agents, operation, None, verb)
+        fault = Conflict(self.epochs, self.launch.first, self.agents, operation, verb)
         number = identity >> LANE_BITS
         error = ProxyFenceMissing(
             f"{self.epochs.label(operation.identity)} {verb} {self._where(part, late & (before == identity), rank)}, "
@@ -202,13 +254,13 @@ class RaceChecks:
             "proxy-fence" if verb == "reads" else "proxy-reuse",
             side=fault.side(None),
             other=fault.earlier(before, late, number, other),
-            memory=self._memory(part, late, before, number, rank),
+            memory=self._memory(part, number, rank),
         )
         self.report(error)
 
-    def _memory(self, part: Part, late: np.ndarray, before: np.ndarray, number: int, rank: int) -> Memory:
+    def _memory(self, part: Part, number: int, rank: int) -> Memory:
         """Memory of all lanes of the earlier access, like `_where`."""
-        start, nbytes = self._range(part, late & (before >> LANE_BITS == number))
+        start, nbytes = self._range(part, part.late & (part.before >> LANE_BITS == number))
         if rank >= 0:
             return Memory("shared", start, nbytes, rank)
         name, byte, _ = self.launch.array(part.plane, start)
@@ -223,8 +275,7 @@ class RaceChecks:
 
     def _range(self, part: Part, chosen: np.ndarray) -> tuple[int, int]:
         """Offset and number of bytes of it."""
-        numbers = np.flatnonzero(chosen)
-        places = numbers + part.where.start if isinstance(part.where, slice) else np.unique(part.where[numbers])
+        places = np.unique(part.places[chosen])
         gaps = np.flatnonzero(np.diff(places) != 1)
         count = int(gaps[0]) + 1 if len(gaps) else len(places)
         return int(places[0]) * part.unit, count * part.unit

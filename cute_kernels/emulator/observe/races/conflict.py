@@ -11,7 +11,7 @@ import numpy as np
 
 from cute_kernels.emulator.facts import Side
 from cute_kernels.emulator.observe.races.happens_before import LANES, Agent
-from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Epochs, View
+from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Epochs
 from cute_kernels.emulator.observe.races.tensor_memory import Operation
 
 
@@ -24,8 +24,9 @@ class Conflict:
         first: first epoch of this launch.
         agents: warps of the cluster.
         who: makes the later access.
-        view: how it looks at earlier ones; None: the lanes of the later access are not known.
         verb: "reads" or "writes".
+        lanes: of the later access, by place; None: they are not known.
+        floor: epochs below are of clusters that ran before.
         weak: the accesses are synchronised, but by relaxed operations or at too narrow a scope.
     """
 
@@ -33,8 +34,9 @@ class Conflict:
     first: int
     agents: Sequence[Agent]
     who: Agent | Operation
-    view: View | None
     verb: str
+    lanes: np.ndarray | None = None
+    floor: int = 0
     weak: bool = False
 
     def facts(self, before: np.ndarray, late: np.ndarray, number: int, other: Side) -> dict[str, Any]:
@@ -70,14 +72,14 @@ class Conflict:
         return dataclasses.replace(other, lanes=tuple(lanes))
 
     def _lanes(self, chosen: np.ndarray | None) -> tuple[int, ...]:
-        if self.view is None or chosen is None:
+        if self.lanes is None or chosen is None:
             return ()
-        lanes = np.unique(np.broadcast_to(self.view.lanes, chosen.shape)[chosen]).tolist()
+        lanes = np.unique(self.lanes[chosen]).tolist()
         return () if lanes[0] < 0 else tuple(lanes)
 
     def _own_warp(self, number: int) -> bool:
         """Whether the earlier access is one of a lane of the same warp."""
-        if not isinstance(self.who, Agent) or self.view is None or number < max(self.first, self.view.floor):
+        if not isinstance(self.who, Agent) or self.lanes is None or number < max(self.first, self.floor):
             return False  # a warp of another cluster has the columns of this cluster's of the same number
         return 0 <= int(self.epochs.columns[number]) - self.who.base < LANES
 

@@ -24,7 +24,7 @@ PTX has more than one kind of order, so a warp keeps one row of clocks per kind 
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -144,8 +144,6 @@ class Agent:
             self.words[_AT[name]] = value
         self.words[_FENCED_ORDER] = -1
         self.inits = 0
-        #: Of the accesses that have no word of their own: clock and identity.
-        self.identities: dict[Hashable, tuple[int, int]] = {}
         self._locate()
 
     def _locate(self) -> None:

@@ -17,6 +17,7 @@ from cute_kernels.emulator.observe.races.launch_accesses import (
     Span,
 )
 from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, STRONG, Epochs, Plane, Shadow
+from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.observe.races.abroad import Knowledge
@@ -27,8 +28,8 @@ Region = tuple[int, int]
 """First address and bytes."""
 
 #: Words of a row of `LaunchShadow`'s table of regions, a `LaunchRegion` of the core.
-_TRACKED, _REGION_WORDS = words("LaunchRegion")["tracked"], word_count("LaunchRegion")
-_NON_COHERENT, _FIRST = (words("LaunchRegions")[name] for name in ("non_coherent", "first"))
+_REGION_WORDS = word_count("LaunchRegion")
+_NON_COHERENT, _STORES, _FIRST = (words("LaunchRegions")[name] for name in ("non_coherent", "stores", "first"))
 
 
 @dataclass
@@ -73,22 +74,30 @@ class LaunchShadow:
         self.makes_maps = flow.kernel.makes_maps
         self._flags = np.zeros(len(flow.kernel.instructions), np.uint8)
         self._flags[list(self.non_coherent)] = 1
+        self._stores = np.array([one.parts[0] == "st" for one in flow.kernel.instructions], np.uint8)
         self.block[_NON_COHERENT] = self._flags.ctypes.data if self.non_coherent else 0
+        self.block[_STORES] = self._stores.ctypes.data
         self.block[_FIRST] = self.first
-        self._tabulate()
-        for index in range(len(self._table)):
-            self.shadow(index)
+        self.track_all()
+
+    def track_all(self) -> None:
+        """All memory that may be written has a shadow, of which the core knows."""
+        regions = self.memory.regions()
+        if len(self._table) == len(regions):
+            return
+        rows = []
+        for index, region in enumerate(regions):
+            origin, nbytes, writable = self.memory.region_bounds(index)
+            shadow = self.regions.setdefault((origin, nbytes), Shadow(nbytes, bounded=True)) if writable else None
+            rows.append((region.start, region.end, writable, 0 if shadow is None else shadow.address, origin))
+        self._table = np.array(rows, np.int64).reshape(-1, _REGION_WORDS)
+        self.block[:2] = self._table.ctypes.data, len(rows)
 
     def shadow(self, index: int) -> tuple[Shadow, int] | None:
         """The shadow of a region of the memory and its first address; None for memory that is only read."""
+        self.track_all()
         origin, nbytes, writable = self.memory.region_bounds(index)
-        if not writable:
-            return None
-        key = (origin, nbytes)
-        if key not in self.regions:
-            self.regions[key] = Shadow(nbytes, bounded=True)
-        self._note(index, self.regions[key], origin)
-        return self.regions[key], origin
+        return (self.regions[origin, nbytes], origin) if writable else None
 
     def place(self, plane: Plane, offset: int) -> str:
         """Where an offset in the plane of a region is, for reports: ``"byte 12 of out (256 bytes)"``."""
@@ -105,17 +114,6 @@ class LaunchShadow:
             if self.memory.region_bounds(index)[:2] == bounds and region.start <= bounds[0] + offset < region.end
         )
         return region.name, byte, region.end - region.start
-
-    def _note(self, index: int, shadow: Shadow, origin: int) -> None:
-        self._tabulate()
-        self._table[index, _TRACKED:] = shadow.address, origin
-
-    def _tabulate(self) -> None:
-        regions = self.memory.regions()
-        if len(self._table) != len(regions):
-            rows = [(r.start, r.end, r.writable, 0, 0) for r in regions]
-            self._table = np.array(rows, np.int64).reshape(-1, _REGION_WORDS)
-            self.block[:2] = self._table.ctypes.data, len(regions)
 
     def successor(self) -> LaunchShadow:
         """For a launch that may begin before this one is over: who accessed what becomes "the launch before"."""
@@ -136,12 +134,9 @@ class LaunchShadow:
     def _adopt(self, span: Span, epochs: Epochs, weak: int, strong: int) -> None:
         """Records what was done to a span, by these identities."""
         shadow = self.regions.setdefault(span.region, Shadow(span.region[1], bounded=True))
+        core = ShadowUnit(epochs, lambda address: shadow)
         for runs, unit in ((span.granules, GRANULE), (span.single, 1)):
             codes = runs.expand() if runs is not None else np.zeros(0, np.uint8)
             for code, identity in ((WRITTEN, weak), (STRONGLY_WRITTEN, strong), (READ, weak), (STRONG_READ, strong)):
                 places = span.start + unit * np.flatnonzero(codes & code)
-                for part in shadow.parts(places, unit) if len(places) else ():
-                    if code & WRITES:
-                        part.plane.set_write(part.where, identity)
-                    else:
-                        part.plane.add_read(part.where, identity, epochs, None, 0)
+                core.note(shadow, places, unit, identity, bool(code & WRITES))

@@ -81,7 +81,7 @@ def watch(
         return
     tracker.generic(warp, lane_vector(mask), space, addresses, nbytes, write, strength is not None)
     if strength is not None:
-        tracker.strong(warp, mask, space, addresses.tolist(), *strength)
+        tracker.strong(warp.agent, mask, space, addresses.tolist(), *strength)
 
 
 def watch_uniform(
@@ -94,7 +94,7 @@ def watch_uniform(
     lanes = mask.bit_length() - 1 if mask & (mask - 1) == 0 else -1
     tracker.generic(warp, lanes, space, np.array([address], np.int64), nbytes, write, strength is not None)
     if strength is not None:
-        tracker.strong(warp, mask, space, [address], *strength)
+        tracker.strong(warp.agent, mask, space, [address], *strength)
 
 
 def enter(warp: Warp, lane: int) -> None:

@@ -92,9 +92,8 @@ class PointRaces(RaceChecks):
 
     # --- strong operations on memory ----------------------------------------------------------------------------------
 
-    def strong(self, warp: Warp, mask: int, space: str, addresses: list[int], acquire: Any, release: Any) -> None:
+    def strong(self, agent: Agent, mask: int, space: str, addresses: list[int], acquire: Any, release: Any) -> None:
         """Accesses that may synchronise; ``acquire`` and ``release`` are their `Order`, or None without that half."""
-        agent = warp.agent
         for address in dict.fromkeys(addresses):
             key = (space, address)
             point = self.locations.get(key)

@@ -1,4 +1,4 @@
-"""Shadow memory: who wrote and who read every place last, checked against vector clocks a whole access at a time.
+"""Shadow memory: who wrote and who read every place last, which the core compares with clocks (``core/conflicts.c``).
 
 A place remembers the identity of an access, an int32: the number of its epoch in `Epochs` (column and clock, see
 `happens_before`) and in the five lowest bits the lane. Accesses of 16 aligned bytes, nearly all there are, are kept per
@@ -13,7 +13,6 @@ import math
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
 GRANULE, LANE_BITS, _NAMES = CONSTANTS["GRANULE"], CONSTANTS["LANE_BITS"], CONSTANTS["NAMES"]
 GENERIC, STRONG = CONSTANTS["GENERIC"], CONSTANTS["STRONG"]  # kinds of accesses, see `Epochs.generic`
 _LANE_MASK = (1 << LANE_BITS) - 1
-_LOADS = CONSTANTS["COLUMN_LOADS"]
 
 
 _MAPPED_BYTES = 1 << 16
@@ -54,7 +52,7 @@ class Rows:
 
 
 _EPOCHS, _SHADOW, _PLANE = words("Epochs"), words("Shadow"), words("Plane")
-_LAYERS = 16  # that the core may add to planes of at most so many bytes each; of larger ones Python does
+_LAYERS = 16  # for which there is room at once in planes of at most so many bytes each
 _MOST_BYTES = 1 << 20
 _COUNT, _CAPACITY = _EPOCHS["count"], _EPOCHS["capacity"]
 
@@ -155,77 +153,6 @@ class Epochs:
         return identity & _LANE_MASK
 
 
-@dataclass
-class View:
-    """Who looks: what is known, and which columns are its own.
-
-    Attributes:
-        known: int32 [columns].
-        own: first of 32 columns of which column ``own + lane`` is the looking lane itself; -1: none.
-        lanes: lane per place, or one lane for all; -1: none.
-        exempt: one more column that is in order with the access; with it, where there are ``own`` columns, the loads of
-            several lanes.
-        floor: epochs below are of clusters that ran before: nothing is known of them but ``foreign``.
-        strong: the access is a strong operation, which does not race with strong operations.
-    """
-
-    known: np.ndarray
-    own: int = -1
-    lanes: Any = -1
-    exempt: int = -1
-    floor: int = 0
-    strong: bool = False
-
-    def exempts(self, column: Any) -> Any:
-        """Whether accesses of a column (of each of several) are in order because of `exempt`."""
-        own = self.own >= 0 and self.exempt >= 0
-        return (column == self.exempt) | (own & (column == self.own + _LOADS))
-
-
-def unordered(epochs: Epochs, identities: np.ndarray, view: View) -> np.ndarray | None:
-    """Which of the accesses did not happen before: boolean array of the same shape, None when all did."""
-    if not identities.size:
-        return None
-    first = int(identities.flat[0])
-    if (identities == first).all():
-        if not first:
-            return None
-        number = first >> LANE_BITS
-        column = int(epochs.columns[number]) + (first & _LANE_MASK)
-        if number >= view.floor:
-            if epochs.clocks[number] <= view.known[column] or view.exempts(column):
-                return None
-            if view.own >= 0 and np.all(column - view.own == view.lanes):
-                return None
-        if view.strong and epochs.generic[number] == STRONG:
-            return None
-        if view.own < 0 or number < view.floor:
-            return np.ones(identities.shape, bool)
-    numbers = identities >> LANE_BITS
-    columns = epochs.columns[numbers] + (identities & _LANE_MASK)
-    foreign = None
-    if view.floor:
-        foreign = (numbers < view.floor) & (numbers > 0)
-        if foreign.any():
-            columns = np.where(foreign, 0, columns)
-        else:
-            foreign = None
-    late = epochs.clocks[numbers] > view.known[columns]
-    if foreign is not None:
-        late |= foreign
-    if not late.any():
-        return None
-    if view.exempt >= 0:
-        same = view.exempts(columns)
-        late &= ~same if foreign is None else ~same | foreign
-    if view.own >= 0:
-        same = columns - view.own == view.lanes
-        late &= ~same if foreign is None else ~same | foreign
-    if view.strong:
-        late &= epochs.generic[numbers] != STRONG
-    return late if late.any() else None
-
-
 class Plane:
     """Last write and last reads of an array of places. Readers that are not ordered among each other take layers.
 
@@ -234,7 +161,7 @@ class Plane:
     it whatever its own cluster knows: the first, for any number of clusters would need as many layers.
 
     Attributes:
-        writes, reads: identities; a layer of readers each. The core adds layers too, as long as there is room.
+        writes, reads: identities; a layer of readers each. The core adds layers, and asks for room where there is none.
         foreign: per place, the first read since the last write that a reader of a later cluster has replaced; None
             while there is none.
         block: a `Shadow` of the core, as int64; the plane is its first or (``fine``) its second one.
@@ -273,16 +200,18 @@ class Plane:
             self._views.append(self._store[layer])
         return self._views
 
-    def add_layer(self) -> np.ndarray:
-        """A new layer of readers."""
-        count = len(self.reads)
-        if count == len(self._store):
-            store = self._layers(2 * count)
-            store[:count] = self._store
-            self._store, self._views = store, []
-            self._locate()
-        self.block[self._first + _PLANE["layer_count"]] = count + 1
-        return self.reads[-1]
+    def make_room(self) -> None:
+        """For twice as many layers."""
+        store = self._layers(2 * len(self._store))
+        store[: len(self._store)] = self._store
+        self._store, self._views = store, []
+        self._locate()
+
+    def expect_reads(self, layers: int = 1) -> None:
+        """There are so many layers at once."""
+        while len(self._store) < layers:
+            self.make_room()
+        self.block[self._first + _PLANE["layer_count"]] = layers
 
     def add_foreign(self) -> np.ndarray:
         """`foreign`, made if there is none."""
@@ -294,84 +223,6 @@ class Plane:
     def readers(self) -> list[np.ndarray]:
         """All that a write has to be ordered after."""
         return self.reads if self.foreign is None else [*self.reads, self.foreign]
-
-    def add_read(
-        self, where: Any, identity: int, epochs: Epochs, known: np.ndarray | None, column: int, floor: int = 0
-    ) -> None:
-        """Records a read. It replaces reads of the same column, and those that ``known`` says it comes after.
-
-        A strong read replaces none that is not: a strong write races with that one alone.
-        ``floor`` is that of a `View`: what is replaced of earlier clusters is foreign from now on.
-        """
-        strong = epochs.generic[identity >> LANE_BITS] == STRONG
-        for layer in self.reads:
-            old = layer[where]
-            first = int(old.flat[0])
-            if (old == first).all():
-                if first == identity:
-                    return
-                if not first or self._covers(first >> LANE_BITS, epochs, known, column, strong):
-                    self._keep(where, old, floor)
-                    layer[where] = identity
-                    return
-                continue
-            numbers = old >> LANE_BITS
-            columns = epochs.columns[numbers]
-            free = columns == column
-            if known is not None:
-                free |= epochs.clocks[numbers] <= known[columns]
-            if strong:
-                free &= epochs.generic[numbers] == STRONG
-            free |= old == 0
-            if free.all():
-                self._keep(where, old, floor)
-                layer[where] = identity
-                return
-            if free.any():
-                self._keep(where, np.where(free, old, 0), floor)
-                where = put(layer, where, free, identity)
-        self.add_layer()[where] = identity
-
-    @staticmethod
-    def _covers(number: int, epochs: Epochs, known: np.ndarray | None, column: int, strong: bool) -> bool:
-        old = int(epochs.columns[number])
-        if strong and epochs.generic[number] != STRONG:
-            return False
-        return old == column or (known is not None and bool(epochs.clocks[number] <= known[old]))
-
-    def _keep(self, where: Any, replaced: np.ndarray, floor: int) -> None:
-        """Keeps those of the replaced reads that earlier clusters made, where none is kept yet."""
-        earlier = (replaced > 0) & (replaced < floor << LANE_BITS)
-        if earlier.any():
-            foreign = self.add_foreign()
-            foreign[where] = np.where(earlier & (foreign[where] == 0), replaced, foreign[where])
-
-    def set_write(self, where: Any, identities: Any) -> None:
-        """Records a write; what was read before is over."""
-        self.writes[where] = identities
-        for layer in self.readers():
-            layer[where] = 0
-
-
-def put(layer: np.ndarray, where: Any, chosen: np.ndarray, identity: int) -> Any:
-    """Sets the chosen places of ``where``; returns an index of the others."""
-    if isinstance(where, np.ndarray):
-        layer[where[chosen]] = identity
-        return where[~chosen]
-    # A rectangle of slices: go over to flat indices.
-    flat = np.arange(layer.size).reshape(layer.shape)[where]
-    layer.reshape(-1)[flat[chosen]] = identity
-    return np.unravel_index(flat[~chosen], layer.shape) if layer.ndim > 1 else flat[~chosen]
-
-
-@dataclass
-class Part:
-    """Some of the places of one access: a plane, an index into it, and the item of the access that each belongs to."""
-
-    plane: Plane
-    where: Any
-    items: np.ndarray | None
-    unit: int
 
 
 class Shadow:
@@ -391,83 +242,20 @@ class Shadow:
         self.fine: Plane | None = None
         self._split: np.ndarray | None = None
         self.address = self.coarse.address
-        self._bounded = bounded
         self.coarse.block[_SHADOW["low"]], self.coarse.block[_SHADOW["high"]] = nbytes, 0 if bounded else -1
         if by_bytes:
-            self._may_split()
-
-    def parts(self, offsets: Any, nbytes: int) -> list[Part]:
-        """The places of one range (int offset), or of one item of ``nbytes`` at each offset (int array or `Rows`)."""
-        if isinstance(offsets, Rows):
-            offsets = offsets.offsets()
-        if isinstance(offsets, (int, np.integer)):
-            offsets = int(offsets)
-            self._note(offsets, offsets + nbytes)
-            if offsets % GRANULE == 0 and nbytes % GRANULE == 0:
-                where = slice(offsets >> 4, (offsets + nbytes) >> 4)
-                if self._split is None or not self._split[where].any():
-                    return [Part(self.coarse, where, None, GRANULE)]
-                offsets, nbytes = np.arange(offsets, offsets + nbytes, GRANULE), GRANULE
-            else:
-                offsets = np.array([offsets])
-        elif len(offsets):
-            self._note(int(offsets.min()), int(offsets.max()) + nbytes)
-        if nbytes % GRANULE or (offsets & (GRANULE - 1)).any():
-            return [self._bytes(offsets, nbytes, None)]
-        if nbytes == GRANULE:
-            granules, items = offsets >> 4, None
-        else:
-            count = nbytes // GRANULE
-            granules = ((offsets >> 4)[:, None] + np.arange(count)).reshape(-1)
-            items = np.repeat(np.arange(len(offsets)), count)
-        if self._split is None:
-            return [Part(self.coarse, granules, items, GRANULE)]
-        split = self._split[granules]
-        if not split.any():
-            return [Part(self.coarse, granules, items, GRANULE)]
-        items = np.arange(len(granules)) if items is None else items
-        parts = [self._bytes(granules[split] << 4, GRANULE, items[split])]
-        if not split.all():
-            parts.append(Part(self.coarse, granules[~split], items[~split], GRANULE))
-        return parts
+            self.make_bytes()
 
     @property
     def accessed(self) -> tuple[int, int]:
         return int(self.coarse.block[_SHADOW["low"]]), int(self.coarse.block[_SHADOW["high"]])
 
-    def _note(self, low: int, high: int) -> None:
-        if self._bounded:
-            first, last = self.accessed
-            self.coarse.block[_SHADOW["low"]], self.coarse.block[_SHADOW["high"]] = min(low, first), max(high, last)
-
-    def _may_split(self) -> None:
+    def make_bytes(self) -> None:
+        """Granules may be split from now on."""
         self.fine = Plane(self.coarse.shape * GRANULE, self.coarse.block, fine=True)
         self._split = zeros(self.coarse.shape, np.bool_)
         self.coarse.block[_SHADOW["split"]] = self._split.ctypes.data
 
-    def _bytes(self, offsets: np.ndarray, nbytes: int, items: np.ndarray | None) -> Part:
-        if self.fine is None:
-            self._may_split()
-        where = (offsets[:, None] + np.arange(nbytes)).reshape(-1)
-        self._divide(np.unique(where >> 4))
-        items = np.arange(len(offsets)) if items is None else items
-        return Part(self.fine, where, np.repeat(items, nbytes), 1)
-
     def split_granules(self) -> np.ndarray:
         """Which granules are kept by bytes, bool [granules]."""
         return np.zeros(self.coarse.shape, bool) if self._split is None else self._split
-
-    def _divide(self, granules: np.ndarray) -> None:
-        """Splits granules into bytes, which take over what is known of the granule."""
-        new = granules[~self._split[granules]]
-        if not len(new):
-            return
-        self._split[new] = True
-        spread = (new[:, None] * GRANULE + np.arange(GRANULE)).reshape(-1)
-        self.fine.writes[spread] = np.repeat(self.coarse.writes[new], GRANULE)
-        while len(self.fine.reads) < len(self.coarse.reads):
-            self.fine.add_layer()
-        for fine, coarse in zip(self.fine.reads, self.coarse.reads):
-            fine[spread] = np.repeat(coarse[new], GRANULE)
-        if self.coarse.foreign is not None:
-            self.fine.add_foreign()[spread] = np.repeat(self.coarse.foreign[new], GRANULE)

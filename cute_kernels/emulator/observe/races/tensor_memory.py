@@ -18,11 +18,14 @@ from cute_kernels.emulator.errors import TensorMemoryRace
 from cute_kernels.emulator.facts import Memory, Side
 from cute_kernels.emulator.observe.races.earlier_accesses import place as place_of
 from cute_kernels.emulator.observe.races.happens_before import Offset, Private
-from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Plane, View, unordered
+from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Plane
 from cute_kernels.emulator.observe.races.sync_point import Row
 from cute_kernels.emulator.state.tmem import COLUMNS, LANE_GROUP, LANES
 
 if TYPE_CHECKING:
+    import ctypes
+
+    from cute_kernels.emulator.observe.races.checks import Part
     from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
     from cute_kernels.emulator.observe.races.tracker import RaceTracker
     from cute_kernels.emulator.state.warp import Warp
@@ -93,14 +96,12 @@ class Pipelined:
         self.text, self.accesses = text, tuple(accesses)
         self.shared_ranks = frozenset(access.rank for access in self.accesses if access.starts is not None)
         self._list: tuple[np.ndarray, ...] | None = None
-        self._address = -1
 
     def listed(self, unit: ShadowUnit, tracker: RaceTracker) -> int:
-        """Host address of `ShadowUnit.pipelined_list`, made once; 0 if there is none."""
-        if self._address < 0:
+        """Host address of `ShadowUnit.pipelined_list`, made once."""
+        if self._list is None:
             self._list = unit.pipelined_list(tracker, self.accesses)
-            self._address = 0 if self._list is None else self._list[0].ctypes.data
-        return self._address
+        return self._list[0].ctypes.data
 
 
 class _Stream:
@@ -198,10 +199,9 @@ class TensorRaces:
             TensorMemoryRace, SharedMemoryRace, ProxyFenceMissing: an earlier access is not ordered before.
         """
         tracker, stream = self.tracker, self._begun(work.text)
-        agent, unit, done, count = tracker.agent, tracker.unit, 0, len(work.accesses)
+        agent, unit, count = tracker.agent, tracker.unit, len(work.accesses)
         listed = work.listed(unit, tracker)
-        if listed:
-            done = unit.pipelined(listed, count, agent, stream.identity, tracker.lane, stream.column)
+        done = unit.pipelined(listed, count, agent, stream.identity, tracker.lane, stream.column)
         for rank in work.shared_ranks - stream.noted:
             stream.noted.add(rank)
             if rank != agent.rank:
@@ -247,43 +247,23 @@ class TensorRaces:
     def _access(
         self, rank: int, place: Place, operation: Operation, write: bool, exempt: int
     ) -> None:
-        plane, unit = self.planes[rank], self.tracker.unit
-        if unit.tensor(self.epochs, plane, place, operation, write, exempt):
-            return
-        if not plane.writes[place].size:  # beyond all columns, which the operation reports when it takes effect
-            return
-        view = View(operation.clocks[Row.TENSOR], exempt=exempt)
-        verb = "writes" if write else "reads"
-        self._check(rank, place, plane.writes[place], view, operation, verb, "wrote")
-        if write:
-            for layer in plane.reads:
-                self._check(rank, place, layer[place], view, operation, verb, "read")
-            plane.set_write(place, operation.identity)
-        else:
-            plane.add_read(place, operation.identity, self.epochs, operation.clocks[Row.TENSOR], operation.column)
+        self.tracker.looking = operation
+        self.tracker.unit.tensor(self.planes[rank], place, operation, write, exempt, Row.TENSOR)
 
     def free(self, warp: Warp, column: int, ncols: int) -> None:
         """tcgen05.dealloc. Raises TensorMemoryRace when an access to the columns may not be over."""
         agent = warp.agent
         place = (slice(column, column + ncols), slice(None))
-        plane = self.planes[agent.rank]
-        operation = Operation(0, -1, agent.clocks, agent.base, -1)
-        view = View(agent.clocks[Row.ORDER])
-        for before, verb in [(plane.writes[place], "wrote"), *((layer[place], "read") for layer in plane.reads)]:
-            self._check(agent.rank, place, before, view, operation, "frees", verb)
-        plane.set_write(place, 0)
+        operation = self.tracker.looking = Operation(0, -1, agent.clocks, agent.base, -1, address=agent.address)
+        self.tracker.unit.tensor(self.planes[agent.rank], place, operation, True, -1, Row.ORDER, freed=True)
 
-    def _check(
-        self, rank: int, place: Place, before: np.ndarray, view: View, operation: Operation,
-        verb: str, earlier: str,
-    ) -> None:  # fmt: skip
-        late = unordered(self.epochs, before, view)
-        if late is None:
-            return
-        column, group = (int(n) for n in np.argwhere(late)[0])
-        identity = int(before[column, group])
-        column += place[0].start
-        group = (place[1].start or 0) + group * (place[1].step or 1)
+    def report_late(self, rank: int, part: Part, access: ctypes.Structure, wrote: int) -> None:
+        """The core has found that an access comes too early."""
+        operation, earlier = self.tracker.looking, "wrote" if wrote else "read"
+        verb = "frees" if not operation.identity else "writes" if access.write else "reads"
+        index = int(np.argmax(part.late))
+        column, group = divmod(int(part.places[index]), LANES // LANE_GROUP)
+        identity = int(part.before[index])
         what = self.epochs.label(operation.identity) if operation.identity else "tcgen05.dealloc"
         other = self.tracker.side(identity, earlier, "tensor")
         error = TensorMemoryRace(

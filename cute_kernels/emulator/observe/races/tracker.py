@@ -1,8 +1,8 @@
 """Race detector: checks every access to shared, tensor and global memory against what its agent knows of earlier ones.
 
-`happens_before` has the clocks, `shadow` what was accessed last, `races.checks` the decisions and reports,
-`races.points` what passes order on, `races.tensor_memory` the part for tensor memory; this file says which kind of
-order each pair of accesses needs (PTX ISA, "Memory consistency model" and "Proxies"):
+`happens_before` has the clocks, `shadow` what was accessed last, ``core/conflicts.c`` the decisions, `races.checks` the
+reports, `races.points` what passes order on, `races.tensor_memory` the part for tensor memory; this file says which
+kind of order each pair of accesses needs (PTX ISA, "Memory consistency model" and "Proxies"):
 
 ====================  ==========================================  =====================================================
 earlier access        later access                                what is needed
@@ -18,34 +18,26 @@ asynchronous write    asynchronous read                           causality orde
 Accesses are checked and recorded when an operation is issued, so that a race is found whatever the schedule: nothing is
 assumed about when asynchronous work takes effect. Strong operations (atomics, volatile, relaxed and stronger loads and
 stores) do not race with each other, but for strong stores of two lanes of one warp by two instructions: see
-`RaceTracker._strong_stores`. What one lane stores and another lane of its warp loads or stores needs bar.warp.sync in
+``core/conflicts.c``. What one lane stores and another lane of its warp loads or stores needs bar.warp.sync in
 between; a store that follows a load by another lane of the same warp is not checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+import ctypes
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cute_kernels.emulator.core.layout import words
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.observe.races.happens_before import FULL, NEVER, WARP_COLUMNS, Agent, Offset
 from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
+from cute_kernels.emulator.observe.races.memory_order import lane_vector, orders
 from cute_kernels.emulator.observe.races.points import PointRaces
-from cute_kernels.emulator.observe.races.shadow import (
-    GENERIC,
-    GRANULE,
-    LANE_BITS,
-    STRONG,
-    Part,
-    Plane,
-    Rows,
-    Shadow,
-    View,
-)
+from cute_kernels.emulator.observe.races.shadow import GENERIC, GRANULE, LANE_BITS, STRONG, Rows, Shadow
 from cute_kernels.emulator.observe.races.sync_point import Row, join, widened
 from cute_kernels.emulator.observe.races.tensor_memory import Operation
 
@@ -53,7 +45,9 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.ptx.program import Instruction
     from cute_kernels.emulator.state.warp import Warp
 
-_TEXT, _READ_IDENTITY, _LOADS_IDENTITY = (words("Agent")[n] for n in ("text", "read_identity", "loads_identity"))
+_TOGETHER, _STRONG = CONSTANTS["LOG_TOGETHER"], CONSTANTS["LOG_STRONG"]
+#: Of the kinds of entries of a log.
+SPACES = {CONSTANTS[f"LOG_{space.upper()}_{how}"]: space for space in ("shared", "global") for how in ("READ", "WRITE")}
 
 
 @dataclass
@@ -91,65 +85,44 @@ class RaceTracker(PointRaces):
         Raises:
             SharedMemoryRace, GlobalMemoryRace: an earlier access is not ordered before.
         """
-        agent = warp.agent
-        if space == "global":
-            for shadow, offsets, chosen in self._regions(addresses, nbytes, write):
-                some = lanes if chosen is None or isinstance(lanes, int) else lanes[chosen]
-                self._generic(agent, some, shadow, offsets, nbytes, write, strong, -1)
-            return
-        ranks = addresses >> 24
-        offsets = addresses & 0xFFFFFF
-        first = int(ranks[0])
-        if (ranks == first).all():
-            self._generic(agent, lanes, self.shared[first], offsets, nbytes, write, strong, first)
-            return
-        for rank in np.unique(ranks).tolist():
-            chosen = ranks == rank
-            some = lanes if isinstance(lanes, int) else lanes[chosen]
-            self._generic(agent, some, self.shared[rank], offsets[chosen], nbytes, write, strong, rank)
+        self.launch.track_all()
+        self._generic(warp.agent, lanes, addresses, (space, nbytes, write, strong))
 
     def _generic(
-        self, agent: Agent, lanes: Any, shadow: Shadow, offsets: np.ndarray, nbytes: int, write: bool, strong: bool,
-        rank: int, identity: int | None = None,
-    ) -> None:  # fmt: skip
-        # Lanes that write one place together write the same value in every sound program: the warp's, not a lane's.
-        floor = self.floor if rank < 0 else 0
-        known = agent.clocks[Row.VISIBLE]
-        own_reads = agent.base + Offset.READ
-        shared_place = write and isinstance(lanes, np.ndarray) and len(offsets) > 1 and (offsets == offsets[0]).all()
-        if shared_place:
-            lanes = -1
-        lanes_of = identity is None
-        by_lanes = not write and (lanes == -1 if isinstance(lanes, int) else len(lanes) > 1)
-        if by_lanes:
-            agent.load_together(FULL if isinstance(lanes, int) else sum(1 << lane for lane in lanes.tolist()))
-        column = agent.base + (Offset.LOADS if by_lanes else Offset.READ if not write or shared_place else 0)
-        identity = self._identity(agent, column, write, strong, shared_place) if lanes_of else identity
-        for part in shadow.parts(offsets, nbytes):
-            some = lanes if isinstance(lanes, int) or part.items is None else lanes[part.items]
-            view = View(known, agent.base, some, own_reads, floor, strong)
-            plane, where = part.plane, part.where
-            self._check(part, plane.writes[where], view, rank, agent, "writes" if write else "reads", "wrote")
-            if rank < 0 and not write and self.launch.non_coherent:
-                self._check_unwritten(part, plane.writes[where], agent)
-            if write:
-                for layer in plane.readers():
-                    self._check(part, layer[where], view, rank, agent, "writes", "read")
-                if strong:
-                    stores = self._strong_stores(agent, plane, where)
-                    if stores is not None:
-                        self._check(part, stores, replace(view, strong=False), rank, agent, "writes", "wrote")
-                lane = 0 if not lanes_of else max(some, 0) if isinstance(some, int) else some
-                plane.set_write(where, identity + lane)
-            else:
-                plane.add_read(where, identity, self.epochs, None if floor else known, column, floor)
-        if rank >= 0 and rank != agent.rank:
-            self._check_begun(agent, rank)
-            columns = [own_reads] if not write else {agent.base + max(n, 0) for n in np.atleast_1d(lanes).tolist()}
-            for column in columns:
-                self.exits.access(
-                    rank, column, agent.clock, f"an access by {agent.label}", place=agent.executing()
-                )
+        self, agent: Agent, lanes: Any, addresses: np.ndarray, kind: tuple[str, int, bool, bool], identity: int = 0
+    ) -> None:
+        self.looking, self.stand = agent, None
+        self.unit.generic(self.context(agent), lanes, addresses, kind, identity, agent.executing())
+
+    def context(self, agent: Agent) -> ctypes.Structure:
+        """The `Context` that the core knows a warp by."""
+        if agent not in self._contexts:
+            self._contexts[agent] = self.unit.context(self, agent)
+        return self._contexts[agent]
+
+    def observe(self, agent: Agent, log: np.ndarray, first: int, stand: Callable[[ctypes.Structure], None]) -> int:
+        """`ShadowUnit.observe` of a warp; ``stand`` is told which entry an error is of."""
+        self.looking, self.stand = agent, stand
+        return self.unit.observe(self.context(agent), log, first)
+
+    def ordered(self, entry: ctypes.Structure) -> None:
+        """A strong access of the log of the warp that is looked at may pass order on."""
+        mask, space = entry.mask & FULL, SPACES[entry.kind & ~(_TOGETHER | _STRONG)]
+        lanes = lane_vector(mask)[: 1 if entry.kind & _TOGETHER else None]
+        self.strong(self.looking, mask, space, [entry.addresses[lane] for lane in lanes], *orders(entry.argument))
+
+    def elsewhere(self, conflict: ctypes.Structure) -> None:
+        """Lanes access the shared memory of another CTA."""
+        agent, rank = self.looking, conflict.identity
+        self._check_begun(agent, rank)
+        columns = {agent.base + Offset.READ}
+        if conflict.wrote:
+            lanes = [0]
+            if conflict.lanes:
+                lanes = (ctypes.c_int64 * conflict.count).from_address(conflict.lanes)
+            columns = {agent.base + lane for lane in lanes}
+        for column in columns:
+            self.exits.access(rank, column, agent.clock, f"an access by {agent.label}", place=agent.executing())
 
     def _check_begun(self, agent: Agent, rank: int) -> None:
         """A CTA's shared memory exists for others when it is known to have begun (CUDA Programming Guide, "Distributed
@@ -166,47 +139,6 @@ class RaceTracker(PointRaces):
         if not any(order[base : base + WARP_COLUMNS].any() for base in warps):
             message = f"{agent.label} accesses the shared memory of CTA {rank}, which may not have begun yet"
             self.report(IllegalAccess(message).know("cta-not-begun"))
-
-    def _strong_stores(self, agent: Agent, plane: Plane, where: Any) -> np.ndarray | None:
-        """The writes that strong stores of the same warp made by another instruction than the one it executes, 0 at
-        other places; None: there are none.
-
-        Two strong stores are no data race, but which of them comes last is open, unless the place was read strongly in
-        between: coherence then orders the later one behind what was read. Atomics are meant to meet.
-        """
-        here, epochs = agent.executing(), self.epochs
-        if not self._is_store(here):
-            return None
-        before = plane.writes[where]
-        numbers = before >> LANE_BITS
-        chosen = (epochs.columns[numbers] == agent.base) & (epochs.generic[numbers] == STRONG)
-        chosen &= (numbers >= self.floor) & (epochs.places[numbers] != here)
-        if not chosen.any():
-            return None
-        stores = [place for place in np.unique(epochs.places[numbers[chosen]]).tolist() if self._is_store(place)]
-        chosen &= np.isin(epochs.places[numbers], stores)
-        for layer in plane.reads:
-            readers = layer[where] >> LANE_BITS
-            own = np.isin(epochs.columns[readers], agent.base + np.array([Offset.READ, Offset.LOADS]))
-            chosen &= ~(own & (epochs.generic[readers] == STRONG) & (readers > 0))
-        return np.where(chosen, before, 0) if chosen.any() else None
-
-    def _identity(self, agent: Agent, column: int, write: bool, strong: bool, whole: bool) -> int:
-        text, clock = agent.words[_TEXT] + write, agent.clock
-        if not strong and not whole:
-            word = _LOADS_IDENTITY if column == agent.base + Offset.LOADS else _READ_IDENTITY + write
-            identity = agent.words[word]
-            if not identity:
-                identity = self.epochs.new(column, clock, text, GENERIC, agent.executing())
-                agent.words[word] = identity
-            return identity
-        place = agent.executing()
-        key = (column, write, strong, whole, place if write and strong else -1)  # see `_strong_stores`
-        known = agent.identities.get(key)
-        if known is None or known[0] != clock:
-            kind = STRONG if strong else GENERIC
-            known = agent.identities[key] = clock, self.epochs.new(column, clock, text, kind, place)
-        return known[1]
 
     def _regions(self, addresses: np.ndarray, nbytes: int, write: bool) -> list[tuple[Shadow, np.ndarray, Any]]:
         """(shadow, offsets, chosen items or None for all) of global addresses; memory that is only read has none."""
@@ -283,47 +215,14 @@ class RaceTracker(PointRaces):
             access(shadow, offsets, nbytes, operation, -1)
 
     def _async_read(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
-        floor, unit = self.floor if rank < 0 else 0, self.unit
         fence = Row.PROXY_GLOBAL if rank < 0 else Row.PROXY
-        if unit.async_read(self.epochs, shadow, offsets, nbytes, operation, fence, floor):
-            return
-        view = View(operation.clocks[Row.VISIBLE], operation.own, operation.lane, floor=floor)
-        fenced = View(operation.clocks[fence], lanes=operation.lane, floor=floor)
-        for part in shadow.parts(offsets, nbytes):
-            before = part.plane.writes[part.where]
-            self._check(part, before, view, rank, operation, "reads", "wrote")
-            late = self._late(before, fenced, operation)
-            if late is not None:
-                self._missing_fence(part, before, late, rank, operation)
-            part.plane.add_read(part.where, operation.identity, self.epochs, None, operation.column, floor)
+        self.looking, self.stand = operation, None
+        self.unit.async_read(shadow, offsets, nbytes, operation, fence, self.floor if rank < 0 else 0)
 
     def _async_write(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
-        floor, unit = self.floor if rank < 0 else 0, self.unit
         fence = Row.PROXY if self.strict and rank >= 0 and not operation.generic else None
-        if unit.async_write(self.epochs, shadow, offsets, nbytes, operation, fence, floor):
-            return
-        view = View(operation.clocks[Row.ACQUIRED], operation.own, operation.lane, -1, floor, operation.reduces)
-        if operation.own >= 0:
-            view.exempt = operation.own + Offset.READ
-        for part in shadow.parts(offsets, nbytes):
-            plane, where = part.plane, part.where
-            # Who read a stage came after the copy that filled it, and says more than that one.
-            for layer in plane.readers():
-                self._check(part, layer[where], view, rank, operation, "writes", "read")
-            self._check(part, plane.writes[where], view, rank, operation, "writes", "wrote")
-            if fence is not None:
-                self._check_fenced(part, operation, rank)
-            plane.set_write(where, operation.identity)
-
-    def _check_fenced(self, part: Part, operation: Operation, rank: int) -> None:
-        """Strictly, what was accessed through the generic proxy is fenced before an operation writes there."""
-        plane, where = part.plane, part.where
-        fenced = View(operation.clocks[Row.PROXY], lanes=operation.lane)
-        for before, verb in ((plane.writes[where], "wrote"), *((layer[where], "read") for layer in plane.reads)):
-            generic = np.where(self.epochs.generic[before >> LANE_BITS] > 0, before, 0)
-            late = self._late(generic, fenced, operation)
-            if late is not None:
-                self._missing_fence(part, generic, late, rank, operation, "writes", verb)
+        self.looking, self.stand = operation, None
+        self.unit.async_write(shadow, offsets, nbytes, operation, fence, self.floor if rank < 0 else 0)
 
     # --- tensor maps in global memory ---------------------------------------------------------------------------------
 
@@ -349,8 +248,7 @@ class RaceTracker(PointRaces):
         identity = self.epochs.new(column, clock, text, GENERIC, self.agent.executing())
         granules = address + np.arange(0, MAP_BYTES, GRANULE, dtype=np.int64)
         for shadow, offsets, _ in self._regions(granules, GRANULE, False):
-            for part in shadow.parts(offsets, GRANULE):
-                part.plane.add_read(part.where, identity, self.epochs, None, column, self.floor)
+            self.unit.note(shadow, offsets, GRANULE, identity, False, column, self.floor)
 
     # --- copies that signal an mbarrier -------------------------------------------------------------------------------
 
@@ -404,10 +302,6 @@ class RaceTracker(PointRaces):
     def _instruction(self, place: int) -> Instruction | None:
         return self.launch.flow.kernel.instructions[place] if place >= 0 and self.launch.flow is not None else None
 
-    def _is_store(self, place: int) -> bool:
-        instruction = self._instruction(place)
-        return instruction is not None and instruction.parts[0] == "st"
-
     # --- bulk groups and wgmma ----------------------------------------------------------------------------------------
 
     def bulk(self, group: int, text: str, reduces: bool = False) -> tuple[Operation, Operation]:
@@ -425,8 +319,7 @@ class RaceTracker(PointRaces):
 
     def copies_by_lanes(self, warp: Warp, lanes: np.ndarray, targets: np.ndarray, nbytes: int, identity: int) -> None:
         """cp.async of a warp: writes through the generic proxy, until it is waited for."""
-        agent, offsets = warp.agent, targets & 0xFFFFFF
-        self._generic(agent, lanes, self.shared[agent.rank], offsets, nbytes, True, False, agent.rank, identity)
+        self._generic(warp.agent, lanes, targets, ("shared", nbytes, True, False), identity)
 
     def bulk_waited(self, agent: Agent, lane: int, groups: int, read: bool) -> None:
         """A lane waited until its first ``groups`` bulk groups are complete, or (``read``) have read their sources."""

@@ -142,7 +142,7 @@ class CoreWgmmas:
         """The core records reads where there are layers for them; warpgroups that read one operand take one each."""
         for plane in (shadow.coarse, shadow.fine):
             if plane is not None and len(plane.reads) <= self._of_cta:
-                plane.add_layer()
+                plane.expect_reads(len(plane.reads) + 1)
 
     def end_of_wait(self, rank: int, warp: int, newest: int) -> int:
         """How many operations of its warpgroup have to be complete for a wait of a warp to end."""

@@ -22,7 +22,6 @@ from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
-from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import Order, Row
 from tests.emulator.crew import Crew, arrive_at, commit_at, complete_phase, state, wait_for
 
@@ -118,19 +117,18 @@ def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(ordered: 
     memory = GlobalMemory()
     source = np.zeros(64, np.uint8)
     memory.register_tensor(source, "source", writable=False)
-    crew = Crew([256], [0, 0], memory, native=True)
+    crew = Crew([256], [0, 0], memory)
     tracker, address = crew.tracker, BARRIERS[0]
     first, second = (crew[i].agent for i in range(2))
     tracker.initialise(crew[0], address)
     barrier, other = tracker.points[address], tracker.point()
     tracker.enter(crew[0])
-    tracker.launch._note(0, tracker.shared[0], source.ctypes.data)  # memory that is only read needs a row of the table
     first.release(other, FULL, Order.SYNC)
     other.complete()
     second.acquire(other, Order.SYNC)
     complete_phase(tracker, address, 0)
     tables = STRUCTURES["Tables"]()
-    contexts = [ShadowUnit().context(tracker, agent) for agent in (first, second)]
+    contexts = [tracker.context(agent) for agent in (first, second)]
     tables.context = ctypes.addressof(contexts[1])
     wait_for(tracker, crew[1], address, Order.SYNC, 0)
     if ordered:
@@ -149,15 +147,3 @@ def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(ordered: 
         assert state(tracker) == before
         with pytest.raises(BarrierMisuse, match="two phases"):
             complete_phase(tracker, address, 1)
-
-
-def test_lanes_that_store_to_one_place_are_the_warps_own_affair() -> None:
-    """They write one value in every sound program. The core, which would take one lane of them, leaves it to Python."""
-    states = []
-    for native in (False, True):
-        crew = Crew([256], [0, 0], native=native)
-        for _ in range(2):
-            crew[0].logger.access("shared", [3, 5], [32, 32], 16, write=True)
-        crew[0].logger.access("shared", [3, 5], [64, 80], 16, write=True)
-        states.append(state(crew.tracker))
-    assert states[0] == states[1]

@@ -126,7 +126,6 @@ class Model:
         me.proxy |= me.visible | me.of(mask)
 
 
-@pytest.mark.parametrize("native", [False, True])
 @given(EVENTS)
 @example([("write", 0, 0, 0), ("proxy", 0, FULL), ("release", 0, 0, 1, SYNC), ("acquire", 1, 0, SYNC),
           ("async read", 1, 0, 0)])  # fmt: skip
@@ -136,9 +135,9 @@ class Model:
 @example([("read", 0, 0, 0), ("release", 0, 0, FULL, WIDE), ("acquire", 2, 0, SYNC), ("async write", 2, 0, 0)])
 @example([("read", 0, 0, 0), ("release", 0, 0, FULL, SYNC), ("acquire", 1, 0, WIDE), ("fence", 1, FULL, SYNC),
           ("async write", 1, 0, 0)])  # fmt: skip
-def test_reports_exactly_what_the_definition_says(native: bool, events: list[tuple]):
-    """``native``: accesses and synchronisation inside a warp as the core logs and works them off."""
-    crew, model = Crew([4096, 4096], list(RANKS), native=native), Model()
+def test_reports_exactly_what_the_definition_says(events: list[tuple]):
+    """Accesses and synchronisation inside a warp as the core logs and works them off."""
+    crew, model = Crew([4096, 4096], list(RANKS)), Model()
     tracker = crew.tracker
     points = [tracker.point() for _ in range(2)]
     for kind, warp, *rest in events:
@@ -184,14 +183,13 @@ def test_reports_exactly_what_the_definition_says(native: bool, events: list[tup
 BYTES = st.tuples(st.integers(0, 2), st.booleans(), st.sampled_from([1, 2, 4, 8, 16, 32]), st.integers(0, 63))
 
 
-@pytest.mark.parametrize("native", [False, True])
 @given(st.lists(BYTES, max_size=30))
-def test_accesses_conflict_exactly_where_bytes_overlap(native: bool, accesses: list[tuple[int, bool, int, int]]):
+def test_accesses_conflict_exactly_where_bytes_overlap(accesses: list[tuple[int, bool, int, int]]):
     """Warps that never synchronise: two of them race at the first byte that both accessed, one of them by a store.
 
     Sizes are mixed, so that granules are split while some of their history is known.
     """
-    crew = Crew([4096], [0, 0, 0], native=native)
+    crew = Crew([4096], [0, 0, 0])
     readers: dict[int, set[int]] = defaultdict(set)
     writers: dict[int, set[int]] = defaultdict(set)
     for warp, write, nbytes, item in accesses:

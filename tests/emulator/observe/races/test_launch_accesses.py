@@ -19,6 +19,7 @@ from cute_kernels.emulator.observe.races.launch_accesses import (
 )
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.shadow import GENERIC, STRONG
+from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.state.gmem import GlobalMemory
 
 NBYTES = 2 * SPAN + 1000
@@ -49,15 +50,12 @@ def shadow_after(memory: GlobalMemory, accesses: list[Access]) -> LaunchShadow:
     """What the race detector knows when one cluster has made these accesses."""
     shadow = LaunchShadow(memory)
     found, origin = shadow.shadow(0)
+    core = ShadowUnit(shadow.epochs, lambda address: found)
     address = memory.regions()[0].start
     for number, access in enumerate(accesses):
         kind = STRONG if access.strong else GENERIC
         identity = shadow.epochs.new(0, number + 1, "access", kind)
-        for part in found.parts(np.array([address + access.start - origin]), access.nbytes):
-            if access.write:
-                part.plane.set_write(part.where, identity)
-            else:
-                part.plane.add_read(part.where, identity, shadow.epochs, None, 0)
+        core.note(found, address + access.start - origin, access.nbytes, identity, access.write)
     return shadow
 
 

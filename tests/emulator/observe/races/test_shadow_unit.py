@@ -1,4 +1,4 @@
-"""The race detector with its fast path in the core against the same detector without it, on random histories."""
+"""Shadow memory: any history of accesses against its definition, and what the core keeps of it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cute_kernels.emulator import GlobalMemory
 from cute_kernels.emulator.errors import EmulatorError, SharedMemoryRace
 from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
-from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Plane, Rows, Shadow, zeros
+from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Epochs, Plane, Rows, Shadow, zeros
 from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
-from cute_kernels.emulator.observe.races.sync_point import PROXIES, Order
+from cute_kernels.emulator.observe.races.sync_point import PROXIES, Order, Row
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
-from cute_kernels.emulator.observe.races.warp_log import WarpLog
 from cute_kernels.emulator.state.memory_tables import TENSOR_LOAD
 from tests.emulator.crew import Crew, state
+from tests.emulator.definitions import races as definition
 
 BYTES, RANKS = 1024, [0, 0, 1]
 GLOBAL = np.zeros(256 + 32, np.uint8)
@@ -29,10 +29,10 @@ ORIGIN = GLOBAL.ctypes.data + -GLOBAL.ctypes.data % 32
 
 
 class History:
-    """A detector with three warps of two CTAs; the same calls on two of them must have the same effects."""
+    """A detector with three warps of two CTAs."""
 
-    def __init__(self, native: bool, strict: bool = False) -> None:
-        self.native, self.strict = native, strict
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict
         self.memory = GlobalMemory()
         self.memory.register(ORIGIN, 96, "first")
         self.memory.register(ORIGIN + 96, 64, "constants", writable=False)
@@ -42,7 +42,7 @@ class History:
 
     def enter_cluster(self) -> None:
         """The next cluster of the launch."""
-        self.crew = Crew([BYTES, BYTES], RANKS, native=self.native, strict=self.strict, launch=self.launch)
+        self.crew = Crew([BYTES, BYTES], RANKS, strict=self.strict, launch=self.launch)
         self.tracker, self.warps = self.crew.tracker, self.crew.warps
         self.points = [self.tracker.point() for _ in range(2)]
         self.groups = 0
@@ -166,7 +166,103 @@ def outcome(history: History, call: tuple[Any, ...]) -> str:
     return ""
 
 
+class Defined(History):
+    """What is accessed, as the definition has it; of tensor memory it has none."""
+
+    def __init__(self, strict: bool) -> None:
+        self.cluster, self.memory_of = -1, definition.History()
+        super().__init__(strict)
+
+    def enter_cluster(self) -> None:
+        super().enter_cluster()
+        self.cluster += 1
+        before = self.memory_of
+        self.memory_of = definition.History()  # shared memory is another one
+        for place, event in before.writes.items():
+            if place[0] == "global":
+                self.memory_of.writes[place] = event
+        for place, events in before.reads.items():
+            if place[0] == "global":
+                self.memory_of.reads[place] = events
+
+    def _accesses(self, call: tuple[Any, ...]) -> list[tuple[int, list[tuple[str, int]]]] | None:
+        """(lane, bytes) of every access of a call; None: it makes none that is defined here."""
+        kind, warp, *rest = call if len(call) > 1 else (*call, 0)
+        if kind == "shared":
+            rank, lanes, offsets, nbytes, _ = rest
+            starts = [("shared", rank << 24 | offset * nbytes) for offset in offsets[: len(lanes)]]
+        elif kind == "globally":
+            lanes, offsets, nbytes, write = rest
+            starts = [("global", offset * nbytes % 256) for offset in offsets[: len(lanes)]]
+            inside = [self.memory.region_index(ORIGIN + start, nbytes) for _, start in starts]
+            if None in inside or write and 1 in inside:
+                return None
+            starts = [start if region != 1 else None for start, region in zip(starts, inside)]
+        elif kind == "copy":
+            lane, rank, places, nbytes, _ = rest
+            if rank == 2:
+                starts = [("global", 160 + 16 * i) for i in range(2)]
+            else:
+                offsets = places.offsets().tolist() if isinstance(places, Rows) else np.atleast_1d(places).tolist()
+                starts = [("shared", rank << 24 | offset) for offset in offsets]
+            lanes = [lane] * len(starts)
+        else:
+            return None
+        lanes = lanes if kind == "copy" else sorted(lanes)
+        return [
+            (lane, [(start[0], start[1] + byte) for byte in range(nbytes)])
+            for lane, start in zip(lanes, starts) if start is not None
+        ]  # fmt: skip
+
+    def _looker(self, call: tuple[Any, ...], lane: int) -> definition.Looker:
+        kind, agent, write = call[0], self.warps[call[1]].agent, call[-1]
+        clocks, base = agent.clocks, agent.base
+        private = {column: clock for column, (own, clock) in agent.private.items() if own == lane}
+        loads = {base + Offset.READ, base + Offset.LOADS}
+        if kind != "copy":
+            own = set() if lane < 0 else {base + lane}
+            return definition.Looker(self.cluster, clocks[Row.VISIBLE], frozenset(own | loads), private)
+        fence = clocks[Row.PROXY_GLOBAL if call[3] == 2 else Row.PROXY]
+        if not write:
+            return definition.Looker(self.cluster, clocks[Row.VISIBLE], frozenset({base + lane}), private, fence)
+        return definition.Looker(self.cluster, clocks[Row.ACQUIRED], frozenset({base + lane} | loads), private)
+
+    @staticmethod
+    def _together(call: tuple[Any, ...], accesses: list[Any]) -> bool:
+        """Whether several lanes store to one place, which is the warp's."""
+        return call[0] != "copy" and call[-1] and len(accesses) > 1 and len({at[0] for _, at in accesses}) == 1
+
+    def expected(self, call: tuple[Any, ...]) -> bool | None:
+        """Whether it is a race; None: that is not defined here."""
+        accesses = self._accesses(call)
+        if accesses is None or self.strict and call[0] == "copy":
+            return None
+        together = self._together(call, accesses)
+        return any(
+            self.memory_of.races(self._looker(call, -1 if together else lane), places, call[-1])
+            for lane, places in accesses
+        )
+
+    def note(self, call: tuple[Any, ...]) -> None:
+        """It was made."""
+        accesses = self._accesses(call)
+        if accesses is None:
+            return
+        agent, write = self.warps[call[1]].agent, call[-1]
+        base, together = agent.base, self._together(call, accesses)
+        for lane, places in accesses:
+            column, clock = base + lane, agent.clock
+            private = base
+            if call[0] == "copy":
+                column = private = self.tracker.bulk_columns(agent, lane)[write]
+                clock = self.groups
+            elif together or not write:
+                column = private = base + (Offset.LOADS if not write and len(accesses) > 1 else Offset.READ)
+            self.memory_of.note(definition.Event(self.cluster, column, clock, private), places, write)
+
+
 @pytest.mark.parametrize("strict", [False, True])
+@settings(max_examples=400, deadline=None)
 @given(CALLS)
 @example([("shared", 0, 0, [0], [0, 0, 0, 0], 4, True), ("shared", 0, 0, [1], [0, 0, 0, 0], 4, True)])
 @example([("tensor", 0, "log", 1, 2, 0, 1), ("release", 0, 0, FULL, Order.SYNC), ("acquire", 1, 0, Order.SYNC),
@@ -182,12 +278,17 @@ def outcome(history: History, call: tuple[Any, ...]) -> str:
           ("globally", 0, [0], [12, 0, 0, 0], 16, False), ("copy", 0, 0, 2, 0, 16, False)])  # fmt: skip
 @example([("globally", 0, [0], [0, 0, 0, 0], 4, False), ("globally", 0, [0], [0, 0, 0, 0], 16, False),
           *[("enter_cluster",), ("globally", 0, [0], [0, 0, 0, 0], 16, False)] * 2])  # fmt: skip
-def test_same_reports_same_shadow_and_same_knowledge(strict: bool, calls: list[tuple[Any, ...]]) -> None:
-    """A race ends a program; here the next call goes on from what has been recorded."""
-    fast, slow = History(True, strict), History(False, strict)
+def test_any_history_as_defined(strict: bool, calls: list[tuple[Any, ...]]) -> None:
+    """A race of shared or global memory is found where there is one, and ends the history."""
+    history = Defined(strict)
     for call in calls:
-        assert outcome(fast, call) == outcome(slow, call)
-    assert fast.state() == slow.state()
+        expected = history.expected(call)
+        found = outcome(history, call)
+        if expected is not None:
+            assert bool(found) == expected, found
+        if found:
+            return
+        history.note(call)
 
 
 def test_races_are_among_the_histories() -> None:
@@ -197,7 +298,7 @@ def test_races_are_among_the_histories() -> None:
     @settings(max_examples=200, derandomize=True, database=None)
     @given(CALLS)
     def count(calls: list[tuple[Any, ...]]) -> None:
-        history = History(native=True)
+        history = History()
         found.update(outcome(history, call).split(":")[0] for call in calls)
 
     count()
@@ -205,50 +306,23 @@ def test_races_are_among_the_histories() -> None:
     assert found[""] > 300
 
 
-def test_most_accesses_need_no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machine code decides what it is made for: reads and writes in order."""
-    decided: Counter[tuple[str, bool]] = Counter()
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list to which the core adds what it asks Python for from now on."""
+    asked: list[int] = []
+    original = ShadowUnit._asked
 
-    def count(name: str) -> None:
-        original = getattr(ShadowUnit, name)
+    def counted(unit: ShadowUnit, what: int, conflict: int) -> int:
+        asked.append(what)
+        return original(unit, what, conflict)
 
-        def counted(*args: object) -> bool:
-            result = original(*args)
-            decided[name, result] += 1
-            return result
-
-        monkeypatch.setattr(ShadowUnit, name, counted)
-
-    for name in ("async_read", "async_write", "tensor"):
-        count(name)
-    history = History(native=True)
-    for index in range(20):
-        history.copy(0, 0, 0, 0, 64, write=True)
-        history.copies_done(0, 0, read=False)
-        history.converge(0, FULL)
-        history.fence_proxy(0, FULL, 3)
-        history.copy(0, 0, 0, list(range(0, 64, 16)), 16, write=False)
-        history.copies_done(0, 0, read=True)
-        history.converge(0, FULL)
-        history.tensor(0, "st", 0, 4, 0, 1)
-        history.tensor_wait(0, Offset.TENSOR_STORE)
-        history.tensor(0, "ld", index % 4, 4 - index % 4, 0, 1)
-        history.tensor_wait(0, Offset.TENSOR_LOAD)
-    assert decided["async_write", True] == 20 and decided["async_read", True] == 20
-    assert decided["tensor", True] >= 39
+    monkeypatch.setattr(ShadowUnit, "_asked", counted)
+    return asked
 
 
-def test_what_a_warp_logs_in_order_needs_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the first access of a kind is Python's: it makes the memory that the others are recorded in."""
-    reported: list[int] = []
-    original = WarpLog._report_entry
-
-    def counted(log: WarpLog, entry: np.ndarray) -> None:
-        reported.append(int(entry[:4].view(np.int32)[0]))
-        original(log, entry)
-
-    monkeypatch.setattr(WarpLog, "_report_entry", counted)
-    history = History(native=True)
+def test_what_is_in_order_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python makes room for the first accesses of a kind, and has to be asked for nothing after that."""
+    asked = questions(monkeypatch)
+    history = History()
     for repeat in range(20):
         for nbytes in (4, 16):
             history.shared(0, 0, [0, 1, 2, 3], [0, 1, 2, 3], nbytes, write=True)
@@ -259,21 +333,28 @@ def test_what_a_warp_logs_in_order_needs_no_python(monkeypatch: pytest.MonkeyPat
             history.globally(0, [0, 1], [6, 7], 16, write=False)  # read-only memory
         history.copies_done(0, 3, read=True)  # what one lane knows
         history.converge(0, FULL)
-        history.fence_proxy(0, FULL, 1)
+        history.fence_proxy(0, FULL, 3)
+        history.copy(0, 0, 0, 512, 64, write=True)
+        history.copies_done(0, 0, read=False)
+        history.converge(0, FULL)
+        history.copy(0, 0, 0, list(range(512, 576, 16)), 16, write=False)
+        history.copies_done(0, 0, read=True)
+        history.converge(0, FULL)
+        history.tensor(0, "st", 0, 4, 0, 1)
+        history.tensor_wait(0, Offset.TENSOR_STORE)
         history.tensor(0, "log", 0, 3, 0, 1)
         history.tensor_wait(0, Offset.TENSOR_LOAD)
         history.tensor_fence(0, repeat % 2)
         if repeat == 0:
-            assert reported
-            reported.clear()
-    assert not reported
+            assert asked
+            asked.clear()
+    assert not asked
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("nbytes", [16, 4])
-def test_each_lane_looks_for_itself(native: bool, nbytes: int) -> None:
+def test_each_lane_looks_for_itself(nbytes: int) -> None:
     """The same earlier store is in order for the lane that made it, and a race for its neighbour."""
-    history = History(native)
+    history = History()
     history.shared(0, 0, [0], [0], nbytes, write=True)
     history.shared(0, 0, [0], [1], nbytes, write=True)
     history.shared(0, 0, [0], [0], nbytes, write=True)
@@ -281,11 +362,10 @@ def test_each_lane_looks_for_itself(native: bool, nbytes: int) -> None:
         history.shared(0, 0, [0, 1], [0, 1], nbytes, write=True)
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("nbytes", [16, 4])
-def test_accesses_of_earlier_clusters_are_not_known(native: bool, nbytes: int) -> None:
+def test_accesses_of_earlier_clusters_are_not_known(nbytes: int) -> None:
     """Columns and clocks of two clusters are the same numbers: what a warp knows says nothing of earlier clusters."""
-    history = History(native)
+    history = History()
     for write in (True, False, True, False):
         history.globally(0, [0], [0], nbytes, write)
         history.globally(0, [0], [1], nbytes, False)
@@ -306,13 +386,12 @@ def read_second_region(history: History, how: str, nbytes: int) -> None:
         history.copy(0, 1, 2, None, nbytes, False)
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("nbytes", [16, 8])
 @pytest.mark.parametrize("how", ["load", "copy"])
 @pytest.mark.parametrize("writer", ["store", "copy"])
-def test_reads_of_later_clusters_hide_none_of_earlier_ones(native: bool, nbytes: int, how: str, writer: str) -> None:
+def test_reads_of_later_clusters_hide_none_of_earlier_ones(nbytes: int, how: str, writer: str) -> None:
     """The reads of a warp have the same column in every cluster, and what it knows is about its own cluster."""
-    history = History(native)
+    history = History()
     for cluster in range(3):
         read_second_region(history, how, nbytes)
         if cluster < 2:
@@ -324,35 +403,32 @@ def test_reads_of_later_clusters_hide_none_of_earlier_ones(native: bool, nbytes:
     assert re.match(f"GlobalMemoryRace: .* writes .* which the {reader} read before.*another cluster", found)
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("how", ["load", "copy"])
-def test_many_clusters_that_read_the_same_need_no_more_layers(native: bool, how: str) -> None:
-    history = History(native)
+def test_many_clusters_that_read_the_same_need_no_more_layers(how: str) -> None:
+    history = History()
     for _ in range(10):
         read_second_region(history, how, 16)
         history.enter_cluster()
-    (shadow,) = history.launch.regions.values()
-    plane = shadow.coarse
+    plane = history.launch.regions[ORIGIN + 160, 96].coarse
     kept, latest = plane.foreign[:2], plane.reads[0][:2]
     assert len(plane.reads) == 1 and not plane.foreign[2:].any()
     assert (kept >> LANE_BITS < history.launch.floors[1]).all() and (kept > 0).all()
     assert (latest >> LANE_BITS >= history.launch.floors[9]).all()
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("nbytes", [16, 4])
-def test_a_write_that_is_in_order_ends_the_reads_of_earlier_clusters(native: bool, nbytes: int) -> None:
+def test_a_write_that_is_in_order_ends_the_reads_of_earlier_clusters(nbytes: int) -> None:
     """They were released to this cluster; the next cluster races with the write, and no more with them."""
-    history = History(native)
-    flag = [ORIGIN + 64]
+    history = History()
+    flag, order = [ORIGIN + 64], Order.SYNC | Order.WIDE | Order.GRID
     for cluster in range(3):
         if cluster:
             history.enter_cluster()
-            history.tracker.strong(history.warps[0], FULL, "global", flag, Order.SYNC | Order.WIDE | Order.GRID, None)
+            history.tracker.strong(history.warps[0].agent, FULL, "global", flag, order, None)
         history.globally(0, [0], [0], nbytes, False)
         if cluster < 2:
-            history.tracker.strong(history.warps[0], FULL, "global", flag, None, Order.SYNC | Order.WIDE | Order.GRID)
-    (shadow,) = history.launch.regions.values()
+            history.tracker.strong(history.warps[0].agent, FULL, "global", flag, None, order)
+    shadow = history.launch.regions[ORIGIN, 96]
     plane = shadow.coarse if nbytes == 16 else shadow.fine
     assert plane.foreign[0]
     assert outcome(history, ("globally", 0, [0], [0], nbytes, True)) == ""
@@ -398,7 +474,6 @@ UNSYNCHRONISED = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("native", [True, False])
 @settings(max_examples=300, deadline=None)
 @given(UNSYNCHRONISED)
 @example([("load", 0, 1, 0, 16), ("load", 1, 1, 1, 16), ("enter_cluster",), ("load", 0, 2, 0, 16),
@@ -407,12 +482,12 @@ UNSYNCHRONISED = st.lists(
           ("store", 0, 1, 0, 4)])  # fmt: skip
 @example([("load", 0, 1, 20, 4), ("load", 0, 1, 0, 16), ("enter_cluster",), ("load", 0, 1, 20, 4),
           ("load", 0, 1, 0, 16), ("store", 0, 1, 0, 4)])  # fmt: skip
-def test_global_memory_against_a_list_of_all_accesses(native: bool, calls: list[tuple[Any, ...]]) -> None:
+def test_global_memory_against_a_list_of_all_accesses(calls: list[tuple[Any, ...]]) -> None:
     """Without synchronisation, a race is reported exactly where two accesses conflict, however long ago one was.
 
     A race ends the history; a read that would be one is left out, so that more histories come to a write.
     """
-    history, model = History(native), Accesses()
+    history, model = History(), Accesses()
     for kind, *arguments in calls:
         if kind == "enter_cluster":
             history.enter_cluster()
@@ -438,7 +513,7 @@ def test_global_memory_against_a_list_of_all_accesses(native: bool, calls: list[
 
 def test_readers_of_global_memory_do_not_replace_each_other() -> None:
     """What a warp knows has no say in which readers of global memory are kept: other clusters may have to see them."""
-    histories = [History(native) for native in (True, False)]
+    histories = [History() for native in (True, False)]
     for history in histories:
         for warp in (0, 1, 0, 1):
             history.globally(warp, [0], [0], 16, False)
@@ -449,11 +524,10 @@ def test_readers_of_global_memory_do_not_replace_each_other() -> None:
     assert len({int(layer[0]) for layer in shadow.coarse.reads} - {0}) == 2
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("split", [0, 1, 2])
-def test_a_split_granule_between_whole_ones_is_looked_at_by_bytes(native: bool, split: int) -> None:
+def test_a_split_granule_between_whole_ones_is_looked_at_by_bytes(split: int) -> None:
     """A copy over three granules of which one was written in pieces, by a warp that the copy is not ordered after."""
-    history = History(native)
+    history = History()
     history.shared(0, 0, [0], [0], 4, write=True)  # from now on there is a plane by bytes
     history.converge(0, FULL)
     history.shared(1, 0, [0], [4 * (4 + split)], 4, write=True)
@@ -462,7 +536,7 @@ def test_a_split_granule_between_whole_ones_is_looked_at_by_bytes(native: bool, 
 
 def test_epochs_are_made_beyond_the_first_arrays() -> None:
     """Arrays of epochs grow while the core knows their addresses."""
-    histories = [History(native) for native in (True, False)]
+    histories = [History() for native in (True, False)]
     for history in histories:
         for _ in range(1500):
             history.shared(0, 0, [0], [0], 4, write=True)
@@ -476,8 +550,7 @@ def test_rows_are_the_offsets_that_they_stand_for() -> None:
         ours, theirs = Shadow(BYTES), Shadow(BYTES)
         offsets = np.array([rows.start + i * rows.pitch for i in range(rows.count)])
         for shadow, where in ((ours, rows), (theirs, offsets)):
-            for part in shadow.parts(where, nbytes):
-                part.plane.set_write(part.where, 32)
+            ShadowUnit(Epochs(), lambda address, shadow=shadow: shadow).note(shadow, where, nbytes, 32, True)
         assert (ours.coarse.writes == theirs.coarse.writes).all()
         assert (ours.fine is None) == (theirs.fine is None)
         assert ours.fine is None or (ours.fine.writes == theirs.fine.writes).all()
@@ -493,7 +566,7 @@ def test_memory_of_shadows_is_zero_and_writable(shape: int | tuple[int, ...]) ->
 
 def test_a_launch_that_follows_knows_no_machine_code() -> None:
     """Regions are found again where the shadows of one launch are those of the next."""
-    history = History(native=True)
+    history = History()
     history.globally(0, [0], [0], 4, write=True)
     history.globally(0, [0], [0], 4, write=True)
     history.launch = history.launch.successor()
@@ -505,27 +578,24 @@ def test_a_launch_that_follows_knows_no_machine_code() -> None:
 @pytest.mark.parametrize("nbytes", [4, 16])
 def test_readers_that_know_nothing_of_each_other_need_no_python(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The core adds a layer for the second one, and splits a granule; a write by either races with the other's read."""
-    histories = [History(native) for native in (True, False)]
-    histories[1].shared(0, 0, [0], [5], nbytes, False)
-    histories[1].shared(1, 0, [0], [5], nbytes, False)
-    monkeypatch.setattr(WarpLog, "_report_entry", None)  # what Python would be asked
-    histories[0].shared(0, 0, [0], [5], nbytes, False)
-    histories[0].shared(1, 0, [0], [5], nbytes, False)
-    assert histories[0].state() == histories[1].state()
-    shadow = histories[0].tracker.shared[0]
+    asked = questions(monkeypatch)
+    history = History()
+    history.shared(0, 0, [0], [5], nbytes, False)
+    history.shared(1, 0, [0], [5], nbytes, False)
+    assert not asked
+    shadow = history.tracker.shared[0]
     plane, place = (shadow.fine, 5 * nbytes) if nbytes < 16 else (shadow.coarse, 5)
     assert len(plane.reads) == 2 and len({int(layer[place]) for layer in plane.reads} - {0}) == 2
-    monkeypatch.undo()
-    for history in histories:
-        with pytest.raises(SharedMemoryRace, match="which the load of .* read"):
-            history.shared(0, 0, [0], [5], nbytes, True)
+    with pytest.raises(SharedMemoryRace, match="which the load of .* read"):
+        history.shared(0, 0, [0], [5], nbytes, True)
 
 
 def test_layers_beyond_those_that_there_is_room_for() -> None:
     """Python makes more of them, and those that there are keep what they hold."""
     plane = Plane(8)
     for number in range(1, 40):
-        plane.add_layer()[number % 8] = number
+        plane.expect_reads(number)
+        plane.reads[-1][number % 8] = number
     assert len(plane.reads) == 39 and plane.block[2] == 39
     assert [int(layer[number % 8]) for number, layer in enumerate(plane.reads, 1)] == list(range(1, 40))
     assert sum(int(layer.sum()) for layer in plane.reads) == sum(range(1, 40))

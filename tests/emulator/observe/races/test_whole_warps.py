@@ -1,6 +1,7 @@
 """Loads and stores of whole warps, which the core of the race detector decides for all lanes at once.
 
-Where the history of one lane's place differs in whatever way, each lane has to be looked at by itself, as NumPy does.
+Where the history of one lane's place differs in whatever way, each lane has to be looked at by itself, as it is where
+Python asks.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.emulator import GlobalMemory, Options
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.observe.races.happens_before import FULL, LANES
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.shadow import Rows
-from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.crew import Crew
@@ -41,10 +42,14 @@ PATTERNS = {
 
 
 class WholeWarps(History):
-    """A detector with three warps of two CTAs, all lanes of which access shared or global memory."""
+    """A detector with three warps of two CTAs, all lanes of which access shared or global memory.
 
-    def __init__(self, native: bool) -> None:
-        self.native, self.strict = native, False
+    Args:
+        together: accesses are logged, and may be decided for all lanes at once; else lane by lane.
+    """
+
+    def __init__(self, together: bool) -> None:
+        self.together, self.strict = together, False
         self.memory = GlobalMemory()
         self.memory.register(EVEN, BYTES, "even")
         self.memory.register(ODD, BYTES, "odd")
@@ -57,7 +62,7 @@ class WholeWarps(History):
         self.converge(0, FULL)
 
     def enter_cluster(self) -> None:
-        self.crew = Crew([BYTES, BYTES], [0, 0, 1], native=self.native, launch=self.launch)
+        self.crew = Crew([BYTES, BYTES], [0, 0, 1], launch=self.launch)
         self.tracker, self.warps = self.crew.tracker, self.crew.warps
         self.points = [self.tracker.point() for _ in range(2)]
         self.groups = 0
@@ -65,7 +70,14 @@ class WholeWarps(History):
     def _access(self, warp: int, space: str, lanes: list[int], places: list[int], nbytes: int, write: bool) -> None:
         base = {"shared": 0, "remote": 1 << 24, "even": EVEN, "odd": EVEN + BYTES + 16}[space]
         kind = "shared" if base <= 1 << 24 else "global"
-        self.warps[warp].logger.access(kind, lanes, [base + place * nbytes for place in places], nbytes, write)
+        self._make(warp, kind, lanes, [base + place * nbytes for place in places], nbytes, write)
+
+    def _make(self, warp: int, kind: str, lanes: list[int], addresses: list[int], nbytes: int, write: bool) -> None:
+        if self.together:
+            self.warps[warp].logger.access(kind, lanes, addresses, nbytes, write)
+        else:
+            given = np.array(lanes, np.int32), kind, np.array(addresses, np.int64), nbytes, write
+            self.tracker.generic(self.warps[warp], *given)
 
     def whole(
         self, warp: int, space: str, nbytes: int, write: bool, first: int = 0, pattern: str = "neighbours",
@@ -81,7 +93,7 @@ class WholeWarps(History):
         bases = {"shared": 0, "remote": 1 << 24, "even": EVEN, "odd": EVEN + BYTES + 16}
         addresses = [bases[spaces[lane >= LANES // 2]] + 4 * lane for lane in range(LANES)]
         kind = "shared" if spaces[0] in ("shared", "remote") else "global"
-        self.warps[warp].logger.access(kind, list(range(LANES)), addresses, 4, write)
+        self._make(warp, kind, list(range(LANES)), addresses, 4, write)
 
     def single(self, warp: int, space: str, nbytes: int, write: bool, lane: int, place: int) -> None:
         self._access(warp, space, [lane], [place], nbytes, write)
@@ -93,8 +105,8 @@ class WholeWarps(History):
 
 
 def both(*calls: tuple[Any, ...]) -> str:
-    """What the last call comes to, in the core and in NumPy; the calls before it are in order."""
-    histories = WholeWarps(native=True), WholeWarps(native=False)
+    """What the last call comes to, for all lanes and lane by lane; the calls before it are in order."""
+    histories = WholeWarps(together=True), WholeWarps(together=False)
     ends = []
     for history in histories:
         for call in calls[:-1]:
@@ -138,9 +150,9 @@ CALLS = st.lists(
           ("whole", 0, "even", 4, False), ("whole", 0, "even", 4, True)])  # fmt: skip
 @example([("whole", 0, "even", 16, True), ("enter_cluster",), ("whole", 0, "even", 16, False)])
 @example([("whole", 0, "shared", 4, True), ("whole", 0, "shared", 16, True), ("whole", 0, "shared", 16, False)])
-def test_same_reports_and_same_shadow_as_numpy(calls: list[tuple[Any, ...]]) -> None:
+def test_same_reports_and_same_shadow_as_lane_by_lane(calls: list[tuple[Any, ...]]) -> None:
     """A race ends a program; here the next call goes on from what has been recorded."""
-    fast, slow = WholeWarps(native=True), WholeWarps(native=False)
+    fast, slow = WholeWarps(together=True), WholeWarps(together=False)
     for call in calls:
         assert outcome(fast, call) == outcome(slow, call)
     assert fast.state() == slow.state()
@@ -151,14 +163,14 @@ def test_same_reports_and_same_shadow_as_numpy(calls: list[tuple[Any, ...]]) -> 
 @pytest.mark.parametrize("pattern", ["neighbours", "swizzled", "apart"])
 def test_histories_that_are_alike_are_decided_at_once(space: str, nbytes: int, pattern: str) -> None:
     """Of the warp's own accesses, of another warp's that it knows, and of a copy's."""
-    history = WholeWarps(native=True)
+    history = WholeWarps(together=True)
     history.whole(0, space, nbytes, True, 0, pattern)  # the first splits granules
-    decided = ShadowUnit().together
+    decided = library().accesses_together()
     for warp in (0, 1, 1, 0):
         for write in (True, True, False, False, True):
             history.whole(warp, space, nbytes, write, 0, pattern)
             decided += 1
-            assert ShadowUnit().together == decided
+            assert library().accesses_together() == decided
             history.converge(warp, FULL)
         history.synchronise(0, 1)
         history.synchronise(1, 0)
@@ -170,20 +182,20 @@ def test_histories_that_are_alike_are_decided_at_once(space: str, nbytes: int, p
             history.copies_done(0, 0, False)
             history.converge(0, FULL)
             history.whole(0, space, nbytes, True, 0, pattern)
-            assert ShadowUnit().together == decided + 1 + count
+            assert library().accesses_together() == decided + 1 + count
 
 
 def test_granules_that_are_kept_by_bytes_are_decided_at_once_too() -> None:
-    history = WholeWarps(native=True)
+    history = WholeWarps(together=True)
     for first in (0, LANES):
         history.whole(0, "shared", 8, True, first)
     history.converge(0, FULL)
     history.whole(0, "shared", 16, True)  # of which lane n meets what two lanes wrote
     history.whole(0, "shared", 16, False)
-    before = ShadowUnit().together
+    before = library().accesses_together()
     for write in (True, False, True):
         history.whole(0, "shared", 16, write)
-    assert ShadowUnit().together == before + 3
+    assert library().accesses_together() == before + 3
 
 
 def test_a_loop_of_a_store_and_a_load_is_decided_at_once() -> None:
@@ -194,10 +206,10 @@ def test_a_loop_of_a_store_and_a_load_is_decided_at_once() -> None:
         f"mov.u32 %r2, 0; NEXT: st.global.u32 [%d1], %r2; ld.global.u32 %r3, [%d1]; add.s32 %r2, %r2, 1;"
         f"setp.lt.s32 %p1, %r2, {rounds}; @%p1 bra NEXT; ret;"
     )
-    before = ShadowUnit().together
+    before = library().accesses_together()
     launch(text, out, 0, options=Options())
     assert (out == rounds - 1).all()
-    assert 2 * rounds - 4 <= ShadowUnit().together - before <= 2 * rounds
+    assert 2 * rounds - 4 <= library().accesses_together() - before <= 2 * rounds
 
 
 LANES_OF_INTEREST = [0, 1, 17, LANES - 1]

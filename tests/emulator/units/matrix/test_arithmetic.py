@@ -11,6 +11,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.runtime.emulated import launch as emulate
 from tests.emulator.gemm_inputs import make_gemm_case
 from tests.emulator.kernel_inputs import make_case
+from tests.nightly import crossed
 
 
 @pytest.mark.parametrize("native", [False, True], indirect=True)
@@ -28,8 +29,9 @@ def test_patch_embed(arch: str, config: Sm90PatchEmbedConfig | Sm100PatchEmbedCo
     assert torch.equal(case.tensors.out.view(torch.int16), case.expected.view(torch.int16))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize(
+    ("dtype", "arch"), crossed([torch.bfloat16, torch.float16, torch.float32], ["sm_90a", "sm_100a"])
+)
 def test_gemm_into_fp32(arch: str, dtype: torch.dtype) -> None:
     case = make_gemm_case(m=96, n=64, k=200, in_dtype=dtype, out_dtype=torch.float32, bias=False, arch=arch)
     exact = case.expected[..., :64].clone()

@@ -24,7 +24,6 @@ from cute_kernels.emulator.errors import (
     UnsupportedPTX,
 )
 from cute_kernels.emulator.observe.races.happens_before import FULL
-from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.state.async_engine import AsyncEngine
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory, shared_address
@@ -67,7 +66,7 @@ class Machine:
         self.warp: Any = self.crew[0] if detectors else SimpleNamespace()
         self.warp.label = "warp 0"
         if detectors:
-            self._context = ShadowUnit.context(tracker, self.crew[0].agent)
+            self._context = tracker.context(self.crew[0].agent)
 
     def _ask(self, what: int) -> bool:
         if what not in ASKED:
