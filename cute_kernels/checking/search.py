@@ -184,7 +184,8 @@ class Search:
         for number in range(len(self.launches)):
             yield "", number, Schedule()
         plans = [
-            schedules.systematic(each.ctas, each.warps, overlaps=each.previous is not None) for each in self.launches
+            schedules.systematic(each.ctas, each.warps, overlaps=each.previous is not None, meets=each.meets)
+            for each in self.launches
         ]
         for turn in itertools.zip_longest(*plans):
             for number, schedule in enumerate(turn):
@@ -192,7 +193,9 @@ class Search:
                     yield "systematic", number, schedule
         for seed in itertools.count(1) if self.budget.seeds is None else range(1, self.budget.seeds + 1):
             for number, recorded in enumerate(self.launches):
-                yield "random", number, schedules.drawn(seed, overlaps=recorded.previous is not None)
+                yield "random", number, schedules.drawn(
+                    seed, overlaps=recorded.previous is not None, meets=recorded.meets
+                )
 
     def _reduced(self, finding: Finding, workers: Workers) -> Finding:
         """Finds the simplest schedule that shows the same failure, whatever time that takes."""

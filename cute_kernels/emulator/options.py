@@ -55,6 +55,9 @@ class Options:
             no barrier, no asynchronous work) before that is reported as a hang: loops that count while they wait for
             what nobody does. (Loops that return to the same registers are recognised sooner.) A strong load (volatile,
             relaxed or acquire), or an atomic that changes nothing, counts as 250 blocks. None for no limit.
+        interleave_clusters: which cluster runs next: in turn until it waits for another one, several at random, or
+            ``"starve"``: one of the first, drawn from the seed, only when no other one can run.
+        resident: clusters that run at the same time at most; None: as many as the chip holds (`launch.residents`).
         counters: count the work of every unit (`Report.units`), which takes longer.
         trace: file to write a timeline of the launch to (`cute_kernels.emulator.observe.trace`), also when it fails.
         processes: how many execute the clusters of a launch at the same time, forked for it, where clusters turn out to
@@ -77,6 +80,8 @@ class Options:
     barriers: tuple[tuple[int, str], ...] = ()
     max_warp_instructions: int | None = 1_000_000_000
     max_idle_blocks: int | None = 5_000_000
+    interleave_clusters: Literal["in_turn", "random", "starve"] = "in_turn"
+    resident: int | None = None
     counters: bool = False
     trace: str | Path | None = None
     processes: int = 1
@@ -85,6 +90,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, legal in (
             ("completion", ("eager", "lazy", "random")), ("interleave", ("round_robin", "random", "starve")),
+            ("interleave_clusters", ("in_turn", "random", "starve")),
             ("arithmetic", CHOICES),
         ):  # fmt: skip
             if getattr(self, name) not in legal:
@@ -97,7 +103,7 @@ class Options:
         for name in self.without:
             if name not in DETECTORS:
                 raise ValueError(f"without {name!r}; legal are {', '.join(map(repr, DETECTORS))}")
-        for name in ("max_warp_instructions", "max_idle_blocks"):
+        for name in ("max_warp_instructions", "max_idle_blocks", "resident"):
             value = getattr(self, name)
             if value is None:
                 continue

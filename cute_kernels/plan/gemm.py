@@ -184,8 +184,18 @@ class StagedGemmPlan(GemmPlan, StoreBuffers):
         return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
 
     @property
+    def spare_barrier_bytes(self) -> int:
+        """Bytes of those of barriers that `first_smem` takes."""
+        return 0
+
+    @property
+    def first_smem(self) -> tuple[tuple[str, int, int], ...]:
+        """Regions between barriers and stages: name, bytes, alignment."""
+        return ()
+
+    @property
     def more_smem(self) -> tuple[tuple[str, int, int], ...]:
-        """Regions after those that every dense GEMM has: name, bytes, alignment."""
+        """Regions after those that every dense GEMM has."""
         return ()
 
     @cached_property
@@ -193,7 +203,8 @@ class StagedGemmPlan(GemmPlan, StoreBuffers):
         """Dynamic shared memory of a CTA, in address order."""
         stages = self.config.stages
         return smem_map(
-            (self.barrier_region, self.barrier_bytes, 128),
+            (self.barrier_region, self.barrier_bytes - self.spare_barrier_bytes, 128),
+            *self.first_smem,
             (f"a: {stages} stages", stages * self.a_stage_bytes, self.swizzle_period),
             (f"b: {stages} stages", stages * self.b_stage_bytes, self.swizzle_period),
             (f"output: {self.config.store_stages} stages", self.staging_bytes, self.swizzle_period),

@@ -175,10 +175,22 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
         return len(self.kept) * self.config.tile_n * ITEMSIZE["float32"]
 
     @property
+    def spare_barrier_bytes(self) -> int:
+        """Half, but for a residual's: 22 stages of the smallest tile and the sums of eight warps need 480 bytes.
+
+        Two CTAs of one warpgroup, six stages and two slices of K fill a multiprocessor to the byte.
+        """
+        return self.barrier_bytes // 2 if self.kept and not self.tma_residual else 0
+
+    @property
+    def first_smem(self) -> tuple[tuple[str, int, int], ...]:
+        return (("numbers of columns", self.keeping_groups * self.kept_bytes, 128),) if self.kept else ()
+
+    @property
     def more_smem(self) -> tuple[tuple[str, int, int], ...]:
-        split, kept = self.finished_warps * self.received_bytes, self.keeping_groups * self.kept_bytes
-        regions = ("partial sums", split, 128), ("numbers of columns", kept, 128)
-        return tuple(region for region in regions if region[1])
+        if self.config.split_k == 1:
+            return ()
+        return (("partial sums", self.finished_warps * self.received_bytes, 128),)
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config
@@ -300,6 +312,7 @@ _CANDIDATES = (
 
 _TRANSPOSED_CANDIDATES = (
     (128, 224, False, 4, 1, ((1, 1),), 1),
+    (128, 192, True, 4, 2, ((1, 1),), 1),
     (192, 112, True, 5, 3, ((1, 2),), 1),
     (128, 160, True, 5, 2, ((1, 1), (2, 1)), 1),
     (128, 144, True, 5, 3, ((1, 1),), 1),
@@ -410,7 +423,9 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
     wgmma = blocks * BLOCK_MACS * c.tile_m * c.tile_n / MACS_PER_CLOCK * (1 - gain)
     fetched = (plan.loaded_rows / c.cluster_n + c.tile_n / c.cluster_m) * blocks * plan.k_block_bytes
     rate = FETCHED_BYTES_PER_CLOCK
-    if _rows_in_flight(plan) > NEAR_L2_BYTES:
+    b_bytes = plan.problem.n * plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
+    alone = c.transposed and plan.sharing_ctas == 1 and turns > 1  # every CTA loads all of both operands, anew
+    if _rows_in_flight(plan) > NEAR_L2_BYTES or (alone and b_bytes > RESIDENT_B_BYTES):
         rate /= 2
     # Almost the larger of both: they overlap, but for where both take as long.
     mainloop = (wgmma**4 + (fetched / rate) ** 4) ** 0.25 + TILE_CLOCKS + blocks * BLOCK_CLOCKS
@@ -478,9 +493,14 @@ def _store_stages(plan: Sm90GemmPlan, wanted: int) -> int:
     return next((count for count in range(min(wanted, regions), regions) if regions % count == 0), regions)
 
 
+def _room(plan: Sm90GemmPlan) -> int:
+    """Shared memory of a CTA, of which as many are resident as the plan says."""
+    return min(plan.arch.smem_bytes, plan.arch.sm_smem_bytes // plan.resident_ctas - CTA_SMEM_BYTES)
+
+
 def _with_stages_that_fit(plan: Sm90GemmPlan, config: Sm90GemmConfig) -> Sm90GemmConfig:
     plan = dataclasses.replace(plan, config=config)
-    beyond = max(0, plan.smem_bytes - plan.arch.smem_bytes)
+    beyond = max(0, plan.smem_bytes - _room(plan))
     return dataclasses.replace(config, stages=config.stages - -(-beyond // plan.stage_bytes))
 
 
@@ -522,8 +542,7 @@ def _filled(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: 
         config = dataclasses.replace(config, group_m=tile_group(plan))
     config = dataclasses.replace(config, store_stages=_store_stages(plan, 2))
     least = Sm90GemmPlan(problem, config, arch, sm_count)
-    room = min(arch.smem_bytes, arch.sm_smem_bytes // least.resident_ctas - CTA_SMEM_BYTES)
-    stages = config.stages + (room - least.smem_bytes) // least.stage_bytes
+    stages = config.stages + (_room(least) - least.smem_bytes) // least.stage_bytes
     try:
         return plan_sm90_gemm(problem, dataclasses.replace(config, stages=min(stages, 8)), arch, sm_count)
     except ValueError:

@@ -87,6 +87,7 @@ def _launch(
                 options=options,
                 progress=progress,
                 programmatic=captured.programmatic,
+                cooperative=captured.cooperative,
             )
     except emulator.EmulatorError as error:
         error.attach(artifact.ptx, captured)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from cute_kernels.emulator.launch.schedule import COMPLETIONS, INTERLEAVES, Schedule
+from cute_kernels.emulator.launch.schedule import CLUSTERS, COMPLETIONS, INTERLEAVES, Schedule
 from cute_kernels.testing.data import exact, varied
 
 
@@ -21,6 +21,7 @@ def schedules(*, overlap: bool = False) -> SearchStrategy[Schedule]:
         interleave=st.sampled_from(INTERLEAVES),
         spurious_timeouts=st.booleans(),
         overlap=st.booleans() if overlap else st.just(False),
+        interleave_clusters=st.sampled_from(CLUSTERS),
     )
 
 

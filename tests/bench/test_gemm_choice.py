@@ -72,8 +72,8 @@ def test_the_order_of_tiles_reads_no_more_than_the_usual_one() -> None:
             rows, columns = plan.cluster_rows, plan.cluster_columns
             usual = tile_order.dram_ratio(plan, rows, columns, 8)
             changed[case.name] = (tile_order.dram_ratio(plan, rows, columns, plan.config.group_m), usual)
-    assert len(changed) == 8 and all(chosen <= usual and chosen < 1.23 for chosen, usual in changed.values()), changed
-    assert sum(usual > 1.15 for _, usual in changed.values()) == 7
+    assert len(changed) == 11 and all(chosen <= usual and chosen < 1.23 for chosen, usual in changed.values()), changed
+    assert sum(usual > 1.15 for _, usual in changed.values()) == 10
     for case in squares():
         assert tile_order.plan_of(case).config.group_m == 8
 

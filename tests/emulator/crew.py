@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import ctypes
 from types import SimpleNamespace
 from typing import Any
@@ -28,10 +27,10 @@ def _plane(tracker: RaceTracker, plane: Plane) -> list[tuple[str, list[str], str
 
     The numbers of epochs may differ.
     """
-    label, floors = tracker.epochs.label, tracker.launch.floors
+    label, clusters = tracker.epochs.label, tracker.epochs.clusters
 
     def name(identity: int) -> str:
-        return f"{label(identity)} of cluster {bisect.bisect_right(floors, identity >> LANE_BITS)}"
+        return f"{label(identity)} of cluster {clusters[identity >> LANE_BITS]}"
 
     readers = zip(*(layer.flat for layer in plane.reads)) if plane.reads else [()] * plane.writes.size
     foreign = np.zeros(plane.writes.size, np.int32) if plane.foreign is None else plane.foreign.reshape(-1)

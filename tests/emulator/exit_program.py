@@ -10,6 +10,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import torch
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.runtime import from_dlpack
 
 
@@ -42,10 +43,18 @@ def launch_hanging(y: cute.Tensor):
     wait_for_nobody(y).launch(grid=(1, 1, 1), block=(32, 1, 1))
 
 
+@cute.kernel
+def multiply(y: cute.Tensor):
+    """By an instruction that the emulator does not implement."""
+    thread, _, _ = cute.arch.thread_idx()
+    number = thread.ir_value()
+    text = "vmad.s32.s32.s32 $0, $1, $1, $1;"
+    y[thread] = cutlass.Int32(llvm.inline_asm(number.type, [number], text, "=r,r"))
+
+
 @cute.jit
-def launch_cooperative(y: cute.Tensor, stream: cuda.CUstream):
-    """A launch attribute that the emulator does not implement."""
-    fill(y, 0).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream, cooperative=True)
+def launch_refused(y: cute.Tensor, stream: cuda.CUstream):
+    multiply(y).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
 
 
 executors = []
@@ -63,7 +72,7 @@ def main(how: str) -> None:
         if kind in ("fault", "both"):
             launch(tensor, cutlass.Int32(1 << 20), cutlass.Int32(1), stream)
         elif kind == "refused":
-            launch_cooperative(tensor, stream)
+            launch_refused(tensor, stream)
 
     if then == "thread":  # which the program does not wait for
         threading.Thread(target=fail).start()
@@ -74,7 +83,7 @@ def main(how: str) -> None:
         return
     if kind == "both":
         try:
-            launch_cooperative(tensor, stream)
+            launch_refused(tensor, stream)
         except Exception as error:
             print("caught", type(error).__name__)
     try:

@@ -48,7 +48,6 @@ def launch_smem(pointer: cute.Pointer, count: Int32, value: Float32, stream: cud
 
 @cute.jit
 def launch_cooperative(pointer: cute.Pointer, count: Int32, value: Float32, stream: cuda.CUstream):
-    """A launch attribute that the emulator does not implement."""
     fill(pointer, count, value).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream, cooperative=True)
 
 

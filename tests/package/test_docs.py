@@ -46,18 +46,18 @@ SIZES = {
     "docs/install.md": 3_500, "docs/tutorial.md": 6_750, "docs/glossary.md": 3_250, "docs/demo.md": 1_500,
     # Kernel developers.
     "docs/agents.md": 4_500, "docs/own_kernel.md": 6_750,
-    "docs/emulator/guide.md": 8_750, "docs/emulator/your_kernel.md": 7_500, "docs/emulator/contract.md": 14_000,
-    "docs/emulator/families.md": 9_500,
+    "docs/emulator/guide.md": 9_500, "docs/emulator/your_kernel.md": 7_500, "docs/emulator/contract.md": 14_500,
+    "docs/emulator/families.md": 9_750,
     "docs/emulator/arithmetic.md": 5_250, "docs/emulator/core.md": 8_250, "docs/emulator/counters.md": 5_500,
     "docs/emulator/programs.md": 3_750, "docs/emulator/programs_outcomes.md": 6_000,
     "docs/emulator/public_bugs.md": 6_500,
     # Model engineers.
     "docs/use_in_your_model.md": 13_250, "docs/accuracy.md": 1_500, "docs/operations.md": 7_750,
-    "docs/fp8_mlp.md": 6_500,
+    "docs/fp8_mlp.md": 7_000,
     "docs/which_kernel.md": 7_000, "docs/caching.md": 3_750, "docs/tf32.md": 3_000, "docs/performance.md": 11_750,
     # Explorers.
     "docs/explore.md": 4_250, "docs/profiling.md": 4_500, "docs/model.md": 8_000, "docs/measure.md": 2_000,
-    "docs/experiments.md": 15_000, "docs/mma_sync.md": 2_250, "docs/sass.md": 4_000,
+    "docs/experiments.md": 15_000, "docs/mma_sync.md": 4_000, "docs/sass.md": 4_000,
     # Contributors.
     "docs/architecture.md": 9_500, "docs/dataflow.md": 10_750, "docs/extending.md": 4_250, "docs/testing.md": 6_000,
     "docs/mutation.md": 5_000, "docs/release.md": 2_250,

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
 
-from tests import random_orders
+from tests import nightly, random_orders
 from tests.processes import run_python
 
 TESTS = """
@@ -71,6 +72,24 @@ def test_an_order_is_clean_only_if_it_was_complete(lines, statuses, collected, c
     record.write_text("".join(json.dumps(entry) + "\n" for entry in found) + '{"test": "cut sho')
     result = random_orders.result(1, statuses, collected, [record, tmp_path / "of a process that never began"])
     assert result[0] == clean and says in result[1]
+
+
+def test_by_day_each_value_of_a_kernel_is_in_one_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many kernels as the longest fact has values; a night draws any of them."""
+    facts = {"dtype": ["fp8", "int8", "bf16"], "bias": [True, False], "stages": (2, 3, 4, 5, 6)}
+    for night, count in ((False, 5), (True, 30)):
+        monkeypatch.setattr(nightly, "NIGHTLY", night)
+        seen: list[dict[str, object]] = []
+
+        @settings(max_examples=500, database=None)  # hypothesis draws each of so few at least once
+        @given(nightly.drawn_together(**facts))
+        def draw(kernel: dict[str, object]) -> None:
+            seen.append(kernel)  # noqa: B023
+
+        draw()
+        kernels = {tuple(sorted(each.items())) for each in seen}
+        assert len(kernels) == count
+        assert {name: {kernel[name] for kernel in seen} for name in facts} == {n: set(v) for n, v in facts.items()}
 
 
 ORDERS = """

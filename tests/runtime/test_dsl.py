@@ -194,7 +194,7 @@ def test_the_command_line_says_it_without_a_traceback(version, monkeypatch, caps
     assert "error: CuTe DSL (nvidia-cutlass-dsl) 4.7.1 is installed; allowed are" in capsys.readouterr().err
 
 
-def test_source_lines_are_those_that_cute_dsl_finds_without_help(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_and_source_lines_are_those_that_cute_dsl_makes_without_help(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(GemmProblem(64, 64, 64), arch="sm_80")
     helped = compile_module.build(plan).ptx
     monkeypatch.setattr(compiling, "_fast_tracing", contextlib.nullcontext)

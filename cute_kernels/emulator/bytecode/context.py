@@ -29,6 +29,10 @@ _UNIFORM = {
     "%smid": ("(W.cluster.index * len(W.cluster.ctas) + W.cta.rank)", 32),
     "%nsmid": ("(W.cluster.grid[0] * W.cluster.grid[1] * W.cluster.grid[2])", 32),
     "%gridid": ("0", 64),
+    # PTX leaves their meaning to the driver: of a cooperative launch, the upper and lower half of its workspace.
+    **{f"%envreg{n}": ("0", 32) for n in range(32)},
+    "%envreg1": ("(W.cluster.symbols.get('%envreg', 0) >> 32)", 32),
+    "%envreg2": ("(W.cluster.symbols.get('%envreg', 0) & 0xFFFFFFFF)", 32),
     "%dynamic_smem_size": ("W.cluster.dynamic_smem", 32),
     "%total_smem_size": ("W.cta.shared.size", 32),
 }

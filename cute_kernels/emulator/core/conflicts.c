@@ -48,12 +48,12 @@ static int is_late(const Part *part, int32_t id, int64_t lane, const View *view)
   int64_t number = id >> LANE_BITS;
   if (view->strong && epochs->kinds[number] == STRONG) return 0;
   if (is_ordered(access, id, view->known, view->own, lane, view->exempt, 0)) return 0;
-  if (access->floor) {
+  if (access->cluster) {
     Conflict abroad = {.known = view->known, .identity = id};
     if (ask(part, RACE_ABROAD, &abroad)) return -1;
     if (abroad.answer) return 0;
   }
-  const Private *single = number >= access->floor ? access->single : NULL;
+  const Private *single = of_other_cluster(access, id) ? NULL : access->single;
   for (int64_t i = 0; single && i < single->count; i++) {
     const PrivateClock *known = &single->entries[i];
     if (known->column == epochs->columns[number] && epochs->clocks[number] <= known->clock && known->lane == lane)
@@ -126,7 +126,8 @@ static void take_strong_stores(Part *part) {
   take(part, part->plane->writes);
   for (int64_t i = 0; i < part->count; i++) {
     int64_t number = part->before[i] >> LANE_BITS, by = epochs->instructions[number];
-    int chosen = epochs->columns[number] == access->own && epochs->kinds[number] == STRONG && number >= access->floor;
+    int chosen = epochs->columns[number] == access->own && epochs->kinds[number] == STRONG;
+    chosen = chosen && !of_other_cluster(access, part->before[i]);
     chosen = chosen && by >= 0 && by != access->instruction && access->stores[by];
     if (!chosen || is_read_strongly(part, part->places[i])) part->before[i] = 0;
   }
@@ -190,7 +191,7 @@ static int record_read(const Part *part, int64_t place) {
   if (n == plane->room && !make_room(part, RACE_LAYER)) return 0;
   if (n == plane->layer_count) plane->layer_count++;
   int32_t old = plane->layers[n][place];
-  if (of_earlier_cluster(access, old)) {
+  if (of_other_cluster(access, old)) {
     if (!plane->foreign && !make_room(part, RACE_FOREIGN)) return 0;
     if (!plane->foreign[place]) plane->foreign[place] = old;
   }
@@ -371,7 +372,7 @@ static int group_whole(
   if (global) {
     access.shadow = group->region->tracked;
     access.origin = group->region->origin;
-    access.floor = context->floor;
+    access.cluster = context->cluster;
     if (!write && non_coherent && generic->instruction >= 0 && non_coherent[generic->instruction])
       access.unwritten = context->launch->first;
   } else {

@@ -13,7 +13,7 @@ static Access copy_access(const Context *context, int write, int global, int64_t
   return (Access){
       .write = write, .grain = GRANULE, .known = agent_row(agent, write ? ROW_ACQUIRED : ROW_VISIBLE),
       .width = agent->width, .own = agent->base, .lane = lane, .exempt = write ? agent->base + COLUMN_READ : -1,
-      .floor = global ? context->floor : 0, .epochs = context->epochs,
+      .cluster = global ? context->cluster : 0, .epochs = context->epochs,
       .fenced = write && (global || !agent->strict) ? NULL : agent_row(agent, global ? ROW_PROXY_GLOBAL : ROW_PROXY),
   };
 }

@@ -89,6 +89,11 @@ EXPORT int32_t operation_count(void);
 EXPORT const char *operation_name(int32_t number);
 EXPORT void *operation_run(int32_t number, int32_t lanes);
 
+// --- loads: memory.c ---
+
+// Lanes look at what others may change: strong loads, and atomics that change nothing.
+EXPORT void warp_looks(Tables *t, const int64_t *addresses, uint32_t mask, int64_t nbytes);
+
 // --- clocks of the race detector: clocks.c ---
 
 // Later accesses are told apart from those so far.

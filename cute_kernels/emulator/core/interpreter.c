@@ -104,6 +104,7 @@ int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *
   Machine machine = {.program = program, .rows = rows, .tables = t, .mask = header->mask, .active = header->mask};
   memcpy(&machine.call, &callback, sizeof callback);
   t->steps = &header->steps;
+  t->budget = &header->budget;
   const Instruction *i = start_of(&machine, header->pc);
   if (header->entered) {
     header->entered = 0;

@@ -31,7 +31,7 @@ static int region_access(const Context *context, const Lanes *sources, int64_t n
     if (low < (uint64_t)region->start || high + (uint64_t)nbytes > (uint64_t)region->end) continue;
     access->shadow = region->writable ? region->tracked : NULL;
     access->origin = region->origin;
-    access->floor = context->floor;
+    access->cluster = context->cluster;
     return !region->writable || region->tracked;
   }
   return 0;

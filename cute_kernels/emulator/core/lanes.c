@@ -49,7 +49,7 @@ static void put(int32_t *array, const int64_t *places, int64_t unit, int32_t fir
 // Whether lane n is ordered after lane n of a store, for every n: the warp's own, or one that it knows for all lanes.
 static int store_ordered(const Access *access, int32_t id) {
   int64_t number = id >> LANE_BITS;
-  if (id & (LANES - 1) || !number || number < access->floor) return 0;
+  if (id & (LANES - 1) || !number || of_other_cluster(access, id)) return 0;
   int64_t column = access->epochs->columns[number];
   if (column == access->own) return 1;
   if (column < 0 || column + LANES > access->width) return 0;
@@ -110,10 +110,10 @@ Plane *lanes_check(const Access *access, int64_t places[LANES]) {
       if (!alike(plane->layers[n], places, unit, read, 0)) return NULL;
     }
   } else {
-    // One reader, which this one replaces; a reader of an earlier cluster would have to be kept.
+    // One reader, which this one replaces; a reader of another cluster would have to be kept.
     if (!plane->layer_count || layer_of(access, plane, first)) return NULL;
     int32_t read = plane->layers[0][first];
-    if (of_earlier_cluster(access, read) || !alike(plane->layers[0], places, unit, read, 0)) return NULL;
+    if (of_other_cluster(access, read) || !alike(plane->layers[0], places, unit, read, 0)) return NULL;
   }
   decided++;
   return plane;

@@ -39,7 +39,7 @@ static int generic_access(const Context *context, const LogEntry *entry, int wri
     if (!region->tracked) return 0;
     access.shadow = region->tracked;
     access.origin = region->origin;
-    access.floor = context->floor;
+    access.cluster = context->cluster;
     const uint8_t *non_coherent = context->launch->non_coherent;
     if (!write && non_coherent && non_coherent[entry->instruction]) access.unwritten = context->launch->first;
   } else {

@@ -193,6 +193,18 @@ INLINE int32_t access_range(
   return 1;
 }
 
+void warp_looks(Tables *t, const int64_t *addresses, uint32_t mask, int64_t nbytes) {
+  t->polls++;
+  if (!t->gives_way) return;
+  if (t->progress != t->look_progress) {
+    t->look_progress = t->progress;
+    t->look_count = 0;
+  }
+  for (; mask; mask &= mask - 1)
+    t->looks[t->look_count++ % LOOKS] = (Look){addresses[__builtin_ctz(mask)], nbytes};
+  if (t->look_count > MOST_LOOKS && t->budget && *t->budget > 1) *t->budget = 1;
+}
+
 // Local memory is a thread's own: nobody looks for races, and no unit is asked that is counted. Addresses at and beyond
 // `window`.
 static int32_t local_access(
@@ -226,7 +238,7 @@ static int32_t by_lanes(Tables *t, const int64_t *addresses, uint8_t *const *ele
   int write = r->write != 0, shared = r->space == SPACE_SHARED;
   uint64_t generic = r->space == SPACE_GENERIC ? (uint64_t)addresses[__builtin_ctz(r->mask)] : 0;
   t->progress += write;
-  t->polls += r->strength && !write;
+  if (r->strength && !write) warp_looks(t, addresses, r->mask, bytes_of(r));
   // Windows above every host address; lanes that do not agree are found out of bounds.
   if (r->space == SPACE_LOCAL) return local_access(t, addresses, elements, r, 0);
   if (generic >= LOCAL_WINDOW) return local_access(t, addresses, elements, r, LOCAL_WINDOW);
@@ -326,7 +338,7 @@ static int load_together(Tables *t, const Request *r, int64_t address, const uin
   int32_t space = r->space == SPACE_GENERIC ? space_at(address) : r->space;
   int64_t nbytes = bytes_of(r), at = address;
   int writable = 1;
-  t->polls += r->strength != 0;
+  if (r->strength) warp_looks(t, &address, 1, nbytes);
   if (address & (nbytes - 1)) return !refuse(t, r, ACCESS_MISALIGNED, r->space, address);
   if (space == SPACE_LOCAL) return !refuse(t, r, ACCESS_LOCAL, space, address);
   if (space == SPACE_SHARED) at = (uint32_t)address;  // the window has zeros there

@@ -36,7 +36,7 @@ int is_ordered(
     const Access *access, int32_t id, const int32_t *known, int64_t own, int64_t lane, int64_t exempt, int strong);
 // The first layer whose reader at a place a read replaces; -1: none.
 int64_t layer_of(const Access *access, const Plane *plane, int64_t place);
-int of_earlier_cluster(const Access *access, int32_t id);
+int of_other_cluster(const Access *access, int32_t id);
 // Whether every place of an access is in order. After that it may be recorded.
 int access_check(const Access *access);
 void access_record(const Access *access);

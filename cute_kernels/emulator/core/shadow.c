@@ -22,6 +22,7 @@ int64_t new_epoch(Epochs *epochs, int64_t column, int64_t clock, int64_t text, i
   epochs->kinds[number] = (uint8_t)kind;
   epochs->texts[number] = (int32_t)text;
   epochs->instructions[number] = (int32_t)instruction;
+  epochs->clusters[number] = (int32_t)epochs->cluster;
   return number << LANE_BITS;
 }
 
@@ -29,8 +30,8 @@ int is_ordered(
     const Access *access, int32_t id, const int32_t *known, int64_t own, int64_t lane, int64_t exempt, int strong) {
   if (!id) return 1;
   int64_t number = id >> LANE_BITS;
-  if (number < access->floor) return 0;
   const Epochs *epochs = access->epochs;
+  if (access->cluster && epochs->clusters[number] != access->cluster) return 0;
   int64_t column = epochs->columns[number] + (id & (LANES - 1));
   if (column < 0 || column >= access->width) return 0;
   if (epochs->clocks[number] <= known[column] || column == exempt) return 1;
@@ -52,7 +53,9 @@ int64_t layer_of(const Access *access, const Plane *plane, int64_t place) {
   return plane->layer_count < plane->room ? plane->layer_count : -1;
 }
 
-int of_earlier_cluster(const Access *access, int32_t id) { return id && id >> LANE_BITS < access->floor; }
+int of_other_cluster(const Access *access, int32_t id) {
+  return id && access->cluster && access->epochs->clusters[id >> LANE_BITS] != access->cluster;
+}
 
 // The first index from `start` on where the array is not `id`, or `end`.
 static int64_t differs(const int32_t *array, int64_t start, int64_t end, int32_t id) {
@@ -68,9 +71,9 @@ static void fill(int32_t *array, int64_t start, int64_t end, int32_t id) {
   for (int64_t at = start; at < end; at++) array[at] = id;
 }
 
-// A replaced read of an earlier cluster is noted where none is yet.
+// A replaced read of another cluster is noted where none is yet.
 static void keep(const Access *access, const Plane *plane, int64_t start, int64_t end, int32_t id) {
-  if (!of_earlier_cluster(access, id)) return;
+  if (!of_other_cluster(access, id)) return;
   for (int64_t at = start; at < end; at++) plane->foreign[at] = plane->foreign[at] ? plane->foreign[at] : id;
 }
 
@@ -109,12 +112,12 @@ static int check_run(const Access *access, const Plane *plane, int64_t start, in
   }
   if (!plane->layer_count) return plane->room > 0;
   // What was met in another plane may need foreign reads, which this plane has to have.
-  if (!plane->foreign && of_earlier_cluster(access, met->layer)) met->layer = 0;
+  if (!plane->foreign && of_other_cluster(access, met->layer)) met->layer = 0;
   for (int64_t at = start; (at = differs(plane->layers[0], at, end, met->layer)) < end; at++) {
     int64_t n = layer_of(access, plane, at);
     if (n < 0) return 0;
     int32_t id = plane->layers[n][at];
-    if (!plane->foreign && of_earlier_cluster(access, id)) return 0;
+    if (!plane->foreign && of_other_cluster(access, id)) return 0;
     if (!n) met->layer = id;
   }
   return 1;
@@ -201,7 +204,7 @@ static int row(const Access *access, Action action, int64_t start, int64_t lane,
 // Rows of one or two whole granules that all lie inside the first plane: most operands of MMAs.
 static int is_short(const Access *access) {
   const Plane *plane = &access->shadow->coarse;
-  if (access->write || access->grain != GRANULE || !plane->layer_count || access->lanes || access->floor) return 0;
+  if (access->write || access->grain != GRANULE || !plane->layer_count || access->lanes || access->cluster) return 0;
   if (!access->offsets || access->origin || (access->count != GRANULE && access->count != 2 * GRANULE)) return 0;
   int64_t any = 0, low = 0, high = 0;
   for (int64_t i = 0; i < access->rows; i++) {

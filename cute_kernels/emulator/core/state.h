@@ -269,6 +269,8 @@ enum {
   STATES = 1, SPURIOUS = 2,  // Tables.flags: bytes have states; waits may fail though they could succeed
   EAGER = 2, WATCHED = 4     // Tables.unit_flags: asynchronous work takes effect when it is issued; there are detectors
 };
+enum { LOOKS = 64, MOST_LOOKS = 16 };  // that are kept; without any effect, before a warp gives way
+typedef struct Look { int64_t address, nbytes; } Look;
 typedef struct Tables {
   int64_t ranks;  // CTAs
   int64_t flags;
@@ -311,6 +313,10 @@ typedef struct Tables {
   uint8_t *local;                // of the warp that runs: of lane after lane so many bytes
   int64_t local_bytes;
   const int64_t *steps;          // of the warp that runs, see `WarpHeader`
+  int32_t *budget;               // and its blocks
+  int64_t gives_way;  // other clusters may run: a warp that does nothing but look ends its turn
+  int64_t look_count, look_progress;  // looks (of lanes) since this progress
+  Look looks[LOOKS];                  // the latest of them: look n is the entry n % LOOKS
   Fault fault;                   // that is reported
   int32_t (*report)(int32_t what);  // 0: go on
   WorkQueues *work;

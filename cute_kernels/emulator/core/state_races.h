@@ -103,13 +103,14 @@ struct Point {
   int64_t copied;    // bits of the completed phases, the latest is the lowest: whether a copy signalled it
 };
 
-// Columns and clocks of all accesses, by epoch number. An identity is an epoch number << LANE_BITS and a lane.
+// Columns, clocks and clusters of all accesses, by epoch number. An identity is an epoch number << LANE_BITS and a lane.
 enum { LANE_BITS = 5, GENERIC = 1, STRONG = 2 };
 typedef struct Epochs {
   int32_t *columns, *clocks;
   uint8_t *kinds;  // 0, GENERIC or STRONG
-  int32_t *texts, *instructions;
+  int32_t *texts, *instructions, *clusters;
   int64_t count, capacity;
+  int64_t cluster;  // that runs now, from 1 on
 } Epochs;
 
 // Identities of the last write and the last reads of places. See shadow.py.
@@ -155,7 +156,7 @@ typedef struct Access {
   const int32_t *known;  // who looks: see `shadow.View`
   int64_t width, own;
   const int64_t *lanes;  // one per row, or null
-  int64_t lane, exempt, floor;
+  int64_t lane, exempt, cluster;  // cluster 0: no other one accesses this memory
   Epochs *epochs;
   int64_t identity, add_lanes;  // what is recorded
   // Clocks that writes must be known to as well (a read), or any access through the generic proxy (a write); or null.
@@ -235,7 +236,7 @@ struct Context {
   Epochs *epochs;
   Shadow *shadow, *tensor;  // of its CTA
   LaunchRegions *launch;
-  int64_t floor;  // first epoch of the cluster
+  int64_t cluster;
   Shadow **all_shared;  // of every CTA of the cluster
 };
 

@@ -21,6 +21,7 @@ from cute_kernels.emulator.instructions import (
     sync,
     tcgen05,
     tensormap,
+    video,
     warp,
     wgmma,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "sync",
     "tcgen05",
     "tensormap",
+    "video",
     "warp",
     "wgmma",
 ]

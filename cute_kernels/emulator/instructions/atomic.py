@@ -64,7 +64,7 @@ def atomic(
     if changed:
         warp.cluster.progress += 1
     else:
-        warp.cluster.polls += 1
+        warp.cluster.look(mask, addresses, size * count)
     if warp.cluster.tracker is not None:
         _watch(warp, mask, space, addresses, size * count, strength)
     return old if count > 1 else old[0]
@@ -93,7 +93,8 @@ def atomic_wide(
             continue
         memory.view(where, 16, write=True)[:] = given[-2:].view(np.uint8)
         warp.cluster.progress += bool((old[:, lane] != given[-2:]).any())
-    warp.cluster.polls += warp.cluster.progress == before_any
+    if warp.cluster.progress == before_any:
+        warp.cluster.look(mask, addresses, 16)
     if warp.cluster.tracker is not None:
         _watch(warp, mask, space, addresses, 16, strength)
     return old

@@ -6,6 +6,7 @@ from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import Constant, LiveIn, PureOp, Value
 from cute_kernels.emulator.instructions.compare import integer_compare
 from cute_kernels.emulator.instructions.integers import binary, multiply, shift_by
+from cute_kernels.emulator.instructions.video import Numbers
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction
 from cute_kernels.emulator.ptx.families import family, qualifiers
 from cute_kernels.emulator.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
@@ -78,16 +79,24 @@ def _of_24_bits(block: BlockBuilder, value: Value, type_: str) -> Value:
     return block.pure(shift_by("shr", "s32", 8), block.pure(shift_by("shl", "b32", 8), value))
 
 
-@family(*(f"{name}.{half}.{t}" for name in ("mul24", "mad24") for half in ("lo", "hi") for t in ("u32", "s32")))
+@family(
+    *(f"{name}.{half}.{t}" for name in ("mul24", "mad24") for half in ("lo", "hi") for t in ("u32", "s32")),
+    "mad24.hi.sat.s32",
+)
 def _mul24(block: BlockBuilder, instruction: Instruction) -> None:
     """mul24, mad24: products of the low 24 bits; of 48 bits the low 32, or (.hi) the high 32."""
-    name, half, type_ = instruction.parts
+    name, half, type_ = instruction.parts[0], instruction.parts[1], instruction.parts[-1]
     a, b = (_of_24_bits(block, block.value(operand, 32), type_) for operand in instruction.operands[1:3])
     if half == "lo":
         product = block.pure(binary("mul.lo", type_), a, b)
     else:
         product = block.resize(block.pure(shift_by("shr", "u64", 16), block.pure(multiply("wide", type_), a, b)), 32)
-    if name == "mad24":
+    if "sat" in instruction.parts:
+        numbers = Numbers(block)
+        c = block.value(instruction.operands[3], 32)
+        total = numbers.do("add", *(numbers.field(value, 0, 32, signed=True) for value in (product, c)))
+        product = block.resize(numbers.clamp(total, 32, signed=True), 32)
+    elif name == "mad24":
         product = block.pure(binary("add", type_), product, block.value(instruction.operands[3], 32))
     block.define(instruction.operands[0], product)
 

@@ -144,9 +144,12 @@ def _quotient(block: BlockBuilder, instruction: Instruction) -> None:
 @family(*_APPROXIMATE)
 def _approximate(block: BlockBuilder, instruction: Instruction) -> None:
     """ex2, lg2, sin, cos, tanh, rsqrt (.approx)."""
-    qualifiers(instruction, "approx", "ftz", "f32", "f16", "bf16", "f16x2", "bf16x2")
+    qualifiers(instruction, "approx", "ftz", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2")
     type_ = instruction.parts[-1]
-    if type_ not in ("f32",) and instruction.parts[0] not in ("ex2", "tanh"):
+    if instruction.parts == ("rsqrt", "approx", "f64"):
+        _elementwise(block, instruction)
+        return
+    if type_ != "f32" and instruction.parts[0] not in ("ex2", "tanh"):
         raise instruction.refuse(f"{instruction.parts[0]}.{type_} is not implemented")
     if type_ in ("bf16", "bf16x2"):
         parts = tuple(part for part in instruction.parts if part != "ftz")  # bf16 has f32's exponents: nothing to flush

@@ -29,10 +29,10 @@ SPACES = {
 # Memory is sequentially consistent here, and caches do not exist: these change no result. The race detector looks at
 # the orders and scopes.
 _NO_EFFECT = (
-    *("weak", "volatile", "relaxed", "acquire", "release", "cta", "cluster", "gpu", "sys", "nc", "ca", "cg", "cs"),
-    *("lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last"),
-    *("L1::no_allocate", "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B", "L2::evict_last", "L2::evict_first"),
-    *("L2::evict_normal",),
+    *("weak", "volatile", "mmio", "relaxed", "acquire", "release", "cta", "cluster", "gpu", "sys", "nc"),
+    *("ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged"),
+    *("L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B"),
+    *("L2::evict_last", "L2::evict_first", "L2::evict_normal"),
 )
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 

@@ -301,13 +301,18 @@ def _setmaxnreg_inc(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(raise_registers, _registers(instruction), blocking=True)
 
 
-def trap(warp: Warp, mask: int) -> None:
+def trap(warp: Warp, mask: int, opcode: str) -> None:
     """trap: the program stops itself."""
     if mask:
-        raise EmulatorError("the kernel executed trap").know("trap")
+        raise EmulatorError(f"the kernel executed {opcode}").know("trap")
 
 
-@family("trap", destinations=0)
+@family("trap", "brkpt", destinations=0)
 def _trap(block: BlockBuilder, instruction: Instruction) -> None:
-    """trap."""
-    block.call(trap)
+    """trap; brkpt, which stops a program without a debugger."""
+    block.call(trap, instruction.opcode)
+
+
+@family("pmevent", "pmevent.mask", destinations=0)
+def _pmevent(block: BlockBuilder, instruction: Instruction) -> None:
+    """pmevent: triggers counters of the GPU that no program sees; no effect."""

@@ -1,4 +1,4 @@
-"""Executes the clusters of a launch, one after the other, or some of them at the same time in processes.
+"""Executes the clusters of a launch in this process (`residents`), or some of them at the same time in others.
 
 Clusters are independent when none reads or writes what another one has written. That is not known before: processes
 that are forked for the launch execute the clusters that are dealt to them on memory of their own. When all have ended
@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.forked import AVAILABLE, Ended, Forked
-from cute_kernels.emulator.launch.independence import dependence, shared_memory
+from cute_kernels.emulator.launch.independence import shared_memory
+from cute_kernels.emulator.launch.residents import Residents
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.observe.counters import Counters, UnitCounters
 from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES, Span, accesses_of, meeting
 from cute_kernels.emulator.observe.trace import Timeline
-from cute_kernels.emulator.state.warp import Warp
 from cute_kernels.emulator.units.sm import Cluster
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class ClusterWork:
     meter: UnitCounters | None
 
     @staticmethod
-    def of(cluster: Cluster, warps: Sequence[Warp], counters: Counters) -> ClusterWork:
-        """Work of a cluster that has run: its warps, and empty ``counters``."""
-        counters.add(warps)
+    def of(cluster: Cluster, counters: Counters) -> ClusterWork:
+        """Work of a cluster that has run; ``counters`` are empty."""
+        counters.add(warp for cta in cluster.ctas for warp in cta.warps)
         meter = None
         if cluster.meter is not None:
             meter = UnitCounters()
@@ -77,20 +77,19 @@ class Dependent(Exception):
 
 
 def in_turn(launch: Launch, timeline: Timeline | None) -> Iterator[ClusterWork]:
-    """Executes the clusters that have not started, one after the other.
+    """Executes the clusters that have not started, in this process.
 
     Raises:
         EmulatorError: what a cluster or a detector reports.
     """
-    while launch.waiting:
-        yield _execute(launch, launch.waiting.popleft(), timeline)
+    for scheduler in Residents(launch, timeline).run():
+        yield ClusterWork.of(scheduler.cluster, Counters(launch.execution.flow))
 
 
-def _execute(launch: Launch, index: int, timeline: Timeline | None) -> ClusterWork:
+def _execute(launch: Launch, index: int) -> ClusterWork:
     cluster = launch.make_cluster(index)
-    warps = cluster.warps
-    Scheduler(cluster, launch.execution, launch.options, timeline, len(launch.waiting)).run()
-    return ClusterWork.of(cluster, warps, Counters(launch.execution.flow))
+    Scheduler(cluster, launch.execution, launch.options, None, len(launch.waiting)).run()
+    return ClusterWork.of(cluster, Counters(launch.execution.flow))
 
 
 def known_dependence(launch: Launch) -> str:
@@ -104,7 +103,7 @@ def known_dependence(launch: Launch) -> str:
         return "the race detector is off, which tells whether clusters are independent"
     if options.trace is not None:
         return "a timeline is written"
-    return dependence(launch.execution.kernel) or shared_memory(launch.memory)
+    return launch.execution.kernel.dependence or shared_memory(launch.memory)
 
 
 def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
@@ -159,7 +158,7 @@ def _deal(launch: Launch, number: int, count: int, connection: Connection) -> No
     launch.options = dataclasses.replace(launch.options, going_on=None)  # which is asked in the order of clusters
     try:
         for position, index in list(enumerate(launch.waiting))[number::count]:
-            connection.send((position, _execute(launch, index, None)))
+            connection.send((position, _execute(launch, index)))
     except EmulatorError:
         connection.send("something is reported of a cluster")
         return

@@ -1,51 +1,13 @@
-"""Whether the clusters of a launch can be executed apart from each other, as far as that can be told before.
-
-What depends on the order of clusters is known by its instruction: it communicates through global memory, or asks which
-clusters are left. Accesses that meet without any of these are found when they happen (`launch_accesses`).
-"""
+"""Whether the memory of a launch lets processes of their own execute its clusters; `Kernel.dependence`: its code."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from cute_kernels.emulator.ptx.decode import Instruction, Kernel
 from cute_kernels.emulator.state.gmem import GlobalMemory
 
 _MAPS = Path("/proc/self/maps")
-_STRONG_LOADS = frozenset({"acquire", "relaxed", "volatile", "mmio"})
-
-
-def dependence(kernel: Kernel) -> str:
-    """Reason why a cluster of the kernel may depend on those before it: ``"PTX line 12 ..."``; "": nothing is seen."""
-    for instruction in kernel.instructions:
-        why = _depends(instruction)
-        if why:
-            return f"PTX line {instruction.line} (`{instruction.opcode}`) {why}"
-    return ""
-
-
-def _depends(instruction: Instruction) -> str:
-    parts = instruction.parts
-    name = parts[0]
-    if name in ("atom", "red", "multimem"):
-        return "" if _in_shared(parts) else "combines with global memory, in the order of the clusters"
-    if name == "cp":
-        return "combines with global memory, in the order of the clusters" if {"reduce", "global"} <= set(parts) else ""
-    if name == "ld":
-        strong = _STRONG_LOADS.intersection(parts) and not _in_shared(parts)
-        return "may read what another cluster signals" if strong else ""
-    if name == "clusterlaunchcontrol":
-        return "asks for the clusters that are left"
-    if name == "call":
-        return "prints or stops, in the order of the clusters"
-    if instruction.makes_maps:
-        return "makes tensor maps in global memory, whose fences the race detector does not follow"
-    return ""
-
-
-def _in_shared(parts: Sequence[str]) -> bool:
-    return any(part.startswith("shared") for part in parts)
 
 
 def shared_memory(memory: GlobalMemory) -> str:

@@ -143,6 +143,8 @@ class _Grid:
                 options, parse(launch.ptx).target,
             )  # fmt: skip
             self.launch.place_variables(launch.ptx)
+            if launch.cooperative:
+                self.launch.cooperate()
         self.launch.waiting.extend(self.launch.cluster_indices())
         most = min(len(self.launch.waiting), _MOST_HELD)
         self.overlapping = most if rng is None else rng.randint(0, most)

@@ -18,11 +18,12 @@ from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.arguments import extents, pack_arguments, parameter_block, require_type
 from cute_kernels.emulator.launch.clusters import ClusterWork, Dependent, at_once, in_turn, known_dependence
+from cute_kernels.emulator.launch.residents import capacity
 from cute_kernels.emulator.observe.counters import Counters, UnitCounters, UnitCounts
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.trace import recording
 from cute_kernels.emulator.options import Options
-from cute_kernels.emulator.ptx.decode import Kernel, parse
+from cute_kernels.emulator.ptx.decode import Kernel, Variable, parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.register_pool import at_entry
 from cute_kernels.emulator.state.smem import SYSTEM_BYTES, gaps
@@ -31,6 +32,7 @@ from cute_kernels.emulator.units.sm import Cluster, LaunchFacts
 
 MAX_SHARED_BYTES = 232_448  # per CTA on sm_90 and sm_100, without the system's 1024
 _MOST_CTAS, _MOST_THREADS = (2**31 - 1, 65_535, 65_535), (1024, 1024, 64)  # per dimension, compute capability >= 3.0
+GRID_WORKSPACE = 64  # bytes that cooperative groups find by %envreg1 and 2: their size, a barrier of 32 bits
 _MOST_RANKS = 16  # CTAs per cluster, with the non-portable size allowed
 
 
@@ -97,6 +99,7 @@ def run(
     options: Options | None = None,
     progress: Callable[[int, int], None] | None = None,
     programmatic: bool = False,
+    cooperative: bool = False,
 ) -> Report:
     """Executes a launch.
 
@@ -116,6 +119,7 @@ def run(
             where clusters that have been executed turn out to depend on each other.
         programmatic: launched with programmatic stream serialisation, behind the launch that ran last with the same
             ``memory``: what is not ordered after griddepcontrol.wait races with what that launch did.
+        cooperative: a cooperative launch: the chip has to hold all clusters at once, and the grid has a barrier.
 
     Returns:
         Counts and timings.
@@ -131,6 +135,7 @@ def run(
     require_type("memory", memory, (GlobalMemory, type(None)), "a GlobalMemory or None")
     require_type("options", options, (Options, type(None)), "an Options or None")
     require_type("programmatic", programmatic, bool, "a bool")
+    require_type("cooperative", cooperative, bool, "a bool")
     if progress is not None and not callable(progress):
         raise TypeError(f"progress is a {type(progress).__name__}; a function of two ints or None is needed")
     options = options or Options()
@@ -147,6 +152,8 @@ def run(
         launch.races.follow(execution.flow)
     memory.accesses = launch.races
     launch.place_variables(ptx)
+    if cooperative:
+        launch.cooperate()
     indices = launch.cluster_indices()
     launch.waiting.extend(indices)
     counters = Counters(execution.flow)
@@ -204,6 +211,24 @@ def run(
     )
 
 
+def _cells(variable: Variable) -> np.ndarray:
+    """Host memory that stands for the device memory of a variable, with its initial value: uint8 [bytes].
+
+    Raises:
+        ValueError: there is not so much memory.
+    """
+    try:
+        store = np.zeros(variable.nbytes + variable.align, np.uint8)
+    except MemoryError:
+        raise ValueError(
+            f"the .{variable.space} variable {variable.name} has {variable.nbytes} bytes, for which there is no memory"
+        ) from None
+    skip = -store.ctypes.data % variable.align
+    cells = store[skip : skip + variable.nbytes]
+    cells[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+    return cells
+
+
 class Launch:
     """A checked launch; makes its clusters."""
 
@@ -242,6 +267,10 @@ class Launch:
         self.symbols: dict[str, int] = {}
         self.races = LaunchShadow(memory) if options.looks_for("races") else None
         self.waiting: deque[int] = deque()  # clusters that have not started
+        ranks, threads = math.prod(self.cluster), math.prod(self.block)
+        self.capacity = capacity(target, ranks, threads, self.shared_bytes, self._registers(kernel))
+        if options.resident is not None:
+            self.capacity = min(self.capacity, options.resident)
 
     def _registers(self, kernel: Kernel) -> int | None:
         """Registers that a thread begins with, where the kernel's directives say so."""
@@ -271,22 +300,33 @@ class Launch:
                 raise ValueError(f"{name} {given}, but the kernel was compiled for {wanted}")
 
     def place_variables(self, ptx: str) -> None:
-        """Gives .global and .const variables memory."""
+        """Gives .global and .const variables memory; they have it until `GlobalMemory` ends."""
+        held = self.memory.modules.setdefault(ptx, {})
         for variable in parse(ptx).variables:
-            if variable.space in ("global", "const"):
-                # Host memory stands for device memory; the view starts at the first suitably aligned byte.
-                try:
-                    store = np.zeros(variable.nbytes + variable.align, np.uint8)
-                except MemoryError:
-                    raise ValueError(
-                        f"the .{variable.space} variable {variable.name} has {variable.nbytes} bytes, for which there "
-                        "is no memory"
-                    ) from None
-                skip = -store.ctypes.data % variable.align
-                cells = store[skip : skip + variable.nbytes]
-                cells[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+            if variable.space not in ("global", "const"):
+                continue
+            cells = held.get(variable.name)
+            if cells is None:
+                cells = held[variable.name] = _cells(variable)
+            if self.memory.region_index(cells.ctypes.data, cells.nbytes) is None:
                 self.memory.register_tensor(cells, variable.name, writable=variable.space == "global")
-                self.symbols[variable.name] = cells.ctypes.data
+            self.symbols[variable.name] = cells.ctypes.data
+
+    def cooperate(self) -> None:
+        """The launch is a cooperative one.
+
+        Raises:
+            ValueError: the chip does not hold its clusters at once.
+        """
+        clusters = math.prod(self.grid) // math.prod(self.cluster)
+        if clusters > self.capacity:
+            raise ValueError(
+                f"grid {self.grid} of a cooperative launch has {clusters} clusters, which have to be resident at once; "
+                f"{self.capacity} fit"
+            )
+        cells = np.zeros(GRID_WORKSPACE, np.uint8)
+        self.memory.register_tensor(cells, "the grid's barrier", writable=True)
+        self.symbols["%envreg"] = cells.ctypes.data
 
     def cluster_indices(self) -> Sequence[int]:
         counts = [g // c for g, c in zip(self.grid, self.cluster)]

@@ -14,6 +14,7 @@ from cute_kernels.emulator.options import Options
 
 COMPLETIONS = ("eager", "lazy", "random")
 INTERLEAVES = ("round_robin", "random", "starve")
+CLUSTERS = ("in_turn", "random", "starve")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Schedule:
     Attributes:
         seed, completion, interleave: as in `Options`.
         spurious_timeouts: `Options.spurious_try_wait_failures`.
+        interleave_clusters: as in `Options`.
         overlap: launches with programmatic stream serialisation may begin before the launch before them is over.
 
     Raises:
@@ -35,6 +37,7 @@ class Schedule:
     interleave: Literal["round_robin", "random", "starve"] = "round_robin"
     spurious_timeouts: bool = False
     overlap: bool = False
+    interleave_clusters: Literal["in_turn", "random", "starve"] = "in_turn"
 
     def __post_init__(self) -> None:
         for name in ("spurious_timeouts", "overlap"):
@@ -49,6 +52,7 @@ class Schedule:
             completion=self.completion,
             interleave=self.interleave,
             spurious_try_wait_failures=self.spurious_timeouts,
+            interleave_clusters=self.interleave_clusters,
             **others,
         )
 
@@ -61,7 +65,8 @@ class Schedule:
         """Words of a command line for the parser of `add_arguments`, without what is the default."""
         words = []
         for name, value in self.departures().items():
-            words += [f"--{name.replace('_', '-')}"] if value is True else [f"--{name}", str(value)]
+            option = f"--{name.replace('_', '-')}"
+            words += [option] if value is True else [option, str(value)]
         return words
 
     def __str__(self) -> str:
@@ -78,7 +83,8 @@ class Schedule:
             changes = {name: departures[name] for name in kept}
             # A seed says nothing without anything to draw: neither a random order nor spurious timeouts.
             drawn = self.spurious_timeouts and "spurious_timeouts" in kept
-            drawn = drawn or "interleave" in kept or changes.get("completion") == "random"
+            drawn = drawn or bool({"interleave", "interleave_clusters"} & set(kept))
+            drawn = drawn or changes.get("completion") == "random"
             seeds = range(min(self.seed, _SMALL_SEEDS)) if drawn else (0,)
             for seed in dict.fromkeys((*seeds, *((self.seed,) if drawn else ()))):
                 schedule = Schedule(seed=seed, **changes)
@@ -105,6 +111,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which warp runs next; starve: a role or warp only when nothing else can (default: %(default)s)",
     )
     parser.add_argument(
+        "--interleave-clusters",
+        choices=CLUSTERS,
+        default="in_turn",
+        help="which cluster runs next: one until it has ended or waits for another; random; starve: one of the first "
+        "only when no other one can (default: %(default)s)",
+    )
+    parser.add_argument(
         "--spurious-timeouts", action="store_true", help="mbarrier.try_wait sometimes reports a timeout"
     )
     parser.add_argument(
@@ -127,19 +140,21 @@ def of_arguments(parsed: argparse.Namespace) -> Schedule:
     return Schedule(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(Schedule)})
 
 
-def systematic(ctas: int, warps: int, *, overlaps: bool) -> list[Schedule]:
+def systematic(ctas: int, warps: int, *, overlaps: bool, meets: bool = False) -> list[Schedule]:
     """Schedules that show most of what a schedule can show, the cheap ones first; the default is not among them.
 
     Args:
         ctas: of a cluster.
         warps: of a CTA; each is starved in turn (in all CTAs), with asynchronous work early and late.
         overlaps: whether the launch may overlap the one before it.
+        meets: whether its clusters may see what others do while both run.
     """
     starved = seeds_for_each_warp(ctas, warps) if ctas * warps > 1 else []
     return [
         *([Schedule(overlap=True)] if overlaps else []),
         Schedule(completion="lazy"),
         Schedule(spurious_timeouts=True),
+        *(Schedule(seed, interleave_clusters=order) for seed in range(3) for order in CLUSTERS[1:] if meets),
         *(Schedule(seed, interleave="starve") for seed in starved),
         *(Schedule(seed, completion="lazy", interleave="starve") for seed in starved),
         Schedule(1, completion="lazy", interleave="random"),
@@ -147,8 +162,8 @@ def systematic(ctas: int, warps: int, *, overlaps: bool) -> list[Schedule]:
     ]
 
 
-def drawn(number: int, *, overlaps: bool) -> Schedule:
-    """Random schedule ``number``, from 1 on; the same for the same number. ``overlaps`` as for `systematic`."""
+def drawn(number: int, *, overlaps: bool, meets: bool = False) -> Schedule:
+    """Random schedule ``number``, from 1 on; the same for the same number. The others as for `systematic`."""
     rng = random.Random(number)
     return Schedule(
         seed=number,
@@ -156,4 +171,5 @@ def drawn(number: int, *, overlaps: bool) -> Schedule:
         interleave=rng.choice(INTERLEAVES[1:]),
         spurious_timeouts=rng.random() < 0.5,
         overlap=overlaps and rng.random() < 0.25,
+        interleave_clusters=rng.choice(CLUSTERS) if meets else "in_turn",
     )

@@ -2,13 +2,14 @@
 
 All warps run interleaved: a warp runs until it has to wait or its budget of basic blocks is used up. When no warp can
 run, pending asynchronous work completes; when there is none, suspended try_waits time out; when that changes nothing
-either, the kernel hangs.
+either, the cluster waits for another one (see `residents`), or hangs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from cute_kernels import interrupts
 from cute_kernels.emulator.bytecode.execution import Execution
@@ -31,7 +32,13 @@ _SUSPICIOUS = 200_000  # basic blocks without any effect after which a repetitio
 _LONGEST_LOOP = 20_000  # basic blocks of the longest endless loop that is recognised
 _LONGEST_POLLING = 500  # strong loads in it
 _POLL = 250  # blocks that a strong load counts as: a kernel that does nothing but look waits for something
+_GLANCES = 16  # strong loads without any effect, after which other clusters run
+_MOST_OTHERS = 3  # clusters that are described besides one that hangs
 _LIMIT_CHECK = 256  # rounds of short slices between two looks at the number of instructions
+
+
+class _Stuck(Exception):
+    """The cluster cannot go on by itself: why, and the kind of its hang."""
 
 
 class Scheduler:
@@ -44,6 +51,12 @@ class Scheduler:
         later: clusters that have not started.
 
     Attributes:
+        helped: other clusters may bring about what this one waits for: `run` then returns where it cannot go on by
+            itself, with ``stuck`` set, and goes on when it is called again.
+        patient: `run` returns so only where nothing has happened for so long that the cluster would hang alone.
+        stuck: None, or why it cannot go on, for `hang`.
+        seen: what warps saw in global memory when it was stuck, see `Cluster.looked_at`.
+        others, most: other resident clusters, and how many there may be, for reports.
         pause: asked after each turn of a warp whether to leave off; `run` then returns, also where warps wait only for
             another launch, and goes on when it is called again. None: it runs to the end.
     """
@@ -51,7 +64,12 @@ class Scheduler:
     def __init__(
         self, cluster: Cluster, execution: Execution, options: Options, timeline: Timeline | None, later: int
     ) -> None:
-        self.later = later
+        self.later, self.most = later, 1
+        self.helped = self.patient = False
+        self.stuck: _Stuck | None = None
+        self.seen: dict[tuple[int, int], bytes] = {}
+        self.others: Sequence[Scheduler] = ()
+        self.polls_before = 0  # strong loads until anything happened last
         self.pause: Callable[[], bool] | None = None
         self.cluster, self.execution, self.options = cluster, execution, options
         self.rng = cluster.rng
@@ -73,18 +91,33 @@ class Scheduler:
         Raises:
             EmulatorError: what a warp or a detector reports, or a hang.
         """
+        cluster = self.cluster
+        if self.stuck is not None:  # others have run since
+            self.stuck, self.idle_blocks, self.idle_since, self.polls_before = None, 0, 0, cluster.polls
+        cluster.barriers.tables.gives_way = self.helped
+        if cluster.tracker is not None:
+            cluster.tracker.enter_cluster()
         try:
             self._run()
+        except _Stuck as stuck:
+            self.stuck = stuck
+            if not self.helped:
+                self.hang()
+            self.seen = cluster.looked_at()
         except EmulatorError as error:
             if error.facts.barrier is not None:  # others of its array tell which of them it is
-                error.know(barriers=self.cluster.barriers.states())
+                error.know(barriers=cluster.barriers.states())
             raise
+        if not cluster.running and cluster.trace is not None:
+            cluster.trace.close()
 
     def _run(self) -> None:
         cluster = self.cluster
         for warp in cluster.warps:
             warp.code = warp.code or self.execution.start(warp)
         idle_rounds = 0
+        if self.patient:
+            self.suspicious = _SLICE
         while cluster.running:
             interrupts.check()  # where only asynchronous work goes on, no warp has a turn
             if self._pauses():
@@ -93,8 +126,11 @@ class Scheduler:
             ran = self._round()
             self._check_limit()
             if cluster.changes() != before:
-                idle_rounds = self.idle_blocks = self.idle_since = cluster.polls = 0
-            elif self.idle_blocks > self.suspicious or (cluster.polls and self._idle_for_too_long()):
+                idle_rounds = self.idle_blocks = self.idle_since = 0
+                self.polls_before = cluster.polls
+            elif self.helped and not self.patient and self._only_looks():
+                raise _Stuck("its warps wait for another cluster", "livelock")
+            elif self.idle_blocks > self.suspicious or (self.polls and self._idle_for_too_long()):
                 self._look_for_livelock()
             if ran or not cluster.running or cluster.engine.step():
                 continue
@@ -103,8 +139,21 @@ class Scheduler:
             idle_rounds += 1
             sleeping = any(getattr(warp.wait, "what", None) == "nanosleep" for warp in cluster.warps)
             if idle_rounds > (_SLEEPING_PATIENCE if sleeping else _PATIENCE) or not self._time_out():
-                self._hang("no warp can run and no asynchronous work is pending")
+                if not sleeping and not self.polls:
+                    self.helped = False  # no other cluster can change that
+                raise _Stuck("no warp can run and no asynchronous work is pending", "hang")
         cluster.finish()
+
+    @property
+    def polls(self) -> int:
+        """Strong loads since anything happened."""
+        return self.cluster.polls - self.polls_before
+
+    def _only_looks(self) -> bool:
+        """Whether warps look again and again at what does not change; no asynchronous work changes it, either."""
+        if self.fruitless_rounds or (self.polls <= _GLANCES and self.idle_blocks <= _SUSPICIOUS):
+            return False
+        return not self.cluster.engine.step()
 
     def _pauses(self) -> bool:
         return self.pause is not None and self.pause()
@@ -179,15 +228,15 @@ class Scheduler:
         self.idle_since += self.idle_blocks
         self.idle_blocks = 0
         if self.cluster.engine.step():  # what is polled for may be what completes at last
-            self.idle_since = self.cluster.polls = 0
+            self.idle_since, self.polls_before = 0, self.cluster.polls
             return
         self.suspicious *= 2
         spinning = [warp for warp in self.cluster.warps if warp.wait is None]
         if spinning and all(self._repeats(warp) for warp in spinning):
-            self._hang("livelock: warps go round in loops that have no effect", "livelock")
+            raise _Stuck("livelock: warps go round in loops that have no effect", "livelock")
         if self._idle_for_too_long():
-            self._hang(
-                f"{self.idle_since} basic blocks with {self.cluster.polls} strong loads have run without effect, "
+            raise _Stuck(
+                f"{self.idle_since} basic blocks with {self.polls} strong loads have run without effect, "
                 f"more than max_idle_blocks = {self.options.max_idle_blocks} allows. A kernel that computes for "
                 "so long needs a larger limit",
                 "limit",
@@ -198,7 +247,7 @@ class Scheduler:
         if limit is None:
             return False
         spinning = sum(warp.wait is None for warp in self.cluster.warps)
-        return self.idle_since + self.idle_blocks + _POLL * self.cluster.polls > limit * max(spinning, 1)
+        return self.idle_since + self.idle_blocks + _POLL * self.polls > limit * max(spinning, 1)
 
     def _repeats(self, warp: Warp) -> bool:
         before = self.cluster.changes()
@@ -231,7 +280,7 @@ class Scheduler:
         counters = Counters(self.execution.flow)
         counters.add(warp for cta in self.cluster.ctas for warp in cta.warps)
         if counters.total > limit:
-            self._hang(
+            raise _Stuck(
                 f"more than max_warp_instructions = {limit} instructions in cluster {self.cluster.index}. A kernel "
                 "that needs more needs a larger limit",
                 "limit",
@@ -248,7 +297,9 @@ class Scheduler:
         instruction = self._standing_at(warp.code.standing) if warp.code is not None else None
         return error.at(instruction, warp.label)
 
-    def _hang(self, why: str, kind: str = "hang") -> None:
+    def hang(self) -> NoReturn:
+        """Raises Hang: the cluster is stuck for ever."""
+        why, kind = self.stuck.args
         lines = [self._describe(warp) for warp in self.cluster.warps]
         exited = [w.label for cta in self.cluster.ctas for w in cta.warps if w not in self.cluster.running]
         if exited:
@@ -257,11 +308,14 @@ class Scheduler:
         lines.append("pending asynchronous work: " + ("; ".join(pending) or "none"))
         barriers = [self.cluster.barriers.describe(barrier.address) for barrier in self.cluster.barriers]
         lines.extend(barriers)
+        lines += [
+            f"cluster {other.cluster.index} waits, too: {other._describe(other.cluster.warps[0])}"
+            for other in self.others[:_MOST_OTHERS]
+        ]
+        if len(self.others) > _MOST_OTHERS:
+            lines.append(f"and {len(self.others) - _MOST_OTHERS} other clusters")
         if self.later:
-            lines.append(
-                f"{self.later} clusters have not started: clusters run one after the other, so what one of them would "
-                "signal to this one never comes"
-            )
+            lines.append(f"{self.later} clusters have not started: {self.most} are resident at most at the same time")
         raise Hang(f"cluster {self.cluster.index} hangs: {why}", "\n".join(lines)).know(
             kind,
             waits=tuple(self._waiting(warp) for warp in self.cluster.warps),

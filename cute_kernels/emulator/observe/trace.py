@@ -45,27 +45,23 @@ class Timeline:
 
     Attributes:
         events: what was recorded.
+        open: of clusters that have not ended.
     """
 
     def __init__(self) -> None:
         self.events = TraceEvents()
-        self._open: ClusterTrace | None = None
+        self.open: dict[ClusterTrace, None] = {}
 
     def attach(self, cluster: Cluster, execution: Execution) -> ClusterTrace:
         """Begins to record a cluster that has not run yet."""
-        self.close()
-        self._open = ClusterTrace(self, cluster, execution)
-        return self._open
-
-    def close(self) -> None:
-        """Ends what the last cluster left open: its warps may hang."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        trace = ClusterTrace(self, cluster, execution)
+        self.open[trace] = None
+        return trace
 
     def write(self, path: str | Path) -> None:
-        """Writes everything recorded so far."""
-        self.close()
+        """Writes everything recorded so far, with what clusters left open: their warps may hang."""
+        for trace in list(self.open):
+            trace.close()
         note = "steps, not time: one microsecond is one warp instruction or one asynchronous operation of this schedule"
         self.events.write(path, note)
 
@@ -137,7 +133,8 @@ class ClusterTrace:
     """
 
     def __init__(self, timeline: Timeline, cluster: Cluster, execution: Execution) -> None:
-        self._events, self.cluster, self._flow_graph = timeline.events, cluster, execution.flow
+        self._timeline, self._events = timeline, timeline.events
+        self.cluster, self._flow_graph = cluster, execution.flow
         blocks, instructions = execution.flow.blocks, execution.kernel.instructions
         self._sizes = [block.end - block.start for block in blocks] + [0]
         self._places = [_place(instructions, block.start) for block in blocks] + [("end", 0)]
@@ -201,6 +198,7 @@ class ClusterTrace:
 
     def close(self) -> None:
         """The waits of warps that never ran again; names of warps, which show what they did where they have no role."""
+        self._timeline.open.pop(self, None)
         for warp, waiting in self._waiting.items():
             if self.steps > waiting.since:
                 title = self._title(waiting.wait)

@@ -31,7 +31,7 @@ from cute_kernels.emulator.launch.run import Report, run
 from cute_kernels.emulator.observe.races.launch_accesses import accesses_of
 from cute_kernels.emulator.observe.roles import of_kernel
 from cute_kernels.emulator.options import Options
-from cute_kernels.emulator.programs import host
+from cute_kernels.emulator.programs import host, ptx_files
 from cute_kernels.emulator.programs.cuda_graphs import NO_POOL, Graph
 from cute_kernels.emulator.programs.device_answers import driver_answers, hardware_info
 from cute_kernels.emulator.programs.kept_launches import KeptLaunches
@@ -141,6 +141,21 @@ class Session:
         with self._in_turn():
             self._launch(launch)
 
+    def launch_ptx(self, ptx: str | os.PathLike[str], *arguments: Any, **shape: Any) -> None:
+        """Launches a kernel of a PTX text, or of a .ptx or .cu file.
+
+        Args:
+            ptx: text, or the path of a file (`pathlib.Path`).
+            arguments: one for each parameter, see `ptx_files.captured`.
+            shape: ``grid`` and ``block``; ``kernel``, ``cluster``, ``dynamic_smem``, ``cooperative``.
+
+        Raises:
+            TypeError, ValueError: arguments that do not fit the kernel; see `ptx_files.read` for files.
+            EmulatorError: the kernel is at fault.
+        """
+        text = ptx if isinstance(ptx, str) else ptx_files.read(ptx, self.arch)
+        self.launch(ptx_files.captured(text, {"arguments": arguments, **shape}))
+
     @contextlib.contextmanager
     def _in_turn(self) -> Iterator[None]:
         """Waits for the launches of other threads; signals end the waiting."""
@@ -186,7 +201,10 @@ class Session:
         if self._kept is not None:
             self._kept.started(number, launch)
         if self._recorder is not None:
-            self._recorder.take(launch, regions.items(), overlaps=overlaps, roles=self._names(launch))
+            self._recorder.take(
+                launch, regions.items(), overlaps=overlaps, roles=self._names(launch),
+                variables=self._memory.modules.get(launch.ptx),
+            )
         finished = Finished(launch, number, Snapshot(regions.items())) if self._overlap else None
         before, self._before = self._before, None
         try:
@@ -207,6 +225,7 @@ class Session:
                     going_on=attaching(going_on, launch, number),
                 ),
                 programmatic=overlaps and self._overlap,
+                cooperative=launch.cooperative,
             )
             self._look_for_races(launch, number)
             in_turn = True

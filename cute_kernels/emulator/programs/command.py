@@ -82,7 +82,11 @@ def add_program_command(
     add_run_arguments(parser)
     add_roles_argument(parser)
     add_suppression_arguments(parser)
-    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument(
+        "script",
+        metavar="SCRIPT",
+        help="a Python program; a .ptx or .cu file, whose argument describes its launches: JSON, or FILE.py:FUNCTION",
+    )
     own = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
     own.required = False  # else argparse asks for them where SCRIPT is missing
     parser.set_defaults(run=run)

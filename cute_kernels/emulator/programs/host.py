@@ -396,6 +396,7 @@ class _Recorder:
             params=tuple(ctypes.string_at(arguments[i], size) for i, size in enumerate(sizes)),
             ptx=self.ptx,
             programmatic=attributes.get(_PROGRAMMATIC_SERIALISATION, (0,))[0] != 0,
+            cooperative=attributes.get(_COOPERATIVE, (0,))[0] != 0,
             stream=config.stream or 0,
             machine_code=self._machine_code,
             allocations=self.allocations,
@@ -421,8 +422,7 @@ def _attributes(config: _LaunchConfig) -> dict[int, tuple[int, ...]]:
 def _check(launch: CapturedLaunch, attributes: dict[int, tuple[int, ...]]) -> None:
     """Raises UnsupportedPTX for what the emulator does not implement, EmulatorError for what no GPU launches."""
     for number, value in attributes.items():
-        known = number in (_CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALISATION, *_WITHOUT_EFFECT)
-        if not known and not (number == _COOPERATIVE and value[0] == 0):
+        if number not in (_CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALISATION, _COOPERATIVE, *_WITHOUT_EFFECT):
             name, words = _ATTRIBUTES.get(number, ("unknown to the emulator", 1))
             raise UnsupportedPTX(f"launch attribute {number} ({name}) with value {', '.join(map(str, value[:words]))}")
     name, grid, block, cluster = launch.kernel_name, launch.grid, launch.block, launch.cluster

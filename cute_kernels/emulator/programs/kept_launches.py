@@ -67,6 +67,7 @@ class KeptLaunches:
             "cluster": launch.cluster,
             "dynamic_smem_bytes": launch.dynamic_smem,
             "programmatic_stream_serialisation": launch.programmatic,
+            "cooperative": launch.cooperative,
             "parameters": _parameters(launch),
             **outcome,
         }

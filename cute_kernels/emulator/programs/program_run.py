@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
+from cute_kernels.emulator.programs import ptx_files
 from cute_kernels.emulator.programs.capturing import Session
 
 FAULT, REFUSED = 3, 4
@@ -42,9 +45,14 @@ def run_program(
 
     Raises:
         SystemExit: the program's own.
+        ValueError, OSError: a PTX or CUDA file that cannot be used, see `ptx_files.program`.
     """
     with as_program(script, arguments):
-        return _run(script, session, failed, show_traceback)
+        if Path(script).suffix in ptx_files.SUFFIXES:
+            program = ptx_files.program(script, arguments, session)
+        else:
+            program = functools.partial(runpy.run_path, os.path.abspath(script), run_name="__main__")  # as Python does
+        return _run(program, session, failed, show_traceback)
 
 
 @contextlib.contextmanager
@@ -59,10 +67,10 @@ def as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
         sys.argv, sys.path[:] = argv, path
 
 
-def _run(script: str, session: Session, failed: Callable[..., Any], show_traceback: bool) -> int:
+def _run(program: Callable[[], Any], session: Session, failed: Callable[..., Any], show_traceback: bool) -> int:
     try:
         try:
-            runpy.run_path(os.path.abspath(script), run_name="__main__")  # as Python itself names it
+            program()
         finally:
             session.threads.wait()
     except SystemExit as end:

@@ -7,9 +7,11 @@ parameters, and in device memory, are moved (`Relocation`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +23,7 @@ from cute_kernels.emulator.launch.run import Report, run
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.programs.guarded_memory import guarded
 from cute_kernels.emulator.programs.relocation import Relocation
+from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
 
 _ALIGNMENT = 1024  # bytes; more than the CUDA allocator promises
@@ -51,6 +54,7 @@ class RecordedLaunch:
         previous: the launch before it, where this one may begin before that one is over (programmatic stream
             serialisation, and no other work on the device in between), else None.
         roles: names of warps, () where none are given.
+        variables: name and bytes of the module's .global variables before the launch; () before its first one.
         warp_instructions: how many it executed in the program; 0 where it did not end.
     """
 
@@ -59,6 +63,7 @@ class RecordedLaunch:
     memory: tuple[MemoryImage, ...]
     previous: RecordedLaunch | None = None
     roles: tuple[str, ...] = ()
+    variables: tuple[tuple[str, np.ndarray], ...] = ()
     warp_instructions: int = 0
 
     @property
@@ -78,12 +83,21 @@ class RecordedLaunch:
         x, y, z = self.launch.block
         return -(-x * y * z // 32)
 
+    @functools.cached_property
+    def meets(self) -> bool:
+        """Whether its clusters may see what others do while both run."""
+        launch = self.launch
+        several = math.prod(launch.grid) > math.prod(launch.cluster)
+        return several and bool(parse(launch.ptx).kernels[launch.kernel_name].dependence)
+
     def digest(self) -> bytes:
         """Equal for launches that do the same, behind launches that do the same where they may overlap those."""
         found = hashlib.blake2b(digest_size=16)
         facts = dataclasses.astuple(dataclasses.replace(self.launch, ptx=""))
         found.update(repr((facts, self.previous and self.previous.digest())).encode())
         found.update(self.launch.ptx.encode())
+        for _, content in self.variables:
+            found.update(content)
         for image in self.memory:
             found.update(image.address.to_bytes(8, "little"))
             found.update(image.content)
@@ -111,6 +125,7 @@ class Recorder:
         *,
         overlaps: bool,
         roles: tuple[str, ...] = (),
+        variables: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Notes a launch that is about to run.
 
@@ -120,6 +135,7 @@ class Recorder:
             overlaps: whether it may begin before the launch before it is over. Where memory of that launch was freed
                 and is part of something else now, it is recorded as if it may not.
             roles: names of warps.
+            variables: of the module, with their values.
         """
         self.total += 1
         before = {image.address: image for image in self._last.memory} if self._last is not None else {}
@@ -133,7 +149,8 @@ class Recorder:
         previous = None
         if overlaps and self._last is not None and _disjoint(image.span for image in (*before.values(), *images)):
             previous = dataclasses.replace(self._last, previous=None)
-        self._last = RecordedLaunch(self.total, launch, tuple(images), previous, roles)
+        held = tuple((name, cells.copy()) for name, cells in (variables or {}).items())
+        self._last = RecordedLaunch(self.total, launch, tuple(images), previous, roles, held)
         digest = self._last.digest()
         if digest not in self._known:
             self._known.add(digest)
@@ -208,6 +225,7 @@ class Replay:
                 continue
             launch = self._here(each, ptx)
             text = launch.ptx
+            memory.modules[text] = {name: aligned(self._move(content)) for name, content in each.variables}
             try:
                 report = run(
                     text,
@@ -225,6 +243,7 @@ class Replay:
                     ),
                     progress=progress,
                     programmatic=launch.programmatic and each is recorded and overlap,
+                    cooperative=launch.cooperative,
                 )
             except EmulatorError as error:
                 error.attach(text, each.launch, each.number)
@@ -247,6 +266,14 @@ class Replay:
     def _move(self, content: np.ndarray) -> np.ndarray:
         ranges = tuple(each for each in self._moved.ranges if each[0] >= _SMALLEST_ADDRESS)
         return np.frombuffer(Relocation(ranges).words(content.tobytes()), np.uint8)
+
+
+def aligned(content: np.ndarray) -> np.ndarray:
+    """A copy that begins where any variable may."""
+    store = np.zeros(len(content) + _ALIGNMENT, np.uint8)
+    start = -store.ctypes.data % _ALIGNMENT
+    store[start : start + len(content)] = content
+    return store[start : start + len(content)]
 
 
 def _disjoint(spans: Iterable[tuple[int, int]]) -> bool:

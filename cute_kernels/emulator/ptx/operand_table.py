@@ -203,6 +203,11 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "isspacep": "p:pred, a:u32/u64",
     "selp": "d, a, b, p:pred",
     "cvt": _cvt,
+    "cvt.pack": "d, a:s32, b:s32, c:b32?",
+    **{f"v{name}{n}": "d:u32, a:u32, b:u32, c:u32?" for name in ("add", "sub", "absdiff", "min", "max", "set", "avrg")
+       for n in ("", "2", "4")},
+    "pmevent pmevent.mask": "a:imm",
+    "brkpt": "",
     # moves, exchange between lanes
     "mov": "d~, a~",
     "mapa": "d, a, b:u32",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -207,6 +208,45 @@ class Kernel:
     def makes_maps(self) -> bool:
         """Whether it makes or changes tensor maps."""
         return any(instruction.makes_maps for instruction in self.instructions)
+
+    @functools.cached_property
+    def dependence(self) -> str:
+        """Reason why a cluster may depend on others: ``"PTX line 12 ..."``; "": nothing is seen.
+
+        What depends on the order of clusters is known by its instruction: it communicates through global memory, or
+        asks which clusters are left. Accesses that meet without any of these are found when they happen.
+        """
+        for instruction in self.instructions:
+            why = _depends(instruction)
+            if why:
+                return f"PTX line {instruction.line} (`{instruction.opcode}`) {why}"
+        return ""
+
+
+_STRONG_LOADS = frozenset({"acquire", "relaxed", "volatile", "mmio"})
+
+
+def _depends(instruction: Instruction) -> str:
+    parts = instruction.parts
+    name = parts[0]
+    if name in ("atom", "red", "multimem"):
+        return "" if _in_shared(parts) else "combines with global memory, in the order of the clusters"
+    if name == "cp":
+        return "combines with global memory, in the order of the clusters" if {"reduce", "global"} <= set(parts) else ""
+    if name == "ld":
+        strong = _STRONG_LOADS.intersection(parts) and not _in_shared(parts)
+        return "may read what another cluster signals" if strong else ""
+    if name == "clusterlaunchcontrol":
+        return "asks for the clusters that are left"
+    if name == "call":
+        return "prints or stops, in the order of the clusters"
+    if instruction.makes_maps:
+        return "makes tensor maps in global memory, whose fences the race detector does not follow"
+    return ""
+
+
+def _in_shared(parts: Sequence[str]) -> bool:
+    return any(part.startswith("shared") for part in parts)
 
 
 @dataclass(frozen=True)

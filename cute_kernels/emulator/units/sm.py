@@ -6,7 +6,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess
 from cute_kernels.emulator.observe.counters import UnitCounters
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
@@ -180,7 +183,7 @@ class Cluster:
     Attributes:
         index: linear cluster index; ``coordinates``: %clusterid.
         progress: counts effects, so that polling warps know whether looking again is worth it.
-        polls: counts strong loads, and atomics that change nothing.
+        polls: counts strong loads, and atomics that change nothing (`look`).
         running: warps that have not exited.
         executing: the warp that is running now, None in between.
         meter: counts the work of the units, or None (`Options.counters`).
@@ -292,6 +295,18 @@ class Cluster:
     def warps(self) -> list[Warp]:
         """Warps that have not exited."""
         return list(self.running)
+
+    def look(self, mask: int, addresses: np.ndarray, nbytes: int) -> None:
+        """Lanes look at what others may change: ``nbytes`` at each of uint64 [32]."""
+        library().warp_looks(self.barriers.address, addresses.astype(np.int64).ctypes.data, mask, nbytes)
+
+    def looked_at(self) -> dict[tuple[int, int], bytes]:
+        """What is in global memory where warps have looked since anything happened, by address and bytes."""
+        tables = self.barriers.tables
+        looks = tables.looks[: min(tables.look_count, len(tables.looks))]
+        places = dict.fromkeys((look.address, look.nbytes) for look in looks)
+        known = (place for place in places if self.gmem.region_index(*place) is not None)
+        return {place: bytes(self.gmem.view(*place)) for place in known}
 
     def allows_dependents(self) -> bool:
         """Whether each CTA has executed griddepcontrol.launch_dependents or exited."""

@@ -112,7 +112,8 @@ class Sm90GemmKernel(GemmHost):
             k_blocks = (slice_ + 1) * k_blocks // config.split_k - first_block
         rank_m, rank_n = rank % config.cluster_m, rank // config.cluster_m
 
-        barriers, (a_stages, b_stages, staging, *more), pipes = allocate(plan, self.graph, Sm90Pipe)
+        barriers, regions, pipes = allocate(plan, self.graph, Sm90Pipe)
+        numbers, (a_stages, b_stages, staging, *more) = self._split(regions)
         pipe = pipes["operands"]
 
         if cutlass.const_expr(plan.loaded_rows < config.tile_m):
@@ -189,11 +190,16 @@ class Sm90GemmKernel(GemmHost):
                 turn=self.graph.named_barriers[0].identifier,
                 addends=args.addends.loaded(),
                 residual=self._residual(args, pipes, ring, store_group),
-                kept=self._kept(more[-1:], group, thread),
+                kept=self._kept(numbers, group, thread),
             ).run()
 
     def _named_barrier(self, name: str) -> int:
         return next(barrier.identifier for barrier in self.graph.named_barriers if barrier.name == name)
+
+    def _split(self, regions: list[cute.Pointer]) -> tuple[list[cute.Pointer], list[cute.Pointer]]:
+        """Those before the stages, and the others."""
+        count = len(self.plan.first_smem)
+        return regions[:count], regions[count:]
 
     def _kept(self, memory: list[cute.Pointer], group: Int32, thread: Int32) -> KeptNumbers | None:
         """Numbers of the columns of this warpgroup's tiles, if there are any."""

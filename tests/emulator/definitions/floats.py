@@ -122,7 +122,7 @@ def doubles() -> dict[str, Definition]:
     functions: dict[str, tuple[int, Vector]] = {
         "add": (2, np.add), "sub": (2, np.subtract), "mul": (2, np.multiply), "div": (2, np.divide),
         "sqrt": (1, np.sqrt), "rcp": (1, lambda x: 1.0 / x), "fma": (3, rounding.fma_f64),
-        "min": (2, rounding.lowest_f64), "max": (2, rounding.highest_f64),
+        "rsqrt": (1, lambda x: 1.0 / np.sqrt(x)), "min": (2, rounding.lowest_f64), "max": (2, rounding.highest_f64),
     }  # fmt: skip
     for mode in rounding.DIRECTIONS:
         for name, function in directed(functools.partial(rounding.fma_f64, mode=mode), np.float64(1)).items():

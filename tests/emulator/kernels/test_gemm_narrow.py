@@ -57,6 +57,7 @@ def test_any_problem_under_any_schedule(completion: str, seed: int, kernel: dict
 
 
 TRANSPOSED = dataclasses.replace(TOGETHER, transposed=True, tile_n=48)
+SCALED = [(torch.bfloat16, ""), (FP8, "row"), (INT8, "column"), (UINT8, "row column"), (FP8, "pointer")]
 TRANSPOSED_CONFIGS = (
     TRANSPOSED,
     dataclasses.replace(TRANSPOSED, tile_n=80, cluster_m=1, cluster_n=2, pingpong=True, store_stages=2),
@@ -64,16 +65,15 @@ TRANSPOSED_CONFIGS = (
 )
 
 
-@settings(max_examples=examples(8, 150), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12, 150), suppress_health_check=[HealthCheck.too_slow])
 @given(
     m=st.integers(1, 200),
     n=columns(300),
     k=st.integers(9, 40).map(lambda i: 16 * i),
     batches=st.integers(1, 2),
     kernel=drawn_together(
-        in_dtype=[torch.bfloat16, FP8, INT8, UINT8],
+        operands=daily_or_all(SCALED, itertools.product(*map(dict.fromkeys, zip(*SCALED)))),
         out_dtype=daily_or_all([torch.bfloat16], [torch.bfloat16, torch.float16]),
-        scales=["", "row", "column", "row column", "pointer"],
         bias=[True, False],
         activation=daily_or_all(["none", "gelu_tanh"], ["none", "gelu_tanh", "silu"]),
         residual=daily_or_all([None, torch.bfloat16], [None, torch.bfloat16, torch.float16]),
@@ -85,9 +85,10 @@ TRANSPOSED_CONFIGS = (
 )
 def test_any_problem_transposed(completion: str, seed: int, kernel: dict[str, Any], **facts) -> None:
     """Factors of rows are those of columns of the accumulators, and the other way round; so is the bias."""
-    if kernel["in_dtype"].itemsize > 1:
-        kernel = kernel | {"scales": ""}
-    case = make_gemm_case(seed=seed, **kernel, **facts)
+    in_dtype, scales = kernel["operands"]
+    facts |= {"in_dtype": in_dtype, "scales": scales if in_dtype.itemsize == 1 else ""}
+    facts |= {name: value for name, value in kernel.items() if name != "operands"}
+    case = make_gemm_case(seed=seed, **facts)
     check(case, Options(seed=seed, completion=completion, interleave="random"))
 
 

@@ -48,6 +48,7 @@ CONFIGS = {
     "one warpgroup, split of 4": dataclasses.replace(ONE, split_k=4),
     "transposed, cooperative": TRANSPOSED,
     "transposed, pingpong, 160 x 128": Sm90GemmConfig(128, 160, 4, 1, 1, True, 2, transposed=True),
+    "transposed, pingpong, 192 x 128": Sm90GemmConfig(128, 192, 4, 1, 1, True, 2, transposed=True),
     "transposed, pingpong, 1 x 4": Sm90GemmConfig(64, 96, 2, 1, 4, True, 2, transposed=True),
     "transposed, 112 x 256": Sm90GemmConfig(256, 112, 4, 1, 1, store_stages=2, transposed=True),
     "transposed, one warpgroup, split of 2": dataclasses.replace(ONE, tile_n=16, split_k=2, transposed=True),

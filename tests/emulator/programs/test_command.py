@@ -131,7 +131,7 @@ ENDINGS = {
     "fault-5": (5, ""),
     "illegal": (3, "is illegal: grid (0, 1, 1) has no CTA"),
     "hang": (3, "error[hang]: the kernel hangs: in CTA 0 warp 0 waits for barrier"),
-    "refused": (4, "launch attribute 2"),
+    "refused": (4, "opcode 'vmad.s32.s32.s32' is not implemented"),
     "refused-caught": (4, "error[unsupported]"),
     "refused-thread": (4, "error[unsupported]"),
     "refused-wrapped": (4, "ValueError: a kernel failed"),
@@ -272,7 +272,7 @@ def test_the_error_carries_the_ptx_and_the_launch() -> None:
         assert (fault.value.launch.grid, fault.value.launch.block) == ((1, 1, 1), (32, 1, 1))
         assert fault.value.launch.params[1] == struct.pack("<i", 1 << 20)
         with pytest.raises(UnsupportedPTX) as refusal:
-            exit_program.launch_cooperative(tensor, cuda.CUstream(0))
+            exit_program.launch_refused(tensor, cuda.CUstream(0))
         assert refusal.value.launch_number == 3 and f".entry {refusal.value.launch.kernel_name}(" in refusal.value.ptx
         with pytest.raises(Hang) as hang:
             exit_program.launch_hanging(tensor)

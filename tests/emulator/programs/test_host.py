@@ -174,9 +174,8 @@ def test_a_launch_that_fails_is_of_its_thread_alone(fill, fails: bool) -> None:
 def test_illegal_launches_are_named(fill, compiled):
     with pytest.raises(EmulatorError, match=r"grid \(0, 3, 5\) has no CTA"):
         host.record(fill, *fill_arguments(16, 0, 0))
-    with pytest.raises(UnsupportedPTX, match=r"launch attribute 2 \(Cooperative\) with value 1$"):
-        function = compiled(kernels.launch_cooperative, fill_arguments(16, 1, 0))
-        host.record(function, *fill_arguments(16, 1, 0))
+    function = compiled(kernels.launch_cooperative, fill_arguments(16, 1, 0))
+    assert host.record(function, *fill_arguments(16, 1, 0)).cooperative
     with pytest.raises(Exception, match="outside record"):
         fill(*fill_arguments(16, 1, 0))
     without = compiled(kernels.launch_plain, fill_arguments(16, 1, 0), options="--keep-cubin")
@@ -188,11 +187,10 @@ def test_illegal_launches_are_named(fill, compiled):
 @pytest.mark.parametrize(
     ("number", "value", "message"),
     [
-        (2, 1, r"launch attribute 2 \(Cooperative\) with value 1$"),
         (10, 3, r"launch attribute 10 \(MemSyncDomain\) with value 3$"),
         (17, 2, r"launch attribute 17 \(PortableClusterSizeMode\) with value 2$"),
         (99, 7, r"launch attribute 99 \(unknown to the emulator\) with value 7$"),
-        (1, 5, None), (2, 0, None), (3, 1, None), (5, 2, None), (8, -1, None), (14, 50, None),
+        (1, 5, None), (2, 0, None), (2, 1, None), (3, 1, None), (5, 2, None), (8, -1, None), (14, 50, None),
     ],
 )  # fmt: skip
 def test_launch_attributes_are_named(fill, number: int, value: int, message: str | None) -> None:

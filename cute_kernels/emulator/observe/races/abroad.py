@@ -24,21 +24,34 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.observe.races.happens_before import Agent
     from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 
-#: By the first epoch of a cluster, a visible row of it: int32 [columns]. Neither is changed once it is made.
+#: By the number of a cluster, a visible row of it: int32 [columns]. Neither is changed once it is made.
 Knowledge = dict[int, np.ndarray]
 
 
 def joined(first: Knowledge, second: Knowledge) -> Knowledge:
-    """Union: what either knows."""
-    result = dict(first)
-    for floor, row in second.items():
-        known = result.get(floor)
-        if known is None:
-            result[floor] = row
-        elif known is not row:
-            wide, narrow = (row, known) if len(row) > len(known) else (known, row)
-            result[floor] = wide.copy()
-            join(result[floor], narrow)
+    """Union: what either knows. ``first`` itself, where it knows everything."""
+    result = first
+    for cluster, row in second.items():
+        known = first.get(cluster)
+        both = row if known is None else _union(known, row)
+        if both is not known:
+            result = dict(first) if result is first else result
+            result[cluster] = both
+    return result
+
+
+def _union(known: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """What either row knows; one of the two where that covers the other, as the later one of a warp does."""
+    if row is known:
+        return known
+    wide, narrow = (row, known) if len(row) > len(known) else (known, row)
+    part = wide[: len(narrow)]
+    if (narrow <= part).all():
+        return wide
+    if len(wide) == len(narrow) and (wide <= narrow).all():
+        return narrow
+    result = wide.copy()
+    join(result, narrow)
     return result
 
 
@@ -53,9 +66,9 @@ class Events:
         """A new event of a warp, which the warp knows."""
         column = self._columns.named((self._kind, agent.base))
         events = self._brought.setdefault(column, [{}])
-        known = events[-1]
-        if any(known.get(floor) is not row for floor, row in brings.items()):
-            events.append(joined(known, brings))
+        known = joined(events[-1], brings)
+        if known is not events[-1]:
+            events.append(known)
         agent.complete(column, len(events) - 1)
 
     def known(self, row: np.ndarray) -> Knowledge:
@@ -70,11 +83,12 @@ class Events:
 class Abroad:
     """Knowledge that a cluster passes on to others, and learns of them."""
 
-    def __init__(self, columns: Columns, launch: LaunchShadow, floor: int) -> None:
-        self._launch, self._floor = launch, floor
+    def __init__(self, columns: Columns, launch: LaunchShadow, cluster: int) -> None:
+        self._launch, self._cluster = launch, cluster
         self._learned = Events(columns, "learned abroad")
         self._fences = Events(columns, "fence.sc")
         self._observed = Events(columns, "observed behind a fence.sc")
+        self._latest: dict[Agent, Knowledge] = {}  # that it has learned
         self._pending: dict[Agent, list[tuple[int, Knowledge]]] = {}  # of lanes, for a fence of theirs to acquire
         self._fenced: dict[Agent, list[tuple[int, Knowledge]]] = {}  # by lanes, for a write of theirs to release
 
@@ -86,7 +100,7 @@ class Abroad:
         """Lanes read strongly."""
         released = self._launch.released.get(address, {})
         if acquires:
-            self._learn(agent, {floor: row for floor, row in released.items() if floor != self._floor})
+            self._learn(agent, released)
         elif released:
             _note(self._pending.setdefault(agent, []), mask, released)
         behind = self._launch.fenced.get(address)
@@ -107,8 +121,7 @@ class Abroad:
         """Lanes execute a fence; ``sequential``: fence.sc or membar."""
         if acquires:
             pending = self._pending.get(agent, ())
-            found = _of_lanes(pending, mask)
-            self._learn(agent, {floor: row for floor, row in found.items() if floor != self._floor})
+            self._learn(agent, _of_lanes(pending, mask))
             self._pending[agent] = [(lanes & ~mask, what) for lanes, what in pending if lanes & ~mask]
         if sequential:
             self._learn(agent, self._observed.known(agent.clocks[Row.VISIBLE]))
@@ -120,15 +133,18 @@ class Abroad:
     def _told(self, agent: Agent, mask: int) -> Knowledge:
         """Knowledge that lanes pass on now."""
         row = agent.snapshot(mask)[Row.VISIBLE].copy()
-        return {**self._learned.known(row), self._floor: row}
+        return {**self._learned.known(row), self._cluster: row}
 
     def _learn(self, agent: Agent, what: Knowledge) -> None:
-        own = what.get(self._floor)
+        if self._latest.get(agent) is what:  # it looks again
+            return
+        self._latest[agent] = what
+        own = what.get(self._cluster)
         if own is not None:
             for row in (Row.ORDER, Row.ACQUIRED, Row.VISIBLE):
                 join(agent.clocks[row], own)
             agent.changed()
-        others = {floor: row for floor, row in what.items() if floor != self._floor}
+        others = {cluster: row for cluster, row in what.items() if cluster != self._cluster}
         if others:
             self._learned.add(agent, others)
 

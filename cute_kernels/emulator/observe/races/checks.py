@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import bisect
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,10 +107,10 @@ class RaceChecks:
             plane.expect_reads()  # of shared and tensor memory almost every place is
         self.points: dict[int, SyncPoint] = {}
         self.locations: dict[tuple[str, int], SyncPoint] = {}
-        self.floor = len(self.epochs)
-        launch.floors.append(self.floor)
+        launch.clusters += 1
+        self.cluster = self.epochs.cluster = launch.clusters
         launch.track_all()
-        self.abroad = Abroad(self.columns, launch, self.floor)
+        self.abroad = Abroad(self.columns, launch, self.cluster)
         self._serials: dict[int, int] = {}
         self.exits = ExitChecks(self.columns, self.ranks, strict)
         self._predecessor = self.columns.named("the launch before")
@@ -141,6 +140,10 @@ class RaceChecks:
     def predecessor_done(self, agent: Agent) -> None:
         """griddepcontrol.wait: the launch before is over, and what it wrote is visible."""
         agent.complete(self._predecessor, 1)
+
+    def enter_cluster(self) -> None:
+        """The cluster runs: accesses that follow are its own."""
+        self.epochs.cluster = self.cluster
 
     # --- what the core asks -------------------------------------------------------------------------------------------
 
@@ -172,10 +175,10 @@ class RaceChecks:
         """Whether an access is one of the launch before, which is known to be over, or one of another cluster that was
         released to this one.
         """
-        number, floors = identity >> LANE_BITS, self.launch.floors
+        number = identity >> LANE_BITS
         if known[self._predecessor] and number < self.launch.first:
             return True
-        row = self.abroad.known(known).get(floors[bisect.bisect_right(floors, number) - 1])
+        row = self.abroad.known(known).get(int(self.epochs.clusters[number]))
         column = int(self.epochs.columns[number]) + self.epochs.lane(identity)
         return row is not None and column < len(row) and bool(self.epochs.clocks[number] <= row[column])
 
@@ -190,9 +193,9 @@ class RaceChecks:
         elif what == CONSTANTS["RACE_UNFENCED"]:
             self._missing_fence(part, rank, self.looking, verb, earlier)
         else:
-            self._late(part, access.floor, rank, verb, earlier)
+            self._late(part, access.cluster, rank, verb, earlier)
 
-    def _late(self, part: Part, floor: int, rank: int, verb: str, earlier: str) -> None:
+    def _late(self, part: Part, cluster: int, rank: int, verb: str, earlier: str) -> None:
         before, late, who = part.before, part.late, self.looking
         index = int(np.argmax(late))
         identity = int(before[index])
@@ -202,14 +205,14 @@ class RaceChecks:
         hint = "it belongs to another cluster"
         if number < self.launch.first:
             hint = "no griddepcontrol.wait is executed before, so that the launches may overlap"
-        elif number >= floor:
+        elif not self.epochs.foreign(number, cluster):
             hint = self._hint(who.clocks, column, int(self.epochs.clocks[number]))
         if isinstance(who, Agent):
             name = f"a {'store' if verb == 'writes' else 'load'} of {name}"
         kind: type[Race] = GlobalMemoryRace if rank < 0 else SharedMemoryRace
         where = self._where(part, late & (before == identity), rank)
         other = self.side(identity, earlier, "global" if rank < 0 else "shared", part.unit)
-        fault = Conflict(self.epochs, self.launch.first, self.agents, who, verb, part.lanes, floor, hint == _WEAK)
+        fault = Conflict(self.epochs, self.launch.first, self.agents, who, verb, part.lanes, cluster, hint == _WEAK)
         error = kind(
             f"{name} {verb} {where}, which the {other.what} {earlier} before{place(other.instructions)}, and nothing "
             f"orders the two: {hint}"

@@ -26,7 +26,7 @@ class Conflict:
         who: makes the later access.
         verb: "reads" or "writes".
         lanes: of the later access, by place; None: they are not known.
-        floor: epochs below are of clusters that ran before.
+        cluster: number of it; 0: no other one accesses this memory.
         weak: the accesses are synchronised, but by relaxed operations or at too narrow a scope.
     """
 
@@ -36,7 +36,7 @@ class Conflict:
     who: Agent | Operation
     verb: str
     lanes: np.ndarray | None = None
-    floor: int = 0
+    cluster: int = 0
     weak: bool = False
 
     def facts(self, before: np.ndarray, late: np.ndarray, number: int, other: Side) -> dict[str, Any]:
@@ -79,7 +79,9 @@ class Conflict:
 
     def _own_warp(self, number: int) -> bool:
         """Whether the earlier access is one of a lane of the same warp."""
-        if not isinstance(self.who, Agent) or self.lanes is None or number < max(self.first, self.floor):
+        if not isinstance(self.who, Agent) or self.lanes is None or number < self.first:
+            return False
+        if self.epochs.foreign(number, self.cluster):
             return False  # a warp of another cluster has the columns of this cluster's of the same number
         return 0 <= int(self.epochs.columns[number]) - self.who.base < LANES
 

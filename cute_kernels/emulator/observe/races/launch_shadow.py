@@ -38,7 +38,7 @@ class LaunchShadow:
 
     Attributes:
         regions: shadow per registered region of global memory.
-        floors: first epoch of each cluster, in the order in which they ran.
+        clusters: how many have been made.
         released: per address, what was released there to other clusters, see `abroad`.
         fenced: per address, what was known at any fence.sc that happens before a strong write there.
         first: first epoch of this launch; those before it belong to a launch that may not be over yet.
@@ -53,7 +53,7 @@ class LaunchShadow:
     memory: GlobalMemory
     epochs: Epochs = field(default_factory=Epochs)
     regions: dict[Region, Shadow] = field(default_factory=dict)
-    floors: list[int] = field(default_factory=list)
+    clusters: int = 0
     released: dict[int, Knowledge] = field(default_factory=dict)
     fenced: dict[int, Knowledge] = field(default_factory=dict)
     first: int = 1

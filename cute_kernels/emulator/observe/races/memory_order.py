@@ -41,7 +41,7 @@ def access_strength(parts: Iterable[str], *, atomic: bool = False, write: bool =
     the system, and red, an atomic ``write``, is no read that could acquire.
     """
     parts = set(parts)
-    if not atomic and not parts & {"volatile", "relaxed", "acquire", "release"}:
+    if not atomic and not parts & {"volatile", "mmio", "relaxed", "acquire", "release"}:
         return None
     wide = 0 if "cta" in parts else int(Order.WIDE) if "cluster" in parts else int(Order.WIDE | Order.GRID)
     acquires, releases = bool(parts & {"acquire", "acq_rel"}), bool(parts & {"release", "acq_rel"})

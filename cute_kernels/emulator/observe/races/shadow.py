@@ -54,17 +54,18 @@ class Rows:
 _EPOCHS, _SHADOW, _PLANE = words("Epochs"), words("Shadow"), words("Plane")
 _LAYERS = 16  # for which there is room at once in planes of at most so many bytes each
 _MOST_BYTES = 1 << 20
-_COUNT, _CAPACITY = _EPOCHS["count"], _EPOCHS["capacity"]
+_COUNT, _CAPACITY, _CLUSTER = (_EPOCHS[name] for name in ("count", "capacity", "cluster"))
 
 
 class Epochs:
-    """Columns and clocks of all accesses of a launch, by epoch number; epoch 0 is "never accessed".
+    """Columns, clocks and clusters of all accesses of a launch, by epoch number; epoch 0 is "never accessed".
 
     The core makes epochs as well, so their number and where they are is kept in a structure that it knows.
 
     Attributes:
         columns, clocks: int32, indexed by epoch; an access of lane ``n`` belongs to column ``columns + n``.
         places: int32: index of the instruction that made the first of its accesses; -1: not known.
+        clusters: int32: the cluster, from 1 on; 0: of the launch before.
         generic: uint8: `GENERIC` where the access went through the generic proxy, `STRONG` for a strong operation.
         block: an `Epochs` of the core, as int64; it is at host ``address``.
     """
@@ -73,6 +74,7 @@ class Epochs:
         self.columns, self.clocks = np.zeros(1024, np.int32), np.zeros(1024, np.int32)
         self.generic = np.zeros(1024, np.uint8)
         self.places = np.full(1024, -1, np.int32)
+        self.clusters = np.zeros(1024, np.int32)
         self._texts = np.zeros(1024, np.int32)  # index in _labels: who and what, for reports
         self._labels: list[str] = [""]
         self._namers: dict[int, Callable[[int], str]] = {}  # of negative texts, by the block of them
@@ -83,7 +85,7 @@ class Epochs:
         self._locate()
 
     def _locate(self) -> None:
-        arrays = self.columns, self.clocks, self.generic, self._texts, self.places
+        arrays = self.columns, self.clocks, self.generic, self._texts, self.places, self.clusters
         self.block[: len(arrays)] = [array.ctypes.data for array in arrays]
         self._words[_CAPACITY] = len(self.columns)
 
@@ -128,16 +130,16 @@ class Epochs:
         number = self._words[_COUNT]
         self.columns[number], self.clocks[number], self.generic[number] = column, clock, generic
         self._texts[number] = label if isinstance(label, int) else self.text(label)
-        self.places[number] = place
+        self.places[number], self.clusters[number] = place, self.cluster
         self._words[_COUNT] = number + 1
         return number << LANE_BITS
 
     def make_room(self) -> None:
         """For one more epoch at least."""
         if self._words[_COUNT] == self._words[_CAPACITY]:
-            self.columns, self.clocks, self.generic, self._texts, self.places = (
-                np.concatenate([array, np.zeros_like(array)])
-                for array in (self.columns, self.clocks, self.generic, self._texts, self.places)
+            arrays = self.columns, self.clocks, self.generic, self._texts, self.places, self.clusters
+            self.columns, self.clocks, self.generic, self._texts, self.places, self.clusters = (
+                np.concatenate([array, np.zeros_like(array)]) for array in arrays
             )
             self._locate()
 
@@ -148,6 +150,19 @@ class Epochs:
     def place(self, identity: int) -> int:
         """Index of the instruction of the epoch's first access; -1: not known."""
         return int(self.places[identity >> LANE_BITS])
+
+    @property
+    def cluster(self) -> int:
+        """Number of the cluster that runs now, from 1 on; 0: none does."""
+        return self._words[_CLUSTER]
+
+    @cluster.setter
+    def cluster(self, number: int) -> None:
+        self._words[_CLUSTER] = number
+
+    def foreign(self, number: int, cluster: int) -> bool:
+        """Whether an epoch is of another cluster than this one; 0: nobody asks."""
+        return cluster > 0 and int(self.clusters[number]) != cluster
 
     def lane(self, identity: int) -> int:
         return identity & _LANE_MASK

@@ -122,19 +122,19 @@ class ShadowUnit:
         return place
 
     def async_read(
-        self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, fence: Row, floor: int
+        self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, fence: Row, cluster: int
     ) -> None:
         """An operation reads ``nbytes`` at offsets; ``fence``: the row of fences that cover the memory."""
         offsets = _contiguous(offsets)
         width, address = operation.clocks.shape[1], operation.address
         visible, fenced = address + 4 * width * _VISIBLE, address + 4 * width * int(fence)
-        view = (visible, width, operation.own, 0, operation.lane, -1, floor)
+        view = (visible, width, operation.own, 0, operation.lane, -1, cluster)
         record = (operation.identity, 0, fenced, 0, operation.column, 0)
         rest = (_WRITES_FIRST, _private(operation), 0, -1)
         self._run((0, 0, shadow.address, GRANULE), (*self._places(offsets), nbytes), view, record, rest)
 
     def async_write(
-        self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, fence: Row | None, floor: int
+        self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, fence: Row | None, cluster: int
     ) -> None:
         """An operation writes; ``fence`` None: none is asked for.
 
@@ -145,7 +145,7 @@ class ShadowUnit:
         exempt = own + _READ if own >= 0 else -1
         known = operation.address + 4 * width * _ACQUIRED
         fenced = 0 if fence is None else operation.address + 4 * width * int(fence)
-        view = (known, width, own, 0, operation.lane, exempt, floor)
+        view = (known, width, own, 0, operation.lane, exempt, cluster)
         record = (operation.identity, 0, fenced, 0, 0, 0)
         strong, rest = int(operation.reduces), (_READS_FIRST, _private(operation), 0, -1)
         self._run((1, strong, shadow.address, GRANULE), (*self._places(offsets), nbytes), view, record, rest)
@@ -165,11 +165,11 @@ class ShadowUnit:
         del kept
 
     def note(
-        self, shadow: Shadow, offsets: Any, nbytes: int, identity: int, write: bool, column: int = 0, floor: int = 0
+        self, shadow: Shadow, offsets: Any, nbytes: int, identity: int, write: bool, column: int = 0, cluster: int = 0
     ) -> None:
-        """Records an access that is not compared with earlier ones; ``column``, ``floor``: of a read."""
+        """Records an access that is not compared with earlier ones; ``column``, ``cluster``: of a read."""
         offsets = _contiguous(offsets)
-        view = (0, 0, -1, 0, -1, -1, floor)
+        view = (0, 0, -1, 0, -1, -1, cluster)
         record = (identity, 0, 0, 0, column, 0)
         what, rest = (int(write), 0, shadow.address, GRANULE), (_UNCHECKED, 0, 0, -1)
         self._run(what, (*self._places(offsets), nbytes), view, record, rest)
@@ -237,7 +237,7 @@ class ShadowUnit:
         """The `Context` that the core knows a warp by, good as long as the tracker."""
         return STRUCTURES["Context"](
             agent.block_address, tracker.epochs.address, tracker.shared[agent.rank].address,
-            tracker.tensor.planes[agent.rank].address, tracker.launch.block.ctypes.data, tracker.floor,
+            tracker.tensor.planes[agent.rank].address, tracker.launch.block.ctypes.data, tracker.cluster,
             tracker.all_shared.ctypes.data,
         )  # fmt: skip
 

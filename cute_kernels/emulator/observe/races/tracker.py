@@ -217,12 +217,12 @@ class RaceTracker(PointRaces):
     def _async_read(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
         fence = Row.PROXY_GLOBAL if rank < 0 else Row.PROXY
         self.looking, self.stand = operation, None
-        self.unit.async_read(shadow, offsets, nbytes, operation, fence, self.floor if rank < 0 else 0)
+        self.unit.async_read(shadow, offsets, nbytes, operation, fence, self.cluster if rank < 0 else 0)
 
     def _async_write(self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, rank: int) -> None:
         fence = Row.PROXY if self.strict and rank >= 0 and not operation.generic else None
         self.looking, self.stand = operation, None
-        self.unit.async_write(shadow, offsets, nbytes, operation, fence, self.floor if rank < 0 else 0)
+        self.unit.async_write(shadow, offsets, nbytes, operation, fence, self.cluster if rank < 0 else 0)
 
     # --- tensor maps in global memory ---------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class RaceTracker(PointRaces):
         identity = self.epochs.new(column, clock, text, GENERIC, self.agent.executing())
         granules = address + np.arange(0, MAP_BYTES, GRANULE, dtype=np.int64)
         for shadow, offsets, _ in self._regions(granules, GRANULE, False):
-            self.unit.note(shadow, offsets, GRANULE, identity, False, column, self.floor)
+            self.unit.note(shadow, offsets, GRANULE, identity, False, column, self.cluster)
 
     # --- copies that signal an mbarrier -------------------------------------------------------------------------------
 

@@ -1,0 +1,165 @@
+"""The clusters of a launch that are resident at once, and whose turn it is.
+
+A cluster runs until it has ended or can only wait for another one: its warps look again and again at memory that does
+not change. It then keeps its state, and the next one has its turn, or begins where the chip has room for it. So a
+launch whose clusters wait for none runs them one after the other. `Options.interleave_clusters` draws other orders.
+
+A cluster that waits has its turn again when what its warps look at has changed, or when no other one can run. A launch
+hangs when all resident clusters have waited patiently since anything happened.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cute_kernels.emulator.launch.scheduler import Scheduler
+from cute_kernels.emulator.observe.trace import Timeline
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.launch.run import Launch
+
+_RANDOM_TURN = 64  # turns of warps that a cluster has at most until another one is drawn
+_LOOKS = 4_000  # strong loads after which a cluster gives way that does something besides
+_MOST_AT_FIRST = 4  # clusters that are interleaved, as long as none of them waits for one that has not begun
+
+
+@dataclass(frozen=True)
+class _Chip:
+    """Multiprocessors, and what each of them holds: bytes of shared memory, threads, CTAs."""
+
+    multiprocessors: int
+    shared: int
+    threads: int = 2048
+    ctas: int = 32
+
+
+#: By architecture: A100, GeForce RTX 3090 and 4090, H100 SXM, B200, GeForce RTX 5090.
+_CHIPS = {
+    80: _Chip(108, 164 << 10),
+    86: _Chip(82, 100 << 10, 1536, 16),
+    89: _Chip(128, 100 << 10, 1536, 24),
+    90: _Chip(132, 228 << 10),
+    100: _Chip(148, 228 << 10),
+    120: _Chip(170, 100 << 10, 1536, 24),
+}
+_REGISTERS = 65536  # of a multiprocessor
+
+
+def capacity(target: str, ctas: int, threads: int, shared_bytes: int, registers: int | None) -> int:
+    """How many clusters the chip of a target holds at once, 1 at least.
+
+    Args:
+        target: of the PTX, e.g. ``"sm_90a"``; another architecture counts as the one before it.
+        ctas: of a cluster. That a cluster has to lie within one GPC, and how many a chip has, is left out.
+        threads, shared_bytes: of a CTA, with the system's shared memory.
+        registers: of a thread, None where the PTX does not say so and they count for nothing.
+    """
+    architecture = int("".join(filter(str.isdigit, target)) or 0)
+    chip = _CHIPS[max((known for known in _CHIPS if known <= architecture), default=min(_CHIPS))]
+    threads = -(-threads // 32) * 32
+    fit = [chip.ctas, chip.threads // threads, chip.shared // shared_bytes]
+    if registers is not None:
+        fit.append(_REGISTERS // (registers * threads))
+    return max(chip.multiprocessors * min(fit) // ctas, 1)
+
+
+class Residents:
+    """Executes the clusters of a launch that have not started.
+
+    Args:
+        launch: whose.
+        timeline: takes what happens, or None.
+    """
+
+    def __init__(self, launch: Launch, timeline: Timeline | None) -> None:
+        self._launch, self._timeline = launch, timeline
+        self._waits = bool(launch.execution.kernel.dependence)
+        self._running: list[Scheduler] = []  # in the order in which they began
+        self._stuck: dict[Scheduler, None] = {}  # that wait, in the order in which they began to
+        self._patient: set[Scheduler] = set()  # of them, that have done so patiently since anything happened
+        self._tired: set[Scheduler] = set()  # that have had their turn
+        self._order = launch.options.interleave_clusters
+        self._rng = random.Random(f"clusters {launch.options.seed}")
+        self._at_first = 1 if self._order == "in_turn" else min(self._rng.randint(2, _MOST_AT_FIRST), launch.capacity)
+        self._victim = self._rng.randrange(self._at_first) if self._order == "starve" else -1
+        self._starved: Scheduler | None = None
+        self._begun = 0
+
+    def run(self) -> Iterator[Scheduler]:
+        """The clusters, as they end.
+
+        Raises:
+            EmulatorError: what a cluster or a detector reports, or a hang of the launch.
+        """
+        while self._launch.waiting or self._running:
+            scheduler = self._next()
+            before = scheduler.cluster.changes()
+            self._let_run(scheduler)
+            if scheduler.cluster.changes() != before:
+                self._patient.clear()
+            if not scheduler.cluster.running:
+                self._running.remove(scheduler)
+                yield scheduler
+            elif scheduler.stuck is None:
+                self._tired.add(scheduler)
+            else:
+                self._stuck[scheduler] = None
+                self._patient |= {scheduler} if scheduler.patient else set()
+
+    def _let_run(self, scheduler: Scheduler) -> None:
+        launch, looks = self._launch, scheduler.cluster.polls
+        scheduler.helped = self._waits and (self._room() or len(self._running) > 1)
+        scheduler.others = [other for other in self._running if other is not scheduler]
+        scheduler.later, scheduler.most = len(launch.waiting), launch.capacity
+        scheduler.pause = None
+        if scheduler.helped and self._order == "random":
+            turns = iter(range(self._rng.randrange(1, _RANDOM_TURN)))
+            scheduler.pause = lambda: next(turns, None) is None
+        elif scheduler.helped and not scheduler.patient:
+            scheduler.pause = lambda: scheduler.cluster.polls > looks + _LOOKS
+        scheduler.run()
+
+    def _room(self) -> bool:
+        """Whether another cluster can begin."""
+        return bool(self._launch.waiting) and len(self._running) < self._launch.capacity
+
+    def _next(self) -> Scheduler:
+        """Whose turn it is.
+
+        Raises:
+            Hang: all wait.
+        """
+        able = [each for each in self._running if each not in self._stuck]
+        others = [each for each in able if each is not self._starved]
+        ready = [each for each in others if each not in self._tired]
+        if self._room() and (not ready or len(self._running) < self._at_first):
+            return self._begin()
+        if not ready:
+            self._tired.clear()
+            woken = (each for each in self._stuck if each.seen != each.cluster.looked_at())
+            first = next(woken, self._starved if self._starved in able else None)
+            ready = others if first is None else [first]
+        if ready:
+            chosen = self._rng.choice(ready) if self._order == "random" else ready[0]
+            chosen.patient = False
+        else:
+            chosen = next((each for each in self._stuck if each not in self._patient), None)
+            if chosen is None:
+                self._running[0].hang()
+            chosen.patient = True
+        self._stuck.pop(chosen, None)
+        return chosen
+
+    def _begin(self) -> Scheduler:
+        launch = self._launch
+        cluster = launch.make_cluster(launch.waiting.popleft())
+        scheduler = Scheduler(cluster, launch.execution, launch.options, self._timeline, len(launch.waiting))
+        self._running.append(scheduler)
+        self._begun += 1
+        if self._begun - 1 == self._victim:
+            self._starved = scheduler
+            return self._next()
+        return scheduler
