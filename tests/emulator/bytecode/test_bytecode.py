@@ -267,8 +267,7 @@ def test_what_only_detectors_hear_of_stays_in_machine_code(monkeypatch: pytest.M
         names[detectors] = {name.split(".sync")[0] for name in called}
     setup = {"tcgen05.alloc.cta_group::1", "tcgen05.dealloc.cta_group::1"}
     assert names[False] == setup
-    # Its columns are written in the lanes of one warp only.
-    assert names[True] == setup | {"tcgen05.ld"}
+    assert names[True] == setup
 
 
 NESTED = (
