@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,6 +165,19 @@ def arrive_at(tracker: RaceTracker, warp: Any, lanes: dict[int, int], order: int
         if address >> 24 != warp.agent.rank:
             library().point_arrived(point.address, warp.agent.block_address, warp.agent.executing())
         warp.agent.release(point, mask, order)
+
+
+def commit_at(tracker: RaceTracker, warp: Any, lane: int, address: int) -> None:
+    """tcgen05.commit by a lane, which arrives at once."""
+    agent = warp.agent
+    tracker.enter(warp, lane)
+    stream = STRUCTURES["Stream"].from_address(tracker.tensor.stream())
+    tracker.check_initialised(address, f"tcgen05.commit of {agent.label}")
+    clocks = np.zeros_like(agent.clocks)
+    library().stream_commit(agent.block_address, ctypes.addressof(stream), lane, clocks.ctypes.data)
+    point = tracker.points[address]
+    point.add_stream(stream.column)
+    point.gather(clocks, agent.rank, Order.SYNC | Order.WIDE)
 
 
 def wait_for(tracker: RaceTracker, warp: Any, address: int, order: int, phase: int) -> None:

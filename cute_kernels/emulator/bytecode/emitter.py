@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cute_kernels.emulator.bytecode.accumulators import Accumulators
-from cute_kernels.emulator.bytecode.inline import GUARDED, INLINE
+from cute_kernels.emulator.bytecode.inline import INLINE
 from cute_kernels.emulator.bytecode.program import Program, row_bytes
 from cute_kernels.emulator.bytecode.sites import Bound, Site, fetch, key_of, store_results
 from cute_kernels.emulator.core.layout import CONSTANTS
@@ -22,8 +22,9 @@ from cute_kernels.emulator.instructions.memory import Access
 from cute_kernels.emulator.instructions.wgmma import MmaAsync
 from cute_kernels.emulator.state.generic_addresses import PARAM_WINDOW, parameter_offset
 
-_ROWS = CONSTANTS["ROWS_A"], CONSTANTS["ROWS_B"]  # of `BlockEmitter._operation`
+_ROWS = CONSTANTS["ROWS_A"], CONSTANTS["ROWS_B"], CONSTANTS["ROWS_D"]  # of `BlockEmitter._operation`
 _TOGETHER = "load_together"
+_ONE_ADDRESS = (_TOGETHER, "tensor_load", "tensor_store")  # accesses of all lanes
 
 
 def _kind(bits: int) -> str:
@@ -252,9 +253,10 @@ class BlockEmitter:
         inline = INLINE.get(function)
         if inline is not None and node.guard is None and inline(self, node):
             return
-        inline = inline if function in GUARDED else None
-        for value in self._shared_operands(node, memory, inline is not None):
-            self.operand(value, True)
+        if memory:  # operands that are spread before the guard, for later nodes too
+            one = node.anchor.name in _ONE_ADDRESS
+            for value in (*(() if one else (node.anchor.address,)), *node.anchor.values):
+                self.operand(value, True)
         if operation:
             operands = [self.operand(value, not value.uniform) for value in node.anchor.operands]
         for result in node.results:
@@ -268,19 +270,11 @@ class BlockEmitter:
             self._operation(node, operands)
         elif memory:
             self._access(node)
-        elif inline is not None and inline(self, node):
-            pass
         else:
             self.python(node)
         if guard is not None:
             guard[-1] = len(self.program.code) - start
             self.program.put("guard_end")
-
-    def _shared_operands(self, node: Node, memory: bool, inline: bool) -> Sequence[Value]:
-        """Operands that are spread before the guard, as later nodes share them."""
-        if memory:
-            return () if node.anchor.name == _TOGETHER else (node.anchor.address, *node.anchor.values)
-        return [arg for arg in node.anchor.args if isinstance(arg, Value) and arg.bits > 1] if inline else ()
 
     def call(self, site: int, blocking: bool = False) -> None:
         """Calls Python. A blocking site that has to wait leaves the interpreter, or the block runs again."""
@@ -342,9 +336,11 @@ class BlockEmitter:
         flags = anchor.flags | sum(row for row, value in zip(_ROWS, operands) if not value.uniform)
         flags |= CONSTANTS["WIDE"] * any(value.bits == 64 for value in operands)
         flags |= CONSTANTS["ALONE"] * (not self.builder.divergent)
-        d = self._places[node.results[0]] if node.results else 0
+        where = dict(zip("abd", places))
+        if node.results:
+            where["d"] = self._places[node.results[0]]
         imm = anchor.order | self.number << 8 | node.instruction.index << 32
-        self.program.put(anchor.name, d=d, c=flags, imm=imm, **dict(zip("ab", places)))
+        self.program.put(anchor.name, c=flags, imm=imm, **where)
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
@@ -354,8 +350,8 @@ class BlockEmitter:
             elements = [self.operand(value, True) for value in anchor.values]
         else:
             elements = [self._places[result] for result in node.results]
-        name, together = anchor.name, anchor.name == _TOGETHER
-        if together and self._parameters(anchor, elements):
+        name, together = anchor.name, anchor.name in _ONE_ADDRESS
+        if name == _TOGETHER and self._parameters(anchor, elements):
             return
         place = self.word(anchor.address) if together else self.operand(anchor.address, True)
         operands = program.list([node.instruction.index, *anchor.facts, *elements, 0])

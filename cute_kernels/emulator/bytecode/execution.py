@@ -47,7 +47,7 @@ from cute_kernels.emulator.state.memory_tables import (
     MemoryTables,
     exchange_area,
 )
-from cute_kernels.emulator.state.warp import BulkWait, Frame, NamedWait, PhaseWait, ProgressWait
+from cute_kernels.emulator.state.warp import BulkWait, CopyWait, Frame, NamedWait, PhaseWait, ProgressWait
 from cute_kernels.emulator.units.core_units import Units
 from cute_kernels.emulator.units.matrix.core_wgmma import CoreWgmmas
 from cute_kernels.emulator.units.matrix.core_wgmma import Site as WgmmaSite
@@ -402,6 +402,8 @@ class WarpExecution:
         elif waits == CONSTANTS["WAITS_BULK"]:
             thread = warp.cta.rank, warp.index, header.awaited >> 1
             warp.wait = BulkWait(warp.cluster, thread, header.newest, bool(header.awaited & 1))
+        elif waits == CONSTANTS["WAITS_COPIES"]:
+            warp.wait = CopyWait(warp, header.newest, header.awaited)
         elif waits == CONSTANTS["WAITS_GROUPS"]:
             warp.wait = GroupWait(warp, header.awaited)
         else:

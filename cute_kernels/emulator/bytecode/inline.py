@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count
-from cute_kernels.emulator.graph.values import Constant, LiveIn, Node, Value
-from cute_kernels.emulator.instructions import bulk, cp_async, tcgen05, wgmma
+from cute_kernels.emulator.graph.values import LiveIn, Node, Value
+from cute_kernels.emulator.instructions import bulk, tcgen05, wgmma
 from cute_kernels.emulator.instructions.mma import mma_sync
-from cute_kernels.emulator.state.tmem import LANES as TENSOR_LANES
 from cute_kernels.emulator.units.matrix.operands import KINDS
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 _RANKS, _MMA_WORDS = CONSTANTS["RANKS"], word_count("MmaArguments")
 _KINDS = tuple(KINDS)
-_QUARTER = TENSOR_LANES // 4  # that a warp can access
 #: Who issues a wgmma, an expression for a warp: as `wgmma_issue` of the core has it.
 ISSUER = "(W.cta.rank | W.index << 16)"
 _ZERO = 1  # in a list of words: none, the number 0
@@ -31,25 +29,6 @@ _NONE = (1 << 64) - 1  # no multicast: -1
 def _constant(emitter: BlockEmitter, expression: str, bits: int = 64) -> int:
     """A word that never changes for a warp."""
     return emitter.live(LiveIn(expression, bits, True))
-
-
-def _inline_tensor_load(emitter: BlockEmitter, node: Node) -> bool:
-    """tcgen05.ld.32x32b: 32 lanes of allocated columns of its quarter.
-
-    With detectors the columns have to have been written whole, which Python looks at more closely.
-    """
-    address, shape, _, index, pack = node.anchor.args
-    if shape != "32x32b" or pack:
-        return False
-    cells = _constant(emitter, f"(W.cta.tmem.address_of_column(0) + {4 * _QUARTER} * (W.index % 4))")
-    allocated = _constant(emitter, "W.cta.tmem.allocated_address")
-    quarter = _constant(emitter, f"({_QUARTER} * (W.index % 4))", 32)
-    whole = _constant(emitter, "W.cta.tmem.full_address") if emitter.program.detectors else 0
-    where = emitter.operand(address, False)
-    results = [emitter.define(result) for result in node.results]
-    listed = [cells, allocated, whole, quarter, node.instruction.index, index, *results, 0]
-    emitter.fast(node, "tensor_load", a=where, b=emitter.program.list(listed))
-    return True
 
 
 def _inline_mma_sync(emitter: BlockEmitter, node: Node) -> bool:
@@ -102,14 +81,6 @@ def _issuer(emitter: BlockEmitter) -> int:
     return _constant(emitter, "(W.cta.rank | W.number << 16)")
 
 
-def _inline_commit(emitter: BlockEmitter, node: Node) -> bool:
-    """tcgen05.commit by one lane of which Python has told."""
-    _, barrier, multicast = node.anchor.args
-    where, mask = emitter.word(barrier), 0 if multicast is None else emitter.word(multicast)
-    emitter.fast(node, "tensor_commit", in_rows=True, a=_issuer(emitter), b=where, c=mask, imm=node.instruction.index)
-    return True
-
-
 def _inline_mma(emitter: BlockEmitter, node: Node) -> bool:
     """tcgen05.mma with A in shared memory, by one lane of which Python has told."""
     kind, group, d, a, b, instruction, accumulate, a_in_tmem, disabled = node.anchor.args
@@ -126,34 +97,6 @@ def _inline_mma(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-#: Where what is kept of a warp's cp.async is.
-_LANE_COPIES = "W.cluster.copies.address(W)"
-
-
-def _inline_copy_lanes(emitter: BlockEmitter, node: Node) -> bool:
-    """cp.async with or without a src-size."""
-    target, source, nbytes, count, ignored = node.anchor.args
-    if ignored is not False or target.bits != 32:
-        return False
-    read = Constant(count, 32) if isinstance(count, int) else count
-    words = [_constant(emitter, _LANE_COPIES), node.instruction.index, nbytes, emitter.operand(read, True)]
-    places = {"a": emitter.operand(target, True), "b": emitter.operand(source, True)}
-    emitter.fast(node, "copy_lanes", c=emitter.program.list(words), **places)
-    return True
-
-
-def _inline_copies_commit(emitter: BlockEmitter, node: Node) -> bool:
-    emitter.fast(node, "copies_commit", a=_constant(emitter, _LANE_COPIES))
-    return True
-
-
-def _inline_copies_wait(emitter: BlockEmitter, node: Node) -> bool:
-    """cp.async.wait_group, wait_all."""
-    newest, every = node.anchor.args
-    emitter.fast(node, "copies_wait", a=_constant(emitter, _LANE_COPIES), b=int(every), imm=newest)
-    return True
-
-
 def _inline_wgmma_commit(emitter: BlockEmitter, node: Node) -> bool:
     emitter.fast(node, "wgmma_commit", a=_constant(emitter, ISSUER))
     return True
@@ -166,20 +109,12 @@ def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-#: Those that an instruction with a predicate has as well: the lanes that it leaves execute, as with Python.
-GUARDED = frozenset({cp_async.copy_lanes})
-
 #: Each emits the operation where no predicate guards it; False, and nothing emitted, where it is Python's.
 INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
-    tcgen05.load: _inline_tensor_load,
     mma_sync: _inline_mma_sync,
     tcgen05.mma: _inline_mma,
-    tcgen05.commit: _inline_commit,
     bulk.tma_load: _inline_tensor_copy_in,
     bulk.tma_store: _inline_tensor_copy_out,
-    cp_async.copy_lanes: _inline_copy_lanes,
-    cp_async.commit_copies: _inline_copies_commit,
-    cp_async.wait_copies: _inline_copies_wait,
     wgmma.commit_group: _inline_wgmma_commit,
     wgmma.wait_group: _inline_wgmma_wait,
 }

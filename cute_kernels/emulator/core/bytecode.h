@@ -92,7 +92,13 @@ typedef struct Operation {
 extern const Operation integer_operations[], bit_operations[], float_operations[], double_operations[];
 extern const Operation conversion_operations[];
 extern const Operation move_operations[], flow_operations[], unit_operations[], barrier_operations[];
-extern const Operation mbarrier_operations[], together_operations[], bulk_operations[], memory_operations[];
+extern const Operation mbarrier_operations[], together_operations[], bulk_operations[];
+extern const Operation memory_operations[], copy_operations[], commit_operations[], tensor_operations[];
+
+// An operation on an mbarrier, as `mbarrier_apply`, at `Tables.place`.
+int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who);
+// Whether the running warp may use an mbarrier: it knows of the mbarrier.init.
+int mbarrier_usable(Tables *t, int64_t operation, int64_t address, const Point *point);
 
 #define AT(type, offset) (*(type *)(s + (offset)))
 // Rows of lanes lie on cache lines, or where they are shorter, on multiples of their length.

@@ -57,22 +57,29 @@ EXPORT void matrix_places(const Matrix *matrix, const MatrixRows *rows, int64_t 
 // are counted, may be in the other CTA of the pair; of a multicast, it is that of the given one's parity in each pair.
 EXPORT int32_t tensor_load(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair);
 EXPORT int32_t tensor_store(Tables *t, const CopyArguments *copy, int32_t rank);
-// `multicast`: the mask of CTAs, or -1. 1: the commit has arrived; 0: Python has to do it.
-EXPORT int32_t tensor_commit(Tables *t, int64_t who, int64_t address, int64_t multicast);
+// tcgen05.ld or st. 0: nothing is done, cells are not allocated or (unless `unwritten`) have not been written.
+EXPORT int32_t tensor_access(const TensorCells *memory, const TensorAccess *access, int32_t unwritten);
+// tcgen05.commit of a thread; `multicast`: the mask of CTAs, or -1. 1: Python has been told what is wrong.
+EXPORT int32_t tensor_commit(
+    Tables *t, int64_t rank, int64_t warp, int64_t lane, int64_t address, int64_t multicast);
+// With detectors: the stream of a lane ends, `clocks` is what its completion passes on. Returns how many commits it has.
+EXPORT int64_t stream_commit(Agent *agent, Stream *stream, int64_t lane, int32_t *clocks);
 
 // What one access to shared memory by the lanes of a mask costs; counters.py has the meanings.
 EXPORT void shared_cost(const int64_t *addresses, uint32_t mask, int64_t nbytes, int32_t load, int64_t *cost);
 // Distinct aligned pieces of `size` bytes, a power of two, that the lanes of a mask access; no access crosses a border.
 EXPORT int64_t distinct_pieces(const int64_t *addresses, uint32_t mask, int64_t size);
 
-// cp.async of `nbytes` by each lane of a mask, of which a lane reads `counts` of global memory and the rest is 0; the
-// commit of a group, and the wait for all groups but the newest, or for every copy. Likewise, with completion="eager".
-EXPORT int32_t copy_by_lanes(
-    Tables *t, LaneCopies *copies, const int64_t *targets, const int64_t *sources, const int64_t *counts, uint32_t mask,
-    int64_t nbytes, int32_t instruction);
-EXPORT void copies_commit(LaneCopies *copies);
-EXPORT int64_t copies_before(const LaneCopies *copies, int64_t newest, int32_t every);
-EXPORT int32_t copies_wait(Tables *t, const LaneCopies *copies, int64_t newest, int32_t every);
+// Issues an asynchronous operation, a record of `size` bytes: it takes effect, or is kept. Likewise performs one, of the
+// queue with this index or (-1) of the first whose operation does not yield. 1: Python has been told what is wrong.
+EXPORT int32_t work_submit(WorkQueues *all, Work *work, int64_t size);
+EXPORT int32_t work_submit_python(WorkQueues *all, int64_t queue, int32_t yields);  // one that Python performs
+EXPORT int32_t work_step(WorkQueues *all, int64_t index);
+EXPORT void work_free(WorkQueues *all);
+
+// The first of a warp's cp.async that is not complete, of those that any of the lanes has in all but its newest groups
+// or (EVERY_COPY) has issued; or null.
+EXPORT LaneCopy *copies_pending(const WorkQueues *all, const LaneCopies *copies, int64_t lanes, int64_t newest);
 
 // Runs a warp until it waits, has used up its budget, fails or exits; which of these. `rows`: the exchange area.
 EXPORT int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *t, void *callback);
@@ -156,6 +163,5 @@ EXPORT int32_t watch_load(Tables *t, const WatchedCopy *copies, int64_t count);
 EXPORT int32_t watch_store(Tables *t, const WatchedCopy *copy);
 EXPORT int32_t watch_mma(
     Tables *t, MmaIssuer *issuer, const PipelinedAccess *accesses, int64_t count, int32_t instruction);
-EXPORT int32_t watch_commit(Tables *t, const Commit *commit);
 
 #endif

@@ -24,7 +24,7 @@ static int settle(Tables *t, Barrier *barrier, int64_t operation, int64_t addres
   return 1;
 }
 
-static int64_t apply(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who) {
+int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who) {
   Barrier *barrier = live(t, operation, address);
   if (!barrier) return -1;
   int64_t phase = barrier->phase, pending = barrier->pending;
@@ -58,7 +58,7 @@ static int64_t apply(Tables *t, int64_t operation, int64_t address, int64_t amou
 int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who) {
   int64_t place = t->place;
   t->place = -1;  // Python knows where it is
-  int64_t phase = apply(t, operation, address, amount, who);
+  int64_t phase = mbarrier_do(t, operation, address, amount, who);
   t->place = place;
   return phase;
 }
@@ -96,7 +96,7 @@ static Lanes next_of(const Instruction *i, const uint8_t *s, uint32_t left, int 
   return found;
 }
 
-static int may_use(Tables *t, int64_t operation, int64_t address, const Point *point) {
+int mbarrier_usable(Tables *t, int64_t operation, int64_t address, const Point *point) {
   const Agent *agent = t->context->agent;
   return !point->init_clock || is_initialised(agent, point) ||
          !stops(t, INIT_ORDER, operation, address, point->init_column, point->init_clock);
@@ -106,7 +106,7 @@ static int may_use(Tables *t, int64_t operation, int64_t address, const Point *p
 static int release(Tables *t, int64_t operation, const Lanes *group, int64_t order) {
   Barrier *barrier = barrier_at(t, group->address);
   if (!barrier || !barrier->point) return 1;
-  if (!may_use(t, operation, group->address, barrier->point)) return 0;
+  if (!mbarrier_usable(t, operation, group->address, barrier->point)) return 0;
   Agent *agent = t->context->agent;
   if (group->address >> RANK_SHIFT != agent->rank) point_arrived(barrier->point, agent, t->place);
   agent_release(agent, barrier->point, group->lanes, order);
@@ -116,10 +116,10 @@ static int release(Tables *t, int64_t operation, const Lanes *group, int64_t ord
 // An operation, which a timeline shows; arrive.expect_tx as the mbarrier is between its two halves.
 static int64_t perform(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who) {
   int both = operation == ARRIVE_EXPECT_TX;
-  int64_t phase = apply(t, both ? EXPECT_TX : operation, address, amount, who);
+  int64_t phase = mbarrier_do(t, both ? EXPECT_TX : operation, address, amount, who);
   if (phase < 0) return phase;
   const Barrier *barrier = barrier_at(t, address), shown = *barrier;
-  if (both && apply(t, ARRIVE, address, 1, who) < 0) return -1;
+  if (both && mbarrier_do(t, ARRIVE, address, 1, who) < 0) return -1;
   if (t->trace) {
     TraceEvent *event = trace_event(t, TRACE_MBARRIER, t->place);
     trace_barrier(event, address, &shown);
@@ -164,7 +164,7 @@ static int look(Tables *t, int64_t operation, const Lanes *group) {
 static int acquire(Tables *t, int64_t operation, int64_t address, int64_t order) {
   const Barrier *barrier = barrier_at(t, address);
   if (!barrier->point) return 1;
-  if (!may_use(t, operation, address, barrier->point)) return 0;
+  if (!mbarrier_usable(t, operation, address, barrier->point)) return 0;
   agent_acquire(t->context->agent, barrier->point, order);
   point_waited(barrier->point, t->context->agent, barrier->phase - 1, t->place);
   return 1;

@@ -188,45 +188,10 @@ void agent_acquire(Agent *agent, Point *point, int64_t order) {
   clocks_join(agent->pending + 2 * width, available + ROW_PROXY * width, 2 * width);
 }
 
-// --- what bytecode does at mbarriers -----------------------------------------------------------------------------
-
-static int has_stream(const Point *point, int64_t column) {
+int point_add_stream(Point *point, int64_t column) {
   for (int64_t i = 0; i < point->stream_count; i++)
     if (point->streams[i] == column) return 1;
-  return 0;
-}
-
-// `TensorRaces.commit` and `committed`: it arrives when it is issued.
-int32_t watch_commit(Tables *t, const Commit *commit) {
-  if (!log_flush(t)) return 0;
-  Agent *agent = t->context->agent;
-  Stream *stream = commit->stream;
-  int64_t commits = stream->commits + 1;
-  agent_snapshot(agent, (uint32_t)1 << commit->lane);
-  for (int row = 0; row < ROWS; row++) agent->scratch[row * agent->width + stream->column] = (int32_t)commits;
-  for (int64_t i = 0; i < commit->count; i++) {
-    const CommitTarget *target = &commit->targets[i];
-    const Point *point = target->point;
-    if (!is_initialised(agent, point)) return 0;
-    if (!has_stream(point, stream->column) && point->stream_count == point->stream_room) return 0;
-    int64_t column = point->followed[agent->number].commit_column;
-    if (column >= 0 && column != stream->column) return 0;
-    if (target->completes && point_overtaken(point, target->phase, agent->scratch) >= 0) return 0;
-  }
-  stream->commits = commits;
-  stream->identity = 0;
-  agent_advance(agent);
-  for (int64_t i = 0; i < commit->count; i++) {
-    const CommitTarget *target = &commit->targets[i];
-    Point *point = target->point;
-    if (!has_stream(point, stream->column)) point->streams[point->stream_count++] = stream->column;
-    point_gather(point, agent->scratch, agent->width, agent->rank, ORDER_SYNC | ORDER_WIDE);
-    Followed *warp = &point->followed[agent->number];
-    warp->commit_column = stream->column;
-    warp->commit = commits;
-    warp->commit_phase = point->completed + 1;
-    warp->commit_place = t->place;
-    if (target->completes) point_complete(point, target->phase);
-  }
+  if (point->stream_count == point->stream_room) return 0;
+  point->streams[point->stream_count++] = column;
   return 1;
 }

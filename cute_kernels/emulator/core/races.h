@@ -23,6 +23,9 @@ static inline int is_initialised(const Agent *agent, const Point *point) {
   return point->init_clock && agent_row(agent, ROW_VISIBLE)[point->init_column] >= point->init_clock;
 }
 
+// An asynchronous operation of this stream arrives. 0: there is no room.
+int point_add_stream(Point *point, int64_t column);
+
 // --- shadow.c, lanes.c ---
 
 static inline int has_room(const Epochs *epochs, int64_t count) { return epochs->count + count <= epochs->capacity; }

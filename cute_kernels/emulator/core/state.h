@@ -17,6 +17,8 @@ typedef struct LogEntry LogEntry;
 typedef struct TraceEvent TraceEvent;
 typedef struct Agent Agent;
 typedef struct NamedBarriers NamedBarriers;
+typedef struct WorkQueues WorkQueues;
+typedef struct CommitThread CommitThread;
 
 // An mbarrier of a cluster (PTX ISA, "mbarrier"), on a cache line of its own.
 enum {
@@ -24,7 +26,7 @@ enum {
   BARRIER_BLOCKS = 64, BARRIER_BLOCK = 256  // of a cluster so many blocks, each of so many
 };
 // What is done with one.
-enum { ARRIVE, ARRIVE_DROP, ARRIVE_EXPECT_TX, EXPECT_TX, COMPLETE_TX, EXPECT_ARRIVALS, TRY_WAIT, TEST_WAIT };
+enum { ARRIVE, ARRIVE_DROP, ARRIVE_EXPECT_TX, EXPECT_TX, COMPLETE_TX, EXPECT_ARRIVALS, TRY_WAIT, TEST_WAIT, TENSOR_COMMIT };
 // What Python is asked while an instruction executes (`Tables.report`): to put a fault into words and say whether to go on
 // all the same; or for something else that it has.
 enum {
@@ -36,13 +38,25 @@ enum {
   // Of lanes (`place`, of those in `operation`): they are not all of the warp's; they have different operands, of `given`
   // bits at an address; of their member mask (`given`) others name another mask; it does not name these lanes.
   WRONG_LANES, LANES_DIFFER, MASKS_DIFFER, WRONG_MEMBERS,
+  // Of cp.async, whose `LaneCopy` is at the address: it is refused, or the race detector has to look at it.
+  COPY_REFUSED, COPY_UNORDERED,
+  // Of tcgen05.commit: its mask of CTAs (`given`) is illegal.
+  COMMIT_MASK,
+  NAME_COMMIT,   // the `CommitThread` at the address, of the lane `given`
+  COMMITS_MEET,  // what is noted of commits at the mbarrier is to be taken
+  ADD_STREAM,    // the column `given`, to the point of the mbarrier
   // Of an access of `given` bytes by the lanes in `place` (`operation`: space and ACCESS_*): its address, or where those of
   // all lanes are. It is not aligned; there is no such CTA; the CTA has exited; it leaves the memory; it touches bytes that
   // no array has, or an mbarrier; nobody has written them; no region of global memory allows it; lanes address different
   // spaces, or one that the instruction cannot access; one of local memory by lanes together.
   ACCESS_MISALIGNED, ACCESS_NO_CTA, ACCESS_EXITED, ACCESS_OUTSIDE, ACCESS_UNNAMED, ACCESS_BARRIER, ACCESS_UNINITIALISED,
   ACCESS_UNREGISTERED, ACCESS_MIXED, ACCESS_NOT_SHARED, ACCESS_LOCAL,
+  // Of the `TensorAccess` at the address: what it touches is refused, or was not written; the race detector has to look at
+  // it, a load with the number `given`.
+  TENSOR_REFUSED, TENSOR_ORDER,
   MAKE_ROOM,  // for arrivals at a named barrier
+  MAKE_COPIES,  // what is kept of the running warp's cp.async
+  NAME_ARRIVAL,  // a label of cp.async.mbarrier.arrive by the lane `given`, to be left there
   TAKE_LOGS,  // of the running warp
   BY_CHANCE   // whether a wait fails though it could succeed
 };
@@ -238,15 +252,6 @@ typedef struct Warpgroup {
   Wgmma operations[WGMMAS];
 } Warpgroup;
 
-// Who issues tcgen05.commit, of which Python tells once: CTA rank, lane and number of the warp, in the entry that
-// `key_slot` says.
-enum { COMMITS = 256 };
-typedef struct CommitEntry {
-  int64_t who;
-  int64_t label;   // number of the label of who arrives, plus one; 0: for Python
-  Stream *stream;  // with detectors, of the issuing thread
-} CommitEntry;
-
 // Names of tensor copies for reports and timelines: the n-th entry is text number `first_name` - n, which Python words
 // when it is asked. It is found from `key_slot` of its key on, and stays. The key: bytes, shared address, mbarrier or -1,
 // warp.
@@ -291,12 +296,11 @@ typedef struct Tables {
   int32_t (*tensor_load)(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair);
   int32_t (*tensor_store)(Tables *t, const CopyArguments *copy, int32_t rank);
   int32_t (*tensor_mma)(Tables *t, const MmaArguments *arguments, int32_t instruction);
-  int32_t (*tensor_commit)(Tables *t, int64_t who, int64_t address, int64_t multicast);
   int64_t log_done;  // entries of the log that the race detector has seen
   Context *context;  // with detectors, the warp that runs
   CopyName *names;
   int64_t name_count, first_name;
-  CommitEntry *commit_entries;
+  CommitThread *commit_threads;  // of every lane of warp after warp
   Meter *meter;  // [instructions][METERS] of the role of the warp that runs, or null: nothing is counted
   int64_t meter_rank;  // the CTA of that warp
   const WarpMma *warp_mmas;  // of the kernel, by number
@@ -315,6 +319,7 @@ typedef struct Tables {
   Look looks[LOOKS];                  // the latest of them: look n is the entry n % LOOKS
   Fault fault;                   // that is reported
   int32_t (*report)(int32_t what);  // 0: go on
+  WorkQueues *work;
   TraceEvent *trace;             // what a timeline has not shown yet, entries in use and in all; or null
   int64_t trace_used, trace_size;
   Cta ctas[];
@@ -322,13 +327,7 @@ typedef struct Tables {
 
 #include "state_races.h"
 
-// cp.async of a warp: copies are counted by instructions. Of group n, in entry n % COPY_GROUPS, how many up to its end.
-enum { COPY_GROUPS = 64 };
-typedef struct LaneCopies {
-  int64_t issued, groups;
-  int64_t column, text;  // with detectors, of the copies, and what reports call them
-  int64_t ends[COPY_GROUPS];
-} LaneCopies;
+#include "state_async.h"
 
 // --- timelines -------------------------------------------------------------------------------------------------------
 
@@ -341,7 +340,6 @@ enum {
   TRACE_LOADED,     // `number` bytes, by a tensor copy whose name is `text`
   TRACE_STORED,     // likewise; `lane` issued it
   TRACE_MMA,        // of `number` rows and `phase` columns, by the issuer of the entry `address`
-  TRACE_COMMITTED,  // tcgen05.commit, whose label is `number`
   TRACE_WGMMA,      // of the form `number`; `phase` operations of its warpgroup are complete
   TRACE_NAMED,      // `phase` generations of the named barrier `number` of the CTA are complete
   TRACE_COMPLETED   // `phase` phases of the mbarrier `address` are complete
@@ -361,8 +359,12 @@ struct TraceEvent {
 // others run. `entered`: the warp stands behind the count of block `pc`, not before it.
 enum { NO_MEET = -1, WARP_HEADER = 128 };
 // For the phase of a parity, or a state, of `mbarrier`, or until anything changes; at the named barrier of a number; for
-// all but so many wgmma-groups; for bulk groups of a lane, 2 * lane + 1 if for their reads.
-enum { WAITS_PHASE = 1, WAITS_NAMED = 2, WAITS_GROUPS = 3, WAITS_STATE = 4, WAITS_POLLING = 5, WAITS_BULK = 6 };
+// all but so many wgmma-groups; for bulk groups of a lane, 2 * lane + 1 if for their reads; for copies of the lanes
+// `newest`, all but so many groups of each, EVERY_COPY: all that they have issued.
+enum {
+  WAITS_PHASE = 1, WAITS_NAMED = 2, WAITS_GROUPS = 3, WAITS_STATE = 4, WAITS_POLLING = 5, WAITS_BULK = 6,
+  WAITS_COPIES = 7, EVERY_COPY = -1
+};
 enum { POLLED = 1, SLEPT = 2 };  // what an instruction remembers that is executed again
 typedef struct WarpHeader {
   int32_t pc;
@@ -381,6 +383,7 @@ typedef struct WarpHeader {
   int64_t storing, bulk;  // mask of lanes that have issued bulk stores, and addresses of the `BulkThread` of each
   int64_t newest;         // with WAITS_BULK: groups that it does not wait for
   int64_t token;
+  LaneCopies *copies;  // of its cp.async, or null
 } WarpHeader;
 
 // An instruction: a function of the core and its operands, mostly offsets in the warp's state. A value that is the same
@@ -393,8 +396,8 @@ typedef struct Instruction {
 } Instruction;
 // An operation on a unit (`graph.block.Operation`) has in c: which one; which of its operands a and b are rows of lanes, not
 // words that all lanes share; whether the last has 64 bits; a flag of its own; that the warp never diverges here. imm: the
-// order, the number of the block, the instruction.
-enum { OPERATION = 15, ROWS_A = 16, ROWS_B = 32, WIDE = 64, FLAG = 128, ALONE = 256 };
+// order, the number of the block, the instruction. One that has no result may have a third operand, d.
+enum { OPERATION = 15, ROWS_A = 16, ROWS_B = 32, WIDE = 64, FLAG = 128, ALONE = 256, ROWS_D = 512 };
 typedef struct Program {
   Instruction *code;
   int32_t *starts;   // of every basic block, its first instruction; behind them, that of the exit

@@ -220,17 +220,6 @@ struct Stream {
   int64_t identity;  // 0: none yet
 };
 
-// What a tcgen05.commit is about to do: its mbarriers, their phases, and whether these complete.
-typedef struct CommitTarget {
-  Point *point;
-  int64_t phase, completes;
-} CommitTarget;
-typedef struct Commit {
-  Stream *stream;
-  int64_t lane, count;
-  CommitTarget targets[MOST_TARGETS];
-} Commit;
-
 // What a tensor copy is about to do, in one CTA.
 typedef struct WatchedCopy {
   int64_t lane, instruction, text;

@@ -54,6 +54,15 @@ typedef struct TensorCells {
   const uint8_t *allocated;
   uint8_t *full, *written;
   Shadow *shadow;  // with detectors
+  int64_t own_lanes;  // whether a warp that names others than those of its quarter is refused
 } TensorCells;
+
+// tcgen05.ld or st of a warp: shape, repetitions, columns from the first half to the second (SHAPE_HALVES), whether the
+// lower halves of two columns are one register, the first cell; `count` registers, rows of LANES words.
+enum { SHAPE_32X32B, SHAPE_16X64B, SHAPE_16X128B, SHAPE_16X256B, SHAPE_HALVES };
+typedef struct TensorAccess {
+  int64_t write, shape, repeat, split, pack, lane, column, count;
+  uint8_t *registers[TENSOR_LANES];
+} TensorAccess;
 
 #endif

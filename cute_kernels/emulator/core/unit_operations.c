@@ -21,36 +21,6 @@ FORM(read_clock) {
   return i + 1;
 }
 
-// --- tensor memory ---------------------------------------------------------------------------------------------------
-
-// tcgen05.ld.32x32b from the address a. The list b: words with the warp's first cell, with the bytes that say which
-// columns are allocated and which are written whole (0: not asked for), and with its first lane; instruction, number
-// of the load, and offsets of the results, ended by 0.
-FORM(tensor_load) {
-  const uint32_t *list = m->program->lists + i->b, *results = list + 6;
-  uint32_t address = AT(u32, i->a), column = address & 0xFFFF, count = 0;
-  while (results[count]) count++;
-  if (m->active != UINT32_MAX || address >> 16 != AT(u32, list[3]) || column + count > TENSOR_COLUMNS) return i + 1;
-  const uint8_t *allocated = (const uint8_t *)(uintptr_t)AT(u64, list[1]) + column;
-  for (uint32_t k = 0; k < count; k++)
-    if (!allocated[k]) return i + 1;
-  if (list[2]) {
-    const uint8_t *whole = (const uint8_t *)(uintptr_t)AT(u64, list[2]) + column;
-    for (uint32_t k = 0; k < count; k++)
-      if (!whole[k]) return i + 1;
-    int32_t columns = (int32_t)count, instruction = (int32_t)list[4];
-    if (!log_tensor_load(m->tables, m->active, columns, instruction, address, list[5])) return i + 1;
-  }
-  if (m->tables->meter) {
-    Meter *meter = meter_of(m->tables, list[4], METER_UNIT);
-    meter->requests++;
-    meter->bytes += count * LANES * (int64_t)sizeof(uint32_t);
-  }
-  const uint32_t *cells = (const uint32_t *)(uintptr_t)AT(u64, list[0]) + (size_t)column * TENSOR_LANES;
-  for (uint32_t k = 0; k < count; k++) memcpy(s + results[k], cells + (size_t)k * TENSOR_LANES, LANES * sizeof *cells);
-  return i + 1 + i->d;
-}
-
 // --- units -----------------------------------------------------------------------------------------------------------
 
 // Copies words to the exchange rows: the list c, ended by 0; 1 stands for the word 0.
@@ -89,13 +59,6 @@ FORM(tensor_mma) {  // the list c: words of `MmaArguments` but who issues; imm: 
   gather(i, s, m);
   arguments->issuer = issuer(i, s, m);
   DONE(t->tensor_mma(t, arguments, (int32_t)i->imm));
-}
-FORM(tensor_commit) {  // at the address b, to the CTAs of the mask in the word c (0: none is given); imm: instruction
-  if (!one_lane(m)) return i + 1;
-  int64_t multicast = i->c ? AT(s64, i->c) & 0xFFFF : -1;
-  Tables *t = m->tables;
-  t->place = (int64_t)i->imm;
-  DONE(t->tensor_commit(t, issuer(i, s, m), AT(s64, i->b), multicast));
 }
 
 // One value of all lanes: in the word at an offset or, where it varies, in a row of lanes. 0: they differ.
@@ -145,34 +108,9 @@ FORM(wgmma_wait) {  // c: as of try_wait, whether the warp never diverges here
   return i->c && wgmma_waits(m->tables, who, i->imm) ? wait_for(i, s, m, WAITS_GROUPS, (int32_t)i->imm) : i + 1;
 }
 
-// cp.async to the addresses a of shared memory from those of b. The list c: word with the warp's `LaneCopies`,
-// instruction, bytes that every lane writes, and a row of those that it reads.
-FORM(copy_lanes) {
-  const uint32_t *list = m->program->lists + i->c;
-  const u32 *a = ROW_OF(u32, i->a), *read = ROW_OF(u32, list[3]);
-  const u64 *b = ROW_OF(u64, i->b);
-  int64_t targets[LANES], sources[LANES], counts[LANES];
-  EACH_LANE {
-    targets[lane] = a[lane];
-    sources[lane] = (int64_t)b[lane];
-    counts[lane] = read[lane];
-  }
-  LaneCopies *copies = (LaneCopies *)(uintptr_t)AT(u64, list[0]);
-  DONE(copy_by_lanes(m->tables, copies, targets, sources, counts, m->active, list[2], (int32_t)list[1]));
-}
-FORM(copies_commit) {  // a: word with the warp's `LaneCopies`
-  if (!(m->tables->unit_flags & EAGER)) return i + 1;
-  copies_commit((LaneCopies *)(uintptr_t)AT(u64, i->a));
-  return i + 1 + i->d;
-}
-FORM(copies_wait) {  // likewise; for all groups but so many, or (b) every copy
-  DONE(copies_wait(m->tables, (const LaneCopies *)(uintptr_t)AT(u64, i->a), i->imm, (int32_t)i->b));
-}
-
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation unit_operations[] = {
-    ENTRY(read_clock), ENTRY(tensor_load), ENTRY(copy_in), ENTRY(copy_out),
-    ENTRY(tensor_mma), ENTRY(tensor_commit),
-    ENTRY(copy_lanes), ENTRY(copies_commit), ENTRY(copies_wait),
+    ENTRY(read_clock), ENTRY(copy_in), ENTRY(copy_out),
+    ENTRY(tensor_mma),
     ENTRY(warp_mma), ENTRY(wgmma), ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},
 };

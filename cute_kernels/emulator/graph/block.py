@@ -63,7 +63,7 @@ class Operation(Anchor):
 
     Attributes:
         name: of it.
-        operands: at most two.
+        operands: at most two, or three where there is no result.
         flags: what it is told beside that, in bits that do not say which operands vary.
         order: `Order` of what it synchronises, or another number of eight bits.
         blocking: the warp may have to wait.

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
-from cute_kernels.emulator.instructions.memory import address_value
+from cute_kernels.emulator.instructions.memory import Access, address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers, require_whole_warp
 from cute_kernels.emulator.instructions.tcgen05_scaled import lower_scaled_mma
 from cute_kernels.emulator.observe.races.happens_before import Offset
@@ -17,7 +18,7 @@ from cute_kernels.emulator.observe.races.memory_order import enter, watch_unifor
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Register, Vector
 from cute_kernels.emulator.ptx.families import always_varies, as_integer, family, qualifiers
 from cute_kernels.emulator.state.lane_masks import LaneValues
-from cute_kernels.emulator.state.tmem import HALVES, TensorMemory, rectangle
+from cute_kernels.emulator.state.tmem import COLUMNS, HALVES, LANES, SHAPE_NUMBERS, SHAPES
 from cute_kernels.emulator.state.tmem_pairs import PairWait
 from cute_kernels.emulator.state.warp import AllocationWait, Warp
 from cute_kernels.emulator.units.matrix.tensor_copy import COMPRESSED, copy_to_tensor_memory, shift_rows
@@ -113,78 +114,6 @@ def _relinquish(block: BlockBuilder, instruction: Instruction) -> None:
 _REPEAT = re.compile(r"x(\d+)")
 
 
-def load_packed(memory: TensorMemory, warp: int, address: int, repeat: int) -> np.ndarray:
-    """.pack::16b: the low halves of columns 2 i and 2 i + 1 in register i."""
-    parts = [memory.load(warp, address + first, "32x32b", repeat).T for first in (0, repeat)]
-    columns = np.concatenate(parts) & np.uint32(0xFFFF)
-    rows = columns[::2] | columns[1::2] << np.uint32(16)
-    return rows if repeat > 1 else rows[0]
-
-
-def load(warp: Warp, mask: int, address: int, shape: str, repeat: int, index: int, pack: bool) -> np.ndarray:
-    """tcgen05.ld, the instruction with this index: uint32 [registers, 32 lanes] (one register: [32]).
-
-    The copy is made at once: whatever reads the registers is ordered after the load, with or without tcgen05.wait::ld.
-    """
-    require_whole_warp(warp, mask, "tcgen05.ld")
-    address = warp.cta.tmem.accessed(warp.index, address)
-    if pack:
-        if warp.agent is not None:
-            warp.cluster.tracker.tensor.load(warp, rectangle(address, shape, 2 * repeat), index)
-        return load_packed(warp.cta.tmem, warp.index, address, repeat)
-    rows = warp.cta.tmem.load(warp.index, address, shape, repeat).T
-    if warp.agent is not None:
-        warp.cluster.tracker.tensor.load(warp, rectangle(address, shape, repeat), index)
-    if warp.cluster.meter is not None:
-        warp.cluster.meter.tensor_memory("ld", len(rows))
-    return rows if len(rows) > 1 else rows[0]
-
-
-def _half_addresses(address: int, split: int) -> tuple[int, int]:
-    """Addresses of the halves of .16x32bx2."""
-    return address, address & 0xFFFF0000 | (address & 0xFFFF) + split
-
-
-def load_halves(warp: Warp, mask: int, address: int, repeat: int, index: int, split: int) -> np.ndarray:
-    """tcgen05.ld.16x32bx2; as `load`."""
-    require_whole_warp(warp, mask, "tcgen05.ld")
-    address = warp.cta.tmem.accessed(warp.index, address)
-    rows = warp.cta.tmem.load_halves(warp.index, address, repeat, split).T
-    if warp.agent is not None:
-        for half in _half_addresses(address, split):
-            warp.cluster.tracker.tensor.load(warp, rectangle(half, HALVES, repeat), index)
-    if warp.cluster.meter is not None:
-        warp.cluster.meter.tensor_memory("ld", repeat)
-    return rows if repeat > 1 else rows[0]
-
-
-def store_halves(warp: Warp, mask: int, address: int, repeat: int, split: int, values: tuple[Any, ...]) -> None:
-    """tcgen05.st.16x32bx2."""
-    require_whole_warp(warp, mask, "tcgen05.st")
-    address = warp.cta.tmem.accessed(warp.index, address)
-    warp.cluster.progress += 1
-    rows = np.stack([np.broadcast_to(np.asarray(value, np.uint32), 32) for value in values])
-    warp.cta.tmem.store_halves(warp.index, address, repeat, split, rows.T)
-    if warp.agent is not None:
-        for half in _half_addresses(address, split):
-            warp.cluster.tracker.tensor.store(warp, rectangle(half, HALVES, repeat))
-    if warp.cluster.meter is not None:
-        warp.cluster.meter.tensor_memory("st", repeat)
-
-
-def store(warp: Warp, mask: int, address: int, shape: str, repeat: int, values: tuple[Any, ...]) -> None:
-    """tcgen05.st."""
-    require_whole_warp(warp, mask, "tcgen05.st")
-    address = warp.cta.tmem.accessed(warp.index, address)
-    warp.cluster.progress += 1
-    rows = np.stack([np.broadcast_to(np.asarray(value, np.uint32), 32) for value in values])
-    warp.cta.tmem.store(warp.index, address, shape, repeat, rows.T)
-    if warp.agent is not None:
-        warp.cluster.tracker.tensor.store(warp, rectangle(address, shape, repeat))
-    if warp.cluster.meter is not None:
-        warp.cluster.meter.tensor_memory("st", len(rows))
-
-
 def _shape(instruction: Instruction, *more: str) -> tuple[str, int]:
     parts = qualifiers(
         instruction,
@@ -199,6 +128,23 @@ def _shape(instruction: Instruction, *more: str) -> tuple[str, int]:
     return shapes[0], repeats[0]
 
 
+def _facts(
+    instruction: Instruction, shape: str, repeat: int, split: int, count: int, index: int = 0, pack: bool = False
+) -> list[int]:
+    """Facts of an `Access` of tensor memory.
+
+    Raises UnsupportedPTX: a repetition that does not exist, another number of registers, halves that are too far apart.
+    """
+    registers, largest = SHAPES[shape][1:] if shape in SHAPES else (1, LANES)
+    if repeat > largest:
+        raise instruction.refuse(f".{shape}.x{repeat}; legal are powers of two up to x{largest}")
+    if count != registers * repeat:
+        raise instruction.refuse(f"{count} registers, .{shape}.x{repeat} has {registers * repeat}")
+    if not 0 <= split <= COLUMNS:
+        raise instruction.refuse(f"{split} columns between halves")
+    return [SHAPE_NUMBERS[shape], repeat, split, index, int(pack)]
+
+
 @family("tcgen05.ld", varies=always_varies)
 def _ld(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.ld of all shapes; .pack::16b for 32x32b."""
@@ -210,12 +156,9 @@ def _ld(block: BlockBuilder, instruction: Instruction) -> None:
     count = len(destination.items) if isinstance(destination, Vector) else 1
     address = address_value(block, instruction.operands[1])
     address = block.agreed(address)
-    loaded = [("u32", False)] * count
-    if shape == HALVES:
-        split = as_integer(instruction, instruction.operands[2])
-        results = block.call(load_halves, address, repeat, instruction.index, split, results=loaded)
-    else:
-        results = block.call(load, address, shape, repeat, instruction.index, pack, results=loaded)
+    split = as_integer(instruction, instruction.operands[2]) if shape == HALVES else 0
+    facts = _facts(instruction, shape, repeat, split, count, instruction.index, pack)
+    results = block.anchor(Access("tensor_load", address, facts), [("u32", False)] * count, [address])
     for item, value in zip(destination.items if count > 1 else _only(destination), results):
         block.define(item, value)
 
@@ -238,11 +181,9 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
     values = [block.whole(block.value(item, 32)) for item in _only(source)]
     address = address_value(block, instruction.operands[0])
     address = block.agreed(address)
-    call = Call(store, [address, shape, repeat, tuple(values)])
-    if shape == HALVES:
-        split = as_integer(instruction, instruction.operands[1])
-        call = Call(store_halves, [address, repeat, split, tuple(values)])
-    block.anchor(call, [], [address, *values])
+    split = as_integer(instruction, instruction.operands[1]) if shape == HALVES else 0
+    facts = _facts(instruction, shape, repeat, split, len(values))
+    block.anchor(Access("tensor_store", address, facts, values), [], [address, *values])
 
 
 @family("tcgen05.wait::ld", "tcgen05.wait::st", destinations=0)
@@ -396,26 +337,6 @@ def _shift(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(shift, _cta_group(instruction), address_value(block, instruction.operands[0]))
 
 
-def commit(warp: Warp, mask: int, cta_group: int, barrier: LaneValues, multicast: LaneValues | None) -> None:
-    """tcgen05.commit, once per executing lane."""
-    warp.cluster.progress += 1
-    values = each_lane(mask, barrier, *([multicast] if multicast is not None else []))
-    for lane, (where, *targets) in zip(lane_numbers(mask), values):
-        enter(warp, lane)
-        mask_of_ctas = targets[0] & 0xFFFF if targets else None
-        label = warp.cluster.tensor_core.commit(
-            cta_group=cta_group,
-            rank=warp.cta.rank,
-            barrier=where,
-            multicast=mask_of_ctas,
-            describe=f"by {warp.label}",
-        )
-        if warp.cluster.units is not None:
-            who = warp.cta.rank | lane << 8 | warp.number << 16
-            stream = warp.cluster.tracker.tensor.stream() if warp.agent is not None else 0
-            warp.cluster.units.learn_commit(who, label, stream)
-
-
 @family("tcgen05.commit", destinations=0)
 def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.commit, with multicast."""
@@ -423,5 +344,7 @@ def _commit(block: BlockBuilder, instruction: Instruction) -> None:
         instruction,
         *("commit", *_GROUPS, "mbarrier::arrive::one", "shared::cluster", "multicast::cluster", "b64"),
     )
-    multicast = block.value(instruction.operands[1], 16) if "multicast::cluster" in parts else None
-    block.call(commit, _cta_group(instruction), address_value(block, instruction.operands[0]), multicast)
+    _cta_group(instruction)
+    masks = [block.resize(block.value(instruction.operands[1], 16), 32)] if "multicast::cluster" in parts else []
+    where = address_value(block, instruction.operands[0])
+    block.operation("tensor_commit", where, *masks, flags=CONSTANTS["FLAG"] * len(masks))

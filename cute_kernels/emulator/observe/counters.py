@@ -375,10 +375,6 @@ class UnitCounters:
         memory = {"tmem_bytes_read": tmem_read, "tmem_bytes_written": tmem_written} if tmem_written else {}
         self._add("mma", instructions=1, operand_wavefronts=-(-operand_bytes // WAVEFRONT_BYTES), **memory)
 
-    def tensor_memory(self, name: str, registers: int) -> None:
-        """tcgen05.ld or st of ``registers`` 32-bit registers of each lane."""
-        self._add(f"tmem.{name}", instructions=1, bytes=registers * 128)
-
     # --- called by the scheduler --------------------------------------------------------------------------------------
 
     def resume(self, warp: Warp) -> None:

@@ -56,8 +56,8 @@ def _row(opcode: str, which: int, meter: dict[str, int]) -> tuple[str, dict[str,
         l2 = {"l2_bytes_read": 0 if name == "st" else moved, "l2_bytes_written": moved if name == "st" else 0}
         pieces = {"sectors": meter["sectors"], "lines": meter["lines"]}
         return f"{name}.global.{meter['width']}B", {"requests": requests, "bytes": nbytes, **pieces, **l2}
-    if opcode.startswith("tcgen05.ld"):
-        return "tmem.ld", {"instructions": requests, "bytes": nbytes}
+    if opcode.startswith(("tcgen05.ld", "tcgen05.st")):
+        return f"tmem.{opcode[8:10]}", {"instructions": requests, "bytes": nbytes}
     if opcode.startswith("wgmma"):
         return "mma", {"instructions": requests, "operand_wavefronts": meter["wavefronts"]}
     if opcode.startswith("tcgen05.mma"):

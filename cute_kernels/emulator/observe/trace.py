@@ -159,10 +159,11 @@ class ClusterTrace:
         self._pipe_ends: dict[Track, int] = {}
         self._barrier_names: dict[int, str] = {}
         self._last_step: tuple[Track, int] | None = None
+        self._flights: dict[int, Flight] = {}  # by numbers of operations
         for cta in cluster.ctas:
             process = Track(self._first_process + cta.rank, 0)
             self._events.name("process", process, f"cluster {cluster.index}, CTA {cta.rank}")
-        cluster.observers.append(self)
+        cluster.observe(self)
 
     # --- probe of the scheduler -------------------------------------------------------------------------------------
 
@@ -246,18 +247,17 @@ class ClusterTrace:
 
     def issued(self, op: AsyncOp) -> None:
         """`Observer.issued`."""
-        flight, run = self.issue(_name_of(op), op.describe, op.queue_key), op.run
+        self._flights[op.number] = self.issue(_name_of(op), op.describe, op.queue_key)
 
-        def traced() -> None:
-            self.take_effect(flight)
-            try:
-                run()
-                if op.signals is not None:
-                    self.release(op.signals)
-            finally:
-                self.finish(flight)
+    def begins(self, op: AsyncOp) -> None:
+        """`Observer.begins`."""
+        self.take_effect(self._flights[op.number])
 
-        op.run = traced
+    def ends(self, op: AsyncOp, failed: bool) -> None:
+        """`Observer.ends`."""
+        if op.signals is not None and not failed:
+            self.release(op.signals)
+        self.finish(self._flights.pop(op.number))
 
     def completed(self, key: Hashable) -> None:
         """`Observer.completed`."""

@@ -47,7 +47,7 @@ class TraceLog:
             for name, function in (
                 ("PASSED", self._passed), ("MBARRIER", self._mbarrier),
                 ("LOADED", self._loaded), ("STORED", self._stored), ("MMA", self._mma),
-                ("COMMITTED", self._committed), ("WGMMA", self._wgmma), ("NAMED", self._named),
+                ("WGMMA", self._wgmma), ("NAMED", self._named),
             )
         }  # fmt: skip
 
@@ -108,10 +108,6 @@ class TraceLog:
         entry, m, _, _, n, *_ = values
         text = self._cluster.units.mma_text(entry)
         return self._take_effect(f"mma {m}x{n}", text, ("tcgen05", warp.cta.rank))
-
-    def _committed(self, warp: Warp, values: Sequence[int]) -> Flight:
-        _, label, *_ = values
-        return self._take_effect("commit", self._cluster.barriers.labels[label - 1], ("tcgen05", warp.cta.rank))
 
     def _wgmma(self, warp: Warp, values: Sequence[int]) -> Flight:
         _, form, _, _, complete, *_ = values

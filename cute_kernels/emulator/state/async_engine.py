@@ -3,20 +3,21 @@
 PTX orders asynchronous operations only where it says so. Operations of one queue (e.g. the tcgen05 pipe of one CTA
 pair) run in order; operations of different queues (e.g. two TMA loads) may run in any order and arbitrarily late. The
 policy decides: ``eager`` runs an operation as soon as it is issued, ``lazy`` only when no warp can run any more,
-``random`` at times drawn from a seeded generator.
+``random`` at times drawn from a seeded generator. The queues are the core's (``core/asynchronous.c``).
 """
 
 from __future__ import annotations
 
+import ctypes
 import random
-from collections import deque
-from collections.abc import Callable, Hashable
+import weakref
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
-from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES, word_count, words
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 Policy = Literal["eager", "lazy", "random"]
 Issued: TypeAlias = "tuple[Instruction, str]"
 """An instruction, and the label of the warp that executed it."""
+WorkQueues, WorkQueue, Work = (STRUCTURES[name] for name in ("WorkQueues", "WorkQueue", "Work"))
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int64)
+_RUN, _ISSUED, _BEGINS, _ENDS, _PHASE = (CONSTANTS[f"WORK_{n}"] for n in ("RUN", "ISSUED", "BEGINS", "ENDS", "PHASE"))
+_PYTHON = CONSTANTS["WORK_PYTHON"]
 
 
 def cluster_random(seed: int, cluster: int) -> tuple[random.Random, random.Random]:
@@ -38,19 +43,21 @@ def cluster_random(seed: int, cluster: int) -> tuple[random.Random, random.Rando
 class AsyncOp:
     """One asynchronous operation: ``run`` performs all of its effects, ``describe`` names it in reports.
 
-    ``name`` is short, for traces; ``signals`` is the key of the `Wait` that its end may satisfy, if no mbarrier tells.
-    ``yields``: under ``lazy`` it runs only when all that is left also yields. For operations that read memory which
-    others overwrite: an overwriting that comes too early shows only if it happens first. ``issued`` says where it was
-    issued; the engine fills it in where it is not given and the operation has to wait.
+    Those of kinds that the core performs have no ``run``. ``name`` is short, for traces; ``signals`` is the key of the
+    `Wait` that its end may satisfy, if no mbarrier tells. ``yields``: under ``lazy`` it runs only when all that is left
+    also yields. For operations that read memory which others overwrite: an overwriting that comes too early shows only
+    if it happens first. ``issued`` says where it was issued, ``number`` counts the operations of the cluster; the
+    engine fills both in.
     """
 
     queue_key: Hashable
-    run: Callable[[], None]
+    run: Callable[[], None] | None
     describe: str
     yields: bool = False
     name: str = ""
     signals: Hashable = None
     issued: Issued | None = None
+    number: int = 0
 
 
 class Observer(Protocol):
@@ -59,20 +66,34 @@ class Observer(Protocol):
     def issued(self, op: AsyncOp) -> None:
         """An operation is issued; it has not been queued yet."""
 
+    def begins(self, op: AsyncOp) -> None:
+        """It takes effect now."""
+
+    def ends(self, op: AsyncOp, failed: bool) -> None:
+        """It has taken effect, or has failed."""
+
     def completed(self, key: Hashable) -> None:
         """A phase, generation or group is complete for which waits with this `Wait.key` wait."""
 
 
 class AsyncEngine:
-    """Queues of `AsyncOp`.
+    """Asynchronous work of a cluster.
 
     Attributes:
-        observers: hear of operations as they are issued.
+        address: of the core's `WorkQueues`.
+        work: that; ``observed`` says whether there are observers.
+        observers: hear of operations as they are issued and take effect.
+        words: for each kind that the core performs, what makes an `AsyncOp` of the address of its record.
+        where: the instruction of an index and the label of the warp of a number; None: not known.
+        shared_queues: numbers of queues that have operations of both kinds.
+        stand: says that the running warp is where the core is.
+        reraise: raises what an operation of the core has come upon.
 
     Args:
         policy: when an operation takes effect.
         rng: draws the times of ``random``.
         issuer: the instruction that is executed now and the label of its warp; None: nobody executes.
+        tables: the core's `Tables`, for what it performs.
 
     Scheduler protocol: call `tick` after each warp slice; when no warp can run, call `step` until a warp can run
     again; when `step` returns False and still no warp can run, the kernel hangs.
@@ -83,74 +104,77 @@ class AsyncEngine:
         policy: Policy = "eager",
         rng: random.Random | None = None,
         issuer: Callable[[], Issued | None] = lambda: None,
+        tables: int | None = None,
     ) -> None:
         if policy not in ("eager", "lazy", "random"):
             raise ValueError(f"completion policy {policy!r}; legal are 'eager', 'lazy' and 'random'")
         self.policy = policy
-        self.executed = 0
-        self.running_issued: Issued | None = None  # of the operation that takes effect now
         self._rng = rng or random.Random(0)
         self.issuer = issuer
         self.observers: list[Observer] = []
-        self._queues: dict[Hashable, deque[AsyncOp]] = {}
-        self._keys: list[Hashable] = []  # keys of the non-empty queues, in order of becoming non-empty
+        self.words: dict[int, Callable[[int], AsyncOp]] = {}
+        self.where: Callable[[int, int], Issued | None] = lambda place, warp: None
+        self.shared_queues: dict[Hashable, int] = {}
+        self.stand: Callable[[], None] = lambda: None
+        self.reraise: Callable[[], None] = lambda: None
+        self._error: BaseException | None = None
+        self._ops: dict[int, AsyncOp] = {}  # that have been issued and have not taken effect, by their numbers
+        self._queues: dict[Hashable, int] = {}
+        self._callback = _CALLBACK(self._tell)
+        self.work = WorkQueues(eager=policy == "eager", tables=tables)
+        self.work.tell = ctypes.cast(self._callback, ctypes.c_void_p).value
+        self.address = ctypes.addressof(self.work)
+        weakref.finalize(self, _free, self.work)
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        return sum(1 for _ in self._pending())
+
+    @property
+    def executed(self) -> int:
+        """Operations that have taken effect."""
+        return self.work.executed
+
+    @property
+    def running_issued(self) -> Issued | None:
+        """Where the operation was issued that had to wait and takes effect now."""
+        return self._op(self.work.running).issued if self.work.running else None
 
     def submit(self, op: AsyncOp) -> None:
-        """Issues an operation. ``eager`` runs it before returning unless its queue holds earlier operations."""
-        for observer in self.observers:
-            observer.issued(op)
-        queue = self._queues.get(op.queue_key)
-        if queue is None:
-            if self.policy == "eager":
-                self.executed += 1
-                op.run()
-                return
-            queue = self._queues[op.queue_key] = deque()
-            self._keys.append(op.queue_key)
-        op.issued = op.issued or self.issuer()
-        queue.append(op)
+        """Issues an operation that Python performs. ``eager`` runs it before returning."""
+        if not self.work.count:
+            self._queues.clear()
+        queue = self.shared_queues.get(op.queue_key) or self._queues.setdefault(op.queue_key, len(self._queues) + 1)
+        if self.policy != "eager":
+            op.issued = op.issued or self.issuer()
+        self._ops[self.work.issued + 1] = op
+        if library().work_submit_python(self.address, queue, op.yields):
+            self._raise()
 
     def tick(self) -> None:
         """To be called between warp slices: ``random`` runs zero to two operations, the others none."""
-        if self.policy == "random" and self._keys:
+        if self.policy == "random" and self.work.count:
             for _ in range(self._rng.choice((0, 0, 1, 2))):
                 self.step()
 
     def step(self) -> bool:
         """Runs one pending operation. False if there is none.
 
-        ``random`` takes one of a random queue, the others the first that does not yield of the oldest queues.
+        ``random`` takes one of a random queue, the others the first that does not yield of the oldest queues. What it
+        meets is reported at the instruction that issued it.
         """
-        if not self._keys:
+        count = self.work.count
+        if not count:
             return False
-        if self.policy == "random":
-            index = self._rng.randrange(len(self._keys))
-        else:
-            index = next((i for i, key in enumerate(self._keys) if not self._queues[key][0].yields), 0)
-        key = self._keys[index]
-        queue = self._queues[key]
-        op = queue.popleft()
-        if not queue:
-            del self._queues[key]
-            del self._keys[index]
-        self.executed += 1
-        self._run(op)
-        return True
-
-    def _run(self, op: AsyncOp) -> None:
-        """Performs an operation that waited. What it meets is reported at the instruction that issued it."""
-        self.running_issued = op.issued
+        index = self._rng.randrange(count) if self.policy == "random" else -1
+        if not library().work_step(self.address, index):
+            return True
         try:
-            op.run()
+            self._raise()
         except EmulatorError as error:
-            if op.issued is not None:
-                error.at(*op.issued)
+            issued = self.running_issued
+            if issued is not None:
+                error.at(*issued)
             raise
-        finally:
-            self.running_issued = None
 
     def drain(self) -> None:
         """Runs everything that is pending (end of a kernel)."""
@@ -166,7 +190,66 @@ class AsyncEngine:
 
     def pending(self) -> list[str]:
         """Descriptions of what is pending, queue by queue in order of issue."""
-        return [op.describe for key in self._keys for op in self._queues[key]]
+        return [self._op(address).describe for address in self._pending()]
+
+    def _pending(self) -> Iterator[int]:
+        """Addresses of records."""
+        for queue in (WorkQueue * self.work.count).from_address(self.work.queues or self.address):
+            address = queue.first
+            while address:
+                yield address
+                address = Work.from_address(address).next
+
+    def _op(self, address: int) -> AsyncOp:
+        record = Work.from_address(address)
+        if record.kind == _PYTHON:
+            op = self._ops[record.number]
+        else:
+            op = self.words[record.kind](address)
+            op.issued = self.where(record.place, record.warp)
+        op.number = record.number
+        return op
+
+    def _show(self, what: int, op: AsyncOp) -> None:
+        """Tells the observers of an operation."""
+        if op.run is None:
+            self.stand()
+        for observer in self.observers:
+            if what == _ISSUED:
+                observer.issued(op)
+            elif what == _BEGINS:
+                observer.begins(op)
+            else:
+                observer.ends(op, what != _ENDS)
+        if what == _ENDS:
+            self._ops.pop(op.number, None)
+
+    def _raise(self) -> NoReturn:
+        error, self._error = self._error, None
+        if error is None:
+            self.reraise()
+        raise error
+
+    def _tell(self, what: int, detail: int) -> int:
+        """Answers the core, which calls this: 0 to go on."""
+        try:
+            if what == _RUN:
+                self._ops[detail].run()
+                if not self.observers:
+                    del self._ops[detail]
+            elif what == _PHASE:
+                for observer in self.observers:
+                    observer.completed(("mbarrier", detail))
+            else:
+                self._show(what, self._op(detail))
+        except BaseException as error:  # noqa: BLE001 - must not unwind through the core; `_checked` raises it
+            self._error = error
+            return 1
+        return 0
+
+
+def _free(work: ctypes.Structure) -> None:
+    library().work_free(ctypes.addressof(work))
 
 
 class BulkOp:

@@ -34,6 +34,7 @@ OPERATIONS = {
         "arrive": "mbarrier.arrive", "arrive_drop": "mbarrier.arrive_drop", "arrive_expect_tx": "expect_tx",
         "expect_tx": "expect_tx", "complete_tx": "complete_tx", "expect_arrivals": "cp.async.mbarrier.arrive",
         "try_wait": "mbarrier.try_wait", "test_wait": "mbarrier.test_wait",
+        "tensor_commit": "tcgen05.commit",
     }.items()
 }  # fmt: skip
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)

@@ -6,13 +6,14 @@ lane]``) because a register of a 32x32b load is one column of 32 lanes.
 
 from __future__ import annotations
 
-import functools
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, UnsupportedPTX, raising
 from cute_kernels.emulator.facts import Memory, WarpName
 
@@ -25,6 +26,9 @@ LANE_GROUP = CONSTANTS["LANE_GROUP"]  # no access covers less of a column
 SHAPES = {"32x32b": (1, 1, 128), "16x64b": (2, 1, 128), "16x128b": (4, 2, 64), "16x256b": (8, 4, 32)}
 #: The shape of two halves of 16 lanes; the instruction says how many columns lie between them.
 HALVES = "16x32bx2"
+SHAPE_NAMES = (*SHAPES, HALVES)
+SHAPE_NUMBERS = {name: number for number, name in enumerate(SHAPE_NAMES)}  # of the core
+TensorCells, TensorAccess = STRUCTURES["TensorCells"], STRUCTURES["TensorAccess"]
 
 
 def split_address(address: int) -> tuple[int, int]:
@@ -75,9 +79,10 @@ class TensorMemory:
         """Host address of the cells of a column."""
         return self._address + self.cells.strides[0] * column
 
-    def addresses(self, shadow: int) -> tuple[int, int, int, int, int]:
+    def addresses(self, shadow: int) -> tuple[int, ...]:
         """A `TensorCells` of the core, given the address of its shadow or 0."""
-        return self._address, self.allocated_address, self.full_address, self._written.ctypes.data, shadow
+        places = self._address, self.allocated_address, self.full_address, self._written.ctypes.data
+        return *places, shadow, self._own_lanes
 
     def has_room(self, ncols: int) -> bool:
         """Whether `alloc` would not return None: it raises an error or finds free columns."""
@@ -152,68 +157,62 @@ class TensorMemory:
             instruction = instructions[place] if 0 <= place < len(instructions) else None
             self.report(error.at(instruction, label or None))
 
-    def accessed(self, warp: int, address: int) -> int:
-        """The address that a load or store by a warp accesses: in its own quarter, unless other lanes are reported."""
-        return address if self._own_lanes else 32 * (warp % 4) << 16 | address & 0x1FFFFF
-
-    def load(self, warp: int, address: int, shape: str, repeat: int) -> np.ndarray:
-        """tcgen05.ld by one warp: uint32 ``[32 lanes, registers]``, a copy whose transpose is contiguous.
+    def load(
+        self, warp: int, address: int, shape: str, repeat: int, split: int = 0, pack: bool = False
+    ) -> np.ndarray:
+        """tcgen05.ld by one warp: uint32 ``[32 lanes, registers]``.
 
         Args:
             warp: index of the warp in its CTA; it may touch the lanes of quarter ``warp % 4`` only.
             address: taddr operand.
-            shape: a name of `SHAPES`.
+            shape: a name of `SHAPES`, or `HALVES`: threads 0 to 15 hold 16 lanes from ``address`` on, and a column per
+                register; threads 16 to 31 the same lanes, ``split`` columns further on.
             repeat: the number behind ``.x``.
+            pack: .pack::16b: the low halves of columns 2 i and 2 i + 1 in register i.
 
         Raises:
             IllegalAccess: foreign lanes, unallocated columns, cells never written.
             UnsupportedPTX: another shape or repetition.
         """
-        lane, column, ncols = self._place(warp, address, shape, repeat, "tcgen05.ld")
-        if shape == "32x32b":
-            self.check(lane, 32, column, ncols, write=False)
-            return self.cells[column : column + ncols, lane : lane + 32].copy().T
-        self.check(lane, 16, column, ncols, write=False)
-        columns, lanes = fragment(shape, repeat)
-        return self.cells[columns + column, lanes + lane].T
+        place = self._place(warp, address, shape, repeat, "tcgen05.ld")
+        rows = np.zeros((SHAPES.get(shape, (1, 1))[1] * repeat, 32), np.uint32)
+        self._access(False, place, shape, repeat, split, rows, pack)
+        return rows.T
 
-    def store(self, warp: int, address: int, shape: str, repeat: int, values: np.ndarray) -> None:
+    def store(self, warp: int, address: int, shape: str, repeat: int, values: np.ndarray, split: int = 0) -> None:
         """tcgen05.st by one warp of uint32 ``[32 lanes, registers]``; arguments and errors as `load`."""
-        lane, column, ncols = self._place(warp, address, shape, repeat, "tcgen05.st")
-        rows = np.asarray(values, np.uint32).T
-        if rows.shape != (SHAPES[shape][1] * repeat, 32):
+        place = self._place(warp, address, shape, repeat, "tcgen05.st")
+        rows = np.ascontiguousarray(np.asarray(values, np.uint32).T)
+        if rows.shape != (SHAPES.get(shape, (1, 1))[1] * repeat, 32):
             raise IllegalAccess(f"tcgen05.st.{shape}.x{repeat} of {len(rows)} registers")
-        if shape == "32x32b":
-            self.check(lane, 32, column, ncols, write=True)
-            self.cells[column : column + ncols, lane : lane + 32] = rows
-        else:
-            self.check(lane, 16, column, ncols, write=True)
-            columns, lanes = fragment(shape, repeat)
-            self.cells[columns + column, lanes + lane] = rows
+        self._access(True, place, shape, repeat, split, rows)
 
-    def load_halves(self, warp: int, address: int, repeat: int, split: int) -> np.ndarray:
-        """tcgen05.ld.16x32bx2 by one warp: uint32 ``[32 lanes, registers]``.
+    def _access(
+        self, write: bool, place: tuple[int, int], shape: str, repeat: int, split: int, rows: np.ndarray,
+        pack: bool = False,
+    ) -> None:  # fmt: skip
+        access = TensorAccess(write, SHAPE_NUMBERS[shape], repeat, split, pack, *place, len(rows))
+        access.registers[: len(rows)] = [row.ctypes.data for row in rows]
+        core = TensorCells(*self.addresses(0))
+        if not library().tensor_access(ctypes.addressof(core), ctypes.addressof(access), False):
+            self._check(access)
+            library().tensor_access(ctypes.addressof(core), ctypes.addressof(access), True)
 
-        Threads 0 to 15 hold 16 lanes from ``address`` on, and a column per register; threads 16 to 31 the same lanes,
-        ``split`` columns further on. Other arguments and errors as `load`.
+    def refuse(self, warp: int, access: ctypes.Structure) -> None:
+        """Says what is wrong with a `TensorAccess` of the core; returns where it goes on all the same.
+
+        Raises:
+            IllegalAccess: as `load`.
         """
-        halves = []
-        for lane, column in self._halves(warp, address, repeat, split, "tcgen05.ld"):
-            self.check(lane, 16, column, repeat, write=False)
-            halves.append(self.cells[column : column + repeat, lane : lane + 16])
-        return np.concatenate(halves, axis=1).T
+        name, shape = f"tcgen05.{'st' if access.write else 'ld'}", SHAPE_NAMES[access.shape]
+        self._place(warp, tensor_address(access.lane, access.column), shape, access.repeat, name)
+        self._check(access)
 
-    def store_halves(self, warp: int, address: int, repeat: int, split: int, values: np.ndarray) -> None:
-        """tcgen05.st.16x32bx2 of uint32 ``[32 lanes, registers]``; arguments and errors as `load_halves`."""
-        places = self._halves(warp, address, repeat, split, "tcgen05.st")
-        for (lane, column), half in zip(places, (values[:16], values[16:])):
-            self.check(lane, 16, column, repeat, write=True)
-            self.cells[column : column + repeat, lane : lane + 16] = half.T
-
-    def _halves(self, warp: int, address: int, repeat: int, split: int, name: str) -> list[tuple[int, int]]:
-        # Lanes and repetitions are those of the other shapes of 16 lanes.
-        lane, column, _ = self._place(warp, address, HALVES, repeat, name)
-        return [(lane, column), (lane, column + split)]
+    def _check(self, access: ctypes.Structure) -> None:
+        for columns, groups in rectangles(access):
+            lanes = LANE_GROUP * (groups.stop - groups.start)
+            width = columns.stop - columns.start
+            self.check(LANE_GROUP * groups.start, lanes, columns.start, width, write=bool(access.write))
 
     def check(self, lane: int, nlanes: int, column: int, ncols: int, *, write: bool) -> None:
         """Checks a rectangle and, for a write, marks it as written.
@@ -246,11 +245,11 @@ class TensorMemory:
             ).know("uninitialised-read")
             self.report(error)
 
-    def _place(self, warp: int, address: int, shape: str, repeat: int, name: str) -> tuple[int, int, int]:
-        """Checks the operands of a load or store; returns (first lane, first column, columns)."""
+    def _place(self, warp: int, address: int, shape: str, repeat: int, name: str) -> tuple[int, int]:
+        """Checks the operands of a load or store; returns (first lane, first column)."""
         if shape not in (*SHAPES, HALVES):
             raise UnsupportedPTX(f"{name}.{shape}; implemented are {', '.join(SHAPES)}, {HALVES}")
-        width, _, largest = SHAPES.get(shape, (1, 1, 128))
+        largest = SHAPES.get(shape, (1, 1, 128))[2]
         if not 1 <= repeat <= largest or repeat & (repeat - 1):
             raise UnsupportedPTX(f"{name}.{shape}.x{repeat}; legal are powers of two up to x{largest}")
         lane, column = split_address(address)
@@ -260,7 +259,7 @@ class TensorMemory:
                 f"{name}.{shape} by warp {warp} starts at lane {lane}; the warp may touch the lanes of its quarter "
                 f"{warp % 4}, {first} to {first + 31}, only"
             ).know("tensor-memory-place")
-        return lane, column, width * repeat
+        return lane, column
 
 
 def rectangle(address: int, shape: str, repeat: int) -> tuple[slice, slice]:
@@ -271,21 +270,9 @@ def rectangle(address: int, shape: str, repeat: int) -> tuple[slice, slice]:
     return slice(column, column + width * repeat), slice(first, first + (2 if shape == "32x32b" else 1))
 
 
-@functools.lru_cache(maxsize=64)
-def fragment(shape: str, repeat: int) -> tuple[np.ndarray, np.ndarray]:
-    """Columns and lanes, each int [registers, 32], that the registers of the 32 threads hold, relative to the address.
-
-    PTX ISA, "Matrix fragments" of tcgen05 data movement shapes.
-    """
-    thread = np.arange(32)
-    if shape == "32x32b":
-        columns, lanes = [0 * thread], [thread]
-    elif shape == "16x64b":
-        columns, lanes = [thread // 2 % 2], [thread // 4 + 8 * (thread % 2)]
-    elif shape == "16x128b":
-        columns, lanes = [thread % 4] * 2, [thread // 4, thread // 4 + 8]
-    else:
-        columns = [2 * (thread % 4) + i % 2 for i in range(4)]
-        lanes = [thread // 4 + 8 * (i // 2) for i in range(4)]
-    width = SHAPES[shape][0]
-    return np.concatenate([np.array(columns) + width * i for i in range(repeat)]), np.tile(np.array(lanes), (repeat, 1))
+def rectangles(access: ctypes.Structure) -> list[tuple[slice, slice]]:
+    """`rectangle` of all that a `TensorAccess` of the core touches."""
+    at = access.column, access.column + (access.repeat if access.pack else access.split)
+    shape, two = SHAPE_NAMES[access.shape], access.pack or access.shape == SHAPE_NUMBERS[HALVES]
+    places = [tensor_address(access.lane, column) for column in at[: 1 + bool(two)]]
+    return [rectangle(place, shape, access.repeat) for place in places]

@@ -161,6 +161,24 @@ class BulkWait(Wait):
         return f"waits for the {what} of all but {self.count} bulk groups of lane {self.thread[2]}"
 
 
+class CopyWait(Wait):
+    """cp.async.wait_group, wait_all (``newest`` EVERY_COPY)."""
+
+    kind = "cp.async"
+
+    def __init__(self, warp: Warp, lanes: int, newest: int) -> None:
+        self.copies, self.warp, self.lanes, self.newest = warp.cluster.copies, warp, lanes, newest
+        self.key = ("cp.async", warp)
+
+    def ready(self) -> bool:
+        return not self.copies.pending(self.warp, self.lanes, self.newest)
+
+    def describe(self) -> str:
+        copy = self.copies.pending(self.warp, self.lanes, self.newest)
+        newest = max(self.newest, 0)
+        return f"waits for all but the {newest} newest of its cp.async groups, first {copy and self.copies.text(copy)}"
+
+
 class AllocationWait(Wait):
     """tcgen05.alloc."""
 

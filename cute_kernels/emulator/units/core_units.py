@@ -32,17 +32,17 @@ from cute_kernels.emulator.units.matrix.operands import KINDS
 if TYPE_CHECKING:
     from cute_kernels.emulator.units.sm import Cluster
 
-Plan, MmaIssuer, MmaArguments, TensorCells, CommitEntry, CopyName, CopyArguments = (
+Plan, MmaIssuer, MmaArguments, CopyName, CopyArguments = (
     STRUCTURES[name]
-    for name in ("Plan", "MmaIssuer", "MmaArguments", "TensorCells", "CommitEntry", "CopyName", "CopyArguments")
+    for name in ("Plan", "MmaIssuer", "MmaArguments", "CopyName", "CopyArguments")
 )
-_PLANS, _ISSUERS, _COMMITS, _NAMES = (CONSTANTS[name] for name in ("PLANS", "MMA_ISSUERS", "COMMITS", "NAMES"))
+_PLANS, _ISSUERS, _NAMES = (CONSTANTS[name] for name in ("PLANS", "MMA_ISSUERS", "NAMES"))
 _KINDS = {kind: number for number, kind in enumerate(KINDS)}
 _RANKS, _NO_MAP = CONSTANTS["RANKS"], CONSTANTS["NO_MAP"]
 
 #: Functions of the core that bytecode calls.
 _UNITS = (
-    "tensor_load", "tensor_store", "tensor_mma", "tensor_commit",
+    "tensor_load", "tensor_store", "tensor_mma",
 )  # fmt: skip
 
 
@@ -72,24 +72,19 @@ class Units:
         self._issuers = (MmaIssuer * _ISSUERS)()
         self._issuer_texts: dict[int, str] = {}
         self._kinds = core_kinds(cluster.arithmetic)
-        self._tensor_cells = (TensorCells * len(cluster.ctas))()
         self._watched = cluster.tracker is not None
         named = self._watched or cluster.trace is not None
         self._names = (CopyName * (_NAMES if named else 0))()
-        self._commits = (CommitEntry * _COMMITS)()
-        self._labels: dict[str, int] = {}
         options, header = cluster.options, self._header
         flags = CONSTANTS["EAGER"] if options.completion == "eager" else 0
         header.unit_flags = flags | (CONSTANTS["WATCHED"] if self._watched else 0)
         header.plans, header.mma_issuers = ctypes.addressof(self._plans), ctypes.addressof(self._issuers)
-        header.mma_kinds, header.tensor_cells = map(ctypes.addressof, (self._kinds, self._tensor_cells))
-        header.names, header.commit_entries = ctypes.addressof(self._names), ctypes.addressof(self._commits)
+        header.mma_kinds = ctypes.addressof(self._kinds)
+        header.names = ctypes.addressof(self._names)
         header.first_name = cluster.tracker.epochs.name_by(self._copy_name) if self._watched else -1
         for rank in range(len(cluster.ctas)):
             if self._watched:
                 tables.cta(rank).shadow = cluster.tracker.shared[rank].address
-            planes = cluster.tracker.tensor.planes if self._watched else None
-            self._tensor_cells[rank] = cluster.ctas[rank].tmem.addresses(planes[rank].address if planes else 0)
         for name in _UNITS:
             setattr(header, name, address(name))
 
@@ -157,23 +152,6 @@ class Units:
         self._issuer_texts[number] = text
         if self._watched:
             self._cluster.tracker.tensor.follow(entry, text)
-
-    def learn_commit(self, who: int, label: str, stream: int) -> None:
-        """The core executes every tcgen05.commit of this thread from now on.
-
-        Args:
-            who: CTA rank, lane and warp.
-            label: who arrives, for reports.
-            stream: with detectors, address of a `Stream` (`races.tensor_memory`).
-        """
-        if self._watched and not stream:
-            return
-        if label not in self._labels:
-            labels = self._cluster.barriers.labels
-            labels.append(label)
-            self._labels[label] = len(labels)
-        entry = self._commits[slot((who,), _COMMITS)]
-        entry.who, entry.label, entry.stream = who, self._labels[label], stream
 
     def mma(self, kind: str, cta_group: int, who: int, operands: Sequence[int], place: int) -> bool:
         """The core executes an MMA that Python was called for. False: it cannot.

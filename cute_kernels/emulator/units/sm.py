@@ -24,11 +24,11 @@ from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.state.tmem import TensorMemory
 from cute_kernels.emulator.state.tmem_pairs import PairOperation
 from cute_kernels.emulator.state.warp import Warp
+from cute_kernels.emulator.units.copies import cp_async
 from cute_kernels.emulator.units.copies.bulk import BulkUnit
-from cute_kernels.emulator.units.copies.cp_async import CopyUnit
 from cute_kernels.emulator.units.copies.tma import TmaUnit
+from cute_kernels.emulator.units.matrix import tensor_core
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
-from cute_kernels.emulator.units.matrix.tensor_core import TensorCore
 from cute_kernels.emulator.units.matrix.wgmma import WgmmaUnit
 
 if TYPE_CHECKING:
@@ -239,15 +239,17 @@ class Cluster:
             cta.shared.exclude(launch.gaps)
         if self.tracker is not None:
             self.tracker.barriers, self.tracker.report = self.barriers, self.report
-        self.engine = AsyncEngine(options.completion, asynchronous, self._place)
+        self.engine = AsyncEngine(options.completion, asynchronous, self._place, self.barriers.address)
+        self.engine.where, self.engine.stand, self.engine.reraise = self._issued, self._stand, self.barriers.reraise
+        self.barriers.tables.work = self.engine.address
         self.observers: list[Observer] = []
         self.engine.observers = self.barriers.observers = self.observers
         self.meter = UnitCounters() if options.counters else None
         self.trace: ClusterTrace | None = None
         self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
-        self.copies = CopyUnit(gmem, self.memory, self.barriers, self.engine)
+        self.copies = cp_async.CopyUnit(self)
         self.bulk = BulkUnit(self.tma)
-        self.tensor_core = TensorCore(
+        self.tensor_core = tensor_core.TensorCore(
             self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter,
             self.arithmetic,
         )
@@ -277,6 +279,7 @@ class Cluster:
                     warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)
                     warp.agent.warp = warp
         self.running = dict.fromkeys(warp for cta in self.ctas for warp in cta.warps)
+        self.tensor_core.commits_of(len(self.running))
         if launch.registers is not None:
             for cta in self.ctas:
                 cta.registers = RegisterPool(launch.registers, cta.warps)
@@ -313,6 +316,11 @@ class Cluster:
         """Differs whenever something happened that a waiting warp could observe."""
         return self.progress, self.barriers.completions, self.engine.executed
 
+    def observe(self, observer: Observer) -> None:
+        """From now on it hears of what happens."""
+        self.observers.append(observer)
+        self.engine.work.observed = True
+
     def completed(self, key: Hashable) -> None:
         """Tells the observers: `Observer.completed`."""
         for observer in self.observers:
@@ -323,6 +331,10 @@ class Cluster:
         warp = self.executing
         instruction = self.place_of(warp) if warp is not None else None
         return (instruction, warp.label) if instruction is not None else None
+
+    def _issued(self, place: int, warp: int) -> tuple[Instruction, str] | None:
+        """`AsyncEngine.where`."""
+        return (self._instructions[place], self.barriers.labels[warp]) if place >= 0 else None
 
     def place_of(self, warp: Warp) -> Instruction | None:
         """The instruction that a warp executes, None if that is not known."""
@@ -345,17 +357,28 @@ class Cluster:
         if not going_on(error):
             raise error
 
+    def _stand(self) -> None:
+        """The warp that runs is at the instruction at which the core is."""
+        place = self.barriers.tables.place
+        if self.executing is not None and place >= 0:
+            self.executing.code.stand_at(place)
+
     def _ask(self, what: int) -> bool:
         """`MBarriers.ask`."""
         warp, tables = self.executing, self.barriers.tables
         if what == CONSTANTS["BY_CHANCE"]:
             return self.rng.random() >= 0.25
-        if warp is not None and tables.place >= 0:
-            warp.code.stand_at(tables.place)
+        self._stand()
         if what == CONSTANTS["TAKE_LOGS"]:
             return True
         if what == CONSTANTS["MAKE_ROOM"]:
             warp.cta.named.make_room(tables.fault.address)
+            return True
+        if what in cp_async.ASKED:
+            self.copies.answer(what, tables.fault, warp)
+            return True
+        if what in tensor_core.ASKED:
+            self.tensor_core.answer(what, tables.fault, warp)
             return True
         if what in named_barriers.FAULTS:
             raise warp.cta.named.fault(what, tables.fault, warp)

@@ -265,10 +265,9 @@ def test_what_only_detectors_hear_of_stays_in_machine_code(monkeypatch: pytest.M
         lanes = np.arange(32)
         assert (out == 1000 * (lanes + 100) + lanes + np.where(lanes < 9, lanes + 100, 0)).all()
         names[detectors] = {name.split(".sync")[0] for name in called}
-    setup = {"tcgen05.alloc.cta_group::1", "tcgen05.st", "tcgen05.dealloc.cta_group::1"}
+    setup = {"tcgen05.alloc.cta_group::1", "tcgen05.dealloc.cta_group::1"}
     assert names[False] == setup
-    # Its columns are written in the lanes of one warp only.
-    assert names[True] == setup | {"tcgen05.ld"}
+    assert names[True] == setup
 
 
 NESTED = (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, TensorMemoryRace, UnsupportedPTX
-from cute_kernels.emulator.state.tmem import SHAPES, TensorMemory, split_address, tensor_address
+from cute_kernels.emulator.state.tmem import HALVES, SHAPES, TensorMemory, split_address, tensor_address
 from cute_kernels.testing.ptx import THREAD_OUTPUT, module
 from tests.emulator.ptx_launch import launch
 
@@ -116,25 +116,25 @@ def test_two_halves_of_16_lanes(half: int, repeat: int):
     for warp, column, split in ((0, 3, 200), (5, 100, repeat), (2, 40, 0)):
         first = 32 * (warp % 4) + half
         address = tensor_address(first, column)
-        values = memory.load_halves(warp, address, repeat, split)
+        values = memory.load(warp, address, HALVES, repeat, split)
         assert values.shape == (32, repeat)
         for thread, register in np.ndindex(values.shape):
             where = column + register + (split if thread >= 16 else 0)
             assert values[thread, register] == 512 * (first + thread % 16) + where
     before, new = memory.cells.copy(), np.arange(32 * repeat, dtype=np.uint32).reshape(32, repeat) + (1 << 24)
-    memory.store_halves(5, tensor_address(32 + half, 100), repeat, 128, new)
-    np.testing.assert_array_equal(memory.load_halves(5, tensor_address(32 + half, 100), repeat, 128), new)
+    memory.store(5, tensor_address(32 + half, 100), HALVES, repeat, new, 128)
+    np.testing.assert_array_equal(memory.load(5, tensor_address(32 + half, 100), HALVES, repeat, 128), new)
     assert np.count_nonzero(memory.cells != before) == new.size
 
 
 def test_halves_that_are_refused():
     memory = filled()
     with pytest.raises(IllegalAccess, match="starts at lane 32; the warp may touch the lanes of its quarter 0"):
-        memory.load_halves(0, tensor_address(32, 0), 1, 1)
+        memory.load(0, tensor_address(32, 0), HALVES, 1, 1)
     with pytest.raises(IllegalAccess, match="leaves the 128 x 512 cells"):
-        memory.load_halves(0, tensor_address(0, 300), 2, 211)
+        memory.load(0, tensor_address(0, 300), HALVES, 2, 211)
     with pytest.raises(UnsupportedPTX, match="tcgen05.st.16x32bx2.x3"):
-        memory.store_halves(0, 0, 3, 1, np.zeros((32, 3), np.uint32))
+        memory.store(0, 0, HALVES, 3, np.zeros((32, 3), np.uint32), 1)
 
 
 #: Warp 0 stores two columns, 100 * thread + register, as one shape, and loads them as another.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -476,31 +475,3 @@ def test_window_of_parameters():
     assert (machine.ctas[0].data[DATA : DATA + 256] != before).any()
 
 
-def test_commit_that_ends_a_phase_with_too_many_bytes_is_left_to_python():
-    machine, _ = small()
-    machine.units.learn_commit(0, "somebody", 0)
-    commit = function("tensor_commit")
-    machine.barriers.expect_tx(BARRIER, -600)
-    assert not commit(machine.tables.address, 0, BARRIER, -1), "88 bytes more than expected"
-    machine.barriers.expect_tx(BARRIER, 88)
-    assert commit(machine.tables.address, 0, BARRIER, -1) and machine.barriers.phase(BARRIER) == 1
-
-
-def test_a_thread_that_has_committed_may_commit_anywhere():
-    """Python tells of the thread, not of each mbarrier; what it refuses, and other threads, are left to it."""
-    machine = NativeMachine(np.zeros(16, np.uint8), ctas=2)
-    place, other = BARRIER + 64, BARRIER + 72
-    everywhere = [shared_address(rank, offset) for rank in range(2) for offset in (place, other)]
-    for where in everywhere:
-        machine.barriers.init(where, 2, "warp 0")
-    machine.units.learn_commit(1 << 16, "tcgen05.commit of warp 1", 0)
-
-    def commit(who: int, address: int, mask: int) -> tuple[int, list[int]]:
-        done = function("tensor_commit")(machine.tables.address, who, address, mask)
-        texts = [machine.barriers.describe(where) for where in everywhere]
-        return done, [int(re.search(r"(\d) of 2 arrivals pending", text)[1]) for text in texts]
-
-    assert commit(1 << 16, place, -1) == (1, [1, 2, 2, 2])
-    assert commit(1 << 16, other, 0b11) == (1, [1, 1, 2, 1])
-    for who, address, mask in ((2 << 16, place, -1), (1 << 16, place, 0), (1 << 16, place, 0b101), (1 << 16, 64, -1)):
-        assert commit(who, address, mask) == (0, [1, 1, 2, 1])

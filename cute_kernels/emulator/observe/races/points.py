@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.observe.races.happens_before import Agent
     from cute_kernels.emulator.state.warp import Warp
 
-_WAITS = CONSTANTS["TRY_WAIT"], CONSTANTS["TEST_WAIT"]
+#: What uses an mbarrier; all others are arrivals.
+_VERBS = {
+    CONSTANTS["TRY_WAIT"]: "a wait",
+    CONSTANTS["TEST_WAIT"]: "a wait",
+    CONSTANTS["EXPECT_ARRIVALS"]: "cp.async.mbarrier.arrive",
+    CONSTANTS["TENSOR_COMMIT"]: "tcgen05.commit",
+}
 
 
 class PointRaces(RaceChecks):
@@ -61,7 +67,7 @@ class PointRaces(RaceChecks):
         """A fault of order (`Fault`) that the core has found at an mbarrier; None: it is none of order."""
         address, given = fault.address, fault.given
         if what == CONSTANTS["INIT_ORDER"]:
-            verb = "a wait" if fault.operation in _WAITS else "an arrival"
+            verb = _VERBS.get(fault.operation, "an arrival")
             return self._before_init(address, f"{verb} of {warp.label}", warp.agent, given, fault.place)
         if what == CONSTANTS["PHASE_AMBIGUOUS"]:
             return BarrierMisuse(

@@ -230,11 +230,12 @@ class SyncPoint:
             if row[_ARRIVED]:
                 yield agent, int(row[_ARRIVED]), int(row[_ARRIVED_PHASE]), int(row[_ARRIVED_PLACE])
 
-    def commits(self) -> Iterator[tuple[Agent, int, int, int, int]]:
-        """Agent, stream, clock, phase and index of the instruction of the latest commits in the core."""
+    def take_commits(self) -> Iterator[tuple[Agent, int, int, int, int]]:
+        """Agent, stream, clock, phase and index of the instruction of the latest commits, which are forgotten."""
         for agent, row in zip(self._agents, self._rows):
             if row[_COMMIT] >= 0:
                 yield agent, *row[_COMMIT:].tolist()
+                row[_COMMIT] = -1
 
     def copied(self, pair: bool, identity: int) -> None:
         """A copy to the barrier's CTA, or to the other one of its ``pair``, is about to signal."""

@@ -19,7 +19,7 @@ from cute_kernels.emulator.facts import Memory, Side
 from cute_kernels.emulator.observe.races.earlier_accesses import place as place_of
 from cute_kernels.emulator.observe.races.happens_before import Offset, Private
 from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Plane
-from cute_kernels.emulator.observe.races.sync_point import Order, Row
+from cute_kernels.emulator.observe.races.sync_point import Row
 from cute_kernels.emulator.state.tmem import COLUMNS, LANE_GROUP, LANES
 
 if TYPE_CHECKING:
@@ -65,24 +65,6 @@ class Operation:
 
     def __post_init__(self) -> None:
         self.address = self.address or self.clocks.ctypes.data
-
-
-@dataclass(frozen=True)
-class Commit:
-    """A tcgen05.commit on its way.
-
-    Attributes:
-        clocks: what its arrival passes on, int32 [rows, columns].
-        column, clock: the stream that it ends, and how many commits that has by then.
-        label: for reports.
-        place: index of its instruction, -1 if it is not known.
-    """
-
-    clocks: np.ndarray
-    column: int
-    clock: int
-    label: str
-    place: int
 
 
 @dataclass(frozen=True)
@@ -235,34 +217,9 @@ class TensorRaces:
             else:
                 self.access(access.rank, access.place, operation, access.write)
 
-    def commit(self, targets: list[int]) -> Commit:
-        """tcgen05.commit of the entered lane: what its completion passes on, for `committed`."""
-        agent, stream = self.tracker.agent, self._stream()
-        for target in targets:
-            self.tracker.check_initialised(target, f"tcgen05.commit of {agent.label}")
-        stream.commits += 1
-        stream.identity = 0
-        clocks = agent.snapshot(1 << self.tracker.lane)
-        clocks[:, stream.column] = stream.commits
-        agent.advance()
-        for target in targets:
-            point = self.tracker.points.get(target)
-            if point is not None:
-                point.add_stream(stream.column)
-        label = f"tcgen05.commit by {agent.label}"
-        return Commit(clocks, stream.column, stream.commits, label, agent.executing())
-
     def stream(self) -> int:
         """Host address of the `Stream` of the entered lane."""
         return self._stream().address
-
-    def committed(self, commit: Commit, target: int, rank: int) -> None:
-        """A commit arrives at an mbarrier."""
-        point = self.tracker.points.get(target)
-        if point is not None:
-            point.gather(commit.clocks, rank, Order.SYNC | Order.WIDE)
-            signal = (point.column, point.completed + 1)
-            self.tracker.exits.operation(target >> 24, commit.column, commit.clock, commit.label, signal, commit.place)
 
     def load(self, warp: Warp, place: Place, index: int) -> None:
         """tcgen05.ld, the instruction of this index. Raises TensorMemoryRace when what it reads may not be written."""

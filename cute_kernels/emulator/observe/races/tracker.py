@@ -38,7 +38,7 @@ from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.observe.races.memory_order import lane_vector, orders
 from cute_kernels.emulator.observe.races.points import PointRaces
 from cute_kernels.emulator.observe.races.shadow import GENERIC, GRANULE, LANE_BITS, STRONG, Rows, Shadow
-from cute_kernels.emulator.observe.races.sync_point import Order, Row, join, widened
+from cute_kernels.emulator.observe.races.sync_point import Row, join, widened
 from cute_kernels.emulator.observe.races.tensor_memory import Operation
 
 if TYPE_CHECKING:
@@ -288,11 +288,16 @@ class RaceTracker(PointRaces):
             for agent, clock, phase, place in point.arrivals():
                 what, signal = f"an arrival by {agent.label}", (point.column, phase)
                 self.exits.access(address >> 24, agent.base + Offset.READ, clock, what, signal, place)
-            for agent, column, clock, phase, place in point.commits():
-                what, signal = f"tcgen05.commit by {agent.label}", (point.column, phase)
-                self.exits.operation(address >> 24, column, clock, what, signal, place)
+            self.note_commits(address)
         self.tensor.note_exits()
         self.exits.check(self.report, self._instruction)
+
+    def note_commits(self, address: int) -> None:
+        """Takes what is kept of commits that have arrived at an mbarrier."""
+        point = self.points[address]
+        for agent, column, clock, phase, place in point.take_commits():
+            what, signal = f"tcgen05.commit by {agent.label}", (point.column, phase)
+            self.exits.operation(address >> 24, column, clock, what, signal, place)
 
     def _instruction(self, place: int) -> Instruction | None:
         return self.launch.flow.kernel.instructions[place] if place >= 0 and self.launch.flow is not None else None
@@ -315,22 +320,6 @@ class RaceTracker(PointRaces):
     def copies_by_lanes(self, warp: Warp, lanes: np.ndarray, targets: np.ndarray, nbytes: int, identity: int) -> None:
         """cp.async of a warp: writes through the generic proxy, until it is waited for."""
         self._generic(warp.agent, lanes, targets, ("shared", nbytes, True, False), identity)
-
-    def copies_arrive(self, warp: Warp, lane: int, barrier: int, column: int, serial: int) -> Callable[[], None]:
-        """cp.async.mbarrier.arrive of a lane, behind the first copies of a column: what to call when they are complete.
-        """
-        agent = warp.agent
-        self.enter(warp, lane)
-        self.check_initialised(barrier, f"cp.async.mbarrier.arrive of {agent.label}")
-        clocks = agent.snapshot(1 << lane)
-        clocks[: Row.PROXY, column] = serial
-        agent.advance()
-
-        def arrive() -> None:
-            if barrier in self.points:
-                self.points[barrier].gather(clocks, agent.rank, Order.SYNC)
-
-        return arrive
 
     def bulk_waited(self, agent: Agent, lane: int, groups: int, read: bool) -> None:
         """A lane waited until its first ``groups`` bulk groups are complete, or (``read``) have read their sources."""

@@ -5,18 +5,31 @@ How one instruction adds is in `matrix.arithmetic`: as published models of a B20
 
 from __future__ import annotations
 
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.observe.counters import UnitCounters
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.state.async_engine import AsyncEngine, AsyncOp
 from cute_kernels.emulator.state.mbarrier import MBarriers
-from cute_kernels.emulator.state.smem import OFFSET_MASK, ClusterMemory, shared_address
-from cute_kernels.emulator.state.tmem import TensorMemory
+from cute_kernels.emulator.state.smem import ClusterMemory
+from cute_kernels.emulator.state.tmem import TensorAccess, TensorCells, TensorMemory, rectangles
 from cute_kernels.emulator.units.matrix.arithmetic import EXACTLY, Arithmetic
 from cute_kernels.emulator.units.matrix.dense_mma import Mma
 from cute_kernels.emulator.units.matrix.operands import decode_instruction
 from cute_kernels.emulator.units.matrix.scaled_mma import ScaledMma, Scales, decode_scaled
 
+if TYPE_CHECKING:
+    from cute_kernels.emulator.state.warp import Warp
+
+CommitThread, TensorCommit = STRUCTURES["CommitThread"], STRUCTURES["TensorCommit"]
+#: What the core asks this unit.
+ASKED = {
+    CONSTANTS[name]
+    for name in ("COMMIT_MASK", "NAME_COMMIT", "COMMITS_MEET", "ADD_STREAM", "TENSOR_REFUSED", "TENSOR_ORDER")
+}
 _MOST_KNOWN = 4096  # MMAs that are kept; a kernel repeats those of its pipeline's stages
 
 
@@ -52,6 +65,18 @@ class TensorCore:
         self.tracker = tracker
         self.instructions = 0
         self._known: dict[tuple[object, ...], Mma] = {}
+        self._threads: Any = None
+        self._cells = (TensorCells * len(tensor_memories))()
+        for rank, memory in enumerate(tensor_memories):
+            self._cells[rank] = memory.addresses(tracker.tensor.planes[rank].address if tracker is not None else 0)
+        barriers.tables.tensor_cells = ctypes.addressof(self._cells)
+        engine.words[CONSTANTS["WORK_TENSOR_COMMIT"]] = self._committed
+        engine.shared_queues.update((("tcgen05", r), CONSTANTS["TENSOR_QUEUE"] - r) for r in range(len(shared.ctas)))
+
+    def commits_of(self, warps: int) -> None:
+        """Makes room for what the core knows of the threads of so many warps that commit."""
+        self._threads = (CommitThread * (CONSTANTS["LANES"] * warps))()
+        self.barriers.tables.commit_threads = ctypes.addressof(self._threads)
 
     def mma(
         self,
@@ -117,43 +142,44 @@ class TensorCore:
             self.meter.mma(**work.asks_for())
         self.engine.submit(AsyncOp(("tcgen05", rank), work.run, work.text, name=work.name))
 
-    def commit(
-        self, *, cta_group: int, rank: int, barrier: int, multicast: int | None = None, describe: str = ""
-    ) -> str:
-        """tcgen05.commit: one arrival on the mbarrier when all earlier tcgen05 operations of this CTA are complete.
-
-        Args:
-            cta_group: 1 or 2.
-            rank: cluster rank of the issuing CTA.
-            barrier: shared address of the mbarrier.
-            multicast: CTA mask: arrive at the same offset in each of these CTAs; None: at ``barrier`` itself.
-            describe: who issues, for reports.
-
-        Returns:
-            What reports call it.
+    def answer(self, what: int, fault: ctypes.Structure, warp: Warp | None) -> None:
+        """Does what the core asks for, one of `ASKED`, for tcgen05.commit (``core/commits.c``), ld and st
+        (``core/tensor_access.c``).
 
         Raises:
-            IllegalAccess: the mask is empty or names CTAs outside the cluster.
+            IllegalAccess: a mask is empty or names CTAs outside the cluster; cells that may not be accessed.
+            TensorMemoryRace: an earlier access to them may not be over.
         """
-        if multicast is None:
-            targets = [barrier]
+        if what in (CONSTANTS["TENSOR_REFUSED"], CONSTANTS["TENSOR_ORDER"]):
+            self._access(what, TensorAccess.from_address(fault.address), warp, fault.given)
+            return
+        if what == CONSTANTS["COMMIT_MASK"]:
+            message = f"multicast mask {fault.given:#x} in a cluster of {len(self.shared.ctas)} CTAs"
+            raise IllegalAccess(message)
+        if what == CONSTANTS["NAME_COMMIT"]:
+            thread = CommitThread.from_address(fault.address)
+            label = f"tcgen05.commit issued by {warp.label}"
+            if label not in self.barriers.labels:
+                self.barriers.labels.append(label)
+            thread.label = self.barriers.labels.index(label) + 1
+            if self.tracker is not None:
+                self.tracker.enter(warp, fault.given)
+                thread.stream = self.tracker.tensor.stream()
+        elif what == CONSTANTS["COMMITS_MEET"]:
+            self.tracker.note_commits(fault.address)
         else:
-            if not multicast or multicast >> len(self.shared.ctas):
-                raise IllegalAccess(f"multicast mask {multicast:#x} in a cluster of {len(self.shared.ctas)} CTAs")
-            targets = [
-                shared_address(target, barrier & OFFSET_MASK)
-                for target in range(len(self.shared.ctas))
-                if multicast >> target & 1
-            ]
-        who = f"tcgen05.commit issued {describe or f'by CTA {rank}'}"
+            self.tracker.points[fault.address].add_stream(fault.given)
 
-        commit = self.tracker.tensor.commit(targets) if self.tracker is not None else None
+    def _access(self, what: int, access: ctypes.Structure, warp: Warp, index: int) -> None:
+        if what == CONSTANTS["TENSOR_REFUSED"]:
+            self.tensor_memories[warp.cta.rank].refuse(warp.index, access)
+            return
+        for place in rectangles(access):
+            if access.write:
+                self.tracker.tensor.store(warp, place)
+            else:
+                self.tracker.tensor.load(warp, place, index)
 
-        def run() -> None:
-            for target in targets:
-                if commit is not None:
-                    self.tracker.tensor.committed(commit, target, rank)
-                self.barriers.arrive(target, 1, who)
-
-        self.engine.submit(AsyncOp(("tcgen05", rank), run, who, name="commit"))
-        return who
+    def _committed(self, address: int) -> AsyncOp:
+        commit = TensorCommit.from_address(address)
+        return AsyncOp(("tcgen05", commit.rank), None, self.barriers.labels[commit.label - 1], name="commit")

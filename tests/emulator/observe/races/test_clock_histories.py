@@ -23,7 +23,7 @@ from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
 from cute_kernels.emulator.observe.races.sync_point import Order, Row
-from tests.emulator.crew import Crew, arrive_at, complete_phase, state, wait_for
+from tests.emulator.crew import Crew, arrive_at, commit_at, complete_phase, state, wait_for
 
 DATA = Path(__file__).parents[2] / "data" / "clocks.json"
 CLUSTERS = {"one CTA": [0, 0, 0], "two CTAs": [0, 1, 0, 1]}
@@ -62,8 +62,7 @@ def digest(cluster: str, strict: str, seed: int) -> str:
         tracker.complete_copy(operation, address, draw.choice(list(phases)) >> 24)
 
     def commit(address: int) -> None:
-        tracker.enter(warp, draw.randrange(32))
-        tracker.tensor.committed(tracker.tensor.commit([address]), address, warp.agent.rank)
+        commit_at(tracker, warp, draw.randrange(32), address)
 
     def synchronise() -> None:
         agent.release(draw.choice(points), mask(), order())
@@ -112,9 +111,8 @@ def test_clocks_are_what_they_were(cluster: str, strict: str, seed: int) -> None
     assert digest(cluster, strict, seed) == json.loads(DATA.read_text())[f"{cluster}, {strict}, {seed}"]
 
 
-@pytest.mark.parametrize("arrival", ["commit", "load"])
 @pytest.mark.parametrize("ordered", [False, True])
-def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(arrival: str, ordered: bool) -> None:
+def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(ordered: bool) -> None:
     """Warp 1 has waited for phase 0; phase 1 completes by warp 0, which knows of that wait or does not."""
     memory = GlobalMemory()
     source = np.zeros(64, np.uint8)
@@ -125,7 +123,6 @@ def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(arrival: 
     tracker.initialise(crew[0], address)
     barrier, other = tracker.points[address], tracker.point()
     tracker.enter(crew[0])
-    tracker.tensor.committed(tracker.tensor.commit([address]), address, 0)  # the first of a stream is Python's
     first.release(other, FULL, Order.SYNC)
     other.complete()
     second.acquire(other, Order.SYNC)
@@ -140,16 +137,11 @@ def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(arrival: 
         first.acquire(other, Order.SYNC)
     tables.context = ctypes.addressof(contexts[0])
     before, t = state(tracker), ctypes.addressof(tables)
-    if arrival == "commit":
-        commit = STRUCTURES["Commit"](tracker.tensor.stream(), 0, 1)
-        commit.targets[0].point, commit.targets[0].phase, commit.targets[0].completes = barrier.address, 1, 1
-        done = library().watch_commit(t, ctypes.addressof(commit))
-    else:
-        copy = STRUCTURES["WatchedCopy"](
-            point=barrier.address, phase=1, completes=1, shadow=tracker.shared[0].address, offset=128, nbytes=64,
-            start=source.ctypes.data, count=1, row=64,
-        )  # fmt: skip
-        done = library().watch_load(t, ctypes.addressof(copy), 1)
+    copy = STRUCTURES["WatchedCopy"](
+        point=barrier.address, phase=1, completes=1, shadow=tracker.shared[0].address, offset=128, nbytes=64,
+        start=source.ctypes.data, count=1, row=64,
+    )  # fmt: skip
+    done = library().watch_load(t, ctypes.addressof(copy), 1)
     assert done == ordered
     if not ordered:
         assert state(tracker) == before

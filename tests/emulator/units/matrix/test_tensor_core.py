@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from dataclasses import dataclass
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
     IllegalAccess,
@@ -28,7 +32,7 @@ from cute_kernels.emulator.units.matrix.operands import (
     decode_instruction,
     decode_matrix,
 )
-from cute_kernels.emulator.units.matrix.tensor_core import TensorCore
+from cute_kernels.emulator.units.matrix.tensor_core import ASKED, TensorCore
 from tests.emulator.barriers import Barriers
 from tests.emulator.crew import Crew, wait_for
 
@@ -51,11 +55,31 @@ class Machine:
         tracker = self.crew.tracker if detectors else None
         self.shared = ClusterMemory([SharedMemory(SIZE, rank, detect=detectors) for rank in range(ctas)])
         self.barriers = Barriers(self.shared)
-        self.engine = AsyncEngine(policy, random.Random(0))
+        self.engine = AsyncEngine(policy, random.Random(0), tables=self.barriers.address)
+        self.barriers.tables.work, self.engine.reraise = self.engine.address, self.barriers.reraise
+        self.barriers.ask = self._ask
         self.tmem = [TensorMemory(detect=detectors) for _ in range(ctas)]
         for memory in self.tmem:
             memory.alloc(512)
         self.core = TensorCore(self.shared, self.tmem, self.barriers, self.engine, tracker)
+        self.core.commits_of(1)
+        self.warp: Any = self.crew[0] if detectors else SimpleNamespace()
+        self.warp.label = "warp 0"
+        if detectors:
+            self._context = tracker.context(self.crew[0].agent)
+
+    def _ask(self, what: int) -> bool:
+        if what not in ASKED:
+            raise self.barriers.fault(what)
+        self.core.answer(what, self.barriers.tables.fault, self.warp)
+        return True
+
+    def commit(self, barrier: int, multicast: int = -1) -> None:
+        """tcgen05.commit by the first lane of the warp, which is in CTA 0."""
+        if self.crew is not None:
+            self.barriers.tables.context = ctypes.addressof(self._context)
+        if library().tensor_commit(self.barriers.address, 0, 0, 0, barrier, multicast):
+            self.barriers.reraise()
 
     def write(self, rank: int, offset: int, data: np.ndarray) -> None:
         self.shared.view(shared_address(rank, offset), len(data), write=True)[...] = data
@@ -263,7 +287,7 @@ def test_a_whole_k_loop_bit_for_bit(policy: str, name: str):
             kind=kind, cta_group=2, rank=0, d=0, accumulate=step > 0, a=layout.descriptor(A + base, offset),
             b=layout.descriptor(B + base, offset), instruction=idesc(name, name, m, n),
         )  # fmt: skip
-    machine.core.commit(cta_group=2, rank=0, barrier=BARRIER)
+    machine.commit(BARRIER)
     machine.engine.force(lambda: machine.barriers.test_parity(BARRIER, 0))
     x, w = (torch.from_numpy(v.astype(np.float64)) for v in (a, b))
     expected = torch.zeros(m, n)
@@ -476,7 +500,7 @@ def test_unfenced_operand_is_reported():
     machine.barriers.init(BARRIER, 1)
     machine.barriers.watch(BARRIER, machine.crew.tracker.initialise(machine.crew[0], BARRIER))
     one_mma(machine)
-    machine.core.commit(cta_group=1, rank=0, barrier=BARRIER)
+    machine.commit(BARRIER)
     wait_for(machine.crew.tracker, machine.crew[0], BARRIER, Order.SYNC, 0)
     machine.crew.store(0, machine.shared, np.array([B + 1024 + 16]), np.ones((1, 16), np.uint8))
     with pytest.raises(ProxyFenceMissing, match=f"offset {B + 1040} of CTA 0, which the store of warp 0 wrote"):
@@ -501,7 +525,7 @@ def test_mma_guards_its_operands_and_its_accumulator_until_the_commit_was_waited
     crew.touch(0, np.array([A + 48]), 16, write=True)
     with pytest.raises(TensorMemoryRace, match="tcgen05.ld of warp 0 reads TMEM column 128.*tcgen05.mma.*CTA 0 wrote"):
         crew.tracker.tensor.load(crew[0], place, 0)
-    machine.core.commit(cta_group=1, rank=0, barrier=BARRIER)
+    machine.commit(BARRIER)
     machine.engine.drain()
     with pytest.raises(TensorMemoryRace, match="tcgen05.commit"):
         crew.tracker.tensor.load(crew[0], place, 0)
@@ -517,7 +541,7 @@ def test_commit_arrives_after_the_mmas_before_it(policy: str):
     for rank in range(2):
         machine.barriers.init(shared_address(rank, BARRIER), 1)
     one_mma(machine)
-    machine.core.commit(cta_group=2, rank=0, barrier=BARRIER, multicast=0b11, describe="by warp 1")
+    machine.commit(BARRIER, multicast=0b11)
     one_mma(machine, accumulate=True)
     seen = []
     while True:
@@ -527,16 +551,16 @@ def test_commit_arrives_after_the_mmas_before_it(policy: str):
             break
     assert [barrier.phase for barrier in machine.barriers] == [1, 1]
     assert seen == [2 if policy == "eager" else 1] and machine.core.instructions == 2
-    assert "tcgen05.commit issued by warp 1" in machine.barriers.describe(BARRIER)
+    assert "tcgen05.commit issued by warp 0" in machine.barriers.describe(BARRIER)
 
 
 def test_commit_targets():
     machine = Machine(2)
     machine.barriers.init(shared_address(1, BARRIER), 1)
-    machine.core.commit(cta_group=1, rank=0, barrier=shared_address(1, BARRIER))
+    machine.commit(shared_address(1, BARRIER))
     assert machine.barriers.phase(shared_address(1, BARRIER)) == 1
     for mask in (0, 0b100):
         with pytest.raises(IllegalAccess, match="multicast mask"):
-            machine.core.commit(cta_group=1, rank=0, barrier=BARRIER, multicast=mask)
+            machine.commit(BARRIER, multicast=mask)
     with pytest.raises(BarrierMisuse, match="not initialised"):
-        machine.core.commit(cta_group=1, rank=0, barrier=BARRIER)
+        machine.commit(BARRIER)

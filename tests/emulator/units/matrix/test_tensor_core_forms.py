@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.errors import TensorMemoryRace, UnsupportedPTX
-from cute_kernels.emulator.instructions.tcgen05 import load_packed
 from cute_kernels.emulator.state.tmem import rectangle, tensor_address
 from cute_kernels.emulator.units.matrix.operands import decode_instruction
 from cute_kernels.emulator.units.matrix.tensor_copy import copy_to_tensor_memory
@@ -72,8 +71,8 @@ def test_fp16_accumulators_round_once_and_lie_in_the_low_halves() -> None:
         total = rational_dot(operands[0][i].astype(float), operands[1][j].astype(float)) + Fraction(float(old[i, j]))
         expected[i, j] = nearest(total, np.float16)
     assert np.array_equal(machine.tmem[0].cells[:16].T & 0xFFFF, expected.view(np.uint16))
-    registers = load_packed(machine.tmem[0], 1, tensor_address(32, 0), 8)
-    assert np.array_equal(np.ascontiguousarray(registers.T).view(np.float16), expected[32:64])
+    registers = machine.tmem[0].load(1, tensor_address(32, 0), "32x32b", 8, pack=True)
+    assert np.array_equal(np.ascontiguousarray(registers).view(np.float16), expected[32:64])
     with pytest.raises(UnsupportedPTX, match="BF16 operands with an FP16 accumulator"):
         decode_instruction("f16", 1, idesc("bf16", "bf16", 128, 16) & ~(3 << 4))
 

@@ -1,0 +1,21 @@
+// Asynchronous work, for the units that issue it.
+#ifndef CUTE_KERNELS_ASYNCHRONOUS_H
+#define CUTE_KERNELS_ASYNCHRONOUS_H
+#include "core.h"
+
+#define CLOCK_BYTES(width) (ROWS * (width) * (int64_t)sizeof(int32_t))  // of a matrix of clocks
+
+// Tells observers, where there are any; 1: Python has raised.
+static inline int32_t work_told(const WorkQueues *all, int32_t what, const Work *work) {
+  return all->observed ? all->tell(what, (int64_t)(intptr_t)work) : 0;
+}
+
+// Keeps a record of `size` bytes that cannot be issued yet, behind those that are kept.
+void work_hold(WorkQueues *all, const Work *work, int64_t size);
+
+// The operations of each kind. 1: Python has been told what is wrong.
+int32_t lane_copy_run(WorkQueues *all, LaneCopy *copy);
+int32_t tensor_commit_run(WorkQueues *all, TensorCommit *commit);
+int32_t copies_arrival_run(WorkQueues *all, CopiesArrival *arrival);
+
+#endif

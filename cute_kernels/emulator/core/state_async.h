@@ -1,0 +1,81 @@
+// Structures of asynchronous work that C shares with Python. state.h includes them; see there what layout.py understands.
+#ifndef CUTE_KERNELS_STATE_ASYNC_H
+#define CUTE_KERNELS_STATE_ASYNC_H
+
+typedef struct Work Work;
+typedef struct LaneCopies LaneCopies;
+
+// One asynchronous operation: the record begins with this, its operands follow.
+enum { WORK_PYTHON, WORK_LANE_COPY, WORK_COPIES_ARRIVE, WORK_TENSOR_COMMIT };  // kinds; a function of Python performs the first
+enum { NO_QUEUE = 0, TENSOR_QUEUE = -1 };  // that of the tcgen05 pipe of CTA n: TENSOR_QUEUE - n
+struct Work {
+  int64_t kind;
+  int64_t queue;   // operations of one queue take effect in their order; NO_QUEUE: nothing is ordered with it
+  int64_t yields;  // it comes after all that does not, unless times are drawn
+  int64_t number;  // of the cluster's operations
+  int64_t place, warp;  // that issued it: instruction, and number of the warp
+  Work *next;           // of its queue
+};
+typedef struct WorkQueue { int64_t key; Work *first, *last; } WorkQueue;
+
+// What Python is told of an operation (`WorkQueues.tell`): that it has to perform it; with observers that it is issued,
+// takes effect, has done so or failed, and that it has completed a phase of an mbarrier.
+enum { WORK_RUN, WORK_ISSUED, WORK_BEGINS, WORK_ENDS, WORK_FAILS, WORK_PHASE };
+
+// Asynchronous work of a cluster.
+struct WorkQueues {
+  int64_t eager;             // it takes effect when it is issued
+  int64_t observed;
+  int64_t issued, executed;  // operations
+  int64_t count, room;       // queues
+  WorkQueue *queues;         // that are not empty, in the order of becoming so
+  Work *running;             // that had to wait and takes effect now, or null
+  Work *held;                // that is not issued yet: something has to be complete first
+  // `detail`: of WORK_RUN the number, of WORK_PHASE the address of the mbarrier, else the address of the record. 0: go on
+  int32_t (*tell)(int32_t what, int64_t detail);
+  Tables *tables;
+};
+
+// cp.async of a warp: copies are counted by instructions. Of group n, in entry n % COPY_GROUPS, how many up to its end.
+enum { COPY_GROUPS = 64 };
+struct LaneCopies {
+  int64_t issued, groups;
+  int64_t column, text;  // with detectors, of the copies, and what reports call them
+  int64_t ends[COPY_GROUPS];
+  int64_t committed[LANES];  // groups, by each lane
+  int64_t labels[LANES];     // of arrivals by each lane, plus one; 0: not made yet
+};
+
+// cp.async of one instruction: by lane, the shared address, the global one, bytes that are read, and its group.
+typedef struct LaneCopy {
+  Work work;
+  LaneCopies *copies;
+  int64_t number;  // of the warp's copies
+  int64_t lanes, nbytes;
+  int64_t targets[LANES], sources[LANES], counts[LANES], groups[LANES];
+} LaneCopy;
+
+// cp.async.mbarrier.arrive of one lane; with detectors, clocks of what it passes on follow.
+typedef struct CopiesArrival {
+  Work work;
+  const LaneCopies *copies;
+  int64_t barrier, lane, label;
+  int64_t behind, left;  // it is behind so many copies of the warp, and waits for so many of them
+  int64_t rank, width;   // of its CTA, and of the clocks
+} CopiesArrival;
+
+// tcgen05.commit by each thread: the label of its arrivals plus one, 0: not made yet; with detectors, its stream.
+struct CommitThread {
+  int64_t label;
+  Stream *stream;
+};
+
+// tcgen05.commit; with detectors, clocks of what it passes on follow.
+typedef struct TensorCommit {
+  Work work;
+  int64_t label, rank, width;  // width of the clocks
+  int64_t column, clock;       // the stream that it ends, and how many commits that has by then
+  int64_t count, targets[MOST_TARGETS];
+} TensorCommit;
+
+#endif
