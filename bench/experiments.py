@@ -70,8 +70,7 @@ EXPERIMENTS = (
     ),
     Experiment(
         "F8", _with(_DIRECT, tmem_load_width=16), _DIRECT, "no",
-        "half as many loads and waits and nothing else; that it changed nothing then, and 10% later (F32), is the "
-        "latency of a load, which no count has",
+        "half as many loads and waits; the latency of a load, which no count has, decides",
     ),
     Experiment(
         "fifth epilogue warp", _with(_DIRECT, epilogue_warps=4), _DIRECT, "no",
@@ -83,8 +82,7 @@ EXPERIMENTS = (
     ),
     Experiment(
         "staging", _DIRECT, _STAGED, "in part",
-        "sectors are the same, as the profile says too; stores touch a quarter of the lines, at the price of 1,024 "
-        "wavefronts of staging and of more instructions",
+        "stores touch a quarter of the lines, at the price of 1,024 wavefronts of staging",
     ),
     Experiment(
         "F10", _STAGED, _with(_STAGED, table_ahead=True), "yes",
@@ -92,7 +90,7 @@ EXPERIMENTS = (
     ),
     Experiment(
         "F12", _STAGED, _with(_STAGED, tile_n=128, stages=6, epilogue_warps=4), "yes",
-        "half again as many operand bytes for the same outputs; the notes blame overhead per tile",
+        "half again as many operand bytes for the same outputs",
     ),
     Experiment(
         "F13", _STAGED, _BLOCKED, "yes",
@@ -104,8 +102,7 @@ EXPERIMENTS = (
     ),
     Experiment(
         "F22", _with(_BLOCKED, epilogue="f32", table="interleaved"), _with(_BLOCKED, table="interleaved"), "no",
-        "halves the table's bytes, which were BF16 there before; here FP32 takes fewer instructions, one fused "
-        "multiply-add for two elements, where the original had to unpack its table",
+        "half of the table's bytes, which were BF16 there before",
     ),
     Experiment(
         "F24", _BLOCKED, _TMA, "yes",
