@@ -10,6 +10,7 @@ import torch
 from cute_kernels import Sm80GemmConfig, Sm90GemmConfig, Sm100GemmConfig, layer_norm_linear, prepare_layer_norm_weight
 from cute_kernels.operations.layer_norm import LayerNormWeight
 from cute_kernels.operations.patch_weight import LARGEST
+from tests.nightly import crossed
 
 N, K = 24, 528
 CONFIGS = (Sm80GemmConfig(), Sm90GemmConfig(), Sm100GemmConfig())
@@ -99,8 +100,9 @@ def test_results_in_fp64(precision: str, most: float, backend: str) -> None:
     assert ((got.view(-1, N).double() - exact).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("precision", ["int8", "int16"])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), crossed(["int8", "int16"], [torch.bfloat16, torch.float16, torch.float32])
+)
 def test_every_kernel_gives_the_bits_of_the_reference(precision: str, dtype: torch.dtype) -> None:
     prepared, rows = prepare_layer_norm_weight(**layers(), precision=precision), rows_of(2, 5)
     expected = layer_norm_linear(rows, prepared, out_dtype=dtype, backend="reference")

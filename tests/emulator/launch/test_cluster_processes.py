@@ -19,6 +19,7 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.launch import clusters
+from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.observe.races.launch_accesses import Span
 from cute_kernels.testing.ptx import aligned
 from tests.checking.planted import SCHEDULES as FAULTS_SHOWN
@@ -53,10 +54,10 @@ STORE = "st.global.b32 [%d1], %r3; ret;"
 def test_a_process_that_ends_before_it_is_done(monkeypatch: pytest.MonkeyPatch):
     parent, execute = os.getpid(), clusters._execute
 
-    def end(launch: Any, index: int, timeline: Any) -> Any:
+    def end(launch: Any, index: int) -> Any:
         if index == 3 and os.getpid() != parent:
             os._exit(0)
-        return execute(launch, index, timeline)
+        return execute(launch, index)
 
     monkeypatch.setattr(clusters, "_execute", end)
     report = compare(STORE)
@@ -81,10 +82,10 @@ def test_a_system_without_room_for_another_process(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("no_process_is_left")
 def test_an_error_of_the_emulator_itself_is_that_of_one_process(monkeypatch: pytest.MonkeyPatch):
-    def fail(launch: Any, index: int, timeline: Any) -> Any:
-        raise ZeroDivisionError(index)
+    def fail(scheduler: Scheduler) -> None:
+        raise ZeroDivisionError(scheduler.cluster.index)
 
-    monkeypatch.setattr(clusters, "_execute", fail)
+    monkeypatch.setattr(Scheduler, "run", fail)
     with pytest.raises(ZeroDivisionError, match="0"):
         outcome(STORE, Options(processes=2), np.zeros(CTAS * 32, np.uint32))
 

@@ -254,7 +254,7 @@ def test_what_cannot_be_read_is_refused_with_its_line(body: str, message: str):
         ("mov.u32 %tid.x, 1; ret;", "operand d of mov.u32 is special register %tid.x; a register of type"),
         ("mov.u32 5, 1; ret;", "operand d of mov.u32 is the integer literal 5; a register of type"),
         ("mov.u64 p0, 1; ret;", "operand d of mov.u64 is p0; a register of type"),
-        ("mov.u32 %r1, %envreg3; ret;", "special register %envreg3 is not implemented"),
+        ("mov.u32 %r1, %pm3; ret;", "special register %pm3 is not implemented"),
     ],
 )
 def test_what_cannot_be_written_is_refused_by_its_name(body: str, message: str):
