@@ -117,7 +117,7 @@ class Residents:
         scheduler.pause = None
         if scheduler.helped and self._order == "random":
             turns = iter(range(self._rng.randrange(1, _RANDOM_TURN)))
-            scheduler.pause = lambda: next(turns, None) is None
+            scheduler.pause = lambda: next(turns, None) is None or scheduler.cluster.polls > looks + _LOOKS
         elif scheduler.helped and not scheduler.patient:
             scheduler.pause = lambda: scheduler.cluster.polls > looks + _LOOKS
         scheduler.run()

@@ -82,6 +82,15 @@ def test_a_wait_that_thread_0_does_for_its_cta(order: dict[str, Any]) -> None:
     assert cells[16] == 17
 
 
+def test_a_wait_that_stores_is_left_by_clusters_in_a_drawn_order() -> None:
+    """Each round of the loop does something, so that nothing but the number of looks tells that it waits."""
+    body = LAST_FIRST.replace("WAIT:", "WAIT: st.shared.u32 [dynamic], %r4;")
+    cells = np.zeros(17, np.uint32)
+    report = launch(module(body), cells, 0, grid=(4, 1, 1), block=(1, 1, 1),
+                    options=Options(interleave_clusters="random", max_warp_instructions=3_000_000))  # fmt: skip
+    assert cells[0] == 4 and report.warp_instructions < 3_000_000
+
+
 @pytest.mark.parametrize(
     ("weak", "kept"),
     [("st.release.gpu", "st.relaxed.gpu"), ("ld.acquire.gpu", "ld.relaxed.gpu"), ("st.release.gpu", "st.release.cta")],
