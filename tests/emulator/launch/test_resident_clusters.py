@@ -138,6 +138,13 @@ def test_a_flag_that_nobody_sets_is_a_hang_of_all() -> None:
     assert "and 2 other clusters\n6 clusters have not started: 6 are resident at most at the same time" in report
 
 
+def test_a_hang_in_an_order_that_is_drawn_in_all() -> None:
+    text = module(LAST_FIRST.replace("setp.ne.u32 %p1, %r4, %r3", "setp.ne.u32 %p1, %r4, 999"))
+    order = Options(interleave_clusters="random", interleave="random")
+    with pytest.raises(Hang, match="livelock"):
+        launch(text, np.zeros(17, np.uint32), 0, grid=(3, 1, 1), block=(1, 1, 1), options=order)
+
+
 def test_no_more_are_resident_than_the_option_allows() -> None:
     for resident, ends in ((4, True), (3, False)):
         cells = np.zeros(17, np.uint32)
