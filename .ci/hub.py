@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,8 +73,10 @@ def make(output: Path) -> str:
     """Writes the repository; returns the identifier of its code.
 
     Raises:
-        SystemExit: an import would need what the hub does not allow.
+        SystemExit: an import would need what the hub does not allow; a folder that holds something else.
     """
+    if output.exists() and any(output.iterdir()) and not (output / "build.toml").is_file():
+        sys.exit(f"{output} holds something else than a kernel of the hub, and would be deleted")
     files = sources()
     digest = hashlib.sha256("".join(f"{name}\0{text}\0" for name, text in files.items()).encode()).hexdigest()[:12]
     shutil.rmtree(output, ignore_errors=True)

@@ -54,6 +54,13 @@ def run(*command: str | Path, **options: object) -> str:
     return done.stdout
 
 
+def empty(dist: Path) -> None:
+    """Deletes what an earlier release left, and nothing else that may be there."""
+    for pattern in ("*.whl", "*.tar.gz", "SHA256SUMS"):
+        for path in dist.glob(pattern):
+            path.unlink()
+
+
 def build(dist: Path, machines: list[str]) -> list[Path]:
     """The source distribution, and from it a wheel for every machine."""
     backend = (sys.executable, "-m", "build", "--no-isolation", "--outdir", dist)
@@ -141,7 +148,7 @@ def main() -> None:
         if name in os.environ:
             os.environ[name] = os.path.abspath(os.environ[name])
     pythons = interpreters(options.python)
-    shutil.rmtree(options.output, ignore_errors=True)
+    empty(options.output)
     machines = [platform.machine(), *(m for m, cc in CROSS.items() if m != platform.machine() and shutil.which(cc))]
     files = build(options.output, machines)
     for machine in machines:

@@ -236,6 +236,9 @@ def _acquired(path: Path, until: float) -> int:
                 os.close(descriptor)
                 raise TimeoutError(f"another process holds {path}") from None
             time.sleep(0.05)
+        except OSError:  # of a file system without locks
+            os.close(descriptor)
+            raise
         os.close(descriptor)
 
 

@@ -27,7 +27,7 @@ from cute_kernels.integrations import processors
 from cute_kernels.integrations.processors import PerChannel
 from cute_kernels.integrations.replace import Found, convert_all
 from cute_kernels.nn import layers
-from cute_kernels.nn.availability import is_plain, traced
+from cute_kernels.nn.availability import is_plain, is_transformed, traced
 from cute_kernels.nn.calls import change_class, check_reachable, reaches_class, why_called, why_own
 from cute_kernels.nn.engine import check_tensor
 from cute_kernels.nn.layer_norm import LayerNormEngine
@@ -155,7 +155,8 @@ class _Rows(EngineMixin):
         engine = self.still if still else self.engine
 
         def parameters() -> tuple[torch.Tensor | None, ...]:
-            weight = self._of_one_frame(layer.weight) if still else layer.weight
+            plain = is_plain(layer.weight) and not is_transformed(layer.weight)  # others have no memory to be known by
+            weight = self._of_one_frame(layer.weight) if still and plain else layer.weight
             return weight, layer.bias, layer.weight
 
         why = why_called(name, layer, kind)
@@ -230,7 +231,7 @@ class _Normed(EngineMixin):
         norm, layer = self.patch_ln1, self.patch_dense
         return layer.weight, layer.bias, getattr(norm, "weight", None), getattr(norm, "bias", None)
 
-    def forward(self, pixel_values: torch.Tensor, image_position_ids: torch.Tensor, **named: Any) -> Any:
+    def forward(self, pixel_values: torch.Tensor, image_position_ids: torch.Tensor, *more: Any, **named: Any) -> Any:
         norm, layer, pixels = self.patch_ln1, self.patch_dense, pixels_of(pixel_values)
         check_tensor("pixel_values", pixels)
         why = why_called("patch_ln1", norm, torch.nn.LayerNorm) or why_called("patch_dense", layer, torch.nn.Linear)
@@ -239,12 +240,13 @@ class _Normed(EngineMixin):
         )
         self.engine.check_pixels(pixels, by_kernel=takes_over)
         if not takes_over:
-            return super().forward(self.engine.normalised(pixels, layer.weight), image_position_ids, **named)
+            return super().forward(self.engine.normalised(pixels, layer.weight), image_position_ids, *more, **named)
         # Late, for the integration is imported without the library.
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
         padding = image_position_ids[..., None] == -1
-        x, y = (self.pos_embedding[at.clamp(min=0), axis] for axis, at in enumerate(image_position_ids.unbind(-1)))
+        indices = image_position_ids.clamp(min=0).long().unbind(-1)
+        x, y = (self.pos_embedding[at, axis] for axis, at in enumerate(indices))
         positions = torch.stack((x, y), -2).masked_fill(padding, 0).sum(-2)
         embedded = self.engine.normed(pixels, *self.engine_parameters(), norm.eps)
         hidden = self.pos_norm(self.patch_ln2(embedded) + positions)

@@ -107,13 +107,16 @@ def prepare_layer_norm_weight(
     for name, value, extent in (("bias", bias, n), ("norm_weight", norm_weight, k), ("norm_bias", norm_bias, k)):
         if value is not None:
             _check_tensor(name, value, extent, weight)
-    pixel_eps = _positive("eps", eps) * _positive("divisor", divisor) ** 2
+    divisor = _positive("divisor", divisor)
+    pixel_eps = _positive("eps", eps) * (divisor * divisor)  # a power would overflow with an error of its own
     if not torch.finfo(torch.float32).tiny <= fp32(k * k * pixel_eps) < math.inf:
         raise ValueError(f"eps = {eps} with divisor = {divisor} and K = {k} is no normal number in FP32")
     step = max(1, _CHUNK_ELEMENTS // k)
     parts = [_features(rows, norm_weight, norm_bias, LARGEST[precision]) for rows in weight.detach().split(step)]
     integers, scale, shift = map(torch.cat, zip(*parts, strict=True))
     total = shift if bias is None else shift + bias.detach().to(torch.float64)
+    if not bool(torch.isfinite(total.to(torch.float32)).all()):
+        raise ValueError("bias or norm_bias has NaN, infinity or what is beyond FP32, allowed: finite numbers")
     scale = scale[None]
     if precision == "int8":
         terms = ((integers.to(torch.int8), scale),)

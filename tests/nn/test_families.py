@@ -8,6 +8,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
@@ -255,6 +256,23 @@ def test_rows_of_a_still_images_only_frame(precision: str, most: float, monkeypa
     if precision == "bf16":
         normalised = ((rows / 255).unflatten(1, (3, -1)) - mean[::392, None]) / std[::392, None]
         assert 0 < error(ours(normalised.flatten(1)), expected) < most
+
+
+def test_rows_of_one_frame_under_transformations() -> None:
+    """Weights that torch.func hands in have no memory of their own: the library's layer runs."""
+    rows = torch.randn(4, 588, generator=torch.Generator().manual_seed(0))
+    both = rows.view(4, 3, 1, 196).expand(-1, -1, 2, -1).reshape(4, 1176)
+    plain = qwen().visual.patch_embed
+    ours = integration.convert(torch.nn.ModuleList([copy.deepcopy(plain)]), mean=MEAN, std=STD)[0]
+
+    def loss(module: torch.nn.Module, given: torch.Tensor) -> Any:
+        call = torch.func.functional_call
+        return lambda weight: call(module, {"proj.weight": weight}, (given,)).square().sum()
+
+    weight = plain.proj.weight.detach()
+    with torch.no_grad():
+        got, expected = (torch.func.grad(loss(*each))(weight) for each in ((ours, rows), (plain, both)))
+    assert torch.allclose(got, expected, atol=1e-4)
 
 
 # --- Gemma 4 ---------------------------------------------------------------------------------------------------------

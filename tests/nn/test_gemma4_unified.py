@@ -94,6 +94,16 @@ def test_all_behind_the_layer_is_the_librarys(dtype: torch.dtype) -> None:
     assert torch.equal(run(plain, embedded, ids), got)
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint8, torch.int8, torch.float32])
+@torch.no_grad()
+def test_positions_of_any_type_that_the_library_takes(dtype: torch.dtype) -> None:
+    plain, (rows, ids) = embedder(), inputs()
+    ours, ids = integration.convert(copy.deepcopy(plain), "int16"), ids.clamp(min=0)
+    got = ours(rows, ids.to(dtype), False).last_hidden_state
+    assert torch.equal(got, ours(rows, ids).last_hidden_state)
+    assert error(got, plain(rows / 255, ids.to(dtype), False).last_hidden_state) < 1e-3
+
+
 def test_what_the_kernels_read_follows_each_parameter() -> None:
     ours, (rows, ids) = integration.convert(embedder(), "int8"), inputs()
     before = run(ours, rows, ids)

@@ -128,3 +128,10 @@ def test_layers_are_pure(made: Path) -> None:
         given = {node.target.id for node in kind.body if isinstance(node, ast.AnnAssign) and node.value is not None}
         assert given <= {"has_backward", "can_torch_compile"}
         assert not any(isinstance(node, ast.Assign) for node in kind.body)
+
+
+def test_a_folder_of_something_else_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(SystemExit, match="holds something else"):
+        of_ci("hub").make(tmp_path)
+    assert (tmp_path / "thesis.tex").exists()

@@ -83,6 +83,15 @@ def test_wheels_that_are_not_uploaded(tmp_path: Path, monkeypatch: pytest.Monkey
         release.check_wheel(wheel(tmp_path, right, cores=("baseline", "avx2")), "x86_64")
 
 
+def test_a_folder_keeps_what_no_release_left_there(tmp_path: Path) -> None:
+    (tmp_path / "hub").mkdir()
+    for name in ("a-1-py3-none-any.whl", "a-1.tar.gz", "SHA256SUMS", "notes.txt", "hub/build.toml"):
+        (tmp_path / name).write_text("")
+    of_ci("release").empty(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["build.toml", "hub", "notes.txt"]
+    of_ci("release").empty(tmp_path / "none")
+
+
 def test_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
     release, version = of_ci("release"), "{}.{}".format(*sys.version_info)
     monkeypatch.setattr(release.shutil, "which", lambda name: sys.executable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import os
 import signal
@@ -292,3 +293,15 @@ def test_the_home_directory_of_another_user(monkeypatch, tmp_path):
     with monkeypatch.context() as patch, pytest.warns(RuntimeWarning, match="root/cute-kernels cannot be made: comp"):
         patch.setattr(Path, "exists", closed)
         assert cache.directory() == tmp_path / f"cute-kernels-{os.geteuid()}"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_a_file_system_without_locks_leaves_no_open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(cache.fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks"), cache._locked(tmp_path / "a.lock", 0):
+        pass
+    assert str(tmp_path / "a.lock") not in [os.readlink(each) for each in Path("/proc/self/fd").iterdir()
+                                            if each.is_symlink()]  # fmt: skip

@@ -115,9 +115,9 @@ class Residents:
         scheduler.others = [other for other in self._running if other is not scheduler]
         scheduler.later, scheduler.most = len(launch.waiting), launch.capacity
         scheduler.pause = None
-        if scheduler.helped and self._order == "random":
+        if scheduler.helped and self._order == "random" and not scheduler.patient:
             turns = iter(range(self._rng.randrange(1, _RANDOM_TURN)))
-            scheduler.pause = lambda: next(turns, None) is None
+            scheduler.pause = lambda: next(turns, None) is None or scheduler.cluster.polls > looks + _LOOKS
         elif scheduler.helped and not scheduler.patient:
             scheduler.pause = lambda: scheduler.cluster.polls > looks + _LOOKS
         scheduler.run()

@@ -12,6 +12,7 @@ or ``FILE.py:FUNCTION`` (without a function: ``launches``), a function whose lau
 from __future__ import annotations
 
 import json
+import math
 import runpy
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ import numpy as np
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import UnsupportedPTX
-from cute_kernels.emulator.launch.arguments import extents, pack_arguments
+from cute_kernels.emulator.launch.arguments import extents, pack_arguments, require_type
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
 
@@ -80,6 +81,8 @@ def captured(ptx: str, description: Mapping[str, Any]) -> CapturedLaunch:
     for name in ("grid", "block"):
         if name not in description:
             raise ValueError(f"a launch is described without {name!r}")
+    require_type("cooperative", description.get("cooperative", False), bool, "a bool")
+    require_type("dynamic_smem", description.get("dynamic_smem", 0), int, "a number of bytes")
     kernels = parse(ptx).kernels
     name = description.get("kernel") or (next(iter(kernels)) if len(kernels) == 1 else None)
     if name not in kernels:
@@ -92,7 +95,7 @@ def captured(ptx: str, description: Mapping[str, Any]) -> CapturedLaunch:
         dynamic_smem=description.get("dynamic_smem", 0),
         params=tuple(pack_arguments(kernels[name], arguments, GlobalMemory())),
         ptx=ptx,
-        cooperative=bool(description.get("cooperative", False)),
+        cooperative=description.get("cooperative", False),
     )
 
 
@@ -128,6 +131,11 @@ def _descriptions(name: str) -> Callable[[], Iterable[Mapping[str, Any]]]:
         raise ValueError(f"{name} is no JSON: {error}") from None
     if not isinstance(described, dict) or not isinstance(described.get("launches"), list):
         raise ValueError(f"{name}: an object with a list 'launches' is needed")
+    launches, arrays = described["launches"], described.get("arrays", {})
+    if not all(isinstance(each, dict) and isinstance(each.get("arguments", []), list) for each in launches):
+        raise ValueError(f"{name}: each of 'launches' has to be an object, and its 'arguments' a list")
+    if not isinstance(arrays, dict) or not all(isinstance(each, dict) for each in arrays.values()):
+        raise ValueError(f"{name}: 'arrays' has to be an object, and each array in it, too")
     return lambda: _of_json(described)
 
 
@@ -152,11 +160,15 @@ def _array(name: str, facts: Mapping[str, Any]) -> Any:
 
     if unknown := sorted(set(facts) - _ARRAY_KEYS):
         raise ValueError(f"{unknown[0]!r} of array {name} is not known; known are {', '.join(sorted(_ARRAY_KEYS))}")
-    dtype = getattr(torch, facts.get("dtype", "float32"), None)
+    dtype = getattr(torch, str(facts.get("dtype", "float32")), None)
     shape, fill = facts.get("shape", []), facts.get("fill", 0)
+    if not isinstance(shape, list) or not all(type(extent) is int and extent >= 0 for extent in shape):
+        raise ValueError(f"shape {shape!r} of array {name}: a list of extents is needed")
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"dtype {facts.get('dtype')!r} of array {name} is none of torch")
-    count = int(np.prod(shape))
+        raise ValueError(f"dtype {str(facts.get('dtype'))!r} of array {name} is none of torch")
+    count = math.prod(shape)
+    if isinstance(fill, list) and len(fill) != count:
+        raise ValueError(f"fill of array {name} has {len(fill)} numbers, and shape {shape} needs {count}")
     if fill == "random":
         values = torch.from_numpy(np.random.default_rng(facts.get("seed", 0)).standard_normal(count))
         values = values if dtype.is_floating_point else (values * 100).to(torch.int64)

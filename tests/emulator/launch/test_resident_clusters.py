@@ -82,6 +82,15 @@ def test_a_wait_that_thread_0_does_for_its_cta(order: dict[str, Any]) -> None:
     assert cells[16] == 17
 
 
+def test_a_wait_that_stores_is_left_by_clusters_in_a_drawn_order() -> None:
+    """Each round of the loop does something, so that nothing but the number of looks tells that it waits."""
+    body = LAST_FIRST.replace("WAIT:", "WAIT: st.shared.u32 [dynamic], %r4;")
+    cells = np.zeros(17, np.uint32)
+    report = launch(module(body), cells, 0, grid=(4, 1, 1), block=(1, 1, 1),
+                    options=Options(interleave_clusters="random", max_warp_instructions=3_000_000))  # fmt: skip
+    assert cells[0] == 4 and report.warp_instructions < 3_000_000
+
+
 @pytest.mark.parametrize(
     ("weak", "kept"),
     [("st.release.gpu", "st.relaxed.gpu"), ("ld.acquire.gpu", "ld.relaxed.gpu"), ("st.release.gpu", "st.release.cta")],
@@ -127,6 +136,13 @@ def test_a_flag_that_nobody_sets_is_a_hang_of_all() -> None:
     report = caught.value.report
     assert "cluster 1 waits, too: cluster 1, CTA 0 warp 0" in report
     assert "and 2 other clusters\n6 clusters have not started: 6 are resident at most at the same time" in report
+
+
+def test_a_hang_in_an_order_that_is_drawn_in_all() -> None:
+    text = module(LAST_FIRST.replace("setp.ne.u32 %p1, %r4, %r3", "setp.ne.u32 %p1, %r4, 999"))
+    order = Options(interleave_clusters="random", interleave="random")
+    with pytest.raises(Hang, match="livelock"):
+        launch(text, np.zeros(17, np.uint32), 0, grid=(3, 1, 1), block=(1, 1, 1), options=order)
 
 
 def test_no_more_are_resident_than_the_option_allows() -> None:
