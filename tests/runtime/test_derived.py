@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import sys
+import threading
 import weakref
 
 import pytest
 import torch
 
 from cute_kernels.runtime import constants as derived
-from cute_kernels.runtime.constants import DerivedTensors
+from cute_kernels.runtime.constants import DerivedTensors, outside_of_pools
 
 
 def doubled(cache: DerivedTensors, source: torch.Tensor, key: str = "double") -> torch.Tensor:
@@ -114,10 +116,30 @@ class OnGpu(torch.Tensor):
     is_cuda = True
 
 
+def test_constants_are_not_in_the_memory_of_a_graph_that_torch_compiles(monkeypatch):
+    """Another thread allocates, on the stream and in the modes of the caller, who gets its exceptions."""
+    streams = []
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the caller's")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext(streams.append(stream)))
+    source = torch.ones(4).as_subclass(OnGpu)
+
+    def build() -> tuple[int, bool, bool]:
+        return threading.get_ident(), torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+    with torch.inference_mode():
+        thread, *modes = outside_of_pools(build, None, source)
+    assert thread != threading.get_ident() and modes == [True, False] and streams == ["the caller's"]
+    assert outside_of_pools(build, torch.ones(4))[0] == threading.get_ident()
+    with pytest.raises(ZeroDivisionError):
+        outside_of_pools(lambda: 1 // 0, source)
+
+
 def test_on_a_gpu_constants_are_compared_once_something_trains(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(derived.DERIVED, "compares_on_gpu", False)
     monkeypatch.delitem(sys.modules, "peft", raising=False)
+    monkeypatch.delitem(sys.modules, "torch._inductor.cudagraph_trees", raising=False)  # asks for a GPU's stream
     cache, source = derived.DERIVED, torch.ones(4).as_subclass(OnGpu)
 
     def derive() -> torch.Tensor:
@@ -140,6 +162,7 @@ def test_on_a_gpu_constants_are_compared_once_something_trains(monkeypatch):
 def test_on_a_gpu_constants_are_compared_once_peft_is_imported(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.delitem(sys.modules, "peft", raising=False)
+    monkeypatch.delitem(sys.modules, "torch._inductor.cudagraph_trees", raising=False)  # asks for a GPU's stream
     cache, source = DerivedTensors(), torch.ones(4).as_subclass(OnGpu)
 
     def derive() -> torch.Tensor:
