@@ -155,9 +155,17 @@ def _of_transformers(options: argparse.Namespace, images: list[Image.Image]) -> 
     def processed(**keywords: bool) -> Inputs:
         return dict(processor(images=images, return_tensors="pt", **keywords))
 
+    def call(tower: torch.nn.Module, inputs: Inputs) -> torch.Tensor:
+        try:
+            return tower(**inputs).last_hidden_state
+        except TypeError as error:
+            given = f"with what its processor makes ({', '.join(inputs)}): {error}"
+            message = f"model {options.model!r}: {type(tower).__name__} cannot be called {given}"
+            raise ValueError(message) from error
+
     return Model(
         tower,
-        lambda tower, inputs: tower(**inputs).last_hidden_state,
+        call,
         lambda tower, precision: transformers.convert(tower, precision, processor=processor),
         processed(do_rescale=False, do_normalize=False),
         processed(),
@@ -242,11 +250,17 @@ class _Run:
         module, seen = tower.get_submodule(path), []
         hook = module.register_forward_pre_hook(lambda _, given, named: seen.append((given, named)), with_kwargs=True)
         self.tower = lambda: model.call(tower, inputs)
-        self.result = self.tower()
+        self.result = _without_padding(self.tower(), inputs)
         hook.remove()
         given, named = seen[0]
         self.layer: Callable[[], Any] = lambda: module(*given, **named)
-        self.layer_result = self.layer()
+        self.layer_result = _without_padding(self.layer(), inputs)
+
+
+def _without_padding(result: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """The tokens that a model does not hide: raw pixels of padding are black, and normalised ones grey."""
+    mask = inputs.get("pixel_attention_mask")
+    return result if mask is None or mask.shape != result.shape[:2] else result[mask.bool()]
 
 
 def _agreement(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:

@@ -265,7 +265,7 @@ def ranking(rows: Sequence[Row], count: int, fixed: Sequence[str] = ()) -> list[
 
 
 def texts_of(options: Iterable[str], program: bool = False) -> dict[str, list[str]]:
-    """Values by field, from FIELD=VALUE,.. of a command line, as they are spelled.
+    """Values by field, from FIELD=VALUE,.. of a command line, as they are spelled; of ``3-6`` each number.
 
     The names of a program's options are, too; those of tunables may have hyphens for underscores.
     Where a semicolon stands, it separates values, which may have commas then: ``shape=64,64;128,128``.
@@ -277,8 +277,7 @@ def texts_of(options: Iterable[str], program: bool = False) -> dict[str, list[st
         if name in values:
             raise ValueError(f"--vary {option}: {name} is varied twice")
         values[name] = texts.removesuffix(";").split(";") if ";" in texts else texts.split(",")
-        if not program:
-            values[name] = [each for text in values[name] for each in _range(text)]
+        values[name] = [each for text in values[name] for each in _range(text)]
     return values
 
 

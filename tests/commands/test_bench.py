@@ -62,6 +62,28 @@ def test_errors_are_against_the_library_in_fp32(checkpoint: Path) -> None:
     assert int8.tower == pytest.approx(error, rel=1e-3)
 
 
+def test_padding_is_not_compared() -> None:
+    """Of patches of any number, where raw pixels and normalised ones differ in the padding, which the model hides."""
+    torch.manual_seed(0)
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tower = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**small, num_patches=16)).eval()
+    raw = torch.randint(0, 256, (2, 16, 768), dtype=torch.uint8)
+    mask = torch.arange(16).expand(2, -1) < torch.tensor([[16], [6]])
+    raw[~mask] = 0
+    shapes = {"pixel_attention_mask": mask.int(), "spatial_shapes": torch.tensor([[4, 4], [2, 3]])}
+    normalised = torch.where(mask[..., None], raw / 127.5 - 1, 0.0)
+    model = bench_model.Model(
+        tower,
+        lambda tower, inputs: tower(**inputs).last_hidden_state,
+        bench_model.transformers.convert,
+        {"pixel_values": raw, **shapes},
+        {"pixel_values": normalised, **shapes},
+    )
+    report = bench_model.measured(model, argparse.Namespace(dtype="fp32", rounds=1))
+    (int8,) = (row for row in report.rows if row.name == "int8")
+    assert int8.layer < 0.05 and int8.tower < 0.05 and int8.cosine > 0.99
+
+
 def test_the_fastest_of_those_that_are_as_good_is_chosen() -> None:
     library = Row("library in bf16", 3e-3, 4e-3, 0.9999, 1.0, 5.0)
     int8, bf16, fp8 = (Row(name, error, error, 0.999, 0.1, ms) for name, error, ms in
@@ -85,3 +107,9 @@ def test_what_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**small, image_size=64)).save_pretrained(tmp_path)
     assert main(["bench", str(tmp_path)]) == 2
     assert "has no image processor beside it" in capsys.readouterr().err
+    heads = {"num_key_value_heads": 2, "head_dim": 32, "patch_size": 4, "position_embedding_size": 8}
+    transformers.Gemma4VisionModel(transformers.Gemma4VisionConfig(**small, **heads)).save_pretrained(tmp_path)
+    sizes = {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}
+    transformers.CLIPImageProcessorPil(**sizes).save_pretrained(tmp_path)
+    assert main(["bench", str(tmp_path)]) == 2
+    assert "cannot be called with what its processor makes (pixel_values)" in capsys.readouterr().err

@@ -134,7 +134,7 @@ def test_a_program_gets_options_as_they_are_spelled(tmp_path: Path, capsys: pyte
     """With hyphens, and with commas in their values where semicolons separate these."""
     program = tmp_path / "program.py"
     program.write_text("import sys; sys.exit(' '.join(sys.argv[1:]))")
-    varied = ["--vary", "tile-shape=64,64;128,128", "--vary", "mnk=8,8,8;", "--vary", "stages=1,2"]
+    varied = ["--vary", "tile-shape=64,64;128,128", "--vary", "mnk=8,8,8;", "--vary", "stages=1-2"]
     assert main(["sweep", str(program), "--arch", "sm_90a", *varied]) == 1  # none is legal
     lines = capsys.readouterr().out.splitlines()
     for shape, stages in (("64,64", 1), ("64,64", 2), ("128,128", 1), ("128,128", 2)):
