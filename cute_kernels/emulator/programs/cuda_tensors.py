@@ -26,6 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from cute_kernels import forks
 from cute_kernels.emulator.errors import EmulatorError, raising
 from cute_kernels.emulator.programs.cuda_operators import CudaOperators, on_device_backward
 from cute_kernels.emulator.programs.cuda_scaled_mm import has_block_scales, scaled_mm
@@ -87,15 +88,18 @@ class CudaOnHost(TorchFunctionMode):
         self.facts, self.streams, self.refuse = facts, streams, refuse
         self.report: Callable[[EmulatorError], None] = raising
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._lock = forks.lock()  # of changes
         self._operators = CudaOperators(self)
 
     def regions(self) -> Iterator[tuple[int, int]]:
         """(address, bytes) of every storage on the device that is still alive."""
         for address, (storage, nbytes) in list(self._storages.items()):  # to which other threads may add
-            if storage.expired():
-                self._storages.pop(address, None)
-            else:
+            if not storage.expired():
                 yield address, nbytes
+                continue
+            with self._lock:  # another thread may have a new storage there by now
+                if address in self._storages and self._storages[address][0] is storage:
+                    del self._storages[address]
 
     def lifetimes(self) -> Callable[[int], bool]:
         """Tells later whether a storage that is on the device now, by its address, is still the one there."""
@@ -218,7 +222,8 @@ class CudaOnHost(TorchFunctionMode):
                 storage = _guarded_copy(storage, {} if copies is None else copies)
                 size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
                 tensor = torch.empty(0, dtype=tensor.dtype).set_(storage, offset, size, stride)
-            self._storages[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+            with self._lock:
+                self._storages[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
         return _as_cuda(tensor)
 
     def move(

@@ -10,8 +10,11 @@ import cuda.bindings.driver as cuda
 import cutlass
 import torch
 from cutlass.cute.runtime import from_dlpack
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from cute_kernels.emulator import capture
+from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost, DeviceFacts
+from cute_kernels.emulator.programs.streams import Streams
 from cute_kernels.emulator.programs.threads import ProgramThreads
 from tests.emulator import exit_program
 
@@ -94,3 +97,22 @@ def test_the_end_waits_for_all_but_daemons() -> None:
         assert sorted(done) == ["a", "b", "second"]
         forever.set()
     assert threading.Thread.start.__qualname__ == "Thread.start"
+
+
+def test_a_tensor_that_another_thread_makes_where_one_has_ended_stays_known() -> None:
+    """Between finding that a storage has ended and forgetting it."""
+    mode = CudaOnHost(DeviceFacts((9, 0), "a GPU", 132), Streams())
+    made = []
+
+    class Ended:
+        def expired(self) -> bool:
+            mode._storages.clear()
+            tensor = torch.ones(4)
+            mode._storages[tensor.data_ptr()] = (StorageWeakRef(tensor.untyped_storage()), 16)
+            mode._storages[16] = mode._storages[tensor.data_ptr()]
+            made.append(tensor)
+            return True
+
+    mode._storages[16] = (Ended(), 8)
+    assert list(mode.regions()) == []
+    assert sorted(mode.regions()) == [(16, 16), (made[0].data_ptr(), 16)]
