@@ -46,7 +46,15 @@ class LayerNormEngine(PatchEngine):
             return torch.ops.cute_kernels.embed_normed(rows, weight, bias, norm_weight, norm_bias, eps, self.text)
         return self.run_normed(rows, weight, bias, norm_weight, norm_bias, eps)
 
-    def run_normed(self, rows, weight: torch.Tensor, bias, norm_weight, norm_bias, eps: float) -> torch.Tensor:
+    def run_normed(
+        self,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm_weight: torch.Tensor | None,
+        norm_bias: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
         """`normed`, of tensors as they are in a graph, too."""
         options, parameters = self.options, (weight, bias, norm_weight, norm_bias)
         prepared = self.made_from(
