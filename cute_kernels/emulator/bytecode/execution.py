@@ -27,13 +27,13 @@ from cute_kernels.emulator.bytecode.lowering import Lowering, lower
 from cute_kernels.emulator.bytecode.program import Bytecode, Program, row_bytes
 from cute_kernels.emulator.bytecode.registers_in_flight import RegistersInFlight
 from cute_kernels.emulator.bytecode.sites import Site
+from cute_kernels.emulator.bytecode.trace_log import TraceLog
+from cute_kernels.emulator.bytecode.warp_log import WarpLog
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.graph.values import Value
 from cute_kernels.emulator.instructions.wgmma import GroupWait
 from cute_kernels.emulator.observe.meter import CoreMeter
-from cute_kernels.emulator.observe.races.warp_log import WarpLog
-from cute_kernels.emulator.observe.trace_log import TraceLog
 from cute_kernels.emulator.ptx.decode import Instruction, Kernel
 from cute_kernels.emulator.ptx.flow import Block, Flow
 from cute_kernels.emulator.ptx.register_hazards import accumulators_in_flight
@@ -57,8 +57,7 @@ from cute_kernels.emulator.units.matrix.wgmma import RegisterFile
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.options import Options
-    from cute_kernels.emulator.state.warp import Warp
-    from cute_kernels.emulator.units.sm import Cluster
+    from cute_kernels.emulator.units.sm import Cluster, Warp
 
 _Header = STRUCTURES["WarpHeader"]
 _HEADER = CONSTANTS["WARP_HEADER"]  # bytes before the counts
@@ -241,7 +240,7 @@ class Execution:
         """The execution of one warp, before its first instruction."""
         cluster = warp.cluster
         if cluster not in self.tables:
-            tables = MemoryTables(cluster, _flags(cluster))
+            tables = MemoryTables(cluster.barriers, cluster.gmem, cluster.params, _flags(cluster))
             self.tables = {cluster: tables}  # one cluster runs at a time
             cluster.units = Units(cluster, tables)
             tables.warp_mmas = mma_table(self.translation.warp_mmas, cluster.arithmetic)
@@ -252,7 +251,7 @@ class Execution:
             if cluster.meter is not None:
                 cluster.meter.core = CoreMeter(self.translation.kernel.instructions)
             if cluster.trace is not None:
-                tables.trace = TraceLog(cluster, tables)
+                tables.tell = TraceLog(cluster, tables).report
         return WarpExecution(self, warp, self.tables[cluster])
 
     def _call(self, site: int, mask: int) -> int:
@@ -401,9 +400,9 @@ class WarpExecution:
             warp.wait = ProgressWait(warp.cluster, "mbarrier.test_wait", barriers.describe(header.mbarrier))
         elif waits == CONSTANTS["WAITS_BULK"]:
             thread = warp.cta.rank, warp.index, header.awaited >> 1
-            warp.wait = BulkWait(warp.cluster, thread, header.newest, bool(header.awaited & 1))
+            warp.wait = BulkWait(warp.cluster.tma.groups, thread, header.newest, bool(header.awaited & 1))
         elif waits == CONSTANTS["WAITS_COPIES"]:
-            warp.wait = CopyWait(warp, header.newest, header.awaited)
+            warp.wait = CopyWait(warp.cluster.copies, warp, header.newest, header.awaited)
         elif waits == CONSTANTS["WAITS_GROUPS"]:
             warp.wait = GroupWait(warp, header.awaited)
         else:
@@ -420,7 +419,7 @@ class WarpExecution:
             if cluster.units is not None:
                 cluster.units.publish()
         if header.trace_used:
-            self.tables.trace.report(self.warp)
+            self.tables.tell(self.warp)
         self.log.report()
 
     def block(self) -> int:
@@ -463,8 +462,3 @@ class WarpExecution:
     def snapshot(self) -> tuple[bytes, ...]:
         """Everything that decides what the warp does next."""
         return self.state[:_DECIDES].tobytes(), self.state[self.launch.translation.registers].tobytes()
-
-    @staticmethod
-    def same(a: tuple[bytes, ...], b: tuple[bytes, ...]) -> bool:
-        """Whether two snapshots are equal."""
-        return a == b

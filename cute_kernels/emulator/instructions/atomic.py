@@ -9,10 +9,10 @@ import numpy as np
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.graph.values import CANONICAL, Pack, Value
-from cute_kernels.emulator.instructions.accesses import space_of
+from cute_kernels.emulator.instructions.accesses import space_of, watch
 from cute_kernels.emulator.instructions.memory import SPACES, address_value
 from cute_kernels.emulator.instructions.sync import each_lane
-from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, lane_vector, watch
+from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, lane_vector
 from cute_kernels.emulator.observe.races.tracker import Operation
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Vector
 from cute_kernels.emulator.ptx.families import always_varies, family, qualifiers
@@ -21,7 +21,7 @@ from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes
 from cute_kernels.emulator.units.copies.reductions import DTYPES, combine, element_of, operations
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 _NAMES = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 _ORDER = ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "noftz", "L2::cache_hint")
@@ -233,7 +233,7 @@ def store_async(
         text = f"{name or 'st'}.async of {data.nbytes} bytes by {warp.label} lane {lane}"
         watched = None
         if warp.agent is not None:
-            cluster.tracker.enter(warp, lane)
+            cluster.tracker.enter(warp.agent, lane)
             # The PTX ISA names the operations of the async proxy, and these are not among them.
             watched = cluster.tracker.copy(signal, text, reduces=bool(name), generic=True)
             rank, offset = cluster.memory.resolve(where)

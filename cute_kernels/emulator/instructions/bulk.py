@@ -16,8 +16,8 @@ from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.ptx.decode import Instruction, Memory, Vector
 from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
 from cute_kernels.emulator.state.lane_masks import LaneValues
-from cute_kernels.emulator.state.warp import Warp
 from cute_kernels.emulator.units.core_units import Issuer
+from cute_kernels.emulator.units.sm import Warp
 
 _RANK = re.compile(r"([1-5])d")
 
@@ -69,7 +69,7 @@ def tma_load(
     values = each_lane(mask, destination, descriptor, barrier, *coords, *more)
     for number, lane in zip(lane_numbers(mask), values):
         if warp.agent is not None:
-            cluster.tracker.enter(warp, number)
+            cluster.tracker.enter(warp.agent, number)
         content, changing = tensor_descriptor(warp, lane[1]), changing_map(warp, lane[1])
         place = [signed32(c) for c in lane[3 : 3 + count]]
         ctas = lane[3 + count] & 0xFFFF if use_mask else None
@@ -112,7 +112,7 @@ def tma_store(
             first = not warp.storing_lanes >> lane & 1
             warp.stores_in_bulk(lane)
             if warp.agent is not None:
-                cluster.tracker.enter(warp, lane)
+                cluster.tracker.enter(warp.agent, lane)
             content, changing = tensor_descriptor(warp, address), changing_map(warp, address)
             place = [signed32(c) for c in place]
             by_core = cluster.units is not None and changing is None and not im2col

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.graph.block import BlockBuilder
-from cute_kernels.emulator.instructions.accesses import view_bytes
+from cute_kernels.emulator.instructions.accesses import enter, view_bytes
 from cute_kernels.emulator.instructions.bulk import (
     changing_map,
     mode_of,
@@ -17,14 +17,13 @@ from cute_kernels.emulator.instructions.bulk import (
 )
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
-from cute_kernels.emulator.observe.races.memory_order import enter
 from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.ptx.families import family, qualifiers
 from cute_kernels.emulator.units.copies.reductions import DTYPES, operations
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.lane_masks import LaneValues
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 _SPACES = ("global", "shared::cta", "shared::cluster")
 _COMPLETIONS = ("mbarrier::complete_tx::bytes", "bulk_group")

@@ -17,7 +17,7 @@ from cute_kernels.emulator.ptx.decode import Instruction, Symbol, Vector
 from cute_kernels.emulator.ptx.families import always_varies, family, qualifiers
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 _CONVERSION = re.compile(
     r"%(?P<flags>[-+ #0]*)(?P<width>\d*)(?P<precision>\.\d+)?(?P<size>hh|h|ll|l|z)?(?P<type>[diuoxXcsfFeEgGp%])"

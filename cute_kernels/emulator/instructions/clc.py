@@ -27,7 +27,7 @@ from cute_kernels.emulator.state.smem import OFFSET_MASK, shared_address
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.lane_masks import LaneValues
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 ANSWER_BYTES = 16
 
@@ -46,7 +46,7 @@ def try_cancel(warp: Warp, mask: int, destination: LaneValues, barrier: LaneValu
         text = f"clusterlaunchcontrol.try_cancel by {warp.label}"
         operations = []
         if warp.agent is not None:
-            cluster.tracker.enter(warp, lane)
+            cluster.tracker.enter(warp.agent, lane)
             for target, signalled in targets:
                 operation = cluster.tracker.copy(signalled, text)
                 cluster.tracker.async_write(target >> 24, target & OFFSET_MASK, ANSWER_BYTES, operation)

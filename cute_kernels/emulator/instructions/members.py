@@ -15,7 +15,7 @@ from cute_kernels.emulator.state.lane_faults import masks_differ, wrong_members
 from cute_kernels.emulator.state.lane_masks import block_lanes
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 
 def varies_with_members(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:

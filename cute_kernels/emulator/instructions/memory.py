@@ -15,7 +15,7 @@ from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Memory, Reg
 from cute_kernels.emulator.ptx.families import family, never_varies, qualifiers
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 SPACES = {
     "global": "global",
@@ -210,7 +210,7 @@ def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
 def fence_memory(warp: Warp, mask: int, order: int, kind: str) -> None:
     """fence and membar: for the race detector."""
     if warp.agent is not None:
-        warp.cluster.tracker.fence(warp, mask, order, kind)
+        warp.cluster.tracker.fence(warp.agent, mask, order, kind)
 
 
 def fence_initialised(warp: Warp, mask: int) -> None:

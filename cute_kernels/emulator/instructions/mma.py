@@ -17,7 +17,7 @@ from cute_kernels.emulator.units.matrix.structured_sparsity import threads_with_
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.lane_masks import LaneValues
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _FP8 = ("e4m3", "e5m2")

@@ -18,7 +18,7 @@ from cute_kernels.emulator.state.generic_addresses import LOCAL_WINDOW, PARAM_WI
 from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes, mask_of
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 
 @family("mov")

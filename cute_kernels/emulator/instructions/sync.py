@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
@@ -21,7 +21,10 @@ from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Ope
 from cute_kernels.emulator.ptx.families import as_integer, family, never_varies, qualifiers
 from cute_kernels.emulator.state.lane_faults import lanes_apart
 from cute_kernels.emulator.state.lane_masks import LaneValues
-from cute_kernels.emulator.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait, Warp
+from cute_kernels.emulator.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.units.sm import Warp
 
 _PARITY = _ALL_THREADS = CONSTANTS["FLAG"]  # of ``mbarrier_wait`` and ``named_barrier``
 _SLEPT = CONSTANTS["SLEPT"]
@@ -147,7 +150,7 @@ def mbarrier_init(warp: Warp, mask: int, address: LaneValues, count: LaneValues)
     for (where, expected), times in Counter(lanes).items():
         cluster.barriers.init(where, expected, warp.label, warp.executing())
         if warp.agent is not None:
-            cluster.barriers.watch(where, cluster.tracker.initialise(warp, where))
+            cluster.barriers.watch(where, cluster.tracker.initialise(warp.agent, where))
             if times > 1:
                 message = f"mbarrier.init by {times} lanes at once of one place: {cluster.barriers.describe(where)}"
                 error = BarrierMisuse(message).know("barrier-init-lanes", barrier=cluster.barriers.state(where))
@@ -275,7 +278,7 @@ def raise_registers(warp: Warp, mask: int, count: int) -> bool | None:
     if pool is None:  # not known at entry: ptxas ignores the instruction
         return True
     if not pool.has_room(warp, count):
-        warp.wait = RegisterWait(warp, count)
+        warp.wait = RegisterWait(warp.cta.registers, warp, count)
         return None
     pool.held[warp] = max(pool.held[warp], count)
     return True

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.instructions.accesses import enter, watch_uniform
 from cute_kernels.emulator.instructions.memory import Access, address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers, require_whole_warp
 from cute_kernels.emulator.instructions.tcgen05_scaled import lower_scaled_mma
 from cute_kernels.emulator.observe.races.happens_before import Offset
-from cute_kernels.emulator.observe.races.memory_order import enter, watch_uniform
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Register, Vector
 from cute_kernels.emulator.ptx.families import always_varies, as_integer, family, qualifiers
 from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.state.tmem import COLUMNS, HALVES, LANES, SHAPE_NUMBERS, SHAPES
 from cute_kernels.emulator.state.tmem_pairs import PairWait
-from cute_kernels.emulator.state.warp import AllocationWait, Warp
+from cute_kernels.emulator.state.warp import AllocationWait
 from cute_kernels.emulator.units.matrix.tensor_copy import COMPRESSED, copy_to_tensor_memory, shift_rows
 from cute_kernels.emulator.units.matrix.tensor_core import mma_text
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.units.sm import Warp
 
 _GROUPS = ("cta_group::1", "cta_group::2")
 
@@ -46,7 +49,7 @@ def alloc(warp: Warp, mask: int, destination: int, columns: int, cta_group: int)
     else:
         base = warp.cta.tmem.alloc(columns)
         if base is None:
-            warp.wait = AllocationWait(warp.cta, columns)
+            warp.wait = AllocationWait(warp.cta.tmem, columns)
     if base is None:
         return None
     warp.cta.tmem.note_alloc(base, warp.executing(), warp.label)
@@ -84,7 +87,7 @@ def dealloc(warp: Warp, mask: int, address: int, columns: int, cta_group: int) -
         warp.cluster.progress += 1
         warp.cta.tmem.dealloc(address, columns)
     if warp.agent is not None:
-        warp.cluster.tracker.tensor.free(warp, address & 0xFFFF, columns)
+        warp.cluster.tracker.tensor.free(warp.agent, address & 0xFFFF, columns)
     return True
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.instructions.accesses import enter
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
-from cute_kernels.emulator.observe.races.memory_order import enter
 from cute_kernels.emulator.ptx.decode import Instruction, Memory
 from cute_kernels.emulator.ptx.families import qualifiers
 from cute_kernels.emulator.units.matrix.scaled_mma import SCALED_KINDS, Scales
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.lane_masks import LaneValues
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 #: PTX ISA, "Block Scaling": kind -> scales of a row by .scale_vec or by its alias; the first is the default, if any.
 _COUNTS = {

@@ -17,7 +17,7 @@ from cute_kernels.emulator.units.copies.tensor_map import NBYTES, REPLACEABLE, r
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.lane_masks import LaneValues
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 _ALIGNMENT = 128
 
@@ -48,7 +48,7 @@ def tensormap_replace(
             warp.cluster.memory.view(place, _FIELDS, write=True)[:] = changed[:_FIELDS]
             places = place + np.arange(0, _FIELDS, 16, dtype=np.int64)
             if warp.agent is not None:
-                warp.cluster.tracker.generic(warp, lane, "shared", places, 16, True)
+                warp.cluster.tracker.generic(warp.agent, lane, "shared", places, 16, True)
         else:
             _bytes_of(warp, space, where, write=True)[:] = changed
             _watch(warp, lane, where)
@@ -58,7 +58,7 @@ def _watch(warp: Warp, lane: int, address: int) -> None:
     """A lane (-1: the warp) writes a tensor map in global memory, which no copy may be reading."""
     if warp.agent is not None:
         places = address + np.arange(0, NBYTES, 16, dtype=np.int64)
-        warp.cluster.tracker.generic(warp, lane, "global", places, 16, True)
+        warp.cluster.tracker.generic(warp.agent, lane, "global", places, 16, True)
 
 
 @family("tensormap.replace.tile", destinations=0)

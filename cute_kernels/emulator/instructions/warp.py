@@ -16,7 +16,7 @@ from cute_kernels.emulator.ptx.families import always_varies, family, never_vari
 from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 _BARRIERS = [f"{name}{cta}.red" for name in ("bar", "barrier") for cta in ("", ".cta")]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from cute_kernels.emulator.instructions.sync import require_whole_warp
 from cute_kernels.emulator.ptx.decode import Instruction, Vector
 from cute_kernels.emulator.ptx.families import always_varies, as_integer, family, qualifiers
 from cute_kernels.emulator.state.lane_masks import LaneValues
-from cute_kernels.emulator.state.warp import Wait, Warp
+from cute_kernels.emulator.state.warp import Wait
 from cute_kernels.emulator.units.matrix.operands import (
     BF16,
     E4M3,
@@ -32,6 +32,9 @@ from cute_kernels.emulator.units.matrix.operands import (
     ElementType,
 )
 from cute_kernels.emulator.units.matrix.wgmma import WARPS, Form
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.units.sm import Warp
 
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
@@ -171,7 +174,7 @@ def mma_async(warp: Warp, mask: int, form: Form, places: Any, a: Any, b: LaneVal
         a = _same_in_all_lanes(warp, form, a)
     b = _same_in_all_lanes(warp, form, b)
     if warp.agent is not None:
-        warp.cluster.tracker.enter(warp)
+        warp.cluster.tracker.enter(warp.agent)
     accumulators = warp.code.registers(places)
     warp.cluster.wgmma.issue(warp.cta.rank, warp.index, form, accumulators, a, b, accumulate)
 

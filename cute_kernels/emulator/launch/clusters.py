@@ -25,7 +25,7 @@ from cute_kernels.emulator.launch.independence import shared_memory
 from cute_kernels.emulator.launch.residents import Residents
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.observe.counters import Counters, UnitCounters
-from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES, Span, accesses_of, meeting
+from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES, Span, meeting
 from cute_kernels.emulator.observe.trace import Timeline
 from cute_kernels.emulator.units.sm import Cluster
 
@@ -162,7 +162,7 @@ def _deal(launch: Launch, number: int, count: int, connection: Connection) -> No
     except EmulatorError:
         connection.send("something is reported of a cluster")
         return
-    accesses = accesses_of(launch.races)
+    accesses = launch.races.accesses()
     connection.send(accesses)
     connection.send(frozenset(launch.races.maps))
     connection.send(None)

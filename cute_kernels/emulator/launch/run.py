@@ -146,7 +146,7 @@ def run(
             raise ValueError("params and args are both given; args are made into params")
         params = pack_arguments(execution.kernel, args, memory)
     launch = Launch(execution, grid, block, cluster, dynamic_smem, params, memory, options, parse(ptx).target)
-    if launch.races is not None and programmatic and memory.accesses is not None:
+    if launch.races is not None and programmatic and isinstance(memory.accesses, LaunchShadow):
         launch.races = memory.accesses.successor()
     if launch.races is not None:
         launch.races.follow(execution.flow)

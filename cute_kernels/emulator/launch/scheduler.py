@@ -20,8 +20,8 @@ from cute_kernels.emulator.observe.counters import Counters
 from cute_kernels.emulator.observe.trace import Timeline
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.state.warp import NamedWait, PhaseWait, Warp
-from cute_kernels.emulator.units.sm import Cluster
+from cute_kernels.emulator.state.warp import NamedWait, PhaseWait
+from cute_kernels.emulator.units.sm import Cluster, Warp
 
 _SLICE = 20_000  # basic blocks until a warp that never waits gives way
 _RANDOM_SLICE = 24
@@ -261,7 +261,7 @@ class Scheduler:
                 return False
             if self.cluster.polls > polls + _LONGEST_POLLING:
                 return False
-            if warp.code.same(state, warp.code.snapshot()):
+            if state == warp.code.snapshot():
                 return True
         return False
 

@@ -29,7 +29,7 @@ from cute_kernels.emulator.observe.roles import activity
 from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT
-from cute_kernels.emulator.state.warp import Wait, Warp
+from cute_kernels.emulator.state.warp import Wait, WarpState
 from cute_kernels.trace_events import TraceEvents, Track
 
 if TYPE_CHECKING:
@@ -146,12 +146,12 @@ class ClusterTrace:
         }
         self.steps = 0  # of everything that has ended
         self._operations = 0  # asynchronous operations that have taken effect
-        self._warp: Warp | None = None
+        self._warp: WarpState | None = None
         self._at: tuple[int, int] | None = None  # what the core did: steps of the warp and instruction
         self._begin = self._operations_before = 0
-        self._done: dict[Warp, int] = {}  # instructions per warp in earlier turns
+        self._done: dict[WarpState, int] = {}  # instructions per warp in earlier turns
         self._where: tuple[str, int] = ("", 0)
-        self._waiting: dict[Warp, _Waiting] = {}
+        self._waiting: dict[WarpState, _Waiting] = {}
         self._operation: tuple[Track, int] | None = None  # the operation that takes effect now, and its step
         self._releases: dict[Hashable, tuple[Track, int]] = {}
         self._slots: dict[tuple[int, str], list[bool]] = {}  # tracks of a unit: in use?
@@ -167,12 +167,12 @@ class ClusterTrace:
 
     # --- probe of the scheduler -------------------------------------------------------------------------------------
 
-    def resume(self, warp: Warp) -> None:
+    def resume(self, warp: WarpState) -> None:
         """A warp is about to run."""
         self._warp, self._begin, self._operations_before = warp, self.steps, self._operations
         self._where = self._places[warp.code.standing or 0]
 
-    def give_way(self, warp: Warp) -> None:
+    def give_way(self, warp: WarpState) -> None:
         """It has stopped: it waits, has used up its turn, or has exited."""
         executed = warp.code.steps
         if warp.wait is None and warp in self.cluster.running and warp.code.counted:
@@ -208,11 +208,11 @@ class ClusterTrace:
             name = warp.role or activity(self._executed_opcodes(warp))
             self._events.name("thread", self._tracks[warp], f"warp {warp.index}" + (f" {name}" if name else ""))
 
-    def _executed_opcodes(self, warp: Warp) -> set[str]:
+    def _executed_opcodes(self, warp: WarpState) -> set[str]:
         blocks = zip(self._flow_graph.opcodes, warp.counts)
         return {opcode for opcodes, count in blocks if count for opcode, _ in opcodes}
 
-    def _end_wait(self, warp: Warp, waiting: _Waiting, end: int) -> None:
+    def _end_wait(self, warp: WarpState, waiting: _Waiting, end: int) -> None:
         track = self._tracks[warp]
         if end > waiting.since:
             self._events.slice(track, self._title(waiting.wait), "wait", waiting.since, end, reason=waiting.text)

@@ -28,7 +28,7 @@ from cute_kernels import dsl, forks, interrupts
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
 from cute_kernels.emulator.launch.overlap import Finished, Snapshot
 from cute_kernels.emulator.launch.run import Report, run
-from cute_kernels.emulator.observe.races.launch_accesses import accesses_of
+from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.roles import of_kernel
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.programs import host, ptx_files
@@ -255,9 +255,9 @@ class Session:
     def _look_for_races(self, launch: host.CapturedLaunch, number: int) -> None:
         """Raises GlobalMemoryRace: the launch that has run may run at the same time as one of another stream."""
         accesses = self._memory.accesses
-        if accesses is None:  # not looked for
+        if not isinstance(accesses, LaunchShadow):  # not looked for
             return
-        spans = [*accesses_of(accesses), *accesses.elsewhere]
+        spans = [*accesses.accesses(), *accesses.elsewhere]
         race = self.streams.launched(launch, number, spans, self._tensors.lifetimes())
         if race is not None:
             self._raced(race)

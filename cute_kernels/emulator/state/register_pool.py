@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.facts import ranges
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.state.warp import WarpState
 
 _FILE = 65536  # registers of an SM, a quarter of them in each of its partitions, among which warps are dealt in turn
 _GRANULARITY = 8  # registers of a thread are allocated in eights
@@ -41,7 +42,7 @@ class RegisterPool:
     65,536 together. The PTX ISA says neither.
     """
 
-    def __init__(self, at_entry: int, warps: list[Any]) -> None:
+    def __init__(self, at_entry: int, warps: Sequence[WarpState]) -> None:
         """Args: registers of a thread when the kernel begins, the warps of the CTA."""
         self.held = dict.fromkeys(warps, at_entry)
         self.total = 32 * at_entry * len(warps)
@@ -50,15 +51,15 @@ class RegisterPool:
         """Registers that no warp holds."""
         return self.total - 32 * sum(self.held.values())
 
-    def lacks(self, warp: Warp, count: int) -> int:
+    def lacks(self, warp: WarpState, count: int) -> int:
         """Registers that a warp does not hold of ``count`` per thread."""
         return 32 * max(count - self.held[warp], 0)
 
-    def has_room(self, warp: Warp, count: int) -> bool:
+    def has_room(self, warp: WarpState, count: int) -> bool:
         """Whether a warp can have ``count`` per thread now."""
         return self.lacks(warp, count) <= self.free()
 
-    def describe(self, warp: Warp, count: int) -> str:
+    def describe(self, warp: WarpState, count: int) -> str:
         """Registers that a warp lacks, and who holds how many, for a report."""
         holders: dict[int, list[int]] = {}
         for each, held in self.held.items():

@@ -131,7 +131,7 @@ class Units:
     def _executed(self, done: int) -> bool:
         """Whether the core has done what it was asked for; a timeline hears of that before Python does more."""
         if self._header.trace_used:
-            self._tables.trace.report(self._cluster.executing)
+            self._tables.tell(self._cluster.executing)
         return bool(done)
 
     def learn_mma(self, kind: str, cta_group: int, who: int, text: str) -> None:

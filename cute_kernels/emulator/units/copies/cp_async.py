@@ -19,7 +19,7 @@ from cute_kernels.emulator.state.lane_masks import block_lanes
 from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.state.warp import WarpState
     from cute_kernels.emulator.units.sm import Cluster
 
 LaneCopies, LaneCopy, CopiesArrival = (STRUCTURES[name] for name in ("LaneCopies", "LaneCopy", "CopiesArrival"))
@@ -32,11 +32,11 @@ class CopyUnit:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._warps: dict[Warp, Any] = {}
+        self._warps: dict[WarpState, Any] = {}
         cluster.engine.words[CONSTANTS["WORK_LANE_COPY"]] = self._copy
         cluster.engine.words[CONSTANTS["WORK_COPIES_ARRIVE"]] = self._arrival
 
-    def answer(self, what: int, fault: ctypes.Structure, warp: Warp | None) -> None:
+    def answer(self, what: int, fault: ctypes.Structure, warp: WarpState | None) -> None:
         """Does what the core asks for, one of `ASKED`.
 
         Raises:
@@ -57,7 +57,7 @@ class CopyUnit:
         else:
             raise self._refused(LaneCopy.from_address(fault.address))
 
-    def pending(self, warp: Warp, lanes: int, newest: int) -> int | None:
+    def pending(self, warp: WarpState, lanes: int, newest: int) -> int | None:
         """Address of the first copy of the lanes that is not complete, in all but their newest groups; or None."""
         address = self.cluster.engine.address
         return library().copies_pending(address, ctypes.addressof(self._warps[warp]), lanes, newest)
@@ -79,7 +79,7 @@ class CopyUnit:
         text = _arrival_text(self.cluster.barriers.labels[work.work.warp], work.lane)
         return AsyncOp(("cp.async",), None, text, name="arrive")
 
-    def _watch(self, warp: Warp, copy: Any) -> None:
+    def _watch(self, warp: WarpState, copy: Any) -> None:
         tracker, mine, nbytes = self.cluster.tracker, warp.cta.shared, copy.nbytes
         targets, sources, counts = _by_lane(copy)
         inside = (targets >> RANK_SHIFT == mine.cta_rank) & ((targets & OFFSET_MASK) + nbytes <= mine.size)
@@ -88,9 +88,9 @@ class CopyUnit:
             self.cluster.memory.ctas[rank].check_bounds(offset, nbytes)
         copies = self._warps[warp]
         identity = tracker.epochs.new(copies.column, copy.number, copies.text, GENERIC, warp.agent.executing())
-        tracker.copies_by_lanes(warp, np.flatnonzero(block_lanes(copy.lanes)), targets, nbytes, identity)
+        tracker.copies_by_lanes(warp.agent, np.flatnonzero(block_lanes(copy.lanes)), targets, nbytes, identity)
         if counts.any():
-            tracker.generic(warp, -1, "global", sources[counts > 0], nbytes, False)
+            tracker.generic(warp.agent, -1, "global", sources[counts > 0], nbytes, False)
 
     def _refused(self, copy: Any) -> EmulatorError:
         """The error of a copy: of its size or its addresses, else of what it reads or writes."""

@@ -17,8 +17,8 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.observe.races.operations import Operation as Watched
 from cute_kernels.emulator.observe.races.sync_point import ROWS, Columns, widened
-from cute_kernels.emulator.observe.races.tensor_memory import Operation as Watched
 from cute_kernels.emulator.observe.races.tracker import JointOperation
 from cute_kernels.emulator.state.memory_tables import MemoryTables
 from cute_kernels.emulator.units.copies.tensor_map import CHUNK

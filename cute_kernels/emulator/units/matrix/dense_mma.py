@@ -10,7 +10,8 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
-from cute_kernels.emulator.observe.races.tensor_memory import Pipelined, PipelinedAccess
+from cute_kernels.emulator.observe.races.operations import PipelinedAccess
+from cute_kernels.emulator.observe.races.tensor_memory import Pipelined
 from cute_kernels.emulator.state.tmem import LANE_GROUP, TensorMemory, split_address
 from cute_kernels.emulator.units.copies.tensor_map import CHUNK
 from cute_kernels.emulator.units.matrix import products

@@ -22,7 +22,7 @@ from cute_kernels.emulator.units.matrix.operands import decode_instruction
 from cute_kernels.emulator.units.matrix.scaled_mma import ScaledMma, Scales, decode_scaled
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.state.warp import WarpState
 
 CommitThread, TensorCommit = STRUCTURES["CommitThread"], STRUCTURES["TensorCommit"]
 #: What the core asks this unit.
@@ -142,7 +142,7 @@ class TensorCore:
             self.meter.mma(**work.asks_for())
         self.engine.submit(AsyncOp(("tcgen05", rank), work.run, work.text, name=work.name))
 
-    def answer(self, what: int, fault: ctypes.Structure, warp: Warp | None) -> None:
+    def answer(self, what: int, fault: ctypes.Structure, warp: WarpState | None) -> None:
         """Does what the core asks for, one of `ASKED`, for tcgen05.commit (``core/commits.c``), ld and st
         (``core/tensor_access.c``).
 
@@ -163,22 +163,22 @@ class TensorCore:
                 self.barriers.labels.append(label)
             thread.label = self.barriers.labels.index(label) + 1
             if self.tracker is not None:
-                self.tracker.enter(warp, fault.given)
+                self.tracker.enter(warp.agent, fault.given)
                 thread.stream = self.tracker.tensor.stream()
         elif what == CONSTANTS["COMMITS_MEET"]:
             self.tracker.note_commits(fault.address)
         else:
             self.tracker.points[fault.address].add_stream(fault.given)
 
-    def _access(self, what: int, access: ctypes.Structure, warp: Warp, index: int) -> None:
+    def _access(self, what: int, access: ctypes.Structure, warp: WarpState, index: int) -> None:
         if what == CONSTANTS["TENSOR_REFUSED"]:
             self.tensor_memories[warp.cta.rank].refuse(warp.index, access)
             return
         for place in rectangles(access):
             if access.write:
-                self.tracker.tensor.store(warp, place)
+                self.tracker.tensor.store(warp.agent, place)
             else:
-                self.tracker.tensor.load(warp, place, index)
+                self.tracker.tensor.load(warp.agent, place, index)
 
     def _committed(self, address: int) -> AsyncOp:
         commit = TensorCommit.from_address(address)

@@ -52,7 +52,7 @@ class CoreMachine(Machine):
             tma=SimpleNamespace(bytes_loaded=0, bytes_stored=0), progress=0, meter=None, trace=None,
             tensor_core=self.core, tracker=None, wgmma=SimpleNamespace(instructions=0), arithmetic=Arithmetic(),
         )  # fmt: skip
-        self.tables = MemoryTables(self.cluster, STATES)
+        self.tables = MemoryTables(self.cluster.barriers, self.cluster.gmem, self.cluster.params, STATES)
         self.units = Units(self.cluster, self.tables)
         self.known, self.done = known, False
         self.core.mma = self.mma
