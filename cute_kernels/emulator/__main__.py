@@ -58,7 +58,7 @@ def coverage() -> tuple[list[str], list[str]]:
     assert lower  # importing it registers every family
     rows: dict[int, tuple[Family, list[str]]] = {}
     for prefix, family in FAMILIES.items():
-        rows.setdefault(id(family.lower), (family, []))[1].append(".".join(prefix))
+        rows.setdefault(id(family), (family, []))[1].append(".".join(prefix))
     plain, lines = [], []
     for family, prefixes in sorted(rows.values(), key=lambda row: row[1][0]):
         summary = " ".join(family.doc.split("\n\n")[0].split())

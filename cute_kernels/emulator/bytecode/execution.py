@@ -17,12 +17,13 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels import interrupts
 from cute_kernels.emulator.bytecode.emitter import BlockEmitter
+from cute_kernels.emulator.bytecode.inline import INLINE
 from cute_kernels.emulator.bytecode.lowering import Lowering, lower
 from cute_kernels.emulator.bytecode.program import Bytecode, Program, row_bytes
 from cute_kernels.emulator.bytecode.registers_in_flight import RegistersInFlight
@@ -88,7 +89,7 @@ class Translation:
     bytecode: Bytecode
     sites: tuple[Site, ...]
     code: CodeType
-    names: dict[str, Any]
+    names: dict[str, object]
     registers: slice
     constants: tuple[tuple[CodeType, int, int, bool], ...]
     rows: int
@@ -177,7 +178,7 @@ class _Translator:
         variables, ages = self.lowering.variables, None
         if self.in_flight is not None:
             ages = {variables[name]: age for name, age in self.in_flight[block.index].items()}
-        emitter = BlockEmitter(program, builder, block.index, ages)
+        emitter = BlockEmitter(program, builder, block.index, INLINE, ages)
         emitter.emit(block.live_out, condition)
         self._branch(emitter, block, condition)
         return start
@@ -326,7 +327,7 @@ class WarpExecution:
         for expression, offset, bits, uniform in translation.constants:
             self._set(offset, bits, uniform, eval(expression, launch.names))  # noqa: S307 - our own text
 
-    def _set(self, offset: int, bits: int, uniform: bool, value: Any) -> None:
+    def _set(self, offset: int, bits: int, uniform: bool, value: int) -> None:
         if uniform or bits == 1:
             self.state[offset : offset + 8] = np.frombuffer(int(value).to_bytes(8, "little"), np.uint8)
         else:
@@ -416,8 +417,7 @@ class WarpExecution:
         if header.progress:
             cluster.progress += header.progress
             header.progress = 0
-            if cluster.units is not None:
-                cluster.units.publish()
+            cluster.count()
         if header.trace_used:
             self.tables.tell(self.warp)
         self.log.report()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import CANONICAL, Pack, Value
 from cute_kernels.emulator.instructions.accesses import space_of, watch
 from cute_kernels.emulator.instructions.memory import SPACES, address_value
@@ -15,7 +16,7 @@ from cute_kernels.emulator.instructions.sync import each_lane
 from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, lane_vector
 from cute_kernels.emulator.observe.races.tracker import Operation
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Vector
-from cute_kernels.emulator.ptx.families import always_varies, family, qualifiers
+from cute_kernels.emulator.ptx.families import always_varies, qualifiers
 from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes
 from cute_kernels.emulator.units.copies.reductions import DTYPES, combine, element_of, operations
@@ -30,7 +31,7 @@ _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 def atomic(
     warp: Warp, mask: int, space: str, name: str, type_: str, strength: Strength, address: LaneValues,
-    values: tuple[Any, ...],
+    values: tuple[LaneValues, ...],
 ) -> np.ndarray:
     """Lane by lane, in lane order: returns the old values, [32] or (vectors) [elements, 32].
 
@@ -71,7 +72,8 @@ def atomic(
 
 
 def atomic_wide(
-    warp: Warp, mask: int, space: str, name: str, strength: Strength, address: LaneValues, values: tuple[Any, ...]
+    warp: Warp, mask: int, space: str, name: str, strength: Strength, address: LaneValues,
+    values: tuple[LaneValues, ...],
 ) -> np.ndarray:
     """exch and cas of 128 bits: the old values, uint64 [2, 32]; ``values`` are halves, the low ones first."""
     old = np.zeros((2, 32), np.uint64)
@@ -212,7 +214,8 @@ def _red(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def store_async(
-    warp: Warp, mask: int, name: str, type_: str, address: LaneValues, barrier: LaneValues, values: tuple[Any, ...]
+    warp: Warp, mask: int, name: str, type_: str, address: LaneValues, barrier: LaneValues,
+    values: tuple[LaneValues, ...],
 ) -> None:
     """st.async (``name`` is "") and red.async by each executing lane: data first, then its bytes on the mbarrier."""
     warp.cluster.progress += 1

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
-from cute_kernels.emulator.graph.values import Constant
+from cute_kernels.emulator.graph.families import family
+from cute_kernels.emulator.graph.values import Constant, Value
 from cute_kernels.emulator.instructions.accesses import space_of, view_bytes
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
-from cute_kernels.emulator.ptx.decode import Instruction, Memory, Vector
-from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
+from cute_kernels.emulator.ptx.decode import Instruction, Memory, Operand, Vector
+from cute_kernels.emulator.ptx.families import as_integer, qualifiers
 from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.units.core_units import Issuer
 from cute_kernels.emulator.units.sm import Warp
@@ -55,11 +56,11 @@ def tma_load(
     mask: int,
     destination: LaneValues,
     descriptor: LaneValues,
-    coords: tuple[Any, ...],
+    coords: tuple[LaneValues, ...],
     barrier: LaneValues,
     cta_group: int | None,
     multicast: LaneValues | None,
-    offsets: tuple[Any, ...] | None,
+    offsets: tuple[LaneValues, ...] | None,
 ) -> None:
     """cp.async.bulk.tensor to shared memory, once per executing lane; ``offsets`` of .im2col."""
     cluster, count = warp.cluster, len(coords)
@@ -93,8 +94,9 @@ def tma_load(
 
 
 def tma_store(
-    warp: Warp, mask: int, descriptor: LaneValues, coords: tuple[Any, ...], source: LaneValues, im2col: bool = False
-) -> None:
+    warp: Warp, mask: int, descriptor: LaneValues, coords: tuple[LaneValues, ...], source: LaneValues,
+    im2col: bool = False,
+) -> None:  # fmt: skip
     """cp.async.bulk.tensor to global memory.
 
     Lanes with equal operands write the same bytes to the same place: one of them (the lowest) does it for all. CuTe
@@ -102,7 +104,7 @@ def tma_store(
     """
     cluster = warp.cluster
     cluster.progress += 1
-    done: set[tuple[Any, ...]] = set()
+    done: set[tuple[int, ...]] = set()
     uniform = all(isinstance(x, int) for x in (descriptor, source, *coords))
     for lane in lane_numbers(mask & -mask if uniform else mask):
         (operands,) = each_lane(1 << lane, descriptor, source, *coords)
@@ -151,7 +153,9 @@ _PARTS = ("tensor", "global", "async", "bulk", "L2::cache_hint", "mbarrier::comp
 _MODES = ("tile", "im2col", "im2col_no_offs")
 
 
-def tensor_operand(block: BlockBuilder, instruction: Instruction, operand: Any, rank: int) -> tuple[Any, list[Any]]:
+def tensor_operand(
+    block: BlockBuilder, instruction: Instruction, operand: Operand, rank: int
+) -> tuple[Value, list[Value]]:
     """(descriptor address, coordinates) of ``[map, {c0, c1, ...}]``."""
     if not isinstance(operand, Memory) or len(operand.extra) != 1 or not isinstance(operand.extra[0], Vector):
         raise instruction.refuse("a tensor operand [map, {coordinates}] is expected")
@@ -210,14 +214,16 @@ def mode_of(instruction: Instruction, parts: list[str], im2col: str, rank: int) 
     return modes[0]
 
 
-def _offsets(block: BlockBuilder, instruction: Instruction, operand: Any, rank: int) -> tuple[Any, ...]:
+def _offsets(block: BlockBuilder, instruction: Instruction, operand: Operand, rank: int) -> tuple[Value, ...] | None:
     """The values of ``{offset of W, ...}``."""
     if not isinstance(operand, Vector) or len(operand.items) != rank - 2:
         raise instruction.refuse(f"{rank - 2} im2col offsets are expected for a {rank}-dimensional copy")
     return tuple(block.whole(block.value(item, 16)) for item in operand.items)
 
 
-def whole_call(block: BlockBuilder, function: Any, before: list[Any], coords: list[Any], after: list[Any]) -> None:
+def whole_call(
+    block: BlockBuilder, function: Callable[..., None], before: list[object], coords: list[Value], after: list[object]
+) -> None:
     """A call with the coordinates as one tuple argument."""
     coords = [block.whole(value) for value in coords]
     flat = [item for value in after for item in (value if isinstance(value, tuple) else (value,))]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.instructions.accesses import enter, view_bytes
 from cute_kernels.emulator.instructions.bulk import (
     changing_map,
@@ -18,7 +19,7 @@ from cute_kernels.emulator.instructions.bulk import (
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.ptx.families import family, qualifiers
+from cute_kernels.emulator.ptx.families import qualifiers
 from cute_kernels.emulator.units.copies.reductions import DTYPES, operations
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def bulk_load(
 
 def bulk_send(
     warp: Warp, mask: int, target: LaneValues, source: LaneValues, nbytes: LaneValues, barrier: LaneValues,
-    reduction: Any,
+    reduction: str | None,
 ) -> None:  # fmt: skip
     """cp.async.bulk and cp.reduce.async.bulk between the shared memories of a cluster by each executing lane."""
     warp.cluster.progress += 1
@@ -56,8 +57,9 @@ def bulk_send(
 
 
 def bulk_store(
-    warp: Warp, mask: int, target: LaneValues, source: LaneValues, nbytes: LaneValues, reduction: Any, keep: Any
-) -> None:
+    warp: Warp, mask: int, target: LaneValues, source: LaneValues, nbytes: LaneValues, reduction: str | None,
+    keep: LaneValues | None,
+) -> None:  # fmt: skip
     """cp.async.bulk and cp.reduce.async.bulk from shared to global memory by each executing lane."""
     warp.cluster.progress += 1
     use_mask = keep is not None
@@ -137,7 +139,7 @@ def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def tensor_reduce(
-    warp: Warp, mask: int, descriptor: LaneValues, coords: tuple[Any, ...], source: LaneValues, operation: str,
+    warp: Warp, mask: int, descriptor: LaneValues, coords: tuple[LaneValues, ...], source: LaneValues, operation: str,
     im2col: bool,
 ) -> None:
     """cp.reduce.async.bulk.tensor by each executing lane."""

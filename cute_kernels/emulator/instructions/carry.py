@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Constant, PureOp, Value
 from cute_kernels.emulator.instructions.integers import binary
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction
-from cute_kernels.emulator.ptx.families import family, qualifiers
+from cute_kernels.emulator.ptx.families import qualifiers
 
 _TYPES = ("u32", "s32", "u64", "s64")
 

@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.instructions.compare import integer_compare
 from cute_kernels.emulator.instructions.integers import binary
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.observe.races.tracker import Operation
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Vector
-from cute_kernels.emulator.ptx.families import family, qualifiers
+from cute_kernels.emulator.ptx.families import qualifiers
 from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.smem import OFFSET_MASK, shared_address
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.lane_masks import LaneValues
-    from cute_kernels.emulator.units.sm import Warp
+    from cute_kernels.emulator.units.sm import Cluster, Warp
 
 ANSWER_BYTES = 16
 
@@ -55,7 +56,7 @@ def try_cancel(warp: Warp, mask: int, destination: LaneValues, barrier: LaneValu
         cluster.engine.submit(AsyncOp(("clc", cluster.index), run, text))
 
 
-def _answer(cluster: Any, targets: list[tuple[int, int]], operations: list[Operation]) -> None:
+def _answer(cluster: Cluster, targets: list[tuple[int, int]], operations: list[Operation]) -> None:
     first = cluster.take_cluster()
     answer = struct.pack("<4I", first is not None, *(first or (0, 0, 0)))
     for i, (where, signal) in enumerate(targets):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Constant, Value
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Not, Register
-from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
+from cute_kernels.emulator.ptx.families import as_integer, qualifiers
 
 _SIZES = {"ca": (4, 8, 16), "cg": (16,)}
 _IGNORES = _EVERY = _COUNTED = CONSTANTS["FLAG"]  # of ``copy_lanes``, ``copies_wait`` and ``copies_arrive``

@@ -12,9 +12,10 @@ import dataclasses
 import functools
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Pack, PureOp, Value, of_one_type
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction
-from cute_kernels.emulator.ptx.families import family, qualifiers
+from cute_kernels.emulator.ptx.families import qualifiers
 
 #: Towards zero, down, up.
 _DIRECTIONS = ("rz", "rm", "rp")

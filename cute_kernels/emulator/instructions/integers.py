@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import (
     CANONICAL,
     DTYPES,
@@ -16,7 +17,7 @@ from cute_kernels.emulator.graph.values import (
     of_one_type,
 )
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Immediate, Instruction
-from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
+from cute_kernels.emulator.ptx.families import as_integer, qualifiers
 
 INTEGERS = ("s16", "u16", "s32", "u32", "s64", "u64")
 _BITS = ("b16", "b32", "b64", "pred")

@@ -7,24 +7,23 @@ of 16 bytes in memory. ``core/memory.c`` says which elements a lane holds.
 
 from __future__ import annotations
 
-from typing import Any
-
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Value
 from cute_kernels.emulator.instructions.memory import Access, address_value
-from cute_kernels.emulator.ptx.decode import Instruction, Vector
-from cute_kernels.emulator.ptx.families import always_varies, family, qualifiers
+from cute_kernels.emulator.ptx.decode import Instruction, Operand, Vector
+from cute_kernels.emulator.ptx.families import always_varies, qualifiers
 
 _COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 
 
-def _address(block: BlockBuilder, instruction: Instruction, operand: Any) -> Value:
+def _address(block: BlockBuilder, instruction: Instruction, operand: Operand) -> Value:
     """Address of shared memory in 32 bits, or a generic one in 64."""
     return address_value(block, operand, 32 if {"shared", "shared::cta"} & set(instruction.parts) else 64)
 
 
-def _form(instruction: Instruction, registers: Any, shape: str) -> tuple[int, tuple[Any, ...]]:
+def _form(instruction: Instruction, registers: Operand, shape: str) -> tuple[int, tuple[Operand, ...]]:
     """(how the core calls the matrices, register operands); ``shape`` is that of 8-bit elements."""
     parts = qualifiers(
         instruction, "sync", "aligned", "m8n8", shape, *_COUNTS, "trans", "shared", "shared::cta", "b16", "b8"

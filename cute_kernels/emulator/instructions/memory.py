@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import CANONICAL, Anchor, Constant, Pack, Value
 from cute_kernels.emulator.instructions.convert import extend
 from cute_kernels.emulator.instructions.integers import binary
 from cute_kernels.emulator.observe.races.memory_order import access_strength, fence_order, strength_number
-from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
-from cute_kernels.emulator.ptx.families import family, never_varies, qualifiers
+from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Memory, Operand, Register, Symbol, Vector
+from cute_kernels.emulator.ptx.families import never_varies, qualifiers
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.units.sm import Warp
@@ -73,12 +74,12 @@ class _Form:
     def storage(self) -> str:
         return CANONICAL[8 * self.size]
 
-    def items(self, operand: Any) -> tuple[Any, ...]:
+    def items(self, operand: Operand) -> tuple[Operand, ...]:
         """The registers of a data operand; one of 128 bits is in halves, a list itself."""
         return operand.items if isinstance(operand, Vector) and self.bits <= 64 else (operand,)
 
 
-def address_of(block: BlockBuilder, operand: Any) -> tuple[Value, int]:
+def address_of(block: BlockBuilder, operand: Operand) -> tuple[Value, int]:
     """(base value of 32 or 64 bits, constant offset) of a memory operand."""
     if not isinstance(operand, Memory):
         raise block.instruction.refuse("a memory operand is expected")
@@ -90,7 +91,7 @@ def address_of(block: BlockBuilder, operand: Any) -> tuple[Value, int]:
     return block.value(base, bits), operand.offset
 
 
-def address_value(block: BlockBuilder, operand: Any, bits: int = 32) -> Value:
+def address_value(block: BlockBuilder, operand: Operand, bits: int = 32) -> Value:
     """A memory operand as one value."""
     base, offset = address_of(block, operand)
     base = block.resize(base, bits)
@@ -117,7 +118,7 @@ class Access(Anchor):
         self.name, self.address, self.facts, self.values, self.offset = name, address, facts, values, offset
 
 
-def _load_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
+def _load_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
     return "local" in instruction.parts or varies(instruction.operands[1])
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import FULL, Constant, Pack, Value
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.observe.races.memory_order import sync_order
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Operand, Sink
-from cute_kernels.emulator.ptx.families import as_integer, family, never_varies, qualifiers
+from cute_kernels.emulator.ptx.families import as_integer, never_varies, qualifiers
 from cute_kernels.emulator.state.lane_faults import lanes_apart
 from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait
@@ -128,7 +129,7 @@ def _cluster_wait(block: BlockBuilder, instruction: Instruction) -> None:
 # --- mbarrier -------------------------------------------------------------------------------------------------------
 
 
-def each_lane(mask: int, *values: Any) -> list[tuple[Any, ...]]:
+def each_lane(mask: int, *values: LaneValues) -> list[tuple[int, ...]]:
     """Tuples of per-lane Python values of the executing lanes."""
     if mask and not mask & (mask - 1):  # one lane: nearly always
         lane = mask.bit_length() - 1
@@ -164,7 +165,7 @@ def mbarrier_inval(warp: Warp, mask: int, address: LaneValues) -> None:
         warp.cluster.barriers.inval(where)
 
 
-def _wait_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
+def _wait_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
     return any(varies(operand) for operand in instruction.operands[1:3])
 
 
@@ -269,7 +270,7 @@ def lower_registers(warp: Warp, mask: int, count: int) -> None:
     """setmaxnreg.dec: what the warp has beyond ``count`` per thread is free for others."""
     pool = warp.cta.registers
     if pool is not None:
-        pool.held[warp] = min(pool.held[warp], count)
+        pool.held[warp.index] = min(pool.held[warp.index], count)
 
 
 def raise_registers(warp: Warp, mask: int, count: int) -> bool | None:
@@ -277,10 +278,10 @@ def raise_registers(warp: Warp, mask: int, count: int) -> bool | None:
     pool = warp.cta.registers
     if pool is None:  # not known at entry: ptxas ignores the instruction
         return True
-    if not pool.has_room(warp, count):
-        warp.wait = RegisterWait(warp.cta.registers, warp, count)
+    if not pool.has_room(warp.index, count):
+        warp.wait = RegisterWait(pool, warp.index, count)
         return None
-    pool.held[warp] = max(pool.held[warp], count)
+    pool.held[warp.index] = max(pool.held[warp.index], count)
     return True
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.instructions.accesses import enter, watch_uniform
 from cute_kernels.emulator.instructions.memory import Access, address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers, require_whole_warp
 from cute_kernels.emulator.instructions.tcgen05_scaled import lower_scaled_mma
 from cute_kernels.emulator.observe.races.happens_before import Offset
-from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Register, Vector
-from cute_kernels.emulator.ptx.families import always_varies, as_integer, family, qualifiers
+from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Operand, Register, Vector
+from cute_kernels.emulator.ptx.families import always_varies, as_integer, qualifiers
 from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.state.tmem import COLUMNS, HALVES, LANES, SHAPE_NUMBERS, SHAPES
 from cute_kernels.emulator.state.tmem_pairs import PairWait
@@ -172,7 +173,7 @@ def used(warp: Warp, mask: int, loads: tuple[int, ...]) -> None:
         warp.agent.loads_used(loads)
 
 
-def _only(destination: Any) -> tuple[Any, ...]:
+def _only(destination: Operand) -> tuple[Operand, ...]:
     return destination.items if isinstance(destination, Vector) else (destination,)
 
 
@@ -215,10 +216,10 @@ def mma(
     d: LaneValues,
     a: LaneValues,
     b: LaneValues,
-    instruction: Any,
+    instruction: LaneValues,
     accumulate: LaneValues,
     a_in_tmem: bool,
-    disabled: tuple[Any, ...],
+    disabled: tuple[LaneValues, ...],
 ) -> None:
     """tcgen05.mma, once per executing lane."""
     warp.cluster.progress += 1
@@ -280,8 +281,9 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def copy(
-    warp: Warp, mask: int, shape: str, multicast: str, held: str, cta_group: int, address: LaneValues, matrix: Any
-) -> None:
+    warp: Warp, mask: int, shape: str, multicast: str, held: str, cta_group: int, address: LaneValues,
+    matrix: LaneValues,
+) -> None:  # fmt: skip
     """tcgen05.cp, once per executing lane."""
     warp.cluster.progress += 1
     for lane, (where, descriptor) in zip(lane_numbers(mask), each_lane(mask, address, matrix)):

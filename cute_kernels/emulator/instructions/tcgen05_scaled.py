@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.instructions.accesses import enter
@@ -25,8 +25,8 @@ _COUNTS = {
 
 
 def mma(
-    warp: Warp, mask: int, form: tuple[str, int, int, bool], matrices: tuple[Any, Any, Any], instruction: Any,
-    scales: tuple[Any, Any], accumulate: LaneValues,
+    warp: Warp, mask: int, form: tuple[str, int, int, bool], matrices: tuple[LaneValues, LaneValues, LaneValues],
+    instruction: LaneValues, scales: tuple[LaneValues, LaneValues], accumulate: LaneValues,
 ) -> None:  # fmt: skip
     """tcgen05.mma with block scaling, once per executing lane.
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Constant, PureOp, Value
 from cute_kernels.emulator.instructions.compare import integer_compare
 from cute_kernels.emulator.instructions.integers import binary, shift_by
 from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.ptx.families import family, qualifiers
+from cute_kernels.emulator.ptx.families import qualifiers
 
 _RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _SECOND = ("add", "min", "max")  # what is done with operand c

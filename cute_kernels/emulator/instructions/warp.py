@@ -9,10 +9,11 @@ import numpy as np
 
 from cute_kernels.emulator.core.pure_operations import evaluate
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.instructions.members import call_members, check_members, varies_with_members
 from cute_kernels.emulator.instructions.sync import named_barrier
 from cute_kernels.emulator.ptx.decode import Instruction, Pair
-from cute_kernels.emulator.ptx.families import always_varies, family, never_varies, qualifiers
+from cute_kernels.emulator.ptx.families import always_varies, never_varies, qualifiers
 from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes
 
 if TYPE_CHECKING:

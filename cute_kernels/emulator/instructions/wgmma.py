@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Anchor, Value
 from cute_kernels.emulator.instructions.sync import require_whole_warp
 from cute_kernels.emulator.ptx.decode import Instruction, Vector
-from cute_kernels.emulator.ptx.families import always_varies, as_integer, family, qualifiers
+from cute_kernels.emulator.ptx.families import always_varies, as_integer, qualifiers
 from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.state.warp import Wait
 from cute_kernels.emulator.units.matrix.operands import (
@@ -145,7 +146,7 @@ def parse_form(instruction: Instruction) -> Form:
     )
 
 
-def learn_in_core(warp: Warp, mask: int, number: int, *descriptors: Any) -> None:
+def learn_in_core(warp: Warp, mask: int, number: int, *descriptors: LaneValues) -> None:
     """The core could not issue the wgmma of this number, perhaps for lack of its operands: B, and A with a descriptor.
 
     It tries again then; what is wrong is said by `mma_async`.
@@ -157,7 +158,10 @@ def learn_in_core(warp: Warp, mask: int, number: int, *descriptors: Any) -> None
         core.learn(warp.cta.rank, warp.index, number, words)
 
 
-def mma_async(warp: Warp, mask: int, form: Form, places: Any, a: Any, b: LaneValues, accumulate: LaneValues) -> None:
+def mma_async(
+    warp: Warp, mask: int, form: Form, places: np.ndarray, a: LaneValues | np.ndarray, b: LaneValues,
+    accumulate: LaneValues,
+) -> None:  # fmt: skip
     """wgmma.mma_async by one warp, whose accumulators are at these offsets of its state."""
     require_whole_warp(warp, mask, "wgmma.mma_async")
     warp.cluster.progress += 1
@@ -179,7 +183,7 @@ def mma_async(warp: Warp, mask: int, form: Form, places: Any, a: Any, b: LaneVal
     warp.cluster.wgmma.issue(warp.cta.rank, warp.index, form, accumulators, a, b, accumulate)
 
 
-def _same_in_all_lanes(warp: Warp, form: Form, descriptor: Any) -> int:
+def _same_in_all_lanes(warp: Warp, form: Form, descriptor: LaneValues) -> int:
     if isinstance(descriptor, int):
         return descriptor
     if (descriptor != descriptor[0]).any():

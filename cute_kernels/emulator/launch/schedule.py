@@ -7,7 +7,7 @@ import dataclasses
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from cute_kernels.emulator.launch.starvation import seeds_for_each_warp
 from cute_kernels.emulator.options import Options
@@ -45,7 +45,7 @@ class Schedule:
                 raise TypeError(f"{name} {getattr(self, name)!r}: a bool is needed")
         self.options()  # checks the others
 
-    def options(self, **others: Any) -> Options:
+    def options(self, **others: object) -> Options:
         """The schedule as options of a run; ``others`` are further fields of `Options`."""
         return Options(
             seed=self.seed,
@@ -56,7 +56,7 @@ class Schedule:
             **others,
         )
 
-    def departures(self) -> dict[str, Any]:
+    def departures(self) -> dict[str, object]:
         """The fields that differ from the default schedule."""
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}

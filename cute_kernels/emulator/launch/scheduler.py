@@ -82,7 +82,7 @@ class Scheduler:
         self.long_slice = False
         self.suspicious = _SUSPICIOUS
         if timeline is not None:
-            cluster.trace = timeline.attach(cluster, execution)
+            cluster.trace = timeline.attach(cluster, execution.flow)
         self.probes = tuple(probe for probe in (cluster.meter, cluster.trace) if probe is not None)
 
     def run(self) -> None:

@@ -257,7 +257,7 @@ class RegisterWait(Wait):
 
     kind = "setmaxnreg"
 
-    def __init__(self, registers: RegisterPool, warp: WarpState, count: int) -> None:
+    def __init__(self, registers: RegisterPool, warp: int, count: int) -> None:
         self.registers, self.warp, self.count = registers, warp, count
 
     def ready(self) -> bool:

@@ -300,7 +300,7 @@ class Cluster:
         self.tensor_core.commits_of(len(self.running))
         if launch.registers is not None:
             for cta in self.ctas:
-                cta.registers = RegisterPool(launch.registers, cta.warps)
+                cta.registers = RegisterPool(launch.registers, len(cta.warps))
         for cta in self.ctas:
             cta.named.recount()
 
@@ -333,6 +333,15 @@ class Cluster:
     def changes(self) -> tuple[int, int, int]:
         """Differs whenever something happened that a waiting warp could observe."""
         return self.progress, self.barriers.completions, self.engine.executed
+
+    def count(self) -> None:
+        """Hands what the core has counted to the units."""
+        counted = self.barriers.tables
+        self.tma.bytes_loaded += counted.loaded
+        self.tma.bytes_stored += counted.stored
+        self.tensor_core.instructions += counted.mmas
+        self.wgmma.instructions += counted.wgmmas
+        counted.loaded = counted.stored = counted.mmas = counted.wgmmas = 0
 
     def observe(self, observer: Observer) -> None:
         """From now on it hears of what happens."""

@@ -84,7 +84,7 @@ class NativeMachine(Machine):
         self.units.learn(self.descriptor.ctypes.data, descriptor)
         words = operands(self.descriptor.ctypes.data, place, barrier, coords)
         done = function(name)(self.tables.address, words.ctypes.data, len(coords), *more)
-        self.units.publish()
+        self.cluster.count()
         return bool(done)
 
     def load(

@@ -52,7 +52,7 @@ def test_multicast_as_the_python_unit_does_it(mask: int, pair: bool, signal: int
     barrier = shared_address(signal, BARRIER)
     words = operands(native.descriptor.ctypes.data, shared_address(1, DATA), barrier, (64, 2), mask)
     done = function("tensor_load")(native.tables.address, words.ctypes.data, 2, pair)
-    native.units.publish()
+    native.cluster.count()
     if not done:
         assert state_of_units(native, memories[0]) == before
     targets = [rank for rank in range(CTAS) if mask >> rank & 1]

@@ -18,7 +18,7 @@ asynchronous write    asynchronous read                           causality orde
 Accesses are checked and recorded when an operation is issued, so that a race is found whatever the schedule: nothing is
 assumed about when asynchronous work takes effect. Strong operations (atomics, volatile, relaxed and stronger loads and
 stores) do not race with each other, but for strong stores of two lanes of one warp by two instructions: see
-``core/conflicts.c``. What one lane stores and another lane of its warp loads or stores needs bar.warp.sync in
+``core/strong_stores.c``. What one lane stores and another lane of its warp loads or stores needs bar.warp.sync in
 between; a store that follows a load by another lane of the same warp is not checked.
 """
 

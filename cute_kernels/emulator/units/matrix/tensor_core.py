@@ -6,7 +6,7 @@ How one instruction adds is in `matrix.arithmetic`: as published models of a B20
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
@@ -65,7 +65,7 @@ class TensorCore:
         self.tracker = tracker
         self.instructions = 0
         self._known: dict[tuple[object, ...], Mma] = {}
-        self._threads: Any = None
+        self._threads: ctypes.Array[CommitThread] | None = None
         self._cells = (TensorCells * len(tensor_memories))()
         for rank, memory in enumerate(tensor_memories):
             self._cells[rank] = memory.addresses(tracker.tensor.planes[rank].address if tracker is not None else 0)

@@ -69,7 +69,7 @@ class CoreMachine(Machine):
         words = np.array([number & (1 << 64) - 1 for number in numbers], np.uint64)
         assert len(words) == word_count("MmaArguments")
         self.done = bool(function("tensor_mma")(self.tables.address, words.ctypes.data, 0))
-        self.units.publish()
+        self.cluster.count()
 
     def state(self) -> list[np.ndarray]:
         """All that an MMA may change."""
