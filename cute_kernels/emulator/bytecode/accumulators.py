@@ -42,7 +42,7 @@ def _indices(pairs: Sequence[tuple[int, int]]) -> list[np.ndarray]:
 
 
 class Emitter(Protocol):
-    """What emits the block; see `emitter.BlockEmitter`."""
+    """Emits the block: as much of `emitter.BlockEmitter` as is asked here."""
 
     program: Program
     builder: BlockBuilder

@@ -10,7 +10,7 @@ from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.state.memory_tables import ROW
 
 Key = str | Value
-"""What a value of a block goes by: live registers by their variable, of which there may be several `LiveIn`."""
+"""Key of a value of a block: live registers go by their variable, of which there may be several `LiveIn`."""
 
 
 @dataclass

@@ -9,7 +9,14 @@ from collections.abc import Callable
 
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.ptx import families
-from cute_kernels.emulator.ptx.families import Family, Varies, find_prefix, varies_with_operands
+from cute_kernels.emulator.ptx.families import (
+    Family,
+    Qualifiers,
+    Varies,
+    check_qualifiers,
+    find_prefix,
+    varies_with_operands,
+)
 from cute_kernels.emulator.ptx.program import Instruction
 
 Lower = Callable[[BlockBuilder, Instruction], None]
@@ -23,11 +30,14 @@ def family(
     blocking: bool = False,
     own_turn: bool = True,
     reads_destinations: bool = False,
+    qualifiers: Qualifiers | None = None,
 ) -> Callable[[Lower], Lower]:
     """Registers the decorated function for opcodes that start with any of the dotted ``prefixes``; see `Family`."""
 
     def register(lower: Lower) -> Lower:
-        facts = Family(destinations, varies, blocking, own_turn, reads_destinations, lower.__doc__ or "")
+        facts = Family(
+            destinations, varies, blocking, own_turn, reads_destinations, lower.__doc__ or "", _words(qualifiers)
+        )
         LOWERINGS.update(dict.fromkeys(families.register(prefixes, facts), lower))
         return lower
 
@@ -36,4 +46,10 @@ def family(
 
 def lower(block: BlockBuilder, instruction: Instruction) -> None:
     """Lowers an instruction by the function of its family; raises UnsupportedPTX if there is none."""
-    LOWERINGS[find_prefix(instruction)](block, instruction)
+    prefix = find_prefix(instruction)
+    check_qualifiers(instruction, prefix)
+    LOWERINGS[prefix](block, instruction)
+
+
+def _words(qualifiers: Qualifiers | None) -> Qualifiers | None:
+    return frozenset(qualifiers.split()) if isinstance(qualifiers, str) else qualifiers

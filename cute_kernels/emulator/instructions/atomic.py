@@ -16,7 +16,7 @@ from cute_kernels.emulator.instructions.sync import each_lane
 from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, lane_vector
 from cute_kernels.emulator.observe.races.tracker import Operation
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Vector
-from cute_kernels.emulator.ptx.families import always_varies, qualifiers
+from cute_kernels.emulator.ptx.families import always_varies
 from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes
 from cute_kernels.emulator.units.copies.reductions import DTYPES, combine, element_of, operations
@@ -271,25 +271,24 @@ def _lower_async(block: BlockBuilder, instruction: Instruction, name: str, type_
 
 
 _ASYNC = ("async", "weak", "relaxed", "cluster", "shared::cluster", "mbarrier::complete_tx::bytes")
+_STORED = (*(f"{kind}{bits}" for kind in "bus" for bits in (32, 64)), "f32", "f64")
 
 
-@family("st.async", destinations=0)
+@family("st.async", destinations=0, qualifiers=(*_ASYNC, "v2", "v4", *_STORED))
 def _st_async(block: BlockBuilder, instruction: Instruction) -> None:
     """st.async to the shared memory of a CTA of the cluster, with mbarrier completion."""
     type_ = instruction.parts[-1]
-    parts = qualifiers(instruction, *_ASYNC, "v2", "v4", type_)
-    if type_ not in {f"{kind}{bits}" for kind in "bus" for bits in (32, 64)} | {"f32", "f64"}:
-        raise instruction.refuse(f"st.async of type .{type_} is not implemented")
+    parts = instruction.parts[1:]
     if "mbarrier::complete_tx::bytes" not in parts:
         raise instruction.refuse("st.async without mbarrier completion is not implemented")
     _lower_async(block, instruction, "", type_, next((_VECTORS[part] for part in parts if part in _VECTORS), 1))
 
 
-@family("red.async", destinations=0)
+@family("red.async", destinations=0, qualifiers=(*_ASYNC, *_NAMES, "b32", "u32", "s32", "u64"))
 def _red_async(block: BlockBuilder, instruction: Instruction) -> None:
     """red.async on integers in the shared memory of a CTA of the cluster, with mbarrier completion."""
     type_ = instruction.parts[-1]
-    parts = qualifiers(instruction, *_ASYNC, *_NAMES, type_)
+    parts = instruction.parts[1:]
     names = [part for part in parts if part in _NAMES]
     legal = operations(type_) if type_ in ("u32", "s32", "b32") else {"add"} if type_ == "u64" else set()
     if len(names) != 1 or names[0] not in legal or "mbarrier::complete_tx::bytes" not in parts:

@@ -15,7 +15,7 @@ from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
 from cute_kernels.emulator.ptx.decode import Instruction, Memory, Operand, Vector
-from cute_kernels.emulator.ptx.families import as_integer, qualifiers
+from cute_kernels.emulator.ptx.families import as_integer
 from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.units.core_units import Issuer
 from cute_kernels.emulator.units.sm import Warp
@@ -149,8 +149,10 @@ def _prefetch_tensormap(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(prefetch_descriptor, address_value(block, instruction.operands[0], 64))
 
 
-_PARTS = ("tensor", "global", "async", "bulk", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
+_PARTS = ("global", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
 _MODES = ("tile", "im2col", "im2col_no_offs")
+_COPIED = ("shared::cta", "shared::cluster", "multicast::cluster", "cta_group::1", "cta_group::2")
+RANKS = tuple(f"{rank}d" for rank in range(1, 6))
 
 
 def tensor_operand(
@@ -173,16 +175,12 @@ def rank_of(instruction: Instruction) -> int:
     return ranks[0]
 
 
-@family("cp.async.bulk.tensor", destinations=0)
+@family("cp.async.bulk.tensor", destinations=0, qualifiers=(*_PARTS, *_MODES, *RANKS, *_COPIED))
 def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.tensor: global to shared (multicast, cta_group) and shared to global, tiled (packed 4- and 6-bit
     elements too) and im2col mode."""
     rank = rank_of(instruction)
-    parts = qualifiers(
-        instruction,
-        *(*_PARTS, *_MODES),
-        *("shared::cta", "shared::cluster", "multicast::cluster", "cta_group::1", "cta_group::2", f"{rank}d"),
-    )
+    parts = instruction.parts[1:]
     spaces = [part for part in parts if part in ("global", "shared::cta", "shared::cluster")]
     mode = mode_of(instruction, parts, "im2col_no_offs" if spaces[0] == "global" else "im2col", rank)
     operands = list(instruction.operands)
@@ -231,11 +229,11 @@ def whole_call(
     block.anchor(Call(function, [*before, tuple(coords), *after]), [], values)
 
 
-@family("cp.async.bulk.prefetch.tensor", destinations=0)
+@family("cp.async.bulk.prefetch.tensor", destinations=0, qualifiers=(*_PARTS, *_MODES, *RANKS, "L2"))
 def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""
     rank = rank_of(instruction)
-    parts = qualifiers(instruction, *_PARTS, *_MODES, "prefetch", "L2", f"{rank}d")
+    parts = instruction.parts[1:]
     mode_of(instruction, parts, "im2col", rank)
     descriptor, _ = tensor_operand(block, instruction, instruction.operands[0], rank)
     block.call(prefetch_descriptor, descriptor)
@@ -244,17 +242,16 @@ def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 # --- bulk groups ----------------------------------------------------------------------------------------------------
 
 
-@family("cp.async.bulk.commit_group", destinations=0)
+@family("cp.async.bulk.commit_group", destinations=0, qualifiers="")
 def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.commit_group."""
-    qualifiers(instruction, "async", "bulk", "commit_group")
     block.operation("bulk_commit")
 
 
-@family("cp.async.bulk.wait_group", destinations=0, blocking=True)
+@family("cp.async.bulk.wait_group", destinations=0, blocking=True, qualifiers="read")
 def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.wait_group, wait_group.read."""
-    parts = qualifiers(instruction, "async", "bulk", "wait_group", "read")
+    parts = instruction.parts[1:]
     count = as_integer(instruction, instruction.operands[0])
     if count < 0:
         raise instruction.refuse("the number of groups must not be negative")

@@ -16,7 +16,7 @@ from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.instructions.accesses import space_of
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.ptx.decode import Instruction, Symbol, Vector
-from cute_kernels.emulator.ptx.families import always_varies, qualifiers
+from cute_kernels.emulator.ptx.families import always_varies
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.lane_masks import LaneValues
@@ -115,10 +115,9 @@ def assert_fail(
         raise EmulatorError(f"assertion `{texts[0]}` failed in {place}, lane {lane}").know("trap")
 
 
-@family("call", varies=always_varies)
+@family("call", varies=always_varies, qualifiers="uni")
 def _call(block: BlockBuilder, instruction: Instruction) -> None:
     """call of vprintf (prints at once) and __assertfail (stops the kernel); .func of the module are expanded."""
-    qualifiers(instruction, "uni")
     operands = list(instruction.operands)
     result = operands.pop(0) if isinstance(operands[0], Vector) else None
     name = operands[0].name if isinstance(operands[0], Symbol) else ""

@@ -22,7 +22,6 @@ from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.observe.races.tracker import Operation
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Vector
-from cute_kernels.emulator.ptx.families import qualifiers
 from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.smem import OFFSET_MASK, shared_address
 
@@ -66,13 +65,13 @@ def _answer(cluster: Cluster, targets: list[tuple[int, int]], operations: list[O
         cluster.barriers.complete_tx(signal, ANSWER_BYTES)
 
 
-@family("clusterlaunchcontrol.try_cancel", destinations=0)
+@family(
+    "clusterlaunchcontrol.try_cancel", destinations=0,
+    qualifiers="async shared::cta mbarrier::complete_tx::bytes multicast::cluster::all b128",
+)  # fmt: skip
 def _try_cancel(block: BlockBuilder, instruction: Instruction) -> None:
     """clusterlaunchcontrol.try_cancel, to the own CTA or to all CTAs of the cluster."""
-    parts = qualifiers(
-        instruction,
-        *("try_cancel", "async", "shared::cta", "mbarrier::complete_tx::bytes", "multicast::cluster::all", "b128"),
-    )
+    parts = instruction.parts[1:]
     addresses = [address_value(block, operand) for operand in instruction.operands]
     block.call(try_cancel, *addresses, "multicast::cluster::all" in parts)
 

@@ -24,7 +24,7 @@ from cute_kernels.emulator.ptx.decode import (
     Symbol,
     Vector,
 )
-from cute_kernels.emulator.ptx.families import never_varies, qualifiers
+from cute_kernels.emulator.ptx.families import never_varies
 from cute_kernels.emulator.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes, mask_of
 
@@ -57,12 +57,10 @@ def _cvta_varies(instruction: Instruction, varies: Callable[[Operand], bool]) ->
     return "local" in instruction.parts or varies(instruction.operands[1])
 
 
-@family("cvta", varies=_cvta_varies)
+@family("cvta", varies=_cvta_varies, qualifiers="to global shared shared::cta shared::cluster param const local u64")
 def _cvta(block: BlockBuilder, instruction: Instruction) -> None:
     """cvta: generic addresses of global memory are the addresses themselves; shared, local, param have windows."""
-    parts = qualifiers(
-        instruction, "to", "global", "shared", "shared::cta", "shared::cluster", "param", "const", "local", "u64"
-    )
+    parts = instruction.parts[1:]
     space = parts[-2]
     source = block.value(instruction.operands[1], 64)
     window = {"local": LOCAL_WINDOW}.get(space, SHARED_WINDOW if space.startswith("shared") else 0)

@@ -9,7 +9,6 @@ from cute_kernels.emulator.instructions.accesses import enter
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.ptx.decode import Instruction, Memory
-from cute_kernels.emulator.ptx.families import qualifiers
 from cute_kernels.emulator.units.matrix.scaled_mma import SCALED_KINDS, Scales
 
 if TYPE_CHECKING:
@@ -22,6 +21,8 @@ _COUNTS = {
     "mxf4": {"": 2, "scale_vec::2X": 2, "block32": 2},
     "mxf4nvf4": {"scale_vec::2X": 2, "scale_vec::4X": 4, "block32": 2, "block16": 4},
 }
+_VECTORS = {name for counts in _COUNTS.values() for name in counts if name}
+SCALED_QUALIFIERS = ("block_scale", *_VECTORS, *(f"kind::{kind}" for kind in SCALED_KINDS))
 
 
 def mma(
@@ -68,16 +69,9 @@ def lower_scaled_mma(block: BlockBuilder, instruction: Instruction, cta_group: i
         UnsupportedPTX: a kind without scales, a number of scales that it does not have, sparsity and what else is not
             executed.
     """
-    groups, hints = ("cta_group::1", "cta_group::2"), ("fill", "use", "lastuse", "discard")
-    vectors = sorted({name for counts in _COUNTS.values() for name in counts if name})
-    parts = qualifiers(
-        instruction,
-        *("mma", "block_scale", *groups, *vectors),
-        *(f"kind::{kind}" for kind in SCALED_KINDS),
-        *(f"collector::a::{use}" for use in hints),
-    )
+    parts = instruction.parts
     kinds = [part[6:] for part in parts if part.startswith("kind::")]
-    named = [part for part in parts if part in vectors]
+    named = [part for part in parts if part in _VECTORS]
     counts = _COUNTS[kinds[0]] if len(kinds) == 1 else {}
     vector = named[0] if named else ""
     if len(named) > 1 or vector not in counts:

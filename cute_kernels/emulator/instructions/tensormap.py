@@ -13,7 +13,7 @@ from cute_kernels.emulator.instructions.accesses import space_of
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers, require_whole_warp
 from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.ptx.families import as_integer, qualifiers
+from cute_kernels.emulator.ptx.families import as_integer
 from cute_kernels.emulator.units.copies.tensor_map import NBYTES, REPLACEABLE, replace
 
 if TYPE_CHECKING:
@@ -91,21 +91,18 @@ def copy_tensor_map(warp: Warp, mask: int, target: LaneValues, source: LaneValue
         _watch(warp, -1, where)
 
 
-@family("tensormap.cp_fenceproxy", destinations=0)
+@family(
+    "tensormap.cp_fenceproxy", destinations=0,
+    qualifiers="global shared::cta tensormap::generic release sync aligned cta cluster gpu sys",
+)  # fmt: skip
 def _copy(block: BlockBuilder, instruction: Instruction) -> None:
     """tensormap.cp_fenceproxy: copies a tensor map from shared to global memory; memory is coherent here."""
-    qualifiers(
-        instruction,
-        *("cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned"),
-        *("cta", "cluster", "gpu", "sys"),
-    )
     target, source, nbytes = instruction.operands
     if as_integer(instruction, nbytes) != NBYTES:
         raise instruction.refuse(f"a size other than {NBYTES}")
     block.call(copy_tensor_map, address_value(block, target, 64), address_value(block, source))
 
 
-@family("fence.proxy.tensormap::generic", destinations=0)
+@family("fence.proxy.tensormap::generic", destinations=0, qualifiers="acquire release cta cluster gpu sys")
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """fence.proxy.tensormap: no effect, memory is coherent here."""
-    qualifiers(instruction, "proxy", "tensormap::generic", "acquire", "release", "cta", "cluster", "gpu", "sys")

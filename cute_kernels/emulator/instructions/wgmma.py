@@ -19,7 +19,7 @@ from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Anchor, Value
 from cute_kernels.emulator.instructions.sync import require_whole_warp
 from cute_kernels.emulator.ptx.decode import Instruction, Vector
-from cute_kernels.emulator.ptx.families import always_varies, as_integer, qualifiers
+from cute_kernels.emulator.ptx.families import always_varies, as_integer
 from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.state.warp import Wait
 from cute_kernels.emulator.units.matrix.operands import (
@@ -231,10 +231,9 @@ def _refuse_partial(block: BlockBuilder, instruction: Instruction) -> None:
 # --- groups ---------------------------------------------------------------------------------------------------------
 
 
-@family("wgmma.fence", destinations=0)
+@family("wgmma.fence", destinations=0, qualifiers="sync aligned")
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.fence: orders register accesses, which take effect in program order here; missing ones are found ahead."""
-    qualifiers(instruction, "fence", "sync", "aligned")
     _refuse_partial(block, instruction)
     if block.divergent:
         block.call(require_whole_warp, "wgmma.fence")
@@ -246,10 +245,9 @@ def commit_group(warp: Warp, mask: int) -> None:
     warp.cluster.wgmma.commit(warp.cta.rank, warp.index)
 
 
-@family("wgmma.commit_group", destinations=0)
+@family("wgmma.commit_group", destinations=0, qualifiers="sync aligned")
 def _commit_group(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.commit_group."""
-    qualifiers(instruction, "commit_group", "sync", "aligned")
     _refuse_partial(block, instruction)
     block.call(commit_group)
 
@@ -265,10 +263,9 @@ def wait_group(warp: Warp, mask: int, newest: int) -> bool | None:
     return True
 
 
-@family("wgmma.wait_group", destinations=0, blocking=True)
+@family("wgmma.wait_group", destinations=0, blocking=True, qualifiers="sync aligned")
 def _wait_group(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.wait_group."""
-    qualifiers(instruction, "wait_group", "sync", "aligned")
     _refuse_partial(block, instruction)
     newest = as_integer(instruction, instruction.operands[0])
     if newest not in range(8):

@@ -7,7 +7,7 @@ can block. `graph.families` has the functions that lower them, and registers bot
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Not, Operand, Pair, Register, Vector
@@ -15,6 +15,9 @@ from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Not
 #: (instruction, "may this operand differ between lanes?") -> may the result; one value per destination register if a
 #: list is returned.
 Varies = Callable[[Instruction, Callable[[Operand], bool]], "bool | list[bool]"]
+
+
+Qualifiers = str | Collection[str] | Callable[[tuple[str, ...]], Collection[str]]
 
 
 def varies_with_operands(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
@@ -45,6 +48,8 @@ class Family:
             block counts as a part of the one before: what is granted at once leaves schedules as they are.
         reads_destinations: the destinations are operands as well (accumulators).
         doc: what the family does, for the list of supported instructions.
+        qualifiers: parts of an opcode behind its prefix that are executed, or a function of all its parts that returns
+            them; None: the function that lowers it decides.
     """
 
     destinations: int
@@ -53,6 +58,7 @@ class Family:
     own_turn: bool
     reads_destinations: bool
     doc: str
+    qualifiers: Qualifiers | None = None
 
 
 FAMILIES: dict[tuple[str, ...], Family] = {}
@@ -152,13 +158,14 @@ def _registers(operands: tuple[Operand, ...]) -> tuple[str, ...]:
 CONTROL = ("bra", "ret", "exit")
 
 
-def qualifiers(instruction: Instruction, *allowed: str, skip: int = 1) -> list[str]:
-    """The opcode parts after the first ``skip``; raises UnsupportedPTX for one that is not in ``allowed``."""
-    parts = list(instruction.parts[skip:])
-    for part in parts:
+def check_qualifiers(instruction: Instruction, prefix: tuple[str, ...]) -> None:
+    """Raises UnsupportedPTX for a part behind the prefix that is none of `Family.qualifiers`."""
+    allowed = FAMILIES[prefix].qualifiers
+    if callable(allowed):
+        allowed = allowed(instruction.parts)
+    for part in instruction.parts[len(prefix) :] if allowed is not None else ():
         if part not in allowed:
             raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
-    return parts
 
 
 def as_integer(instruction: Instruction, operand: Operand) -> int:

@@ -27,7 +27,7 @@ _WORDS = _NamedBarriers.barriers.size // 8 // _COUNT  # of each
 
 
 class Point(Protocol):
-    """What passes order on, for the race detector; ``address``: of a `Point` of the core."""
+    """Synchronisation point of the race detector; ``address``: of a `Point` of the core."""
 
     address: int
 

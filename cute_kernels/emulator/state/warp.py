@@ -90,7 +90,7 @@ class WarpCode(Protocol):
 
 
 class PhasedBarrier(Protocol):
-    """What `NamedWait` waits at; ``generation``: how often it has completed."""
+    """Barrier that `NamedWait` waits at; ``generation``: how often it has completed."""
 
     key: Hashable
 

@@ -36,7 +36,7 @@ from cute_kernels.emulator.units.matrix.products import LANES, Accumulator, Kind
 
 
 class MmaUnit(Protocol):
-    """What executes MMAs; attributes as of `tensor_core.TensorCore`."""
+    """Tensor core that executes MMAs; attributes as of `tensor_core.TensorCore`."""
 
     shared: ClusterMemory
     tensor_memories: list[TensorMemory]
