@@ -110,7 +110,7 @@ def _order(block: BlockBuilder, instruction: Instruction) -> None:
             raise instruction.refuse(f"{instruction.opcode} is not implemented")
         name += ".NaN"
     if "xorsign" in parts or "abs" in parts:
-        both = parts[-3:-1] == ["xorsign", "abs"]
+        both = parts[-3:-1] == ("xorsign", "abs")
         if name.split(".")[0] not in ("min", "max") or not both or type_ == "f64" or len(instruction.operands) != 3:
             raise instruction.refuse(f"{instruction.opcode} is not implemented")
         name += ".xorsign"

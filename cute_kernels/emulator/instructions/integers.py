@@ -50,10 +50,14 @@ def binary(name: str, type_: str) -> PureOp:
     return of_one_type(f"{name.replace('.', '_')}_{type_}", storage(type_), 2)
 
 
-@family(*(f"{name}.{t}" for name in ("add", "sub", "min", "max", "div", "rem") for t in INTEGERS), qualifiers="")
+@family(
+    *(f"{name}.{t}" for name in ("add", "sub", "min", "max", "div", "rem") for t in INTEGERS),
+    "add.sat.s32", "sub.sat.s32", qualifiers="",
+)  # fmt: skip
 def _arithmetic(block: BlockBuilder, instruction: Instruction) -> None:
-    """add, sub, min, max, div, rem on integers."""
-    apply(block, instruction, binary(*instruction.parts))
+    """add, sub, min, max, div, rem on integers; .sat of add and sub on s32."""
+    name, _, type_ = instruction.opcode.rpartition(".")
+    apply(block, instruction, binary(name, type_))
 
 
 @family(
@@ -88,7 +92,7 @@ def multiply(half: str, type_: str) -> PureOp:
 
 
 def _product(block: BlockBuilder, instruction: Instruction) -> Value:
-    half, type_ = instruction.parts[1:3]
+    half, type_ = instruction.parts[1], instruction.parts[-1]
     bits = TYPE_BITS[type_]
     a, b = (block.value(operand, bits) for operand in instruction.operands[1:3])
     return block.pure(multiply(half, type_), a, b)
@@ -103,14 +107,14 @@ def _mul(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], _product(block, instruction))
 
 
-@family(*(f"mad.{form}" for form in _MULTIPLY), qualifiers="")
+@family(*(f"mad.{form}" for form in _MULTIPLY), "mad.hi.sat.s32", qualifiers="")
 def _mad(block: BlockBuilder, instruction: Instruction) -> None:
-    """mad.lo, mad.hi, mad.wide."""
+    """mad.lo, mad.hi, mad.wide, mad.hi.sat."""
     product = _product(block, instruction)
-    type_ = instruction.parts[2]
-    total = f"{type_[0]}{product.bits}"
+    total = f"{instruction.parts[-1][0]}{product.bits}"
     addend = block.value(instruction.operands[3], product.bits)
-    block.define(instruction.operands[0], block.pure(binary("add", total), product, addend))
+    add = binary("add.sat" if "sat" in instruction.parts else "add", total)
+    block.define(instruction.operands[0], block.pure(add, product, addend))
 
 
 @family(*(f"{name}.{t}" for name in ("neg", "abs") for t in ("s16", "s32", "s64")), *(f"not.{t}" for t in _BITS[:3]))
