@@ -1,4 +1,4 @@
-"""Atomics: atom, red; and their asynchronous forms on the shared memory of a cluster, st.async and red.async."""
+"""Atomics: atom, red; their asynchronous forms on the shared memory of a cluster, st.async and red.async; st.bulk."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import CANONICAL, Pack, Value
-from cute_kernels.emulator.instructions.accesses import space_of, watch
+from cute_kernels.emulator.instructions.accesses import space_of, watch, watch_uniform
 from cute_kernels.emulator.instructions.memory import SPACES, address_value
-from cute_kernels.emulator.instructions.sync import each_lane
+from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, lane_vector
 from cute_kernels.emulator.observe.races.tracker import Operation
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Vector
-from cute_kernels.emulator.ptx.families import always_varies
+from cute_kernels.emulator.ptx.families import always_varies, as_integer
 from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes
 from cute_kernels.emulator.units.copies.reductions import DTYPES, combine, element_of, operations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _NAMES = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 _ORDER = ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "noftz", "L2::cache_hint")
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+_MOST_BULK = 1 << 24  # bytes of st.bulk
 
 
 def atomic(
@@ -258,6 +259,32 @@ def store_async(
 
 def _lanes(mask: int) -> list[int]:
     return [lane for lane in range(32) if mask >> lane & 1]
+
+
+def store_bulk(warp: Warp, mask: int, space: str, address: LaneValues, nbytes: LaneValues) -> None:
+    """st.bulk by each executing lane: zeros."""
+    warp.cluster.progress += 1
+    for lane, (start, count) in zip(lane_numbers(mask), each_lane(mask, address, nbytes)):
+        found, where = space_of(warp, space, start)
+        if found != "shared" or where % 8 or count % 8 or count > _MOST_BULK:
+            raise IllegalAccess(
+                f"st.bulk of {count} bytes at {start:#x}; legal are multiples of 8, up to {_MOST_BULK:,} bytes, at "
+                "multiples of 8 in shared memory"
+            )
+        if count:
+            cells = warp.cluster.memory.view(where, count, write=True)
+            watch_uniform(warp, 1 << lane, "shared", where, count, True)
+            cells[:] = 0
+
+
+@family("st.bulk", destinations=0, qualifiers="weak shared::cta")
+def _store_bulk(block: BlockBuilder, instruction: Instruction) -> None:
+    """st.bulk: zeros in shared memory."""
+    if as_integer(instruction, instruction.operands[2]) != 0:
+        raise instruction.refuse("initval of st.bulk is 0")
+    space, bits = ("shared", 32) if "shared::cta" in instruction.parts else ("generic", 64)
+    address = address_value(block, instruction.operands[0], bits)
+    block.call(store_bulk, space, address, block.value(instruction.operands[1], 64))
 
 
 def _lower_async(block: BlockBuilder, instruction: Instruction, name: str, type_: str, count: int) -> None:
