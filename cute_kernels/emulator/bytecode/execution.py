@@ -110,9 +110,7 @@ def translate(
 
 @contextlib.contextmanager
 def _collecting_later() -> Iterator[None]:
-    """No collection of garbage: what is made here lives on, and with large libraries loaded a collection takes as long
-    as all of the translation.
-    """
+    """No collection of garbage, which takes as long as the translation where large libraries are loaded."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -135,10 +135,7 @@ def _shape(instruction: Instruction) -> tuple[str, int]:
 def _facts(
     instruction: Instruction, shape: str, repeat: int, split: int, count: int, index: int = 0, pack: bool = False
 ) -> list[int]:
-    """Facts of an `Access` of tensor memory.
-
-    Raises UnsupportedPTX: a repetition that does not exist, another number of registers, halves that are too far apart.
-    """
+    """Facts of an `Access` of tensor memory; raises UnsupportedPTX for those that do not exist."""
     registers, largest = SHAPES[shape][1:] if shape in SHAPES else (1, LANES)
     if repeat > largest:
         raise instruction.refuse(f".{shape}.x{repeat}; legal are powers of two up to x{largest}")

@@ -220,10 +220,7 @@ def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def _refuse_partial(block: BlockBuilder, instruction: Instruction) -> None:
-    """wgmma is .aligned: all threads of the warpgroup execute it together (else undefined: PTX ISA).
-
-    Where lanes may have diverged, the mask says when it executes whether they have.
-    """
+    """wgmma is .aligned (PTX ISA); where lanes may have diverged, the mask says so when it executes."""
     if instruction.guard is not None:
         raise instruction.refuse("a guard on wgmma is not implemented")
 

@@ -28,11 +28,7 @@ _MOST_RANKS = 16  # CTAs per cluster, with the non-portable size allowed
 
 
 def _cells(variable: Variable) -> np.ndarray:
-    """Host memory that stands for the device memory of a variable, with its initial value: uint8 [bytes].
-
-    Raises:
-        ValueError: there is not so much memory.
-    """
+    """Host memory that stands for the device memory of a variable, with its initial value: uint8 [bytes]."""
     try:
         store = np.zeros(variable.nbytes + variable.align, np.uint8)
     except MemoryError:

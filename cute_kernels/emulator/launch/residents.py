@@ -85,11 +85,7 @@ class Residents:
         return bool(self._launch.waiting) and len(self._running) < self._launch.capacity
 
     def _next(self) -> Scheduler:
-        """Whose turn it is.
-
-        Raises:
-            Hang: all wait.
-        """
+        """Whose turn it is; raises Hang when all wait."""
         if self._steps and (following := self._of_step()) is not None:
             return following
         able = [each for each in self._running if each not in self._stuck]

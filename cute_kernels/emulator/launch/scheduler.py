@@ -245,10 +245,7 @@ class Scheduler:
                 probe.give_way(warp)
 
     def _look_for_livelock(self) -> None:
-        """Warps have run for long without effect: a hang if each returns to a state in which it has been before.
-
-        A warp is deterministic, so it then goes round for ever; a long computation never repeats its registers.
-        """
+        """Warps have run for long without effect: raises Hang if each returns to a state in which it was before."""
         self.idle_since += self.idle_blocks
         self.idle_blocks = 0
         if self.cluster.engine.step():  # what is polled for may be what completes at last
@@ -365,7 +362,7 @@ class Scheduler:
         return f"{warp.label} {warp.wait.describe() if warp.wait is not None else 'can run'}{self._where(warp)}"
 
     def _came_to(self, warp: Warp) -> str:
-        """What a turn of a warp came to."""
+        """End of a turn of a warp, in words."""
         if warp not in self.cluster.running:
             return f"{warp.label} runs to its end"
         if warp.wait is not None:

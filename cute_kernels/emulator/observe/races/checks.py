@@ -137,9 +137,7 @@ class RaceChecks:
             self._late_in_tensor(rank, Part.of(conflict, access, None), access, "wrote" if conflict.wrote else "read")
 
     def _is_known_abroad(self, identity: int, known: np.ndarray) -> bool:
-        """Whether an access is one of the launch before, which is known to be over, or one of another cluster that was
-        released to this one.
-        """
+        """Whether it is of the launch before, known to be over, or of another cluster, released to this one."""
         number = identity >> LANE_BITS
         if known[self._predecessor] and number < self.launch.first:
             return True

@@ -135,16 +135,11 @@ class RaceTracker(PointRaces):
             self.exits.access(rank, column, agent.clock, f"an access by {agent.label}", place=agent.executing())
 
     def _check_begun(self, agent: Agent, rank: int) -> None:
-        """A CTA's shared memory exists for others when it is known to have begun (CUDA Programming Guide, "Distributed
-        Shared Memory"). Whatever reached the warp from a warp there says so, relaxed or not.
-
-        Raises:
-            IllegalAccess: nothing that a warp of the CTA did is ordered before.
-        """
+        """Reports a CTA that is not known to have begun (CUDA Programming Guide, "Distributed Shared Memory")."""
         if (agent.base, rank) in self._begun:
             return
         self._begun.add((agent.base, rank))
-        order = agent.clocks[Row.ORDER]
+        order = agent.clocks[Row.ORDER]  # whatever reached the warp from a warp there says so, relaxed or not
         warps = (other.base for other in self.agents if other.rank == rank)
         if not any(order[base : base + WARP_COLUMNS].any() for base in warps):
             message = f"{agent.label} accesses the shared memory of CTA {rank}, which may not have begun yet"

@@ -154,11 +154,7 @@ class Mma:
         self.core.instructions += 1
 
     def _check(self) -> None:
-        """Operands, then accumulators, which from then on count as written.
-
-        Raises:
-            IllegalAccess: something of them is not initialised, not allocated, or not where it can be.
-        """
+        """Checks operands, then accumulators, which from then on count as written."""
         for places, element, mn_major in self._in_shared_memory():
             for rank in self.ranks:
                 self.core.shared.ctas[rank].check_initialised(places.places, element.nbytes if mn_major else CHUNK)
