@@ -281,6 +281,7 @@ def _ptx(options: argparse.Namespace) -> int:
 _EMULATED = {
     "emulate": ("cute_kernels.programs.command", "run a CuTe DSL program without a GPU"),
     "check": ("cute_kernels.commands.check", "run a CuTe DSL program's launches under many schedules"),
+    "debug": ("cute_kernels.commands.debug", "run a launch of a program step by step, with breakpoints"),
     "mutate": ("cute_kernels.commands.mutate", "drop or weaken synchronisation of a CuTe DSL program's kernels"),
 }
 """Command -> its module, and what it does."""
