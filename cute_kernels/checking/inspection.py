@@ -39,7 +39,8 @@ def instructions_at(instructions: Sequence[Instruction], place: str) -> tuple[in
     if not found:
         known = {each.source.split(" inlined at ")[0] for each in instructions if each.source}
         inside = sorted({int(n) for path, _, n in (name.rpartition(":") for name in known) if _ends(path, file)} - {0})
-        have = f"lines {', '.join(map(str, inside))} have some" if inside else f"the kernel has lines of {_files(known)}"
+        lines = ", ".join(map(str, inside))
+        have = f"lines {lines} have some" if inside else f"the kernel has lines of {_files(known)}"
         raise ValueError(f"no instruction was made of line {line} of {file}; {have}")
     return tuple(found)
 

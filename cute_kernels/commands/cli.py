@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cute_kernels import __version__, compile, dsl, extras, files, kernel_cache
-from cute_kernels.commands import bench, compare, doctor, explore, profile, sass, sweep, tables
+from cute_kernels.commands import bench, compare, doctor, explore, profile, same, sass, sweep, tables
 from cute_kernels.commands.kernel_options import (
     OPERATIONS,
     add_kernel,
@@ -88,6 +88,7 @@ def _parser(names: Sequence[str] = tuple(OPERATIONS)) -> argparse.ArgumentParser
     _add_plan(commands, names)
     bench.add_parser(commands)
     compare.add_parser(commands, names)
+    same.add_parser(commands, names)
     sweep.add_parser(commands, names)
     explore.add_parser(commands, names)
     profile.add_parser(commands, names)

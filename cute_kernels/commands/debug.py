@@ -224,7 +224,7 @@ class Shell(cmd.Cmd):
             self._say(f"{name} = {_of_register(value, self.debugger.kernel.registers.get(name, 'b32'), lanes)}")
 
     def do_shared(self, text: str) -> None:
-        """shared [NAME or OFFSET [COUNT [TYPE]]]: shared memory of the CTA; TYPE: bf16, f16, f32, f64, s32, u8 .. u64."""
+        """shared [NAME or OFFSET [COUNT [TYPE]]]: of the CTA; TYPE: bf16, f16, f32, f64, s32, u8, u16, u32, u64."""
         first, count, kind = (*_words(text, 0, 3), *("0", "", "u32")[len(text.split()) :])
         nbytes = _number(count) * np.dtype(_type(kind)).itemsize if count else None
         found = self.debugger.shared(_offset(first), nbytes, self._warp)

@@ -18,11 +18,15 @@ from cute_kernels.commands.debug import Shell
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.bytecode.execution import translate
 from cute_kernels.emulator.launch.schedule import Schedule
+from cute_kernels.emulator.launch.scheduler import Scheduler
+from cute_kernels.emulator.state.warp import Warp
+from cute_kernels.mutation.target import SCHEDULES
 from cute_kernels.programs.capturing import capture
 from cute_kernels.programs.program_run import run_program
 from cute_kernels.programs.recorded import RecordedLaunch, Recorder, Replay
 from tests.checking.planted import EXAMPLE, planted
 from tests.checking.test_fewest_steps import HEAD, write
+from tests.mutation.targets import TARGETS
 
 GEMM = EXAMPLE.with_name("relu_gemm.py")
 
@@ -135,15 +139,16 @@ def test_source_lines_of_one_warp(launch: RecordedLaunch) -> None:
 def test_the_schedule_is_that_of_a_run_without_a_debugger(program: Path, arch: str) -> None:
     """Every turn and every completion is the same, and so is the memory, with warps that stop all the time."""
     one = recorded(program, arch=arch)[0]
-    for schedule in (Schedule(), Schedule(3, "random", "random", spurious_timeouts=True), Schedule(5, "lazy", "starve")):
-        taken: list[list[str]] = [[], []]
-        alone = Replay(one).run(schedule.options(stepped=lambda step, _: taken[0].append(str(step))))
-        with Debugger(one, schedule, stepped=lambda step, _: taken[1].append(str(step))) as debugger:
+    random = Schedule(3, "random", "random", spurious_timeouts=True)
+    for schedule in (Schedule(), random, Schedule(5, "lazy", "starve")):
+        alone_took, took = [], []
+        alone = Replay(one).run(schedule.options(stepped=lambda step, _, to=alone_took: to.append(step)))
+        with Debugger(one, schedule, stepped=lambda step, _, to=took: to.append(step)) as debugger:
             debugger.break_at(debugger.kernel.instructions[0].line)
             stops = 0
             while debugger.go().reason != "end":
                 stops += 1
-        assert stops >= one.warps and taken[0] == taken[1]
+        assert stops >= one.warps and took == alone_took
         assert all(np.array_equal(a, b) for a, b in zip(alone.memory, debugger.outcome.memory))
         assert alone.report.warp_instructions == debugger.outcome.report.warp_instructions
 
@@ -235,3 +240,29 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "register '%r99'" in capsys.readouterr().err
     assert cli.main([*options, "--launch", "2", "--command", "c", *words]) == 2
     assert "--launch 2: the launches that differ are 1" in capsys.readouterr().err
+
+
+class Everywhere:
+    """A debugger that stops in front of every instruction, and goes on."""
+
+    def __init__(self) -> None:
+        self.stopped = 0
+
+    def begins(self, scheduler: Scheduler) -> None:
+        blocks = scheduler.execution.flow.blocks
+        assert all(block.end == block.start + 1 for block in blocks)
+        scheduler.execution.bytecode.stop_at(range(len(blocks)))
+
+    def stops(self, warp: Warp) -> None:
+        self.stopped += 1
+
+
+@pytest.mark.parametrize("name", ["block-scaled", "sm100", "sm90-registers", "gemm-sm80"])
+def test_kernels_of_all_architectures_are_executed_instruction_by_instruction(name: str) -> None:
+    """Tensor memory, WGMMA with registers in flight and mma.sync give the same result and count."""
+    target = TARGETS[name]
+    options = SCHEDULES["random"]
+    debugger = Everywhere()
+    found = target.run(target.ptx, dataclasses.replace(options, debugger=debugger))
+    assert found == target.run(target.ptx, options) and not found.difference
+    assert debugger.stopped >= found.warp_instructions

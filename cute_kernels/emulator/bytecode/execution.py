@@ -377,7 +377,9 @@ class WarpExecution:
         if meter is not None:
             self.tables.header.meter = meter.core.address(self.warp.track)
             self.tables.header.meter_rank = self.warp.cta.rank
-        status = launch.run(launch.bytecode.address, self.address, launch.exchange, self.tables.address, launch.callback_address)
+        status = launch.run(
+            launch.bytecode.address, self.address, launch.exchange, self.tables.address, launch.callback_address
+        )
         if status == _ERROR:
             error, self.error = self.error or self.warp.cluster.barriers.error, None
             self.warp.cluster.barriers.error = None
