@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     programs = [Path((shlex.split(side) or [""])[0]).suffix in _PROGRAMS for side in sides]
     if programs[0] != programs[1]:
         raise ValueError(f"{options.a} and {options.b}: one is a program and one is a configuration")
-    memories = [_of_program(side, options) if programs[0] else _of_plan(side, options) for side in sides]
+    memories = [_of_program(side, options) for side in sides] if programs[0] else _of_plans(sides, options)
     if any(isinstance(each, int) for each in memories):
         return next(each for each in memories if isinstance(each, int) and each)
     a, b = memories
@@ -107,19 +107,21 @@ def _of_program(side: str, options: argparse.Namespace) -> list | int:
     return log.launches
 
 
-def _of_plan(side: str, options: argparse.Namespace) -> list:
-    """Memory around the launches of a configuration, on random operands that are the same for equal problems."""
+def _of_plans(sides: Sequence[str], options: argparse.Namespace) -> list[list]:
+    """What configurations write on random operands, which are the same for equal problems; no workspaces."""
     import torch
 
     from cute_kernels.checking.sameness import LaunchMemory
     from cute_kernels.commands import examples
     from cute_kernels.runtime import emulated
 
-    plan = compare.planned(options, side)
-    operands = examples.random_operands(plan)
-    written = sorted({name for part in plan.launches for name in operands.written(part)} & set(operands.tensors()))
-    tensors = [operands.tensors()[name] for name in written]
-    for part in plan.launches:
-        emulated.launch(part, operands.of(part))
-    after = tuple(each.contiguous().view(torch.uint8).flatten().numpy().copy() for each in tensors)
-    return [LaunchMemory(plan.operation, (), after, tuple(written))]
+    plans = [compare.planned(options, side) for side in sides]
+    written: list[dict[str, torch.Tensor]] = []
+    for plan in plans:
+        operands = examples.random_operands(plan)
+        emulated.launch(plan, operands)
+        names = {name for part in plan.launches for name in operands.written(part)}
+        written.append({name: tensor for name, tensor in operands.tensors().items() if name in names})
+    both = tuple(name for name in written[0] if name in written[1])
+    bits = [tuple(each[name].contiguous().view(torch.uint8).flatten().numpy() for name in both) for each in written]
+    return [[LaunchMemory(plan.operation, (), after, both)] for plan, after in zip(plans, bits)]

@@ -110,13 +110,16 @@ def test_runs_of_another_number_of_launches(tmp_path: Path, capsys: pytest.Captu
 def test_configurations_of_a_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tiles do not change sums of whole rows of K; a split of K does."""
     problem = ["--m", "64", "--n", "64", "--k", "512", "--arch", "sm_80"]
+    problem += ["--in-dtype", "float32", "--out-dtype", "float32"]
+
+    tiles = "tile_m=64,tile_n=64,row_bytes=128"
 
     def run(a: str, b: str) -> int:
         return cli.main(["same", "gemm", a, b, *problem])
 
-    assert run("tile_m=64,tile_n=64,stages=3", "tile_m=64,tile_n=64,stages=2") == 0
-    assert run("tile_m=64,tile_n=64,stages=3", "tile_m=64,tile_n=64,stages=3,row_bytes=128,split_k=2") == 1
-    assert "different: launch 1 (gemm): " in capsys.readouterr().out
+    assert run(f"{tiles},stages=3", f"{tiles},stages=2") == 0
+    assert run(f"{tiles},stages=3", f"{tiles},stages=3,split_k=2") == 1
+    assert "different: launch 1 (gemm): out differs in " in capsys.readouterr().out
 
 
 def test_what_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
