@@ -129,7 +129,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--processes",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="execute clusters of a launch in up to N processes at the same time; the results and reports are those of "
@@ -206,7 +206,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     """A positive integer, as argparse's ``type``."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")

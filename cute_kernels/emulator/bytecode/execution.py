@@ -63,7 +63,9 @@ if TYPE_CHECKING:
 _Header = STRUCTURES["WarpHeader"]
 _HEADER = CONSTANTS["WARP_HEADER"]  # bytes before the counts
 _GO, _WAIT, _ERROR, _AGAIN, _EXIT = (CONSTANTS[name] for name in ("GO", "WAIT", "ERROR", "AGAIN", "EXIT"))
-_SITES = _ARRIVE, _DIVERGE, _WAITING = tuple(CONSTANTS[f"SITE_{name}"] for name in ("ARRIVE", "DIVERGE", "WAIT"))
+_SITES = _ARRIVE, _DIVERGE, _WAITING, _STOP = tuple(
+    CONSTANTS[f"SITE_{name}"] for name in ("ARRIVE", "DIVERGE", "WAIT", "STOP")
+)
 _DECIDES = _Header.budget.offset  # bytes of the header that decide what the warp does next
 
 
@@ -75,6 +77,7 @@ class Translation:
         static_shared: bytes of statically sized shared variables; dynamic shared memory follows them.
         sites: places that call Python; ``code`` defines their functions and ``names`` is what it refers to.
         registers: the part of a warp's state with the registers.
+        slots: (offset, bits, uniform) of each register that lives longer than a block.
         constants: (compiled Python expression, offset, bits, uniform) of what never changes for a warp.
         rows: of the exchange area.
         local_bytes: of local memory, in each lane.
@@ -91,6 +94,7 @@ class Translation:
     code: CodeType
     names: dict[str, object]
     registers: slice
+    slots: dict[str, tuple[int, int, bool]]
     constants: tuple[tuple[CodeType, int, int, bool], ...]
     rows: int
     local_bytes: int
@@ -101,11 +105,16 @@ class Translation:
 
 @functools.lru_cache(maxsize=64)
 def translate(
-    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True, registers: bool = True
+    ptx: str,
+    kernel: str | None,
+    block_shape: tuple[int, int, int],
+    check: bool = True,
+    registers: bool = True,
+    single: bool = False,
 ) -> Translation:
     """One kernel of a PTX text in bytecode (cached by its arguments); arguments and errors as for `lowering.lower`."""
     with _collecting_later():
-        return _Translator(lower(ptx, kernel, block_shape, check, registers), check).run()
+        return _Translator(lower(ptx, kernel, block_shape, check, registers, single), check).run()
 
 
 @contextlib.contextmanager
@@ -133,13 +142,12 @@ class _Translator:
 
     def run(self) -> Translation:
         flow, program = self.flow, self.program
-        placed: set[str] = set()
+        places: dict[str, tuple[int, int, bool]] = {}
         for block in flow.blocks:  # registers first, so that they lie together
-            live = (block.live_in | block.live_out) - placed
-            placed |= live
+            live = (block.live_in | block.live_out) - places.keys()
             for name in sorted(live):
-                bits = self.lowering.bits(name)
-                program.layout.slot(self.lowering.variables[name], bits, name not in flow.varying)
+                bits, uniform = self.lowering.bits(name), name not in flow.varying
+                places[name] = program.layout.slot(self.lowering.variables[name], bits, uniform), bits, uniform
         registers = slice(self.start, program.layout.size)
         starts = [self._block(block) for block in flow.blocks]
         starts.append(len(program.code))
@@ -159,6 +167,7 @@ class _Translator:
             code=compile(self._sites(), "<sites of PTX>", "exec"),
             names=program.space.values,
             registers=registers,
+            slots=places,
             constants=constants,
             rows=program.rows,
             local_bytes=self.lowering.context.local_bytes,
@@ -216,8 +225,11 @@ class Execution:
     """
 
     def __init__(self, ptx: str, kernel: str | None, block: tuple[int, int, int], options: Options) -> None:
-        translation = translate(ptx, kernel, block, options.detectors, options.looks_for("registers"))
+        self.debugger = options.debugger
+        single = self.debugger is not None
+        translation = translate(ptx, kernel, block, options.detectors, options.looks_for("registers"), single)
         self.translation = translation
+        self.bytecode = translation.bytecode.copy() if single else translation.bytecode
         self.flow, self.kernel, self.static_shared = translation.flow, translation.kernel, translation.static_shared
         self.area, self.exchange = exchange_area(translation.rows)
         words = memoryview(self.area).cast("B").cast("Q")
@@ -225,7 +237,7 @@ class Execution:
         self.names = dict(translation.names)
         exec(translation.code, self.names)  # noqa: S102 - our own generated source
         self.sites = self.names["sites"](words, *lanes)
-        self.sites[_ARRIVE], self.sites[_DIVERGE], self.sites[_WAITING] = self._arrive, self._diverge, self._wait
+        self.sites[: len(_SITES)] = self._arrive, self._diverge, self._wait, self._stop
         self.places = [-1 if site.instruction is None else site.instruction.index for site in translation.sites]
         self.words = words
         self.current: WarpExecution | None = None
@@ -276,6 +288,11 @@ class Execution:
     def _wait(self, warp: Warp, mask: int) -> int:
         self.current.wait()
         return _WAIT
+
+    def _stop(self, warp: Warp, mask: int) -> int:
+        self.current.place = self.flow.blocks[self.current.header.pc].start
+        self.debugger.stops(warp)
+        return _GO
 
     def _diverge(self, warp: Warp, mask: int) -> int:
         header = self.current.header
@@ -358,8 +375,9 @@ class WarpExecution:
         if meter is not None:
             self.tables.header.meter = meter.core.address(self.warp.track)
             self.tables.header.meter_rank = self.warp.cta.rank
-        program = launch.translation.bytecode.address
-        status = launch.run(program, self.address, launch.exchange, self.tables.address, launch.callback_address)
+        status = launch.run(
+            launch.bytecode.address, self.address, launch.exchange, self.tables.address, launch.callback_address
+        )
         if status == _ERROR:
             error, self.error = self.error or self.warp.cluster.barriers.error, None
             self.warp.cluster.barriers.error = None

@@ -28,7 +28,12 @@ _NO_FORM = (LookupError, AttributeError, TypeError, ValueError, ArithmeticError)
 
 
 def lower(
-    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool, registers: bool = True
+    ptx: str,
+    kernel: str | None,
+    block_shape: tuple[int, int, int],
+    check: bool,
+    registers: bool = True,
+    single: bool = False,
 ) -> Lowering:
     """One kernel of a PTX text, checked, ready to be lowered.
 
@@ -38,6 +43,7 @@ def lower(
         block_shape: threads per CTA (x, y, z): what is uniform in a warp depends on it.
         check: for detectors: tell the race detector when the values of a tcgen05.ld are used.
         registers: look for registers of wgmma that are touched too early.
+        single: as for `analyse`.
 
     Raises:
         UnsupportedPTX: anything in the kernel that is not implemented (`Lowering.block` raises the most of it).
@@ -46,7 +52,7 @@ def lower(
     module = parse(ptx)
     entry = pick(module, kernel)
     check_operands(entry)
-    lowering = Lowering(module, in_halves(entry), block_shape)
+    lowering = Lowering(module, in_halves(entry), block_shape, single)
     if registers:
         check_registers(lowering.flow)
     if check:
@@ -73,9 +79,11 @@ def pick(module: Module, name: str | None) -> Kernel:
 class Lowering:
     """A kernel with its flow graph, ready to be lowered block by block."""
 
-    def __init__(self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int]) -> None:
+    def __init__(
+        self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int], single: bool = False
+    ) -> None:
         self.kernel = kernel
-        self.flow = analyse(kernel, block_shape)
+        self.flow = analyse(kernel, block_shape, single)
         self.space = Namespace()
         self.context = Context(kernel, self.flow, self.space)
         self.variables = _variable_names(kernel)

@@ -7,6 +7,7 @@ holds a header, counts, registers, constants and intermediate values (`Instructi
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import struct
 from collections.abc import Iterable, Sequence
@@ -155,9 +156,26 @@ class Bytecode:
     def __init__(self, program: Program, starts: Sequence[int]) -> None:
         code = b"".join(_INSTRUCTION.pack(*instruction) for instruction in program.code)
         lists = np.array([*program.lists, 0], np.uint32)
-        self._arrays = np.frombuffer(code, np.uint8), np.array(starts, np.int32), lists
-        self._program = STRUCTURES["Program"](*(array.ctypes.data for array in self._arrays))
-        self.address = ctypes.addressof(self._program)
+        self._place(np.frombuffer(code, np.uint64).copy(), np.array(starts, np.int32), lists)
         self.template = np.zeros(-(-program.layout.size // 64) * 64, np.uint8)
         for data, offset in program.layout.constants.items():
             self.template[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+
+    def _place(self, code: np.ndarray, starts: np.ndarray, lists: np.ndarray) -> None:
+        self._arrays = code, starts, lists
+        self._program = STRUCTURES["Program"](*(array.ctypes.data for array in self._arrays))
+        self.address = ctypes.addressof(self._program)
+
+    def copy(self) -> Bytecode:
+        """Another one in memory, for `stop_at`."""
+        made = copy.copy(self)
+        code, starts, lists = self._arrays
+        made._place(code.copy(), starts, lists)
+        return made
+
+    def stop_at(self, blocks: Iterable[int]) -> None:
+        """From now on, ``SITE_STOP`` is called in front of these blocks, and a warp's header has the one it is in."""
+        code, starts, _ = self._arrays
+        functions = code.reshape(-1, _INSTRUCTION.size // 8)[:, 0]
+        functions[starts[:-1]] = operations()["follow", True]
+        functions[starts[list(blocks)]] = operations()["stop", True]

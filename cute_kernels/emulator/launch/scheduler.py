@@ -21,7 +21,7 @@ from cute_kernels.emulator.observe.counters import Counters
 from cute_kernels.emulator.observe.trace import Timeline
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.state.warp import NamedWait, PhaseWait
+from cute_kernels.emulator.state.warp import NamedWait, PhaseWait, Wait
 from cute_kernels.emulator.steps import Step
 from cute_kernels.emulator.units.sm import Cluster, Warp
 
@@ -41,6 +41,13 @@ _LIMIT_CHECK = 256  # rounds of short slices between two looks at the number of 
 
 class _Stuck(Exception):
     """The cluster cannot go on by itself: why, and the kind of its hang."""
+
+
+def _is_over(wait: Wait) -> bool:
+    """Whether what a warp waited for has come, of waits of which that can be asked without any effect."""
+    if isinstance(wait, PhaseWait):
+        return wait.ready_at(wait.barriers.phase(wait.address))
+    return isinstance(wait, NamedWait) and wait.ready()
 
 
 class Scheduler:
@@ -87,6 +94,8 @@ class Scheduler:
         self.suspicious = _SUSPICIOUS
         if timeline is not None:
             cluster.trace = timeline.attach(cluster, execution.flow)
+        if options.debugger is not None:
+            options.debugger.begins(self)
         self.probes = tuple(probe for probe in (cluster.meter, cluster.trace) if probe is not None)
 
     def run(self) -> None:
@@ -321,6 +330,10 @@ class Scheduler:
     def hang(self) -> NoReturn:
         """Raises Hang: the cluster is stuck for ever."""
         why, kind = self.stuck.args
+        raise self.standstill(f"cluster {self.cluster.index} hangs: {why}", kind)
+
+    def standstill(self, message: str, kind: str = "hang") -> Hang:
+        """Where all warps stand, and what they wait for."""
         lines = [self._describe(warp) for warp in self.cluster.warps]
         exited = [w.label for cta in self.cluster.ctas for w in cta.warps if w not in self.cluster.running]
         if exited:
@@ -337,7 +350,7 @@ class Scheduler:
             lines.append(f"and {len(self.others) - _MOST_OTHERS} other clusters")
         if self.later:
             lines.append(f"{self.later} clusters have not started: {self.most} are resident at most at the same time")
-        raise Hang(f"cluster {self.cluster.index} hangs: {why}", "\n".join(lines)).know(
+        return Hang(message, "\n".join(lines)).know(
             kind,
             waits=tuple(self._waiting(warp) for warp in self.cluster.warps),
             exited=tuple(exited),
@@ -348,7 +361,7 @@ class Scheduler:
     def _waiting(self, warp: Warp) -> WaitState:
         instruction = self._standing_at(warp.code.standing) if warp.code is not None else None
         wait = warp.wait
-        if wait is None:
+        if wait is None or _is_over(wait):
             return WaitState(warp.label, instruction, text="can run")
         state = WaitState(warp.label, instruction, wait.kind, wait.describe())
         if isinstance(wait, PhaseWait):
