@@ -13,8 +13,8 @@ from typing import Any
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.launch import schedule as schedules
 from cute_kernels.emulator.launch.schedule import Schedule
-from cute_kernels.emulator.programs.recorded import Outcome, RecordedLaunch, Replay, differences
 from cute_kernels.executors import Workers
+from cute_kernels.programs.recorded import Outcome, RecordedLaunch, Replay, differences
 
 DIFFERENT_RESULT = "DifferentResult"
 """`Finding.kind` where no fault is reported, and memory differs from what the default schedule leaves."""

@@ -12,16 +12,16 @@ from cute_kernels import files
 from cute_kernels.checking.search import Budget, Finding, Search, Tally
 from cute_kernels.commands import workers
 from cute_kernels.commands.progress import ProgressLine
-from cute_kernels.emulator.diagnostics import kinds
-from cute_kernels.emulator.diagnostics.document import Outcome, launch_facts
-from cute_kernels.emulator.diagnostics.model import Diagnostic
-from cute_kernels.emulator.diagnostics.reporter import Reporter
-from cute_kernels.emulator.diagnostics.sources import short_name
+from cute_kernels.diagnostics import kinds
+from cute_kernels.diagnostics.document import Outcome, launch_facts
+from cute_kernels.diagnostics.model import Diagnostic
+from cute_kernels.diagnostics.reporter import Reporter
+from cute_kernels.diagnostics.sources import short_name
 from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.emulator.options import Options
-from cute_kernels.emulator.programs import command, program_run
-from cute_kernels.emulator.programs.capturing import capture
-from cute_kernels.emulator.programs.recorded import Recorder
+from cute_kernels.programs import command, program_run
+from cute_kernels.programs.capturing import capture
+from cute_kernels.programs.recorded import Recorder
 
 EXIT_STATUSES = command.exit_statuses(
     {

@@ -15,11 +15,12 @@ import pytest
 from cute_kernels.checking import search
 from cute_kernels.checking.search import Budget, Search
 from cute_kernels.commands import cli
-from cute_kernels.emulator import Options, capture
+from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, UnsupportedPTX
 from cute_kernels.emulator.launch.schedule import Schedule
-from cute_kernels.emulator.programs.program_run import run_program
-from cute_kernels.emulator.programs.recorded import Recorder
+from cute_kernels.programs import capture
+from cute_kernels.programs.program_run import run_program
+from cute_kernels.programs.recorded import Recorder
 from tests.checking import report_files, ticket_program
 from tests.checking.planted import planted, report_file
 from tests.emulator import exit_program

@@ -15,8 +15,8 @@ from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.launch.schedule import Schedule, drawn, systematic
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.launch.starvation import seeds_for_each_warp
-from cute_kernels.emulator.programs.recorded import Recorder, Replay, differences
-from cute_kernels.emulator.programs.stream_order import StreamOrder
+from cute_kernels.programs.recorded import Recorder, Replay, differences
+from cute_kernels.programs.stream_order import StreamOrder
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cute_kernels import files
-from cute_kernels.emulator.diagnostics import sarif
-from cute_kernels.emulator.diagnostics.diagnosis import diagnose
-from cute_kernels.emulator.diagnostics.document import Outcome, document, dumps
-from cute_kernels.emulator.diagnostics.model import Diagnostic
-from cute_kernels.emulator.diagnostics.text import render
+from cute_kernels.diagnostics import sarif
+from cute_kernels.diagnostics.diagnosis import diagnose
+from cute_kernels.diagnostics.document import Outcome, document, dumps
+from cute_kernels.diagnostics.model import Diagnostic
+from cute_kernels.diagnostics.text import render
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.schedule import Schedule
 

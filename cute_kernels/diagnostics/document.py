@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cute_kernels.emulator.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine, Waiting
-from cute_kernels.emulator.diagnostics.text import short_path
+from cute_kernels.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine, Waiting
+from cute_kernels.diagnostics.text import short_path
 from cute_kernels.emulator.facts import WarpName
 
 VERSION = 1

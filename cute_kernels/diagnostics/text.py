@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from cute_kernels.emulator.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine
-from cute_kernels.emulator.diagnostics.words import names_of_warps
+from cute_kernels.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine
+from cute_kernels.diagnostics.words import names_of_warps
 from cute_kernels.files import current_folder
 
 _LONGEST = 76  # characters of a source line or instruction that are shown

@@ -116,7 +116,7 @@ class Diagnostic:
     """A report.
 
     Attributes:
-        kind: name in the table of `cute_kernels.emulator.diagnostics.kinds`.
+        kind: name in the table of `cute_kernels.diagnostics.kinds`.
         error: name of the class of the exception.
         sentence: what is wrong.
         message: all that the emulator says, without places.
