@@ -63,8 +63,9 @@ class Options:
         processes: how many execute the clusters of a launch at the same time, forked for it, where clusters turn out to
             be independent (`cute_kernels.emulator.launch.clusters`); results and reports are those of one process, and
             `Report.one_process` says why a launch ran in one nevertheless.
-        going_on: called with each report of a detector, which says where it happened; True: execution goes on as if
-            nothing were wrong, False: the report is raised. None: all are raised.
+        going_on: called with a report of a detector, which says where it happened; True: execution goes on as if
+            nothing were wrong, False: the report is raised. None: all are raised. A race, or a read of what nobody has
+            written, that the same instructions show again is not reported again.
     """
 
     seed: int = 0

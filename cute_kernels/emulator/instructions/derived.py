@@ -116,8 +116,8 @@ def _szext(block: BlockBuilder, instruction: Instruction) -> None:
 
 # What is outside of the windows is global memory, and a kernel's parameters are a part of it (PTX ISA).
 _SPACES = {
-    "global": (PARAM_WINDOW - (1 << 64), SHARED_WINDOW), "local": (LOCAL_WINDOW, PARAM_WINDOW), "param": (PARAM_WINDOW, 1 << 64),
-    "shared::cluster": (SHARED_WINDOW, LOCAL_WINDOW),
+    "global": (PARAM_WINDOW - (1 << 64), SHARED_WINDOW), "local": (LOCAL_WINDOW, PARAM_WINDOW),
+    "param": (PARAM_WINDOW, 1 << 64), "shared::cluster": (SHARED_WINDOW, LOCAL_WINDOW),
 }  # fmt: skip
 _SPACES["param::entry"] = _SPACES["param"]
 _SPACES["shared"] = _SPACES["shared::cta"] = _SPACES["shared::cluster"]

@@ -266,6 +266,7 @@ class Launch:
         self.target = target
         self.symbols: dict[str, int] = {}
         self.races = LaunchShadow(memory) if options.looks_for("races") else None
+        self.reported: set[tuple[object, ...]] = set()
         self.waiting: deque[int] = deque()  # clusters that have not started
         ranks, threads = math.prod(self.cluster), math.prod(self.block)
         self.capacity = capacity(target, ranks, threads, self.shared_bytes, self._registers(kernel))
@@ -365,6 +366,7 @@ class Launch:
             blocks=len(self.execution.flow.blocks),
             instructions=self.execution.kernel.instructions,
             registers=self._registers(self.execution.kernel),
+            reported=self.reported,
             take_cluster=self._take_cluster,
         )
         return Cluster(index, self._coordinates(index), facts)

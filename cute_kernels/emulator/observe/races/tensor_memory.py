@@ -23,8 +23,6 @@ from cute_kernels.emulator.observe.races.sync_point import Row
 from cute_kernels.emulator.state.tmem import COLUMNS, LANE_GROUP, LANES
 
 if TYPE_CHECKING:
-    import ctypes
-
     from cute_kernels.emulator.observe.races.checks import Part
     from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
     from cute_kernels.emulator.observe.races.tracker import RaceTracker
@@ -257,10 +255,10 @@ class TensorRaces:
         operation = self.tracker.looking = Operation(0, -1, agent.clocks, agent.base, -1, address=agent.address)
         self.tracker.unit.tensor(self.planes[agent.rank], place, operation, True, -1, Row.ORDER, freed=True)
 
-    def report_late(self, rank: int, part: Part, access: ctypes.Structure, wrote: int) -> None:
+    def report_late(self, rank: int, part: Part, verb: str, earlier: str) -> None:
         """The core has found that an access comes too early."""
-        operation, earlier = self.tracker.looking, "wrote" if wrote else "read"
-        verb = "frees" if not operation.identity else "writes" if access.write else "reads"
+        operation = self.tracker.looking
+        verb = verb if operation.identity else "frees"
         index = int(np.argmax(part.late))
         column, group = divmod(int(part.places[index]), LANES // LANE_GROUP)
         identity = int(part.before[index])
