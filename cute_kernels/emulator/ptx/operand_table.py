@@ -204,8 +204,9 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "selp": "d, a, b, p:pred",
     "cvt": _cvt,
     "cvt.pack": "d, a:s32, b:s32, c:b32?",
-    **{f"v{name}{n}": "d:u32, a:u32, b:u32, c:u32?" for name in ("add", "sub", "absdiff", "min", "max", "set", "avrg")
-       for n in ("", "2", "4")},
+    **{f"v{name}{n}": "d.:u32, a.:u32, b.:u32, c:u32?" for n in ("", "2", "4")
+       for name in ("add", "sub", "absdiff", "min", "max", "set", "avrg", "shl", "shr")},
+    "vmad": "d:u32, -a.:u32, -b.:u32, -c:u32",
     "pmevent pmevent.mask": "a:imm",
     "brkpt": "",
     # moves, exchange between lanes

@@ -213,7 +213,8 @@ def test_who_expects_another_number_of_threads_is_reported_at_both_lines(native:
 
 
 _SWAPPED = f"""{THREAD_OUTPUT} mov.u64 %d2, dynamic; mul.wide.u32 %d3, %r1, 4; add.s64 %d4, %d2, %d3;
-    xor.b32 %r3, %r1, 32; mul.wide.u32 %d5, %r3, 4; add.s64 %d6, %d2, %d5; sub.s64 %d7, %d1, %d3; add.s64 %d7, %d7, %d5; mov.b32 %r4, 0;"""
+    xor.b32 %r3, %r1, 32; mul.wide.u32 %d5, %r3, 4;
+    add.s64 %d6, %d2, %d5; sub.s64 %d7, %d1, %d3; add.s64 %d7, %d7, %d5; mov.b32 %r4, 0;"""
 #: Bodies of a loop in which every access races, or reads what nobody wrote, and kinds of reports.
 _AGAIN = {
     "shared": ("st.shared.b32 [%d4], %r1; ld.shared.b32 %r5, [%d6];", {"shared-race", "uninitialised-read"}),
