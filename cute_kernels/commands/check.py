@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -161,9 +162,12 @@ def launches_of(recorder: Recorder) -> list[dict[str, Any]]:
 
 def report(finding: Finding, reporter: Reporter) -> None:
     """Prints and keeps what was found."""
-    schedule = finding.schedule
+    schedule, steps = finding.schedule, ()
+    if finding.fewest is not None:
+        options = shlex.join(finding.fewest.schedule.arguments())
+        steps = (f"in turn but for these ({options})", *finding.fewest.lines)
     if finding.error is not None:
-        reporter.report(schedule, finding.error)
+        reporter.report(schedule, finding.error, steps=steps)
         return
     name, kind = finding.recorded.launch.kernel_name, kinds.kind("different-result")
     ptx = finding.recorded.launch.ptx
@@ -180,6 +184,7 @@ def report(finding: Finding, reporter: Reporter) -> None:
             replay=tuple(reporter.replay(schedule)),
             seed=schedule.seed,
             schedule=tuple(schedule.arguments()),
+            steps=steps,
             notes=("the replay fails if the program's own checks notice",),
         )
     )

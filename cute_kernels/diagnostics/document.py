@@ -118,6 +118,7 @@ def _diagnostic(diagnostic: Diagnostic) -> dict[str, Any]:
         "replay": shlex.join(diagnostic.replay),
         "seed": diagnostic.seed,
         "schedule": list(diagnostic.schedule),
+        "steps": list(diagnostic.steps),
     }
 
 

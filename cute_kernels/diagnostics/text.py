@@ -178,5 +178,7 @@ def _sentences(diagnostic: Diagnostic, verbose: bool) -> Iterator[tuple[str, str
         launch = f", launch {diagnostic.launch}" if diagnostic.launch else ""
         full = f" ({diagnostic.kernel_name})" if verbose and diagnostic.kernel != diagnostic.kernel_name else ""
         yield "kernel", f"{diagnostic.kernel}{full}{launch}"
+    for number, step in enumerate(diagnostic.steps):
+        yield ("steps" if number == 0 else f"    {number}"), step
     if diagnostic.replay:
         yield "replay", shlex.join(diagnostic.replay)

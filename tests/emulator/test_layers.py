@@ -21,7 +21,7 @@ LAYERS = (
     ("ptx", "core"),
     ("options",),
     ("errors",),
-    ("facts", "captured_launch"),
+    ("facts", "captured_launch", "steps"),
 )
 """From the highest to the lowest; a part imports those below, at once or inside functions, and not its neighbours."""
 
