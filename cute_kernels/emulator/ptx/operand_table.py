@@ -30,7 +30,9 @@ def _data(name: str, type_: str, parts: Parts) -> str:
 
 
 def _load(parts: Parts) -> str:
-    return f"{_data('d', 'T+', parts)}, [a]{_policy(parts)}"
+    """Not of 128 bits into a register in braces: ptxas 13.0 takes that, and makes a load of 64 bits of it."""
+    data = _data("d", "T+", parts)
+    return f"{'d' if data == '{d}1:T+' and 'b128' in parts else data}, [a]{_policy(parts)}"
 
 
 def _store(parts: Parts) -> str:
