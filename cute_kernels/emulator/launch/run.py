@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -267,6 +268,7 @@ class Launch:
         self.symbols: dict[str, int] = {}
         self.races = LaunchShadow(memory) if options.looks_for("races") else None
         self.reported: set[tuple[object, ...]] = set()
+        self._refusals = random.Random(f"refusals {options.seed}")
         self.waiting: deque[int] = deque()  # clusters that have not started
         ranks, threads = math.prod(self.cluster), math.prod(self.block)
         self.capacity = capacity(target, ranks, threads, self.shared_bytes, self._registers(kernel))
@@ -344,7 +346,8 @@ class Launch:
         return index % nx, index // nx % ny, index // (nx * ny)
 
     def _take_cluster(self) -> tuple[int, int, int] | None:
-        if not self.waiting:
+        spurious = self.options.spurious_try_wait_failures and self._refusals.random() < 0.25
+        if not self.waiting or spurious:
             return None
         x, y, z = (place * size for place, size in zip(self._coordinates(self.waiting.popleft()), self.cluster))
         return x, y, z
