@@ -21,6 +21,7 @@ from cute_kernels.emulator.observe.trace import Timeline
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.launch.run import Launch
+    from cute_kernels.emulator.state.tmem import TensorMemory
 
 _RANDOM_TURN = 64  # turns of warps that a cluster has at most until another one is drawn
 _LOOKS = 4_000  # strong loads after which a cluster gives way that does something besides
@@ -49,17 +50,22 @@ _CHIPS = {
 _REGISTERS = 65536  # of a multiprocessor
 
 
+def chip_of(target: str) -> _Chip:
+    """The chip of a target; another architecture counts as the one before it."""
+    architecture = int("".join(filter(str.isdigit, target)) or 0)
+    return _CHIPS[max((known for known in _CHIPS if known <= architecture), default=min(_CHIPS))]
+
+
 def capacity(target: str, ctas: int, threads: int, shared_bytes: int, registers: int | None) -> int:
     """How many clusters the chip of a target holds at once, 1 at least.
 
     Args:
-        target: of the PTX, e.g. ``"sm_90a"``; another architecture counts as the one before it.
+        target: of the PTX, e.g. ``"sm_90a"``.
         ctas: of a cluster. That a cluster has to lie within one GPC, and how many a chip has, is left out.
         threads, shared_bytes: of a CTA, with the system's shared memory.
         registers: of a thread, None where the PTX does not say so and they count for nothing.
     """
-    architecture = int("".join(filter(str.isdigit, target)) or 0)
-    chip = _CHIPS[max((known for known in _CHIPS if known <= architecture), default=min(_CHIPS))]
+    chip = chip_of(target)
     threads = -(-threads // 32) * 32
     fit = [chip.ctas, chip.threads // threads, chip.shared // shared_bytes]
     if registers is not None:
@@ -78,6 +84,11 @@ class Residents:
     def __init__(self, launch: Launch, timeline: Timeline | None) -> None:
         self._launch, self._timeline = launch, timeline
         self._waits = bool(launch.execution.kernel.dependence)
+        allocates = any(one.parts[:2] == ("tcgen05", "alloc") for one in launch.execution.kernel.instructions)
+        #: Tensor memory of the CTAs of each multiprocessor, where they may wait for it.
+        self._tensor: list[list[TensorMemory]] = []
+        if self._waits and allocates:
+            self._tensor = [[] for _ in range(chip_of(launch.target).multiprocessors)]
         self._running: list[Scheduler] = []  # in the order in which they began
         self._stuck: dict[Scheduler, None] = {}  # that wait, in the order in which they began to
         self._patient: set[Scheduler] = set()  # of them, that have done so patiently since anything happened
@@ -104,6 +115,8 @@ class Residents:
                 self._patient.clear()
             if not scheduler.cluster.running:
                 self._running.remove(scheduler)
+                for cta in scheduler.cluster.ctas:
+                    cta.tmem.leave()
                 yield scheduler
             elif scheduler.stuck is None:
                 self._tired.add(scheduler)
@@ -152,7 +165,9 @@ class Residents:
         else:
             chosen = next((each for each in self._stuck if each not in self._patient), None)
             if chosen is None:
-                self._running[0].hang()
+                # One that does not look at memory is nearer to the cause: others may look for what it would do.
+                blocked = (each for each in self._running if each.stuck.args[1] == "hang")
+                next(blocked, self._running[0]).hang()
             chosen.patient = True
         self._stuck.pop(chosen, None)
         return chosen
@@ -175,6 +190,8 @@ class Residents:
         cluster = launch.make_cluster(launch.waiting.popleft())
         scheduler = Scheduler(cluster, launch.execution, launch.options, self._timeline, len(launch.waiting))
         self._running.append(scheduler)
+        for cta in cluster.ctas if self._tensor else ():
+            cta.tmem.enter(min(self._tensor, key=len))
         self._begun += 1
         if self._begun - 1 == self._victim:
             self._starved = scheduler

@@ -185,14 +185,15 @@ class AllocationWait(Wait):
     kind = "tcgen05.alloc"
 
     def __init__(self, cta: Cta, columns: int) -> None:
-        self.cta, self.columns = cta, columns
-        self.allocations = dict(cta.tmem.allocations)
+        self.memory, self.columns = cta.tmem, columns
 
     def ready(self) -> bool:
-        return self.cta.tmem.allocations != self.allocations
+        return self.memory.has_room(self.columns)
 
     def describe(self) -> str:
-        return f"waits for {self.columns} free TMEM columns; allocated: {self.cta.tmem.allocations}"
+        others = self.memory.held_by_others
+        shared = f"; other CTAs of the multiprocessor hold {others} of its 512" if others else ""
+        return f"waits for {self.columns} free TMEM columns; allocated: {self.memory.allocations}{shared}"
 
 
 class RegisterWait(Wait):

@@ -311,12 +311,16 @@ class Cluster:
         library().warp_looks(self.barriers.address, addresses.astype(np.int64).ctypes.data, mask, nbytes)
 
     def looked_at(self) -> dict[tuple[int, int], bytes]:
-        """Contents of global memory where warps have looked since anything happened, by address and bytes."""
+        """Contents of global memory where warps have looked since anything happened, by address and bytes, and how much
+        tensor memory others hold.
+        """
         tables = self.barriers.tables
         looks = tables.looks[: min(tables.look_count, len(tables.looks))]
         places = dict.fromkeys((look.address, look.nbytes) for look in looks)
         known = (place for place in places if self.gmem.region_index(*place) is not None)
-        return {place: bytes(self.gmem.view(*place)) for place in known}
+        found = {place: bytes(self.gmem.view(*place)) for place in known}
+        held = (cta.tmem.held_by_others for cta in self.ctas)
+        return found | {(~rank, 0): columns.to_bytes(2, "little") for rank, columns in enumerate(held)}
 
     def allows_dependents(self) -> bool:
         """Whether each CTA has executed griddepcontrol.launch_dependents or exited."""
