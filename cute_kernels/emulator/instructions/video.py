@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Constant, PureOp, Value
 from cute_kernels.emulator.instructions.compare import integer_compare
 from cute_kernels.emulator.instructions.integers import binary, shift, shift_by
 from cute_kernels.emulator.ptx.decode import Instruction, Operand, Part
-from cute_kernels.emulator.ptx.families import family, qualifiers
 
 _RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _SCALES = {"shr7": 7, "shr15": 15}
@@ -90,6 +90,7 @@ _OPERATIONS: dict[str, _Operation] = {
     "vshr": _moved("shr", "s64"),
     **{f"vset.{relation}": _compare(relation) for relation in _RELATIONS},
 }
+_QUALIFIERS = ("s32", "u32", "sat", "add", *_RELATIONS)
 _LANED = ("vadd", "vsub", "vmin", "vmax", "vabsdiff", "vset")
 #: By the digit at the end of the opcode: lanes of a register, the bits of each, and the letter of their selectors.
 _LANES = {"2": (2, 16, "h"), "4": (4, 8, "b")}
@@ -107,14 +108,9 @@ class _Opcode:
     accumulates: bool
 
     @staticmethod
-    def of(instruction: Instruction, *more: str) -> _Opcode:
-        """Reads the opcode; ``more`` qualifiers are legal.
-
-        Raises:
-            UnsupportedPTX: it is not one of the PTX ISA.
-        """
+    def of(instruction: Instruction) -> _Opcode:
+        """Raises UnsupportedPTX for an opcode that is not one of the PTX ISA."""
         name, *parts = instruction.parts
-        qualifiers(instruction, "s32", "u32", "sat", "add", *_RELATIONS, *more)
         name = name.rstrip("24")
         types = [part for part in parts if part in ("s32", "u32")]
         relations = [part for part in parts if part in _RELATIONS]
@@ -142,7 +138,7 @@ def _refuse_wrong(instruction: Instruction, selector: str, letter: str, count: i
     return numbers
 
 
-@family(*(f"{name}{lanes}" for name in (*_LANED, "vavrg") for lanes in _LANES))
+@family(*(f"{name}{lanes}" for name in (*_LANED, "vavrg") for lanes in _LANES), qualifiers=_QUALIFIERS)
 def _lanes(block: BlockBuilder, instruction: Instruction) -> None:
     """vadd, vsub, vabsdiff, vmin, vmax, vset and vavrg of 2 and 4 lanes, with selectors."""
     count, bits, letter = _LANES[instruction.parts[0][-1]]
@@ -207,10 +203,10 @@ def _differs(instruction: Instruction, opcode: _Opcode, place: str) -> bool:
     return bool(place) or unsigned or instruction.parts[0] == "vshl"
 
 
-@family("vadd", "vsub", "vabsdiff", "vmin", "vmax", "vset", "vshl", "vshr")
+@family(*_LANED, "vshl", "vshr", qualifiers=(*_QUALIFIERS, "clamp", "wrap", "min", "max"))
 def _scalar(block: BlockBuilder, instruction: Instruction) -> None:
     """vadd, vsub, vabsdiff, vmin, vmax, vset, vshl, vshr, with selectors, where a GPU does as the PTX ISA says."""
-    opcode, numbers = _Opcode.of(instruction, "clamp", "wrap", "min", "max"), Numbers(block)
+    opcode, numbers = _Opcode.of(instruction), Numbers(block)
     modes, (d, *sources) = instruction.parts[1:], instruction.operands
     place = _selector(d, "")
     secondary = "min" in modes or "max" in modes
@@ -235,10 +231,10 @@ def _scalar(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(d, result)
 
 
-@family("vmad")
+@family("vmad", qualifiers=("s32", "u32", "sat", "po", *_SCALES))
 def _vmad(block: BlockBuilder, instruction: Instruction) -> None:
     """vmad, with selectors and signs; .sat, .shr7 and .shr15 of two signed operands."""
-    parts = qualifiers(instruction, "s32", "u32", "sat", "po", *_SCALES)
+    parts = instruction.parts[1:]
     types = [part for part in parts if part in ("s32", "u32")]
     scales = [_SCALES[part] for part in parts if part in _SCALES]
     d, *sources = instruction.operands
