@@ -28,7 +28,7 @@ from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.ptx.decode import Instruction, parse
-from cute_kernels.emulator.state.warp import Warp
+from cute_kernels.emulator.units.sm import Warp
 from cute_kernels.programs.recorded import Outcome, RecordedLaunch, Replay
 
 _LOOK = 0.1  # seconds

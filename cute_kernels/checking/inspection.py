@@ -12,7 +12,7 @@ from cute_kernels.diagnostics.model import Place
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.state.warp import Warp
+from cute_kernels.emulator.units.sm import Warp
 
 
 def instructions_at(instructions: Sequence[Instruction], place: str) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from cute_kernels.emulator import Options
 from cute_kernels.emulator.bytecode.execution import translate
 from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.emulator.launch.scheduler import Scheduler
-from cute_kernels.emulator.state.warp import Warp
+from cute_kernels.emulator.units.sm import Warp
 from cute_kernels.mutation.target import SCHEDULES
 from cute_kernels.programs.capturing import capture
 from cute_kernels.programs.program_run import run_program

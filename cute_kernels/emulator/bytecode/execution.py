@@ -17,23 +17,24 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels import interrupts
 from cute_kernels.emulator.bytecode.emitter import BlockEmitter
+from cute_kernels.emulator.bytecode.inline import INLINE
 from cute_kernels.emulator.bytecode.lowering import Lowering, lower
 from cute_kernels.emulator.bytecode.program import Bytecode, Program, row_bytes
 from cute_kernels.emulator.bytecode.registers_in_flight import RegistersInFlight
 from cute_kernels.emulator.bytecode.sites import Site
+from cute_kernels.emulator.bytecode.trace_log import TraceLog
+from cute_kernels.emulator.bytecode.warp_log import WarpLog
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.graph.values import Value
 from cute_kernels.emulator.instructions.wgmma import GroupWait
 from cute_kernels.emulator.observe.meter import CoreMeter
-from cute_kernels.emulator.observe.races.warp_log import WarpLog
-from cute_kernels.emulator.observe.trace_log import TraceLog
 from cute_kernels.emulator.ptx.decode import Instruction, Kernel
 from cute_kernels.emulator.ptx.flow import Block, Flow
 from cute_kernels.emulator.ptx.register_hazards import accumulators_in_flight
@@ -57,8 +58,7 @@ from cute_kernels.emulator.units.matrix.wgmma import RegisterFile
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.options import Options
-    from cute_kernels.emulator.state.warp import Warp
-    from cute_kernels.emulator.units.sm import Cluster
+    from cute_kernels.emulator.units.sm import Cluster, Warp
 
 _Header = STRUCTURES["WarpHeader"]
 _HEADER = CONSTANTS["WARP_HEADER"]  # bytes before the counts
@@ -92,7 +92,7 @@ class Translation:
     bytecode: Bytecode
     sites: tuple[Site, ...]
     code: CodeType
-    names: dict[str, Any]
+    names: dict[str, object]
     registers: slice
     slots: dict[str, tuple[int, int, bool]]
     constants: tuple[tuple[CodeType, int, int, bool], ...]
@@ -119,9 +119,7 @@ def translate(
 
 @contextlib.contextmanager
 def _collecting_later() -> Iterator[None]:
-    """No collection of garbage: what is made here lives on, and with large libraries loaded a collection takes as long
-    as all of the translation.
-    """
+    """No collection of garbage, which takes as long as the translation where large libraries are loaded."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -187,7 +185,7 @@ class _Translator:
         variables, ages = self.lowering.variables, None
         if self.in_flight is not None:
             ages = {variables[name]: age for name, age in self.in_flight[block.index].items()}
-        emitter = BlockEmitter(program, builder, block.index, ages)
+        emitter = BlockEmitter(program, builder, block.index, INLINE, ages)
         emitter.emit(block.live_out, condition)
         self._branch(emitter, block, condition)
         return start
@@ -253,7 +251,7 @@ class Execution:
         """The execution of one warp, before its first instruction."""
         cluster = warp.cluster
         if cluster not in self.tables:
-            tables = MemoryTables(cluster, _flags(cluster))
+            tables = MemoryTables(cluster.barriers, cluster.gmem, cluster.params, _flags(cluster))
             self.tables = {cluster: tables}  # one cluster runs at a time
             cluster.units = Units(cluster, tables)
             tables.warp_mmas = mma_table(self.translation.warp_mmas, cluster.arithmetic)
@@ -264,7 +262,7 @@ class Execution:
             if cluster.meter is not None:
                 cluster.meter.core = CoreMeter(self.translation.kernel.instructions)
             if cluster.trace is not None:
-                tables.trace = TraceLog(cluster, tables)
+                tables.tell = TraceLog(cluster, tables).report
         return WarpExecution(self, warp, self.tables[cluster])
 
     def _call(self, site: int, mask: int) -> int:
@@ -344,7 +342,7 @@ class WarpExecution:
         for expression, offset, bits, uniform in translation.constants:
             self._set(offset, bits, uniform, eval(expression, launch.names))  # noqa: S307 - our own text
 
-    def _set(self, offset: int, bits: int, uniform: bool, value: Any) -> None:
+    def _set(self, offset: int, bits: int, uniform: bool, value: int) -> None:
         if uniform or bits == 1:
             self.state[offset : offset + 8] = np.frombuffer(int(value).to_bytes(8, "little"), np.uint8)
         else:
@@ -419,9 +417,9 @@ class WarpExecution:
             warp.wait = ProgressWait(warp.cluster, "mbarrier.test_wait", barriers.describe(header.mbarrier))
         elif waits == CONSTANTS["WAITS_BULK"]:
             thread = warp.cta.rank, warp.index, header.awaited >> 1
-            warp.wait = BulkWait(warp.cluster, thread, header.newest, bool(header.awaited & 1))
+            warp.wait = BulkWait(warp.cluster.tma.groups, thread, header.newest, bool(header.awaited & 1))
         elif waits == CONSTANTS["WAITS_COPIES"]:
-            warp.wait = CopyWait(warp, header.newest, header.awaited)
+            warp.wait = CopyWait(warp.cluster.copies, warp, header.newest, header.awaited)
         elif waits == CONSTANTS["WAITS_GROUPS"]:
             warp.wait = GroupWait(warp, header.awaited)
         else:
@@ -435,10 +433,9 @@ class WarpExecution:
         if header.progress:
             cluster.progress += header.progress
             header.progress = 0
-            if cluster.units is not None:
-                cluster.units.publish()
+            cluster.count()
         if header.trace_used:
-            self.tables.trace.report(self.warp)
+            self.tables.tell(self.warp)
         self.log.report()
 
     def block(self) -> int:
@@ -481,8 +478,3 @@ class WarpExecution:
     def snapshot(self) -> tuple[bytes, ...]:
         """Everything that decides what the warp does next."""
         return self.state[:_DECIDES].tobytes(), self.state[self.launch.translation.registers].tobytes()
-
-    @staticmethod
-    def same(a: tuple[bytes, ...], b: tuple[bytes, ...]) -> bool:
-        """Whether two snapshots are equal."""
-        return a == b

@@ -10,10 +10,11 @@ import re
 
 from cute_kernels.emulator.bytecode.context import Context
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import lower as lower_instruction
 from cute_kernels.emulator.graph.values import Constant, Namespace, Value
 from cute_kernels.emulator.instructions import tcgen05
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Kernel, Module, parse
-from cute_kernels.emulator.ptx.families import CONTROL, find_family
+from cute_kernels.emulator.ptx.families import CONTROL
 from cute_kernels.emulator.ptx.flow import Block, analyse
 from cute_kernels.emulator.ptx.operand_table import check_operands
 from cute_kernels.emulator.ptx.register_hazards import check_registers
@@ -124,7 +125,7 @@ class Lowering:
     def _lower(builder: BlockBuilder, instruction: Instruction) -> None:
         """Raises UnsupportedPTX also where operands are missing, too many, or of another kind than any form has."""
         try:
-            find_family(instruction).lower(builder, instruction)
+            lower_instruction(builder, instruction)
         except _NO_FORM as error:
             raise instruction.refuse(
                 f"no form of {instruction.parts[0]} that is implemented has these qualifiers and operands, or the "

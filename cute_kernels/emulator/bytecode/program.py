@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.units.matrix.mma_sync import Form as MmaForm
 
 LANES = CONSTANTS["LANES"]
+#: Who issues a wgmma, an expression for a warp: as `wgmma_issue` of the core has it.
+ISSUER = "(W.cta.rank | W.index << 16)"
 _INSTRUCTION = struct.Struct("=QIIIIq")
 assert _INSTRUCTION.size == ctypes.sizeof(STRUCTURES["Instruction"])
 
@@ -94,7 +96,7 @@ class Program:
         self.rows = 3  # of the exchange area, which a branch uses three of
         self.code: list[list[int]] = []
         self.lists: list[int] = []
-        self.wgmmas: list[WgmmaSite] = []  # `matrix.core_wgmma.Site`
+        self.wgmmas: list[WgmmaSite] = []
         self.warp_mmas: list[MmaForm] = []
         self._temporary: dict[int, list[int]] = {}  # all places of intermediate values, by size
 

@@ -23,7 +23,7 @@ from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.launch.arguments import extents
-from cute_kernels.emulator.launch.run import Launch
+from cute_kernels.emulator.launch.launch import Launch
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import parse

@@ -21,9 +21,9 @@ from cute_kernels.emulator.observe.counters import Counters
 from cute_kernels.emulator.observe.trace import Timeline
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.state.warp import NamedWait, PhaseWait, Wait, Warp
+from cute_kernels.emulator.state.warp import NamedWait, PhaseWait, Wait
 from cute_kernels.emulator.steps import Step
-from cute_kernels.emulator.units.sm import Cluster
+from cute_kernels.emulator.units.sm import Cluster, Warp
 
 _SLICE = 20_000  # basic blocks until a warp that never waits gives way
 _RANDOM_SLICE = 24
@@ -93,7 +93,7 @@ class Scheduler:
         self.long_slice = False
         self.suspicious = _SUSPICIOUS
         if timeline is not None:
-            cluster.trace = timeline.attach(cluster, execution)
+            cluster.trace = timeline.attach(cluster, execution.flow)
         if options.debugger is not None:
             options.debugger.begins(self)
         self.probes = tuple(probe for probe in (cluster.meter, cluster.trace) if probe is not None)
@@ -256,10 +256,7 @@ class Scheduler:
                 probe.give_way(warp)
 
     def _look_for_livelock(self) -> None:
-        """Warps have run for long without effect: a hang if each returns to a state in which it has been before.
-
-        A warp is deterministic, so it then goes round for ever; a long computation never repeats its registers.
-        """
+        """Warps have run for long without effect: raises Hang if each returns to a state in which it was before."""
         self.idle_since += self.idle_blocks
         self.idle_blocks = 0
         if self.cluster.engine.step():  # what is polled for may be what completes at last
@@ -296,7 +293,7 @@ class Scheduler:
                 return False
             if self.cluster.polls > polls + _LONGEST_POLLING:
                 return False
-            if warp.code.same(state, warp.code.snapshot()):
+            if state == warp.code.snapshot():
                 return True
         return False
 
@@ -380,7 +377,7 @@ class Scheduler:
         return f"{warp.label} {warp.wait.describe() if warp.wait is not None else 'can run'}{self._where(warp)}"
 
     def _came_to(self, warp: Warp) -> str:
-        """What a turn of a warp came to."""
+        """End of a turn of a warp, in words."""
         if warp not in self.cluster.running:
             return f"{warp.label} runs to its end"
         if warp.wait is not None:

@@ -13,7 +13,7 @@ import random
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
@@ -364,13 +364,13 @@ class BulkGroups:
         """
         return bool(library().bulk_wait(self._thread(thread).address, n, read))
 
-    def unobserved(self) -> list[tuple[Any, str | int, int]]:
+    def unobserved(self) -> list[tuple[tuple[int, int, int], str | int, int]]:
         """Threads that never waited for a store's reads of shared memory: thread, latest such store, its place.
 
         That is its description, or the identity of its reads if the core issued it. A CTA must not exit in this
         state: its shared memory may be handed to another CTA while still being read.
         """
-        found: list[tuple[Any, str | int, int]] = []
+        found: list[tuple[tuple[int, int, int], str | int, int]] = []
         for thread, state in self._threads.items():
             words = state.words
             ops = [op for op in state.stores if op.group > words[_WAITED]]

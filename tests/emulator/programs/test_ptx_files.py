@@ -133,7 +133,8 @@ def test_descriptions_that_cannot_be_used(files: Path, name: str, text: str, mes
 def test_memory_that_there_is_not(files: Path) -> None:
     """An array beyond a limit of the process, and one beyond any machine, in one line."""
     for shape, limit in (([1 << 28], 2 << 30), ([1 << 50], None)):
-        described = {"arrays": {"x": {"shape": shape}}, "launches": [{"grid": 1, "block": 1, "arguments": ["x", 1.0, "x"]}]}
+        launch = {"grid": 1, "block": 1, "arguments": ["x", 1.0, "x"]}
+        described = {"arrays": {"x": {"shape": shape}}, "launches": [launch]}
         (files / "large.json").write_text(json.dumps(described))
         set_limit = "" if limit is None else (
             "import resource, torch, cute_kernels.programs.capturing as c\n"
