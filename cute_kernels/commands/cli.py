@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cute_kernels import __version__, compile, dsl, extras, files, kernel_cache
-from cute_kernels.commands import bench, compare, doctor, explore, profile, sass, sweep, tables
+from cute_kernels.commands import bench, compare, doctor, explore, profile, same, sass, sweep, tables
 from cute_kernels.commands.kernel_options import (
     OPERATIONS,
     add_kernel,
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 0 on success, 1 if a result is wrong or nobody reads the output, 2 if the arguments cannot be used
         or a file cannot be read or written, 3 if the emulator reports a fault, 4 if it refuses what it does not
-        implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.emulator.programs.command.EXIT_STATUSES`.
+        implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.programs.command.EXIT_STATUSES`.
     """
     try:
         options = _parser(named(arguments)).parse_args(arguments)  # loads what the commands need, for a second or more
@@ -61,9 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except Exception as error:
         # The emulator is an extra: what has not been imported cannot have raised anything.
-        errors, command = (sys.modules.get(f"cute_kernels.emulator.{name}") for name in ("errors", "programs.command"))
+        errors = sys.modules.get("cute_kernels.emulator.errors")
         if errors is None or not isinstance(error, errors.EmulatorError):
             raise
+        from cute_kernels.programs import command
+
         return command.report_fault(error)
 
 
@@ -86,6 +88,7 @@ def _parser(names: Sequence[str] = tuple(OPERATIONS)) -> argparse.ArgumentParser
     _add_plan(commands, names)
     bench.add_parser(commands)
     compare.add_parser(commands, names)
+    same.add_parser(commands, names)
     sweep.add_parser(commands, names)
     explore.add_parser(commands, names)
     profile.add_parser(commands, names)
@@ -277,8 +280,9 @@ def _ptx(options: argparse.Namespace) -> int:
 # --- commands of the emulator ----------------------------------------------------------------------------------------
 
 _EMULATED = {
-    "emulate": ("cute_kernels.emulator.programs.command", "run a CuTe DSL program without a GPU"),
+    "emulate": ("cute_kernels.programs.command", "run a CuTe DSL program without a GPU"),
     "check": ("cute_kernels.commands.check", "run a CuTe DSL program's launches under many schedules"),
+    "debug": ("cute_kernels.commands.debug", "run a launch of a program step by step, with breakpoints"),
     "mutate": ("cute_kernels.commands.mutate", "drop or weaken synchronisation of a CuTe DSL program's kernels"),
 }
 """Command -> its module, and what it does."""
@@ -288,7 +292,7 @@ def _command_parser() -> type[argparse.ArgumentParser]:
     """Class of the subcommands' parsers: a kind that programs can be given to, unless dependencies are missing."""
     if extras.missing("emulator"):
         return argparse.ArgumentParser
-    import cute_kernels.emulator.programs.command_parser as command_parser
+    import cute_kernels.programs.command_parser as command_parser
 
     return command_parser.CommandParser
 

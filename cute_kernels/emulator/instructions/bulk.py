@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
-from cute_kernels.emulator.graph.values import Constant
+from cute_kernels.emulator.graph.families import family
+from cute_kernels.emulator.graph.values import Constant, Value
 from cute_kernels.emulator.instructions.accesses import space_of, view_bytes
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
-from cute_kernels.emulator.ptx.decode import Instruction, Memory, Vector
-from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
+from cute_kernels.emulator.ptx.decode import Instruction, Memory, Operand, Vector
+from cute_kernels.emulator.ptx.families import as_integer
 from cute_kernels.emulator.state.lane_masks import LaneValues
-from cute_kernels.emulator.state.warp import Warp
 from cute_kernels.emulator.units.core_units import Issuer
+from cute_kernels.emulator.units.sm import Warp
 
 _RANK = re.compile(r"([1-5])d")
 
@@ -55,11 +56,11 @@ def tma_load(
     mask: int,
     destination: LaneValues,
     descriptor: LaneValues,
-    coords: tuple[Any, ...],
+    coords: tuple[LaneValues, ...],
     barrier: LaneValues,
     cta_group: int | None,
     multicast: LaneValues | None,
-    offsets: tuple[Any, ...] | None,
+    offsets: tuple[LaneValues, ...] | None,
 ) -> None:
     """cp.async.bulk.tensor to shared memory, once per executing lane; ``offsets`` of .im2col."""
     cluster, count = warp.cluster, len(coords)
@@ -69,7 +70,7 @@ def tma_load(
     values = each_lane(mask, destination, descriptor, barrier, *coords, *more)
     for number, lane in zip(lane_numbers(mask), values):
         if warp.agent is not None:
-            cluster.tracker.enter(warp, number)
+            cluster.tracker.enter(warp.agent, number)
         content, changing = tensor_descriptor(warp, lane[1]), changing_map(warp, lane[1])
         place = [signed32(c) for c in lane[3 : 3 + count]]
         ctas = lane[3 + count] & 0xFFFF if use_mask else None
@@ -93,8 +94,9 @@ def tma_load(
 
 
 def tma_store(
-    warp: Warp, mask: int, descriptor: LaneValues, coords: tuple[Any, ...], source: LaneValues, im2col: bool = False
-) -> None:
+    warp: Warp, mask: int, descriptor: LaneValues, coords: tuple[LaneValues, ...], source: LaneValues,
+    im2col: bool = False,
+) -> None:  # fmt: skip
     """cp.async.bulk.tensor to global memory.
 
     Lanes with equal operands write the same bytes to the same place: one of them (the lowest) does it for all. CuTe
@@ -102,7 +104,7 @@ def tma_store(
     """
     cluster = warp.cluster
     cluster.progress += 1
-    done: set[tuple[Any, ...]] = set()
+    done: set[tuple[int, ...]] = set()
     uniform = all(isinstance(x, int) for x in (descriptor, source, *coords))
     for lane in lane_numbers(mask & -mask if uniform else mask):
         (operands,) = each_lane(1 << lane, descriptor, source, *coords)
@@ -112,7 +114,7 @@ def tma_store(
             first = not warp.storing_lanes >> lane & 1
             warp.stores_in_bulk(lane)
             if warp.agent is not None:
-                cluster.tracker.enter(warp, lane)
+                cluster.tracker.enter(warp.agent, lane)
             content, changing = tensor_descriptor(warp, address), changing_map(warp, address)
             place = [signed32(c) for c in place]
             by_core = cluster.units is not None and changing is None and not im2col
@@ -147,11 +149,15 @@ def _prefetch_tensormap(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(prefetch_descriptor, address_value(block, instruction.operands[0], 64))
 
 
-_PARTS = ("tensor", "global", "async", "bulk", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
+_PARTS = ("global", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
 _MODES = ("tile", "im2col", "im2col_no_offs")
+_COPIED = ("shared::cta", "shared::cluster", "multicast::cluster", "cta_group::1", "cta_group::2")
+RANKS = tuple(f"{rank}d" for rank in range(1, 6))
 
 
-def tensor_operand(block: BlockBuilder, instruction: Instruction, operand: Any, rank: int) -> tuple[Any, list[Any]]:
+def tensor_operand(
+    block: BlockBuilder, instruction: Instruction, operand: Operand, rank: int
+) -> tuple[Value, list[Value]]:
     """(descriptor address, coordinates) of ``[map, {c0, c1, ...}]``."""
     if not isinstance(operand, Memory) or len(operand.extra) != 1 or not isinstance(operand.extra[0], Vector):
         raise instruction.refuse("a tensor operand [map, {coordinates}] is expected")
@@ -169,16 +175,12 @@ def rank_of(instruction: Instruction) -> int:
     return ranks[0]
 
 
-@family("cp.async.bulk.tensor", destinations=0)
+@family("cp.async.bulk.tensor", destinations=0, qualifiers=(*_PARTS, *_MODES, *RANKS, *_COPIED))
 def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.tensor: global to shared (multicast, cta_group) and shared to global, tiled (packed 4- and 6-bit
     elements too) and im2col mode."""
     rank = rank_of(instruction)
-    parts = qualifiers(
-        instruction,
-        *(*_PARTS, *_MODES),
-        *("shared::cta", "shared::cluster", "multicast::cluster", "cta_group::1", "cta_group::2", f"{rank}d"),
-    )
+    parts = instruction.parts[1:]
     spaces = [part for part in parts if part in ("global", "shared::cta", "shared::cluster")]
     mode = mode_of(instruction, parts, "im2col_no_offs" if spaces[0] == "global" else "im2col", rank)
     operands = list(instruction.operands)
@@ -210,14 +212,16 @@ def mode_of(instruction: Instruction, parts: list[str], im2col: str, rank: int) 
     return modes[0]
 
 
-def _offsets(block: BlockBuilder, instruction: Instruction, operand: Any, rank: int) -> tuple[Any, ...]:
+def _offsets(block: BlockBuilder, instruction: Instruction, operand: Operand, rank: int) -> tuple[Value, ...] | None:
     """The values of ``{offset of W, ...}``."""
     if not isinstance(operand, Vector) or len(operand.items) != rank - 2:
         raise instruction.refuse(f"{rank - 2} im2col offsets are expected for a {rank}-dimensional copy")
     return tuple(block.whole(block.value(item, 16)) for item in operand.items)
 
 
-def whole_call(block: BlockBuilder, function: Any, before: list[Any], coords: list[Any], after: list[Any]) -> None:
+def whole_call(
+    block: BlockBuilder, function: Callable[..., None], before: list[object], coords: list[Value], after: list[object]
+) -> None:
     """A call with the coordinates as one tuple argument."""
     coords = [block.whole(value) for value in coords]
     flat = [item for value in after for item in (value if isinstance(value, tuple) else (value,))]
@@ -225,11 +229,11 @@ def whole_call(block: BlockBuilder, function: Any, before: list[Any], coords: li
     block.anchor(Call(function, [*before, tuple(coords), *after]), [], values)
 
 
-@family("cp.async.bulk.prefetch.tensor", destinations=0)
+@family("cp.async.bulk.prefetch.tensor", destinations=0, qualifiers=(*_PARTS, *_MODES, *RANKS, "L2"))
 def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""
     rank = rank_of(instruction)
-    parts = qualifiers(instruction, *_PARTS, *_MODES, "prefetch", "L2", f"{rank}d")
+    parts = instruction.parts[1:]
     mode_of(instruction, parts, "im2col", rank)
     descriptor, _ = tensor_operand(block, instruction, instruction.operands[0], rank)
     block.call(prefetch_descriptor, descriptor)
@@ -238,17 +242,16 @@ def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 # --- bulk groups ----------------------------------------------------------------------------------------------------
 
 
-@family("cp.async.bulk.commit_group", destinations=0)
+@family("cp.async.bulk.commit_group", destinations=0, qualifiers="")
 def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.commit_group."""
-    qualifiers(instruction, "async", "bulk", "commit_group")
     block.operation("bulk_commit")
 
 
-@family("cp.async.bulk.wait_group", destinations=0, blocking=True)
+@family("cp.async.bulk.wait_group", destinations=0, blocking=True, qualifiers="read")
 def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.wait_group, wait_group.read."""
-    parts = qualifiers(instruction, "async", "bulk", "wait_group", "read")
+    parts = instruction.parts[1:]
     count = as_integer(instruction, instruction.operands[0])
     if count < 0:
         raise instruction.refuse("the number of groups must not be negative")

@@ -11,7 +11,7 @@ from cute_kernels.emulator.state.generic_addresses import parameter_offset
 from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT, SharedMemory
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.state.warp import WarpState
 
 _NAMES = {
     CONSTANTS[f"ACCESS_{name}"]: name
@@ -27,7 +27,7 @@ _SPACE, _WRITE, _TOGETHER = (CONSTANTS[f"ACCESS_{name}"] for name in ("SPACE", "
 _WORD = (1 << 64) - 1
 
 
-def fault(what: int, fault: ctypes.Structure, warp: Warp) -> EmulatorError:
+def fault(what: int, fault: ctypes.Structure, warp: WarpState) -> EmulatorError:
     """A `Fault` of the core, in words."""
     name, nbytes, write = _NAMES[what], fault.given, bool(fault.operation & _WRITE)
     together, space = bool(fault.operation & _TOGETHER), _SPACES[fault.operation & _SPACE]
@@ -82,7 +82,7 @@ def outside_parameters(address: int, nbytes: int, size: int) -> EmulatorError:
     return IllegalAccess(message).know("out-of-bounds")
 
 
-def _outside_local(warp: Warp, addresses: int, nbytes: int, mask: int) -> EmulatorError:
+def _outside_local(warp: WarpState, addresses: int, nbytes: int, mask: int) -> EmulatorError:
     """``addresses``: where those of the lanes of a mask are, one after the other."""
     if warp.local is None:
         return IllegalAccess("access to local memory by a kernel that declares none")

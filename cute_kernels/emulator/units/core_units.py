@@ -3,8 +3,8 @@
 Each function performs the frequent case whole or does nothing: whatever is illegal, rare or has to wait is left to the
 Python function of the instruction, which decides again and words the error. A timeline is told of both
 (``core/trace.h``, `trace_log`). Both work on the same state: rows of `mbarrier.MBarriers`, shared memory, and the
-counts that `publish` hands to the units. With detectors, operations are told to the race detector first, by its own
-functions (``core/points.c``, ``core/copies.c``).
+counts that `Cluster.count` hands to the units. With detectors, operations are told to the race detector first, by its
+own functions (``core/points.c``, ``core/copies.c``).
 
 Tensor copies are for where they take effect when they are issued (``completion="eager"``). Python decodes a tensor map
 when it executes the first copy through it (`Units.learn`); later copies compare the 64 bytes that count with those that
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from cute_kernels.emulator.units.matrix.dense_mma import core_kinds
 from cute_kernels.emulator.units.matrix.operands import KINDS
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.units.sm import Cluster
+    from cute_kernels.emulator.units.surroundings import Surroundings
 
 Plan, MmaIssuer, MmaArguments, CopyName, CopyArguments = (
     STRUCTURES[name]
@@ -62,7 +62,7 @@ class Units:
         tables: where the core finds it.
     """
 
-    def __init__(self, cluster: Cluster, tables: MemoryTables) -> None:
+    def __init__(self, cluster: Surroundings, tables: MemoryTables) -> None:
         self._cluster, self._header, self._tables = cluster, tables.header, tables
         self._plans = (Plan * _PLANS)()
         for plan in self._plans:
@@ -124,14 +124,14 @@ class Units:
         return self._executed(library().tensor_store(self._tables.address, arguments, len(coords)))
 
     @staticmethod
-    def _arguments(addresses: tuple[int, int, int], coords: Sequence[int], multicast: int, who: Issuer) -> Any:
+    def _arguments(addresses: tuple[int, int, int], coords: Sequence[int], multicast: int, who: Issuer) -> object:
         places = (*coords, *[0] * (_RANKS - len(coords)))
         return ctypes.byref(CopyArguments(*addresses, places, multicast, *who))
 
     def _executed(self, done: int) -> bool:
         """Whether the core has done what it was asked for; a timeline hears of that before Python does more."""
         if self._header.trace_used:
-            self._tables.trace.report(self._cluster.executing)
+            self._tables.tell(self._cluster.executing)
         return bool(done)
 
     def learn_mma(self, kind: str, cta_group: int, who: int, text: str) -> None:
@@ -167,15 +167,6 @@ class Units:
     def mma_text(self, number: int) -> str:
         """Name in reports of the MMAs of an entry of `learn_mma`."""
         return self._issuer_texts[number]
-
-    def publish(self) -> None:
-        """Hands what the core counted to the units of the cluster."""
-        header, cluster = self._header, self._cluster
-        cluster.tma.bytes_loaded += header.loaded
-        cluster.tma.bytes_stored += header.stored
-        cluster.tensor_core.instructions += header.mmas
-        cluster.wgmma.instructions += header.wgmmas
-        header.loaded = header.stored = header.mmas = header.wgmmas = 0
 
     def learn(self, address: int, descriptor: bytes) -> bool:
         """The core executes copies through a tensor map from now on, if it is one of the frequent kind.

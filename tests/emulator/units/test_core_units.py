@@ -73,7 +73,7 @@ class NativeMachine(Machine):
             tensor_core=SimpleNamespace(instructions=0), arithmetic=Arithmetic(),
             tracker=None, wgmma=SimpleNamespace(instructions=0),
         )  # fmt: skip
-        self.tables = MemoryTables(self.cluster, 0)
+        self.tables = MemoryTables(self.cluster.barriers, self.cluster.gmem, self.cluster.params, 0)
         self.units = Units(self.cluster, self.tables)
 
     def copy(
@@ -84,7 +84,7 @@ class NativeMachine(Machine):
         self.units.learn(self.descriptor.ctypes.data, descriptor)
         words = operands(self.descriptor.ctypes.data, place, barrier, coords)
         done = function(name)(self.tables.address, words.ctypes.data, len(coords), *more)
-        self.units.publish()
+        self.cluster.count()
         return bool(done)
 
     def load(
@@ -466,7 +466,7 @@ def test_window_of_parameters():
     machine, descriptor = small()
     cluster = machine.cluster
     cluster.params = bytes(64) + descriptor
-    tables = MemoryTables(cluster, 0)
+    tables = MemoryTables(cluster.barriers, cluster.gmem, cluster.params, 0)
     units = Units(cluster, tables)
     units.learn(PARAM_WINDOW + 64, descriptor)
     words = operands(PARAM_WINDOW + 64, DATA, BARRIER)

@@ -52,7 +52,7 @@ def test_multicast_as_the_python_unit_does_it(mask: int, pair: bool, signal: int
     barrier = shared_address(signal, BARRIER)
     words = operands(native.descriptor.ctypes.data, shared_address(1, DATA), barrier, (64, 2), mask)
     done = function("tensor_load")(native.tables.address, words.ctypes.data, 2, pair)
-    native.units.publish()
+    native.cluster.count()
     if not done:
         assert state_of_units(native, memories[0]) == before
     targets = [rank for rank in range(CTAS) if mask >> rank & 1]
@@ -91,7 +91,7 @@ class Watched:
         self.tracker = self.crew.tracker
         self.addresses = [shared_address(rank, 64) for rank in range(2)]
         for address in self.addresses:
-            self.tracker.initialise(self.crew[0], address)
+            self.tracker.initialise(self.crew[0].agent, address)
         self.region, self.origin = self.tracker.launch.shadow(0)
         self.region.coarse.expect_reads()  # the core records reads where there is one
         self.tables = STRUCTURES["Tables"]()
@@ -110,7 +110,7 @@ class Watched:
                 each.shadow, each.offset, each.nbytes = tracker.shared[rank].address, offset, self.NBYTES
                 each.start, each.count, each.row = start, 1, self.NBYTES
             return bool(library().watch_load(ctypes.addressof(self.tables), ctypes.addressof(copies), 2))
-        tracker.enter(self.crew[0], 3)
+        tracker.enter(self.crew[0].agent, 3)
         for rank, address in enumerate(self.addresses):
             operation = tracker.copy(address, "a copy")
             tracker.async_write(rank, offset, self.NBYTES, operation)
@@ -136,7 +136,7 @@ def test_multicast_is_recorded_as_in_python(completes: list[bool], strict: bool)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_multicast_that_races_in_one_cta_changes_nothing(rank: int) -> None:
     made = Watched(True, False)
-    made.tracker.enter(made.crew[1])
+    made.tracker.enter(made.crew[1].agent)
     made.crew.touch(1, np.array([shared_address(rank, Watched.OFFSET + 16)]), 4, write=False)
     before = state(made.tracker)
     assert not made.load(True, [True, True])

@@ -51,6 +51,10 @@ class Rows:
         return self.start + self.pitch * np.arange(self.count)
 
 
+Offsets = int | np.ndarray | Rows
+"""Where an access begins: one place, int64 of several, or rows."""
+Lanes = int | np.ndarray
+"""A lane, -1 for all of them, or one per address."""
 _EPOCHS, _SHADOW, _PLANE = words("Epochs"), words("Shadow"), words("Plane")
 _LAYERS = 16  # for which there is room at once in planes of at most so many bytes each
 _MOST_BYTES = 1 << 20

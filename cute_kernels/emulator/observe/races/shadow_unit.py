@@ -9,21 +9,16 @@ import ctypes
 import functools
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES, word_count
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
-from cute_kernels.emulator.observe.races.shadow import GRANULE, Rows
+from cute_kernels.emulator.observe.races.happens_before import FULL, Agent, Offset
+from cute_kernels.emulator.observe.races.operations import Operation, PipelinedAccess
+from cute_kernels.emulator.observe.races.shadow import GRANULE, Epochs, Lanes, Offsets, Plane, Rows, Shadow
 from cute_kernels.emulator.observe.races.sync_point import Row
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.observe.races.happens_before import Agent
-    from cute_kernels.emulator.observe.races.shadow import Epochs, Plane, Shadow
-    from cute_kernels.emulator.observe.races.tensor_memory import Operation, PipelinedAccess
-    from cute_kernels.emulator.observe.races.tracker import RaceTracker
 
 _ACQUIRED, _VISIBLE = map(int, (Row.ACQUIRED, Row.VISIBLE))
 _READ = int(Offset.READ)
@@ -104,7 +99,7 @@ class ShadowUnit:
         self._set(*what, *places, 0, *view, self._epochs.address, *record, *rest)
         self._checked(self._record())
 
-    def _places(self, offsets: Any) -> tuple[int, int, int, int]:
+    def _places(self, offsets: Offsets) -> tuple[int, int, int, int]:
         """OFFSETS, ROWS, BASE and STRIDE of one range (int), or of rows, or of an array of offsets."""
         if isinstance(offsets, np.ndarray):
             return self._located(offsets)
@@ -122,7 +117,7 @@ class ShadowUnit:
         return place
 
     def async_read(
-        self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, fence: Row, cluster: int
+        self, shadow: Shadow, offsets: Offsets, nbytes: int, operation: Operation, fence: Row, cluster: int
     ) -> None:
         """An operation reads ``nbytes`` at offsets; ``fence``: the row of fences that cover the memory."""
         offsets = _contiguous(offsets)
@@ -134,7 +129,7 @@ class ShadowUnit:
         self._run((0, 0, shadow.address, GRANULE), (*self._places(offsets), nbytes), view, record, rest)
 
     def async_write(
-        self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, fence: Row | None, cluster: int
+        self, shadow: Shadow, offsets: Offsets, nbytes: int, operation: Operation, fence: Row | None, cluster: int
     ) -> None:
         """An operation writes; ``fence`` None: none is asked for.
 
@@ -165,8 +160,9 @@ class ShadowUnit:
         del kept
 
     def note(
-        self, shadow: Shadow, offsets: Any, nbytes: int, identity: int, write: bool, column: int = 0, cluster: int = 0
-    ) -> None:
+        self, shadow: Shadow, offsets: Offsets, nbytes: int, identity: int, write: bool, column: int = 0,
+        cluster: int = 0,
+    ) -> None:  # fmt: skip
         """Records an access that is not compared with earlier ones; ``column``, ``cluster``: of a read."""
         offsets = _contiguous(offsets)
         view = (0, 0, -1, 0, -1, -1, cluster)
@@ -175,7 +171,7 @@ class ShadowUnit:
         self._run(what, (*self._places(offsets), nbytes), view, record, rest)
 
     def generic(
-        self, context: ctypes.Structure, lanes: Any, addresses: np.ndarray, kind: tuple[str, int, bool, bool],
+        self, context: ctypes.Structure, lanes: Lanes, addresses: np.ndarray, kind: tuple[str, int, bool, bool],
         identity: int, instruction: int,
     ) -> None:  # fmt: skip
         """Loads or stores, as of `RaceTracker.generic`; ``kind``: space, bytes, whether they write, whether strong."""
@@ -191,21 +187,21 @@ class ShadowUnit:
         self._checked(library().generic_record_whole(*where, self._callback_address))
 
     def pipelined_list(
-        self, tracker: RaceTracker, accesses: Sequence[PipelinedAccess]
+        self, shared: Sequence[Shadow], planes: Sequence[Plane], accesses: Sequence[PipelinedAccess]
     ) -> tuple[np.ndarray, ...]:
         """Arguments of `pipelined`: `PipelinedAccess` as int64, and arrays that have to live as long as it."""
         lines, kept = [], []
         for access in accesses:
             if access.starts is not None:
-                shadow, (starts, nbytes) = tracker.shared[access.rank], self.merged(access.starts, access.nbytes)
+                shadow, (starts, nbytes) = shared[access.rank], self.merged(access.starts, access.nbytes)
                 lines.append((0, shadow.address, GRANULE, starts.ctypes.data, len(starts), 0, 0, nbytes))
                 kept.append(starts)
                 continue
-            plane = tracker.tensor.planes[access.rank]
+            plane = planes[access.rank]
             places, offsets = _rectangle(plane, access.place)
             lines.append((int(access.write), plane.address, 1, *places))
             kept.append(offsets)
-        return np.array([(*line, tracker.epochs.address) for line in lines], np.int64), *kept
+        return np.array([(*line, self._epochs.address) for line in lines], np.int64), *kept
 
     def merged(self, starts: np.ndarray, nbytes: int) -> tuple[np.ndarray, int]:
         """Merges the bytes into longer pieces of one length, where they can be put together so."""
@@ -232,15 +228,6 @@ class ShadowUnit:
         """
         return library().access_pipelined(accesses, count, agent.block_address, identity, lane, column)
 
-    @staticmethod
-    def context(tracker: RaceTracker, agent: Agent) -> ctypes.Structure:
-        """The `Context` that the core knows a warp by, good as long as the tracker."""
-        return STRUCTURES["Context"](
-            agent.block_address, tracker.epochs.address, tracker.shared[agent.rank].address,
-            tracker.tensor.planes[agent.rank].address, tracker.launch.block.ctypes.data, tracker.cluster,
-            tracker.all_shared.ctypes.data,
-        )  # fmt: skip
-
     def observe(self, context: ctypes.Structure, log: np.ndarray, first: int) -> int:
         """Works off what a warp has logged (`memory_tables`), from an entry on.
 
@@ -261,7 +248,7 @@ def _private(operation: Operation) -> int:
     return 0 if operation.private is None else operation.private.address
 
 
-def _contiguous(offsets: Any) -> Any:
+def _contiguous(offsets: Offsets) -> Offsets:
     return np.ascontiguousarray(offsets, np.int64) if isinstance(offsets, np.ndarray) else offsets
 
 

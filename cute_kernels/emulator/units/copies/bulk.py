@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.observe.races.tensor_memory import Operation
+from cute_kernels.emulator.observe.races.operations import Operation
 from cute_kernels.emulator.observe.shared_banks import SECTOR_BYTES
 from cute_kernels.emulator.state.async_engine import AsyncOp, BulkOp
 from cute_kernels.emulator.state.smem import shared_address

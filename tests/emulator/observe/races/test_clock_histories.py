@@ -39,7 +39,7 @@ def digest(cluster: str, strict: str, seed: int) -> str:
     tracker, points = crew.tracker, [crew.tracker.point() for _ in range(2)]
     phases = dict.fromkeys(BARRIERS[: 1 + max(ranks)], 0)
     for address in phases:
-        tracker.initialise(crew[0], address)
+        tracker.initialise(crew[0].agent, address)
     crew[0].agent.fence_init()
     reports: list[str] = []
 
@@ -57,7 +57,7 @@ def digest(cluster: str, strict: str, seed: int) -> str:
         arrive_at(tracker, warp, {address: mask()}, order())
 
     def copy(address: int) -> None:
-        tracker.enter(warp, draw.randrange(32))
+        tracker.enter(warp.agent, draw.randrange(32))
         operation = tracker.copy(address, "a copy")
         tracker.complete_copy(operation, address, draw.choice(list(phases)) >> 24)
 
@@ -70,7 +70,7 @@ def digest(cluster: str, strict: str, seed: int) -> str:
             draw.choice(points).complete()
 
     def bulk() -> None:
-        tracker.enter(warp, draw.randrange(32))
+        tracker.enter(warp.agent, draw.randrange(32))
         tracker.bulk(draw.randrange(1, 9), "a store")
         tracker.bulk_waited(agent, tracker.lane, draw.randrange(1, 9), draw.random() < 0.5)
 
@@ -120,9 +120,9 @@ def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(ordered: 
     crew = Crew([256], [0, 0], memory)
     tracker, address = crew.tracker, BARRIERS[0]
     first, second = (crew[i].agent for i in range(2))
-    tracker.initialise(crew[0], address)
+    tracker.initialise(crew[0].agent, address)
     barrier, other = tracker.points[address], tracker.point()
-    tracker.enter(crew[0])
+    tracker.enter(crew[0].agent)
     first.release(other, FULL, Order.SYNC)
     other.complete()
     second.acquire(other, Order.SYNC)

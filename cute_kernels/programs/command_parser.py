@@ -1,0 +1,49 @@
+"""The parser of commands that run a program, whose own arguments stand behind it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser of a command.
+
+    Args:
+        runs_program: the first positional argument is a program, and what follows it is the program's own, whatever it
+            looks like: it goes to ``arguments`` of the result. (argparse would complete, and claim, options in it.)
+    """
+
+    def __init__(self, *arguments: object, runs_program: bool = False, **keywords: object) -> None:
+        super().__init__(*arguments, **keywords)
+        self._runs_program = runs_program
+
+    def parse_known_args(
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Overrides the method of the base class."""
+        if not self._runs_program:
+            return super().parse_known_args(args, namespace)
+        args = list(sys.argv[1:] if args is None else args)
+        end = self._program_index(args) + 1
+        namespace, unknown = super().parse_known_args(args[:end], namespace)
+        namespace.arguments = args[end:]
+        return namespace, unknown
+
+    def _program_index(self, args: list[str]) -> int:
+        index = 0
+        while index < len(args):
+            word = args[index]
+            if word == "--":
+                return index + 1
+            if not word.startswith("-") or word == "-":
+                return index
+            index += 1 + ("=" not in word and self._takes_value(word))
+        return index
+
+    def _takes_value(self, word: str) -> bool:
+        options = self._option_string_actions
+        names = [word] if word in options else [name for name in options if name.startswith(word)]
+        # What is unknown or ambiguous here is argparse's to report.
+        return len({id(options[name]) for name in names}) == 1 and options[names[0]].nargs is None

@@ -1,0 +1,102 @@
+"""Arguments that a function was compiled with, and what they say of those that it is called with."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import cutlass
+import cutlass.cute.runtime
+import cutlass.cute.typing
+import cutlass.torch
+import torch
+from cuda.bindings import driver
+
+from cute_kernels import dsl
+
+
+def dynamic_widths(tensor: cutlass.cute.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bits of each dynamic extent, and of each dynamic stride, in the parameter of a tensor."""
+    stride = 32 if getattr(tensor, "_use_32bit_stride", False) else 64
+    parts = ((tensor.shape, tensor.dynamic_shapes_mask, 32), (tensor.stride, tensor.dynamic_strides_mask, stride))
+    extents, strides = (
+        tuple(getattr(number, "width", width) for number, dynamic in zip(numbers, mask) if dynamic)
+        for numbers, mask, width in parts
+    )
+    return extents, strides
+
+
+def assumed_alignment(tensor: cutlass.cute.Tensor) -> int:
+    """Bytes that the address of a tensor parameter is a multiple of."""
+    return tensor._assumed_align or 1
+
+
+def torch_dtype(tensor: cutlass.cute.Tensor) -> torch.dtype | None:
+    """Element type of the torch tensors that TVM-FFI takes for a tensor; None where torch has none."""
+    kind = tensor.element_type
+    if kind is cutlass.Float4E2M1FN:
+        return torch.float4_e2m1fn_x2
+    if kind.width < 8 and kind.__name__ != "Boolean":
+        return None
+    return cutlass.torch.dtype(kind)
+
+
+def is_symbol(value: object) -> bool:
+    """Whether an extent is symbolic, with a ``width`` in bits and the ``divisibility`` that is promised."""
+    return isinstance(value, cutlass.cute.typing.SymInt)
+
+
+def is_number(value: object) -> bool:
+    """Whether an argument of a call is a number of Python or of CuTe DSL."""
+    return isinstance(value, (bool, int, float, cutlass.Numeric))
+
+
+def scalar(example: object, value: object) -> object:
+    """A number as what a function was compiled with: a scalar, a symbolic integer or a pointer.
+
+    Raises:
+        TypeError: a fraction where an integer is expected.
+        ValueError: no multiple of what a symbolic integer promises.
+    """
+    plain = value.value if isinstance(value, cutlass.Numeric) else value
+    if is_symbol(example):
+        if plain % example.divisibility:
+            raise ValueError(f"compiled for multiples of {example.divisibility}; {plain} is given")
+        return (cutlass.Int32 if example.width == 32 else cutlass.Int64)(plain)
+    if dsl.is_pointer(example):
+        return cutlass.cute.runtime.make_ptr(example.dtype, plain, example.memspace, example._assumed_align)
+    if type(example) in (bool, int, float):
+        if isinstance(plain, float) and type(example) is not float:
+            raise TypeError(f"compiled with the {type(example).__name__} {example}; {plain} is given")
+        return type(example)(plain)
+    if not isinstance(example, cutlass.Numeric):
+        return value
+    if isinstance(plain, float) and issubclass(type(example), cutlass.Integer):
+        raise TypeError(f"compiled with an {type(example).__name__}; {plain} is given")
+    return type(example)(plain)
+
+
+def is_plain_dataclass(value: object) -> bool:
+    """Whether an argument is passed by its fields."""
+    return (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, type)
+        and not hasattr(value, "__c_pointers__")
+        and not hasattr(type(value), "_struct_type")
+    )
+
+
+def is_stream(value: object) -> bool:
+    """Whether an argument of `cute.compile` is a stream, fake or not."""
+    return hasattr(value, "use_tvm_ffi_env_stream") or isinstance(value, driver.CUstream)
+
+
+def is_environment_stream(value: object) -> bool:
+    """Whether an argument of `cute.compile` is a fake stream that TVM-FFI takes from its environment."""
+    return bool(getattr(value, "use_tvm_ffi_env_stream", False))
+
+
+def stream(value: object) -> object:
+    """A stream from its handle or from torch's object."""
+    if isinstance(value, driver.CUstream):
+        return value
+    return driver.CUstream(getattr(value, "cuda_stream", value))

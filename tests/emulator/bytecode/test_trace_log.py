@@ -1,0 +1,351 @@
+"""Timelines of what the core executes: event by event those of Python's units, times, names and order included."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.bytecode import execution, trace_log
+from cute_kernels.emulator.bytecode.execution import Execution
+from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.state.warp import PhaseWait
+from cute_kernels.emulator.units.copies import tma
+from cute_kernels.emulator.units.copies.tensor_map import TensorMap
+from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.observe.test_trace import (
+    ARRIVE,
+    BULK,
+    HANDSHAKE,
+    Event,
+    check_well_formed,
+    flows,
+    read,
+    slices,
+    thread_names,
+)
+from tests.emulator.oracle import records
+from tests.emulator.ptx_launch import launch
+from tests.emulator.python_units import units, with_both_units
+from tests.emulator.units.test_core_units import COPY, MISSED, TIME_OUTS
+from tests.nightly import nightly
+
+DATA = Path(__file__).parents[1] / "data" / "traces"
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "no detectors": {"detectors": False},
+    "any warp": {"interleave": "random", "seed": 3},
+    "late": {"completion": "lazy"},
+    "random": {"completion": "random", "interleave": "random", "seed": 5, "spurious_try_wait_failures": True},
+    "starved": {"completion": "random", "interleave": "starve", "seed": 7},
+}
+DAILY = (
+    "sm100-one-cta", "sm90-one-cta", "gemm-sm100-two-pairs", "gemm-sm90-pingpong", "images-sm100", "images-sm90-repack",
+)  # fmt: skip
+
+
+def of_target(name: str, path: Path, mutant: str = "", **options: Any) -> list[Event]:
+    """What a launch of our kernels shows that is frozen, faults of mutants included."""
+    frozen = records.read(name).launch
+    ptx = records.mutated(frozen, mutant)
+    outcome = frozen.execute(ptx, Options(trace=path, max_warp_instructions=frozen.limit, **options))
+    assert mutant or not outcome.error
+    return read(path)
+
+
+def assert_same(python: list[Event], native: list[Event]) -> None:
+    for number, (expected, found) in enumerate(zip(python, native)):
+        assert expected == found, f"event {number} of {len(python)}"
+    assert len(python) == len(native)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DAILY else nightly) for n in records.names()])
+def test_our_kernels(name: str, schedule: str, tmp_path: Path) -> None:
+    native, python = with_both_units(lambda: of_target(name, tmp_path / "trace", **SCHEDULES[schedule]))
+    assert_same(python, native)
+
+
+@pytest.mark.parametrize("name", ["sm100-one-cta", "sm90-one-cta"])
+def test_traces_are_what_they_were_before_the_core_recorded_any(name: str, tmp_path: Path) -> None:
+    """The files were recorded when launches with a trace were Python's, that of sm90 again for waits of setmaxnreg."""
+    recorded = json.loads(lzma.decompress((DATA / f"{name}.json.xz").read_bytes()))["traceEvents"]
+    assert_same(recorded, of_target(name, tmp_path / "trace"))
+
+
+@pytest.mark.parametrize("name", ["sm100-one-cta", "sm90-one-cta"])
+def test_mutants(name: str, tmp_path: Path) -> None:
+    """Launches that fail: up to the same step, with the same waits."""
+    keys = [run.mutant for run, found in records.read(name).outcomes.items() if run.mutant and "error" in found]
+    for key in dict.fromkeys(keys[::3]):
+        assert_same(*with_both_units(functools.partial(of_target, name, tmp_path / "trace", key)))
+
+
+# Warp 0 or warp 1 waits for all live threads of the CTA; the other one exits.
+EARLY_EXIT = """
+    mov.u32 %r1, %tid.x; shr.u32 %r3, %r1, 5; mov.u32 %r5, 0;
+    setp.eq.u32 %p2, %r3, WAITS;
+    @%p2 bra WAIT;
+LOOP:
+    add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, %r1;
+    @%p3 bra LOOP;
+    ret;
+WAIT:
+    bar.sync 0;
+    ret;
+"""
+# Warp 0 and lanes of warp 1 wait for all live threads of the cluster, which the exit of its other lanes completes.
+PARTIAL_EXIT = """
+    mov.u32 %r1, %tid.x; mov.u32 %r5, 0;
+    setp.lt.u32 %p2, %r1, 48;
+    @%p2 bra WAIT;
+LOOP:
+    add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, 30;
+    @%p3 bra LOOP;
+    ret;
+WAIT:
+    barrier.cluster.arrive; barrier.cluster.wait;
+    ret;
+"""
+CLUSTER = """
+    mov.u32 %r1, %cluster_ctarank; mov.u32 %r5, 0;
+    setp.eq.u32 %p1, %r1, 0;
+    @%p1 bra LAST;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    ret;
+LAST:
+    add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, 30;
+    @%p3 bra LAST;
+    barrier.cluster.arrive.aligned;
+    ret;
+"""
+# Lanes of one warp wait for others of it: all of its paths block in turn.
+PARTED = """
+    mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra READY;
+    mbarrier.init.shared.b64 [%r2], 16; mbarrier.init.shared.b64 [%r2+8], 16;
+READY:
+    bar.sync 0; setp.lt.u32 %p2, %r1, 16;
+    @%p2 bra FIRST;
+    mbarrier.arrive.shared.b64 %d5, [%r2];
+SECOND_WAITS:
+    mbarrier.try_wait.parity.shared.b64 %p4, [%r2+8], 0;
+    @!%p4 bra SECOND_WAITS;
+    bra END;
+FIRST:
+    mbarrier.try_wait.parity.shared.b64 %p4, [%r2], 0;
+    @!%p4 bra FIRST;
+    mbarrier.arrive.shared.b64 %d5, [%r2+8];
+END:
+    ret;
+"""
+# The phase that warp 1 waits for is long over when what the core did is told: it arrives for the next ones as well.
+SEVERAL_PHASES = HANDSHAKE.replace("[%r2], 32", "[%r2], 1").replace(
+    "ARRIVE", "setp.ne.u32 %p5, %r1, 0; @%p5 bra OTHERS;" + 2 * "mbarrier.arrive.shared.b64 _, [%r2];" + "OTHERS:"
+)
+RACE = """
+    mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic; mov.u32 %r5, 0;
+LOOP:
+    add.u32 %r5, %r5, 1; shr.u32 %r3, %r1, 5; mul.lo.u32 %r3, %r3, 36;
+    mad.lo.u32 %r4, %r5, %r3, %r2; and.b32 %r4, %r4, -4; st.shared.u32 [%r4], %r5;
+    setp.lt.u32 %p3, %r5, 40;
+    @%p3 bra LOOP;
+AGAIN:
+    sub.u32 %r5, %r5, 1; setp.gt.u32 %p3, %r5, 0;
+    @%p3 bra AGAIN;
+    ret;
+"""
+PROGRAMS: dict[str, tuple[str, int, dict[str, Any]]] = {  # PTX, bytes of memory, launch
+    "arrival": (module(HANDSHAKE.replace("ARRIVE", ARRIVE), parameters=1), 16, {"block": (64, 1, 1)}),
+    "hang": (module(HANDSHAKE.replace("ARRIVE", ""), parameters=1), 16, {"block": (64, 1, 1)}),
+    "several phases": (module(SEVERAL_PHASES, parameters=1), 16, {"block": (64, 1, 1)}),
+    "bulk copies": (module(BULK, parameters=1), 512, {}),
+    "exit of the first": (module(EARLY_EXIT.replace("WAITS", "1"), parameters=1), 16, {"block": (64, 1, 1)}),
+    "exit of the last": (module(EARLY_EXIT.replace("WAITS", "0"), parameters=1), 16, {"block": (64, 1, 1)}),
+    "exit of lanes": (module(PARTIAL_EXIT, parameters=1), 16, {"block": (64, 1, 1)}),
+    "cluster": (module(CLUSTER, parameters=1), 16, {"grid": (4, 1, 1), "cluster": (2, 1, 1), "block": (64, 1, 1)}),
+    "parted lanes": (module(PARTED, parameters=1), 16, {}),
+    "race": (module(RACE, parameters=1), 16, {"block": (64, 1, 1)}),
+    "missed phase": (MISSED, 16, {}),
+    "time limits": (TIME_OUTS, 16, {"block": (64, 1, 1)}),
+}
+
+
+def of_program(name: str, path: Path, **options: Any) -> list[Event]:
+    text, nbytes, facts = PROGRAMS[name]
+    arguments = [aligned(np.zeros(nbytes, np.uint8)), *[0] * (text.count(".param .u64") - 1)]
+    try:
+        launch(text, *arguments, options=Options(trace=path, **options), **facts)
+    except EmulatorError:
+        pass
+    return read(path)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name: str, schedule: str, tmp_path: Path) -> None:
+    options = SCHEDULES[schedule]
+    native, python = with_both_units(lambda: of_program(name, tmp_path / "trace", **options))
+    assert slices(python, "work")
+    check_well_formed(python)
+    assert_same(python, native)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_copies(schedule: str, tmp_path: Path) -> None:
+    """100 rows in boxes of 16, the last one partly out of bounds; without detectors only the trace asks for names."""
+    events = []
+    for native in (False, True):
+        with units(native):
+            source, out = (aligned(np.zeros((100, 128), np.uint8)) for _ in range(2))
+            places = source.ctypes.data, out.ctypes.data
+            maps = [TensorMap(place, "u8", (128, 100), (128,), (128, 16), (1, 1), "128B") for place in places]
+            options = Options(trace=tmp_path / "trace", **SCHEDULES[schedule])
+            try:
+                launch(COPY, *maps, block=(96, 1, 1), dynamic_smem=8192, reachable=(source, out), options=options)
+            except EmulatorError:
+                assert options.detectors
+            events.append(read(options.trace))
+    assert_same(*events)
+
+
+READY = "bar.warp.sync -1; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+# Both CTAs of a pair copy a box to both, and two lanes of each copy one through a map of their own and store them; warp
+# 1 does nothing but wait for all that.
+PAIR_OF_CTAS = module(
+    f"""
+    ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1]; ld.param.u64 %d3, [p2]; mov.u32 %r1, dynamic; mov.u32 %r9, %tid.x;
+    mov.u32 %r8, %cluster_ctarank; mov.u16 %h1, 3; mov.u32 %r3, 0; mov.u32 %r5, 0;
+    add.s32 %r2, %r1, 1024; mad.lo.s32 %r4, %r8, 2048, %r2; mad.lo.s32 %r6, %r9, 2048, %r2; add.s32 %r6, %r6, 4096;
+    mad.lo.s32 %r7, %r8, 32, 0; mad.lo.s32 %r7, %r9, 16, %r7;
+    setp.ne.u32 %p1, %r9, 0; setp.gt.u32 %p2, %r9, 1;
+    @%p1 bra NEXT;
+    mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster;
+NEXT:
+    {READY}
+    @%p1 bra LANES;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 8192;
+    cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+        [%r4], [%d1, {{0, %r3}}], [%r1], %h1;
+LANES:
+    @%p2 bra POLL;
+    cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r6], [%d2, {{0, %r3}}], [%r1];
+POLL:
+    bar.warp.sync -1;
+WAITS:
+    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p4, [%r1], %r5;
+    @!%p4 bra WAITS;
+    @%p2 bra AFTER;
+    cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d3, {{0, %r7}}], [%r6];
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+AFTER:
+    add.s32 %r3, %r3, 16; xor.b32 %r5, %r5, 1; setp.lt.u32 %p3, %r3, 64;
+    @%p3 bra NEXT;
+    {READY}
+    ret;
+    """,
+    parameters=3,
+)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_copies_to_several_ctas(schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first copy through a map is the core's as well; a second lane's comes after it, by Python."""
+    masks: list[int | None] = []
+    load = tma.TmaUnit.load
+
+    def recorded(*args: Any, multicast: int | None = None, **more: Any) -> None:
+        masks.append(multicast)
+        load(*args, multicast=multicast, **more)
+
+    monkeypatch.setattr(tma.TmaUnit, "load", recorded)
+    events = []
+    for native in (False, True):
+        with units(native):
+            masks.clear()
+            memories = [aligned(np.zeros((64, 128), np.uint8)) for _ in range(3)]
+            maps = [TensorMap(x.ctypes.data, "u8", (128, 64), (128,), (128, 16), (1, 1), "128B") for x in memories]
+            options = Options(trace=tmp_path / "trace", **SCHEDULES[schedule])
+            shape: dict[str, Any] = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "block": (64, 1, 1)}
+            launch(PAIR_OF_CTAS, *maps, reachable=memories, dynamic_smem=10240, options=options, **shape)
+            events.append(read(options.trace))
+    # Four rounds: a box from each CTA to both, and two lanes' of each; the very first goes through Python to the core.
+    assert len([each for each in slices(events[0], "tma") if each["name"] == "load 2048 B"]) == 4 * (2 * 2 + 2 * 2)
+    if options.completion != "eager":
+        assert masks.count(3) == 4 * 2
+    elif options.detectors:
+        assert masks.count(3) <= 1
+    else:
+        assert masks == [None] * (4 * 2 * 2 - 1)
+    assert_same(*events)
+
+
+@pytest.mark.parametrize("name", ["arrival", "several phases", "hang"])
+def test_a_warp_waits_for_an_mbarrier_without_python(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+
+    class Counted(PhaseWait):
+        def __init__(self, *args: Any) -> None:
+            waits.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(execution, "PhaseWait", Counted)
+    native, python = with_both_units(lambda: of_program(name, tmp_path / "trace"))
+    assert waits
+    assert slices(native, "wait")
+    assert_same(python, native)
+
+
+@pytest.mark.parametrize("native", [False, True], indirect=True)
+@pytest.mark.parametrize("name", ["exit of the last", "exit of lanes"])
+def test_an_exit_releases_whoever_waits(name: str, native: bool, tmp_path: Path) -> None:
+    """The arrow begins at the last instruction of the lanes that exit."""
+    events = of_program(name, tmp_path / "trace")
+    names = thread_names(events)
+    ((start, end),) = flows(events)
+    assert names[start["pid"], start["tid"]].startswith("warp 1")
+    assert names[end["pid"], end["tid"]].startswith("warp 0")
+    # Before it waits warp 0 executes 5 instructions; warp 1 executes 5, and 3 of every round of its loop, which ends in
+    # a branch to the ret.
+    executed = 5 + {"exit of the last": 5 + 3 * 63, "exit of lanes": 5 + 3 * 30}[name]
+    assert start["ts"] == executed - 0.5
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 17, 18, 40])
+@pytest.mark.parametrize("name", ["sm100-one-cta", "sm90-one-cta"])
+def test_no_event_is_lost_where_there_is_little_room(
+    name: str, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plenty = of_target(name, tmp_path / "trace")
+    monkeypatch.setattr(trace_log, "_ROOM", room)
+    assert_same(plenty, of_target(name, tmp_path / "trace"))
+
+
+@pytest.mark.parametrize("name", ["sm100-one-cta", "sm90-one-cta"])
+def test_the_core_executes_what_it_does_without_a_trace(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, call = [0], Execution._call
+
+    def counted(self: Execution, site: int, mask: int) -> int:
+        calls[0] += 1
+        return call(self, site, mask)
+
+    monkeypatch.setattr(Execution, "_call", counted)
+    frozen = records.read(name).launch
+    counts = []
+    for path in (None, tmp_path / "trace"):
+        calls[0] = 0
+        frozen.execute(frozen.ptx, dataclasses.replace(Options(), trace=path))
+        counts.append(calls[0])
+    assert counts[0] == counts[1] > 0
