@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -122,10 +123,24 @@ def config_of(options: argparse.Namespace, name: str, problem: Any) -> Any:
     planner, arch = OPERATIONS[name], ARCHS[arch_of(options, name)]
     planner.check(problem)
     usual = planner.kernel(problem, arch)
+    _check_fields(arch.name, planner.of(arch.name), options.settings)
     named = [kernel for kernel in planner.of(arch.name) if _has_all(kernel, options.settings)]
     taking = [kernel for kernel in named if not kernel.takes(problem, arch)]
     kernel = usual if usual in named else next(iter((*taking, *named)), usual)
     return parse_settings(kernel.config, options.settings, f"{arch.name}, {kernel.config.__name__}")
+
+
+def _check_fields(arch: str, kernels: Sequence[Kernel], settings: Sequence[str]) -> None:
+    """Raises ValueError for a setting of a field that none of the kernels has: it names those of all."""
+    fields = {kernel.config.__name__: [part.name for part in dataclasses.fields(kernel.config)] for kernel in kernels}
+    known = {name for names in fields.values() for name in names}
+    for setting in settings:
+        name, separator, _ = setting.partition("=")
+        if not separator or name.strip().replace("-", "_") not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1) if separator else []
+            meant = f"did you mean {near[0]}? " if near else ""
+            all_fields = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in fields.items())
+            raise ValueError(f"setting {setting}: {meant}expected FIELD=VALUE; fields for {arch}, {all_fields}")
 
 
 def _has_all(kernel: Kernel, settings: Sequence[str]) -> bool:
