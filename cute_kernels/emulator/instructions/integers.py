@@ -33,8 +33,6 @@ def apply(block: BlockBuilder, instruction: Instruction, op: PureOp) -> None:
     sources = [
         block.value(operand, STORED_BITS[type_]) for operand, type_ in zip(instruction.operands[1:], op.inputs)
     ]
-    if len(instruction.operands) != len(op.inputs) + 1:
-        raise instruction.refuse(f"{op.name} takes {len(op.inputs)} source operands")
     result = block.pure(op, *sources)
     if block.context.is_uniform_of_tid(instruction):
         result = block.first_lane(result)

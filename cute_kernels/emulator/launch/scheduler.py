@@ -245,6 +245,8 @@ class Scheduler:
             self.cluster.exit(warp)
         except EmulatorError as error:
             raise self._located(error, warp) from None
+        except MemoryError:
+            raise
         except Exception as error:
             wrapped = EmulatorError(f"internal error: {type(error).__name__}: {error}")
             raise self._located(wrapped, warp, error) from error
