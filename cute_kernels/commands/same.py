@@ -108,7 +108,7 @@ def _of_program(side: str, options: argparse.Namespace) -> list | int:
 
 
 def _of_plans(sides: Sequence[str], options: argparse.Namespace) -> list[list]:
-    """What configurations write on random operands, which are the same for equal problems; no workspaces."""
+    """Arrays that configurations write on random operands, which are the same for equal problems; no workspaces."""
     import torch
 
     from cute_kernels.checking.sameness import LaunchMemory
