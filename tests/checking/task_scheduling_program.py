@@ -4,8 +4,6 @@ One warp loads rows by TMA into a ring of two stages in shared memory, four warp
 the exhaustive check that Task Scheduling makes of its schedules, so that the faulty kernel is compiled.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from typing import Any
