@@ -1,7 +1,7 @@
 """A copy by CuTe DSL's Task Scheduling, with one fault: ``python task_scheduling_program.py FAULT [--unchecked]``.
 
 One warp loads rows by TMA into a ring of two stages in shared memory, four warps store them. ``--unchecked`` leaves out
-the exhaustive check that Task Scheduling makes of its schedules, so that the faulty kernel is compiled.
+what Task Scheduling checks of its schedules, so that the faulty kernel is compiled.
 """
 
 import sys
@@ -92,9 +92,9 @@ class Ring(MemoryResource):
     @cute.jit
     def load(self, stage_info: StageInfo, *, column: cutlass.Int32) -> None:
         if prims.elect_sync():
-            prims.cp_async_bulk_tensor_shared_cta_global(
-                self.cells.subview(stage_info.stage_idx * COLUMNS), self.source, (column, stage_info.loop_offset), stage_info.barrier
-            )
+            row = self.cells.subview(stage_info.stage_idx * COLUMNS)
+            place = (column, stage_info.loop_offset)
+            prims.cp_async_bulk_tensor_shared_cta_global(row, self.source, place, stage_info.barrier)
 
     @consumer_work(returns=cell)
     @cute.jit
@@ -182,6 +182,7 @@ def copy_rows(source: cutlass.GridConstant[cuda.TensorMap], target: cute.Tensor)
         resource_dependency_graph={ring: [rows], output: [ring]},
         smem_allocator=allocator,
         exhaustive_deadlock_race_check=CHECKED,
+        skip_validation=not CHECKED,
     )
     manager.setup_resources_and_tasks()
     if cutlass.const_expr(FAULT != "no barrier after the initialisation"):
