@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from cute_kernels.config import field_type
 from cute_kernels.config_codec import OPEN, parse_settings, spell
 from cute_kernels.plan import ARCHS, PLANNERS, Kernel, Plan, Planner, make_plan
 from cute_kernels.plan.options import Option
@@ -82,7 +81,7 @@ def _arch(text: str) -> str:
 def _describe(kernel: Kernel, part: dataclasses.Field) -> str:
     """``FIELD=DEFAULT``, what an open one is, and the values that there are."""
     known = kernel.fields.get(part.name)
-    choices = (True, False) if field_type(part)[0] is bool else () if known is None else known.legal
+    choices = (True, False) if kernel.config.types[part.name][0] is bool else () if known is None else known.legal
     meaning = f" ({known.open})" if part.default is None and known is not None else ""
     default = f"{part.name}={spell(part.default)}{meaning}"
     return f"{default} of {{{', '.join(map(spell, choices))}}}" if choices else default
@@ -146,11 +145,10 @@ def _check_fields(arch: str, kernels: Sequence[Kernel], settings: Sequence[str])
 
 def _has_all(kernel: Kernel, settings: Sequence[str]) -> bool:
     """Whether a kernel has the fields of all settings and, where they are words, the words."""
-    kinds = {part.name: field_type(part) for part in dataclasses.fields(kernel.config)}
     for setting in settings:
         name, _, value = (part.strip() for part in setting.partition("="))
         name = name.replace("-", "_")
-        kind, is_open = kinds.get(name, (None, False))
+        kind, is_open = kernel.config.types.get(name, (None, False))
         if kind is None or (kind is str and value not in kernel.fields[name].legal and not (is_open and value == OPEN)):
             return False
     return True

@@ -152,7 +152,7 @@ class Scheduler:
             idle_rounds += 1
             sleeping = any(getattr(warp.wait, "what", None) == "nanosleep" for warp in cluster.warps)
             if idle_rounds > (_SLEEPING_PATIENCE if sleeping else _PATIENCE) or not self._time_out():
-                if not sleeping and not self.polls:
+                if not sleeping and not self.polls and not any(cta.tmem.held_by_others for cta in cluster.ctas):
                     self.helped = False  # no other cluster can change that
                 raise _Stuck("no warp can run and no asynchronous work is pending", "hang")
         cluster.finish()
