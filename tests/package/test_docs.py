@@ -46,8 +46,8 @@ SIZES = {
     "docs/install.md": 3_500, "docs/tutorial.md": 6_750, "docs/glossary.md": 3_250, "docs/demo.md": 1_500,
     # Kernel developers.
     "docs/agents.md": 5_000, "docs/own_kernel.md": 6_250,
-    "docs/emulator/guide.md": 8_750, "docs/emulator/your_kernel.md": 7_000, "docs/emulator/contract.md": 13_000,
-    "docs/emulator/families.md": 9_750, "docs/emulator/finding_out.md": 4_250,
+    "docs/emulator/guide.md": 8_750, "docs/emulator/your_kernel.md": 7_000, "docs/emulator/contract.md": 13_950,
+    "docs/emulator/families.md": 9_950, "docs/emulator/finding_out.md": 4_250,
     "docs/emulator/arithmetic.md": 5_250, "docs/emulator/core.md": 9_300, "docs/emulator/counters.md": 5_000,
     "docs/emulator/programs.md": 3_750, "docs/emulator/programs_outcomes.md": 6_000,
     "docs/emulator/public_bugs.md": 7_000, "docs/emulator/checkers.md": 2_750,
