@@ -88,7 +88,7 @@ class AsyncEngine:
         shared_queues: numbers of queues that have operations of both kinds.
         stand: says that the running warp is where the core is.
         reraise: raises what an operation of the core has come upon.
-        stepped: called with the index of each queue whose first operation `step` is about to run, see there.
+        stepped: called with the index of each queue whose first operation `step` is about to run, and its description.
 
     Args:
         policy: when an operation takes effect.
@@ -118,7 +118,7 @@ class AsyncEngine:
         self.shared_queues: dict[Hashable, int] = {}
         self.stand: Callable[[], None] = lambda: None
         self.reraise: Callable[[], None] = lambda: None
-        self.stepped: Callable[[int], None] = lambda index: None
+        self.stepped: Callable[[int, str], None] | None = None
         self._error: BaseException | None = None
         self._ops: dict[int, AsyncOp] = {}  # that have been issued and have not taken effect, by their numbers
         self._queues: dict[Hashable, int] = {}
@@ -169,7 +169,8 @@ class AsyncEngine:
             return False
         if index is None:
             index = self._rng.randrange(count) if self.policy == "random" else -1
-        self.stepped(index)
+        if self.stepped is not None:
+            self.stepped(index, f"takes effect: {self._next_of(index)}")
         if not library().work_step(self.address, index):
             return True
         try:
@@ -196,7 +197,7 @@ class AsyncEngine:
         """Descriptions of what is pending, queue by queue in order of issue."""
         return [self._op(address).describe for address in self._pending()]
 
-    def next_of(self, index: int) -> str:
+    def _next_of(self, index: int) -> str:
         """Description of what `step` runs with this index."""
         firsts = [queue.first for queue in self._work_queues()]
         ready = (address for address in firsts if not Work.from_address(address).yields)

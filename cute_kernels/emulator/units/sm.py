@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -265,10 +266,8 @@ class Cluster:
         self.engine.where, self.engine.stand, self.engine.reraise = self._issued, self._stand, self.barriers.reraise
         self.barriers.tables.work = self.engine.address
         if options.stepped is not None:
-            self.engine.stepped = lambda queue: options.stepped(
-                Step(index, "a", queue), f"takes effect: {self.engine.next_of(queue)}"
-            )
-        self._tries: Counter[int] = Counter()  # of each warp: try_waits that could succeed, where some do not
+            self.engine.stepped = lambda queue, words: options.stepped(Step(index, "a", queue), words)
+        self._tries = defaultdict(itertools.count)  # of each warp: try_waits that could succeed, where some do not
         self.observers: list[Observer] = []
         self.engine.observers = self.barriers.observers = self.observers
         self.meter = UnitCounters() if options.counters else None
@@ -407,9 +406,9 @@ class Cluster:
     def _ask(self, what: int) -> bool:
         """`MBarriers.ask`."""
         warp, tables = self.executing, self.barriers.tables
+        self._stand()
         if what == CONSTANTS["BY_CHANCE"]:
             return self._try_succeeds(warp)
-        self._stand()
         if what == CONSTANTS["TAKE_LOGS"]:
             return True
         if what == CONSTANTS["MAKE_ROOM"]:
@@ -446,14 +445,11 @@ class Cluster:
 
     def _try_succeeds(self, warp: Warp) -> bool:
         """Whether a try_wait whose phase is complete does not report a timeout nevertheless."""
-        options, step = self.options, Step(self.index, "t", warp.number, self._tries[warp.number])
-        self._tries[warp.number] += 1
+        options, step = self.options, Step(self.index, "t", warp.number, next(self._tries[warp.number]))
         fails = step in options.steps if options.steps else self.rng.random() < 0.25
         if fails and options.stepped is not None:
-            self._stand()
-            instruction = self.place_of(warp)
-            where = f" at PTX line {instruction.line}" if instruction is not None else ""
-            options.stepped(step, f"{warp.label}: a try_wait{where} whose phase is complete reports a timeout")
+            line = getattr(self.place_of(warp), "line", "?")
+            options.stepped(step, f"{warp.label}: a try_wait at PTX line {line} of a complete phase reports a timeout")
         return not fails
 
     def exit(self, warp: Warp) -> None:
