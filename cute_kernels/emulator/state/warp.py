@@ -7,6 +7,7 @@ for each other.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -154,7 +155,7 @@ class BulkWait(Wait):
         self.key = ("bulk_group", thread)
 
     def ready(self) -> bool:
-        return self.cluster.tma.groups.wait_satisfied(self.thread, self.count, self.read)
+        return self.cluster.bulk.wait_satisfied(self.thread, self.count, self.read)
 
     def describe(self) -> str:
         what = "reads" if self.read else "writes"
@@ -328,18 +329,11 @@ class Warp:
     def timed_out(self, value: bool) -> None:
         self.code.header.timed_out = value
 
-    @property
-    def storing_lanes(self) -> int:
-        """Lanes that issued bulk stores, the only ones with bulk groups."""
-        return self.code.header.storing
-
     def stores_in_bulk(self, lane: int) -> None:
         """A lane issues a bulk store: from now on it has bulk groups."""
         columns = (0, 0) if self.agent is None else self.cluster.tracker.bulk_columns(self.agent, lane)
-        groups = self.cluster.tma.groups.address((self.cta.rank, self.index, lane), columns)
-        self.code.stores_in_bulk(lane, groups)
-        if self.agent is not None:
-            self.agent.stores(lane, groups)
+        thread = self.cluster.bulk.thread((self.cta.rank, self.index, lane), columns)
+        self.code.stores_in_bulk(lane, ctypes.addressof(thread))
 
     # --- called by generated code at divergent branches -------------------------------------------------------------
 

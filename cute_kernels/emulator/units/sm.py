@@ -24,9 +24,7 @@ from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.state.tmem import TensorMemory
 from cute_kernels.emulator.state.tmem_pairs import PairOperation
 from cute_kernels.emulator.state.warp import Warp
-from cute_kernels.emulator.units.copies import cp_async
-from cute_kernels.emulator.units.copies.bulk import BulkUnit
-from cute_kernels.emulator.units.copies.tma import TmaUnit
+from cute_kernels.emulator.units.copies import bulk, cp_async
 from cute_kernels.emulator.units.matrix import tensor_core
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
 from cute_kernels.emulator.units.matrix.wgmma import WgmmaUnit
@@ -246,9 +244,7 @@ class Cluster:
         self.engine.observers = self.barriers.observers = self.observers
         self.meter = UnitCounters() if options.counters else None
         self.trace: ClusterTrace | None = None
-        self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
-        self.copies = cp_async.CopyUnit(self)
-        self.bulk = BulkUnit(self.tma)
+        self.copies, self.bulk = cp_async.CopyUnit(self), bulk.BulkUnit(self)
         self.tensor_core = tensor_core.TensorCore(
             self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter,
             self.arithmetic,
@@ -377,6 +373,11 @@ class Cluster:
         if what in cp_async.ASKED:
             self.copies.answer(what, tables.fault, warp)
             return True
+        if what in bulk.ASKED:
+            self.bulk.answer(what, tables.fault, warp)
+            return True
+        if what == CONSTANTS["RACE_RAISED"]:
+            self.tracker.unit.reraise()
         if what in tensor_core.ASKED:
             self.tensor_core.answer(what, tables.fault, warp)
             return True
@@ -385,7 +386,7 @@ class Cluster:
         if what in lane_faults.FAULTS:
             raise lane_faults.fault(what, tables.fault, warp)
         if what in access_faults.FAULTS:
-            error = access_faults.fault(what, tables.fault, warp)
+            error = access_faults.fault(what, tables.fault, self.memory, self.gmem, warp)
             if what != access_faults.UNINITIALISED:
                 raise error
             self.report(error)
@@ -414,15 +415,13 @@ class Cluster:
             BarrierMisuse: a wgmma that only some warps of a warpgroup issued; an mbarrier in the middle of a phase,
                 with bytes and arrivals outstanding or (`Options.strict`) either alone.
         """
-        unobserved = self.tma.groups.unobserved()
+        unobserved = list(self.bulk.unobserved())
         self.engine.drain()
         self.wgmma.check_finished(lambda rank, warp: self.ctas[rank].warps[warp].label)
         if self.options.looks_for("exits"):
             for cta in self.ctas:
                 cta.tmem.check_released(self._instructions)
-            for thread, store, place in unobserved:
-                text = store if isinstance(store, str) else self.tracker.epochs.label(store)
-                place = place if isinstance(store, str) else self.tracker.epochs.place(store)
+            for thread, text, place in unobserved:
                 error = IllegalAccess(
                     f"CTA {thread[0]} exits while its shared memory may still be read: {text} (warp {thread[1]} lane "
                     f"{thread[2]} never waited for it)"
@@ -433,8 +432,6 @@ class Cluster:
                 self.report(error.at(self._instructions[place] if place >= 0 else None, warp))
         if self.tracker is not None:
             self.tracker.check_exits()
-        if self.units is not None:
-            self.units.finish()
         if self.options.looks_for("exits"):
             self.barriers.check_finished(self.options.strict, self.report)
 

@@ -159,6 +159,10 @@ class RaceChecks:
             self.ordered(LogEntry.from_address(conflict.entry))
             return
         access = Access.from_address(conflict.access)
+        if access.issuer:
+            self.agent = next(agent for agent in self.agents if agent.block_address == access.issuer)
+            column = int(self.epochs.columns[access.identity >> LANE_BITS])
+            self.looking = Operation(access.identity, column, self.agent.clocks, self.agent.base, access.lane)
         if what == CONSTANTS["RACE_ELSEWHERE"]:
             self.elsewhere(conflict)
         elif what == CONSTANTS["RACE_ABROAD"]:

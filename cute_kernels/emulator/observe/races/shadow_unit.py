@@ -9,14 +9,14 @@ import ctypes
 import functools
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES, word_count
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
-from cute_kernels.emulator.observe.races.shadow import GRANULE, Rows
+from cute_kernels.emulator.observe.races.shadow import GRANULE
 from cute_kernels.emulator.observe.races.sync_point import Row
 
 if TYPE_CHECKING:
@@ -95,8 +95,12 @@ class ShadowUnit:
 
     def _checked(self, done: int) -> None:
         if not done:
-            error, self._error = self._error, None
-            raise error
+            self.reraise()
+
+    def reraise(self) -> NoReturn:
+        """Raises what `ask` has raised."""
+        error, self._error = self._error, None
+        raise error
 
     def _run(self, *parts: tuple[int, ...]) -> None:
         """The members of an `Access`: what is accessed, where, who looks, what is recorded, and the rest."""
@@ -105,10 +109,10 @@ class ShadowUnit:
         self._checked(self._record())
 
     def _places(self, offsets: Any) -> tuple[int, int, int, int]:
-        """OFFSETS, ROWS, BASE and STRIDE of one range (int), or of rows, or of an array of offsets."""
+        """OFFSETS, ROWS, BASE and STRIDE of one range (int), or of an array of offsets."""
         if isinstance(offsets, np.ndarray):
             return self._located(offsets)
-        return (0, offsets.count, offsets.start, offsets.pitch) if isinstance(offsets, Rows) else (0, 1, offsets, 0)
+        return 0, 1, offsets, 0
 
     def _located(self, offsets: np.ndarray) -> tuple[int, int, int, int]:
         found = self._constants.get(id(offsets))
@@ -130,7 +134,7 @@ class ShadowUnit:
         visible, fenced = address + 4 * width * _VISIBLE, address + 4 * width * int(fence)
         view = (visible, width, operation.own, 0, operation.lane, -1, cluster)
         record = (operation.identity, 0, fenced, 0, operation.column, 0)
-        rest = (_WRITES_FIRST, _private(operation), 0, -1)
+        rest = (_WRITES_FIRST, _private(operation), 0, -1, 0)
         self._run((0, 0, shadow.address, GRANULE), (*self._places(offsets), nbytes), view, record, rest)
 
     def async_write(
@@ -147,7 +151,7 @@ class ShadowUnit:
         fenced = 0 if fence is None else operation.address + 4 * width * int(fence)
         view = (known, width, own, 0, operation.lane, exempt, cluster)
         record = (operation.identity, 0, fenced, 0, 0, 0)
-        strong, rest = int(operation.reduces), (_READS_FIRST, _private(operation), 0, -1)
+        strong, rest = int(operation.reduces), (_READS_FIRST, _private(operation), 0, -1, 0)
         self._run((1, strong, shadow.address, GRANULE), (*self._places(offsets), nbytes), view, record, rest)
 
     def tensor(
@@ -160,7 +164,7 @@ class ShadowUnit:
         known = operation.address + 4 * width * int(row)
         record = (operation.identity, 0, 0, known, operation.column, 0)
         view = (known, width, -1, 0, -1, exempt, 0)
-        rest = (_FREED if freed else _WRITES_FIRST, 0, 0, -1)
+        rest = (_FREED if freed else _WRITES_FIRST, 0, 0, -1, 0)
         self._run((int(write), 0, plane.address, 1), places, view, record, rest)
         del kept
 
@@ -171,7 +175,7 @@ class ShadowUnit:
         offsets = _contiguous(offsets)
         view = (0, 0, -1, 0, -1, -1, cluster)
         record = (identity, 0, 0, 0, column, 0)
-        what, rest = (int(write), 0, shadow.address, GRANULE), (_UNCHECKED, 0, 0, -1)
+        what, rest = (int(write), 0, shadow.address, GRANULE), (_UNCHECKED, 0, 0, -1, 0)
         self._run(what, (*self._places(offsets), nbytes), view, record, rest)
 
     def generic(
@@ -232,13 +236,12 @@ class ShadowUnit:
         """
         return library().access_pipelined(accesses, count, agent.block_address, identity, lane, column)
 
-    @staticmethod
-    def context(tracker: RaceTracker, agent: Agent) -> ctypes.Structure:
+    def context(self, tracker: RaceTracker, agent: Agent) -> ctypes.Structure:
         """The `Context` that the core knows a warp by, good as long as the tracker."""
         return STRUCTURES["Context"](
             agent.block_address, tracker.epochs.address, tracker.shared[agent.rank].address,
             tracker.tensor.planes[agent.rank].address, tracker.launch.block.ctypes.data, tracker.cluster,
-            tracker.all_shared.ctypes.data,
+            tracker.all_shared.ctypes.data, self._callback_address,
         )  # fmt: skip
 
     def observe(self, context: ctypes.Structure, log: np.ndarray, first: int) -> int:
