@@ -138,7 +138,7 @@ def _host_function(kernel: cache.CompiledKernel, emulated: bool) -> dsl.HostFunc
     if not emulated:
         return dsl.HostFunction(kernel.host_object, kernel.host_prefix)
     # Launches on a GPU need neither the emulator nor its dependencies.
-    import cute_kernels.emulator.programs.host as host
+    import cute_kernels.programs.host as host
 
     return host.load_object(kernel.host_object, kernel.host_prefix, kernel.ptx)
 

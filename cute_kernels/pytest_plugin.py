@@ -52,7 +52,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Itera
     report = outcome.get_result()
     if error is None or not report.failed:
         return
-    diagnostics = "cute_kernels.emulator.diagnostics"
+    diagnostics = "cute_kernels.diagnostics"
     diagnose = importlib.import_module(f"{diagnostics}.diagnosis").diagnose
     render = importlib.import_module(f"{diagnostics}.text").render
     arch = item.config.getoption("--emulated-arch")

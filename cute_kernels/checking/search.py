@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections import deque
@@ -10,11 +11,13 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
+from cute_kernels.checking.reduction import FewestSteps, fewest_steps
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.launch import schedule as schedules
 from cute_kernels.emulator.launch.schedule import Schedule
-from cute_kernels.emulator.programs.recorded import Outcome, RecordedLaunch, Replay, differences
+from cute_kernels.emulator.steps import Step
 from cute_kernels.executors import Workers
+from cute_kernels.programs.recorded import Outcome, RecordedLaunch, Replay, differences
 
 DIFFERENT_RESULT = "DifferentResult"
 """`Finding.kind` where no fault is reported, and memory differs from what the default schedule leaves."""
@@ -29,6 +32,7 @@ class Finding:
         kind: name of the class of the error, or `DIFFERENT_RESULT`.
         text: in what the result differs, or the emulator's message.
         error: what the emulator raised, or None for a result that differs.
+        fewest: the fewest steps that show it; None where the schedule draws nothing, or overlaps launches.
     """
 
     recorded: RecordedLaunch
@@ -36,6 +40,7 @@ class Finding:
     kind: str
     text: str
     error: EmulatorError | None = None
+    fewest: FewestSteps | None = None
 
     @property
     def refused(self) -> bool:
@@ -87,7 +92,13 @@ class _Trials:
         self._replays = [Replay(each) for each in launches]
         self._expected: dict[int, Outcome] = {}  # what the default schedule leaves
 
-    def run(self, number: int, schedule: Schedule, seconds: float | None) -> _Trial:
+    def run(
+        self,
+        number: int,
+        schedule: Schedule,
+        seconds: float | None,
+        stepped: Callable[[Step, str], None] | None = None,
+    ) -> _Trial:
         """One launch under a schedule, at most so long."""
         end = time.monotonic() + seconds if seconds is not None else None
         try:
@@ -95,7 +106,7 @@ class _Trials:
                 self._expected[number] = self._replay(number, Schedule(), end)
             if schedule == Schedule():
                 return _Trial()
-            outcome = self._replay(number, schedule, end)
+            outcome = self._replay(number, schedule, end, stepped)
         except _OutOfTime:
             return _Trial(out_of_time=True)
         except EmulatorError as error:
@@ -103,12 +114,24 @@ class _Trials:
         text = "" if self._results_may_differ else differences(outcome, self._expected[number])
         return _Trial(DIFFERENT_RESULT, f"the result depends on the schedule: {text}") if text else _Trial()
 
-    def _replay(self, number: int, schedule: Schedule, end: float | None) -> Outcome:
+    def fewest_steps(self, number: int, schedule: Schedule, kind: str, seconds: float) -> FewestSteps | None:
+        """What a schedule draws, under which a launch fails, reduced to what shows the same kind of failure."""
+        return fewest_steps(
+            schedule, lambda other, stepped: self.run(number, other, None, stepped).kind == kind, seconds
+        )
+
+    def _replay(
+        self,
+        number: int,
+        schedule: Schedule,
+        end: float | None,
+        stepped: Callable[[Step, str], None] | None = None,
+    ) -> Outcome:
         def check_time(done: int, of: int) -> None:
             if end is not None and time.monotonic() > end:
                 raise _OutOfTime
 
-        options = schedule.options(**self._options)
+        options = schedule.options(stepped=stepped, **self._options)
         return self._replays[number].run(options, overlap=schedule.overlap, progress=check_time)
 
 
@@ -129,6 +152,7 @@ class Search:
         results_may_differ: from schedule to schedule; else that is a finding.
         progress: called before each run with the tally and the seconds since the search began.
         executor, jobs: where runs are executed, as for `Workers`.
+        reduction: seconds that steps of a failing schedule are reduced for.
     """
 
     launches: Sequence[RecordedLaunch]
@@ -138,6 +162,7 @@ class Search:
     progress: Callable[[Tally, float], None] = lambda tally, seconds: None
     executor: Executor | Callable[[], Executor] | None = None
     jobs: int = 1
+    reduction: float = 30.0
 
     def __post_init__(self) -> None:
         self.tally = Tally()
@@ -151,7 +176,9 @@ class Search:
         state = (tuple(self.launches), self.options, self.results_may_differ)
         with Workers(_Trials, state, self.executor, self.jobs) as workers:
             finding = self._first(workers)
-            return self._reduced(finding, workers) if finding is not None else None
+            if finding is None:
+                return None
+            return self._with_steps(self._reduced(finding, workers), workers)
 
     def _first(self, workers: Workers) -> Finding | None:
         drawn: deque[_Planned] = deque()
@@ -199,13 +226,25 @@ class Search:
 
     def _reduced(self, finding: Finding, workers: Workers) -> Finding:
         """Finds the simplest schedule that shows the same failure, whatever time that takes."""
-        number = next(n for n, each in enumerate(self.launches) if each is finding.recorded)
+        number = self._number(finding)
         simpler = list(finding.schedule.simpler())
         trials = workers.each(_Trials.run, ((number, schedule, None) for schedule in simpler))
         for schedule, trial in zip(simpler, trials):
             if trial.kind == finding.kind:
                 return Finding(finding.recorded, schedule, trial.kind, trial.text, trial.error)
         return finding
+
+    def _with_steps(self, finding: Finding, workers: Workers) -> Finding:
+        """Finds the fewest steps that show the same failure."""
+        schedule = finding.schedule
+        if schedule.overlap or finding.refused or not schedule.draws:
+            return finding
+        item = (self._number(finding), schedule, finding.kind, self.reduction)
+        (fewest,) = workers.each(_Trials.fewest_steps, [item])
+        return dataclasses.replace(finding, fewest=fewest)
+
+    def _number(self, finding: Finding) -> int:
+        return next(n for n, each in enumerate(self.launches) if each is finding.recorded)
 
     def _seconds_left(self) -> float | None:
         limit = self.budget.seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -12,16 +13,16 @@ from cute_kernels import files
 from cute_kernels.checking.search import Budget, Finding, Search, Tally
 from cute_kernels.commands import workers
 from cute_kernels.commands.progress import ProgressLine
-from cute_kernels.emulator.diagnostics import kinds
-from cute_kernels.emulator.diagnostics.document import Outcome, launch_facts
-from cute_kernels.emulator.diagnostics.model import Diagnostic
-from cute_kernels.emulator.diagnostics.reporter import Reporter
-from cute_kernels.emulator.diagnostics.sources import short_name
+from cute_kernels.diagnostics import kinds
+from cute_kernels.diagnostics.document import Outcome, launch_facts
+from cute_kernels.diagnostics.model import Diagnostic
+from cute_kernels.diagnostics.reporter import Reporter
+from cute_kernels.diagnostics.sources import short_name
 from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.emulator.options import Options
-from cute_kernels.emulator.programs import command, program_run
-from cute_kernels.emulator.programs.capturing import capture
-from cute_kernels.emulator.programs.recorded import Recorder
+from cute_kernels.programs import command, program_run
+from cute_kernels.programs.capturing import capture
+from cute_kernels.programs.recorded import Recorder
 
 EXIT_STATUSES = command.exit_statuses(
     {
@@ -161,9 +162,12 @@ def launches_of(recorder: Recorder) -> list[dict[str, Any]]:
 
 def report(finding: Finding, reporter: Reporter) -> None:
     """Prints and keeps what was found."""
-    schedule = finding.schedule
+    schedule, steps = finding.schedule, ()
+    if finding.fewest is not None:
+        options = shlex.join(finding.fewest.schedule.arguments())
+        steps = (f"in turn but for these ({options})", *finding.fewest.lines)
     if finding.error is not None:
-        reporter.report(schedule, finding.error)
+        reporter.report(schedule, finding.error, steps=steps)
         return
     name, kind = finding.recorded.launch.kernel_name, kinds.kind("different-result")
     ptx = finding.recorded.launch.ptx
@@ -180,6 +184,7 @@ def report(finding: Finding, reporter: Reporter) -> None:
             replay=tuple(reporter.replay(schedule)),
             seed=schedule.seed,
             schedule=tuple(schedule.arguments()),
+            steps=steps,
             notes=("the replay fails if the program's own checks notice",),
         )
     )

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 0 on success, 1 if a result is wrong or nobody reads the output, 2 if the arguments cannot be used
         or a file cannot be read or written, 3 if the emulator reports a fault, 4 if it refuses what it does not
-        implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.emulator.programs.command.EXIT_STATUSES`.
+        implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.programs.command.EXIT_STATUSES`.
     """
     try:
         options = _parser(named(arguments)).parse_args(arguments)  # loads what the commands need, for a second or more
@@ -61,9 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except Exception as error:
         # The emulator is an extra: what has not been imported cannot have raised anything.
-        errors, command = (sys.modules.get(f"cute_kernels.emulator.{name}") for name in ("errors", "programs.command"))
+        errors = sys.modules.get("cute_kernels.emulator.errors")
         if errors is None or not isinstance(error, errors.EmulatorError):
             raise
+        from cute_kernels.programs import command
+
         return command.report_fault(error)
 
 
@@ -277,7 +279,7 @@ def _ptx(options: argparse.Namespace) -> int:
 # --- commands of the emulator ----------------------------------------------------------------------------------------
 
 _EMULATED = {
-    "emulate": ("cute_kernels.emulator.programs.command", "run a CuTe DSL program without a GPU"),
+    "emulate": ("cute_kernels.programs.command", "run a CuTe DSL program without a GPU"),
     "check": ("cute_kernels.commands.check", "run a CuTe DSL program's launches under many schedules"),
     "mutate": ("cute_kernels.commands.mutate", "drop or weaken synchronisation of a CuTe DSL program's kernels"),
 }
@@ -288,7 +290,7 @@ def _command_parser() -> type[argparse.ArgumentParser]:
     """Class of the subcommands' parsers: a kind that programs can be given to, unless dependencies are missing."""
     if extras.missing("emulator"):
         return argparse.ArgumentParser
-    import cute_kernels.emulator.programs.command_parser as command_parser
+    import cute_kernels.programs.command_parser as command_parser
 
     return command_parser.CommandParser
 

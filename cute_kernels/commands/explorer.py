@@ -14,9 +14,9 @@ import torch
 from cute_kernels import emulator, extras
 from cute_kernels.commands import examples, sweep_outcomes, sweep_program, sweep_table, trace_figure
 from cute_kernels.commands.sweep_table import Row
-from cute_kernels.emulator.programs import capturing
 from cute_kernels.operations.registry import operation_of
 from cute_kernels.plan import make_plan
+from cute_kernels.programs import capturing
 from cute_kernels.runtime import emulated
 
 if TYPE_CHECKING:

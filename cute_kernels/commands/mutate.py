@@ -15,18 +15,18 @@ from cute_kernels import files
 from cute_kernels.commands import check, workers
 from cute_kernels.commands.kernel_options import count
 from cute_kernels.commands.progress import ProgressLine
-from cute_kernels.emulator.diagnostics import kinds
-from cute_kernels.emulator.diagnostics.diagnosis import place_of_line
-from cute_kernels.emulator.diagnostics.document import Outcome
-from cute_kernels.emulator.diagnostics.model import Diagnostic
-from cute_kernels.emulator.diagnostics.reporter import Reporter
-from cute_kernels.emulator.diagnostics.sources import short_name
+from cute_kernels.diagnostics import kinds
+from cute_kernels.diagnostics.diagnosis import place_of_line
+from cute_kernels.diagnostics.document import Outcome
+from cute_kernels.diagnostics.model import Diagnostic
+from cute_kernels.diagnostics.reporter import Reporter
+from cute_kernels.diagnostics.sources import short_name
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.schedule import Schedule
-from cute_kernels.emulator.programs import command, program_run
 from cute_kernels.mutation import campaign
 from cute_kernels.mutation.campaign import Kernel
 from cute_kernels.mutation.judge import Verdict, source_of
+from cute_kernels.programs import command, program_run
 
 BELOW = 5
 """Exit status where the score is below ``--fail-under``."""

@@ -67,8 +67,8 @@ def _of_program(options: argparse.Namespace) -> tuple[list[MachineCode], int]:
     if options.settings:
         raise ValueError("--set is for this package's kernels; a program gets --arguments")
     import cute_kernels.emulator as emulator
-    import cute_kernels.emulator.programs.capturing as capturing
-    import cute_kernels.emulator.programs.program_run as program_run
+    import cute_kernels.programs.capturing as capturing
+    import cute_kernels.programs.program_run as program_run
 
     files.check_program(options.kernel)
     output = io.StringIO()

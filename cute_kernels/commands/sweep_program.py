@@ -36,7 +36,7 @@ def sweep_program(
     Args:
         script: a Python file, run as ``__main__``.
         settings: options and their values, one mapping for each configuration, as `sweep_table.grid` makes them.
-        arch: what kernels are compiled for, as of `cute_kernels.emulator.capture`.
+        arch: what kernels are compiled for, as of `cute_kernels.programs.capture`.
         arguments: others of the program.
         executor, jobs: as for `cute_kernels.executors.Workers`.
         seen: called with each row as soon as it and all before it are known.
@@ -51,7 +51,7 @@ def sweep_program(
         MissingExtra: the extra ``emulator`` is not installed.
     """
     extras.require("emulator", "a sweep of a program")
-    import cute_kernels.emulator.programs.capturing as capturing
+    import cute_kernels.programs.capturing as capturing
 
     if arch not in capturing.ARCHITECTURES:
         raise ValueError(f"arch = {arch!r}, allowed: {', '.join(capturing.ARCHITECTURES)}")
@@ -78,8 +78,8 @@ def _prepare(script: str, arch: str, arguments: tuple[str, ...]) -> tuple[str, s
 def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]) -> Row:
     import cute_kernels.commands.plan_facts as plan_facts
     import cute_kernels.emulator as emulator
-    import cute_kernels.emulator.programs.capturing as capturing
-    import cute_kernels.emulator.programs.program_run as program_run
+    import cute_kernels.programs.capturing as capturing
+    import cute_kernels.programs.program_run as program_run
 
     script, arch, arguments = state
     options = [f"--{name}={value}" for name, value in chosen.items()]
@@ -109,7 +109,7 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]
 
 def run_once(script: str, arguments: Sequence[str], output: io.StringIO) -> str | None:
     """Runs the program; why it refused its arguments, or None. What it prints goes nowhere."""
-    import cute_kernels.emulator.programs.program_run as program_run
+    import cute_kernels.programs.program_run as program_run
 
     known = set(sys.modules)
     printed = contextlib.redirect_stdout(output), contextlib.redirect_stderr(output)

@@ -1,6 +1,6 @@
 """Executes PTX for sm_80 to sm_90a, sm_100a and sm_120 on a CPU, bit for bit, under a seeded scheduler.
 
-`run` executes a launch; `capture` runs a whole CuTe DSL program; `host` gets launches out of CuTe DSL without a GPU.
+`run` executes a launch; `cute_kernels.programs` runs whole programs.
 Needs the extra ``emulator``; without it, importing this package raises `cute_kernels.extras.MissingExtra`.
 """
 
@@ -24,8 +24,6 @@ from cute_kernels.emulator.errors import (
 )
 from cute_kernels.emulator.launch.run import Report, run
 from cute_kernels.emulator.options import Options, current_options, default_options
-from cute_kernels.emulator.programs import host
-from cute_kernels.emulator.programs.capturing import capture
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.smem import SYSTEM_BYTES as DYNAMIC_SHARED_BASE
 from cute_kernels.emulator.units.copies.tensor_map import Im2colMap, TensorMap
@@ -47,9 +45,7 @@ __all__ = [
     "TensorMap",
     "TensorMemoryRace",
     "UnsupportedPTX",
-    "capture",
     "current_options",
     "default_options",
-    "host",
     "run",
 ]

@@ -7,8 +7,8 @@ import os
 import re
 import sys
 
+from cute_kernels.diagnostics.kinds import KINDS, Kind
 from cute_kernels.emulator.bytecode.lowering import lower
-from cute_kernels.emulator.diagnostics.kinds import KINDS, Kind
 from cute_kernels.emulator.ptx.families import FAMILIES, Family
 
 PAGE = """# Instructions and kinds of reports

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.steps import Step
 
 Choice = Literal["silicon", "exact"]
 """How tensor cores add."""
@@ -64,7 +65,10 @@ class Options:
             be independent (`cute_kernels.emulator.launch.clusters`); results and reports are those of one process, and
             `Report.one_process` says why a launch ran in one nevertheless.
         going_on: called with each report of a detector, which says where it happened; True: execution goes on as if
-            nothing were wrong, False: the report is raised. None: all are raised.
+False: the report is raised. None: all are raised.
+        steps: turns that warps have, and asynchronous work that takes effect, before the rest of the schedule; those
+            that are not possible when it is their turn are left out. Nothing else may be drawn at random then.
+        stepped: called with every step that is taken, also of other schedules, and what it came to, in words.
     """
 
     seed: int = 0
@@ -86,6 +90,8 @@ class Options:
     trace: str | Path | None = None
     processes: int = 1
     going_on: Callable[[EmulatorError], bool] | None = None
+    steps: tuple[Step, ...] = ()
+    stepped: Callable[[Step, str], None] | None = None
 
     def __post_init__(self) -> None:
         for name, legal in (
@@ -132,6 +138,11 @@ class Options:
             raise TypeError(f"trace {self.trace!r}: the path of a file or None is needed")
         if self.going_on is not None and not callable(self.going_on):
             raise TypeError(f"going_on {self.going_on!r}: a function of an error, or None, is needed")
+        if not isinstance(self.steps, tuple) or not all(isinstance(each, Step) for each in self.steps):
+            raise TypeError(f"steps {self.steps!r}: a tuple of Step is needed")
+        drawn = (self.completion, self.interleave, self.interleave_clusters, self.spurious_try_wait_failures)
+        if self.steps and (drawn[0] == "random" or drawn[1:] != ("round_robin", "in_turn", False)):
+            raise ValueError("steps are the whole schedule: only completion 'eager' or 'lazy' can be given besides")
         if self.clusters is not None and len(set(self.clusters)) != len(self.clusters):
             raise ValueError(f"clusters {self.clusters!r}: each may run once")
 

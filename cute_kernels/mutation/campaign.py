@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
-from cute_kernels.emulator.programs.recorded import RecordedLaunch
 from cute_kernels.executors import Workers
 from cute_kernels.mutation import judge
 from cute_kernels.mutation.judge import Verdict
 from cute_kernels.mutation.mutants import Mutant, mutants_of_kernel
 from cute_kernels.mutation.target import SCHEDULES, RecordedTarget
+from cute_kernels.programs.recorded import RecordedLaunch
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.programs.recorded import Outcome as Replayed
-from cute_kernels.emulator.programs.recorded import RecordedLaunch, Replay, differences
+from cute_kernels.programs.recorded import Outcome as Replayed
+from cute_kernels.programs.recorded import RecordedLaunch, Replay, differences
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from cute_kernels import emulator, interrupts
+from cute_kernels import emulator, interrupts, programs
 from cute_kernels.compile import Artifact, compile_plan, host_arguments
 from cute_kernels.kernels.graph import graph_of
 from cute_kernels.plan import Plan
@@ -65,7 +65,7 @@ def _launch(
 ) -> emulator.Report:
     """One kernel, as `launch` says."""
     artifact = artifact or compile_plan(plan, emulated=True)
-    captured = emulator.host.record(artifact.function, *host_arguments(plan, **operands.addresses(), stream=0))
+    captured = programs.host.record(artifact.function, *host_arguments(plan, **operands.addresses(), stream=0))
     memory, written = emulator.GlobalMemory(), operands.written(plan)
     for name, tensor in operands.tensors().items():
         memory.register_tensor(tensor, name, writable=name in written)

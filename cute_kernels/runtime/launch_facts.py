@@ -7,9 +7,9 @@ import struct
 from typing import Any
 
 from cute_kernels.compile import Artifact, compile_plan, host_arguments
-from cute_kernels.emulator import host
 from cute_kernels.emulator.units.copies import tensor_map
 from cute_kernels.plan import Plan
+from cute_kernels.programs import host
 
 
 def launch_facts(plan: Plan, artifact: Artifact) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from cute_kernels.emulator.diagnostics.source_table import SourceTable, in_order, place_document
-from cute_kernels.emulator.diagnostics.sources import short_name
+from cute_kernels.diagnostics.source_table import SourceTable, in_order, place_document
+from cute_kernels.diagnostics.sources import short_name
 from cute_kernels.emulator.ptx.source_lines import SourcePlace, own_places
 from cute_kernels.sass import findings
 from cute_kernels.sass.findings import KINDS, Finding

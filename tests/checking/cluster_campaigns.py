@@ -9,11 +9,12 @@ import pytest
 
 from cute_kernels import executors
 from cute_kernels.commands import cli
-from cute_kernels.emulator import Options, capture
-from cute_kernels.emulator.programs.program_run import run_program
-from cute_kernels.emulator.programs.recorded import Recorder
+from cute_kernels.emulator import Options
 from cute_kernels.executors import Workers
 from cute_kernels.mutation import campaign
+from cute_kernels.programs import capture
+from cute_kernels.programs.program_run import run_program
+from cute_kernels.programs.recorded import Recorder
 from tests.checking.executor_tasks import State, dies_once, fails, square
 from tests.checking.planted import EXAMPLE, planted
 

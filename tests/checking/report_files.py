@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import jsonschema
 
-from cute_kernels.emulator.diagnostics.document import SCHEMA
+from cute_kernels.diagnostics.document import SCHEMA
 
 
 def validated(path: Path) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cute_kernels.diagnostics.arrays import array_at, assigned_variable, plain_name
+from cute_kernels.diagnostics.diagnosis import diagnose
 from cute_kernels.dsl.allocations import Allocations
-from cute_kernels.emulator import Options, capture
-from cute_kernels.emulator.diagnostics.arrays import array_at, assigned_variable, plain_name
-from cute_kernels.emulator.diagnostics.diagnosis import diagnose
+from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.programs.program_run import run_program
+from cute_kernels.programs import capture
+from cute_kernels.programs.program_run import run_program
 from cute_kernels.testing.ptx import module
 from tests.emulator.ptx_launch import launch
 

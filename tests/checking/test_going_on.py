@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.commands import cli
-from cute_kernels.emulator.diagnostics import going_on
-from cute_kernels.emulator.diagnostics.kinds import KINDS
+from cute_kernels.diagnostics import going_on
+from cute_kernels.diagnostics.kinds import KINDS
 from tests.checking import report_files
 from tests.checking.planted import EXAMPLE, FAULTS
 

@@ -19,8 +19,8 @@ from cute_kernels.config import (
     Sm90PatchEmbedConfig,
     Sm100PatchEmbedConfig,
 )
-from cute_kernels.emulator import host
 from cute_kernels.plan import make_plan
+from cute_kernels.programs import host
 
 
 def test_ptx_and_facts(tmp_path, capsys):

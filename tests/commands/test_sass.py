@@ -16,8 +16,8 @@ from cute_kernels import compile
 from cute_kernels.commands.cli import main
 from cute_kernels.commands.sweep_program import run_once
 from cute_kernels.config import GemmProblem
-from cute_kernels.emulator import capture
 from cute_kernels.plan import make_plan
+from cute_kernels.programs import capture
 from cute_kernels.sass.listing import kernels
 
 PROGRAM = Path(__file__).parents[2] / "docs" / "examples" / "bias_add.py"

@@ -12,8 +12,6 @@ from cute_kernels.emulator import instructions
 EMULATOR = "cute_kernels.emulator"
 
 LAYERS = (
-    ("programs",),
-    ("diagnostics",),
     ("launch",),
     ("bytecode",),
     ("instructions",),
@@ -23,9 +21,12 @@ LAYERS = (
     ("ptx", "core"),
     ("options",),
     ("errors",),
-    ("facts", "captured_launch"),
+    ("facts", "captured_launch", "steps"),
 )
 """From the highest to the lowest; a part imports those below, at once or inside functions, and not its neighbours."""
+
+OUTSIDE = {"cute_kernels.dsl.allocations", "cute_kernels.interrupts", "cute_kernels.trace_events"}
+"""What the emulator uses of the rest of the package."""
 
 UPWARD_TYPES = {
     # An error and the facts of one have the instruction at which it happened.
@@ -62,6 +63,14 @@ def imports(graph: grimp.ImportGraph) -> set[tuple[str, str]]:
     modules = {module for module in graph.modules if module.startswith(f"{EMULATOR}.")}
     found = {(name(a), name(b)) for a in modules for b in graph.find_modules_directly_imported_by(a) if b in modules}
     return {(a, b) for a, b in found if a != "__main__"}
+
+
+def test_knows_no_other_part_of_the_package() -> None:
+    """But for those three; and for what the package itself offers to users, and the page that its command prints."""
+    graph = grimp.build_graph("cute_kernels", cache_dir=None)
+    modules = {module for module in graph.modules if module.startswith(f"{EMULATOR}.")} - {f"{EMULATOR}.__main__"}
+    imported = {b for a in modules for b in graph.find_modules_directly_imported_by(a)}
+    assert {module for module in imported - graph.find_descendants(EMULATOR) if module != EMULATOR} == OUTSIDE
 
 
 def upward(pairs: set[tuple[str, str]]) -> set[tuple[str, str]]:

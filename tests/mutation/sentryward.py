@@ -26,10 +26,10 @@ from typing import Any
 
 from cute_kernels.compile import host_arguments
 from cute_kernels.config import Sm100ImagesConfig, Sm100PatchEmbedConfig, Sm100ResidentConfig
-from cute_kernels.emulator import host
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.units.copies import tensor_map
 from cute_kernels.mutation.mutants import mutants
+from cute_kernels.programs import host
 from tests.mutation.targets import TARGETS, ImagesTarget, KernelTarget
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.commands import cli, mutate
-from cute_kernels.emulator import Options, capture
-from cute_kernels.emulator.programs.program_run import run_program
-from cute_kernels.emulator.programs.recorded import Recorder
+from cute_kernels.emulator import Options
 from cute_kernels.mutation import campaign
 from cute_kernels.mutation.mutants import mutants, mutants_of_kernel
+from cute_kernels.programs import capture
+from cute_kernels.programs.program_run import run_program
+from cute_kernels.programs.recorded import Recorder
 from tests import processes
 from tests.checking.planted import EXAMPLE, planted
 from tests.emulator import exit_program

@@ -14,9 +14,9 @@ import cute_kernels
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, gemm, reference
 from cute_kernels.compile import compile_plan, dsl_arguments, dsl_function
 from cute_kernels.config import GemmProblem
-from cute_kernels.emulator import host
 from cute_kernels.operations.gemm import prepare_gemm
 from cute_kernels.plan import PLANNERS, make_plan
+from cute_kernels.programs import host
 from cute_kernels.runtime.gpu import BoundLaunch
 from tests.nightly import NIGHTLY, nightly
 from tests.reference.exact import fp32, fractions, nearest

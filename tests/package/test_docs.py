@@ -59,7 +59,7 @@ SIZES = {
     "docs/explore.md": 4_250, "docs/profiling.md": 4_500, "docs/model.md": 6_750, "docs/measure.md": 2_000,
     "docs/experiments.md": 12_750, "docs/mma_sync.md": 3_000, "docs/sass.md": 4_000,
     # Contributors.
-    "docs/architecture.md": 9_250, "docs/dataflow.md": 9_500, "docs/extending.md": 4_250, "docs/testing.md": 5_750,
+    "docs/architecture.md": 9_650, "docs/dataflow.md": 9_500, "docs/extending.md": 4_250, "docs/testing.md": 5_750,
     "docs/mutation.md": 5_000, "docs/release.md": 2_000,
 }  # fmt: skip
 """Bytes that a page may have. Pages of docs/api are a few lines that mkdocstrings expands, 1,000 at most each."""

@@ -12,9 +12,10 @@ import pytest
 
 from cute_kernels import executors, forks
 from cute_kernels.dsl import host_code
-from cute_kernels.emulator import TensorMap, host
+from cute_kernels.emulator import TensorMap
 from cute_kernels.nn.positions import PositionCache
 from cute_kernels.operations.gemm import GEMM
+from cute_kernels.programs import host
 from cute_kernels.runtime import tuned
 from cute_kernels.runtime.constants import DERIVED
 

@@ -20,11 +20,11 @@ from cute_kernels import compile
 from cute_kernels import kernel_cache as cache
 from cute_kernels.commands.cli import main
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
-from cute_kernels.emulator import host
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.units.copies.tensor_map import decode
 from cute_kernels.plan import make_plan
+from cute_kernels.programs import host
 
 KEY = ("sm_90a", Sm90PatchEmbedConfig(), True, "value", 6)
 KERNEL = cache.CompiledKernel("kernel_0", ".entry kernel_0()", b"\x7fELF cubin", b"\x7fELF host\x00", "kernel_0_host")
@@ -375,7 +375,7 @@ FROM_DISK = """
 import sys
 from cute_kernels import compile
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
-from cute_kernels.emulator import host
+from cute_kernels.programs import host
 from cute_kernels.plan import make_plan
 plan = make_plan(PatchEmbedProblem(14 * 37, 264, 144, 14), Sm90PatchEmbedConfig(tile_rows=32, stages=2))
 given = {operand.name: 4096 * i for i, operand in enumerate(plan.operands, 1) if operand.given}

@@ -22,8 +22,8 @@ from cute_kernels import dsl
 from cute_kernels.commands import cli
 from cute_kernels.config import GemmProblem
 from cute_kernels.dsl import compiling
-from cute_kernels.emulator import host
 from cute_kernels.plan import make_plan
+from cute_kernels.programs import host
 
 PACKAGE = Path(cute_kernels.__file__).parent
 INTERNALS = ("cutlass.base_dsl", "cutlass.cutlass_dsl", "cutlass._mlir")

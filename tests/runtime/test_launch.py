@@ -8,8 +8,8 @@ import pytest
 
 from cute_kernels.compile import compile_plan, dsl_arguments, dsl_function
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
-from cute_kernels.emulator import host
 from cute_kernels.plan import make_plan
+from cute_kernels.programs import host
 from cute_kernels.runtime.gpu import BoundLaunch
 from tests.nightly import nightly
 

@@ -292,7 +292,7 @@ class Execution:
 
 def _flags(cluster: Cluster) -> int:
     flags = STATES if cluster.options.detectors else 0
-    if cluster.options.spurious_try_wait_failures:
+    if cluster.options.spurious_try_wait_failures or any(step.kind == "t" for step in cluster.options.steps):
         flags |= SPURIOUS
     if cluster.tracker is not None:
         flags |= sum(LOG.values()) | TENSOR_LOAD

@@ -99,6 +99,8 @@ def known_dependence(launch: Launch) -> str:
         return "the system does not fork processes"
     if len(launch.waiting) < 2:
         return "it has one cluster"
+    if options.steps or options.stepped is not None:
+        return "its schedule is given, or noted, step by step"
     if launch.races is None:
         return "the race detector is off, which tells whether clusters are independent"
     if options.trace is not None:

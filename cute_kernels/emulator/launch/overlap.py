@@ -118,7 +118,7 @@ def run_overlapping(
     Raises:
         EmulatorError: what a launch does wrong whatever the detectors; it carries the launch.
     """
-    options = dataclasses.replace(options, detectors=False, trace=None, counters=False, going_on=None)
+    options = dataclasses.replace(options, detectors=False, trace=None, counters=False, going_on=None, steps=())
     rng = random.Random(options.seed) if options.interleave != "round_robin" else None
     pair = zip((first, second), numbers)
     before, behind = (_Grid(launch, number, memory, options, rng) for launch, number in pair)

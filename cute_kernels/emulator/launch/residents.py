@@ -11,6 +11,7 @@ hangs when all resident clusters have waited patiently since anything happened.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -87,6 +88,7 @@ class Residents:
         self._victim = self._rng.randrange(self._at_first) if self._order == "starve" else -1
         self._starved: Scheduler | None = None
         self._begun = 0
+        self._steps = deque(step for step in launch.options.steps if step.kind != "t")
 
     def run(self) -> Iterator[Scheduler]:
         """The clusters, as they end.
@@ -114,7 +116,7 @@ class Residents:
         scheduler.helped = self._waits and (self._room() or len(self._running) > 1)
         scheduler.others = [other for other in self._running if other is not scheduler]
         scheduler.later, scheduler.most = len(launch.waiting), launch.capacity
-        scheduler.pause = None
+        scheduler.pause, scheduler.steps = None, self._steps
         if scheduler.helped and self._order == "random" and not scheduler.patient:
             turns = iter(range(self._rng.randrange(1, _RANDOM_TURN)))
             scheduler.pause = lambda: next(turns, None) is None or scheduler.cluster.polls > looks + _LOOKS
@@ -132,6 +134,8 @@ class Residents:
         Raises:
             Hang: all wait.
         """
+        if self._steps and (following := self._of_step()) is not None:
+            return following
         able = [each for each in self._running if each not in self._stuck]
         others = [each for each in able if each is not self._starved]
         ready = [each for each in others if each not in self._tired]
@@ -152,6 +156,19 @@ class Residents:
             chosen.patient = True
         self._stuck.pop(chosen, None)
         return chosen
+
+    def _of_step(self) -> Scheduler | None:
+        """Whose the next of the steps is, for which clusters may have to begin; None: no step is left."""
+        while self._steps:
+            index = self._steps[0].cluster
+            while index in self._launch.waiting and self._room():
+                self._begin()
+            for each in self._running:
+                if each.cluster.index == index:
+                    self._stuck.pop(each, None)
+                    return each
+            self._steps.popleft()
+        return None
 
     def _begin(self) -> Scheduler:
         launch = self._launch

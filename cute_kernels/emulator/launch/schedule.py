@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from cute_kernels.emulator.launch.starvation import seeds_for_each_warp
 from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.steps import Step
 
 COMPLETIONS = ("eager", "lazy", "random")
 INTERLEAVES = ("round_robin", "random", "starve")
@@ -19,12 +20,12 @@ CLUSTERS = ("in_turn", "random", "starve")
 
 @dataclass(frozen=True)
 class Schedule:
-    """One order of events, of which all but the last field are `Options` of the same meaning.
+    """One order of events, of which all fields but ``overlap`` are `Options` of the same meaning.
 
     Attributes:
         seed, completion, interleave: as in `Options`.
         spurious_timeouts: `Options.spurious_try_wait_failures`.
-        interleave_clusters: as in `Options`.
+        interleave_clusters, steps: as in `Options`.
         overlap: launches with programmatic stream serialisation may begin before the launch before them is over.
 
     Raises:
@@ -38,6 +39,7 @@ class Schedule:
     spurious_timeouts: bool = False
     overlap: bool = False
     interleave_clusters: Literal["in_turn", "random", "starve"] = "in_turn"
+    steps: tuple[Step, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("spurious_timeouts", "overlap"):
@@ -53,8 +55,15 @@ class Schedule:
             interleave=self.interleave,
             spurious_try_wait_failures=self.spurious_timeouts,
             interleave_clusters=self.interleave_clusters,
+            steps=self.steps,
             **others,
         )
+
+    @property
+    def draws(self) -> bool:
+        """Whether the seed says anything: there is a random order, or spurious timeouts."""
+        orders = (self.interleave, self.interleave_clusters)
+        return self.completion == "random" or self.spurious_timeouts or orders != ("round_robin", "in_turn")
 
     def departures(self) -> dict[str, Any]:
         """The fields that differ from the default schedule."""
@@ -66,7 +75,8 @@ class Schedule:
         words = []
         for name, value in self.departures().items():
             option = f"--{name.replace('_', '-')}"
-            words += [option] if value is True else [option, str(value)]
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words += [option] if value is True else [option, text]
         return words
 
     def __str__(self) -> str:
@@ -81,10 +91,7 @@ class Schedule:
         ]
         for kept in sorted(subsets, key=len):
             changes = {name: departures[name] for name in kept}
-            # A seed says nothing without anything to draw: neither a random order nor spurious timeouts.
-            drawn = self.spurious_timeouts and "spurious_timeouts" in kept
-            drawn = drawn or bool({"interleave", "interleave_clusters"} & set(kept))
-            drawn = drawn or changes.get("completion") == "random"
+            drawn = Schedule(**changes).draws
             seeds = range(min(self.seed, _SMALL_SEEDS)) if drawn else (0,)
             for seed in dict.fromkeys((*seeds, *((self.seed,) if drawn else ()))):
                 schedule = Schedule(seed=seed, **changes)
@@ -126,6 +133,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a launch with programmatic stream serialisation may begin before the launch before it is over: what "
         "griddepcontrol.wait does not order races, and shows in the results",
     )
+    parser.add_argument(
+        "--steps",
+        type=steps_of,
+        default=(),
+        metavar="STEP,..",
+        help="turns that come before those in turn, as check prints them: 0w3:14 is cluster 0, warp 3, 14 basic blocks",
+    )
+
+
+def steps_of(text: str) -> tuple[Step, ...]:
+    """Steps with commas between them, as argparse's ``type``."""
+    try:
+        return tuple(map(Step.of, text.split(",")))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def seed_of(text: str) -> int:

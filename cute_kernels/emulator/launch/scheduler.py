@@ -8,6 +8,7 @@ either, the cluster waits for another one (see `residents`), or hangs.
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -21,6 +22,7 @@ from cute_kernels.emulator.observe.trace import Timeline
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.state.warp import NamedWait, PhaseWait, Warp
+from cute_kernels.emulator.steps import Step
 from cute_kernels.emulator.units.sm import Cluster
 
 _SLICE = 20_000  # basic blocks until a warp that never waits gives way
@@ -57,6 +59,7 @@ class Scheduler:
         stuck: None, or why it cannot go on, for `hang`.
         seen: what warps saw in global memory when it was stuck, see `Cluster.looked_at`.
         others, most: other resident clusters, and how many there may be, for reports.
+        steps: of the launch that come next, `Options.steps`; `run` returns where the next one is of another cluster.
         pause: asked after each turn of a warp whether to leave off; `run` then returns, also where warps wait only for
             another launch, and goes on when it is called again. None: it runs to the end.
     """
@@ -71,6 +74,7 @@ class Scheduler:
         self.others: Sequence[Scheduler] = ()
         self.polls_before = 0  # strong loads until anything happened last
         self.pause: Callable[[], bool] | None = None
+        self.steps: deque[Step] = deque()
         self.cluster, self.execution, self.options = cluster, execution, options
         self.rng = cluster.rng
         self.random = options.interleave != "round_robin"
@@ -156,10 +160,15 @@ class Scheduler:
         return not self.cluster.engine.step()
 
     def _pauses(self) -> bool:
+        if self.steps:
+            return self.steps[0].cluster != self.cluster.index
         return self.pause is not None and self.pause()
 
     def _round(self) -> bool:
         """Lets every warp that can run do so once. Returns whether there was one."""
+        if self.steps:
+            self._take(self.steps.popleft())
+            return True
         warps = self.cluster.warps
         self.long_slice = False
         if self.random:
@@ -184,7 +193,7 @@ class Scheduler:
                 continue
             ran = True
             budget = self.rng.randrange(1, _RANDOM_SLICE) if self.random else _SLICE
-            self._resume(warp, budget)
+            self._turn(warp, Step(self.cluster.index, "w", warp.number, budget))
             if warp.wait is None:
                 self.idle_blocks += budget
                 self.long_slice |= budget == _SLICE
@@ -193,6 +202,21 @@ class Scheduler:
             if self._pauses():
                 break
         return ran
+
+    def _take(self, step: Step) -> None:
+        """Takes one of `Options.steps`, if it is possible now."""
+        if step.kind == "a":
+            self.cluster.engine.step(step.who)
+        warp = next((warp for warp in self.cluster.warps if step.kind == "w" and warp.number == step.who), None)
+        if warp is not None and (warp.wait is None or warp.timed_out or self._ready(warp)):
+            self._turn(warp, step)
+
+    def _turn(self, warp: Warp, step: Step) -> None:
+        try:
+            self._resume(warp, _SLICE if step.count is None else step.count)
+        finally:
+            if self.options.stepped is not None:
+                self.options.stepped(step, self._came_to(warp))
 
     def _ready(self, warp: Warp) -> bool:
         try:
@@ -338,13 +362,23 @@ class Scheduler:
         return state
 
     def _describe(self, warp: Warp) -> str:
+        return f"{warp.label} {warp.wait.describe() if warp.wait is not None else 'can run'}{self._where(warp)}"
+
+    def _came_to(self, warp: Warp) -> str:
+        """What a turn of a warp came to."""
+        if warp not in self.cluster.running:
+            return f"{warp.label} runs to its end"
+        if warp.wait is not None:
+            return f"{warp.label} runs until it {warp.wait.describe()}{self._where(warp)}"
+        return f"{warp.label} runs{self._where(warp).replace(' at ', ' up to ', 1)}"
+
+    def _where(self, warp: Warp) -> str:
         instruction = self._standing_at(warp.code.standing) if warp.code is not None else None
         where = ""
         if instruction is not None:
             where = f" at PTX line {instruction.line} `{instruction.text}`"
             where += f" ({instruction.source})" if instruction.source else ""
-        state = warp.wait.describe() if warp.wait is not None else "can run"
-        return f"{warp.label} {state}{where}"
+        return where
 
     def _standing_at(self, block: int | None) -> Instruction | None:
         blocks = self.execution.flow.blocks

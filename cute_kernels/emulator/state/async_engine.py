@@ -86,6 +86,7 @@ class AsyncEngine:
         shared_queues: numbers of queues that have operations of both kinds.
         stand: says that the running warp is where the core is.
         reraise: raises what an operation of the core has come upon.
+        stepped: called with the index of each queue whose first operation `step` is about to run, see there.
 
     Args:
         policy: when an operation takes effect.
@@ -115,6 +116,7 @@ class AsyncEngine:
         self.shared_queues: dict[Hashable, int] = {}
         self.stand: Callable[[], None] = lambda: None
         self.reraise: Callable[[], None] = lambda: None
+        self.stepped: Callable[[int], None] = lambda index: None
         self._error: BaseException | None = None
         self._ops: dict[int, AsyncOp] = {}  # that have been issued and have not taken effect, by their numbers
         self._queues: dict[Hashable, int] = {}
@@ -154,16 +156,18 @@ class AsyncEngine:
             for _ in range(self._rng.choice((0, 0, 1, 2))):
                 self.step()
 
-    def step(self) -> bool:
+    def step(self, index: int | None = None) -> bool:
         """Runs one pending operation. False if there is none.
 
-        ``random`` takes one of a random queue, the others the first that does not yield of the oldest queues. What it
-        meets is reported at the instruction that issued it.
+        Without ``index`` of a queue, ``random`` takes one of a random queue, the others (as -1 does) the first that
+        does not yield of the oldest queues. What it meets is reported at the instruction that issued it.
         """
         count = self.work.count
-        if not count:
+        if not count or (index is not None and index >= count):
             return False
-        index = self._rng.randrange(count) if self.policy == "random" else -1
+        if index is None:
+            index = self._rng.randrange(count) if self.policy == "random" else -1
+        self.stepped(index)
         if not library().work_step(self.address, index):
             return True
         try:
@@ -190,9 +194,18 @@ class AsyncEngine:
         """Descriptions of what is pending, queue by queue in order of issue."""
         return [self._op(address).describe for address in self._pending()]
 
+    def next_of(self, index: int) -> str:
+        """Description of what `step` runs with this index."""
+        firsts = [queue.first for queue in self._work_queues()]
+        ready = (address for address in firsts if not Work.from_address(address).yields)
+        return self._op(firsts[index] if index >= 0 else next(ready, firsts[0])).describe
+
+    def _work_queues(self) -> ctypes.Array:
+        return (WorkQueue * self.work.count).from_address(self.work.queues or self.address)
+
     def _pending(self) -> Iterator[int]:
         """Addresses of records."""
-        for queue in (WorkQueue * self.work.count).from_address(self.work.queues or self.address):
+        for queue in self._work_queues():
             address = queue.first
             while address:
                 yield address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.state.tmem import TensorMemory
 from cute_kernels.emulator.state.tmem_pairs import PairOperation
 from cute_kernels.emulator.state.warp import Warp
+from cute_kernels.emulator.steps import Step
 from cute_kernels.emulator.units.copies import bulk, cp_async
 from cute_kernels.emulator.units.matrix import tensor_core
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
@@ -240,6 +242,11 @@ class Cluster:
         self.engine = AsyncEngine(options.completion, asynchronous, self._place, self.barriers.address)
         self.engine.where, self.engine.stand, self.engine.reraise = self._issued, self._stand, self.barriers.reraise
         self.barriers.tables.work = self.engine.address
+        if options.stepped is not None:
+            self.engine.stepped = lambda queue: options.stepped(
+                Step(index, "a", queue), f"takes effect: {self.engine.next_of(queue)}"
+            )
+        self._tries: Counter[int] = Counter()  # of each warp: try_waits that could succeed, where some do not
         self.observers: list[Observer] = []
         self.engine.observers = self.barriers.observers = self.observers
         self.meter = UnitCounters() if options.counters else None
@@ -363,7 +370,7 @@ class Cluster:
         """`MBarriers.ask`."""
         warp, tables = self.executing, self.barriers.tables
         if what == CONSTANTS["BY_CHANCE"]:
-            return self.rng.random() >= 0.25
+            return self._try_succeeds(warp)
         self._stand()
         if what == CONSTANTS["TAKE_LOGS"]:
             return True
@@ -396,6 +403,18 @@ class Cluster:
             raise self.barriers.fault(what)
         self.report(error)
         return True
+
+    def _try_succeeds(self, warp: Warp) -> bool:
+        """Whether a try_wait whose phase is complete does not report a timeout nevertheless."""
+        options, step = self.options, Step(self.index, "t", warp.number, self._tries[warp.number])
+        self._tries[warp.number] += 1
+        fails = step in options.steps if options.steps else self.rng.random() < 0.25
+        if fails and options.stepped is not None:
+            self._stand()
+            instruction = self.place_of(warp)
+            where = f" at PTX line {instruction.line}" if instruction is not None else ""
+            options.stepped(step, f"{warp.label}: a try_wait{where} whose phase is complete reports a timeout")
+        return not fails
 
     def exit(self, warp: Warp) -> None:
         """A warp finished."""

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from cute_kernels.commands import cli
-from cute_kernels.emulator import Options, capture
-from cute_kernels.emulator.diagnostics.source_profile import Profile, profiles
-from cute_kernels.emulator.programs.program_run import run_program
+from cute_kernels.diagnostics.source_profile import Profile, profiles
+from cute_kernels.emulator import Options
 from cute_kernels.emulator.ptx.source_lines import SourcePlace, own_places
+from cute_kernels.programs import capture
+from cute_kernels.programs.program_run import run_program
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
 

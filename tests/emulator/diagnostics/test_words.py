@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cute_kernels.diagnostics.barriers import pipeline_in_call, variable_in_call
+from cute_kernels.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator import EmulatorError, Options
-from cute_kernels.emulator.diagnostics.barriers import pipeline_in_call, variable_in_call
-from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
 from tests.processes import run_python

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cute_kernels.diagnostics.kinds import KINDS
 from cute_kernels.emulator.__main__ import main, page
-from cute_kernels.emulator.diagnostics.kinds import KINDS
 from cute_kernels.emulator.ptx.families import FAMILIES
 
 DOCS = Path(__file__).parents[3] / "docs" / "emulator" / "families.md"

@@ -18,7 +18,7 @@ from scipy import special
 
 from bench.activation_kernel import ActivationKernel
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, emulator
-from cute_kernels.emulator import host
+from cute_kernels.programs import host
 from cute_kernels.reference.activations import ACTIVATIONS
 from tests.emulator.cases import check
 from tests.emulator.gemm_inputs import make_gemm_case

@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, dsl, interrupts, patch_embed
-from cute_kernels.emulator import Options, capture, default_options
+from cute_kernels.emulator import Options, default_options
 from cute_kernels.executors import Workers
+from cute_kernels.programs import capture
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.launch.test_cluster_processes import children
 from tests.emulator.ptx_launch import launch
@@ -424,7 +425,7 @@ def _alarm_when(path: Path) -> None:
 
 CAPTURED = """
 import pytest
-from cute_kernels.emulator.programs import capturing
+from cute_kernels.programs import capturing
 _session = capturing.capture('sm_90a')
 _session.__enter__()
 """

@@ -12,8 +12,8 @@ from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import GlobalMemoryRace, Hang
 from cute_kernels.emulator.launch.overlap import run_overlapping
-from cute_kernels.emulator.programs.capturing import capture
-from cute_kernels.emulator.programs.recorded import Recorder, Replay
+from cute_kernels.programs.capturing import capture
+from cute_kernels.programs.recorded import Recorder, Replay
 from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 
 CTAS, OLD, DONE = 3, 7, 100

@@ -10,7 +10,7 @@ import pytest
 
 from cute_kernels.config import Sm80Config
 from cute_kernels.emulator import EmulatorError, Hang
-from cute_kernels.emulator.programs.relocation import Relocation
+from cute_kernels.programs.relocation import Relocation
 from tests.emulator.oracle import __main__ as command
 from tests.emulator.oracle import launches, records
 from tests.emulator.oracle.launches import Buffer

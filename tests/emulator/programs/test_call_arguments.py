@@ -9,7 +9,8 @@ import torch
 from cutlass import Float4E2M1FN, Float32, Int32, Int64
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream
 
-from cute_kernels.emulator import UnsupportedPTX, capture
+from cute_kernels.emulator import UnsupportedPTX
+from cute_kernels.programs import capture
 from tests.emulator import call_kernels as kernels
 from tests.processes import run_python
 

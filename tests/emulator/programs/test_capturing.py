@@ -18,11 +18,12 @@ from cutlass.cute.runtime import from_dlpack
 from cutlass.cute.typing import AddressSpace
 
 from cute_kernels.commands import cli
-from cute_kernels.emulator import IllegalAccess, Options, capture, host
+from cute_kernels.emulator import IllegalAccess, Options
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation
-from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost, CudaTensor, DeviceFacts
-from cute_kernels.emulator.programs.streams import Streams
+from cute_kernels.programs import capture, host
+from cute_kernels.programs.cuda_tensors import CudaOnHost, CudaTensor, DeviceFacts
+from cute_kernels.programs.streams import Streams
 from tests.emulator import scale_program
 
 PROGRAM = str(Path(scale_program.__file__))

@@ -18,10 +18,11 @@ from cutlass.cute.runtime import from_dlpack
 
 from cute_kernels import files
 from cute_kernels.commands import cli
-from cute_kernels.emulator import EmulatorError, Hang, IllegalAccess, Options, UnsupportedPTX, capture, host, run
+from cute_kernels.emulator import EmulatorError, Hang, IllegalAccess, Options, UnsupportedPTX, run
 from cute_kernels.emulator.errors import error_behind
 from cute_kernels.emulator.launch.schedule import Schedule
-from cute_kernels.emulator.programs.command import replay_words
+from cute_kernels.programs import capture, host
+from cute_kernels.programs.command import replay_words
 from cute_kernels.runtime import emulated
 from cute_kernels.testing.ptx import module
 from tests.emulator import exit_program

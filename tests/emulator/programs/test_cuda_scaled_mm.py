@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cute_kernels.emulator import capture
+from cute_kernels.programs import capture
 
 E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 

@@ -19,9 +19,9 @@ from cutlass import Float32, Int32
 from cutlass.cute.runtime import make_fake_compact_tensor, make_ptr
 from cutlass.cute.typing import AddressSpace
 
-from cute_kernels.emulator import host
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap, decode
+from cute_kernels.programs import host
 from tests.emulator import host_kernels as kernels
 
 

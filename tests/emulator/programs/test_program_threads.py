@@ -12,10 +12,10 @@ import torch
 from cutlass.cute.runtime import from_dlpack
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from cute_kernels.emulator import capture
-from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost, DeviceFacts
-from cute_kernels.emulator.programs.streams import Streams
-from cute_kernels.emulator.programs.threads import ProgramThreads
+from cute_kernels.programs import capture
+from cute_kernels.programs.cuda_tensors import CudaOnHost, DeviceFacts
+from cute_kernels.programs.streams import Streams
+from cute_kernels.programs.threads import ProgramThreads
 from tests.emulator import exit_program
 
 

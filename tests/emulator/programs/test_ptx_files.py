@@ -14,8 +14,8 @@ from cute_kernels.commands import cli
 from cute_kernels.emulator import GlobalMemory, run
 from cute_kernels.emulator.errors import GlobalMemoryRace
 from cute_kernels.emulator.options import Options
-from cute_kernels.emulator.programs.capturing import capture
-from cute_kernels.emulator.programs.recorded import Recorder, Replay
+from cute_kernels.programs.capturing import capture
+from cute_kernels.programs.recorded import Recorder, Replay
 from cute_kernels.testing.ptx import module
 
 #: Multiplies x by a number, and counts its launches in a variable of the module, which goes to out.

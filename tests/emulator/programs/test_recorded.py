@@ -15,8 +15,9 @@ from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.launch.schedule import Schedule, drawn, systematic
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.launch.starvation import seeds_for_each_warp
-from cute_kernels.emulator.programs.recorded import Recorder, Replay, differences
-from cute_kernels.emulator.programs.stream_order import StreamOrder
+from cute_kernels.programs.guarded_memory import guarded
+from cute_kernels.programs.recorded import Recorder, Replay, differences
+from cute_kernels.programs.stream_order import StreamOrder
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
 
@@ -154,3 +155,13 @@ def test_schedules_are_drawn_anew_and_the_same_again() -> None:
 
 def dataclass_without_seed(schedule: Schedule) -> tuple:
     return schedule.completion, schedule.interleave, schedule.spurious_timeouts, schedule.overlap
+
+
+def test_new_memory_is_zero_whatever_the_host_held_there() -> None:
+    large = [guarded(3_000_000, 64) for _ in range(8)]
+    del large
+    for size in range(100_000, 100_030):
+        memory = guarded(size, 64)
+        assert not memory.any()
+        memory[:] = 255
+        del memory

@@ -13,11 +13,12 @@ import pytest
 import torch
 from cutlass.cute.runtime import from_dlpack
 
-from cute_kernels.emulator import EmulatorError, Options, capture, host
+from cute_kernels.diagnostics.diagnosis import diagnose
+from cute_kernels.emulator import EmulatorError, Options
 from cute_kernels.emulator.captured_launch import CapturedLaunch
-from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.errors import GlobalMemoryRace
-from cute_kernels.emulator.programs.capturing import Session
+from cute_kernels.programs import capture, host
+from cute_kernels.programs.capturing import Session
 from cute_kernels.testing.ptx import module
 from tests.emulator import scale_program
 

@@ -15,10 +15,11 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import PatchEmbedProblem
-from cute_kernels.emulator import Hang, capture
+from cute_kernels.emulator import Hang
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.kernels import pipes, ptx
 from cute_kernels.plan import make_plan
+from cute_kernels.programs import capture
 from cute_kernels.testing.ptx import module
 
 LABELS = """{

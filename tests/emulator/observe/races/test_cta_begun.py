@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cute_kernels.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator import IllegalAccess, Options
-from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
 

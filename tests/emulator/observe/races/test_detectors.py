@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cute_kernels.config import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
+from cute_kernels.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, SharedMemoryRace
 from cute_kernels.emulator.options import DETECTORS
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap

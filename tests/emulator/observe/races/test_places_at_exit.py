@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cute_kernels.diagnostics.diagnosis import diagnose
+from cute_kernels.diagnostics.text import render
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.diagnostics.diagnosis import diagnose
-from cute_kernels.emulator.diagnostics.text import render
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.testing.ptx import module
 from tests.emulator.ptx_launch import launch

@@ -11,8 +11,8 @@ import re
 import numpy as np
 import pytest
 
+from cute_kernels.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.testing.ptx import THREAD_OUTPUT, module
 from tests.emulator.ptx_launch import launch

@@ -18,10 +18,11 @@ from cutlass.cute.runtime import make_ptr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.emulator import Im2colMap, TensorMap, host
+from cute_kernels.emulator import Im2colMap, TensorMap
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.state.smem import shared_address
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, decode, encode
+from cute_kernels.programs import host
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator import host_kernels as kernels
 from tests.emulator.copies import BARRIER, DATA, Machine

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from cute_kernels.emulator.diagnostics.barriers import Barriers
-from cute_kernels.emulator.diagnostics.model import Place, Waiting
-from cute_kernels.emulator.diagnostics.words import short_names
+from cute_kernels.diagnostics.barriers import Barriers
+from cute_kernels.diagnostics.model import Place, Waiting
+from cute_kernels.diagnostics.words import short_names
 from cute_kernels.emulator.facts import WaitState, WarpName
 from cute_kernels.emulator.ptx.program import Instruction
 

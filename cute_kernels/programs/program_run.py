@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
-from cute_kernels.emulator.programs import ptx_files
-from cute_kernels.emulator.programs.capturing import Session
+from cute_kernels.programs import ptx_files
+from cute_kernels.programs.capturing import Session
 
 FAULT, REFUSED = 3, 4
 """Exit statuses beside 0, a program's own ones, and argparse's 2."""
@@ -49,7 +49,7 @@ def run_program(
     """
     with as_program(script, arguments):
         if Path(script).suffix in ptx_files.SUFFIXES:
-            program = ptx_files.program(script, arguments, session)
+            program = ptx_files.program(script, arguments, session.arch, session.launch)
         else:
             program = functools.partial(runpy.run_path, os.path.abspath(script), run_name="__main__")  # as Python does
         return _run(program, session, failed, show_traceback)

@@ -13,7 +13,10 @@ GUARD = 256 << 10  # bytes on each side: 256 rows beyond the end of a matrix wit
 
 
 def guarded(nbytes: int, alignment: int) -> np.ndarray:
-    """Uninitialised uint8 [nbytes] at a multiple of ``alignment`` bytes; nothing else is within `GUARD` bytes of it."""
-    raw = np.empty(GUARD + alignment + nbytes + GUARD, np.uint8)
+    """Zeros, uint8 [nbytes] at a multiple of ``alignment`` bytes; nothing else is within `GUARD` bytes of it.
+
+    What memory held before would make two runs of a program differ that reads what it never wrote.
+    """
+    raw = np.zeros(GUARD + alignment + nbytes + GUARD, np.uint8)
     skip = GUARD + -(raw.ctypes.data + GUARD) % alignment
     return raw[skip : skip + nbytes]

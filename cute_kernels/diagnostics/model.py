@@ -116,7 +116,7 @@ class Diagnostic:
     """A report.
 
     Attributes:
-        kind: name in the table of `cute_kernels.emulator.diagnostics.kinds`.
+        kind: name in the table of `cute_kernels.diagnostics.kinds`.
         error: name of the class of the exception.
         sentence: what is wrong.
         message: all that the emulator says, without places.
@@ -130,6 +130,7 @@ class Diagnostic:
         help: what usually causes it, and how it is mended; "" where nothing can be said.
         kernel: short name, or ""; ``kernel_name``: of the entry; ``launch``: number of the launch in the program.
         replay: the command that shows it again, as words.
+        steps: of the schedule, the fewest that show it, in words, behind the options that choose them.
         seed, schedule: under which it was found: the seed, and options of the command.
     """
 
@@ -154,3 +155,4 @@ class Diagnostic:
     replay: tuple[str, ...] = ()
     seed: int | None = None
     schedule: tuple[str, ...] = field(default=())
+    steps: tuple[str, ...] = ()

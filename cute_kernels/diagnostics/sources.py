@@ -8,7 +8,7 @@ import linecache
 import re
 from dataclasses import dataclass
 
-from cute_kernels.emulator.diagnostics.model import SourceLine
+from cute_kernels.diagnostics.model import SourceLine
 from cute_kernels.emulator.ptx.source_lines import directives
 
 

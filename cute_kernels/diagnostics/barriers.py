@@ -7,9 +7,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 
-from cute_kernels.emulator.diagnostics.arrays import assigned_variable
-from cute_kernels.emulator.diagnostics.model import Barrier, Place, SourceLine
-from cute_kernels.emulator.diagnostics.sources import last_name, syntax_tree
+from cute_kernels.diagnostics.arrays import assigned_variable
+from cute_kernels.diagnostics.model import Barrier, Place, SourceLine
+from cute_kernels.diagnostics.sources import last_name, syntax_tree
 from cute_kernels.emulator.facts import BarrierState, WarpName
 from cute_kernels.emulator.ptx.program import Instruction
 

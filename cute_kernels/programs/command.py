@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cute_kernels.emulator.diagnostics import going_on, source_profile
-from cute_kernels.emulator.diagnostics.document import Outcome, launch_facts
-from cute_kernels.emulator.diagnostics.reporter import Reporter
-from cute_kernels.emulator.diagnostics.sources import short_name
+from cute_kernels.diagnostics import going_on, source_profile
+from cute_kernels.diagnostics.document import Outcome, launch_facts
+from cute_kernels.diagnostics.reporter import Reporter
+from cute_kernels.diagnostics.sources import short_name
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch import schedule
 from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.emulator.observe import roles
 from cute_kernels.emulator.options import CHOICES, DETECTORS, Options
-from cute_kernels.emulator.programs.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
-from cute_kernels.emulator.programs.program_run import FAULT, REFUSED, exit_status, run_program
 from cute_kernels.files import check_output, check_program, from_here, show
+from cute_kernels.programs.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
+from cute_kernels.programs.program_run import FAULT, REFUSED, exit_status, run_program
 
 _STATUSES = "Exit status: what the program passes to sys.exit, unchanged; else\n"
 

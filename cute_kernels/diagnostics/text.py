@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from cute_kernels.emulator.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine
-from cute_kernels.emulator.diagnostics.words import names_of_warps
+from cute_kernels.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine
+from cute_kernels.diagnostics.words import names_of_warps
 from cute_kernels.files import current_folder
 
 _LONGEST = 76  # characters of a source line or instruction that are shown
@@ -178,5 +178,7 @@ def _sentences(diagnostic: Diagnostic, verbose: bool) -> Iterator[tuple[str, str
         launch = f", launch {diagnostic.launch}" if diagnostic.launch else ""
         full = f" ({diagnostic.kernel_name})" if verbose and diagnostic.kernel != diagnostic.kernel_name else ""
         yield "kernel", f"{diagnostic.kernel}{full}{launch}"
+    for number, step in enumerate(diagnostic.steps):
+        yield ("steps" if number == 0 else f"    {number}"), step
     if diagnostic.replay:
         yield "replay", shlex.join(diagnostic.replay)

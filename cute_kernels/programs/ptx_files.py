@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.launch.arguments import extents, pack_arguments, require_type
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.programs.capturing import Session
 
 SUFFIXES = (".ptx", ".cu")
 _KEYS = {"kernel", "grid", "block", "cluster", "dynamic_smem", "cooperative", "arguments"}
@@ -99,7 +96,9 @@ def captured(ptx: str, description: Mapping[str, Any]) -> CapturedLaunch:
     )
 
 
-def program(script: str, arguments: Sequence[str], session: Session) -> Callable[[], None]:
+def program(
+    script: str, arguments: Sequence[str], arch: str, launch: Callable[[CapturedLaunch], object]
+) -> Callable[[], None]:
     """The program that a PTX or CUDA file is, with what it launches.
 
     Raises:
@@ -108,11 +107,11 @@ def program(script: str, arguments: Sequence[str], session: Session) -> Callable
     """
     if len(arguments) != 1:
         raise ValueError(f"{script} needs one argument: a JSON file or FILE.py:FUNCTION that describes its launches")
-    ptx, described = read(script, session.arch), _descriptions(arguments[0])
+    ptx, described = read(script, arch), _descriptions(arguments[0])
 
     def run() -> None:
-        for launch in described():
-            session.launch(captured(ptx, launch))
+        for described_launch in described():
+            launch(captured(ptx, described_launch))
 
     return run
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from cute_kernels.emulator.errors import UnsupportedOperation
-from cute_kernels.emulator.programs import compile_arguments
+from cute_kernels.programs import compile_arguments
 
 
 @functools.cache

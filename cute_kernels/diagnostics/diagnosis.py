@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from cute_kernels.emulator.diagnostics import sources
-from cute_kernels.emulator.diagnostics.arrays import array_at, array_before
-from cute_kernels.emulator.diagnostics.barriers import Barriers
-from cute_kernels.emulator.diagnostics.hangs import (
+from cute_kernels.diagnostics import sources
+from cute_kernels.diagnostics.arrays import array_at, array_before
+from cute_kernels.diagnostics.barriers import Barriers
+from cute_kernels.diagnostics.hangs import (
     cycle,
     grouped,
     in_one_sentence,
     waits_for_bytes,
     waits_for_first_phase,
 )
-from cute_kernels.emulator.diagnostics.kinds import kind as kind_of
-from cute_kernels.emulator.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine
-from cute_kernels.emulator.diagnostics.operations import noun, with_article
+from cute_kernels.diagnostics.kinds import kind as kind_of
+from cute_kernels.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine
+from cute_kernels.diagnostics.operations import noun, with_article
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.facts import Memory, Side, WarpName
 from cute_kernels.emulator.ptx.program import Instruction

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cute_kernels.emulator.diagnostics.source_table import SourceTable, in_order, place_document
-from cute_kernels.emulator.diagnostics.sources import short_name
+from cute_kernels.diagnostics.source_table import SourceTable, in_order, place_document
+from cute_kernels.diagnostics.sources import short_name
 from cute_kernels.emulator.observe.counters import InstructionCounts, UnitCounts
 from cute_kernels.emulator.ptx.source_lines import SourcePlace, own_places
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from cute_kernels import dsl
-from cute_kernels.emulator.programs import compile_arguments
-from cute_kernels.emulator.programs.tensor_arguments import TensorArgument
+from cute_kernels.programs import compile_arguments
+from cute_kernels.programs.tensor_arguments import TensorArgument
 
 _UNKNOWN = object()
 

@@ -28,10 +28,10 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from cute_kernels import forks
 from cute_kernels.emulator.errors import EmulatorError, raising
-from cute_kernels.emulator.programs.cuda_operators import CudaOperators, on_device_backward
-from cute_kernels.emulator.programs.cuda_scaled_mm import has_block_scales, scaled_mm
-from cute_kernels.emulator.programs.guarded_memory import guarded
-from cute_kernels.emulator.programs.streams import DEFAULT, Streams, classes
+from cute_kernels.programs.cuda_operators import CudaOperators, on_device_backward
+from cute_kernels.programs.cuda_scaled_mm import has_block_scales, scaled_mm
+from cute_kernels.programs.guarded_memory import guarded
+from cute_kernels.programs.streams import DEFAULT, Streams, classes
 
 DEVICE = torch.device("cuda", 0)
 _SYNCHRONISING = {

@@ -5,7 +5,7 @@
     for launch in session.launches: print(launch.summary())
 
 Inside, everything that CuTe DSL compiles is compiled for ``arch`` with its PTX kept, every launch executes at once, and
-torch tensors on "cuda" are host memory (`cute_kernels.emulator.programs.cuda_tensors`). What belongs to the GPU and has
+torch tensors on "cuda" are host memory (`cute_kernels.programs.cuda_tensors`). What belongs to the GPU and has
 no meaning here is answered: device queries with the facts of ``arch``, times with NaN after one run of what was to be
 timed. TVM-FFI calls are made through CuTe DSL's own calls instead.
 """
@@ -31,15 +31,15 @@ from cute_kernels.emulator.launch.run import Report, run
 from cute_kernels.emulator.observe.races.launch_accesses import accesses_of
 from cute_kernels.emulator.observe.roles import of_kernel
 from cute_kernels.emulator.options import Options
-from cute_kernels.emulator.programs import host, ptx_files
-from cute_kernels.emulator.programs.cuda_graphs import NO_POOL, Graph
-from cute_kernels.emulator.programs.device_answers import driver_answers, hardware_info
-from cute_kernels.emulator.programs.kept_launches import KeptLaunches
-from cute_kernels.emulator.programs.recorded import Recorder
-from cute_kernels.emulator.programs.stream_order import StreamOrder
-from cute_kernels.emulator.programs.streams import Streams, answers
-from cute_kernels.emulator.programs.threads import ProgramThreads
 from cute_kernels.emulator.state.gmem import GlobalMemory
+from cute_kernels.programs import host, ptx_files
+from cute_kernels.programs.cuda_graphs import NO_POOL, Graph
+from cute_kernels.programs.device_answers import driver_answers, hardware_info
+from cute_kernels.programs.kept_launches import KeptLaunches
+from cute_kernels.programs.recorded import Recorder
+from cute_kernels.programs.stream_order import StreamOrder
+from cute_kernels.programs.streams import Streams, answers
+from cute_kernels.programs.threads import ProgramThreads
 
 #: Architecture -> (compute capability, name, multiprocessors, bytes of L2, bytes of shared memory that a CTA may have).
 ARCHITECTURES = {
@@ -114,7 +114,7 @@ class Session:
         recorder: Recorder | None = None,
         roles: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        from cute_kernels.emulator.programs import cuda_tensors  # torch is loaded when it is needed
+        from cute_kernels.programs import cuda_tensors  # torch is loaded when it is needed
 
         capability, name, multiprocessors, l2_bytes, shared = ARCHITECTURES[arch]
         self.arch, self.options = arch, options
@@ -305,7 +305,7 @@ class Session:
         """Redirects CuTe DSL, torch.cuda and what host code asks of the driver."""
         import torch
 
-        from cute_kernels.emulator.programs import call_arguments
+        from cute_kernels.programs import call_arguments
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(dsl.compiling_for(self.arch, UnsupportedOperation))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
-from cute_kernels.emulator.programs.streams import Streams
+from cute_kernels.programs.streams import Streams
 
 NO_POOL = (0, 0)
 """Handle of the memory of graphs, which are given none: they hold launches on memory that programs have."""

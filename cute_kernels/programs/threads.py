@@ -1,4 +1,4 @@
-"""Threads that a program starts under `cute_kernels.emulator.capture`: they are inside of it, as their starter is.
+"""Threads that a program starts under `cute_kernels.programs.capture`: they are inside of it, as their starter is.
 
 What redirects CuTe DSL and torch is kept per thread, so that other threads of the process stay as they are.
 """

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from cute_kernels.emulator.diagnostics.diagnosis import diagnose
-from cute_kernels.emulator.diagnostics.kinds import KINDS
-from cute_kernels.emulator.diagnostics.model import Diagnostic, Place
+from cute_kernels.diagnostics.diagnosis import diagnose
+from cute_kernels.diagnostics.kinds import KINDS
+from cute_kernels.diagnostics.model import Diagnostic, Place
 from cute_kernels.emulator.errors import EmulatorError
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -9,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cute_kernels import files
-from cute_kernels.emulator.diagnostics import sarif
-from cute_kernels.emulator.diagnostics.diagnosis import diagnose
-from cute_kernels.emulator.diagnostics.document import Outcome, document, dumps
-from cute_kernels.emulator.diagnostics.model import Diagnostic
-from cute_kernels.emulator.diagnostics.text import render
+from cute_kernels.diagnostics import sarif
+from cute_kernels.diagnostics.diagnosis import diagnose
+from cute_kernels.diagnostics.document import Outcome, document, dumps
+from cute_kernels.diagnostics.model import Diagnostic
+from cute_kernels.diagnostics.text import render
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.schedule import Schedule
 
@@ -39,12 +40,15 @@ class Reporter:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     others: list[tuple[Path, Callable[[], str]]] = field(default_factory=list)
 
-    def report(self, schedule: Schedule, error: EmulatorError, *notes: str) -> Diagnostic:
+    def report(
+        self, schedule: Schedule, error: EmulatorError, *notes: str, steps: tuple[str, ...] = ()
+    ) -> Diagnostic:
         """Makes a report of an error that was raised under a schedule, prints it with ``notes``, and keeps it."""
         error.facts.notes += notes
         found = diagnose(
             error, replay=self.replay(schedule), seed=schedule.seed, schedule=schedule.arguments()
         )
+        found = dataclasses.replace(found, steps=steps)
         self.show(found)
         return found
 

@@ -9,11 +9,11 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
-from cute_kernels.emulator.diagnostics.document import Outcome, tool_version
-from cute_kernels.emulator.diagnostics.kinds import kind as kind_of
-from cute_kernels.emulator.diagnostics.model import Diagnostic, Place, SourceLine
-from cute_kernels.emulator.diagnostics.text import short_path
-from cute_kernels.emulator.diagnostics.words import names_of_warps
+from cute_kernels.diagnostics.document import Outcome, tool_version
+from cute_kernels.diagnostics.kinds import kind as kind_of
+from cute_kernels.diagnostics.model import Diagnostic, Place, SourceLine
+from cute_kernels.diagnostics.text import short_path
+from cute_kernels.diagnostics.words import names_of_warps
 from cute_kernels.files import current_folder
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

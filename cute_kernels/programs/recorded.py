@@ -21,10 +21,10 @@ from cute_kernels.emulator.errors import EmulatorError, attaching
 from cute_kernels.emulator.launch.overlap import lets_overlap, run_overlapping
 from cute_kernels.emulator.launch.run import Report, run
 from cute_kernels.emulator.options import Options
-from cute_kernels.emulator.programs.guarded_memory import guarded
-from cute_kernels.emulator.programs.relocation import Relocation
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
+from cute_kernels.programs.guarded_memory import guarded
+from cute_kernels.programs.relocation import Relocation
 
 _ALIGNMENT = 1024  # bytes; more than the CUDA allocator promises
 _SMALLEST_ADDRESS = 1 << 32  # of what is taken for an address in device memory

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cute_kernels.emulator.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine, Waiting
-from cute_kernels.emulator.diagnostics.text import short_path
+from cute_kernels.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine, Waiting
+from cute_kernels.diagnostics.text import short_path
 from cute_kernels.emulator.facts import WarpName
 
 VERSION = 1
@@ -118,6 +118,7 @@ def _diagnostic(diagnostic: Diagnostic) -> dict[str, Any]:
         "replay": shlex.join(diagnostic.replay),
         "seed": diagnostic.seed,
         "schedule": list(diagnostic.schedule),
+        "steps": list(diagnostic.steps),
     }
 
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cute_kernels.diagnostics.sources import last_name, syntax_tree
 from cute_kernels.dsl.allocations import Allocation, Allocations
 from cute_kernels.emulator.captured_launch import CapturedLaunch
-from cute_kernels.emulator.diagnostics.sources import last_name, syntax_tree
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.ptx.program import Variable
 from cute_kernels.emulator.state.smem import OFFSET_MASK, shared_layout

@@ -1,1 +1,0 @@
-"""Whole programs of the host, whose launches and "cuda" tensors are the emulator's."""
