@@ -239,6 +239,7 @@ class Cluster:
             cta.shared.exclude(launch.gaps)
         if self.tracker is not None:
             self.tracker.barriers, self.tracker.report = self.barriers, self.report
+            self.tracker.arrive = self._stand
         self.engine = AsyncEngine(options.completion, asynchronous, self._place, self.barriers.address)
         self.engine.where, self.engine.stand, self.engine.reraise = self._issued, self._stand, self.barriers.reraise
         self.barriers.tables.work = self.engine.address

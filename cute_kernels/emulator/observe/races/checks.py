@@ -120,6 +120,7 @@ class RaceChecks:
         self.agent: Agent | None = None
         self.barriers: MBarriers | None = None  # for reports
         self.report: Callable[[EmulatorError], None] = raising
+        self.arrive: Callable[[], None] = lambda: None  # says that the running warp is where the core is
         self.lane = 0
 
     # --- warps --------------------------------------------------------------------------------------------------------
@@ -160,6 +161,7 @@ class RaceChecks:
             return
         access = Access.from_address(conflict.access)
         if access.issuer:
+            self.arrive()
             self.agent = next(agent for agent in self.agents if agent.block_address == access.issuer)
             column = int(self.epochs.columns[access.identity >> LANE_BITS])
             self.looking = Operation(access.identity, column, self.agent.clocks, self.agent.base, access.lane)

@@ -143,7 +143,7 @@ class BulkUnit:
     # --- names --------------------------------------------------------------------------------------------------------
 
     def text(self, copy: ctypes.Structure) -> str:
-        """What reports call a copy."""
+        """Name of a copy in reports."""
         return self._text(copy.kind, copy.rank, copy.nbytes, copy.shared, copy.signal, copy.work.warp)
 
     def _text(self, kind: int, mapped: int, nbytes: int, shared: int, signal: int, warp: int) -> str:
