@@ -7,10 +7,9 @@ problem (`cute_kernels.plan.choose`), and a plan's own config has none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, get_args
-
-from cute_kernels.config_codec import check_types
+import operator
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal, get_args
 
 # --- element types by the names that torch gives them, for whoever does without torch --------------------------------
 
@@ -42,6 +41,71 @@ def name_of(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+# --- types: what dataclasses do not check themselves -----------------------------------------------------------------
+
+
+class Typed:
+    """Base of frozen dataclasses of integers, bools and strings: each field has the type of its annotation.
+
+    Integers of any library become ``int``. Equal configurations must be the same key of a cache, in memory and, by
+    their ``repr``, on disk: ``np.int64(4)``, ``4.0`` and ``True`` would be equal to integers and yet be keys of their
+    own.
+
+    Raises:
+        TypeError: a value of another type, naming the field.
+        ValueError: an integer other than 0 and 1 in place of a bool.
+    """
+
+    def __post_init__(self) -> None:
+        for part in fields(self):  # which torch.compile traces; not through a cache of our own
+            value = getattr(self, part.name)
+            kind, is_open = field_type(part)
+            if type(value) is kind or (value is None and is_open):
+                continue
+            if kind is int:
+                checked = _integer(part.name, value)
+            elif kind is bool:
+                checked = _boolean(part.name, value)
+            elif isinstance(value, str):
+                checked = str(value)
+            else:
+                raise TypeError(f"{part.name} = {value!r} is {type(value).__name__}, expected a string")
+            object.__setattr__(self, part.name, checked)
+
+
+def field_type(part: Field) -> tuple[type, bool]:
+    """The type of a field of a problem or configuration, ``int``, ``bool`` or ``str``, and whether it may be None."""
+    name = part.type.removesuffix(_OR_NONE)
+    return _TYPES.get(name, str), name != part.type
+
+
+_OR_NONE = " | None"
+_TYPES: dict[str, type] = {"int": int, "bool": bool}
+"""By annotation; any other is of strings."""
+
+
+def type_name(value: Any) -> str:
+    """A type in messages, with its module: NumPy has a ``bool`` that is none of Python's."""
+    return f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+
+
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} = {value!r} is {type(value).__name__}, expected an integer")
+    return operator.index(value)
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name} = {value!r} is {type_name(value)}, expected True or False")
+    # An operator schema passes a bool among integers as 0 or 1.
+    if operator.index(value) not in (0, 1):
+        raise ValueError(f"{name} = {value!r}, allowed: True, False")
+    return operator.index(value) == 1
+
+
 # --- what is computed, and how ----------------------------------------------------------------------------------------
 
 EpilogueArithmetic = Literal["f32", "bf16x2"]
@@ -68,7 +132,7 @@ compilations and never correctness. What a plan derives from such a field for th
 
 
 @dataclass(frozen=True)
-class PatchEmbedProblem:
+class PatchEmbedProblem(Typed):
     """Facts of one call of ``out[m, n] = scale[m, n] * sum_k x[m, k] * w[n, k] + table[row(m), n]``.
 
     The scale is the FP32 product of one number for each row of ``x`` and one for each feature; where either is the same
@@ -110,12 +174,8 @@ class PatchEmbedProblem:
         """There is a number for the whole call."""
         return not (self.row_scale and self.feature_scale)
 
-    def __post_init__(self) -> None:
-        check_types(self)
-
-
 @dataclass(frozen=True)
-class Sm100PatchEmbedConfig:
+class Sm100PatchEmbedConfig(Typed):
     """Tunables of the SM100a kernel, with the experiments of the CUDA original behind them (docs/experiments.md).
 
     Attributes:
@@ -173,12 +233,8 @@ class Sm100PatchEmbedConfig:
     early_release: bool = True
     stagger_clocks: int = 80
 
-    def __post_init__(self) -> None:
-        check_types(self)
-
-
 @dataclass(frozen=True)
-class Sm100ResidentConfig:
+class Sm100ResidentConfig(Typed):
     """Tunables of the SM100a kernel whose weight stays on chip, ``out^T = weight * x^T``: features are the lanes of
     tensor memory, 128 per CTA, and rows of ``x`` the columns of an accumulator.
 
@@ -215,12 +271,8 @@ class Sm100ResidentConfig:
     stage_blocks: int = 1
     epilogue: EpilogueArithmetic = "f32"
 
-    def __post_init__(self) -> None:
-        check_types(self)
-
-
 @dataclass(frozen=True)
-class Sm90PatchEmbedConfig:
+class Sm90PatchEmbedConfig(Typed):
     """Tunables of the SM90a kernel, which computes ``out^T = weight * x^T``: features are the rows of a WGMMA.
 
     The measurements behind the defaults are in docs/performance.md.
@@ -257,12 +309,8 @@ class Sm90PatchEmbedConfig:
     epilogue: EpilogueArithmetic = "f32"
     tile_positions: int = 1
 
-    def __post_init__(self) -> None:
-        check_types(self)
-
-
 @dataclass(frozen=True)
-class PatchEmbedImagesProblem:
+class PatchEmbedImagesProblem(Typed):
     """Facts of one call of ``out[b, s, n] = scale[n] * sum_k pixel[b, s, k] * w[n, k] + table[s, n]``.
 
     ``pixel[b, s, k]`` are the pixels of patch s of image b, k counts them by (channel, row, column), and s counts the
@@ -296,10 +344,6 @@ class PatchEmbedImagesProblem:
     precision: str = "int8"
     table_rows: int = field(default=0, metadata=LAUNCH_ARGUMENT)
     out_dtype: str = "bfloat16"
-
-    def __post_init__(self) -> None:
-        check_types(self)
-
     @property
     def grid_height(self) -> int:
         """Patches in a column of an image."""
@@ -322,7 +366,7 @@ class PatchEmbedImagesProblem:
 
 
 @dataclass(frozen=True)
-class Sm90ImagesConfig:
+class Sm90ImagesConfig(Typed):
     """Tunables of the SM90a kernel that reads patches out of images, ``out^T = weight * patches^T``.
 
     A tile is ``tile_patches`` neighbouring patches of a grid row in ``tile_images`` images, the N of a WGMMA.
@@ -369,12 +413,8 @@ class Sm90ImagesConfig:
     repack_pairs: int | None = None
     skip_zeros: bool = True
 
-    def __post_init__(self) -> None:
-        check_types(self)
-
-
 @dataclass(frozen=True)
-class Sm100ImagesConfig:
+class Sm100ImagesConfig(Typed):
     """Tunables of the SM100a kernel that reads patches of 16 x 16 out of images, ``out^T = weight * patches^T``.
 
     A tile is ``tile_patches`` neighbouring patches of a grid row in ``tile_images`` images, the columns of the
@@ -414,12 +454,8 @@ class Sm100ImagesConfig:
     stage_blocks: int = 2
     order: TileOrder = "row"
 
-    def __post_init__(self) -> None:
-        check_types(self)
-
-
 @dataclass(frozen=True)
-class Sm90GatherConfig:
+class Sm90GatherConfig(Typed):
     """Tunables of the SM90a kernel that multiplies 16-bit patches out of images, both operands from shared memory.
 
     A tile is ``tile_patches`` neighbouring patches of each of ``tile_rows`` grid rows in ``tile_images`` images, all
@@ -454,12 +490,8 @@ class Sm90GatherConfig:
     pingpong: bool = False
     order: TileOrder = "image"
 
-    def __post_init__(self) -> None:
-        check_types(self)
-
-
 @dataclass(frozen=True)
-class GemmProblem:
+class GemmProblem(Typed):
     """Facts of one call of ``out = activation(scale * (a @ b.T) + bias) + residual``, of operands ``[batches, .., K]``.
 
     The scale is the FP32 product of one number for each row of ``a`` and one for each row of ``b``, a column of the
@@ -512,12 +544,8 @@ class GemmProblem:
         """There is a number for the whole call."""
         return self.scaled and not (self.row_scale and self.column_scale)
 
-    def __post_init__(self) -> None:
-        check_types(self)
-
-
 @dataclass(frozen=True)
-class Sm100GemmConfig:
+class Sm100GemmConfig(Typed):
     """Tunables of the SM100a dense GEMM. The defaults are "Level 8" of the CUDA original; "Level 7" is
     ``Sm100GemmConfig(block_m=256, stages=4)`` (docs/experiments.md).
 
@@ -543,12 +571,8 @@ class Sm100GemmConfig:
     cluster_n: int = 1
     accumulators: int = 2
 
-    def __post_init__(self) -> None:
-        check_types(self)
-
-
 @dataclass(frozen=True)
-class Sm90GemmConfig:
+class Sm90GemmConfig(Typed):
     """Tunables of the SM90a dense GEMM: two consumer warpgroups, both operands from shared memory.
 
     Attributes:
@@ -579,12 +603,8 @@ class Sm90GemmConfig:
     split_k: int = 1
     transposed: bool = False
 
-    def __post_init__(self) -> None:
-        check_types(self)
-
-
 @dataclass(frozen=True)
-class Sm80Config:
+class Sm80Config(Typed):
     """Tunables that all kernels of ``mma.sync`` have, of any GPU since Ampere. One CTA computes one tile.
 
     Attributes:
@@ -602,10 +622,6 @@ class Sm80Config:
     row_bytes: int = 64
     stages: int = 4
     resident_ctas: int = 1
-
-    def __post_init__(self) -> None:
-        check_types(self)
-
 
 @dataclass(frozen=True)
 class Sm80GemmConfig(Sm80Config):

@@ -1,79 +1,17 @@
-"""Fields of problems and configurations: their types, and configurations as text.
+"""Configurations as text: a setting of a command line, an argument of an operator or a JSON document.
 
-The text is a setting of a command line, an argument of an operator or a JSON document. One place knows how fields are
-written down, whatever their class: ``FIELD=VALUE``, where ``auto`` is a field that the plan chooses. `Planner.codec` is
-that of the classes of an operation.
+One place knows how fields are written down, whatever their class: ``FIELD=VALUE``, where ``auto`` is a field that the
+plan chooses. `Planner.codec` is that of the classes of an operation.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# --- types: what dataclasses do not check themselves -----------------------------------------------------------------
-
-
-def check_types(instance: Any) -> None:
-    """Makes integers of any library ``int``, and refuses fields of another type than they are annotated with.
-
-    Equal configurations must be the same key of a cache, in memory and, by their ``repr``, on disk: ``np.int64(4)``,
-    ``4.0`` and ``True`` would be equal to integers and yet be keys of their own.
-
-    Raises:
-        TypeError: naming the field.
-        ValueError: an integer other than 0 and 1 in place of a bool.
-    """
-    for part in dataclasses.fields(instance):  # which torch.compile traces; not through a cache of our own
-        value = getattr(instance, part.name)
-        kind, is_open = field_type(part)
-        if type(value) is kind or (value is None and is_open):
-            continue
-        if kind is int:
-            checked = _integer(part.name, value)
-        elif kind is bool:
-            checked = _boolean(part.name, value)
-        elif isinstance(value, str):
-            checked = str(value)
-        else:
-            raise TypeError(f"{part.name} = {value!r} is {type(value).__name__}, expected a string")
-        object.__setattr__(instance, part.name, checked)
-
-
-def field_type(part: dataclasses.Field) -> tuple[type, bool]:
-    """The type of a field of a problem or configuration, ``int``, ``bool`` or ``str``, and whether it may be None."""
-    name = part.type.removesuffix(_OR_NONE)
-    return _TYPES.get(name, str), name != part.type
-
-
-_OR_NONE = " | None"
-_TYPES: dict[str, type] = {"int": int, "bool": bool}
-"""By annotation; any other is of strings."""
-
-
-def type_name(value: Any) -> str:
-    """A type in messages, with its module: NumPy has a ``bool`` that is none of Python's."""
-    return f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
-
-
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} = {value!r} is {type(value).__name__}, expected an integer")
-    return operator.index(value)
-
-
-def _boolean(name: str, value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if not hasattr(value, "__index__"):
-        raise TypeError(f"{name} = {value!r} is {type_name(value)}, expected True or False")
-    # An operator schema passes a bool among integers as 0 or 1.
-    if operator.index(value) not in (0, 1):
-        raise ValueError(f"{name} = {value!r}, allowed: True, False")
-    return operator.index(value) == 1
-
+from cute_kernels.config import field_type
 
 # --- configurations as text -------------------------------------------------------------------------------------------
 
@@ -91,37 +29,30 @@ class ConfigCodec:
         kinds: the classes by their names.
     """
 
-    parameters = (("str? config=None", None),)
-    """Declarations in an operator's schema, which has no dataclasses, each with its default."""
-
     def __init__(self, kinds: Iterable[type]) -> None:
         self.kinds = {kind.__name__: kind for kind in kinds}
         self._names = {name: tuple(part.name for part in dataclasses.fields(kind)) for name, kind in self.kinds.items()}
         self._decoded: dict[str, Any] = {}
 
-    def encode(self, config: Any) -> tuple[str | None]:
-        """Values of `parameters`: ``CLASS:FIELD=VALUE,..``.
+    def encode(self, config: Any) -> str:
+        """``CLASS:FIELD=VALUE,..``
 
         Raises:
             TypeError: a configuration of another class.
         """
-        if config is None:
-            return (None,)
         for name, kind in self.kinds.items():
             if type(config) is kind:
                 settings = [f"{field}={spell(getattr(config, field))}" for field in self._names[name]]
-                return (f"{name}:{','.join(settings)}",)
+                return f"{name}:{','.join(settings)}"
         allowed = ", ".join(f"cute_kernels.{name}" for name in self.kinds)
         raise TypeError(f"config is {type(config).__name__}, expected {allowed} or None")
 
-    def decode(self, text: str | None) -> Any:
+    def decode(self, text: str) -> Any:
         """The inverse of `encode`: equal texts give the same object, by whose identity a repeated call is found.
 
         Raises:
             ValueError: an unknown class, an unknown field or a value of another type.
         """
-        if text is None:
-            return None
         if text not in self._decoded:
             name, _, settings = text.partition(":")
             kind = self._kind(name)

@@ -115,7 +115,7 @@ class _Trials:
         return _Trial(DIFFERENT_RESULT, f"the result depends on the schedule: {text}") if text else _Trial()
 
     def fewest_steps(self, number: int, schedule: Schedule, kind: str, seconds: float) -> FewestSteps | None:
-        """What a schedule draws, under which a launch fails, reduced to what shows the same kind of failure."""
+        """Steps of a schedule under which a launch fails, reduced to those that show the same kind of failure."""
         return fewest_steps(
             schedule, lambda other, stepped: self.run(number, other, None, stepped).kind == kind, seconds
         )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cute_kernels import __version__, compile, dsl, extras, files, kernel_cache
-from cute_kernels.commands import bench, compare, doctor, explore, profile, sass, sweep, tables
+from cute_kernels.commands import bench, compare, doctor, explore, profile, same, sass, sweep, tables
 from cute_kernels.commands.kernel_options import (
     OPERATIONS,
     add_kernel,
@@ -88,6 +88,7 @@ def _parser(names: Sequence[str] = tuple(OPERATIONS)) -> argparse.ArgumentParser
     _add_plan(commands, names)
     bench.add_parser(commands)
     compare.add_parser(commands, names)
+    same.add_parser(commands, names)
     sweep.add_parser(commands, names)
     explore.add_parser(commands, names)
     profile.add_parser(commands, names)
@@ -281,6 +282,7 @@ def _ptx(options: argparse.Namespace) -> int:
 _EMULATED = {
     "emulate": ("cute_kernels.programs.command", "run a CuTe DSL program without a GPU"),
     "check": ("cute_kernels.commands.check", "run a CuTe DSL program's launches under many schedules"),
+    "debug": ("cute_kernels.commands.debug", "run a launch of a program step by step, with breakpoints"),
     "mutate": ("cute_kernels.commands.mutate", "drop or weaken synchronisation of a CuTe DSL program's kernels"),
 }
 """Command -> its module, and what it does."""

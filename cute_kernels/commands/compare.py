@@ -92,7 +92,7 @@ def compare_plans(options: argparse.Namespace) -> tuple[Sections, Notes]:
     """The comparison of two configurations."""
     if options.settings:
         raise ValueError("--set belongs to commands with one configuration; allowed here: FIELD=VALUE,.. for A and B")
-    first, second = (_planned(options, side) for side in (options.a, options.b))
+    first, second = (planned(options, side) for side in (options.a, options.b))
     compared: list[tuple[str, Callable[[Plan], plan_facts.Facts]]] = [
         ("configuration", lambda plan: dataclasses.asdict(plan.config)),
         ("plan", plan_facts.planned),
@@ -132,7 +132,8 @@ def _without_rows(facts: Callable[[Plan], plan_facts.Facts], plan: Plan) -> str:
     return "the model does not see what differs" if facts(plan) else "no model knows this kernel"
 
 
-def _planned(options: argparse.Namespace, side: str) -> Plan:
+def planned(options: argparse.Namespace, side: str) -> Plan:
+    """The plan of a side of the comparison."""
     own = copy.copy(options)
     own.settings = [] if side == "default" else side.split(",")
     return plan_of(own, options.sm_count)

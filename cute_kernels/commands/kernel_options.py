@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from cute_kernels.config_codec import OPEN, field_type, parse_settings, spell
+from cute_kernels.config import field_type
+from cute_kernels.config_codec import OPEN, parse_settings, spell
 from cute_kernels.plan import ARCHS, PLANNERS, Kernel, Plan, Planner, make_plan
 from cute_kernels.plan.options import Option
 

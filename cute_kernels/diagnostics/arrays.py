@@ -35,7 +35,7 @@ def array_at(ptx: str, kernel: str, launch: CapturedLaunch | None, first: int, c
         launch: of the kernel, None if that is not known.
         first, count: the bytes, from an offset in the shared memory of a CTA on.
     """
-    for array in _arrays(ptx, kernel, launch):
+    for array in arrays(ptx, kernel, launch):
         if array.first <= first and first + count <= array.first + array.nbytes:
             return array if array.name else None
     return None
@@ -43,12 +43,12 @@ def array_at(ptx: str, kernel: str, launch: CapturedLaunch | None, first: int, c
 
 def array_before(ptx: str, kernel: str, launch: CapturedLaunch | None, first: int) -> Array | None:
     """The array that ends last at or before an offset, None if there is none or it has no name; as `array_at`."""
-    before = [array for array in _arrays(ptx, kernel, launch) if array.first + array.nbytes <= first]
+    before = [array for array in arrays(ptx, kernel, launch) if array.first + array.nbytes <= first]
     array = max(before, key=lambda each: each.first + each.nbytes, default=None)
     return array if array is not None and array.name else None
 
 
-def _arrays(ptx: str, kernel: str, launch: CapturedLaunch | None) -> Iterator[Array]:
+def arrays(ptx: str, kernel: str, launch: CapturedLaunch | None) -> Iterator[Array]:
     """All that are known, fields before the structure that they are in."""
     kernels = parse(ptx).kernels
     name = kernel or next(iter(kernels))

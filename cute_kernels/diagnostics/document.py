@@ -13,7 +13,9 @@ from typing import Any
 
 from cute_kernels.diagnostics.model import Barrier, Diagnostic, Place, Related, SourceLine, Waiting
 from cute_kernels.diagnostics.text import short_path
+from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.facts import WarpName
+from cute_kernels.emulator.launch.run import Report
 
 VERSION = 1
 """Version of the format: it changes when a field changes its meaning or goes away, not when one is added."""
@@ -68,14 +70,14 @@ def dumps(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def launch_facts(number: int, kernel: str, launch: Any, report: Any = None) -> dict[str, Any]:
+def launch_facts(number: int, kernel: str, launch: CapturedLaunch, report: Report | None = None) -> dict[str, Any]:
     """A launch of a program.
 
     Args:
         number: from 1 on.
         kernel: short name.
-        launch: `CapturedLaunch`.
-        report: `Report` of a launch that is complete, None otherwise.
+        launch: as its host code made it.
+        report: of a launch that is complete, None otherwise.
     """
     shape = {name: list(getattr(launch, name)) for name in ("grid", "block", "cluster")}
     facts = {"number": number, "kernel": kernel, "kernel_name": launch.kernel_name, **shape}
@@ -88,7 +90,7 @@ def launch_facts(number: int, kernel: str, launch: Any, report: Any = None) -> d
     return facts
 
 
-def _is_json(value: Any) -> bool:
+def _is_json(value: object) -> bool:
     return not isinstance(value, dict) or all(isinstance(n, str) and isinstance(v, int) for n, v in value.items())
 
 

@@ -9,6 +9,7 @@ import sys
 
 from cute_kernels.diagnostics.kinds import KINDS, Kind
 from cute_kernels.emulator.bytecode.lowering import lower
+from cute_kernels.emulator.graph.families import LOWERINGS
 from cute_kernels.emulator.ptx.families import FAMILIES, Family
 
 PAGE = """# Instructions and kinds of reports
@@ -58,7 +59,7 @@ def coverage() -> tuple[list[str], list[str]]:
     assert lower  # importing it registers every family
     rows: dict[int, tuple[Family, list[str]]] = {}
     for prefix, family in FAMILIES.items():
-        rows.setdefault(id(family.lower), (family, []))[1].append(".".join(prefix))
+        rows.setdefault(id(LOWERINGS[prefix]), (family, []))[1].append(".".join(prefix))
     plain, lines = [], []
     for family, prefixes in sorted(rows.values(), key=lambda row: row[1][0]):
         summary = " ".join(family.doc.split("\n\n")[0].split())

@@ -7,13 +7,10 @@ A unit raises with what it knows (addresses, bytes, phases); the engine that exe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
-from cute_kernels.emulator.facts import Facts
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.ptx.program import Instruction
+from cute_kernels.emulator.facts import Facts, Located
 
 _Error = TypeVar("_Error", bound="EmulatorError")
 
@@ -62,7 +59,7 @@ class EmulatorError(RuntimeError):
         self.warp = warp
         self.facts = Facts()
 
-    def know(self: _Error, kind: str = "", *notes: str, **facts: Any) -> _Error:
+    def know(self: _Error, kind: str = "", *notes: str, **facts: object) -> _Error:
         """Adds the kind of fault and what is known of it, fields of `Facts`; returns the same error, to raise."""
         self.kind = kind or self.kind
         self.facts.notes += notes
@@ -85,7 +82,7 @@ class EmulatorError(RuntimeError):
         self.warp = self.warp or warp
         return self
 
-    def at(self, instruction: Instruction | None, warp: str | None = None) -> EmulatorError:
+    def at(self, instruction: Located | None, warp: str | None = None) -> EmulatorError:
         """Locates the error at an instruction like `locate`; None: it is not known."""
         if instruction is None:
             return self.locate(warp=warp)

@@ -9,12 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.ptx.program import Instruction
+from typing import Protocol
 
 _NAME = re.compile(r"(?:cluster (\d+), )?CTA (\d+) warp (\d+)(?: \(([^()]*)\))?$")
+
+
+class Located(Protocol):
+    """An instruction as reports name it: attributes as of `ptx.program.Instruction`."""
+
+    @property
+    def parts(self) -> tuple[str, ...]: ...
+    @property
+    def line(self) -> int: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def text(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class Side:
     """
 
     verb: str
-    instructions: tuple[Instruction, ...] = ()
+    instructions: tuple[Located, ...] = ()
     warp: str = ""
     lanes: tuple[int, ...] = ()
     what: str = ""
@@ -106,7 +116,7 @@ class BarrierState:
     pending: int = 0
     tx: int = 0
     live: bool = True
-    init: Instruction | None = None
+    init: Located | None = None
     initialiser: str = ""
     last_arrival: str = ""
 
@@ -127,7 +137,7 @@ class WaitState:
     """
 
     warp: str
-    instruction: Instruction | None
+    instruction: Located | None
     kind: str = ""
     text: str = ""
     barrier: BarrierState | None = None

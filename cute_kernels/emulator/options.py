@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.steps import Step
@@ -18,6 +18,16 @@ Choice = Literal["silicon", "exact"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
 Detector = Literal["races", "uninitialised", "registers", "exits", "tensor_lanes"]
 DETECTORS: tuple[Detector, ...] = get_args(Detector)
+
+
+class Debugger(Protocol):
+    """Hears where warps are, in the thread that executes the launch."""
+
+    def begins(self, scheduler: Any) -> None:
+        """A cluster has been made, which a `launch.scheduler.Scheduler` is about to run."""
+
+    def stops(self, warp: Any) -> None:
+        """A `state.warp.Warp` is in front of a block that `Bytecode.stop_at` names."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,7 @@ class Options:
 False: the report is raised. None: all are raised.
         steps: turns that warps have, and asynchronous work that takes effect, before the rest of the schedule; those
             that are not possible when it is their turn are left out. Nothing else may be drawn at random then.
+        debugger: stops warps; kernels are then executed instruction by instruction, in the same order.
         stepped: called with every step that is taken, also of other schedules, and what it came to, in words.
     """
 
@@ -92,6 +103,7 @@ False: the report is raised. None: all are raised.
     going_on: Callable[[EmulatorError], bool] | None = None
     steps: tuple[Step, ...] = ()
     stepped: Callable[[Step, str], None] | None = None
+    debugger: Debugger | None = None
 
     def __post_init__(self) -> None:
         for name, legal in (

@@ -27,7 +27,7 @@ from cute_kernels.integrations import processors
 from cute_kernels.integrations.processors import PerChannel
 from cute_kernels.integrations.replace import Found, convert_all
 from cute_kernels.nn import layers
-from cute_kernels.nn.availability import is_plain, is_transformed, traced
+from cute_kernels.nn.availability import in_graph, is_plain, is_transformed
 from cute_kernels.nn.calls import change_class, check_reachable, reaches_class, why_called, why_own
 from cute_kernels.nn.engine import check_tensor
 from cute_kernels.nn.layer_norm import LayerNormEngine
@@ -83,7 +83,7 @@ class _Images(EngineMixin):
             or why_own(self, "interpolate_pos_encoding")
         )
         numbers = why is None and is_plain(pixel_values)  # else the plain module runs, whatever the positions are
-        if numbers and not traced() and not self.positions.in_order(self.position_ids, positions.num_embeddings):
+        if numbers and not in_graph() and not self.positions.in_order(self.position_ids, positions.num_embeddings):
             why = "position_ids are not the positions in their order"
         return self.engine.takes_over_unless(
             why, pixel_values, lambda: (layer.weight, layer.bias, positions.weight), training=self.training
@@ -149,14 +149,13 @@ class _Rows(EngineMixin):
         hidden_states, frames = pixels_of(hidden_states), self.temporal_patch_size
         length = layer.weight[0].numel()
         still = hidden_states.shape[-1] * frames == length
-        if still and traced():  # where the sum of the weight would be another weight in every call
+        if still and not self._keeps_sum(layer.weight):
             hidden_states, still = self._both_frames(hidden_states), False
         rows = hidden_states.reshape(-1, length // frames if still else length)
         engine = self.still if still else self.engine
 
         def parameters() -> tuple[torch.Tensor | None, ...]:
-            plain = is_plain(layer.weight) and not is_transformed(layer.weight)  # others have no memory to be known by
-            weight = self._of_one_frame(layer.weight) if still and plain else layer.weight
+            weight = self._of_one_frame(layer.weight) if still else layer.weight
             return weight, layer.bias, layer.weight
 
         why = why_called(name, layer, kind)
@@ -166,6 +165,12 @@ class _Rows(EngineMixin):
             return engine.rows(rows, *parameters()[:2])
         rows = self._both_frames(rows) if still else rows
         return super().forward(self.engine.normalised(rows, layer.weight))
+
+    @staticmethod
+    def _keeps_sum(weight: torch.Tensor) -> bool:
+        """Whether there is one sum of the weight's frames for many calls: in a graph it would be made in each, and what
+        stands for a weight under transformations has no memory to be known by."""
+        return not in_graph() and is_plain(weight) and not is_transformed(weight)
 
     def _both_frames(self, rows: torch.Tensor) -> torch.Tensor:
         frames = rows.unflatten(-1, (self.in_channels, 1, -1)).expand(*[-1] * rows.dim(), self.temporal_patch_size, -1)
@@ -235,9 +240,8 @@ class _Normed(EngineMixin):
         norm, layer, pixels = self.patch_ln1, self.patch_dense, pixels_of(pixel_values)
         check_tensor("pixel_values", pixels)
         why = why_called("patch_ln1", norm, torch.nn.LayerNorm) or why_called("patch_dense", layer, torch.nn.Linear)
-        takes_over = self.engine.takes_over_unless(
-            why or self.engine.why_no_kernel(layer.weight), pixels, self.engine_parameters, training=self.training
-        )
+        why = why or self.engine.why_no_kernel(layer.weight, norm.eps)
+        takes_over = self.engine.takes_over_unless(why, pixels, self.engine_parameters, training=self.training)
         self.engine.check_pixels(pixels, by_kernel=takes_over)
         if not takes_over:
             return super().forward(self.engine.normalised(pixels, layer.weight), image_position_ids, *more, **named)

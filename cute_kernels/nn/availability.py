@@ -16,6 +16,7 @@ from cute_kernels.plan.images import multiplied_type
 from cute_kernels.runtime import devices
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_mode, _MODES = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
 _REASONS: dict[tuple[torch.device, str], str | None] = {}
 
 KEPT_IN_EXPORT = False
@@ -31,6 +32,19 @@ def exporting() -> bool:
 def traced() -> bool:
     """Whether a graph is made in which an embedding is one operator, so that nothing may depend on numbers."""
     return torch.compiler.is_compiling() or (KEPT_IN_EXPORT and exporting())
+
+
+def plain_torch_wanted() -> bool:
+    """Whether plain torch has to run, whatever the tensors are: a graph is made of it (`torch.jit.trace`,
+    `torch.export`, ``make_fx``), or operations give no numbers, be it of real tensors (`FakeTensorMode`)."""
+    if torch.jit.is_tracing() or (exporting() and not KEPT_IN_EXPORT):
+        return True
+    return not traced() and (_mode(_MODES.FAKE) is not None or _mode(_MODES.PROXY) is not None)
+
+
+def in_graph() -> bool:
+    """Whether a graph is made, of this package's operators or of plain torch: nothing is kept from call to call."""
+    return traced() or plain_torch_wanted()
 
 
 def in_autograd_function() -> bool:

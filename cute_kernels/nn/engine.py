@@ -94,8 +94,7 @@ class PatchEngine:
             training: of the module.
         """
         tensors = [pixels, *(parameter for parameter in parameters if parameter is not None)]
-        exported = availability.exporting() and not availability.KEPT_IN_EXPORT
-        if self.options.backend == "torch" or torch.jit.is_tracing() or exported:
+        if self.options.backend == "torch" or availability.plain_torch_wanted():
             return False
         for tensor in tensors:
             if not availability.is_plain(tensor):
@@ -254,7 +253,7 @@ class PatchEngine:
         if images.is_floating_point() and images.dtype not in _FLOATS:
             images = images.to(torch.float32)
         if isinstance(prepared, Fp8Weight):
-            rows = patch_rows(self._e4m3(self._normalised(self._whole(images, weight), patch)), patch)
+            rows = patch_rows(self._e4m3(self._normalised(self._whole(images, weight))), patch)
             rows = rows.view(images.shape[0], self._positions(images, patch), rows.shape[1])
             if not images.shape[0]:
                 return rows.new_empty(*rows.shape[:2], weight.shape[0], dtype=weight.dtype)
@@ -263,7 +262,7 @@ class PatchEngine:
         out_dtype = self._images_out_dtype(images, weight)
         if out_dtype is not None:
             return self._by_images(images, prepared, bias, pos_embed, out_dtype).to(weight.dtype)
-        rows = patch_rows(self._normalised(images, patch).to(prepared.normalised.dtype), patch)
+        rows = patch_rows(self._normalised(images).to(prepared.normalised.dtype), patch)
         out = self._product(rows, prepared.normalised, bias, weight.dtype)
         out = out.view(images.shape[0], self._positions(images, patch), out.shape[1])
         return out if pos_embed is None else out.add_(pos_embed.to(out.dtype))
@@ -294,7 +293,7 @@ class PatchEngine:
         if not flat.shape[0]:
             return torch.empty(*rows.shape[:-1], n, dtype=weight.dtype, device=rows.device)
         if self.options.precision == "fp8":
-            values = self._e4m3(self._normalised(flat, 0))
+            values = self._e4m3(self._normalised(flat))
             where = None if index is None else index.reshape(-1)
             out = self._fp8(values, self.prepared("rows", weight), bias, table, where).to(weight.dtype)
             return out.view(*rows.shape[:-1], n)
@@ -308,7 +307,7 @@ class PatchEngine:
             out = self._by_images(images, self.prepared("images", weight), bias, None, out_dtype).to(weight.dtype)
         else:
             matrix = self.prepared("rows", weight)
-            out = self._product(self._normalised(flat, 0).to(matrix.dtype), matrix, bias, weight.dtype)
+            out = self._product(self._normalised(flat).to(matrix.dtype), matrix, bias, weight.dtype)
         out = out.view(*rows.shape[:-1], n)
         return out if table is None else out.add_(table.to(out.dtype)[index.long()])
 
@@ -357,7 +356,7 @@ class PatchEngine:
                 f"images has dtype torch.uint8 and the layer's weight is stored as {weight.dtype}, which does not say "
                 "in what type its pixels are to be; allowed: normalised pixels of a floating-point type"
             )
-        return self._normalised(pixels, self.patch(weight)).to(weight.dtype)
+        return self._normalised(pixels).to(weight.dtype)
 
     def patch(self, weight: torch.Tensor) -> int:
         """Side of a patch in pixels."""
@@ -445,12 +444,11 @@ class PatchEngine:
 
     # --- pieces ----------------------------------------------------------------------------------------------------
 
-    def _normalised(self, pixels: torch.Tensor, patch: int) -> torch.Tensor:
+    def _normalised(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8 pixels in FP32 as a processor has them; others as they are.
 
         Args:
             pixels: ``[B, C, H, W]``, or ``[.., C * p * p]`` in the order of the options.
-            patch: of images; unused for rows.
         """
         if pixels.dtype != torch.uint8:
             return pixels

@@ -9,7 +9,7 @@ from cute_kernels.nn import availability, traced
 from cute_kernels.nn.engine import PatchEngine
 from cute_kernels.nn.options import PatchOptions
 from cute_kernels.operations.base import ROW_BYTES
-from cute_kernels.operations.layer_norm import layer_norm_linear, prepare_layer_norm_weight
+from cute_kernels.operations.layer_norm import eps_of_pixels, layer_norm_linear, prepare_layer_norm_weight
 
 
 class LayerNormEngine(PatchEngine):
@@ -19,11 +19,18 @@ class LayerNormEngine(PatchEngine):
         options: of precision ``"int8"`` or ``"int16"``; what rows are divided by is 255 times its standard deviation.
     """
 
-    def why_no_kernel(self, weight: torch.Tensor) -> str | None:
-        """Why rows of this length are left to the plain module, or None."""
+    @property
+    def divisor(self) -> float:
+        """What rows of 0 to 255 are divided by."""
+        return 255 * self.options.std[0]
+
+    def why_no_kernel(self, weight: torch.Tensor, eps: float) -> str | None:
+        """Why rows of this length, or a LayerNorm's ``eps``, are left to the plain module; None where they are not."""
         k, most = weight.shape[1], longest_row("uint8")
         if k % ROW_BYTES or k > most:
             return f"a LayerNorm is over {k} pixels, of which kernels take multiples of {ROW_BYTES} up to {most}"
+        if eps_of_pixels(eps, self.divisor, k) is None:
+            return f"the LayerNorm has eps = {eps}, which beside sums over {k} pixels is no normal number in FP32"
         return None
 
     def normed(
@@ -61,7 +68,7 @@ class LayerNormEngine(PatchEngine):
             parameters,
             f"layer norm, eps = {eps}",
             lambda: prepare_layer_norm_weight(
-                *parameters, eps=eps, divisor=255 * options.std[0], precision=options.precision
+                *parameters, eps=eps, divisor=self.divisor, precision=options.precision
             ),
         )
         return layer_norm_linear(rows, prepared, out_dtype=weight.dtype, backend=options.backend)

@@ -199,8 +199,7 @@ class PositionCache:
         A graph that is traced or exported computes it, and so does a transformation of `torch.func`: what stands for
         the parameter then has no memory, as that of subclasses of tensors may not have.
         """
-        traced = torch.jit.is_tracing() or availability.exporting() or availability.traced()
-        if traced or not availability.is_plain(pos_embed) or availability.is_transformed(pos_embed):
+        if availability.in_graph() or not availability.is_plain(pos_embed) or availability.is_transformed(pos_embed):
             return build()
         return self._kept(pos_embed, key, build)
 

@@ -20,7 +20,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from cute_kernels.config_codec import ConfigCodec, type_name
+from cute_kernels.config import type_name
+from cute_kernels.config_codec import ConfigCodec
 from cute_kernels.operations.scales import split_scale
 from cute_kernels.plan import arch_of
 from cute_kernels.runtime.repeat import Role
@@ -185,13 +186,13 @@ class ConfigRow(Row):
     codec: ConfigCodec | None = None
 
     def others(self, name: str) -> tuple[tuple[str, Any], ...]:
-        return self.codec.parameters
+        return (("str? config=None", None),)  # a schema has no dataclasses
 
     def encode(self, name: str, value: Any) -> tuple[tuple, tuple]:
-        return (), self.codec.encode(value)
+        return (), (None if value is None else self.codec.encode(value),)
 
     def decoder(self) -> Callable[..., Any]:
-        return self.codec.decode
+        return lambda text: None if text is None else self.codec.decode(text)
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,8 @@ def prepare_layer_norm_weight(
     for name, value, extent in (("bias", bias, n), ("norm_weight", norm_weight, k), ("norm_bias", norm_bias, k)):
         if value is not None:
             _check_tensor(name, value, extent, weight)
-    divisor = _positive("divisor", divisor)
-    pixel_eps = _positive("eps", eps) * (divisor * divisor)  # a power would overflow with an error of its own
-    if not torch.finfo(torch.float32).tiny <= fp32(k * k * pixel_eps) < math.inf:
+    pixel_eps = eps_of_pixels(_positive("eps", eps), _positive("divisor", divisor), k)
+    if pixel_eps is None:
         raise ValueError(f"eps = {eps} with divisor = {divisor} and K = {k} is no normal number in FP32")
     step = max(1, _CHUNK_ELEMENTS // k)
     parts = [_features(rows, norm_weight, norm_bias, LARGEST[precision]) for rows in weight.detach().split(step)]
@@ -124,6 +123,17 @@ def prepare_layer_norm_weight(
         high, low = two_terms(integers)
         terms = ((low, scale), (high, 256 * scale))
     return LayerNormWeight(terms, total.to(torch.float32), pixel_eps)
+
+
+def eps_of_pixels(eps: float, divisor: float, k: int) -> float | None:
+    """``eps`` in units of squared pixels of 0 to 255; None where K^2 times that is no normal number of FP32.
+
+    Args:
+        eps, divisor: as of `prepare_layer_norm_weight`.
+        k: pixels of a row.
+    """
+    scaled = eps * (divisor * divisor)  # a power would overflow with an error of its own
+    return scaled if torch.finfo(torch.float32).tiny <= fp32(k * k * scaled) < math.inf else None
 
 
 def layer_norm_linear(

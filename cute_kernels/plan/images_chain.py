@@ -40,8 +40,9 @@ REPACKED_CHANNELS = 3
 REPACKED_PATCHES = 1024
 """Patches from which on they are: 1 image in 1.34 of the time of a pass and rows, 8 in 0.88 (bench/results)."""
 
-REPACKED_FEATURES = 1024
-"""Features up to which they are, as every 128 do so anew: 1024 in 0.92 of it, 1152 in 1.04 (bench/results)."""
+REPACKED_FEATURES = 1536
+"""Features up to which they are, as every 128 do so anew: on an H100 1152 in 0.84 to 0.93 of it, 1536 in 0.71 to 0.90,
+more were not measured; on an H200, whose passes are faster, 1024 in 0.92 and 1152 in 1.04 (bench/results)."""
 
 COPIED_TOGETHER = 16
 """Images of one patch each that one CTA copies, at most: with a CTA for each, 32,768 of 1,176 bytes took seven times as

@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from cute_kernels.config import LAUNCH_ARGUMENT, longest_row
-from cute_kernels.config_codec import check_types
+from cute_kernels.config import LAUNCH_ARGUMENT, Typed, longest_row
 from cute_kernels.plan.base import LANES, VECTOR_BYTES, Arch, Operand, Plan, SmemRegion, reject, sizes
 
 
 @dataclass(frozen=True)
-class LayerNormScaleProblem:
+class LayerNormScaleProblem(Typed):
     """Rows ``[m, k]`` of uint8 -> ``[m]`` FP32, ``1 / sqrt(variance + eps)`` of each."""
 
     m: int = field(metadata=LAUNCH_ARGUMENT)
     k: int = field(metadata=LAUNCH_ARGUMENT)
-
-    def __post_init__(self) -> None:
-        check_types(self)
 
 
 @dataclass(frozen=True)

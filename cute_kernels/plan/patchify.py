@@ -7,8 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from cute_kernels.config import LAUNCH_ARGUMENT, PatchEmbedImagesProblem
-from cute_kernels.config_codec import check_types
+from cute_kernels.config import LAUNCH_ARGUMENT, PatchEmbedImagesProblem, Typed
 from cute_kernels.plan.base import (
     ITEMSIZE,
     LANES,
@@ -47,7 +46,7 @@ WORD_BYTES = 4
 
 
 @dataclass(frozen=True)
-class PatchifyProblem:
+class PatchifyProblem(Typed):
     """Images ``[batch, channels, height, width]`` -> rows ``[batch * positions, row_elements]``.
 
     Attributes:
@@ -67,9 +66,6 @@ class PatchifyProblem:
     out_dtype: str = "uint8"
     channels_last: bool = False
     order: PatchOrder = "chw"
-
-    def __post_init__(self) -> None:
-        check_types(self)
 
     @property
     def positions(self) -> int:

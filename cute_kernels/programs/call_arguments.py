@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -30,7 +29,7 @@ class _Compiled:
 
     name: str
     signature: inspect.Signature
-    examples: dict[str, Any]
+    examples: dict[str, object]
 
 
 @contextlib.contextmanager
@@ -43,7 +42,7 @@ def converting_calls() -> Iterator[None]:
         yield
 
 
-def _remember(args: tuple[Any, ...], kwargs: dict[str, Any], tvm_ffi: bool) -> _Compiled | None:
+def _remember(args: tuple[object, ...], kwargs: dict[str, object], tvm_ffi: bool) -> _Compiled | None:
     function, *rest = args
     name = getattr(function, "__name__", type(function).__name__)
     if not inspect.isroutine(function) and hasattr(function, "__call__"):  # noqa: B004 - its signature is wanted
@@ -64,15 +63,15 @@ def _remember(args: tuple[Any, ...], kwargs: dict[str, Any], tvm_ffi: bool) -> _
     return _Compiled(name, signature, examples)
 
 
-def _is_fake(example: Any) -> bool:
+def _is_fake(example: object) -> bool:
     if isinstance(example, (tuple, list)):
         return any(map(_is_fake, example))
     return dsl.is_fake_tensor(example) or compile_arguments.is_environment_stream(example)
 
 
 def _convert(
-    compiled: _Compiled, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    compiled: _Compiled, names: list[str], args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
     streams = [name for name in names if compile_arguments.is_environment_stream(compiled.examples.get(name))]
     taken = [compiled.signature.parameters[name] for name in names if name not in streams]
     try:
@@ -93,14 +92,16 @@ def _convert(
 class _Parts:
     """Parts of one parameter, one behind the other."""
 
-    def __init__(self, parts: list[Any]) -> None:
+    def __init__(self, parts: list[object]) -> None:
         self.parts = [dsl.adapted(part) for part in parts]
 
-    def __c_pointers__(self) -> list[Any]:
+    def __c_pointers__(self) -> list[object]:
         return [pointer for part in self.parts for pointer in dsl.c_pointers(part)]
 
 
-def _argument(value: Any, example: Any, name: str, symbols: dict[int, tuple[int, str]], nested: bool = False) -> Any:
+def _argument(
+    value: object, example: object, name: str, symbols: dict[int, tuple[int, str]], nested: bool = False
+) -> object:
     """Value that is handed to CuTe DSL for an argument.
 
     Args:

@@ -21,14 +21,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 from cute_kernels import dsl, forks, interrupts
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
 from cute_kernels.emulator.launch.overlap import Finished, Snapshot
 from cute_kernels.emulator.launch.run import Report, run
-from cute_kernels.emulator.observe.races.launch_accesses import accesses_of
+from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.roles import of_kernel
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.state.gmem import GlobalMemory
@@ -40,6 +40,9 @@ from cute_kernels.programs.recorded import Recorder
 from cute_kernels.programs.stream_order import StreamOrder
 from cute_kernels.programs.streams import Streams, answers
 from cute_kernels.programs.threads import ProgramThreads
+
+if TYPE_CHECKING:
+    import torch
 
 #: Architecture -> (compute capability, name, multiprocessors, bytes of L2, bytes of shared memory that a CTA may have).
 ARCHITECTURES = {
@@ -141,7 +144,7 @@ class Session:
         with self._in_turn():
             self._launch(launch)
 
-    def launch_ptx(self, ptx: str | os.PathLike[str], *arguments: Any, **shape: Any) -> None:
+    def launch_ptx(self, ptx: str | os.PathLike[str], *arguments: object, **shape: object) -> None:
         """Launches a kernel of a PTX text, or of a .ptx or .cu file.
 
         Args:
@@ -255,9 +258,9 @@ class Session:
     def _look_for_races(self, launch: host.CapturedLaunch, number: int) -> None:
         """Raises GlobalMemoryRace: the launch that has run may run at the same time as one of another stream."""
         accesses = self._memory.accesses
-        if accesses is None:  # not looked for
+        if not isinstance(accesses, LaunchShadow):  # not looked for
             return
-        spans = [*accesses_of(accesses), *accesses.elsewhere]
+        spans = [*accesses.accesses(), *accesses.elsewhere]
         race = self.streams.launched(launch, number, spans, self._tensors.lifetimes())
         if race is not None:
             self._raced(race)
@@ -330,7 +333,7 @@ class Session:
         with host.recording_runtime(), host.intercept(self.launch, self.refuse):
             yield
 
-    def _replacements(self) -> Iterator[tuple[Any, str, Any]]:
+    def _replacements(self) -> Iterator[tuple[object, str, object]]:
         import cutlass.testing
         import cutlass.utils
         import torch
@@ -355,7 +358,7 @@ class Session:
         yield from answers(session.streams, driver, runtime)
 
 
-def _uncompiled(model: Any = None, *_: Any, backend: Any = "inductor", **options: Any) -> Any:
+def _uncompiled(model: object = None, *_: object, backend: object = "inductor", **options: object) -> object:
     """`torch.compile` of its own back ends: the function as it is, since what inductor generates is for a GPU.
 
     Raises:
@@ -376,7 +379,7 @@ def _uncompiled(model: Any = None, *_: Any, backend: Any = "inductor", **options
     return model
 
 
-def _leave_uncompiled(module: Any, *arguments: Any, **options: Any) -> None:
+def _leave_uncompiled(module: torch.nn.Module, *arguments: object, **options: object) -> None:
     """`torch.nn.Module.compile` likewise."""
     _uncompiled(module, *arguments, **options)
 
@@ -434,11 +437,11 @@ def _import(name: str) -> bool:
 
 
 def _run_once(
-    callable: Callable[..., Any],
+    callable: Callable[..., object],
     *,
-    kernel_arguments: Any = None,
-    workspace_generator: Callable[[], Any] | None = None,
-    **_: Any,
+    kernel_arguments: object = None,
+    workspace_generator: Callable[[], object] | None = None,
+    **_: object,
 ) -> float:
     """Stands for cutlass.testing.benchmark: runs the function once; the time on a GPU is not known."""
     arguments = workspace_generator() if workspace_generator is not None else kernel_arguments
@@ -446,7 +449,7 @@ def _run_once(
     return math.nan
 
 
-def _run_untimed(callable: Callable[..., Any], *arguments: Any, **keywords: Any) -> float:
+def _run_untimed(callable: Callable[..., object], *arguments: object, **keywords: object) -> float:
     """Stands for what cutlass.testing.tune times by: all take equally long, so that the first is chosen."""
     for name in ("warmup_iterations", "iterations", "use_cold_l2", "print_verbose", "current_stream"):
         keywords.pop(name, None)

@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from cute_kernels.diagnostics import going_on, source_profile
 from cute_kernels.diagnostics.document import Outcome, launch_facts
@@ -130,7 +129,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--processes",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="execute clusters of a launch in up to N processes at the same time; the results and reports are those of "
@@ -207,7 +206,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     """A positive integer, as argparse's ``type``."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
@@ -273,7 +272,7 @@ def emulate(options: argparse.Namespace) -> int:
                 _write_profile(options, session, reporter)
 
 
-def run_options(parsed: argparse.Namespace) -> dict[str, Any]:
+def run_options(parsed: argparse.Namespace) -> dict[str, object]:
     """Fields of `Options` that the options of `add_run_arguments` choose."""
     return {
         "detectors": not parsed.no_detectors,
@@ -338,7 +337,7 @@ def _suppression(text: str) -> going_on.Suppression:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def make_going_on(parsed: argparse.Namespace, report: Callable[[EmulatorError], Any]) -> going_on.GoingOn | None:
+def make_going_on(parsed: argparse.Namespace, report: Callable[[EmulatorError], object]) -> going_on.GoingOn | None:
     """Going on as the options of `add_going_on_arguments` and `add_suppression_arguments` say; None: reports raise.
 
     Raises:
@@ -391,7 +390,7 @@ def note_suppressed(outcome: Outcome, going: going_on.GoingOn | None) -> None:
         print(f"suppressed reports: {text}", file=sys.stderr)
 
 
-def launches_of(session: Session) -> list[dict[str, Any]]:
+def launches_of(session: Session) -> list[dict[str, object]]:
     """Facts of all launches of a session, in order."""
     done = [(each.number, each.launch, each.report) for each in session.launches]
     failed = [(each.launch_number, each.launch, None) for each in session.failures if each.launch is not None]

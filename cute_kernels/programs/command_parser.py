@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -16,7 +15,7 @@ class CommandParser(argparse.ArgumentParser):
             looks like: it goes to ``arguments`` of the result. (argparse would complete, and claim, options in it.)
     """
 
-    def __init__(self, *arguments: Any, runs_program: bool = False, **keywords: Any) -> None:
+    def __init__(self, *arguments: object, runs_program: bool = False, **keywords: object) -> None:
         super().__init__(*arguments, **keywords)
         self._runs_program = runs_program
 

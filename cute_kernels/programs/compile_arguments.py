@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import cutlass
 import cutlass.cute.runtime
@@ -15,7 +14,7 @@ from cuda.bindings import driver
 from cute_kernels import dsl
 
 
-def dynamic_widths(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def dynamic_widths(tensor: cutlass.cute.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bits of each dynamic extent, and of each dynamic stride, in the parameter of a tensor."""
     stride = 32 if getattr(tensor, "_use_32bit_stride", False) else 64
     parts = ((tensor.shape, tensor.dynamic_shapes_mask, 32), (tensor.stride, tensor.dynamic_strides_mask, stride))
@@ -26,12 +25,12 @@ def dynamic_widths(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return extents, strides
 
 
-def assumed_alignment(tensor: Any) -> int:
+def assumed_alignment(tensor: cutlass.cute.Tensor) -> int:
     """Bytes that the address of a tensor parameter is a multiple of."""
     return tensor._assumed_align or 1
 
 
-def torch_dtype(tensor: Any) -> Any:
+def torch_dtype(tensor: cutlass.cute.Tensor) -> torch.dtype | None:
     """Element type of the torch tensors that TVM-FFI takes for a tensor; None where torch has none."""
     kind = tensor.element_type
     if kind is cutlass.Float4E2M1FN:
@@ -41,17 +40,17 @@ def torch_dtype(tensor: Any) -> Any:
     return cutlass.torch.dtype(kind)
 
 
-def is_symbol(value: Any) -> bool:
+def is_symbol(value: object) -> bool:
     """Whether an extent is symbolic, with a ``width`` in bits and the ``divisibility`` that is promised."""
     return isinstance(value, cutlass.cute.typing.SymInt)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Whether an argument of a call is a number of Python or of CuTe DSL."""
     return isinstance(value, (bool, int, float, cutlass.Numeric))
 
 
-def scalar(example: Any, value: Any) -> Any:
+def scalar(example: object, value: object) -> object:
     """A number as what a function was compiled with: a scalar, a symbolic integer or a pointer.
 
     Raises:
@@ -76,7 +75,7 @@ def scalar(example: Any, value: Any) -> Any:
     return type(example)(plain)
 
 
-def is_plain_dataclass(value: Any) -> bool:
+def is_plain_dataclass(value: object) -> bool:
     """Whether an argument is passed by its fields."""
     return (
         dataclasses.is_dataclass(value)
@@ -86,17 +85,17 @@ def is_plain_dataclass(value: Any) -> bool:
     )
 
 
-def is_stream(value: Any) -> bool:
+def is_stream(value: object) -> bool:
     """Whether an argument of `cute.compile` is a stream, fake or not."""
     return hasattr(value, "use_tvm_ffi_env_stream") or isinstance(value, driver.CUstream)
 
 
-def is_environment_stream(value: Any) -> bool:
+def is_environment_stream(value: object) -> bool:
     """Whether an argument of `cute.compile` is a fake stream that TVM-FFI takes from its environment."""
     return bool(getattr(value, "use_tvm_ffi_env_stream", False))
 
 
-def stream(value: Any) -> Any:
+def stream(value: object) -> object:
     """A stream from its handle or from torch's object."""
     if isinstance(value, driver.CUstream):
         return value

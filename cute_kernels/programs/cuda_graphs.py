@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.programs.streams import Streams
@@ -31,7 +31,7 @@ class Graph:
         self.session = session
         self.launches: list[CapturedLaunch] = []
 
-    def capture_begin(self, *_: Any, **__: Any) -> None:
+    def capture_begin(self, *_: object, **__: object) -> None:
         """From here on launches are remembered instead of executed."""
         self.session.graph = self
 
@@ -53,7 +53,7 @@ class Graph:
         self.launches = []
 
     @contextlib.contextmanager
-    def captured(self, *_: Any, **__: Any) -> Iterator[None]:
+    def captured(self, *_: object, **__: object) -> Iterator[None]:
         """Remembers what is launched inside, behind everything: torch.cuda.graph synchronises the device first."""
         self.session.streams.host_waits()
         self.capture_begin()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 from unittest import mock
 
 import torch
@@ -25,17 +25,21 @@ _MARK = "_cute_kernels_on_device"
 class Device(Protocol):
     """The part of `CudaOnHost` that is used here."""
 
-    def is_on_device(self, value: Any) -> bool:
+    def is_on_device(self, value: object) -> bool:
         """Whether a tensor stands for one in device memory."""
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """A host tensor as one on the device."""
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> object:
         """Enters the mode."""
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leaves it."""
+
+
+Keys = torch._C.DispatchKeySet
+Choose = Callable[[torch._ops.OpOverload, Keys, list[object]], Keys]
 
 
 class CudaOperators(contextlib.AbstractContextManager):
@@ -51,7 +55,7 @@ class CudaOperators(contextlib.AbstractContextManager):
         self._prepared: set[str] = set()
         self._libraries: list[torch.library.Library] = []
 
-    def prepare(self, function: Any) -> bool:
+    def prepare(self, function: object) -> bool:
         """Before a call: whether this is an operator that takes arguments as the program gives them."""
         if isinstance(function, torch._ops.OpOverloadPacket):
             prepared = [self.prepare(getattr(function, overload)) for overload in function.overloads()]
@@ -67,15 +71,15 @@ class CudaOperators(contextlib.AbstractContextManager):
                 self._implement(function, "AutogradCPU", lambda *_: _keys("AutogradCUDA"))
         return True
 
-    def _backend(self, operator: Any, keys: Any, values: list[Any]) -> Any:
+    def _backend(self, operator: torch._ops.OpOverload, keys: Keys, values: list[object]) -> object:
         """Dispatch keys with which a call goes on: those of the device of its tensors, or of its device argument."""
         if any(map(self._device.is_on_device, values)) and not _is_of_host_alone(operator):
             return _keys("CUDA")
         named = [value.type for value in values if isinstance(value, torch.device)]
         return _keys(torch._C._dispatch_key_for_device(named[0])) if named else keys & _BACKENDS
 
-    def _implement(self, operator: Any, key: str, choose: Callable[[Any, Any, list[Any]], Any]) -> None:
-        def enter(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def _implement(self, operator: torch._ops.OpOverload, key: str, choose: Choose) -> None:
+        def enter(keys: Keys, *args: object, **kwargs: object) -> object:
             chosen = choose(operator, keys, tree_flatten((args, kwargs))[0])
             with self._device:
                 return operator.redispatch(chosen, *args, **kwargs)
@@ -86,14 +90,14 @@ class CudaOperators(contextlib.AbstractContextManager):
             warnings.filterwarnings("ignore", message="Warning only once for all operators")  # that has one already
             library.impl(operator, enter, key, with_keyset=True)
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         for library in self._libraries:
             library._destroy()  # what was in the place of its kernels comes back
         self._libraries.clear()
         self._prepared.clear()
 
 
-def _keys(name: str) -> Any:
+def _keys(name: str) -> Keys:
     return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
 
 
@@ -101,7 +105,7 @@ def _has_kernel(name: str, key: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
-def _is_of_host_alone(operator: Any) -> bool:
+def _is_of_host_alone(operator: torch._ops.OpOverload) -> bool:
     """Whether an operator is C++ whose functions for CUDA are not in this build: those for the CPU do instead."""
     name = operator.name()
     of_python = f"{operator.namespace}/{name.partition('::')[2].removesuffix('.default')}/CPU" in torch.library._impls
@@ -114,11 +118,11 @@ def on_device_backward(device: Device) -> Iterator[None]:
     function, nodes = torch.autograd.Function, torch.autograd.function.BackwardCFunction
     apply, run = function.__dict__["apply"].__func__, torch.autograd._engine_run_backward
 
-    def adopted(value: Any) -> Any:
+    def adopted(value: object) -> object:
         with torch._C.DisableTorchFunction():
             return tree_map_only(torch.Tensor, lambda x: device.adopt(x) if type(x) is torch.Tensor else x, value)
 
-    def apply_and_mark(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply_and_mark(cls: type[torch.autograd.Function], *args: object, **kwargs: object) -> object:
         results = apply(cls, *args, **kwargs)
         with torch._C.DisableTorchFunction():
             if any(map(device.is_on_device, tree_flatten((args, kwargs))[0])):
@@ -128,13 +132,13 @@ def on_device_backward(device: Device) -> Iterator[None]:
                         setattr(node, _MARK, True)
         return results
 
-    def with_gradients_on_device(original: Callable[..., Any]) -> Callable[..., Any]:
-        def apply_backward(self: Any, *gradients: Any) -> Any:
+    def with_gradients_on_device(original: Callable[..., object]) -> Callable[..., object]:
+        def apply_backward(self: object, *gradients: object) -> object:
             return original(self, *(adopted(gradients) if getattr(self, _MARK, False) else gradients))
 
         return apply_backward
 
-    def run_backward(outputs: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_backward(outputs: object, gradients: object, *args: object, **kwargs: object) -> object:
         pairs = list(zip(outputs, gradients))
         gradients = tuple(adopted(g) if g is not None and device.is_on_device(o) else g for o, g in pairs)
         with device:  # a mode is not active while it handles a call, as it does that of Tensor.backward

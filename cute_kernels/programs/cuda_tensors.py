@@ -17,7 +17,6 @@ import gc
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -34,6 +33,8 @@ from cute_kernels.programs.guarded_memory import guarded
 from cute_kernels.programs.streams import DEFAULT, Streams, classes
 
 DEVICE = torch.device("cuda", 0)
+AnyDevice = torch.device | str | int | None
+"""A device as programs name it; None: the present one."""
 _SYNCHRONISING = {
     *("item", "tolist", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__"),
     *("__format__", "equal", "allclose", "is_nonzero", "nonzero", "argwhere", "unique", "unique_consecutive"),
@@ -106,7 +107,7 @@ class CudaOnHost(TorchFunctionMode):
         storages = {address: storage for address, (storage, _) in list(self._storages.items())}
         return lambda address: address in storages and not storages[address].expired()
 
-    def wait(self, function: str, inputs: Iterable[Any]) -> None:
+    def wait(self, function: str, inputs: Iterable[object]) -> None:
         """The host waits for the current stream, in which a function of torch reads its inputs."""
         given = [x for x in inputs if self.is_on_device(x) and x.is_contiguous()]
         race = self.streams.read(f"torch's {function}", [(x.data_ptr(), x.nbytes) for x in given])
@@ -141,7 +142,9 @@ class CudaOnHost(TorchFunctionMode):
                     )
         return ""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         with torch._C.DisableTorchFunctionSubclass():
@@ -156,7 +159,7 @@ class CudaOnHost(TorchFunctionMode):
                     return self._gradient(args[0])
             return self._run(func, args, kwargs)
 
-    def is_on_device(self, value: Any) -> bool:
+    def is_on_device(self, value: object) -> bool:
         """Whether a tensor stands for one in device memory.
 
         What torch's autograd makes of a `CudaTensor` (a saved output, a view) is a plain tensor with its storage.
@@ -181,7 +184,7 @@ class CudaOnHost(TorchFunctionMode):
             tensor.grad = adopted
         return adopted
 
-    def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def _run(self, func: Callable[..., object], args: tuple, kwargs: dict) -> object:
         asked = _device_type(kwargs.get("device"))
         is_program_s = self._operators.prepare(func)
         if asked == "cuda" and not is_program_s:
@@ -201,7 +204,8 @@ class CudaOnHost(TorchFunctionMode):
         return tree_map_only(torch.Tensor, lambda x: self.adopt(x, func, copies), result)
 
     def adopt(
-        self, tensor: torch.Tensor, func: Any = None, copies: dict[int, torch.UntypedStorage] | None = None
+        self, tensor: torch.Tensor, func: Callable[..., object] | None = None,
+        copies: dict[int, torch.UntypedStorage] | None = None,
     ) -> torch.Tensor:
         """A result as a tensor on the device.
 
@@ -227,7 +231,8 @@ class CudaOnHost(TorchFunctionMode):
         return _as_cuda(tensor)
 
     def move(
-        self, tensor: torch.Tensor, device: Any, dtype: Any, copy: bool, rest: dict, waits: bool = True
+        self, tensor: torch.Tensor, device: AnyDevice, dtype: torch.dtype | None, copy: bool, rest: dict,
+        waits: bool = True,
     ) -> torch.Tensor:
         """Tensor.to: ``device`` is a device, its name, or None to stay; ``waits``: not non_blocking."""
         here = self.is_on_device(tensor)
@@ -256,7 +261,7 @@ class CudaOnHost(TorchFunctionMode):
             stack.enter_context(self)
             yield self
 
-    def _queries(self) -> dict[str, Any]:
+    def _queries(self) -> dict[str, object]:
         facts = self.facts
         properties = types.SimpleNamespace(
             name=facts.name,
@@ -274,7 +279,7 @@ class CudaOnHost(TorchFunctionMode):
         stream, event = classes(self.streams)
 
         @contextlib.contextmanager
-        def entered(entered_stream: Any) -> Iterator[None]:
+        def entered(entered_stream: object) -> Iterator[None]:
             with contextlib.nullcontext() if entered_stream is None else entered_stream:
                 yield
 
@@ -315,14 +320,14 @@ def _nothing() -> Callable[..., None]:
 class Generator(torch.Generator):
     """A random number generator; of the host for every device."""
 
-    def __new__(cls, device: Any = "cpu") -> Generator:
+    def __new__(cls, device: AnyDevice = "cpu") -> Generator:
         return super().__new__(cls, "cpu" if _device_type(device) == "cuda" else device)
 
 
 class Profile(torch.profiler.profile):
     """Profile of what the CPU does: nothing runs on a GPU."""
 
-    def __init__(self, *, activities: Any = None, **keywords: Any) -> None:
+    def __init__(self, *, activities: object = None, **keywords: object) -> None:
         super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **keywords)
 
 
@@ -333,7 +338,7 @@ def _synchronises(function: str, inputs: list) -> bool:
     return function in _SYNCHRONISING
 
 
-def _device_type(device: Any) -> str | None:
+def _device_type(device: AnyDevice) -> str | None:
     if device is None:
         return None
     found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
@@ -342,10 +347,10 @@ def _device_type(device: Any) -> str | None:
     return found.type
 
 
-def _of_device(answer: Any) -> Callable[..., Any]:
+def _of_device(answer: object) -> Callable[..., object]:
     """A query that takes a device, the current one by default."""
 
-    def query(device: Any = None) -> Any:
+    def query(device: AnyDevice = None) -> object:
         _device_type(device)
         return answer
 
@@ -393,7 +398,9 @@ def _to(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
     return mode.move(tensor, device, tensor.dtype if dtype is None else dtype, copy, kwargs, blocking)
 
 
-def _cuda(mode: CudaOnHost, tensor: torch.Tensor, device: Any = None, *_: Any, **__: Any) -> torch.Tensor:
+def _cuda(
+    mode: CudaOnHost, tensor: torch.Tensor, device: AnyDevice = None, *_: object, **__: object
+) -> torch.Tensor:
     return mode.move(tensor, DEVICE if device is None else device, tensor.dtype, False, {})
 
 
@@ -406,7 +413,7 @@ def _copy(mode: CudaOnHost, args: tuple, kwargs: dict) -> torch.Tensor:
     return torch.Tensor.copy_(*args[:2], **kwargs)
 
 
-def _scaled_mm(mode: CudaOnHost, args: tuple, kwargs: dict) -> Any:
+def _scaled_mm(mode: CudaOnHost, args: tuple, kwargs: dict) -> object:
     names = ("self", "mat2", "scale_a", "scale_b", "bias", "scale_result", "out_dtype", "use_fast_accum")
     given = {"self": kwargs.pop("input", None)} | dict(zip(names, args)) | kwargs
     a, b, scale_a, scale_b = (given.get(name) for name in names[:4])
@@ -426,7 +433,7 @@ _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
-def _dlpack(mode: CudaOnHost, args: tuple, kwargs: dict) -> Any:
+def _dlpack(mode: CudaOnHost, args: tuple, kwargs: dict) -> object:
     """A capsule of a CudaTensor says that the memory is on a device: CuTe DSL puts only such tensors in .global."""
     tensor = args[0]
     for name in ("stream", "dl_device", "max_version"):
@@ -439,7 +446,7 @@ def _dlpack(mode: CudaOnHost, args: tuple, kwargs: dict) -> Any:
     return capsule
 
 
-_HANDLERS: dict[Any, Callable[[CudaOnHost, tuple, dict], Any]] = {
+_HANDLERS: dict[Callable[..., object], Callable[[CudaOnHost, tuple, dict], object]] = {
     torch.Tensor.to: _to,
     torch.Tensor.cuda: lambda mode, args, kwargs: _cuda(mode, *args, **kwargs),
     torch.Tensor.cpu: lambda mode, args, kwargs: mode.move(args[0], "cpu", args[0].dtype, False, {}),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import types
+import enum
 from collections.abc import Iterator
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.errors import UnsupportedPTX
+
+if TYPE_CHECKING:
+    from cute_kernels.programs.cuda_tensors import DeviceFacts
 
 _PROPERTIES = {
     "maxThreadsPerBlock": 1, "sharedMemPerBlock": 8, "totalConstMem": 9, "warpSize": 10, "regsPerBlock": 12,
@@ -18,7 +22,7 @@ _PROPERTIES = {
 """Members of cudaDeviceProp that are attributes, too."""
 
 
-def attributes(facts: Any) -> dict[int, int]:
+def attributes(facts: DeviceFacts) -> dict[int, int]:
     """Values by CUdevice_attribute and cudaDeviceAttr, whose numbers agree; of what the emulator knows."""
     capability = facts.capability
     return {
@@ -31,30 +35,30 @@ def attributes(facts: Any) -> dict[int, int]:
     }  # fmt: skip
 
 
-def hardware_info(facts: Any) -> Any:
+def hardware_info(facts: DeviceFacts) -> object:
     """Stands for cutlass.utils.HardwareInfo: one CTA fits on a multiprocessor."""
-    return types.SimpleNamespace(
+    return SimpleNamespace(
         get_max_active_clusters=lambda cluster_size, stream=None: facts.multiprocessors // cluster_size,
         get_device_multiprocessor_count=lambda: facts.multiprocessors,
         get_l2_cache_size_in_bytes=lambda: facts.l2_bytes,
     )
 
 
-def driver_answers(driver: Any, runtime: Any, facts: Any) -> Iterator[tuple[Any, str, Any]]:
+def driver_answers(driver: ModuleType, runtime: ModuleType, facts: DeviceFacts) -> Iterator[tuple[object, str, object]]:
     """Entry points of cuda-python that programs call to find a device; all others fail as they do without a driver."""
     ok, fine = driver.CUresult.CUDA_SUCCESS, runtime.cudaError_t.cudaSuccess
     no_device, not_valid = driver.CUresult.CUDA_ERROR_INVALID_DEVICE, runtime.cudaError_t.cudaErrorInvalidDevice
     known = attributes(facts)
 
-    def attribute(which: Any) -> int:
+    def attribute(which: enum.IntEnum) -> int:
         if int(which) not in known:
             raise UnsupportedPTX(f"host code asks for device attribute {which}")
         return known[int(which)]
 
-    def of_driver(answer: Any) -> Any:
+    def of_driver(answer: object) -> object:
         return lambda *which: (ok, answer(*which[:-1])) if int(which[-1]) == 0 else (no_device, None)
 
-    def of_runtime(answer: Any) -> Any:
+    def of_runtime(answer: object) -> object:
         return lambda *which: (fine, answer(*which[:-1])) if int(which[-1]) == 0 else (not_valid, None)
 
     yield driver, "cuInit", lambda flags: (ok,)
@@ -70,7 +74,7 @@ def driver_answers(driver: Any, runtime: Any, facts: Any) -> Iterator[tuple[Any,
     yield runtime, "cudaSetDevice", lambda device: (fine if device == 0 else not_valid,)
 
 
-def _properties(runtime: Any, facts: Any, known: dict[int, int]) -> Any:
+def _properties(runtime: ModuleType, facts: DeviceFacts, known: dict[int, int]) -> object:
     """cudaDeviceProp of the emulated device: what programs size their launches by; what is not known stays 0."""
     found = runtime.cudaDeviceProp()
     found.name = facts.name.encode()[:255].ljust(256, b"\0")

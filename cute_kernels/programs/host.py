@@ -21,7 +21,6 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from cute_kernels import dsl, interrupts
 from cute_kernels.dsl.allocations import Allocations
@@ -126,7 +125,7 @@ def submit(launch: CapturedLaunch) -> None:
     take[0](launch)
 
 
-def record(function: Callable[..., Any], *arguments: Any) -> CapturedLaunch:
+def record(function: Callable[..., object], *arguments: object) -> CapturedLaunch:
     """Calls a function that was compiled under `recording_runtime` and returns its one launch.
 
     Args:
@@ -259,7 +258,7 @@ class _Recorder:
         allocations: what the module's kernels allocate in shared memory.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: object) -> None:
         self.ptx: str | None = None
         self.parameters: int | None = None
         self.allocations: tuple[Allocations, ...] = ()
@@ -291,7 +290,7 @@ class _Recorder:
             self._callbacks.append(callback)
             dsl.register_symbol(engine, name, callback)
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, function: Callable[..., object], *arguments: object) -> object:
         """Calls something of CuTe DSL that calls stand-ins; it sees their error codes only, the reason is kept here."""
         thread = threading.get_ident()
         with interrupts.deferred():
@@ -305,7 +304,7 @@ class _Recorder:
                 raise reason  # an interrupt that host code went on after
             return result
 
-    def _guarded(self, function: Callable[..., int | None], *arguments: Any) -> int:
+    def _guarded(self, function: Callable[..., int | None], *arguments: object) -> int:
         """An exception cannot cross the machine code between here and the caller: keep it, return an error code."""
         try:
             return function(*arguments) or _SUCCESS
@@ -314,15 +313,15 @@ class _Recorder:
             return _NOT_SUPPORTED if isinstance(error, UnsupportedPTX) else _FAILURE
 
     @staticmethod
-    def _succeed(*_: Any) -> None:
+    def _succeed(*_: object) -> None:
         pass
 
     @staticmethod
-    def _put_zero(out: Any) -> None:
+    def _put_zero(out: ctypes._Pointer[ctypes.c_int]) -> None:
         out[0] = 0
 
     @staticmethod
-    def _put_one(out: Any) -> None:
+    def _put_one(out: ctypes._Pointer[ctypes.c_int]) -> None:
         out[0] = 1
 
     @staticmethod
@@ -330,22 +329,22 @@ class _Recorder:
         raise UnsupportedPTX(f"host code calls {name}, for which the recording runtime has no stand-in")
 
     @staticmethod
-    def _device_attribute(out: Any, attribute: int, device: int) -> None:
+    def _device_attribute(out: ctypes._Pointer[ctypes.c_int], attribute: int, device: int) -> None:
         if attribute != _MAX_SHARED_MEMORY_OPTIN_ATTRIBUTE:
             raise UnsupportedPTX(f"host code asks for device attribute {attribute}")
         out[0] = _MAX_SHARED_MEMORY_OPTIN
 
     @staticmethod
-    def _kernel_attribute(out: Any, attribute: int, kernel: int, device: int) -> None:
+    def _kernel_attribute(out: ctypes._Pointer[ctypes.c_int], attribute: int, kernel: int, device: int) -> None:
         if attribute != _STATIC_SHARED_BYTES_ATTRIBUTE:
             raise UnsupportedPTX(f"host code asks for kernel attribute {attribute}")
         out[0] = 0  # only lowers the limit that the host code sets for dynamic shared memory
 
-    def _load(self, library: Any, code: int, *_: Any) -> None:
+    def _load(self, library: ctypes._Pointer[ctypes.c_void_p], code: int, *_: object) -> None:
         self._machine_code = _fat_binary_at(code)
         library[0] = code
 
-    def _get_kernel(self, kernel: Any, library: int, name: bytes) -> None:
+    def _get_kernel(self, kernel: ctypes._Pointer[ctypes.c_void_p], library: int, name: bytes) -> None:
         self._names.append(ctypes.create_string_buffer(name))
         kernel[0] = ctypes.addressof(self._names[-1])
 
@@ -358,7 +357,7 @@ class _Recorder:
         if dtype not in range(len(_TENSOR_TYPES)) or interleave or swizzle not in range(len(_SWIZZLES)):
             raise UnsupportedPTX(f"cuTensorMapEncodeTiled: type {dtype}, interleave {interleave}, swizzle {swizzle}")
 
-        def numbers(kind: Any, where: int, count: int) -> tuple[int, ...]:
+        def numbers(kind: type[ctypes._SimpleCData], where: int, count: int) -> tuple[int, ...]:
             return tuple((kind * count).from_address(where)) if count else ()
 
         encoded = tensor_map.encode(
@@ -376,7 +375,9 @@ class _Recorder:
         )
         ctypes.memmove(out, encoded, len(encoded))
 
-    def _launch(self, config: Any, kernel: bytes, arguments: Any) -> None:
+    def _launch(
+        self, config: ctypes._Pointer[_LaunchConfig], kernel: bytes, arguments: ctypes._Pointer[ctypes.c_void_p]
+    ) -> None:
         take = getattr(_LOCAL, "take", None)
         if take is None:
             raise EmulatorError("a function compiled under recording_runtime() was called outside record()/capture()")

@@ -6,7 +6,6 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError
@@ -74,7 +73,7 @@ class KeptLaunches:
         write_text(self.folder / f"launch-{number}.json", json.dumps(facts, indent=2) + "\n")
 
 
-def _parameters(launch: CapturedLaunch) -> list[dict[str, Any]]:
+def _parameters(launch: CapturedLaunch) -> list[dict[str, object]]:
     """Each parameter's bytes in hexadecimal; its name and type too where the PTX can be read."""
     values = [{"bytes": len(value), "value": value.hex()} for value in launch.params]
     try:

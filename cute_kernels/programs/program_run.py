@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
 from cute_kernels.programs import ptx_files
@@ -29,7 +28,7 @@ def run_program(
     script: str,
     arguments: Sequence[str],
     session: Session,
-    failed: Callable[..., Any],
+    failed: Callable[..., object],
     show_traceback: bool = False,
 ) -> int:
     """Runs a program inside a session, as its own process would, and says what it or a kernel of it raised.
@@ -67,7 +66,7 @@ def as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
         sys.argv, sys.path[:] = argv, path
 
 
-def _run(program: Callable[[], Any], session: Session, failed: Callable[..., Any], show_traceback: bool) -> int:
+def _run(program: Callable[[], object], session: Session, failed: Callable[..., object], show_traceback: bool) -> int:
     try:
         try:
             program()

@@ -19,7 +19,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -58,7 +57,7 @@ def read(path: str | Path, arch: str) -> str:
         return ptx.read_text()
 
 
-def captured(ptx: str, description: Mapping[str, Any]) -> CapturedLaunch:
+def captured(ptx: str, description: Mapping[str, object]) -> CapturedLaunch:
     """The launch of a kernel of a PTX text.
 
     Args:
@@ -116,7 +115,7 @@ def program(
     return run
 
 
-def _descriptions(name: str) -> Callable[[], Iterable[Mapping[str, Any]]]:
+def _descriptions(name: str) -> Callable[[], Iterable[Mapping[str, object]]]:
     path, _, function = name.partition(".py:") if ".py:" in name else (name, "", "")
     if function or Path(name).suffix == ".py":
         file = f"{path}.py" if function else name
@@ -138,14 +137,14 @@ def _descriptions(name: str) -> Callable[[], Iterable[Mapping[str, Any]]]:
     return lambda: _of_json(described)
 
 
-def _of_json(described: dict[str, Any]) -> Iterable[Mapping[str, Any]]:
+def _of_json(described: dict[str, object]) -> Iterable[Mapping[str, object]]:
     arrays = {name: _array(name, facts) for name, facts in described.get("arrays", {}).items()}
     for launch in described["launches"]:
         given = [_argument(each, arrays) for each in launch.get("arguments", [])]
         yield {**launch, "arguments": given}
 
 
-def _argument(given: Any, arrays: Mapping[str, Any]) -> Any:
+def _argument(given: object, arrays: Mapping[str, object]) -> object:
     if not isinstance(given, str):
         return given
     if given not in arrays:
@@ -153,7 +152,7 @@ def _argument(given: Any, arrays: Mapping[str, Any]) -> Any:
     return arrays[given]
 
 
-def _array(name: str, facts: Mapping[str, Any]) -> Any:
+def _array(name: str, facts: Mapping[str, object]) -> object:
     """A tensor on "cuda": of zeros, of a number, of given numbers, of 0, 1, 2, .. or of random numbers."""
     import torch
 

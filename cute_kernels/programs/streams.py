@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 from cute_kernels import forks
 from cute_kernels.emulator.captured_launch import CapturedLaunch
@@ -203,7 +203,7 @@ class Stream:
 
     streams: Streams
 
-    def __init__(self, device: Any = None, priority: int = 0, *, handle: int | None = None, **_: Any) -> None:
+    def __init__(self, device: object = None, priority: int = 0, *, handle: int | None = None, **_: object) -> None:
         import torch  # which commands that run no program do without
 
         self.device = torch.device("cuda", 0)
@@ -245,7 +245,7 @@ class Stream:
         self.streams.enter(self.cuda_stream)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.streams.leave()
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -257,19 +257,19 @@ class Event:
 
     streams: Streams
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self.seconds = time.perf_counter()
         self._clock: Clock | None = None
         self._by_launch = False  # a launch has its handle, and may record it
 
-    def _stream(self, stream: Any) -> int:
+    def _stream(self, stream: object) -> int:
         return self.streams.current if stream is None else stream.cuda_stream
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: object = None) -> None:
         """Takes the time, and what the stream has been given so far."""
         self.seconds, self._clock = time.perf_counter(), self.streams.reached(self._stream(stream))
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: object = None) -> None:
         """Puts what follows in the stream behind it; nothing, if it was never recorded."""
         if self._clock is not None or self._by_launch:
             self.streams.wait(self._stream(stream), self._clock)
@@ -300,12 +300,12 @@ def classes(streams: Streams) -> tuple[type[Stream], type[Event]]:
     return type("Stream", (Stream,), {"streams": streams}), type("Event", (Event,), {"streams": streams})
 
 
-def answers(streams: Streams, driver: Any, runtime: Any) -> Iterator[tuple[Any, str, Any]]:
+def answers(streams: Streams, driver: ModuleType, runtime: ModuleType) -> Iterator[tuple[object, str, object]]:
     """Entry points of cuda-python for streams and events: module, name and what stands for it."""
     events: dict[int, Clock] = {}
     handles = itertools.count(_FIRST_EVENT, 0x100)
 
-    def new_stream(flags: Any = 0) -> int:
+    def new_stream(flags: object = 0) -> int:
         return streams.create(alone=bool(int(flags) & 1))  # CU_STREAM_NON_BLOCKING
 
     def new_event() -> int:
@@ -313,10 +313,10 @@ def answers(streams: Streams, driver: Any, runtime: Any) -> Iterator[tuple[Any, 
         events[handle] = {}
         return handle
 
-    def record(event: Any, stream: Any = DEFAULT) -> None:
+    def record(event: object, stream: object = DEFAULT) -> None:
         events[int(event)] = streams.reached(int(stream))
 
-    common: dict[str, Callable[..., Any]] = {
+    common: dict[str, Callable[..., object]] = {
         "StreamSynchronize": lambda stream: streams.host_waits(streams.reached(int(stream))),
         "StreamQuery": lambda stream: streams.host_waits(streams.reached(int(stream))),  # all work is complete
         "StreamDestroy": lambda stream: None,
@@ -346,10 +346,10 @@ def answers(streams: Streams, driver: Any, runtime: Any) -> Iterator[tuple[Any, 
         yield module, name, _answering(function, success)
 
 
-def _answering(function: Callable[..., Any], success: Any) -> Callable[..., tuple]:
+def _answering(function: Callable[..., object], success: object) -> Callable[..., tuple]:
     """Answer in the form of cuda-python: a status, and what there is of a result."""
 
-    def answer(*arguments: Any) -> tuple:
+    def answer(*arguments: object) -> tuple:
         result = function(*arguments)
         return (success,) if result is None else (success, result)
 

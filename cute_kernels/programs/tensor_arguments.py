@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
 
 import torch
 
@@ -59,7 +58,7 @@ class TensorArgument:
         UnsupportedOperation: elements of less than eight bits, except FP4, of which torch's hold two each.
     """
 
-    def __init__(self, tensor: torch.Tensor, fake: Any, name: str, symbols: dict[int, tuple[int, str]]) -> None:
+    def __init__(self, tensor: torch.Tensor, fake: object, name: str, symbols: dict[int, tuple[int, str]]) -> None:
         extents, strides = _layout(tensor)
         dynamic_extents, dynamic_strides = fake.dynamic_shapes_mask, fake.dynamic_strides_mask
         given = f"argument {name}: a tensor of shape {extents}, strides {strides}"
@@ -92,7 +91,7 @@ class TensorArgument:
                 setattr(part, part._fields_[i][0], number)
 
     @staticmethod
-    def _check_elements(tensor: torch.Tensor, fake: Any, name: str) -> None:
+    def _check_elements(tensor: torch.Tensor, fake: object, name: str) -> None:
         dtype = compile_arguments.torch_dtype(fake)
         if dtype is None:
             raise UnsupportedOperation(f"argument {name}: a tensor of {fake.element_type}")

@@ -11,7 +11,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
 from unittest import mock
 
 
@@ -22,7 +21,7 @@ class ProgramThreads:
         inside: makes the context in which a thread runs.
     """
 
-    def __init__(self, inside: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+    def __init__(self, inside: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
         self._inside = inside
         self._here = threading.local()  # member: whether this thread belongs to the program
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -41,7 +40,7 @@ class ProgramThreads:
             start(thread)
 
         @functools.wraps(submit)
-        def submit_noted(executor: Any, *arguments: Any, **keywords: Any) -> Any:
+        def submit_noted(executor: concurrent.futures.Executor, *arguments: object, **keywords: object) -> object:
             if self._is_member():
                 self._executors.add(executor)
             return submit(executor, *arguments, **keywords)

@@ -60,7 +60,7 @@ class Machine:
             address = shared_address(rank, BARRIER)
             self.barriers.init(address, 1)
             if detectors:
-                self.barriers.watch(address, tracker.initialise(self.crew[0], address))
+                self.barriers.watch(address, tracker.initialise(self.crew[0].agent, address))
         if detectors and ctas > 1:
             self.crew[0].agent.converge(1)
 
@@ -73,7 +73,7 @@ class Machine:
         elif what in access_faults.FAULTS:
             raise access_faults.fault(what, fault, self.shared, self.gmem, None)
         else:
-            raise (tracker and tracker.fault(what, fault, self.crew[0])) or self.barriers.fault(what)
+            raise (tracker and tracker.fault(what, fault, self.crew[0].agent)) or self.barriers.fault(what)
         return True
 
     def fill(self, data: np.ndarray, rank: int = 0) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.emulator.bytecode.warp_log import WarpLog
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.observe.races.happens_before import FULL, Agent, Offset
@@ -16,7 +17,6 @@ from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, Plane
 from cute_kernels.emulator.observe.races.sync_point import Order, Row
 from cute_kernels.emulator.observe.races.tensor_memory import Operation
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
-from cute_kernels.emulator.observe.races.warp_log import WarpLog
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.mbarrier import Tables
 from cute_kernels.emulator.state.memory_tables import LOG, LOG_ENTRY
@@ -65,7 +65,7 @@ def state(tracker: RaceTracker) -> list[Any]:
         (address, p.gathered.tolist(), p.available.tolist(), p.inside.tolist(), p.inside_available.tolist(),
          p.completed, sorted(p.streams()), p.initialised,
          [(pair, phase, tracker.epochs.label(identity)) for pair, phase, identity in p.copies()],
-         [(agent.number, clock, phase) for agent, clock, phase, _ in p.arrivals()])
+         [(warp, clock, phase) for warp, clock, phase, _ in p.arrivals()])
         for address, p in sorted(tracker.points.items())
     ]  # fmt: skip
     shadows = [_shadow(tracker, shadow) for shadow in (*tracker.shared, *tracker.launch.regions.values())]
@@ -124,7 +124,7 @@ class Crew:
         self.warps = [SimpleNamespace(agent=agent, logger=Logger(self.tracker, agent)) for agent in agents]
         if begun and len(sizes) > 1:
             self._begin(agents)
-        self.tracker.enter(self.warps[0])
+        self.tracker.enter(self.warps[0].agent)
 
     def _begin(self, agents: list[Agent]) -> None:
         """A relaxed barrier of the cluster: every CTA is known to have begun."""
@@ -147,7 +147,7 @@ class Crew:
     def touch(self, index: int, addresses: np.ndarray, nbytes: int, *, write: bool) -> None:
         """A load or store as the race detector sees it."""
         lanes = np.arange(len(addresses), dtype=np.int32)
-        self.tracker.generic(self.warps[index], lanes, "shared", addresses.astype(np.int64), nbytes, write)
+        self.tracker.generic(self.warps[index].agent, lanes, "shared", addresses.astype(np.int64), nbytes, write)
 
     def access(self, index: int, lane: int, address: int, nbytes: int, *, write: bool) -> None:
         """A load or store of shared memory by one lane, as the core logs it."""
@@ -191,7 +191,7 @@ def arrive_at(tracker: RaceTracker, warp: Any, lanes: dict[int, int], order: int
 def commit_at(tracker: RaceTracker, warp: Any, lane: int, address: int) -> None:
     """tcgen05.commit by a lane, which arrives at once."""
     agent = warp.agent
-    tracker.enter(warp, lane)
+    tracker.enter(warp.agent, lane)
     stream = STRUCTURES["Stream"].from_address(tracker.tensor.stream())
     tracker.check_initialised(address, f"tcgen05.commit of {agent.label}")
     clocks = np.zeros_like(agent.clocks)

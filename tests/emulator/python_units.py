@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 
-from cute_kernels.emulator.bytecode import emitter, execution
+from cute_kernels.emulator.bytecode import execution
 
 Result = TypeVar("Result")
 
@@ -29,7 +29,7 @@ def units(native: bool) -> Iterator[None]:
         patch.setattr(execution, "translate", functools.lru_cache(maxsize=4)(translate))
         for of_the_core in ("CoreWgmmas", "Units"):
             patch.setattr(execution, of_the_core, lambda *_: None)
-        patch.setattr(emitter, "INLINE", {})
+        patch.setattr(execution, "INLINE", {})
         yield
 
 

@@ -1,4 +1,4 @@
-"""The emulator's folders are layers: which imports which, at run time and in annotations."""
+"""The emulator's folders are layers: imports, of names of types too, point downwards and make no circles."""
 
 from __future__ import annotations
 
@@ -27,28 +27,6 @@ LAYERS = (
 
 OUTSIDE = {"cute_kernels.dsl.allocations", "cute_kernels.interrupts", "cute_kernels.trace_events"}
 """What the emulator uses of the rest of the package."""
-
-UPWARD_TYPES = {
-    # An error and the facts of one have the instruction at which it happened.
-    ("errors", "ptx.program"),
-    ("facts", "ptx.program"),
-    # The registry holds the functions that lower, and what they are given.
-    ("ptx.families", "graph.block"),
-    # A warp knows the CTA that it is in, and so does what is kept of a cluster or shown of one.
-    ("state.warp", "units.sm"),
-    ("state.memory_tables", "units.sm"),
-    ("state.named_barriers", "units.sm"),
-    ("observe.trace", "units.sm"),
-    ("observe.trace_log", "units.sm"),
-    # State has a place for what observes it, which is there only when it does.
-    ("state.warp", "observe.races.happens_before"),
-    ("state.named_barriers", "observe.races.sync_point"),
-    ("state.gmem", "observe.races.launch_shadow"),
-    ("state.memory_tables", "observe.trace_log"),
-    # A timeline knows the program that runs.
-    ("observe.trace", "bytecode.execution"),
-}
-"""Imports under ``TYPE_CHECKING`` that point upwards, (importer, imported)."""
 
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 
@@ -79,6 +57,20 @@ def upward(pairs: set[tuple[str, str]]) -> set[tuple[str, str]]:
     return {pair for pair, (a, b) in parts.items() if a != b and RANK[a] >= RANK[b]}
 
 
+def circles(pairs: set[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those that lead back to where they begin."""
+    graph = {a: {target for source, target in pairs if source == a} for a, _ in pairs}
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        found, open_ = set(), [start]
+        while open_:
+            new = graph.get(open_.pop(), set()) - found
+            found |= new
+            open_ += new
+        reached[start] = found
+    return sorted((a, b) for a, b in pairs if a in reached.get(b, ()))
+
+
 @pytest.fixture(scope="module")
 def at_run_time() -> set[tuple[str, str]]:
     return imports(grimp.build_graph("cute_kernels", cache_dir=None, exclude_type_checking_imports=True))
@@ -86,6 +78,7 @@ def at_run_time() -> set[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def all_imports() -> set[tuple[str, str]]:
+    """With those of names of types."""
     return imports(grimp.build_graph("cute_kernels", cache_dir=None))
 
 
@@ -94,13 +87,17 @@ def test_every_part_has_its_layer(all_imports: set[tuple[str, str]]) -> None:
     assert {module.split(".")[0] for pair in all_imports for module in pair} == set(RANK)
 
 
-def test_imports_point_downwards(at_run_time: set[tuple[str, str]]) -> None:
-    assert sorted(upward(at_run_time)) == []
+def test_imports_point_downwards(all_imports: set[tuple[str, str]]) -> None:
+    assert sorted(upward(all_imports)) == []
 
 
-def test_types_from_above_are_known(all_imports: set[tuple[str, str]]) -> None:
-    """None that is not in the list, and the list has none that is gone."""
-    assert upward(all_imports) == UPWARD_TYPES
+def test_no_modules_import_each_other(all_imports: set[tuple[str, str]]) -> None:
+    """Inside folders as well."""
+    assert circles(all_imports) == []
+
+
+def test_circles_are_found() -> None:
+    assert circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [("a", "b"), ("b", "c"), ("c", "a")]
 
 
 def test_no_circles_inside_a_folder_of_a_layer(at_run_time: set[tuple[str, str]]) -> None:

@@ -20,6 +20,7 @@ from cute_kernels import reference
 from cute_kernels.integrations import transformers as integration
 from cute_kernels.nn.engine import PatchEngine
 from cute_kernels.operations.patch_weight import prepare_patch_weight
+from tests.nn.test_traced import check_graphs_of_plain_torch
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -256,6 +257,13 @@ def test_rows_of_a_still_images_only_frame(precision: str, most: float, monkeypa
     if precision == "bf16":
         normalised = ((rows / 255).unflatten(1, (3, -1)) - mean[::392, None]) / std[::392, None]
         assert 0 < error(ours(normalised.flatten(1)), expected) < most
+
+
+@torch.no_grad()
+def test_rows_of_one_frame_in_graphs_of_plain_torch() -> None:
+    """Where no sum of the weight's frames is kept, a still image has both frames."""
+    ours = integration.convert(torch.nn.ModuleList([qwen().visual.patch_embed]), "int8", mean=MEAN, std=STD)[0]
+    check_graphs_of_plain_torch(ours, raw(8, 588))
 
 
 def test_rows_of_one_frame_under_transformations() -> None:

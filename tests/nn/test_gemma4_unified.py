@@ -145,6 +145,17 @@ def test_the_plain_module_runs() -> None:
         assert torch.equal(run(ours, rows, ids), run(plain, rows / 255, ids))
 
 
+@pytest.mark.parametrize("eps", [0.0, 1e-60, -1e-5, float("nan"), float("inf")])
+def test_eps_that_no_kernel_adds(eps: float) -> None:
+    plain, (rows, ids) = embedder(), inputs()
+    plain.patch_ln1.eps = eps
+    ours = integration.convert(copy.deepcopy(plain), "int8")
+    with pytest.warns(UserWarning, match="the LayerNorm has eps = .*The plain torch module runs"):
+        got = run(ours, rows, ids)
+    assert torch.equal(got.isnan(), (expected := run(plain, rows / 255, ids)).isnan())
+    assert torch.equal(got.nan_to_num(), expected.nan_to_num())
+
+
 def test_through_a_whole_model() -> None:
     """Enabled before the model is built, and compiled."""
     rows, ids = inputs()

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import transformers
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from cute_kernels.integrations import transformers as integration
 from cute_kernels.nn import PatchEmbed, PatchOptions, convert_layer, kernels_in_export
@@ -92,6 +94,27 @@ def test_compiled_without_breaks(kind: str, precision: str) -> None:
         parameter.mul_(-1)
     changed = compiled(pixels)
     assert torch.equal(changed, module(pixels)) and not torch.equal(changed, expected)
+
+
+def check_graphs_of_plain_torch(module: torch.nn.Module, pixels: torch.Tensor) -> None:
+    """Graphs of plain torch hold none of this package's operators; where operations give no numbers, a shape comes."""
+    expected = module(pixels)
+    traced, symbolic = torch.jit.trace(module, pixels, check_trace=False), make_fx(module)(pixels)
+    assert "embed_patches" not in f"{traced.inlined_graph}{symbolic.code}"
+    for graph in (traced, symbolic, torch.export.export(module, (pixels,)).module()):
+        got = graph(pixels)
+        assert got.shape == expected.shape and 0 < (got - expected).norm() / expected.norm() < 4e-2
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        for given in (pixels, mode.from_tensor(pixels)):
+            got = module(given)
+            assert isinstance(got, FakeTensor) and got.shape == expected.shape
+    assert torch.equal(module(pixels), expected)
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@torch.no_grad()
+def test_graphs_of_plain_torch(kind: str) -> None:
+    check_graphs_of_plain_torch(*build(kind, "int8"))
 
 
 @torch.no_grad()

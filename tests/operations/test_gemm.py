@@ -194,7 +194,7 @@ def test_backward_is_refused():
 )
 def test_configs_survive_the_operator(config):
     codec = PLANNERS["gemm"].codec
-    decoded = codec.decode(*codec.encode(config))
+    decoded = codec.decode(codec.encode(config))
     assert decoded == config and [type(v) for v in vars(decoded).values()] == [type(v) for v in vars(config).values()]
 
 

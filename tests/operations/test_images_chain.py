@@ -127,7 +127,7 @@ def test_when_there_are_two_kernels() -> None:
     [
         {}, {"batch": 1}, {"channels_last": True, "batch": 10}, {"patch": 32, "table_rows": 49},
         {"patch": 32, "table_rows": 49, "channels_last": True}, {"patch": 64, "table_rows": 9},
-        {"patch": 14, "table_rows": 256}, {"patch": 14, "table_rows": 256, "n": 1024},
+        {"patch": 14, "table_rows": 256}, {"patch": 14, "table_rows": 256, "n": 1536},
         {"patch": 14, "table_rows": 256, "batch": 4},
     ],
     ids=str,
@@ -144,8 +144,8 @@ def test_one_kernel_reads_on_sm90_what_is_a_row_of_an_operand(change) -> None:
     [
         ({"patch": 14, "table_rows": 256}, "sm_100a", "a row of 14 pixels of a patch is not the 16 bytes"),
         (
-            {"patch": 14, "table_rows": 256, "n": 1032}, "sm_90a",
-            "repacking rows of 14 bytes for more than 1024 features",
+            {"patch": 14, "table_rows": 256, "n": 1544}, "sm_90a",
+            "repacking rows of 14 bytes for more than 1536 features",
         ),
         ({"patch": 14, "table_rows": 256, "channels": 4}, "sm_90a", "rows of 14 bytes are repacked for 3 channels"),
         ({"patch": 14, "table_rows": 256, "batch": 3}, "sm_90a", "rows of 14 bytes of fewer than 1024 patches"),

@@ -33,6 +33,7 @@ LAYERS = (
     ("diagnostics",),
     ("kernels",),
     ("plan",),
+    ("config_codec",),
     ("config", "model"),
 )
 """From the highest to the lowest; a part may import those below, and not its neighbours."""
@@ -41,7 +42,7 @@ TOOLKIT = {"checking", "diagnostics", "mutation", "programs", "sass", "testing"}
 """Parts for any program's kernels: of the package they know the emulator and tools alone, and each other."""
 
 TOOLS = {
-    *("config_codec", "dsl", "executors", "extras", "files", "forks", "interrupts"),
+    *("dsl", "executors", "extras", "files", "forks", "interrupts"),
     *("kernel_cache", "reference", "trace_events"),
 }
 """Parts that import no layer, and that every layer may import."""

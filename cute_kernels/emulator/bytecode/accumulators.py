@@ -8,20 +8,19 @@ functions of `registers_in_flight` copy, read and overwrite what may still have 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import numpy as np
 
-from cute_kernels.emulator.bytecode.inline import ISSUER
-from cute_kernels.emulator.bytecode.program import row_bytes
+from cute_kernels.emulator.bytecode.program import ISSUER, Program, row_bytes
 from cute_kernels.emulator.bytecode.registers_in_flight import (
     move_in_flight,
     overwrite_in_flight,
     read_in_flight,
     rearrange_in_flight,
 )
-from cute_kernels.emulator.bytecode.sites import Bound, Site, key_of
-from cute_kernels.emulator.graph.block import Call
+from cute_kernels.emulator.bytecode.sites import Bound, Key, Site, key_of
+from cute_kernels.emulator.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.graph.values import LiveIn, Node, Result, Value
 from cute_kernels.emulator.instructions.wgmma import (
     MmaAsync,
@@ -34,15 +33,29 @@ from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.ptx.families import written
 from cute_kernels.emulator.units.matrix.core_wgmma import Site as WgmmaSite
 
-if TYPE_CHECKING:
-    from cute_kernels.emulator.bytecode.emitter import BlockEmitter
-
 _ROW = row_bytes(32, False)
 
 
 def _indices(pairs: Sequence[tuple[int, int]]) -> list[np.ndarray]:
     """Offsets of sources and of targets as indices of 32-bit words."""
     return [np.array(places) // 4 for places in zip(*pairs)]
+
+
+class Emitter(Protocol):
+    """Emits the block: as much of `emitter.BlockEmitter` as is asked here."""
+
+    program: Program
+    builder: BlockBuilder
+    instruction: Instruction
+
+    def python_call(self, node: Node, called: Callable[..., object], given: Sequence[object]) -> None: ...
+    def call(self, site: int) -> None: ...
+    def live(self, value: LiveIn) -> int: ...
+    def where(self, value: LiveIn | Result) -> int: ...
+    def operand(self, value: Value, lanes: bool) -> int: ...
+    def scratch(self, nbytes: int) -> int: ...
+    def used_after(self, key: Key, index: int) -> bool: ...
+    def put_aside(self, value: LiveIn | Result) -> None: ...
 
 
 class Accumulators:
@@ -59,9 +72,9 @@ class Accumulators:
         in_place: results of wgmmas of this block: the variable that they are in.
     """
 
-    def __init__(self, emitter: BlockEmitter, ages: dict[str, int] | None) -> None:
+    def __init__(self, emitter: Emitter, ages: dict[str, int] | None) -> None:
         self._emitter, self._followed = emitter, ages is not None
-        self.values: dict[Any, int] = dict(ages or {})
+        self.values: dict[Key, int] = dict(ages or {})
         self.slots: dict[str, int] = dict(ages or {})
         self.in_place: dict[Value, str] = {}
         self._newest: dict[str, Result] = {}  # of variables that have been accumulators in this block: which
@@ -110,9 +123,9 @@ class Accumulators:
         emitter.python_call(node, mma_async, [Bound(form), Bound(places), a, anchor.b, anchor.accumulate])
         first[1], again[1] = len(program.code) - start, len(program.code) - middle
 
-    def _make_way(self, node: Node, index: int, names: Sequence[str], old: Sequence[Any]) -> None:
+    def _make_way(self, node: Node, index: int, names: Sequence[str], old: Sequence[Key]) -> None:
         """Puts aside what is in the places of a wgmma's accumulators and is used later, or by it in another role."""
-        uses: dict[Any, list[int]] = {}
+        uses: dict[Key, list[int]] = {}
         for position, value in enumerate(node.args):
             uses.setdefault(key_of(value), []).append(position)
         for j, (name, key) in enumerate(zip(names, old)):
@@ -199,7 +212,7 @@ class Accumulators:
         if places:
             self._call(overwrite_in_flight, np.array(places) // 4)
 
-    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
         emitter = self._emitter
         space = emitter.program.space
         given = [repr(each) if isinstance(each, int) else space.bind(each, "REGISTERS") for each in arguments]

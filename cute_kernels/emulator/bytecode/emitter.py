@@ -7,13 +7,11 @@ the node names, with operands and results in the rows of the exchange area (`mem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from cute_kernels.emulator.bytecode.accumulators import Accumulators
-from cute_kernels.emulator.bytecode.inline import INLINE
 from cute_kernels.emulator.bytecode.program import Program, row_bytes
-from cute_kernels.emulator.bytecode.sites import Bound, Site, fetch, key_of, store_results
+from cute_kernels.emulator.bytecode.sites import Bound, Key, Site, fetch, key_of, store_results
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.core.pure_operations import pure_operation
 from cute_kernels.emulator.graph.block import BlockBuilder, Call, Operation
@@ -41,21 +39,24 @@ class BlockEmitter:
     Args:
         builder: a block whose instructions have all been lowered.
         number: index of the block.
+        inline: what emits operations that the core does by itself, by the function of their sites.
         in_flight: as ``ages`` of `Accumulators`.
     """
 
     def __init__(
-        self, program: Program, builder: BlockBuilder, number: int, in_flight: dict[str, int] | None = None
-    ) -> None:
+        self, program: Program, builder: BlockBuilder, number: int, inline: Mapping[Callable[..., object], Inline],
+        in_flight: dict[str, int] | None = None,
+    ) -> None:  # fmt: skip
         self.program, self.builder, self.number = program, builder, number
         self.instruction = builder.instruction  # whose node is emitted
+        self._inline = inline
         self.accumulators = Accumulators(self, in_flight)
         self._free = program.places()
-        self._places: dict[Any, int] = {}  # of results, and of live registers that were put aside
-        self._spread: dict[Any, int] = {}  # of uniform values in every lane
+        self._places: dict[Key, int] = {}  # of results, and of live registers that were put aside
+        self._spread: dict[Key, int] = {}  # of uniform values in every lane
         self._targets: dict[Value, int] = {}  # results that are computed where a register is
-        self._last: dict[Any, int] = {}  # index of the node that uses a value last
-        self._owned: dict[Any, list[tuple[int, int]]] = {}  # places to be freed when a value is not used any more
+        self._last: dict[Key, int] = {}  # index of the node that uses a value last
+        self._owned: dict[Key, list[tuple[int, int]]] = {}  # places to be freed when a value is not used any more
         self._scratch: list[tuple[int, int]] = []  # places for one node
 
     # --- places -----------------------------------------------------------------------------------------------------
@@ -70,13 +71,13 @@ class BlockEmitter:
             layout.expressions.append((name, value.bits, value.uniform))
         return layout.slot(name, value.bits, value.uniform)
 
-    def _take(self, nbytes: int, owner: Any = None) -> int:
+    def _take(self, nbytes: int, owner: Key | None = None) -> int:
         """A place for an intermediate value, while its owner or, without one, the present node needs it."""
         place = self.program.temporary(self._free, nbytes)
         (self._scratch if owner is None else self._owned.setdefault(owner, [])).append((nbytes, place))
         return place
 
-    def _release(self, key: Any) -> None:
+    def _release(self, key: Key) -> None:
         for nbytes, place in self._owned.pop(key, ()):
             self._free[nbytes].append(place)
         self._spread.pop(key, None)
@@ -93,7 +94,7 @@ class BlockEmitter:
         """A place for the present node."""
         return self._take(nbytes)
 
-    def used_after(self, key: Any, index: int) -> bool:
+    def used_after(self, key: Key, index: int) -> bool:
         """Whether a node behind this one, or what comes after the block, uses a value."""
         return self._last.get(key, -1) > index
 
@@ -191,7 +192,7 @@ class BlockEmitter:
 
     def _find_last_uses(
         self, nodes: Sequence[Node], finals: Sequence[tuple[str, Value]], condition: Value | None
-    ) -> dict[int, list[Any]]:
+    ) -> dict[int, list[Key]]:
         """Fills in `_last`; what is used last by each node."""
 
         def use(value: Value, index: int) -> None:
@@ -208,7 +209,7 @@ class BlockEmitter:
                 use(node.guard, index)
         for value in [value for _, value in finals] + ([condition] if condition is not None else []):
             use(value, len(nodes))
-        ending: dict[int, list[Any]] = {}
+        ending: dict[int, list[Key]] = {}
         for key, index in self._last.items():
             ending.setdefault(index, []).append(key)
         return ending
@@ -251,7 +252,7 @@ class BlockEmitter:
             return
         memory, operation = isinstance(node.anchor, Access), isinstance(node.anchor, Operation)
         function = None if memory or operation else node.anchor.function
-        inline = INLINE.get(function)
+        inline = self._inline.get(function)
         if inline is not None and node.guard is None and inline(self, node):
             return
         if memory:  # operands that are spread before the guard, for later nodes too
@@ -304,7 +305,7 @@ class BlockEmitter:
             self.read_rows(node.results)
 
     def python_call(
-        self, node: Node, called: Callable[..., Any], given: Sequence[Any], results: Sequence[Result] = ()
+        self, node: Node, called: Callable[..., object], given: Sequence[object], results: Sequence[Result] = ()
     ) -> None:
         blocking = isinstance(node.anchor, Call) and node.anchor.blocking
         rows: list[tuple[Value, int]] = []
@@ -319,7 +320,7 @@ class BlockEmitter:
         self.program.reserve(len(results))
         self.call(self.program.site(Site(node.instruction, source, self.number)), blocking)
 
-    def _argument(self, arg: Any, rows: list[tuple[Value, int]]) -> str:
+    def _argument(self, arg: object, rows: list[tuple[Value, int]]) -> str:
         if isinstance(arg, Bound):
             return arg.name
         if isinstance(arg, Constant):
@@ -414,3 +415,7 @@ class BlockEmitter:
                 program.put(f"spread_{_kind(bits)}", d=place, a=self.operand(value, False))
             else:
                 program.put(f"move_{_kind(bits)}", d=place, a=self.operand(value, True))
+
+
+Inline = Callable[[BlockEmitter, Node], bool]
+"""Emits an operation where no predicate guards it; False, and nothing emitted, where it is Python's."""

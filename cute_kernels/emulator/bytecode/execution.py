@@ -17,23 +17,24 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels import interrupts
 from cute_kernels.emulator.bytecode.emitter import BlockEmitter
+from cute_kernels.emulator.bytecode.inline import INLINE
 from cute_kernels.emulator.bytecode.lowering import Lowering, lower
 from cute_kernels.emulator.bytecode.program import Bytecode, Program, row_bytes
 from cute_kernels.emulator.bytecode.registers_in_flight import RegistersInFlight
 from cute_kernels.emulator.bytecode.sites import Site
+from cute_kernels.emulator.bytecode.trace_log import TraceLog
+from cute_kernels.emulator.bytecode.warp_log import WarpLog
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.graph.values import Value
 from cute_kernels.emulator.instructions.wgmma import GroupWait
 from cute_kernels.emulator.observe.meter import CoreMeter
-from cute_kernels.emulator.observe.races.warp_log import WarpLog
-from cute_kernels.emulator.observe.trace_log import TraceLog
 from cute_kernels.emulator.ptx.decode import Instruction, Kernel
 from cute_kernels.emulator.ptx.flow import Block, Flow
 from cute_kernels.emulator.ptx.register_hazards import accumulators_in_flight
@@ -57,13 +58,14 @@ from cute_kernels.emulator.units.matrix.wgmma import RegisterFile
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.options import Options
-    from cute_kernels.emulator.state.warp import Warp
-    from cute_kernels.emulator.units.sm import Cluster
+    from cute_kernels.emulator.units.sm import Cluster, Warp
 
 _Header = STRUCTURES["WarpHeader"]
 _HEADER = CONSTANTS["WARP_HEADER"]  # bytes before the counts
 _GO, _WAIT, _ERROR, _AGAIN, _EXIT = (CONSTANTS[name] for name in ("GO", "WAIT", "ERROR", "AGAIN", "EXIT"))
-_SITES = _ARRIVE, _DIVERGE, _WAITING = tuple(CONSTANTS[f"SITE_{name}"] for name in ("ARRIVE", "DIVERGE", "WAIT"))
+_SITES = _ARRIVE, _DIVERGE, _WAITING, _STOP = tuple(
+    CONSTANTS[f"SITE_{name}"] for name in ("ARRIVE", "DIVERGE", "WAIT", "STOP")
+)
 _DECIDES = _Header.budget.offset  # bytes of the header that decide what the warp does next
 
 
@@ -75,6 +77,7 @@ class Translation:
         static_shared: bytes of statically sized shared variables; dynamic shared memory follows them.
         sites: places that call Python; ``code`` defines their functions and ``names`` is what it refers to.
         registers: the part of a warp's state with the registers.
+        slots: (offset, bits, uniform) of each register that lives longer than a block.
         constants: (compiled Python expression, offset, bits, uniform) of what never changes for a warp.
         rows: of the exchange area.
         local_bytes: of local memory, in each lane.
@@ -89,8 +92,9 @@ class Translation:
     bytecode: Bytecode
     sites: tuple[Site, ...]
     code: CodeType
-    names: dict[str, Any]
+    names: dict[str, object]
     registers: slice
+    slots: dict[str, tuple[int, int, bool]]
     constants: tuple[tuple[CodeType, int, int, bool], ...]
     rows: int
     local_bytes: int
@@ -101,18 +105,21 @@ class Translation:
 
 @functools.lru_cache(maxsize=64)
 def translate(
-    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool = True, registers: bool = True
+    ptx: str,
+    kernel: str | None,
+    block_shape: tuple[int, int, int],
+    check: bool = True,
+    registers: bool = True,
+    single: bool = False,
 ) -> Translation:
     """One kernel of a PTX text in bytecode (cached by its arguments); arguments and errors as for `lowering.lower`."""
     with _collecting_later():
-        return _Translator(lower(ptx, kernel, block_shape, check, registers), check).run()
+        return _Translator(lower(ptx, kernel, block_shape, check, registers, single), check).run()
 
 
 @contextlib.contextmanager
 def _collecting_later() -> Iterator[None]:
-    """No collection of garbage: what is made here lives on, and with large libraries loaded a collection takes as long
-    as all of the translation.
-    """
+    """No collection of garbage, which takes as long as the translation where large libraries are loaded."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -135,13 +142,12 @@ class _Translator:
 
     def run(self) -> Translation:
         flow, program = self.flow, self.program
-        placed: set[str] = set()
+        places: dict[str, tuple[int, int, bool]] = {}
         for block in flow.blocks:  # registers first, so that they lie together
-            live = (block.live_in | block.live_out) - placed
-            placed |= live
+            live = (block.live_in | block.live_out) - places.keys()
             for name in sorted(live):
-                bits = self.lowering.bits(name)
-                program.layout.slot(self.lowering.variables[name], bits, name not in flow.varying)
+                bits, uniform = self.lowering.bits(name), name not in flow.varying
+                places[name] = program.layout.slot(self.lowering.variables[name], bits, uniform), bits, uniform
         registers = slice(self.start, program.layout.size)
         starts = [self._block(block) for block in flow.blocks]
         starts.append(len(program.code))
@@ -161,6 +167,7 @@ class _Translator:
             code=compile(self._sites(), "<sites of PTX>", "exec"),
             names=program.space.values,
             registers=registers,
+            slots=places,
             constants=constants,
             rows=program.rows,
             local_bytes=self.lowering.context.local_bytes,
@@ -178,7 +185,7 @@ class _Translator:
         variables, ages = self.lowering.variables, None
         if self.in_flight is not None:
             ages = {variables[name]: age for name, age in self.in_flight[block.index].items()}
-        emitter = BlockEmitter(program, builder, block.index, ages)
+        emitter = BlockEmitter(program, builder, block.index, INLINE, ages)
         emitter.emit(block.live_out, condition)
         self._branch(emitter, block, condition)
         return start
@@ -218,8 +225,11 @@ class Execution:
     """
 
     def __init__(self, ptx: str, kernel: str | None, block: tuple[int, int, int], options: Options) -> None:
-        translation = translate(ptx, kernel, block, options.detectors, options.looks_for("registers"))
+        self.debugger = options.debugger
+        single = self.debugger is not None
+        translation = translate(ptx, kernel, block, options.detectors, options.looks_for("registers"), single)
         self.translation = translation
+        self.bytecode = translation.bytecode.copy() if single else translation.bytecode
         self.flow, self.kernel, self.static_shared = translation.flow, translation.kernel, translation.static_shared
         self.area, self.exchange = exchange_area(translation.rows)
         words = memoryview(self.area).cast("B").cast("Q")
@@ -227,7 +237,7 @@ class Execution:
         self.names = dict(translation.names)
         exec(translation.code, self.names)  # noqa: S102 - our own generated source
         self.sites = self.names["sites"](words, *lanes)
-        self.sites[_ARRIVE], self.sites[_DIVERGE], self.sites[_WAITING] = self._arrive, self._diverge, self._wait
+        self.sites[: len(_SITES)] = self._arrive, self._diverge, self._wait, self._stop
         self.places = [-1 if site.instruction is None else site.instruction.index for site in translation.sites]
         self.words = words
         self.current: WarpExecution | None = None
@@ -241,7 +251,7 @@ class Execution:
         """The execution of one warp, before its first instruction."""
         cluster = warp.cluster
         if cluster not in self.tables:
-            tables = MemoryTables(cluster, _flags(cluster))
+            tables = MemoryTables(cluster.barriers, cluster.gmem, cluster.params, _flags(cluster))
             self.tables = {cluster: tables}  # one cluster runs at a time
             cluster.units = Units(cluster, tables)
             tables.warp_mmas = mma_table(self.translation.warp_mmas, cluster.arithmetic)
@@ -252,7 +262,7 @@ class Execution:
             if cluster.meter is not None:
                 cluster.meter.core = CoreMeter(self.translation.kernel.instructions)
             if cluster.trace is not None:
-                tables.trace = TraceLog(cluster, tables)
+                tables.tell = TraceLog(cluster, tables).report
         return WarpExecution(self, warp, self.tables[cluster])
 
     def _call(self, site: int, mask: int) -> int:
@@ -278,6 +288,11 @@ class Execution:
     def _wait(self, warp: Warp, mask: int) -> int:
         self.current.wait()
         return _WAIT
+
+    def _stop(self, warp: Warp, mask: int) -> int:
+        self.current.place = self.flow.blocks[self.current.header.pc].start
+        self.debugger.stops(warp)
+        return _GO
 
     def _diverge(self, warp: Warp, mask: int) -> int:
         header = self.current.header
@@ -327,7 +342,7 @@ class WarpExecution:
         for expression, offset, bits, uniform in translation.constants:
             self._set(offset, bits, uniform, eval(expression, launch.names))  # noqa: S307 - our own text
 
-    def _set(self, offset: int, bits: int, uniform: bool, value: Any) -> None:
+    def _set(self, offset: int, bits: int, uniform: bool, value: int) -> None:
         if uniform or bits == 1:
             self.state[offset : offset + 8] = np.frombuffer(int(value).to_bytes(8, "little"), np.uint8)
         else:
@@ -360,8 +375,9 @@ class WarpExecution:
         if meter is not None:
             self.tables.header.meter = meter.core.address(self.warp.track)
             self.tables.header.meter_rank = self.warp.cta.rank
-        program = launch.translation.bytecode.address
-        status = launch.run(program, self.address, launch.exchange, self.tables.address, launch.callback_address)
+        status = launch.run(
+            launch.bytecode.address, self.address, launch.exchange, self.tables.address, launch.callback_address
+        )
         if status == _ERROR:
             error, self.error = self.error or self.warp.cluster.barriers.error, None
             self.warp.cluster.barriers.error = None
@@ -401,9 +417,9 @@ class WarpExecution:
             warp.wait = ProgressWait(warp.cluster, "mbarrier.test_wait", barriers.describe(header.mbarrier))
         elif waits == CONSTANTS["WAITS_BULK"]:
             thread = warp.cta.rank, warp.index, header.awaited >> 1
-            warp.wait = BulkWait(warp.cluster, thread, header.newest, bool(header.awaited & 1))
+            warp.wait = BulkWait(warp.cluster.bulk, thread, header.newest, bool(header.awaited & 1))
         elif waits == CONSTANTS["WAITS_COPIES"]:
-            warp.wait = CopyWait(warp, header.newest, header.awaited)
+            warp.wait = CopyWait(warp.cluster.copies, warp, header.newest, header.awaited)
         elif waits == CONSTANTS["WAITS_GROUPS"]:
             warp.wait = GroupWait(warp, header.awaited)
         else:
@@ -417,10 +433,9 @@ class WarpExecution:
         if header.progress:
             cluster.progress += header.progress
             header.progress = 0
-            if cluster.units is not None:
-                cluster.units.publish()
+            cluster.count()
         if header.trace_used:
-            self.tables.trace.report(self.warp)
+            self.tables.tell(self.warp)
         self.log.report()
 
     def block(self) -> int:
@@ -463,8 +478,3 @@ class WarpExecution:
     def snapshot(self) -> tuple[bytes, ...]:
         """Everything that decides what the warp does next."""
         return self.state[:_DECIDES].tobytes(), self.state[self.launch.translation.registers].tobytes()
-
-    @staticmethod
-    def same(a: tuple[bytes, ...], b: tuple[bytes, ...]) -> bool:
-        """Whether two snapshots are equal."""
-        return a == b

@@ -7,21 +7,17 @@ function, which decides again and words the error.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
+from cute_kernels.emulator.bytecode.emitter import BlockEmitter, Inline
+from cute_kernels.emulator.bytecode.program import ISSUER
 from cute_kernels.emulator.core.layout import word_count
 from cute_kernels.emulator.graph.values import LiveIn, Node
 from cute_kernels.emulator.instructions import tcgen05, wgmma
 from cute_kernels.emulator.instructions.mma import mma_sync
 from cute_kernels.emulator.units.matrix.operands import KINDS
 
-if TYPE_CHECKING:
-    from cute_kernels.emulator.bytecode.emitter import BlockEmitter
-
 _MMA_WORDS = word_count("MmaArguments")
 _KINDS = tuple(KINDS)
-#: Who issues a wgmma, an expression for a warp: as `wgmma_issue` of the core has it.
-ISSUER = "(W.cta.rank | W.index << 16)"
 _ZERO = 1  # in a list of words: none, the number 0
 
 
@@ -77,8 +73,7 @@ def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-#: Each emits the operation where no predicate guards it; False, and nothing emitted, where it is Python's.
-INLINE: dict[Callable[..., Any], Callable[[BlockEmitter, Node], bool]] = {
+INLINE: dict[Callable[..., object], Inline] = {
     mma_sync: _inline_mma_sync,
     tcgen05.mma: _inline_mma,
     wgmma.commit_group: _inline_wgmma_commit,

@@ -10,10 +10,11 @@ import re
 
 from cute_kernels.emulator.bytecode.context import Context
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import lower as lower_instruction
 from cute_kernels.emulator.graph.values import Constant, Namespace, Value
 from cute_kernels.emulator.instructions import tcgen05
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Kernel, Module, parse
-from cute_kernels.emulator.ptx.families import CONTROL, find_family
+from cute_kernels.emulator.ptx.families import CONTROL
 from cute_kernels.emulator.ptx.flow import Block, analyse
 from cute_kernels.emulator.ptx.operand_table import check_operands
 from cute_kernels.emulator.ptx.register_hazards import check_registers
@@ -27,7 +28,12 @@ _NO_FORM = (LookupError, AttributeError, TypeError, ValueError, ArithmeticError)
 
 
 def lower(
-    ptx: str, kernel: str | None, block_shape: tuple[int, int, int], check: bool, registers: bool = True
+    ptx: str,
+    kernel: str | None,
+    block_shape: tuple[int, int, int],
+    check: bool,
+    registers: bool = True,
+    single: bool = False,
 ) -> Lowering:
     """One kernel of a PTX text, checked, ready to be lowered.
 
@@ -37,6 +43,7 @@ def lower(
         block_shape: threads per CTA (x, y, z): what is uniform in a warp depends on it.
         check: for detectors: tell the race detector when the values of a tcgen05.ld are used.
         registers: look for registers of wgmma that are touched too early.
+        single: as for `analyse`.
 
     Raises:
         UnsupportedPTX: anything in the kernel that is not implemented (`Lowering.block` raises the most of it).
@@ -45,7 +52,7 @@ def lower(
     module = parse(ptx)
     entry = pick(module, kernel)
     check_operands(entry)
-    lowering = Lowering(module, in_halves(entry), block_shape)
+    lowering = Lowering(module, in_halves(entry), block_shape, single)
     if registers:
         check_registers(lowering.flow)
     if check:
@@ -72,9 +79,11 @@ def pick(module: Module, name: str | None) -> Kernel:
 class Lowering:
     """A kernel with its flow graph, ready to be lowered block by block."""
 
-    def __init__(self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int]) -> None:
+    def __init__(
+        self, module: Module, kernel: Kernel, block_shape: tuple[int, int, int], single: bool = False
+    ) -> None:
         self.kernel = kernel
-        self.flow = analyse(kernel, block_shape)
+        self.flow = analyse(kernel, block_shape, single)
         self.space = Namespace()
         self.context = Context(kernel, self.flow, self.space)
         self.variables = _variable_names(kernel)
@@ -116,7 +125,7 @@ class Lowering:
     def _lower(builder: BlockBuilder, instruction: Instruction) -> None:
         """Raises UnsupportedPTX also where operands are missing, too many, or of another kind than any form has."""
         try:
-            find_family(instruction).lower(builder, instruction)
+            lower_instruction(builder, instruction)
         except _NO_FORM as error:
             raise instruction.refuse(
                 f"no form of {instruction.parts[0]} that is implemented has these qualifiers and operands, or the "

@@ -7,6 +7,7 @@ holds a header, counts, registers, constants and intermediate values (`Instructi
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import struct
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.units.matrix.mma_sync import Form as MmaForm
 
 LANES = CONSTANTS["LANES"]
+#: Who issues a wgmma, an expression for a warp: as `wgmma_issue` of the core has it.
+ISSUER = "(W.cta.rank | W.index << 16)"
 _INSTRUCTION = struct.Struct("=QIIIIq")
 assert _INSTRUCTION.size == ctypes.sizeof(STRUCTURES["Instruction"])
 
@@ -93,7 +96,7 @@ class Program:
         self.rows = 3  # of the exchange area, which a branch uses three of
         self.code: list[list[int]] = []
         self.lists: list[int] = []
-        self.wgmmas: list[WgmmaSite] = []  # `matrix.core_wgmma.Site`
+        self.wgmmas: list[WgmmaSite] = []
         self.warp_mmas: list[MmaForm] = []
         self._temporary: dict[int, list[int]] = {}  # all places of intermediate values, by size
 
@@ -153,9 +156,26 @@ class Bytecode:
     def __init__(self, program: Program, starts: Sequence[int]) -> None:
         code = b"".join(_INSTRUCTION.pack(*instruction) for instruction in program.code)
         lists = np.array([*program.lists, 0], np.uint32)
-        self._arrays = np.frombuffer(code, np.uint8), np.array(starts, np.int32), lists
-        self._program = STRUCTURES["Program"](*(array.ctypes.data for array in self._arrays))
-        self.address = ctypes.addressof(self._program)
+        self._place(np.frombuffer(code, np.uint64).copy(), np.array(starts, np.int32), lists)
         self.template = np.zeros(-(-program.layout.size // 64) * 64, np.uint8)
         for data, offset in program.layout.constants.items():
             self.template[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+
+    def _place(self, code: np.ndarray, starts: np.ndarray, lists: np.ndarray) -> None:
+        self._arrays = code, starts, lists
+        self._program = STRUCTURES["Program"](*(array.ctypes.data for array in self._arrays))
+        self.address = ctypes.addressof(self._program)
+
+    def copy(self) -> Bytecode:
+        """Another one in memory, for `stop_at`."""
+        made = copy.copy(self)
+        code, starts, lists = self._arrays
+        made._place(code.copy(), starts, lists)
+        return made
+
+    def stop_at(self, blocks: Iterable[int]) -> None:
+        """From now on, ``SITE_STOP`` is called in front of these blocks, and a warp's header has the one it is in."""
+        code, starts, _ = self._arrays
+        functions = code.reshape(-1, _INSTRUCTION.size // 8)[:, 0]
+        functions[starts[:-1]] = operations()["follow", True]
+        functions[starts[list(blocks)]] = operations()["stop", True]

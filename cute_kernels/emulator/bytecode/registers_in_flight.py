@@ -19,7 +19,7 @@ from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.units.matrix.wgmma import PENDING, RegisterFile
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 _LANES = np.arange(32)
 _CELL = 16  # words; every register of 32 lanes begins at a multiple of them

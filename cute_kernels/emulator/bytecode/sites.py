@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cute_kernels.emulator.graph.values import LiveIn, Result, Value
 from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.state.memory_tables import ROW
+
+Key = str | Value
+"""Key of a value of a block: live registers go by their variable, of which there may be several `LiveIn`."""
 
 
 @dataclass
@@ -33,8 +35,7 @@ class Bound:
     name: str
 
 
-def key_of(value: Value) -> Any:
-    """Key of a value of a block: live registers go by their variable, of which there may be several `LiveIn`."""
+def key_of(value: Value) -> Key:
     return value.variable if isinstance(value, LiveIn) else value
 
 

@@ -77,11 +77,7 @@ def folder() -> Path:
 
 
 def _more_flags() -> tuple[str, ...]:
-    """Those of the environment.
-
-    Raises:
-        CoreNotBuilt: they are no words of a command line.
-    """
+    """Flags of the environment; raises CoreNotBuilt where they are no words of a command line."""
     given = os.environ.get(FLAGS_VARIABLE, "")
     try:
         return tuple(shlex.split(given))
@@ -182,11 +178,7 @@ def warnings(path: Path) -> Path:
 
 
 def _make(command: list[str], result: Path) -> str:
-    """Runs a command of the compiler, and returns what it says.
-
-    Raises:
-        CoreNotBuilt: it cannot be run, or fails, or makes nothing.
-    """
+    """Runs a command of the compiler, and returns what it says; raises CoreNotBuilt."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:

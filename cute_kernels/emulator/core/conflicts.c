@@ -106,33 +106,6 @@ static int compare_fenced(Part *part, const View *view) {
   return 0;
 }
 
-// Whether a place was read strongly by its own warp since.
-static int is_read_strongly(const Part *part, int64_t place) {
-  const Epochs *epochs = part->access->epochs;
-  for (int64_t n = 0; n < part->plane->layer_count; n++) {
-    int64_t number = part->plane->layers[n][place] >> LANE_BITS, column = epochs->columns[number];
-    int own = column == part->access->own + COLUMN_READ || column == part->access->own + COLUMN_LOADS;
-    if (number && own && epochs->kinds[number] == STRONG) return 1;
-  }
-  return 0;
-}
-
-// Of the earlier writes those that strong stores of the same warp made by another instruction than this strong store. Two
-// strong stores are no data race, but which of them comes last is open, unless the place was read strongly in between:
-// coherence then orders the later one behind what was read. Atomics are meant to meet.
-static void take_strong_stores(Part *part) {
-  const Access *access = part->access;
-  const Epochs *epochs = access->epochs;
-  take(part, part->plane->writes);
-  for (int64_t i = 0; i < part->count; i++) {
-    int64_t number = part->before[i] >> LANE_BITS, by = epochs->instructions[number];
-    int chosen = epochs->columns[number] == access->own && epochs->kinds[number] == STRONG;
-    chosen = chosen && !of_other_cluster(access, part->before[i]);
-    chosen = chosen && by >= 0 && by != access->instruction && access->stores[by];
-    if (!chosen || is_read_strongly(part, part->places[i])) part->before[i] = 0;
-  }
-}
-
 // ld.global.nc is for memory that nobody writes while the kernel runs.
 static int compare_unwritten(Part *part) {
   int any = 0;
@@ -140,6 +113,30 @@ static int compare_unwritten(Part *part) {
     any |= part->late[i] = part->before[i] >> LANE_BITS >= part->access->unwritten;
   Conflict conflict = {.wrote = 1};
   return any && ask(part, RACE_UNWRITTEN, &conflict);
+}
+
+// What order alone does not decide: each rule is a file, and looks at writes.
+static const Rule *const RULES[] = {&strong_stores};
+enum { RULE_COUNT = sizeof RULES / sizeof *RULES };
+
+static int has_rule(const Access *access) {
+  for (int n = 0; n < RULE_COUNT; n++)
+    if (RULES[n]->looks_at(access)) return 1;
+  return 0;
+}
+
+// The last writes that a rule forbids are late unless the access is ordered after them, strong or not.
+static int compare_by_rules(Part *part) {
+  const Access *access = part->access;
+  const View view = {access->known, access->own, access->exempt, 0};
+  for (int n = 0; n < RULE_COUNT; n++) {
+    if (!RULES[n]->looks_at(access)) continue;
+    take(part, part->plane->writes);
+    for (int64_t i = 0; i < part->count; i++)
+      if (!RULES[n]->forbids(access, part->plane, part->places[i])) part->before[i] = 0;
+    if (compare(part, &view, RACE_LATE, 1)) return 1;
+  }
+  return 0;
 }
 
 static int compare_all(Part *part) {
@@ -156,11 +153,7 @@ static int compare_all(Part *part) {
   }
   if (access->fenced && compare_fenced(part, &fenced)) return 1;
   if (access->check == ACCESS_READS_FIRST) return 0;
-  if (compare_readers(part, &view)) return 1;
-  if (!access->strong || !access->stores || !access->stores[access->instruction]) return 0;
-  const View weak = {access->known, access->own, access->exempt, 0};
-  take_strong_stores(part);
-  return compare(part, &weak, RACE_LATE, 1);
+  return compare_readers(part, &view) || compare_by_rules(part);
 }
 
 // --- the record ------------------------------------------------------------------------------------------------------
@@ -290,8 +283,8 @@ static int look_at_parts(Part *part) {
 }
 
 int access_whole(const Access *access, Ask *ask, const LogEntry *entry) {
-  int special = access->strong && (!access->write || (access->stores && access->stores[access->instruction]));
-  if (access->check <= ACCESS_READS_FIRST && !special && access_check(access)) {
+  int special = access->strong && !access->write;  // its record is another one, see `replaces`
+  if (access->check <= ACCESS_READS_FIRST && !special && !has_rule(access) && access_check(access)) {
     access_record(access);
     return 1;
   }

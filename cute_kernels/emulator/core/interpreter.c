@@ -23,6 +23,16 @@ FORM(block) {  // a: offset of its count; b: its instructions; c: a turn may end
   return i + 1;
 }
 
+FORM(follow) {  // takes the place of a block that a debugger follows
+  HEADER->pc = (int32_t)i->imm;
+  return block(i, s, m);
+}
+
+FORM(stop) {  // likewise, and stops there
+  HEADER->pc = (int32_t)i->imm;
+  return m->call(SITE_STOP, HEADER->mask) ? leave(m, ERROR) : block(i, s, m);
+}
+
 FORM(finish) {
   (void)s, (void)i;
   return leave(m, EXIT);
@@ -94,7 +104,7 @@ FORM(call_blocking) {  // b: number of the block, which runs again
 }
 
 const Operation flow_operations[] = {
-    {"block", block, 0}, {"exit", finish, 0}, {"jump", jump, 0}, {"branch", branch, branch_uniform},
+    {"block", block, 0}, {"follow", follow, 0}, {"stop", stop, 0}, {"exit", finish, 0}, {"jump", jump, 0}, {"branch", branch, branch_uniform},
     {"guard", guard, guard_uniform}, {"guard_end", guard_end, 0}, {"call", call, 0},
     {"call_blocking", call_blocking, 0}, {0, 0, 0},
 };

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
-from typing import Any
 
 FOLDER = Path(__file__).parent
+CType = type
+"""A type of `ctypes`."""
 
-_TYPES: dict[str, Any] = {
+_TYPES: dict[str, CType | None] = {
     "void": None, "int8_t": ctypes.c_int8, "uint8_t": ctypes.c_uint8, "int16_t": ctypes.c_int16,
     "uint16_t": ctypes.c_uint16, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64,
     "uint64_t": ctypes.c_uint64, "float": ctypes.c_float, "double": ctypes.c_double,
@@ -44,8 +45,8 @@ def _constants(text: str) -> dict[str, int]:
     return found
 
 
-def _fields(body: str, known: dict[str, Any], constants: dict[str, int]) -> list[tuple[str, Any]]:
-    fields: list[tuple[str, Any]] = []
+def _fields(body: str, known: dict[str, CType | None], constants: dict[str, int]) -> list[tuple[str, CType]]:
+    fields: list[tuple[str, CType]] = []
     for statement in filter(None, map(str.strip, body.split(";"))):
         function = _FUNCTION_POINTER.fullmatch(statement)
         if function:
@@ -65,7 +66,7 @@ def _fields(body: str, known: dict[str, Any], constants: dict[str, int]) -> list
 
 
 def _structures(text: str, constants: dict[str, int]) -> dict[str, type[ctypes.Structure]]:
-    known: dict[str, Any] = dict(_TYPES)
+    known: dict[str, CType | None] = dict(_TYPES)
     found: dict[str, type[ctypes.Structure]] = {}
     for name, body in _STRUCT.findall(text):
         fields = _fields(body, known, constants)
@@ -73,14 +74,14 @@ def _structures(text: str, constants: dict[str, int]) -> dict[str, type[ctypes.S
     return found
 
 
-def _type(text: str, structures: dict[str, type[ctypes.Structure]]) -> Any:
+def _type(text: str, structures: dict[str, type[ctypes.Structure]]) -> CType | None:
     """ctypes type of a parameter or a result: pointers as addresses."""
     if "*" in text:
         return ctypes.c_void_p
     return _TYPES[text.replace("const", "").split()[0]]
 
 
-def _functions(text: str, structures: dict[str, type[ctypes.Structure]]) -> dict[str, tuple[Any, ...]]:
+def _functions(text: str, structures: dict[str, type[ctypes.Structure]]) -> dict[str, tuple[CType | None, ...]]:
     found = {}
     for result, stars, name, parameters in _FUNCTION.findall(text):
         types = [part for part in map(str.strip, parameters.split(",")) if part != "void"]
@@ -93,7 +94,7 @@ CONSTANTS: dict[str, int] = _constants(_source("state.h"))
 #: Structures by name.
 STRUCTURES: dict[str, type[ctypes.Structure]] = _structures(_source("state.h"), CONSTANTS)
 #: Exported functions by name: type of the result, types of the arguments; addresses for pointers.
-FUNCTIONS: dict[str, tuple[Any, ...]] = _functions(_source("core.h"), STRUCTURES)
+FUNCTIONS: dict[str, tuple[CType | None, ...]] = _functions(_source("core.h"), STRUCTURES)
 
 
 def assertions() -> str:

@@ -55,6 +55,14 @@ typedef int32_t Ask(int32_t what, Conflict *conflict);
 int access_whole(const Access *access, Ask *ask, const LogEntry *entry);
 int generic_whole(const Context *context, const GenericAccess *generic, Ask *ask, const LogEntry *entry);
 
+// A detector's rule beside order: which writes it looks at, and whether such a one must not meet the last write of a place
+// that it is not ordered after.
+typedef struct {
+  int (*looks_at)(const Access *access);
+  int (*forbids)(const Access *access, const Plane *plane, int64_t place);
+} Rule;
+extern const Rule strong_stores;  // strong_stores.c
+
 // --- log.c ---
 
 // The log is worked off; 0: Python has to.

@@ -389,6 +389,6 @@ typedef struct Program {
 // What the Python function of a site returns, and a run of a warp: go on, wait, error, run the block again, exit.
 enum { GO = 0, WAIT = 1, ERROR = 2, AGAIN = 3, EXIT = 4 };
 enum { CLOCK_STEP = 16 };  // from one reading of a clock to the next
-enum { SITE_ARRIVE = 0, SITE_DIVERGE = 1, SITE_WAIT = 2 };  // sites of control flow
+enum { SITE_ARRIVE = 0, SITE_DIVERGE = 1, SITE_WAIT = 2, SITE_STOP = 3 };  // sites of control flow
 
 #endif

@@ -1,6 +1,7 @@
 // Arithmetic and comparisons of integers; the format is that of operations.h. No include guard: it is included twice.
 #ifndef INTEGERS_OF
 PURE u64 high_u64(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
+PURE u32 within_s32(s64 x) { return (u32)(x > INT32_MAX ? INT32_MAX : x < INT32_MIN ? INT32_MIN : x); }
 PURE u64 high_s64(s64 a, s64 b) { return (u64)((__int128)a * b >> 64); }
 
 #define INTEGERS_OF(n)                                                                             \
@@ -36,6 +37,8 @@ PURE u64 high_s64(s64 a, s64 b) { return (u64)((__int128)a * b >> 64); }
 
 INTEGERS_OF(16) INTEGERS_OF(32) INTEGERS_OF(64)
 RELU_OF(16) RELU_OF(32) CARRIES_OF(32) CARRIES_OF(64)
+O2(add_sat_s32, u32, s32, s32, within_s32((s64)a + b))
+O2(sub_sat_s32, u32, s32, s32, within_s32((s64)a - b))
 O2(mul_hi_s16, u16, s16, s16, (s32)a * b >> 16)
 O2(mul_hi_u16, u16, u16, u16, (u32)a * b >> 16)
 O2(mul_hi_s32, u32, s32, s32, (s64)a * b >> 32)

@@ -6,9 +6,9 @@ with effects are *anchors*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from cute_kernels.emulator.ptx.decode import (
     TYPE_BITS,
     Immediate,
     Instruction,
+    Kernel,
     Not,
     Operand,
     Register,
@@ -52,7 +53,7 @@ class Call(Anchor):
     """
 
     def __init__(
-        self, function: Callable[..., Any], args: Sequence[Any], blocking: bool = False, effects: bool = True
+        self, function: Callable[..., object], args: Sequence[object], blocking: bool = False, effects: bool = True
     ) -> None:
         self.function, self.args, self.blocking, self.effects = function, list(args), blocking, effects
 
@@ -82,6 +83,19 @@ class Operation(Anchor):
     facts: Sequence[int] = ()
 
 
+class KernelContext(Protocol):
+    """Facts of a kernel that lowering functions ask for; attributes as of `bytecode.context.Context`."""
+
+    kernel: Kernel
+    parameters: dict[str, int]
+    local_bytes: int
+    static_shared: int
+
+    def is_wide_symbol(self, symbol: Symbol) -> bool: ...
+    def is_uniform_of_tid(self, instruction: Instruction) -> bool: ...
+    def named_value(self, block: BlockBuilder, operand: Symbol | Special, bits: int) -> Value: ...
+
+
 class BlockBuilder:
     """Builds the graph of one basic block.
 
@@ -91,7 +105,7 @@ class BlockBuilder:
         varying: registers held per lane.
         space: shared by all blocks of a kernel.
         divergent: whether the block can run under a partial mask.
-        context: facts of the kernel that lowering functions need (symbol addresses, parameter offsets, flow).
+        context: of the kernel.
     """
 
     def __init__(
@@ -101,7 +115,7 @@ class BlockBuilder:
         varying: set[str],
         space: Namespace,
         divergent: bool,
-        context: Any,
+        context: KernelContext,
     ) -> None:
         self.types, self.variables, self.varying = types, variables, varying
         self.space, self.divergent, self.context = space, divergent, context
@@ -110,7 +124,7 @@ class BlockBuilder:
         self.guard: Value | None = None
         self.instruction: Instruction | None = None
         self._live: dict[str, LiveIn] = {}
-        self._known: dict[Any, Value] = {}
+        self._known: dict[Hashable, Value] = {}
 
     # --- building -------------------------------------------------------------------------------------------------
 
@@ -258,8 +272,8 @@ class BlockBuilder:
 
     def call(
         self,
-        function: Callable[..., Any],
-        *args: Any,
+        function: Callable[..., object],
+        *args: object,
         results: Sequence[tuple[str, bool]] = (),
         blocking: bool = False,
         effects: bool = True,
@@ -270,8 +284,9 @@ class BlockBuilder:
         return self.anchor(Call(function, args, blocking, effects), results, values)
 
     def operation(
-        self, name: str, *operands: Value | None, results: Sequence[tuple[str, bool]] = (), **more: Any
-    ) -> list[Value]:
+        self, name: str, *operands: Value | None, results: Sequence[tuple[str, bool]] = (),
+        **more: int | bool | Sequence[int],
+    ) -> list[Value]:  # fmt: skip
         """Adds an `Operation`, with ``more`` of its attributes."""
         values = [None if value is None else self.whole(value) for value in operands]
         given = [value for value in values if value is not None]

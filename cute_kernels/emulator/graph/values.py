@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cute_kernels.emulator.ptx.decode import Instruction
 
 FULL = 0xFFFFFFFF
-DTYPES: dict[str, Any] = {
+DTYPES: dict[str, type[np.generic]] = {
     "u8": np.uint8,
     "s8": np.int8,
     "u16": np.uint16,
@@ -118,10 +118,10 @@ class Namespace:
     """Objects that generated code refers to by name."""
 
     def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self._names: dict[Any, str] = {}
+        self.values: dict[str, object] = {}
+        self._names: dict[int, str] = {}
 
-    def bind(self, thing: Any, hint: str) -> str:
+    def bind(self, thing: object, hint: str) -> str:
         """The name of an object; the same object always gets the same name."""
         key = id(thing)
         if key not in self._names:

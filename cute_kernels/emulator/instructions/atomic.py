@@ -1,36 +1,39 @@
-"""Atomics: atom, red; and their asynchronous forms on the shared memory of a cluster, st.async and red.async."""
+"""Atomics: atom, red; their asynchronous forms on the shared memory of a cluster, st.async and red.async; st.bulk."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import CANONICAL, Pack, Value
+from cute_kernels.emulator.instructions.accesses import watch, watch_uniform
 from cute_kernels.emulator.instructions.memory import SPACES, address_value
-from cute_kernels.emulator.instructions.sync import each_lane
-from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, lane_vector, watch
+from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
+from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, lane_vector
 from cute_kernels.emulator.observe.races.tracker import Operation
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Vector
-from cute_kernels.emulator.ptx.families import always_varies, family, qualifiers
+from cute_kernels.emulator.ptx.families import always_varies, as_integer
 from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes
 from cute_kernels.emulator.units.copies.generic_accesses import space_of
 from cute_kernels.emulator.units.copies.reductions import DTYPES, combine, element_of, operations
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 _NAMES = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 _ORDER = ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "noftz", "L2::cache_hint")
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+_MOST_BULK = 1 << 24  # bytes of st.bulk
 
 
 def atomic(
     warp: Warp, mask: int, space: str, name: str, type_: str, strength: Strength, address: LaneValues,
-    values: tuple[Any, ...],
+    values: tuple[LaneValues, ...],
 ) -> np.ndarray:
     """Lane by lane, in lane order: returns the old values, [32] or (vectors) [elements, 32].
 
@@ -71,7 +74,8 @@ def atomic(
 
 
 def atomic_wide(
-    warp: Warp, mask: int, space: str, name: str, strength: Strength, address: LaneValues, values: tuple[Any, ...]
+    warp: Warp, mask: int, space: str, name: str, strength: Strength, address: LaneValues,
+    values: tuple[LaneValues, ...],
 ) -> np.ndarray:
     """exch and cas of 128 bits: the old values, uint64 [2, 32]; ``values`` are halves, the low ones first."""
     old = np.zeros((2, 32), np.uint64)
@@ -212,7 +216,8 @@ def _red(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def store_async(
-    warp: Warp, mask: int, name: str, type_: str, address: LaneValues, barrier: LaneValues, values: tuple[Any, ...]
+    warp: Warp, mask: int, name: str, type_: str, address: LaneValues, barrier: LaneValues,
+    values: tuple[LaneValues, ...],
 ) -> None:
     """st.async (``name`` is "") and red.async by each executing lane: data first, then its bytes on the mbarrier."""
     warp.cluster.progress += 1
@@ -233,7 +238,7 @@ def store_async(
         text = f"{name or 'st'}.async of {data.nbytes} bytes by {warp.label} lane {lane}"
         watched = None
         if warp.agent is not None:
-            cluster.tracker.enter(warp, lane)
+            cluster.tracker.enter(warp.agent, lane)
             # The PTX ISA names the operations of the async proxy, and these are not among them.
             watched = cluster.tracker.copy(signal, text, reduces=bool(name), generic=True)
             rank, offset = cluster.memory.resolve(where)
@@ -257,6 +262,32 @@ def _lanes(mask: int) -> list[int]:
     return [lane for lane in range(32) if mask >> lane & 1]
 
 
+def store_bulk(warp: Warp, mask: int, space: str, address: LaneValues, nbytes: LaneValues) -> None:
+    """st.bulk by each executing lane: zeros."""
+    warp.cluster.progress += 1
+    for lane, (start, count) in zip(lane_numbers(mask), each_lane(mask, address, nbytes)):
+        found, where = space_of(space, start)
+        if found != "shared" or where % 8 or count % 8 or count > _MOST_BULK:
+            raise IllegalAccess(
+                f"st.bulk of {count} bytes at {start:#x}; legal are multiples of 8, up to {_MOST_BULK:,} bytes, at "
+                "multiples of 8 in shared memory"
+            )
+        if count:
+            cells = warp.cluster.memory.view(where, count, write=True)
+            watch_uniform(warp, 1 << lane, "shared", where, count, True)
+            cells[:] = 0
+
+
+@family("st.bulk", destinations=0, qualifiers="weak shared::cta")
+def _store_bulk(block: BlockBuilder, instruction: Instruction) -> None:
+    """st.bulk: zeros in shared memory."""
+    if as_integer(instruction, instruction.operands[2]) != 0:
+        raise instruction.refuse("initval of st.bulk is 0")
+    space, bits = ("shared", 32) if "shared::cta" in instruction.parts else ("generic", 64)
+    address = address_value(block, instruction.operands[0], bits)
+    block.call(store_bulk, space, address, block.value(instruction.operands[1], 64))
+
+
 def _lower_async(block: BlockBuilder, instruction: Instruction, name: str, type_: str, count: int) -> None:
     target, source, barrier = instruction.operands
     items = source.items if isinstance(source, Vector) else (source,)
@@ -268,25 +299,24 @@ def _lower_async(block: BlockBuilder, instruction: Instruction, name: str, type_
 
 
 _ASYNC = ("async", "weak", "relaxed", "cluster", "shared::cluster", "mbarrier::complete_tx::bytes")
+_STORED = (*(f"{kind}{bits}" for kind in "bus" for bits in (32, 64)), "f32", "f64")
 
 
-@family("st.async", destinations=0)
+@family("st.async", destinations=0, qualifiers=(*_ASYNC, "v2", "v4", *_STORED))
 def _st_async(block: BlockBuilder, instruction: Instruction) -> None:
     """st.async to the shared memory of a CTA of the cluster, with mbarrier completion."""
     type_ = instruction.parts[-1]
-    parts = qualifiers(instruction, *_ASYNC, "v2", "v4", type_)
-    if type_ not in {f"{kind}{bits}" for kind in "bus" for bits in (32, 64)} | {"f32", "f64"}:
-        raise instruction.refuse(f"st.async of type .{type_} is not implemented")
+    parts = instruction.parts[1:]
     if "mbarrier::complete_tx::bytes" not in parts:
         raise instruction.refuse("st.async without mbarrier completion is not implemented")
     _lower_async(block, instruction, "", type_, next((_VECTORS[part] for part in parts if part in _VECTORS), 1))
 
 
-@family("red.async", destinations=0)
+@family("red.async", destinations=0, qualifiers=(*_ASYNC, *_NAMES, "b32", "u32", "s32", "u64"))
 def _red_async(block: BlockBuilder, instruction: Instruction) -> None:
     """red.async on integers in the shared memory of a CTA of the cluster, with mbarrier completion."""
     type_ = instruction.parts[-1]
-    parts = qualifiers(instruction, *_ASYNC, *_NAMES, type_)
+    parts = instruction.parts[1:]
     names = [part for part in parts if part in _NAMES]
     legal = operations(type_) if type_ in ("u32", "s32", "b32") else {"add"} if type_ == "u64" else set()
     if len(names) != 1 or names[0] not in legal or "mbarrier::complete_tx::bytes" not in parts:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Constant, Value
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane
-from cute_kernels.emulator.ptx.decode import Instruction, Memory, Vector
-from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
+from cute_kernels.emulator.ptx.decode import Instruction, Memory, Operand, Vector
+from cute_kernels.emulator.ptx.families import as_integer
 from cute_kernels.emulator.state.lane_masks import LaneValues
-from cute_kernels.emulator.state.warp import Warp
 from cute_kernels.emulator.units.copies.bulk import LOAD, STORE, tensor_descriptor
 from cute_kernels.emulator.units.copies.tensor_map import decode
+from cute_kernels.emulator.units.sm import Warp
 
 _RANK = re.compile(r"([1-5])d")
 _RANKS, _SPATIAL = CONSTANTS["RANKS"], CONSTANTS["SPATIAL"]
+
 
 def prefetch_descriptor(warp: Warp, mask: int, address: LaneValues) -> None:
     """prefetch.tensormap."""
@@ -33,11 +34,15 @@ def _prefetch_tensormap(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(prefetch_descriptor, address_value(block, instruction.operands[0], 64))
 
 
-_PARTS = ("tensor", "global", "async", "bulk", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
+_PARTS = ("global", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
 _MODES = ("tile", "im2col", "im2col_no_offs")
+_COPIED = ("shared::cta", "shared::cluster", "multicast::cluster", "cta_group::1", "cta_group::2")
+RANKS = tuple(f"{rank}d" for rank in range(1, 6))
 
 
-def tensor_operand(block: BlockBuilder, instruction: Instruction, operand: Any, rank: int) -> tuple[Any, list[Any]]:
+def tensor_operand(
+    block: BlockBuilder, instruction: Instruction, operand: Operand, rank: int
+) -> tuple[Value, list[Value]]:
     """(descriptor address, coordinates) of ``[map, {c0, c1, ...}]``."""
     if not isinstance(operand, Memory) or len(operand.extra) != 1 or not isinstance(operand.extra[0], Vector):
         raise instruction.refuse("a tensor operand [map, {coordinates}] is expected")
@@ -55,16 +60,12 @@ def rank_of(instruction: Instruction) -> int:
     return ranks[0]
 
 
-@family("cp.async.bulk.tensor", destinations=0)
+@family("cp.async.bulk.tensor", destinations=0, qualifiers=(*_PARTS, *_MODES, *RANKS, *_COPIED))
 def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.tensor: global to shared (multicast, cta_group) and shared to global, tiled (packed 4- and 6-bit
     elements too) and im2col mode."""
     rank = rank_of(instruction)
-    parts = qualifiers(
-        instruction,
-        *(*_PARTS, *_MODES),
-        *("shared::cta", "shared::cluster", "multicast::cluster", "cta_group::1", "cta_group::2", f"{rank}d"),
-    )
+    parts = instruction.parts[1:]
     spaces = [part for part in parts if part in ("global", "shared::cta", "shared::cluster")]
     mode = mode_of(instruction, parts, "im2col_no_offs" if spaces[0] == "global" else "im2col", rank)
     operands = list(instruction.operands)
@@ -88,7 +89,7 @@ def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def tensor_store(
-    block: BlockBuilder, instruction: Instruction, operands: Sequence[Any], rank: int, mode: str, reduction: int = 0
+    block: BlockBuilder, instruction: Instruction, operands: Sequence[Operand], rank: int, mode: str, reduction: int = 0
 ) -> None:
     """A store to ``[map, {coordinates}]``, or a reduction by number."""
     descriptor, coords = tensor_operand(block, instruction, operands[0], rank)
@@ -123,18 +124,18 @@ def mode_of(instruction: Instruction, parts: list[str], im2col: str, rank: int) 
     return modes[0]
 
 
-def _offsets(block: BlockBuilder, instruction: Instruction, operand: Any, rank: int) -> tuple[Any, ...]:
+def _offsets(block: BlockBuilder, instruction: Instruction, operand: Operand, rank: int) -> tuple[Value, ...] | None:
     """The values of ``{offset of W, ...}``."""
     if not isinstance(operand, Vector) or len(operand.items) != rank - 2:
         raise instruction.refuse(f"{rank - 2} im2col offsets are expected for a {rank}-dimensional copy")
     return tuple(block.value(item, 16) for item in operand.items)
 
 
-@family("cp.async.bulk.prefetch.tensor", destinations=0)
+@family("cp.async.bulk.prefetch.tensor", destinations=0, qualifiers=(*_PARTS, *_MODES, *RANKS, "L2"))
 def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""
     rank = rank_of(instruction)
-    parts = qualifiers(instruction, *_PARTS, *_MODES, "prefetch", "L2", f"{rank}d")
+    parts = instruction.parts[1:]
     mode_of(instruction, parts, "im2col", rank)
     descriptor, _ = tensor_operand(block, instruction, instruction.operands[0], rank)
     block.call(prefetch_descriptor, descriptor)
@@ -143,17 +144,16 @@ def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 # --- bulk groups ----------------------------------------------------------------------------------------------------
 
 
-@family("cp.async.bulk.commit_group", destinations=0)
+@family("cp.async.bulk.commit_group", destinations=0, qualifiers="")
 def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.commit_group."""
-    qualifiers(instruction, "async", "bulk", "commit_group")
     block.operation("bulk_commit")
 
 
-@family("cp.async.bulk.wait_group", destinations=0, blocking=True)
+@family("cp.async.bulk.wait_group", destinations=0, blocking=True, qualifiers="read")
 def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.wait_group, wait_group.read."""
-    parts = qualifiers(instruction, "async", "bulk", "wait_group", "read")
+    parts = instruction.parts[1:]
     count = as_integer(instruction, instruction.operands[0])
     if count < 0:
         raise instruction.refuse("the number of groups must not be negative")

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.graph.block import BlockBuilder
-from cute_kernels.emulator.instructions.bulk import bulk_operation, mode_of, rank_of, tensor_store
+from cute_kernels.emulator.graph.families import family
+from cute_kernels.emulator.instructions.bulk import RANKS, bulk_operation, mode_of, rank_of, tensor_store
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane
-from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.ptx.families import family, qualifiers
+from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction
 from cute_kernels.emulator.units.copies.bulk import LOAD, SEND, STORE
 from cute_kernels.emulator.units.copies.generic_accesses import view_bytes
 from cute_kernels.emulator.units.copies.reductions import DTYPES, OPERATIONS, TYPES, operations
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.lane_masks import LaneValues
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 _SPACES = ("global", "shared::cta", "shared::cluster")
 _COMPLETIONS = ("mbarrier::complete_tx::bytes", "bulk_group")
@@ -35,14 +35,15 @@ def _reduction(instruction: Instruction, parts: list[str]) -> tuple[int, int]:
     return OPERATIONS.index(names[0]), TYPES.index(type_)
 
 
-@family("cp.async.bulk", "cp.reduce.async.bulk", destinations=0)
+_BULK = (*_SPACES, *_COMPLETIONS, "L2::cache_hint")
+
+
+@family("cp.reduce.async.bulk", destinations=0, qualifiers=(*_BULK, *_OPERATIONS, "noftz", *TYPE_BITS))
+@family("cp.async.bulk", destinations=0, qualifiers=(*_BULK, "multicast::cluster", "cp_mask"))
 def _bulk(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk, cp.reduce.async.bulk: global to shared (multicast), shared to global, shared to shared."""
     reduces = instruction.parts[1] == "reduce"
-    extra = (*_OPERATIONS, "noftz", instruction.parts[-1]) if reduces else ("multicast::cluster", "cp_mask")
-    parts = qualifiers(
-        instruction, "async", "bulk", *_SPACES, *_COMPLETIONS, "L2::cache_hint", *extra, skip=2 if reduces else 1
-    )
+    parts = instruction.parts[2 if reduces else 1 :]
     spaces = [part for part in parts if part in _SPACES]
     completions = [part for part in parts if part in _COMPLETIONS]
     if len(spaces) != 2 or len(completions) != 1:
@@ -72,25 +73,21 @@ def bulk_prefetch(warp: Warp, mask: int, address: LaneValues, nbytes: LaneValues
         view_bytes(warp.cluster, "global", where, size)
 
 
-@family("cp.async.bulk.prefetch.L2", destinations=0)
+@family("cp.async.bulk.prefetch.L2", destinations=0, qualifiers="global L2::cache_hint")
 def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.L2: no effect on results; the range is checked."""
-    qualifiers(instruction, "async", "bulk", "prefetch", "L2", "global", "L2::cache_hint")
     address, nbytes = instruction.operands[:2]
     block.call(bulk_prefetch, address_value(block, address, 64), block.value(nbytes, 32))
 
 
-@family("cp.reduce.async.bulk.tensor", destinations=0)
+@family(
+    "cp.reduce.async.bulk.tensor", destinations=0,
+    qualifiers=(*RANKS, *_OPERATIONS, *"global shared::cta bulk_group L2::cache_hint tile im2col_no_offs".split()),
+)  # fmt: skip
 def _tensor_reduce(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.reduce.async.bulk.tensor: shared to global, tiled and im2col mode, on the tensor map's element type."""
     rank = rank_of(instruction)
-    parts = qualifiers(
-        instruction,
-        *("async", "bulk", "tensor", f"{rank}d", "global", "shared::cta", "bulk_group", "L2::cache_hint"),
-        *("tile", "im2col_no_offs"),
-        *_OPERATIONS,
-        skip=2,
-    )
+    parts = instruction.parts[2:]
     operands = list(instruction.operands)
     if "L2::cache_hint" in parts:
         operands.pop()

@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.ptx.decode import Instruction, Symbol, Vector
-from cute_kernels.emulator.ptx.families import always_varies, family, qualifiers
+from cute_kernels.emulator.ptx.families import always_varies
 from cute_kernels.emulator.units.copies.generic_accesses import space_of
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.state.lane_masks import LaneValues
+    from cute_kernels.emulator.units.sm import Warp
 
 _CONVERSION = re.compile(
     r"%(?P<flags>[-+ #0]*)(?P<width>\d*)(?P<precision>\.\d+)?(?P<size>hh|h|ll|l|z)?(?P<type>[diuoxXcsfFeEgGp%])"
@@ -46,7 +49,7 @@ def _text(warp: Warp, lane: int, address: int) -> str:
     return raw.decode("latin-1")
 
 
-def formatted(template: str, fetch: Any, text_at: Any) -> tuple[str, int]:
+def formatted(template: str, fetch: Callable[[int], bytes], text_at: Callable[[int], str]) -> tuple[str, int]:
     """(text, arguments used) of printf.
 
     Args:
@@ -69,7 +72,7 @@ def formatted(template: str, fetch: Any, text_at: Any) -> tuple[str, int]:
         at += nbytes
         count += 1
         if kind in "fFeEgG":
-            value: Any = struct.unpack("<d", raw)[0]
+            value: float | int | str = struct.unpack("<d", raw)[0]
         else:
             value = int.from_bytes(raw, "little", signed=kind in "di")
         if kind == "s":
@@ -82,7 +85,7 @@ def formatted(template: str, fetch: Any, text_at: Any) -> tuple[str, int]:
     return "".join(out), count
 
 
-def vprintf(warp: Warp, mask: int, template: Any, arguments: Any) -> np.ndarray:
+def vprintf(warp: Warp, mask: int, template: LaneValues, arguments: LaneValues) -> np.ndarray:
     """vprintf by each executing lane, in lane order; the number of arguments printed."""
     counts = np.zeros(32, np.uint32)
     for lane in lane_numbers(mask):
@@ -100,7 +103,10 @@ def vprintf(warp: Warp, mask: int, template: Any, arguments: Any) -> np.ndarray:
     return counts
 
 
-def assert_fail(warp: Warp, mask: int, message: Any, file: Any, line: Any, function: Any, size: Any) -> None:
+def assert_fail(
+    warp: Warp, mask: int, message: LaneValues, file: LaneValues, line: LaneValues, function: LaneValues,
+    size: LaneValues,
+) -> None:  # fmt: skip
     """__assertfail: reports the assertion of the first executing lane."""
     for lane in lane_numbers(mask):
         ((what, where, number, name),) = each_lane(1 << lane, message, file, line, function)
@@ -109,10 +115,9 @@ def assert_fail(warp: Warp, mask: int, message: Any, file: Any, line: Any, funct
         raise EmulatorError(f"assertion `{texts[0]}` failed in {place}, lane {lane}").know("trap")
 
 
-@family("call", varies=always_varies)
+@family("call", varies=always_varies, qualifiers="uni")
 def _call(block: BlockBuilder, instruction: Instruction) -> None:
     """call of vprintf (prints at once) and __assertfail (stops the kernel); .func of the module are expanded."""
-    qualifiers(instruction, "uni")
     operands = list(instruction.operands)
     result = operands.pop(0) if isinstance(operands[0], Vector) else None
     name = operands[0].name if isinstance(operands[0], Symbol) else ""

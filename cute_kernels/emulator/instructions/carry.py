@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Constant, PureOp, Value
 from cute_kernels.emulator.instructions.integers import binary
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction
-from cute_kernels.emulator.ptx.families import family, qualifiers
 
-_TYPES = ("u32", "s32", "u64", "s64")
+_TYPES = "u32 s32 u64 s64"
 
 
 def _sum(bits: int, subtract: bool) -> tuple[PureOp, PureOp]:
@@ -49,38 +49,37 @@ _PRODUCTS = tuple(f"{name}.{half}" for name in ("mad", "madc") for half in ("lo"
 
 
 def _lower_sum(block: BlockBuilder, instruction: Instruction) -> None:
-    type_ = qualifiers(instruction, "cc", *_TYPES)[-1]
-    bits = TYPE_BITS[type_]
+    bits = TYPE_BITS[instruction.parts[-1]]
     _define(block, instruction, _sources(block, instruction, 2, bits), bits)
 
 
 def _lower_product(block: BlockBuilder, instruction: Instruction) -> None:
-    type_ = qualifiers(instruction, "lo", "hi", "cc", *_TYPES)[-1]
+    type_ = instruction.parts[-1]
     bits = TYPE_BITS[type_]
     a, b, c, carry = _sources(block, instruction, 3, bits)
     product = block.pure(binary(f"mul.{instruction.parts[1]}", type_), a, b)
     _define(block, instruction, [product, c, carry], bits)
 
 
-@family(*_SUMS, destinations=2)
+@family(*_SUMS, destinations=2, qualifiers=_TYPES)
 def _sum_with_carry_out(block: BlockBuilder, instruction: Instruction) -> None:
     """add.cc, addc.cc, sub.cc, subc.cc: sums and differences that leave a carry or borrow."""
     _lower_sum(block, instruction)
 
 
-@family("addc", "subc")
+@family("addc", "subc", qualifiers=_TYPES)
 def _sum_with_carry_in(block: BlockBuilder, instruction: Instruction) -> None:
     """addc, subc: sums and differences that take a carry or borrow."""
     _lower_sum(block, instruction)
 
 
-@family(*(f"{name}.cc" for name in _PRODUCTS), destinations=2)
+@family(*(f"{name}.cc" for name in _PRODUCTS), destinations=2, qualifiers=_TYPES)
 def _product_with_carry_out(block: BlockBuilder, instruction: Instruction) -> None:
     """mad.lo.cc, mad.hi.cc, madc.lo.cc, madc.hi.cc: half a product, added, that leaves a carry."""
     _lower_product(block, instruction)
 
 
-@family(*_PRODUCTS[2:])
+@family(*_PRODUCTS[2:], qualifiers=_TYPES)
 def _product_with_carry_in(block: BlockBuilder, instruction: Instruction) -> None:
     """madc.lo, madc.hi: half a product, added with the carry."""
     _lower_product(block, instruction)

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.instructions.compare import integer_compare
 from cute_kernels.emulator.instructions.integers import binary
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.observe.races.tracker import Operation
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Vector
-from cute_kernels.emulator.ptx.families import family, qualifiers
 from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.smem import OFFSET_MASK, shared_address
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.lane_masks import LaneValues
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Cluster, Warp
 
 ANSWER_BYTES = 16
 
@@ -46,7 +46,7 @@ def try_cancel(warp: Warp, mask: int, destination: LaneValues, barrier: LaneValu
         text = f"clusterlaunchcontrol.try_cancel by {warp.label}"
         operations = []
         if warp.agent is not None:
-            cluster.tracker.enter(warp, lane)
+            cluster.tracker.enter(warp.agent, lane)
             for target, signalled in targets:
                 operation = cluster.tracker.copy(signalled, text)
                 cluster.tracker.async_write(target >> 24, target & OFFSET_MASK, ANSWER_BYTES, operation)
@@ -55,7 +55,7 @@ def try_cancel(warp: Warp, mask: int, destination: LaneValues, barrier: LaneValu
         cluster.engine.submit(AsyncOp(("clc", cluster.index), run, text))
 
 
-def _answer(cluster: Any, targets: list[tuple[int, int]], operations: list[Operation]) -> None:
+def _answer(cluster: Cluster, targets: list[tuple[int, int]], operations: list[Operation]) -> None:
     first = cluster.take_cluster()
     answer = struct.pack("<4I", first is not None, *(first or (0, 0, 0)))
     for i, (where, signal) in enumerate(targets):
@@ -65,13 +65,13 @@ def _answer(cluster: Any, targets: list[tuple[int, int]], operations: list[Opera
         cluster.barriers.complete_tx(signal, ANSWER_BYTES)
 
 
-@family("clusterlaunchcontrol.try_cancel", destinations=0)
+@family(
+    "clusterlaunchcontrol.try_cancel", destinations=0,
+    qualifiers="async shared::cta mbarrier::complete_tx::bytes multicast::cluster::all b128",
+)  # fmt: skip
 def _try_cancel(block: BlockBuilder, instruction: Instruction) -> None:
     """clusterlaunchcontrol.try_cancel, to the own CTA or to all CTAs of the cluster."""
-    parts = qualifiers(
-        instruction,
-        *("try_cancel", "async", "shared::cta", "mbarrier::complete_tx::bytes", "multicast::cluster::all", "b128"),
-    )
+    parts = instruction.parts[1:]
     addresses = [address_value(block, operand) for operand in instruction.operands]
     block.call(try_cancel, *addresses, "multicast::cluster::all" in parts)
 

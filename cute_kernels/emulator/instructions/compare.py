@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Constant, Pack, PureOp, Value
 from cute_kernels.emulator.instructions.integers import INTEGERS, binary, storage
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Pair
-from cute_kernels.emulator.ptx.families import family
 
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import CANONICAL, Pack, PureOp, Value, of_one_type
 from cute_kernels.emulator.instructions.convert_narrow import convert_narrow
 from cute_kernels.emulator.instructions.floats import float_to_float
 from cute_kernels.emulator.ptx.decode import Instruction, Register
-from cute_kernels.emulator.ptx.families import family
 
 _INTEGER_BITS = {f"{k}{b}": b for k in "us" for b in (8, 16, 32, 64)}
 _FP8 = ("e4m3x2", "e5m2x2")

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Constant, Value
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Not, Register
-from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
+from cute_kernels.emulator.ptx.families import as_integer
 
 _SIZES = {"ca": (4, 8, 16), "cg": (16,)}
 _IGNORES = _EVERY = _COUNTED = CONSTANTS["FLAG"]  # of ``copy_lanes``, ``copies_wait`` and ``copies_arrive``
 
 
-@family("cp.async.ca", "cp.async.cg", destinations=0)
+@family(
+    "cp.async.ca", "cp.async.cg", destinations=0,
+    qualifiers="shared shared::cta global L2::cache_hint L2::64B L2::128B L2::256B",
+)  # fmt: skip
 def _cp_async(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.ca, cp.async.cg: 4, 8 or 16 bytes per thread, with src-size or ignore-src."""
-    parts = qualifiers(
-        instruction,
-        *("ca", "cg", "shared", "shared::cta", "global", "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B"),
-        skip=2,
-    )
+    parts = instruction.parts[2:]
     operands = list(instruction.operands)
     if "L2::cache_hint" in parts:
         operands.pop()  # an eviction priority
@@ -43,27 +43,26 @@ def _cp_async(block: BlockBuilder, instruction: Instruction) -> None:
     block.operation("copy_lanes", *places, fourth, flags=flags, order=nbytes)
 
 
-@family("cp.async.commit_group", destinations=0)
+@family("cp.async.commit_group", destinations=0, qualifiers="")
 def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.commit_group."""
-    qualifiers(instruction, "async", "commit_group")
     block.operation("copies_commit")
 
 
-@family("cp.async.wait_group", "cp.async.wait_all", destinations=0, blocking=True)
+@family("cp.async.wait_group", "cp.async.wait_all", destinations=0, blocking=True, qualifiers="")
 def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.wait_group, cp.async.wait_all."""
-    every = "wait_all" in qualifiers(instruction, "async", "wait_group", "wait_all")
+    every = "wait_all" in instruction.parts[1:]
     newest = 0 if every else as_integer(instruction, instruction.operands[0])
     if not 0 <= newest < CONSTANTS["COPY_GROUPS"]:
         raise instruction.refuse(f"{newest} groups, executed are 0 to {CONSTANTS['COPY_GROUPS'] - 1}")
     block.operation("copies_wait", flags=_EVERY * every, order=newest, blocking=True)
 
 
-@family("cp.async.mbarrier.arrive", destinations=0)
+@family("cp.async.mbarrier.arrive", destinations=0, qualifiers="noinc shared shared::cta b64")
 def _arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.mbarrier.arrive, with .noinc."""
-    parts = qualifiers(instruction, "noinc", "shared", "shared::cta", "b64", skip=4)
+    parts = instruction.parts[4:]
     if not {"shared", "shared::cta"} & set(parts):
         raise instruction.refuse("a generic address is not implemented; .shared is")
     where = address_value(block, instruction.operands[0])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Constant, LiveIn, PureOp, Value
 from cute_kernels.emulator.instructions.compare import integer_compare
 from cute_kernels.emulator.instructions.integers import binary, multiply, shift_by
 from cute_kernels.emulator.instructions.video import Numbers
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction
-from cute_kernels.emulator.ptx.families import family, qualifiers
 from cute_kernels.emulator.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 
 _WIDTHS = (16, 32, 64)
@@ -27,10 +27,10 @@ _ABOVE = PureOp("setp_gt_f32", ("f32", "f32"), "pred")
 _LARGEST_FLUSHED = Constant(0x80800000, 32)  # the first negative number that .ftz keeps
 
 
-@family("slct")
+@family("slct", qualifiers=("ftz", *(f"{k}{n}" for k in "bsu" for n in _WIDTHS), "f32", "f64"))
 def _slct(block: BlockBuilder, instruction: Instruction) -> None:
     """slct: the first operand where the third is not negative (-0 is not, NaN is), else the second."""
-    parts = qualifiers(instruction, "ftz", *(f"{k}{n}" for k in "bsu" for n in _WIDTHS), "f32", "f64")
+    parts = instruction.parts[1:]
     type_, by = parts[-2:]
     if by not in _NOT_NEGATIVE or "ftz" in parts and by != "f32":
         raise instruction.refuse("slct by .s32 or .f32 is implemented, with .ftz by .f32")

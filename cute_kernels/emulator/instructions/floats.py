@@ -12,9 +12,9 @@ import dataclasses
 import functools
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Pack, PureOp, Value, of_one_type
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction
-from cute_kernels.emulator.ptx.families import family, qualifiers
 
 #: Towards zero, down, up.
 _DIRECTIONS = ("rz", "rm", "rp")
@@ -60,11 +60,11 @@ def _elementwise(block: BlockBuilder, instruction: Instruction, name: str = "") 
 _FLOATS = ("f32", "f32x2", "f16", "f16x2", "bf16", "bf16x2", "f64")
 
 
-@family("add", "sub", "mul", "fma")
+@family("add", "sub", "mul", "fma", qualifiers=("rn", *_DIRECTIONS, "ftz", "sat", "relu", *_FLOATS))
 def _sum_product(block: BlockBuilder, instruction: Instruction) -> None:
     """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat; f16 or bf16 operands of f32 sums; f32, f32x2
     and f64 directed; .relu of fma on f16 and bf16."""
-    parts = qualifiers(instruction, "rn", *_DIRECTIONS, "ftz", "sat", "relu", *_FLOATS)
+    parts = instruction.parts[1:]
     modes = [part for part in parts if part in _DIRECTIONS]
     types = [part for part in parts if part in _FLOATS]
     if modes:
@@ -100,17 +100,17 @@ def _mixed(block: BlockBuilder, instruction: Instruction, type_: str) -> None:
     block.define(instruction.operands[0], _lower(block, plain, instruction.parts[0], sources, "f32"))
 
 
-@family("min", "max", "abs", "neg")
+@family("min", "max", "abs", "neg", qualifiers=("ftz", "NaN", "xorsign", "abs", *_FLOATS))
 def _order(block: BlockBuilder, instruction: Instruction) -> None:
     """min, max (of three operands too; .NaN; .xorsign.abs), abs, neg on floats."""
-    parts = qualifiers(instruction, "ftz", "NaN", "xorsign", "abs", *_FLOATS)
+    parts = instruction.parts[1:]
     name, type_ = instruction.parts[0], instruction.parts[-1]
     if "NaN" in parts:
         if name not in ("min", "max") or type_ == "f64":
             raise instruction.refuse(f"{instruction.opcode} is not implemented")
         name += ".NaN"
     if "xorsign" in parts or "abs" in parts:
-        both = parts[-3:-1] == ["xorsign", "abs"]
+        both = parts[-3:-1] == ("xorsign", "abs")
         if name.split(".")[0] not in ("min", "max") or not both or type_ == "f64" or len(instruction.operands) != 3:
             raise instruction.refuse(f"{instruction.opcode} is not implemented")
         name += ".xorsign"
@@ -124,27 +124,24 @@ def _order(block: BlockBuilder, instruction: Instruction) -> None:
     _elementwise(block, instruction, name)
 
 
-@family("copysign")
+@family("copysign", qualifiers="f32 f64")
 def _copysign(block: BlockBuilder, instruction: Instruction) -> None:
     """copysign: the sign of the first operand, the rest of the second one, NaN as they are."""
-    qualifiers(instruction, "f32", "f64")
     bits = TYPE_BITS[instruction.parts[-1]]
     kind = f"u{bits}"
     sources = [block.value(operand, bits) for operand in instruction.operands[1:]]
     block.define(instruction.operands[0], block.pure(of_one_type(f"copysign_{kind}", kind, 2), *sources))
 
 
-@family("div", "rcp", "sqrt")
+@family("div", "rcp", "sqrt", qualifiers="rn approx full ftz f32 f64")
 def _quotient(block: BlockBuilder, instruction: Instruction) -> None:
     """div, rcp, sqrt: .rn exactly, .approx and .full rounded correctly too."""
-    qualifiers(instruction, "rn", "approx", "full", "ftz", "f32", "f64")
     _elementwise(block, instruction)
 
 
-@family(*_APPROXIMATE)
+@family(*_APPROXIMATE, qualifiers="approx ftz f32 f64 f16 bf16 f16x2 bf16x2")
 def _approximate(block: BlockBuilder, instruction: Instruction) -> None:
     """ex2, lg2, sin, cos, tanh, rsqrt (.approx)."""
-    qualifiers(instruction, "approx", "ftz", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2")
     type_ = instruction.parts[-1]
     if instruction.parts == ("rsqrt", "approx", "f64"):
         _elementwise(block, instruction)

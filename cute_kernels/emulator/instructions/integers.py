@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import (
     CANONICAL,
     DTYPES,
@@ -16,7 +17,7 @@ from cute_kernels.emulator.graph.values import (
     of_one_type,
 )
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Immediate, Instruction
-from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
+from cute_kernels.emulator.ptx.families import as_integer
 
 INTEGERS = ("s16", "u16", "s32", "u32", "s64", "u64")
 _BITS = ("b16", "b32", "b64", "pred")
@@ -49,23 +50,24 @@ def binary(name: str, type_: str) -> PureOp:
     return of_one_type(f"{name.replace('.', '_')}_{type_}", storage(type_), 2)
 
 
-@family(*(f"{name}.{t}" for name in ("add", "sub", "min", "max", "div", "rem") for t in INTEGERS))
+@family(
+    *(f"{name}.{t}" for name in ("add", "sub", "min", "max", "div", "rem") for t in INTEGERS),
+    "add.sat.s32", "sub.sat.s32", qualifiers="",
+)  # fmt: skip
 def _arithmetic(block: BlockBuilder, instruction: Instruction) -> None:
-    """add, sub, min, max, div, rem on integers."""
-    name, type_ = instruction.parts[0], instruction.parts[1]
-    if len(instruction.parts) != 2:
-        raise instruction.refuse(f"qualifier .{instruction.parts[2]} of {name} is not implemented")
+    """add, sub, min, max, div, rem on integers; .sat of add and sub on s32."""
+    name, _, type_ = instruction.opcode.rpartition(".")
     apply(block, instruction, binary(name, type_))
 
 
 @family(
     *(f"{name}.{kind}16x2" for name in ("add", "min", "max") for kind in "us"),
     *(f"{name}.relu.{type_}" for name in ("min", "max") for type_ in ("s16x2", "s32")),
+    qualifiers="",
 )
 def _halves(block: BlockBuilder, instruction: Instruction) -> None:
     """add, min, max on pairs of 16-bit integers; .relu of min and max on s16x2 and s32."""
     name, type_ = instruction.parts[0], instruction.parts[-1]
-    qualifiers(instruction, "relu", type_)
     element = type_.removesuffix("x2")
     op = of_one_type(f"{name}_{element}{'_relu' if 'relu' in instruction.parts else ''}", element, 2)
     if not type_.endswith("x2"):
@@ -75,10 +77,9 @@ def _halves(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], Pack([block.pure(op, a, b) for a, b in zip(first, second)]))
 
 
-@family(*(f"sad.{t}" for t in INTEGERS))
+@family(*(f"sad.{t}" for t in INTEGERS), qualifiers="")
 def _sad(block: BlockBuilder, instruction: Instruction) -> None:
     """sad: the difference of two integers without its sign, added to a third."""
-    qualifiers(instruction, instruction.parts[1])
     type_ = instruction.parts[1]
     apply(block, instruction, of_one_type(f"sad_{type_}", type_, 3))
 
@@ -91,7 +92,7 @@ def multiply(half: str, type_: str) -> PureOp:
 
 
 def _product(block: BlockBuilder, instruction: Instruction) -> Value:
-    half, type_ = instruction.parts[1:3]
+    half, type_ = instruction.parts[1], instruction.parts[-1]
     bits = TYPE_BITS[type_]
     a, b = (block.value(operand, bits) for operand in instruction.operands[1:3])
     return block.pure(multiply(half, type_), a, b)
@@ -106,15 +107,14 @@ def _mul(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], _product(block, instruction))
 
 
-@family(*(f"mad.{form}" for form in _MULTIPLY))
+@family(*(f"mad.{form}" for form in _MULTIPLY), "mad.hi.sat.s32", qualifiers="")
 def _mad(block: BlockBuilder, instruction: Instruction) -> None:
-    """mad.lo, mad.hi, mad.wide."""
-    qualifiers(instruction, instruction.parts[1], instruction.parts[2])
+    """mad.lo, mad.hi, mad.wide, mad.hi.sat."""
     product = _product(block, instruction)
-    type_ = instruction.parts[2]
-    total = f"{type_[0]}{product.bits}"
+    total = f"{instruction.parts[-1][0]}{product.bits}"
     addend = block.value(instruction.operands[3], product.bits)
-    block.define(instruction.operands[0], block.pure(binary("add", total), product, addend))
+    add = binary("add.sat" if "sat" in instruction.parts else "add", total)
+    block.define(instruction.operands[0], block.pure(add, product, addend))
 
 
 @family(*(f"{name}.{t}" for name in ("neg", "abs") for t in ("s16", "s32", "s64")), *(f"not.{t}" for t in _BITS[:3]))
@@ -196,10 +196,10 @@ _PRMT_MODES = {
 }
 
 
-@family("prmt.b32")
+@family("prmt.b32", qualifiers=_PRMT_MODES)
 def _prmt(block: BlockBuilder, instruction: Instruction) -> None:
     """prmt: byte permutation, with all modes."""
-    _, *modes = qualifiers(instruction, "b32", *_PRMT_MODES)
+    _, *modes = instruction.parts[1:]
     if len(modes) > 1:
         raise instruction.refuse(f"{instruction.opcode}: one mode at most")
     if not modes:
@@ -212,23 +212,21 @@ def _prmt(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], block.pure(_PRMT, a, b, selector))
 
 
-@family("dp4a", *(f"dp2a.{half}" for half in ("lo", "hi")))
+@family("dp4a", *(f"dp2a.{half}" for half in ("lo", "hi")), qualifiers="u32 s32")
 def _dot(block: BlockBuilder, instruction: Instruction) -> None:
     """dp4a, dp2a: dot product of four bytes, or of two halves and two bytes, added to 32 bits."""
     name, *parts = instruction.parts
     half = parts.pop(0) if name == "dp2a" else "lo"
     if len(parts) != 2:
         raise instruction.refuse(f"{name} takes the types of two operands")
-    qualifiers(instruction, "u32", "s32", skip=len(instruction.parts) - 2)
     pieces = 8 if name == "dp4a" else 16
     first = 2 if half == "hi" else 0  # byte of the second operand
     apply(block, instruction, of_one_type("_".join((name, str(pieces), str(first), *parts)), "u32", 3))
 
 
-@family("lop3.b32")
+@family("lop3.b32", qualifiers="")
 def _lop3(block: BlockBuilder, instruction: Instruction) -> None:
     """lop3: any logic function of three operands."""
-    qualifiers(instruction, "b32")
     table = as_integer(instruction, instruction.operands[4]) & 255
     sources = [block.value(operand, 32) for operand in instruction.operands[1:4]]
     block.define(instruction.operands[0], block.pure(of_one_type(f"lop3_{table:#04x}", "u32", 3), *sources))
@@ -237,10 +235,10 @@ def _lop3(block: BlockBuilder, instruction: Instruction) -> None:
 @family(
     *(f"{n}.b{b}" for n in ("popc", "clz", "brev") for b in (32, 64)),
     *(f"bfind.{k}{b}" for k in "us" for b in (32, 64)),
+    qualifiers="",
 )
 def _counting(block: BlockBuilder, instruction: Instruction) -> None:
     """popc, clz, brev, bfind."""
-    qualifiers(instruction, instruction.parts[1])
     name, type_ = instruction.parts
     source = f"u{TYPE_BITS[type_]}"
     apply(block, instruction, PureOp(f"{name}_{type_}", (source,), source if name == "brev" else "u32"))
@@ -258,15 +256,13 @@ def _bfind_shift(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], block.select(missing, none, amount))
 
 
-@family("fns.b32")
+@family("fns.b32", qualifiers="")
 def _fns(block: BlockBuilder, instruction: Instruction) -> None:
     """fns: the n-th set bit from a position on, upwards or downwards."""
-    qualifiers(instruction, "b32")
     apply(block, instruction, PureOp("fns_b32", ("u32", "u32", "s32"), "u32"))
 
 
-@family("bmsk.clamp.b32", "bmsk.wrap.b32")
+@family("bmsk.clamp.b32", "bmsk.wrap.b32", qualifiers="")
 def _bmsk(block: BlockBuilder, instruction: Instruction) -> None:
     """bmsk: ones from a position on, so many as a width says, both limited to 32 or taken modulo 32."""
-    qualifiers(instruction, "b32", skip=2)
     apply(block, instruction, of_one_type(f"bmsk_{instruction.parts[1]}", "u32", 2))

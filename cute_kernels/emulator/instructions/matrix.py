@@ -7,28 +7,26 @@ of 16 bytes in memory. ``core/memory.c`` says which elements a lane holds.
 
 from __future__ import annotations
 
-from typing import Any
-
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Value
 from cute_kernels.emulator.instructions.memory import Access, address_value
-from cute_kernels.emulator.ptx.decode import Instruction, Vector
-from cute_kernels.emulator.ptx.families import always_varies, family, qualifiers
+from cute_kernels.emulator.ptx.decode import Instruction, Operand, Vector
+from cute_kernels.emulator.ptx.families import always_varies
 
 _COUNTS = {"x1": 1, "x2": 2, "x4": 4}
+_QUALIFIERS = "sync aligned m8n8 x1 x2 x4 trans shared shared::cta b16 b8"
 
 
-def _address(block: BlockBuilder, instruction: Instruction, operand: Any) -> Value:
+def _address(block: BlockBuilder, instruction: Instruction, operand: Operand) -> Value:
     """Address of shared memory in 32 bits, or a generic one in 64."""
     return address_value(block, operand, 32 if {"shared", "shared::cta"} & set(instruction.parts) else 64)
 
 
-def _form(instruction: Instruction, registers: Any, shape: str) -> tuple[int, tuple[Any, ...]]:
+def _form(instruction: Instruction, registers: Operand, shape: str) -> tuple[int, tuple[Operand, ...]]:
     """(how the core calls the matrices, register operands); ``shape`` is that of 8-bit elements."""
-    parts = qualifiers(
-        instruction, "sync", "aligned", "m8n8", shape, *_COUNTS, "trans", "shared", "shared::cta", "b16", "b8"
-    )
+    parts = instruction.parts[1:]
     counts = [_COUNTS[part] for part in parts if part in _COUNTS]
     octets, each = parts[-1] == "b8", 2 if shape == "m16n16" else 1
     legal = shape in parts and "trans" in parts if octets else "m8n8" in parts and parts[-1] == "b16"
@@ -45,7 +43,7 @@ def _form(instruction: Instruction, registers: Any, shape: str) -> tuple[int, tu
     return CONSTANTS[kind], items
 
 
-@family("ldmatrix", varies=always_varies)
+@family("ldmatrix", varies=always_varies, qualifiers=f"m16n16 {_QUALIFIERS}")
 def _ldmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     """ldmatrix.m8n8.b16, with .trans; .m16n16.trans.b8; of shared memory, by generic addresses too."""
     kind, items = _form(instruction, instruction.operands[0], "m16n16")
@@ -55,7 +53,7 @@ def _ldmatrix(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(item, value)
 
 
-@family("stmatrix", destinations=0)
+@family("stmatrix", destinations=0, qualifiers=f"m16n8 {_QUALIFIERS}")
 def _stmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     """stmatrix.m8n8.b16, with .trans; .m16n8.trans.b8; to shared memory, by generic addresses too."""
     kind, items = _form(instruction, instruction.operands[1], "m16n8")

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.values import Value
 from cute_kernels.emulator.observe.races.memory_order import masks_by_address
-from cute_kernels.emulator.ptx.decode import Instruction
+from cute_kernels.emulator.ptx.decode import Instruction, Operand
 from cute_kernels.emulator.state.lane_faults import masks_differ, wrong_members
-from cute_kernels.emulator.state.lane_masks import block_lanes
+from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 
-def varies_with_members(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
+def varies_with_members(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
     """Whether a result that all lanes of a group share can differ between lanes: there may be several groups."""
     return varies(instruction.operands[-1])
 
@@ -31,8 +31,8 @@ def check_members(warp: Warp, mask: int, members: int, name: str) -> None:
 
 def call_members(
     block: BlockBuilder,
-    function: Callable[..., Any],
-    *args: Any,
+    function: Callable[..., LaneValues | None],
+    *args: object,
     members: Value,
     results: Sequence[tuple[str, bool]] = (),
     effects: bool = True,
@@ -55,8 +55,9 @@ def call_members(
 
 
 def _by_members(
-    warp: Warp, mask: int, function: Callable[..., Any], type_: str, shared: bool, masks: np.ndarray, *args: Any
-) -> Any:
+    warp: Warp, mask: int, function: Callable[..., LaneValues | None], type_: str, shared: bool, masks: np.ndarray,
+    *args: object,
+) -> LaneValues | None:  # fmt: skip
     """Lanes that name the same mask are a group of their own (PTX ISA): results of all, a lane mask or uint32 [32]."""
     groups = masks_by_address(mask, masks)
     voted, values = 0, np.zeros(32, np.uint32)

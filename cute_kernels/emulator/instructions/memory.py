@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import CANONICAL, Anchor, Constant, Pack, Value
 from cute_kernels.emulator.instructions.convert import extend
 from cute_kernels.emulator.instructions.integers import binary
 from cute_kernels.emulator.observe.races.memory_order import access_strength, fence_order, strength_number
-from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Memory, Register, Symbol, Vector
-from cute_kernels.emulator.ptx.families import family, never_varies, qualifiers
+from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Memory, Operand, Register, Symbol, Vector
+from cute_kernels.emulator.ptx.families import never_varies
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 SPACES = {
     "global": "global",
@@ -73,12 +74,12 @@ class _Form:
     def storage(self) -> str:
         return CANONICAL[8 * self.size]
 
-    def items(self, operand: Any) -> tuple[Any, ...]:
+    def items(self, operand: Operand) -> tuple[Operand, ...]:
         """The registers of a data operand; one of 128 bits is in halves, a list itself."""
         return operand.items if isinstance(operand, Vector) and self.bits <= 64 else (operand,)
 
 
-def address_of(block: BlockBuilder, operand: Any) -> tuple[Value, int]:
+def address_of(block: BlockBuilder, operand: Operand) -> tuple[Value, int]:
     """(base value of 32 or 64 bits, constant offset) of a memory operand."""
     if not isinstance(operand, Memory):
         raise block.instruction.refuse("a memory operand is expected")
@@ -90,7 +91,7 @@ def address_of(block: BlockBuilder, operand: Any) -> tuple[Value, int]:
     return block.value(base, bits), operand.offset
 
 
-def address_value(block: BlockBuilder, operand: Any, bits: int = 32) -> Value:
+def address_value(block: BlockBuilder, operand: Operand, bits: int = 32) -> Value:
     """A memory operand as one value."""
     base, offset = address_of(block, operand)
     base = block.resize(base, bits)
@@ -117,7 +118,7 @@ class Access(Anchor):
         self.name, self.address, self.facts, self.values, self.offset = name, address, facts, values, offset
 
 
-def _load_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
+def _load_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
     return "local" in instruction.parts or varies(instruction.operands[1])
 
 
@@ -186,22 +187,25 @@ def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """Cache hints: there are no caches here."""
 
 
-@family("createpolicy", varies=never_varies)
+_EVICTIONS = "L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged"
+
+
+@family("createpolicy", varies=never_varies, qualifiers=f"fractional range cvt global L2 b64 {_EVICTIONS}")
 def _createpolicy(block: BlockBuilder, instruction: Instruction) -> None:
     """createpolicy: an eviction priority, which nothing here looks at; its bits, opaque by the PTX ISA, are 0."""
-    levels = (f"L2::evict_{level}" for level in ("last", "normal", "first", "unchanged"))
-    qualifiers(instruction, "fractional", "range", "cvt", "global", "L2", "b64", *levels)
     block.define(instruction.operands[0], Constant(0, 64))
 
 
-@family("fence.proxy.async", "fence.proxy.async::generic", destinations=0)
+_RESTRICTIONS = "sync_restrict::shared::cta sync_restrict::shared::cluster"
+
+
+@family(
+    "fence.proxy.async", "fence.proxy.async::generic", destinations=0,
+    qualifiers=f"global shared::cta shared::cluster acquire release cluster {_RESTRICTIONS}",
+)  # fmt: skip
 def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
     """fence.proxy.async: orders generic and asynchronous accesses; memory is coherent here, the detector is told."""
-    parts = qualifiers(
-        instruction,
-        *("proxy", "async", "global", "shared::cta", "shared::cluster", "async::generic", "acquire", "release"),
-        *("sync_restrict::shared::cta", "sync_restrict::shared::cluster", "cluster"),
-    )
+    parts = instruction.parts[1:]
     of_global, of_shared = "global" in parts, any("shared::" in part for part in parts)
     spaces = (of_shared or not of_global) + 2 * (of_global or not of_shared)
     block.operation("fence_proxy", order=spaces, watched=True)
@@ -210,7 +214,7 @@ def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
 def fence_memory(warp: Warp, mask: int, order: int, kind: str) -> None:
     """fence and membar: for the race detector."""
     if warp.agent is not None:
-        warp.cluster.tracker.fence(warp, mask, order, kind)
+        warp.cluster.tracker.fence(warp.agent, mask, order, kind)
 
 
 def fence_initialised(warp: Warp, mask: int) -> None:
@@ -219,14 +223,13 @@ def fence_initialised(warp: Warp, mask: int) -> None:
         warp.agent.fence_init()
 
 
-@family("fence", "membar", destinations=0)
+@family(
+    "fence", "membar", destinations=0,
+    qualifiers=f"sc acq_rel acquire release cta cluster gpu sys gl mbarrier_init proxy alias {_RESTRICTIONS}",
+)  # fmt: skip
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """fence, membar, fence.mbarrier_init: memory operations take effect in program order; the detector is told."""
-    parts = qualifiers(
-        instruction,
-        *("sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl"),
-        *("mbarrier_init", "proxy", "alias", "sync_restrict::shared::cta", "sync_restrict::shared::cluster"),
-    )
+    parts = instruction.parts[1:]
     if "mbarrier_init" in parts:
         block.call(fence_initialised)
     elif "proxy" not in parts:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.instructions.sync import require_whole_warp
 from cute_kernels.emulator.ptx.decode import Instruction, Vector
-from cute_kernels.emulator.ptx.families import always_varies, as_integer, family
+from cute_kernels.emulator.ptx.families import always_varies, as_integer
 from cute_kernels.emulator.units.matrix.mma_sync import SHAPES, SPARSE_SHAPES, TYPES, Form, Sparsity, multiply
 from cute_kernels.emulator.units.matrix.structured_sparsity import threads_with_metadata
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.lane_masks import LaneValues
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _FP8 = ("e4m3", "e5m2")
@@ -72,7 +73,7 @@ def _with_selector(instruction: Instruction, dense: Form) -> Form:
 
 def mma_sync(
     warp: Warp, mask: int, form: Form, a: tuple[LaneValues, ...], b: tuple[LaneValues, ...],
-    c: tuple[LaneValues, ...], metadata: Any,
+    c: tuple[LaneValues, ...], metadata: LaneValues | None,
 ) -> np.ndarray:  # fmt: skip
     """mma.sync: [registers, 32]; operands are one array [32] per register, or an int where it is uniform.
 

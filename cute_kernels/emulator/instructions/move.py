@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import FULL, Constant, Pack, Value, of_one_type
 from cute_kernels.emulator.instructions.integers import binary, shift_by
 from cute_kernels.emulator.instructions.members import call_members, check_members, varies_with_members
-from cute_kernels.emulator.ptx.decode import TYPE_BITS, Immediate, Instruction, Pair, Register, Sink, Symbol, Vector
-from cute_kernels.emulator.ptx.families import family, never_varies, qualifiers
+from cute_kernels.emulator.ptx.decode import (
+    TYPE_BITS,
+    Immediate,
+    Instruction,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    Symbol,
+    Vector,
+)
+from cute_kernels.emulator.ptx.families import never_varies
 from cute_kernels.emulator.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes, mask_of
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 
 @family("mov")
@@ -41,17 +52,15 @@ def _mov(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(destination, value)
 
 
-def _cvta_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
+def _cvta_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
     """An address of local memory stands for another place in each lane, so that what is loaded from it differs."""
     return "local" in instruction.parts or varies(instruction.operands[1])
 
 
-@family("cvta", varies=_cvta_varies)
+@family("cvta", varies=_cvta_varies, qualifiers="to global shared shared::cta shared::cluster param const local u64")
 def _cvta(block: BlockBuilder, instruction: Instruction) -> None:
     """cvta: generic addresses of global memory are the addresses themselves; shared, local, param have windows."""
-    parts = qualifiers(
-        instruction, "to", "global", "shared", "shared::cta", "shared::cluster", "param", "const", "local", "u64"
-    )
+    parts = instruction.parts[1:]
     space = parts[-2]
     source = block.value(instruction.operands[1], 64)
     window = {"local": LOCAL_WINDOW}.get(space, SHARED_WINDOW if space.startswith("shared") else 0)
@@ -101,7 +110,7 @@ def _elect_lane(warp: Warp, mask: int, members: int) -> int:
     return (mask & -mask).bit_length() - 1
 
 
-def _elect_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> list[bool]:
+def _elect_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> list[bool]:
     destination = instruction.operands[0]
     if not isinstance(destination, Pair) or not isinstance(destination.value, Register):
         return [True]
@@ -150,11 +159,11 @@ def _shuffle(
     return values, mask_of(valid)
 
 
-def _shuffle_value(warp: Warp, mask: int, *args: Any) -> Any:
+def _shuffle_value(warp: Warp, mask: int, *args: LaneValues) -> LaneValues:
     return _shuffle(warp, mask, *args)[0]
 
 
-def _shuffle_valid(warp: Warp, mask: int, *args: Any) -> int:
+def _shuffle_valid(warp: Warp, mask: int, *args: LaneValues) -> int:
     return _shuffle(warp, mask, *args)[1]
 
 
@@ -172,7 +181,7 @@ def _is_broadcast(instruction: Instruction) -> bool:
     return instruction.parts[2] == "idx" and instruction.operands[3] == Immediate(31)
 
 
-def _shuffle_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
+def _shuffle_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
     return not _is_broadcast(instruction) or varies(instruction.operands[2]) or varies_with_members(instruction, varies)
 
 
@@ -197,7 +206,7 @@ def _shfl(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(destination, result)
 
 
-def _vote(warp: Warp, mask: int, mode: str, predicate: LaneValues, members: int) -> Any:
+def _vote(warp: Warp, mask: int, mode: str, predicate: LaneValues, members: int) -> LaneValues:
     check_members(warp, mask, members, "vote.sync")
     voters = (FULL if predicate is True else 0 if predicate is False else predicate) & mask
     if mode == "ballot":

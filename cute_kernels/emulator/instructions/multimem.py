@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.instructions.atomic import lower_atomic
 from cute_kernels.emulator.instructions.memory import lower_load, lower_store
 from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.ptx.families import family
 from cute_kernels.emulator.ptx.operand_syntax import HELD_IN
 
 _OPERATIONS = ("min", "max", "add", "and", "or", "xor")

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import FULL, Constant, Pack, Value
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.observe.races.memory_order import sync_order
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Operand, Sink
-from cute_kernels.emulator.ptx.families import as_integer, family, never_varies, qualifiers
+from cute_kernels.emulator.ptx.families import as_integer, never_varies
 from cute_kernels.emulator.state.lane_faults import lanes_apart
 from cute_kernels.emulator.state.lane_masks import LaneValues
-from cute_kernels.emulator.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait, Warp
+from cute_kernels.emulator.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.units.sm import Warp
 
 _PARITY = _ALL_THREADS = CONSTANTS["FLAG"]  # of ``mbarrier_wait`` and ``named_barrier``
 _SLEPT = CONSTANTS["SLEPT"]
@@ -65,17 +69,17 @@ def named_barrier(
     )
 
 
-@family("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", destinations=0, blocking=True)
+@family(
+    "bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", destinations=0, blocking=True, qualifiers="aligned"
+)
 def _bar_sync(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.sync, barrier.sync."""
-    qualifiers(instruction, "cta", "sync", "aligned")
     named_barrier(block, "BAR_SYNC", instruction.operands)
 
 
-@family("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", destinations=0)
+@family("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", destinations=0, qualifiers="aligned")
 def _bar_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.arrive, barrier.arrive."""
-    qualifiers(instruction, "cta", "arrive", "aligned")
     named_barrier(block, "BAR_ARRIVE", instruction.operands)
 
 
@@ -108,24 +112,24 @@ def cluster_wait(warp: Warp, mask: int, order: int) -> bool | None:
     return True
 
 
-@family("barrier.cluster.arrive", destinations=0)
+@family("barrier.cluster.arrive", destinations=0, qualifiers=("aligned", *_SEMANTICS))
 def _cluster_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """barrier.cluster.arrive."""
-    parts = qualifiers(instruction, "aligned", *_SEMANTICS, skip=3)
+    parts = instruction.parts[3:]
     block.call(cluster_arrive, sync_order([*parts, "cluster"]))
 
 
-@family("barrier.cluster.wait", destinations=0, blocking=True)
+@family("barrier.cluster.wait", destinations=0, blocking=True, qualifiers=("aligned", *_SEMANTICS))
 def _cluster_wait(block: BlockBuilder, instruction: Instruction) -> None:
     """barrier.cluster.wait."""
-    parts = qualifiers(instruction, "aligned", *_SEMANTICS, skip=3)
+    parts = instruction.parts[3:]
     block.call(cluster_wait, sync_order([*parts, "cluster"]), blocking=True)
 
 
 # --- mbarrier -------------------------------------------------------------------------------------------------------
 
 
-def each_lane(mask: int, *values: Any) -> list[tuple[Any, ...]]:
+def each_lane(mask: int, *values: LaneValues) -> list[tuple[int, ...]]:
     """Tuples of per-lane Python values of the executing lanes."""
     if mask and not mask & (mask - 1):  # one lane: nearly always
         lane = mask.bit_length() - 1
@@ -147,7 +151,7 @@ def mbarrier_init(warp: Warp, mask: int, address: LaneValues, count: LaneValues)
     for (where, expected), times in Counter(lanes).items():
         cluster.barriers.init(where, expected, warp.label, warp.executing())
         if warp.agent is not None:
-            cluster.barriers.watch(where, cluster.tracker.initialise(warp, where))
+            cluster.barriers.watch(where, cluster.tracker.initialise(warp.agent, where))
             if times > 1:
                 message = f"mbarrier.init by {times} lanes at once of one place: {cluster.barriers.describe(where)}"
                 error = BarrierMisuse(message).know("barrier-init-lanes", barrier=cluster.barriers.state(where))
@@ -161,16 +165,17 @@ def mbarrier_inval(warp: Warp, mask: int, address: LaneValues) -> None:
         warp.cluster.barriers.inval(where)
 
 
-def _wait_varies(instruction: Instruction, varies: Callable[[Any], bool]) -> bool:
+def _wait_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
     return any(varies(operand) for operand in instruction.operands[1:3])
 
 
-@family("mbarrier.try_wait", "mbarrier.test_wait", varies=_wait_varies, blocking=True)
+@family(
+    "mbarrier.try_wait", "mbarrier.test_wait", varies=_wait_varies, blocking=True,
+    qualifiers=("parity", "shared", "shared::cta", "b64", *_SEMANTICS),
+)  # fmt: skip
 def _mbarrier_wait(block: BlockBuilder, instruction: Instruction) -> None:
     """mbarrier.try_wait, mbarrier.test_wait, by parity or by state; the time limit operand is ignored."""
-    parts = qualifiers(
-        instruction, "parity", "shared", "shared::cta", "b64", *_SEMANTICS, "try_wait", "test_wait"
-    )
+    parts = instruction.parts[1:]
     parity = "parity" in parts
     address = address_value(block, instruction.operands[1])
     state = block.value(instruction.operands[2], 32 if parity else 64)
@@ -181,11 +186,13 @@ def _mbarrier_wait(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], done)
 
 
-@family("mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", "mbarrier.complete_tx", destinations=0)
+@family(
+    "mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", "mbarrier.complete_tx", destinations=0,
+    qualifiers=("shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS),
+)  # fmt: skip
 def _mbarrier_setup(block: BlockBuilder, instruction: Instruction) -> None:
     """mbarrier.init, inval, expect_tx, complete_tx."""
     name = instruction.parts[1]
-    qualifiers(instruction, name, "shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS)
     values = [address_value(block, instruction.operands[0])]
     values += [block.value(operand, 32) for operand in instruction.operands[1:]]
     if name in ("init", "inval"):
@@ -194,13 +201,13 @@ def _mbarrier_setup(block: BlockBuilder, instruction: Instruction) -> None:
         block.operation("mbarrier", *values, flags=CONSTANTS[name.upper()], order=Order.RELAXED)
 
 
-@family("mbarrier.arrive", "mbarrier.arrive_drop", varies=never_varies)
+@family(
+    "mbarrier.arrive", "mbarrier.arrive_drop", varies=never_varies,
+    qualifiers=("expect_tx", "shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS),
+)  # fmt: skip
 def _mbarrier_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """mbarrier.arrive, arrive.expect_tx, arrive_drop, on the own CTA or a remote one."""
-    parts = qualifiers(
-        instruction,
-        *("arrive", "arrive_drop", "expect_tx", "shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS),
-    )
+    parts = instruction.parts[1:]
     operands = list(instruction.operands)
     destination = Sink() if isinstance(operands[0], Memory) else operands.pop(0)
     address = address_value(block, operands[0])
@@ -229,10 +236,9 @@ def pause(warp: Warp, mask: int) -> bool | None:
     return None
 
 
-@family("nanosleep", destinations=0, blocking=True)
+@family("nanosleep", destinations=0, blocking=True, qualifiers="u32")
 def _nanosleep(block: BlockBuilder, instruction: Instruction) -> None:
     """nanosleep: other warps run meanwhile; the duration has no meaning here."""
-    qualifiers(instruction, "u32")
     block.call(pause, blocking=True)
 
 
@@ -255,10 +261,10 @@ def launch_dependents(warp: Warp, mask: int) -> bool | None:
     return True
 
 
-@family("griddepcontrol", destinations=0, blocking=True)
+@family("griddepcontrol", destinations=0, blocking=True, qualifiers="wait launch_dependents")
 def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
     """griddepcontrol.wait / launch_dependents: where a launch that may overlap another one waits or lets it begin."""
-    parts = qualifiers(instruction, "wait", "launch_dependents")
+    parts = instruction.parts[1:]
     block.call(wait_for_grid if "wait" in parts else launch_dependents, blocking=True)
 
 
@@ -266,7 +272,7 @@ def lower_registers(warp: Warp, mask: int, count: int) -> None:
     """setmaxnreg.dec: what the warp has beyond ``count`` per thread is free for others."""
     pool = warp.cta.registers
     if pool is not None:
-        pool.held[warp] = min(pool.held[warp], count)
+        pool.held[warp.index] = min(pool.held[warp.index], count)
 
 
 def raise_registers(warp: Warp, mask: int, count: int) -> bool | None:
@@ -274,28 +280,27 @@ def raise_registers(warp: Warp, mask: int, count: int) -> bool | None:
     pool = warp.cta.registers
     if pool is None:  # not known at entry: ptxas ignores the instruction
         return True
-    if not pool.has_room(warp, count):
-        warp.wait = RegisterWait(warp, count)
+    if not pool.has_room(warp.index, count):
+        warp.wait = RegisterWait(pool, warp.index, count)
         return None
-    pool.held[warp] = max(pool.held[warp], count)
+    pool.held[warp.index] = max(pool.held[warp.index], count)
     return True
 
 
 def _registers(instruction: Instruction) -> int:
-    qualifiers(instruction, "inc", "dec", "sync", "aligned", "u32")
     count = as_integer(instruction, instruction.operands[0])
     if count not in range(24, 257, 8):
         raise instruction.refuse(f"{count} registers; legal are multiples of 8 from 24 to 256")
     return count
 
 
-@family("setmaxnreg.dec", destinations=0)
+@family("setmaxnreg.dec", destinations=0, qualifiers="sync aligned u32")
 def _setmaxnreg_dec(block: BlockBuilder, instruction: Instruction) -> None:
     """setmaxnreg.dec: gives registers to the other warps of the CTA."""
     block.call(lower_registers, _registers(instruction))
 
 
-@family("setmaxnreg.inc", destinations=0, blocking=True, own_turn=False)
+@family("setmaxnreg.inc", destinations=0, blocking=True, own_turn=False, qualifiers="sync aligned u32")
 def _setmaxnreg_inc(block: BlockBuilder, instruction: Instruction) -> None:
     """setmaxnreg.inc: takes registers that others of the CTA do not hold, and waits for them."""
     block.call(raise_registers, _registers(instruction), blocking=True)

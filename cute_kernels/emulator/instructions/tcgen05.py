@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.graph.families import family
+from cute_kernels.emulator.instructions.accesses import enter, watch_uniform
 from cute_kernels.emulator.instructions.memory import Access, address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers, require_whole_warp
-from cute_kernels.emulator.instructions.tcgen05_scaled import lower_scaled_mma
+from cute_kernels.emulator.instructions.tcgen05_scaled import SCALED_QUALIFIERS, lower_scaled_mma
 from cute_kernels.emulator.observe.races.happens_before import Offset
-from cute_kernels.emulator.observe.races.memory_order import enter, watch_uniform
-from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Register, Vector
-from cute_kernels.emulator.ptx.families import always_varies, as_integer, family, qualifiers
+from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Operand, Register, Vector
+from cute_kernels.emulator.ptx.families import always_varies, as_integer
 from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.state.tmem import COLUMNS, HALVES, LANES, SHAPE_NUMBERS, SHAPES
 from cute_kernels.emulator.state.tmem_pairs import PairWait
-from cute_kernels.emulator.state.warp import AllocationWait, Warp
+from cute_kernels.emulator.state.warp import AllocationWait
 from cute_kernels.emulator.units.matrix.tensor_copy import COMPRESSED, copy_to_tensor_memory, shift_rows
 from cute_kernels.emulator.units.matrix.tensor_core import mma_text
 
+if TYPE_CHECKING:
+    from cute_kernels.emulator.units.sm import Warp
+
 _GROUPS = ("cta_group::1", "cta_group::2")
+_DENSE = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
+_COPIED = ("128x256b", "128x128b", "64x128b", "32x128b")
+_MULTICASTS = ("warpx2::02_13", "warpx2::01_23", "warpx4")
 
 
 def _cta_group(instruction: Instruction) -> int:
@@ -46,7 +53,7 @@ def alloc(warp: Warp, mask: int, destination: int, columns: int, cta_group: int)
     else:
         base = warp.cta.tmem.alloc(columns)
         if base is None:
-            warp.wait = AllocationWait(warp.cta, columns)
+            warp.wait = AllocationWait(warp.cta.tmem, columns)
     if base is None:
         return None
     warp.cta.tmem.note_alloc(base, warp.executing(), warp.label)
@@ -65,10 +72,9 @@ def _together(warp: Warp, name: str, operands: tuple[int, ...]) -> int | None:
     return result
 
 
-@family("tcgen05.alloc", destinations=0, blocking=True)
+@family("tcgen05.alloc", destinations=0, blocking=True, qualifiers=(*_GROUPS, "sync", "aligned", "shared::cta", "b32"))
 def _alloc(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.alloc."""
-    qualifiers(instruction, "alloc", *_GROUPS, "sync", "aligned", "shared::cta", "b32")
     columns = block.agreed(block.value(instruction.operands[1], 32))
     destination = block.agreed(address_value(block, instruction.operands[0]))
     block.call(alloc, destination, columns, _cta_group(instruction), blocking=True)
@@ -84,14 +90,13 @@ def dealloc(warp: Warp, mask: int, address: int, columns: int, cta_group: int) -
         warp.cluster.progress += 1
         warp.cta.tmem.dealloc(address, columns)
     if warp.agent is not None:
-        warp.cluster.tracker.tensor.free(warp, address & 0xFFFF, columns)
+        warp.cluster.tracker.tensor.free(warp.agent, address & 0xFFFF, columns)
     return True
 
 
-@family("tcgen05.dealloc", destinations=0, blocking=True)
+@family("tcgen05.dealloc", destinations=0, blocking=True, qualifiers=(*_GROUPS, "sync", "aligned", "b32"))
 def _dealloc(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.dealloc."""
-    qualifiers(instruction, "dealloc", *_GROUPS, "sync", "aligned", "b32")
     operands = (block.agreed(block.value(operand, 32)) for operand in instruction.operands)
     block.call(dealloc, *operands, _cta_group(instruction), blocking=True)
 
@@ -102,10 +107,9 @@ def relinquish(warp: Warp, mask: int) -> None:
     warp.cta.tmem.relinquish()
 
 
-@family("tcgen05.relinquish_alloc_permit", destinations=0)
+@family("tcgen05.relinquish_alloc_permit", destinations=0, qualifiers=(*_GROUPS, "sync", "aligned"))
 def _relinquish(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.relinquish_alloc_permit."""
-    qualifiers(instruction, "relinquish_alloc_permit", *_GROUPS, "sync", "aligned")
     block.call(relinquish)
 
 
@@ -114,13 +118,13 @@ def _relinquish(block: BlockBuilder, instruction: Instruction) -> None:
 _REPEAT = re.compile(r"x(\d+)")
 
 
-def _shape(instruction: Instruction, *more: str) -> tuple[str, int]:
-    parts = qualifiers(
-        instruction,
-        *more,
-        *("ld", "st", "sync", "aligned", "32x32b", "16x64b", "16x128b", "16x256b", HALVES, "b32"),
-        *(f"x{1 << i}" for i in range(8)),
-    )
+_SHAPES = (
+    "sync", "aligned", "32x32b", "16x64b", "16x128b", "16x256b", HALVES, "b32", *(f"x{1 << i}" for i in range(8)),
+)  # fmt: skip
+
+
+def _shape(instruction: Instruction) -> tuple[str, int]:
+    parts = instruction.parts
     shapes = [part for part in parts if "x" in part and part[0] != "x"]
     repeats = [int(m.group(1)) for part in parts if (m := _REPEAT.fullmatch(part))]
     if len(shapes) != 1 or len(repeats) != 1:
@@ -131,10 +135,7 @@ def _shape(instruction: Instruction, *more: str) -> tuple[str, int]:
 def _facts(
     instruction: Instruction, shape: str, repeat: int, split: int, count: int, index: int = 0, pack: bool = False
 ) -> list[int]:
-    """Facts of an `Access` of tensor memory.
-
-    Raises UnsupportedPTX: a repetition that does not exist, another number of registers, halves that are too far apart.
-    """
+    """Facts of an `Access` of tensor memory; raises UnsupportedPTX for those that do not exist."""
     registers, largest = SHAPES[shape][1:] if shape in SHAPES else (1, LANES)
     if repeat > largest:
         raise instruction.refuse(f".{shape}.x{repeat}; legal are powers of two up to x{largest}")
@@ -145,11 +146,11 @@ def _facts(
     return [SHAPE_NUMBERS[shape], repeat, split, index, int(pack)]
 
 
-@family("tcgen05.ld", varies=always_varies)
+@family("tcgen05.ld", varies=always_varies, qualifiers=(*_SHAPES, "pack::16b"))
 def _ld(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.ld of all shapes; .pack::16b for 32x32b."""
     pack = "pack::16b" in instruction.parts
-    shape, repeat = _shape(instruction, "pack::16b")
+    shape, repeat = _shape(instruction)
     if pack and shape != "32x32b":
         raise instruction.refuse(".pack::16b is implemented for 32x32b")
     destination = instruction.operands[0]
@@ -169,11 +170,11 @@ def used(warp: Warp, mask: int, loads: tuple[int, ...]) -> None:
         warp.agent.loads_used(loads)
 
 
-def _only(destination: Any) -> tuple[Any, ...]:
+def _only(destination: Operand) -> tuple[Operand, ...]:
     return destination.items if isinstance(destination, Vector) else (destination,)
 
 
-@family("tcgen05.st", destinations=0)
+@family("tcgen05.st", destinations=0, qualifiers=_SHAPES)
 def _st(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.st of all shapes."""
     shape, repeat = _shape(instruction)
@@ -186,10 +187,10 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
     block.anchor(Access("tensor_store", address, facts, values), [], [address, *values])
 
 
-@family("tcgen05.wait::ld", "tcgen05.wait::st", destinations=0)
+@family("tcgen05.wait::ld", "tcgen05.wait::st", destinations=0, qualifiers="sync aligned")
 def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.wait: loads and stores of tensor memory complete at once here; the detectors are told."""
-    parts = qualifiers(instruction, "wait::ld", "wait::st", "sync", "aligned")
+    parts = instruction.parts[1:]
     kind = Offset.TENSOR_LOAD if "wait::ld" in parts else Offset.TENSOR_STORE
     block.operation("tensor_wait", order=int(kind))
 
@@ -212,10 +213,10 @@ def mma(
     d: LaneValues,
     a: LaneValues,
     b: LaneValues,
-    instruction: Any,
+    instruction: LaneValues,
     accumulate: LaneValues,
     a_in_tmem: bool,
-    disabled: tuple[Any, ...],
+    disabled: tuple[LaneValues, ...],
 ) -> None:
     """tcgen05.mma, once per executing lane."""
     warp.cluster.progress += 1
@@ -246,16 +247,18 @@ def mma(
         )
 
 
-@family("tcgen05.mma", destinations=0)
+def _mma_qualifiers(parts: tuple[str, ...]) -> tuple[str, ...]:
+    hints = (f"collector::a::{use}" for use in ("fill", "use", "lastuse", "discard"))
+    return (*_GROUPS, *hints, *(SCALED_QUALIFIERS if "block_scale" in parts else _DENSE))
+
+
+@family("tcgen05.mma", destinations=0, qualifiers=_mma_qualifiers)
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.mma, dense kinds, with block scaling too; collector hints, which change no result, are ignored."""
     if "block_scale" in instruction.parts:
         lower_scaled_mma(block, instruction, _cta_group(instruction))
         return
-    kinds = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
-    hints = [f"collector::a::{use}" for use in ("fill", "use", "lastuse", "discard")]
-    parts = qualifiers(instruction, "mma", *_GROUPS, *kinds, *hints)
-    kind = next(part for part in parts if part in kinds)[6:]
+    kind = next(part for part in instruction.parts if part in _DENSE)[6:]
     operands = list(instruction.operands)
     d, a, b, descriptor = operands[:4]
     rest = operands[4:]
@@ -277,8 +280,9 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def copy(
-    warp: Warp, mask: int, shape: str, multicast: str, held: str, cta_group: int, address: LaneValues, matrix: Any
-) -> None:
+    warp: Warp, mask: int, shape: str, multicast: str, held: str, cta_group: int, address: LaneValues,
+    matrix: LaneValues,
+) -> None:  # fmt: skip
     """tcgen05.cp, once per executing lane."""
     warp.cluster.progress += 1
     for lane, (where, descriptor) in zip(lane_numbers(mask), each_lane(mask, address, matrix)):
@@ -296,14 +300,12 @@ def copy(
         )
 
 
-@family("tcgen05.cp", destinations=0)
+@family("tcgen05.cp", destinations=0, qualifiers=("b8x16", *COMPRESSED, *_GROUPS, *_COPIED, *_MULTICASTS))
 def _cp(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.cp of 128x256b, 128x128b, 64x128b.warpx2, 32x128b.warpx4; .b8x16 from .b4x16_p64 and .b6x16_p32."""
-    shapes = ("128x256b", "128x128b", "64x128b", "32x128b")
-    multicasts = ("warpx2::02_13", "warpx2::01_23", "warpx4")
-    parts = qualifiers(instruction, "cp", "b8x16", *COMPRESSED, *_GROUPS, *shapes, *multicasts)
-    shape = [part for part in parts if part in shapes]
-    multicast = [part for part in parts if part in multicasts]
+    parts = instruction.parts
+    shape = [part for part in parts if part in _COPIED]
+    multicast = [part for part in parts if part in _MULTICASTS]
     held = [part for part in parts if part in COMPRESSED]
     if len(shape) != 1 or len(multicast) > 1:
         raise instruction.refuse("one shape and at most one multicast are needed")
@@ -329,21 +331,21 @@ def shift(warp: Warp, mask: int, cta_group: int, address: LaneValues) -> None:
         )
 
 
-@family("tcgen05.shift", destinations=0)
+@family("tcgen05.shift", destinations=0, qualifiers=(*_GROUPS, "down"))
 def _shift(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.shift.down: in 32 lanes, every row of 32 bytes but the last becomes the next one."""
-    if "down" not in qualifiers(instruction, "shift", *_GROUPS, "down"):
+    if "down" not in instruction.parts[1:]:
         raise instruction.refuse(".down is expected")
     block.call(shift, _cta_group(instruction), address_value(block, instruction.operands[0]))
 
 
-@family("tcgen05.commit", destinations=0)
+@family(
+    "tcgen05.commit", destinations=0,
+    qualifiers=(*_GROUPS, "mbarrier::arrive::one", "shared::cluster", "multicast::cluster", "b64"),
+)  # fmt: skip
 def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.commit, with multicast."""
-    parts = qualifiers(
-        instruction,
-        *("commit", *_GROUPS, "mbarrier::arrive::one", "shared::cluster", "multicast::cluster", "b64"),
-    )
+    parts = instruction.parts[1:]
     _cta_group(instruction)
     masks = [block.resize(block.value(instruction.operands[1], 16), 32)] if "multicast::cluster" in parts else []
     where = address_value(block, instruction.operands[0])

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.instructions.accesses import enter
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
-from cute_kernels.emulator.observe.races.memory_order import enter
 from cute_kernels.emulator.ptx.decode import Instruction, Memory
-from cute_kernels.emulator.ptx.families import qualifiers
 from cute_kernels.emulator.units.matrix.scaled_mma import SCALED_KINDS, Scales
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.lane_masks import LaneValues
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 #: PTX ISA, "Block Scaling": kind -> scales of a row by .scale_vec or by its alias; the first is the default, if any.
 _COUNTS = {
@@ -22,11 +21,13 @@ _COUNTS = {
     "mxf4": {"": 2, "scale_vec::2X": 2, "block32": 2},
     "mxf4nvf4": {"scale_vec::2X": 2, "scale_vec::4X": 4, "block32": 2, "block16": 4},
 }
+_VECTORS = {name for counts in _COUNTS.values() for name in counts if name}
+SCALED_QUALIFIERS = ("block_scale", *_VECTORS, *(f"kind::{kind}" for kind in SCALED_KINDS))
 
 
 def mma(
-    warp: Warp, mask: int, form: tuple[str, int, int, bool], matrices: tuple[Any, Any, Any], instruction: Any,
-    scales: tuple[Any, Any], accumulate: LaneValues,
+    warp: Warp, mask: int, form: tuple[str, int, int, bool], matrices: tuple[LaneValues, LaneValues, LaneValues],
+    instruction: LaneValues, scales: tuple[LaneValues, LaneValues], accumulate: LaneValues,
 ) -> None:  # fmt: skip
     """tcgen05.mma with block scaling, once per executing lane.
 
@@ -68,16 +69,9 @@ def lower_scaled_mma(block: BlockBuilder, instruction: Instruction, cta_group: i
         UnsupportedPTX: a kind without scales, a number of scales that it does not have, sparsity and what else is not
             executed.
     """
-    groups, hints = ("cta_group::1", "cta_group::2"), ("fill", "use", "lastuse", "discard")
-    vectors = sorted({name for counts in _COUNTS.values() for name in counts if name})
-    parts = qualifiers(
-        instruction,
-        *("mma", "block_scale", *groups, *vectors),
-        *(f"kind::{kind}" for kind in SCALED_KINDS),
-        *(f"collector::a::{use}" for use in hints),
-    )
+    parts = instruction.parts
     kinds = [part[6:] for part in parts if part.startswith("kind::")]
-    named = [part for part in parts if part in vectors]
+    named = [part for part in parts if part in _VECTORS]
     counts = _COUNTS[kinds[0]] if len(kinds) == 1 else {}
     vector = named[0] if named else ""
     if len(named) > 1 or vector not in counts:

@@ -8,16 +8,17 @@ import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers, require_whole_warp
 from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.ptx.families import as_integer, family, qualifiers
+from cute_kernels.emulator.ptx.families import as_integer
 from cute_kernels.emulator.units.copies.generic_accesses import space_of
 from cute_kernels.emulator.units.copies.tensor_map import NBYTES, REPLACEABLE, replace
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.lane_masks import LaneValues
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 _ALIGNMENT = 128
 
@@ -48,7 +49,7 @@ def tensormap_replace(
             warp.cluster.memory.view(place, _FIELDS, write=True)[:] = changed[:_FIELDS]
             places = place + np.arange(0, _FIELDS, 16, dtype=np.int64)
             if warp.agent is not None:
-                warp.cluster.tracker.generic(warp, lane, "shared", places, 16, True)
+                warp.cluster.tracker.generic(warp.agent, lane, "shared", places, 16, True)
         else:
             _bytes_of(warp, space, where, write=True)[:] = changed
             _watch(warp, lane, where)
@@ -58,7 +59,7 @@ def _watch(warp: Warp, lane: int, address: int) -> None:
     """A lane (-1: the warp) writes a tensor map in global memory, which no copy may be reading."""
     if warp.agent is not None:
         places = address + np.arange(0, NBYTES, 16, dtype=np.int64)
-        warp.cluster.tracker.generic(warp, lane, "global", places, 16, True)
+        warp.cluster.tracker.generic(warp.agent, lane, "global", places, 16, True)
 
 
 @family("tensormap.replace.tile", destinations=0)
@@ -90,21 +91,18 @@ def copy_tensor_map(warp: Warp, mask: int, target: LaneValues, source: LaneValue
         _watch(warp, -1, where)
 
 
-@family("tensormap.cp_fenceproxy", destinations=0)
+@family(
+    "tensormap.cp_fenceproxy", destinations=0,
+    qualifiers="global shared::cta tensormap::generic release sync aligned cta cluster gpu sys",
+)  # fmt: skip
 def _copy(block: BlockBuilder, instruction: Instruction) -> None:
     """tensormap.cp_fenceproxy: copies a tensor map from shared to global memory; memory is coherent here."""
-    qualifiers(
-        instruction,
-        *("cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned"),
-        *("cta", "cluster", "gpu", "sys"),
-    )
     target, source, nbytes = instruction.operands
     if as_integer(instruction, nbytes) != NBYTES:
         raise instruction.refuse(f"a size other than {NBYTES}")
     block.call(copy_tensor_map, address_value(block, target, 64), address_value(block, source))
 
 
-@family("fence.proxy.tensormap::generic", destinations=0)
+@family("fence.proxy.tensormap::generic", destinations=0, qualifiers="acquire release cta cluster gpu sys")
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """fence.proxy.tensormap: no effect, memory is coherent here."""
-    qualifiers(instruction, "proxy", "tensormap::generic", "acquire", "release", "cta", "cluster", "gpu", "sys")

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Constant, PureOp, Value
 from cute_kernels.emulator.instructions.compare import integer_compare
 from cute_kernels.emulator.instructions.integers import binary, shift_by
 from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.ptx.families import family, qualifiers
 
 _RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _SECOND = ("add", "min", "max")  # what is done with operand c
@@ -85,11 +85,11 @@ _LANES = {"": (1, 32), "2": (2, 16), "4": (4, 8)}
 @family(
     *(f"{name}{lanes}" for name in _OPERATIONS for lanes in _LANES if name + lanes != "vavrg"),
     *(f"vset{lanes}" for lanes in _LANES),
+    qualifiers=("s32", "u32", "sat", *_SECOND, *_RELATIONS),
 )
 def _video(block: BlockBuilder, instruction: Instruction) -> None:
     """vadd, vsub, vabsdiff, vmin, vmax, vset, also of 2 and 4 lanes, and vavrg2, vavrg4; selectors are refused."""
     name, *parts = instruction.parts
-    qualifiers(instruction, "s32", "u32", "sat", *_SECOND, *_RELATIONS)
     count, bits = _LANES[name[-1] if name[-1] in "24" else ""]
     name = name.rstrip("24")
     types = [part for part in parts if part in ("s32", "u32")]

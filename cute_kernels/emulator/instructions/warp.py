@@ -9,22 +9,23 @@ import numpy as np
 
 from cute_kernels.emulator.core.pure_operations import evaluate
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.instructions.members import call_members, check_members, varies_with_members
 from cute_kernels.emulator.instructions.sync import named_barrier
 from cute_kernels.emulator.ptx.decode import Instruction, Pair
-from cute_kernels.emulator.ptx.families import always_varies, family, never_varies, qualifiers
+from cute_kernels.emulator.ptx.families import always_varies, never_varies
 from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 _BARRIERS = [f"{name}{cta}.red" for name in ("bar", "barrier") for cta in ("", ".cta")]
 
 
-@family(*_BARRIERS, varies=never_varies, blocking=True)
+@family(*_BARRIERS, varies=never_varies, blocking=True, qualifiers="aligned popc and or u32 pred")
 def _bar_red(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.red, barrier.red: .popc.u32, .and.pred, .or.pred."""
-    parts = qualifiers(instruction, "cta", "red", "aligned", "popc", "and", "or", "u32", "pred")
+    parts = instruction.parts[1:]
     modes = [part for part in parts if part in ("popc", "and", "or")]
     if len(modes) != 1 or parts[-1] != ("u32" if modes[0] == "popc" else "pred"):
         raise instruction.refuse(f"{instruction.opcode} is not implemented")

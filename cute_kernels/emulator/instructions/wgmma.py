@@ -9,18 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.graph.block import BlockBuilder
+from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Anchor, Value
 from cute_kernels.emulator.instructions.sync import require_whole_warp
 from cute_kernels.emulator.ptx.decode import Instruction, Vector
-from cute_kernels.emulator.ptx.families import always_varies, as_integer, family, qualifiers
+from cute_kernels.emulator.ptx.families import always_varies, as_integer
 from cute_kernels.emulator.state.lane_masks import LaneValues
-from cute_kernels.emulator.state.warp import Wait, Warp
+from cute_kernels.emulator.state.warp import Wait
 from cute_kernels.emulator.units.matrix.operands import (
     BF16,
     E4M3,
@@ -32,6 +33,9 @@ from cute_kernels.emulator.units.matrix.operands import (
     ElementType,
 )
 from cute_kernels.emulator.units.matrix.wgmma import WARPS, Form
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.units.sm import Warp
 
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
@@ -142,7 +146,7 @@ def parse_form(instruction: Instruction) -> Form:
     )
 
 
-def learn_in_core(warp: Warp, mask: int, number: int, *descriptors: Any) -> None:
+def learn_in_core(warp: Warp, mask: int, number: int, *descriptors: LaneValues) -> None:
     """The core could not issue the wgmma of this number, perhaps for lack of its operands: B, and A with a descriptor.
 
     It tries again then; what is wrong is said by `mma_async`.
@@ -154,7 +158,10 @@ def learn_in_core(warp: Warp, mask: int, number: int, *descriptors: Any) -> None
         core.learn(warp.cta.rank, warp.index, number, words)
 
 
-def mma_async(warp: Warp, mask: int, form: Form, places: Any, a: Any, b: LaneValues, accumulate: LaneValues) -> None:
+def mma_async(
+    warp: Warp, mask: int, form: Form, places: np.ndarray, a: LaneValues | np.ndarray, b: LaneValues,
+    accumulate: LaneValues,
+) -> None:  # fmt: skip
     """wgmma.mma_async by one warp, whose accumulators are at these offsets of its state."""
     require_whole_warp(warp, mask, "wgmma.mma_async")
     warp.cluster.progress += 1
@@ -171,12 +178,12 @@ def mma_async(warp: Warp, mask: int, form: Form, places: Any, a: Any, b: LaneVal
         a = _same_in_all_lanes(warp, form, a)
     b = _same_in_all_lanes(warp, form, b)
     if warp.agent is not None:
-        warp.cluster.tracker.enter(warp)
+        warp.cluster.tracker.enter(warp.agent)
     accumulators = warp.code.registers(places)
     warp.cluster.wgmma.issue(warp.cta.rank, warp.index, form, accumulators, a, b, accumulate)
 
 
-def _same_in_all_lanes(warp: Warp, form: Form, descriptor: Any) -> int:
+def _same_in_all_lanes(warp: Warp, form: Form, descriptor: LaneValues) -> int:
     if isinstance(descriptor, int):
         return descriptor
     if (descriptor != descriptor[0]).any():
@@ -213,10 +220,7 @@ def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 def _refuse_partial(block: BlockBuilder, instruction: Instruction) -> None:
-    """wgmma is .aligned: all threads of the warpgroup execute it together (else undefined: PTX ISA).
-
-    Where lanes may have diverged, the mask says when it executes whether they have.
-    """
+    """wgmma is .aligned (PTX ISA); where lanes may have diverged, the mask says so when it executes."""
     if instruction.guard is not None:
         raise instruction.refuse("a guard on wgmma is not implemented")
 
@@ -224,10 +228,9 @@ def _refuse_partial(block: BlockBuilder, instruction: Instruction) -> None:
 # --- groups ---------------------------------------------------------------------------------------------------------
 
 
-@family("wgmma.fence", destinations=0)
+@family("wgmma.fence", destinations=0, qualifiers="sync aligned")
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.fence: orders register accesses, which take effect in program order here; missing ones are found ahead."""
-    qualifiers(instruction, "fence", "sync", "aligned")
     _refuse_partial(block, instruction)
     if block.divergent:
         block.call(require_whole_warp, "wgmma.fence")
@@ -239,10 +242,9 @@ def commit_group(warp: Warp, mask: int) -> None:
     warp.cluster.wgmma.commit(warp.cta.rank, warp.index)
 
 
-@family("wgmma.commit_group", destinations=0)
+@family("wgmma.commit_group", destinations=0, qualifiers="sync aligned")
 def _commit_group(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.commit_group."""
-    qualifiers(instruction, "commit_group", "sync", "aligned")
     _refuse_partial(block, instruction)
     block.call(commit_group)
 
@@ -258,10 +260,9 @@ def wait_group(warp: Warp, mask: int, newest: int) -> bool | None:
     return True
 
 
-@family("wgmma.wait_group", destinations=0, blocking=True)
+@family("wgmma.wait_group", destinations=0, blocking=True, qualifiers="sync aligned")
 def _wait_group(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.wait_group."""
-    qualifiers(instruction, "wait_group", "sync", "aligned")
     _refuse_partial(block, instruction)
     newest = as_integer(instruction, instruction.operands[0])
     if newest not in range(8):

@@ -6,7 +6,6 @@ import math
 import operator
 import struct
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ _FLOATS = {2: "<e", 4: "<f", 8: "<d"}
 _POINTER_BYTES = 8
 
 
-def require_type(name: str, value: Any, kinds: type | tuple[type, ...], needed: str) -> None:
+def require_type(name: str, value: object, kinds: type | tuple[type, ...], needed: str) -> None:
     """Raises TypeError, naming the argument, what is given and what is needed, unless it has one of these types."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
         kind = type(value)  # with its module, since NumPy's bool is called bool too
@@ -74,7 +73,7 @@ def parameter_block(kernel: Kernel, params: bytes | Sequence[bytes]) -> bytes:
     return bytes(result)
 
 
-def pack_arguments(kernel: Kernel, args: Sequence[Any], memory: GlobalMemory) -> list[bytes]:
+def pack_arguments(kernel: Kernel, args: Sequence[object], memory: GlobalMemory) -> list[bytes]:
     """One byte string per parameter, of the size that the kernel declares.
 
     Args:
@@ -117,7 +116,7 @@ def _as_float(argument: int, name: str) -> float:
         raise ValueError(f"{name}: an int of {argument.bit_length()} bits is too large for a float") from None
 
 
-def _bytes_of(argument: Any, nbytes: int, name: str, memory: GlobalMemory) -> bytes:
+def _bytes_of(argument: object, nbytes: int, name: str, memory: GlobalMemory) -> bytes:
     if isinstance(argument, (bytes, bytearray, memoryview)):
         return bytes(argument)
     if isinstance(argument, (TensorMap, Im2colMap)):

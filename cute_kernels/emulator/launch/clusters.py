@@ -16,21 +16,18 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.forked import AVAILABLE, Ended, Forked
 from cute_kernels.emulator.launch.independence import shared_memory
+from cute_kernels.emulator.launch.launch import Launch
 from cute_kernels.emulator.launch.residents import Residents
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.observe.counters import Counters, UnitCounters
-from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES, Span, accesses_of, meeting
+from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES, Span, meeting
 from cute_kernels.emulator.observe.trace import Timeline
 from cute_kernels.emulator.units.sm import Cluster
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.launch.run import Launch
 
 Progress = Callable[[int, int], None]
 
@@ -99,8 +96,8 @@ def known_dependence(launch: Launch) -> str:
         return "the system does not fork processes"
     if len(launch.waiting) < 2:
         return "it has one cluster"
-    if options.steps or options.stepped is not None:
-        return "its schedule is given, or noted, step by step"
+    if options.steps or options.stepped is not None or options.debugger is not None:
+        return "its schedule is given or noted step by step, or a debugger stops it"
     if launch.races is None:
         return "the race detector is off, which tells whether clusters are independent"
     if options.trace is not None:
@@ -164,7 +161,7 @@ def _deal(launch: Launch, number: int, count: int, connection: Connection) -> No
     except EmulatorError:
         connection.send("something is reported of a cluster")
         return
-    accesses = accesses_of(launch.races)
+    accesses = launch.races.accesses()
     connection.send(accesses)
     connection.send(frozenset(launch.races.maps))
     connection.send(None)

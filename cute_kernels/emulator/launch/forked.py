@@ -14,7 +14,6 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
-from typing import Any
 
 from cute_kernels import interrupts
 
@@ -65,7 +64,7 @@ class Forked:
         """To each of the processes, in the order of their tasks."""
         return list(self._running)
 
-    def messages(self) -> Iterator[tuple[int, Any]]:
+    def messages(self) -> Iterator[tuple[int, object]]:
         """(number of the process, object that it has sent), as they come, until each has sent None.
 
         Raises:

@@ -23,7 +23,7 @@ from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, Hang
 from cute_kernels.emulator.launch.arguments import extents
-from cute_kernels.emulator.launch.run import Launch
+from cute_kernels.emulator.launch.launch import Launch
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import parse
@@ -118,7 +118,9 @@ def run_overlapping(
     Raises:
         EmulatorError: what a launch does wrong whatever the detectors; it carries the launch.
     """
-    options = dataclasses.replace(options, detectors=False, trace=None, counters=False, going_on=None, steps=())
+    options = dataclasses.replace(
+        options, detectors=False, trace=None, counters=False, going_on=None, steps=(), debugger=None
+    )
     rng = random.Random(options.seed) if options.interleave != "round_robin" else None
     pair = zip((first, second), numbers)
     before, behind = (_Grid(launch, number, memory, options, rng) for launch, number in pair)

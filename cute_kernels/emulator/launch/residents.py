@@ -13,58 +13,14 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from cute_kernels.emulator.launch.launch import Launch
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.observe.trace import Timeline
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.launch.run import Launch
 
 _RANDOM_TURN = 64  # turns of warps that a cluster has at most until another one is drawn
 _LOOKS = 4_000  # strong loads after which a cluster gives way that does something besides
 _MOST_AT_FIRST = 4  # clusters that are interleaved, as long as none of them waits for one that has not begun
-
-
-@dataclass(frozen=True)
-class _Chip:
-    """Multiprocessors, and what each of them holds: bytes of shared memory, threads, CTAs."""
-
-    multiprocessors: int
-    shared: int
-    threads: int = 2048
-    ctas: int = 32
-
-
-#: By architecture: A100, GeForce RTX 3090 and 4090, H100 SXM, B200, GeForce RTX 5090.
-_CHIPS = {
-    80: _Chip(108, 164 << 10),
-    86: _Chip(82, 100 << 10, 1536, 16),
-    89: _Chip(128, 100 << 10, 1536, 24),
-    90: _Chip(132, 228 << 10),
-    100: _Chip(148, 228 << 10),
-    120: _Chip(170, 100 << 10, 1536, 24),
-}
-_REGISTERS = 65536  # of a multiprocessor
-
-
-def capacity(target: str, ctas: int, threads: int, shared_bytes: int, registers: int | None) -> int:
-    """How many clusters the chip of a target holds at once, 1 at least.
-
-    Args:
-        target: of the PTX, e.g. ``"sm_90a"``; another architecture counts as the one before it.
-        ctas: of a cluster. That a cluster has to lie within one GPC, and how many a chip has, is left out.
-        threads, shared_bytes: of a CTA, with the system's shared memory.
-        registers: of a thread, None where the PTX does not say so and they count for nothing.
-    """
-    architecture = int("".join(filter(str.isdigit, target)) or 0)
-    chip = _CHIPS[max((known for known in _CHIPS if known <= architecture), default=min(_CHIPS))]
-    threads = -(-threads // 32) * 32
-    fit = [chip.ctas, chip.threads // threads, chip.shared // shared_bytes]
-    if registers is not None:
-        fit.append(_REGISTERS // (registers * threads))
-    return max(chip.multiprocessors * min(fit) // ctas, 1)
 
 
 class Residents:
@@ -129,11 +85,7 @@ class Residents:
         return bool(self._launch.waiting) and len(self._running) < self._launch.capacity
 
     def _next(self) -> Scheduler:
-        """Whose turn it is.
-
-        Raises:
-            Hang: all wait.
-        """
+        """Whose turn it is; raises Hang when all wait."""
         if self._steps and (following := self._of_step()) is not None:
             return following
         able = [each for each in self._running if each not in self._stuck]

@@ -7,7 +7,7 @@ import dataclasses
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from cute_kernels.emulator.launch.starvation import seeds_for_each_warp
 from cute_kernels.emulator.options import Options
@@ -47,7 +47,7 @@ class Schedule:
                 raise TypeError(f"{name} {getattr(self, name)!r}: a bool is needed")
         self.options()  # checks the others
 
-    def options(self, **others: Any) -> Options:
+    def options(self, **others: object) -> Options:
         """The schedule as options of a run; ``others`` are further fields of `Options`."""
         return Options(
             seed=self.seed,
@@ -65,7 +65,7 @@ class Schedule:
         orders = (self.interleave, self.interleave_clusters)
         return self.completion == "random" or self.spurious_timeouts or orders != ("round_robin", "in_turn")
 
-    def departures(self) -> dict[str, Any]:
+    def departures(self) -> dict[str, object]:
         """The fields that differ from the default schedule."""
         values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
         return {name: value for name, (value, default) in values.items() if value != default}

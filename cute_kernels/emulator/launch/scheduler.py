@@ -21,9 +21,9 @@ from cute_kernels.emulator.observe.counters import Counters
 from cute_kernels.emulator.observe.trace import Timeline
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.state.warp import NamedWait, PhaseWait, Warp
+from cute_kernels.emulator.state.warp import NamedWait, PhaseWait, Wait
 from cute_kernels.emulator.steps import Step
-from cute_kernels.emulator.units.sm import Cluster
+from cute_kernels.emulator.units.sm import Cluster, Warp
 
 _SLICE = 20_000  # basic blocks until a warp that never waits gives way
 _RANDOM_SLICE = 24
@@ -41,6 +41,13 @@ _LIMIT_CHECK = 256  # rounds of short slices between two looks at the number of 
 
 class _Stuck(Exception):
     """The cluster cannot go on by itself: why, and the kind of its hang."""
+
+
+def _is_over(wait: Wait) -> bool:
+    """Whether what a warp waited for has come, of waits of which that can be asked without any effect."""
+    if isinstance(wait, PhaseWait):
+        return wait.ready_at(wait.barriers.phase(wait.address))
+    return isinstance(wait, NamedWait) and wait.ready()
 
 
 class Scheduler:
@@ -86,7 +93,9 @@ class Scheduler:
         self.long_slice = False
         self.suspicious = _SUSPICIOUS
         if timeline is not None:
-            cluster.trace = timeline.attach(cluster, execution)
+            cluster.trace = timeline.attach(cluster, execution.flow)
+        if options.debugger is not None:
+            options.debugger.begins(self)
         self.probes = tuple(probe for probe in (cluster.meter, cluster.trace) if probe is not None)
 
     def run(self) -> None:
@@ -245,10 +254,7 @@ class Scheduler:
                 probe.give_way(warp)
 
     def _look_for_livelock(self) -> None:
-        """Warps have run for long without effect: a hang if each returns to a state in which it has been before.
-
-        A warp is deterministic, so it then goes round for ever; a long computation never repeats its registers.
-        """
+        """Warps have run for long without effect: raises Hang if each returns to a state in which it was before."""
         self.idle_since += self.idle_blocks
         self.idle_blocks = 0
         if self.cluster.engine.step():  # what is polled for may be what completes at last
@@ -285,7 +291,7 @@ class Scheduler:
                 return False
             if self.cluster.polls > polls + _LONGEST_POLLING:
                 return False
-            if warp.code.same(state, warp.code.snapshot()):
+            if state == warp.code.snapshot():
                 return True
         return False
 
@@ -324,6 +330,10 @@ class Scheduler:
     def hang(self) -> NoReturn:
         """Raises Hang: the cluster is stuck for ever."""
         why, kind = self.stuck.args
+        raise self.standstill(f"cluster {self.cluster.index} hangs: {why}", kind)
+
+    def standstill(self, message: str, kind: str = "hang") -> Hang:
+        """Where all warps stand, and what they wait for."""
         lines = [self._describe(warp) for warp in self.cluster.warps]
         exited = [w.label for cta in self.cluster.ctas for w in cta.warps if w not in self.cluster.running]
         if exited:
@@ -340,7 +350,7 @@ class Scheduler:
             lines.append(f"and {len(self.others) - _MOST_OTHERS} other clusters")
         if self.later:
             lines.append(f"{self.later} clusters have not started: {self.most} are resident at most at the same time")
-        raise Hang(f"cluster {self.cluster.index} hangs: {why}", "\n".join(lines)).know(
+        return Hang(message, "\n".join(lines)).know(
             kind,
             waits=tuple(self._waiting(warp) for warp in self.cluster.warps),
             exited=tuple(exited),
@@ -351,7 +361,7 @@ class Scheduler:
     def _waiting(self, warp: Warp) -> WaitState:
         instruction = self._standing_at(warp.code.standing) if warp.code is not None else None
         wait = warp.wait
-        if wait is None:
+        if wait is None or _is_over(wait):
             return WaitState(warp.label, instruction, text="can run")
         state = WaitState(warp.label, instruction, wait.kind, wait.describe())
         if isinstance(wait, PhaseWait):
@@ -365,7 +375,7 @@ class Scheduler:
         return f"{warp.label} {warp.wait.describe() if warp.wait is not None else 'can run'}{self._where(warp)}"
 
     def _came_to(self, warp: Warp) -> str:
-        """What a turn of a warp came to."""
+        """End of a turn of a warp, in words."""
         if warp not in self.cluster.running:
             return f"{warp.label} runs to its end"
         if warp.wait is not None:

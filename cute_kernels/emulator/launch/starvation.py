@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from cute_kernels.emulator.state.async_engine import cluster_random
 
@@ -13,7 +13,7 @@ class Starvable(Protocol):
     """A warp, of which is asked: its CTA, and its role or number, which warps of several CTAs share."""
 
     @property
-    def cta(self) -> Any: ...
+    def cta(self) -> object: ...
 
     @property
     def track(self) -> str: ...

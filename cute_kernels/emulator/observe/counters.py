@@ -26,7 +26,7 @@ from cute_kernels.emulator.observe.shared_banks import (
 )
 from cute_kernels.emulator.ptx.flow import Flow
 from cute_kernels.emulator.ptx.program import Instruction
-from cute_kernels.emulator.state.warp import Warp
+from cute_kernels.emulator.state.warp import WarpState
 
 _LANES = np.arange(32)
 _RANK_SHIFT = 24  # of a shared address, as in `smem`
@@ -44,7 +44,7 @@ class Counters:
         self._sizes = [block.end - block.start for block in flow.blocks]
         self._blocks: dict[str, list[int]] = {}
 
-    def add(self, warps: Iterable[Warp]) -> None:
+    def add(self, warps: Iterable[WarpState]) -> None:
         """Adds what these warps executed."""
         for warp in warps:
             self.merge({warp.track: np.asarray(warp.counts[: len(self._sizes)]).tolist()})
@@ -242,7 +242,7 @@ class UnitCounters:
     """
 
     def __init__(self) -> None:
-        self.warp: Warp | None = None
+        self.warp: WarpState | None = None
         self.core: CoreMeter | None = None
         self._rows: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
 
@@ -362,10 +362,10 @@ class UnitCounters:
 
     # --- called by the scheduler --------------------------------------------------------------------------------------
 
-    def resume(self, warp: Warp) -> None:
+    def resume(self, warp: WarpState) -> None:
         self.warp = warp
 
-    def give_way(self, warp: Warp) -> None:
+    def give_way(self, warp: WarpState) -> None:
         wait = warp.wait
         if wait is not None:
             barrier = warp.cluster.barriers.name(wait.key[1]) if wait.kind == "mbarrier" else ""

@@ -23,18 +23,17 @@ import contextlib
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.observe.roles import activity
 from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT
-from cute_kernels.emulator.state.warp import Wait, Warp
+from cute_kernels.emulator.state.warp import ClusterState, Wait, WarpState
 from cute_kernels.trace_events import TraceEvents, Track
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.bytecode.execution import Execution
-    from cute_kernels.emulator.units.sm import Cluster
+    from cute_kernels.emulator.ptx.flow import Flow
 
 _UNIT_TRACKS = 1000  # thread ids of units begin here, after those of the warps
 _IN_ORDER = ("tcgen05", "wgmma")  # engines whose operations run one after the other
@@ -52,9 +51,9 @@ class Timeline:
         self.events = TraceEvents()
         self.open: dict[ClusterTrace, None] = {}
 
-    def attach(self, cluster: Cluster, execution: Execution) -> ClusterTrace:
+    def attach(self, cluster: ClusterState, flow: Flow) -> ClusterTrace:
         """Begins to record a cluster that has not run yet."""
-        trace = ClusterTrace(self, cluster, execution)
+        trace = ClusterTrace(self, cluster, flow)
         self.open[trace] = None
         return trace
 
@@ -129,13 +128,13 @@ class ClusterTrace:
     Args:
         timeline: where events go.
         cluster: whose units are wrapped.
-        execution: of the kernel that it runs.
+        flow: of the kernel that it runs.
     """
 
-    def __init__(self, timeline: Timeline, cluster: Cluster, execution: Execution) -> None:
+    def __init__(self, timeline: Timeline, cluster: ClusterState, flow: Flow) -> None:
         self._timeline, self._events = timeline, timeline.events
-        self.cluster, self._flow_graph = cluster, execution.flow
-        blocks, instructions = execution.flow.blocks, execution.kernel.instructions
+        self.cluster, self._flow_graph = cluster, flow
+        blocks, instructions = flow.blocks, flow.kernel.instructions
         self._sizes = [block.end - block.start for block in blocks] + [0]
         self._places = [_place(instructions, block.start) for block in blocks] + [("end", 0)]
         #: Of every instruction, how many its block has from it on: the block is counted as a whole.
@@ -146,16 +145,16 @@ class ClusterTrace:
         }
         self.steps = 0  # of everything that has ended
         self._operations = 0  # asynchronous operations that have taken effect
-        self._warp: Warp | None = None
+        self._warp: WarpState | None = None
         self._at: tuple[int, int] | None = None  # what the core did: steps of the warp and instruction
         self._begin = self._operations_before = 0
-        self._done: dict[Warp, int] = {}  # instructions per warp in earlier turns
+        self._done: dict[WarpState, int] = {}  # instructions per warp in earlier turns
         self._where: tuple[str, int] = ("", 0)
-        self._waiting: dict[Warp, _Waiting] = {}
+        self._waiting: dict[WarpState, _Waiting] = {}
         self._operation: tuple[Track, int] | None = None  # the operation that takes effect now, and its step
         self._releases: dict[Hashable, tuple[Track, int]] = {}
         self._slots: dict[tuple[int, str], list[bool]] = {}  # tracks of a unit: in use?
-        self._units: dict[tuple[Any, ...], Track] = {}
+        self._units: dict[tuple[Hashable, ...], Track] = {}
         self._pipe_ends: dict[Track, int] = {}
         self._barrier_names: dict[int, str] = {}
         self._last_step: tuple[Track, int] | None = None
@@ -167,12 +166,12 @@ class ClusterTrace:
 
     # --- probe of the scheduler -------------------------------------------------------------------------------------
 
-    def resume(self, warp: Warp) -> None:
+    def resume(self, warp: WarpState) -> None:
         """A warp is about to run."""
         self._warp, self._begin, self._operations_before = warp, self.steps, self._operations
         self._where = self._places[warp.code.standing or 0]
 
-    def give_way(self, warp: Warp) -> None:
+    def give_way(self, warp: WarpState) -> None:
         """It has stopped: it waits, has used up its turn, or has exited."""
         executed = warp.code.steps
         if warp.wait is None and warp in self.cluster.running and warp.code.counted:
@@ -208,11 +207,11 @@ class ClusterTrace:
             name = warp.role or activity(self._executed_opcodes(warp))
             self._events.name("thread", self._tracks[warp], f"warp {warp.index}" + (f" {name}" if name else ""))
 
-    def _executed_opcodes(self, warp: Warp) -> set[str]:
+    def _executed_opcodes(self, warp: WarpState) -> set[str]:
         blocks = zip(self._flow_graph.opcodes, warp.counts)
         return {opcode for opcodes, count in blocks if count for opcode, _ in opcodes}
 
-    def _end_wait(self, warp: Warp, waiting: _Waiting, end: int) -> None:
+    def _end_wait(self, warp: WarpState, waiting: _Waiting, end: int) -> None:
         track = self._tracks[warp]
         if end > waiting.since:
             self._events.slice(track, self._title(waiting.wait), "wait", waiting.since, end, reason=waiting.text)
@@ -322,7 +321,7 @@ class ClusterTrace:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def step(self, name: str, **details: Any) -> tuple[Track, int]:
+    def step(self, name: str, **details: object) -> tuple[Track, int]:
         """One step of the running warp. An instruction that does several things is one slice, its first."""
         place = (self._tracks[self._warp], self.now())
         if place != self._last_step:
@@ -354,7 +353,7 @@ class ClusterTrace:
         slots[slot : slot + 1] = [True]
         return slot
 
-    def _unit_track(self, rank: int, unit: str, slot: int, pipe: tuple[Any, ...] | None) -> Track:
+    def _unit_track(self, rank: int, unit: str, slot: int, pipe: tuple[Hashable, ...] | None) -> Track:
         key = (rank, unit, slot, pipe)
         if key not in self._units:
             track = self._units[key] = Track(self._first_process + rank, _UNIT_TRACKS + len(self._units))

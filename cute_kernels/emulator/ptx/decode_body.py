@@ -312,11 +312,7 @@ def _instruction(
 
 
 def _move(type_: str, operands: list[Operand], registers: dict[str, str]) -> tuple[str, ...]:
-    """The opcode that moves a value of a type between a parameter of a call and a register.
-
-    Either may be wider than the type, as with ld and st: wider registers are filled by its sign, and of wider
-    parameters only its bits count.
-    """
+    """Opcode that moves a value between a parameter of a call and a register, either of which may be wider than it."""
     bits = TYPE_BITS.get(type_)
     widths = [TYPE_BITS[registers[x.name]] if isinstance(x, Register) else bits for x in operands]
     if bits is None or bits > 64 or widths == [bits, bits] or widths[0] > 64:

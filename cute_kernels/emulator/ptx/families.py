@@ -1,27 +1,23 @@
-"""The table of opcode families.
+"""The table of opcode families: facts that are needed before anything is lowered.
 
-An opcode family is one function that lowers an instruction into a `cute_kernels.emulator.graph.block.BlockBuilder`,
-plus the facts that the flow analysis needs before anything is lowered: which operands are destinations, whether the
-result can differ between the lanes of a warp, and whether the instruction can block. A new family (another file
-``instructions/<family>.py``) registers itself here when `instructions` imports it.
+Which operands are destinations, whether the result can differ between the lanes of a warp, and whether the instruction
+can block. `graph.families` has the functions that lower them, and registers both.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Not, Operand, Pair, Register, Vector
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.graph.block import BlockBuilder
 
 #: (instruction, "may this operand differ between lanes?") -> may the result; one value per destination register if a
 #: list is returned.
 Varies = Callable[[Instruction, Callable[[Operand], bool]], "bool | list[bool]"]
-Lower = Callable[["BlockBuilder", Instruction], None]
+
+
+Qualifiers = str | Collection[str] | Callable[[tuple[str, ...]], Collection[str]]
 
 
 def varies_with_operands(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
@@ -44,7 +40,6 @@ class Family:
     """Properties of an opcode prefix.
 
     Attributes:
-        lower: translates one instruction.
         destinations: number of leading operands that are written.
         varies: whether the results can differ between lanes.
         blocking: the warp may have to wait here; such an instruction starts a basic block and is executed again from
@@ -53,41 +48,30 @@ class Family:
             block counts as a part of the one before: what is granted at once leaves schedules as they are.
         reads_destinations: the destinations are operands as well (accumulators).
         doc: what the family does, for the list of supported instructions.
+        qualifiers: parts of an opcode behind its prefix that are executed, or a function of all its parts that returns
+            them; None: the function that lowers it decides.
     """
 
-    lower: Lower
     destinations: int
     varies: Varies
     blocking: bool
     own_turn: bool
     reads_destinations: bool
     doc: str
+    qualifiers: Qualifiers | None = None
 
 
 FAMILIES: dict[tuple[str, ...], Family] = {}
 
 
-def family(
-    *prefixes: str,
-    destinations: int = 1,
-    varies: Varies = varies_with_operands,
-    blocking: bool = False,
-    own_turn: bool = True,
-    reads_destinations: bool = False,
-) -> Callable[[Lower], Lower]:
-    """Registers the decorated function for opcodes that start with any of the dotted ``prefixes``."""
-
-    def register(lower: Lower) -> Lower:
-        for prefix in prefixes:
-            key = tuple(prefix.split("."))
-            if key in FAMILIES:
-                raise ValueError(f"{prefix} is registered twice")
-            FAMILIES[key] = Family(
-                lower, destinations, varies, blocking, own_turn, reads_destinations, lower.__doc__ or ""
-            )
-        return lower
-
-    return register
+def register(prefixes: Iterable[str], facts: Family) -> list[tuple[str, ...]]:
+    """Notes the facts of opcodes that start with any of the dotted ``prefixes``; these, split."""
+    keys = [tuple(prefix.split(".")) for prefix in prefixes]
+    for key in keys:
+        if key in FAMILIES:
+            raise ValueError(f"{'.'.join(key)} is registered twice")
+        FAMILIES[key] = facts
+    return keys
 
 
 _LONGEST = 6
@@ -174,13 +158,14 @@ def _registers(operands: tuple[Operand, ...]) -> tuple[str, ...]:
 CONTROL = ("bra", "ret", "exit")
 
 
-def qualifiers(instruction: Instruction, *allowed: str, skip: int = 1) -> list[str]:
-    """The opcode parts after the first ``skip``; raises UnsupportedPTX for one that is not in ``allowed``."""
-    parts = list(instruction.parts[skip:])
-    for part in parts:
+def check_qualifiers(instruction: Instruction, prefix: tuple[str, ...]) -> None:
+    """Raises UnsupportedPTX for a part behind the prefix that is none of `Family.qualifiers`."""
+    allowed = FAMILIES[prefix].qualifiers
+    if callable(allowed):
+        allowed = allowed(instruction.parts)
+    for part in instruction.parts[len(prefix) :] if allowed is not None else ():
         if part not in allowed:
             raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
-    return parts
 
 
 def as_integer(instruction: Instruction, operand: Operand) -> int:

@@ -75,13 +75,15 @@ class Flow:
         return [list(count.items()) for count in counts]
 
 
-def analyse(kernel: Kernel, block_shape: tuple[int, int, int]) -> Flow:
+def analyse(kernel: Kernel, block_shape: tuple[int, int, int], single: bool = False) -> Flow:
     """Builds the flow graph of a kernel for one shape of the thread block.
+
+    ``single``: each instruction is a block, which continues the one before where both would be in the same block.
 
     Raises:
         UnsupportedPTX: an unknown opcode, or an indirect branch.
     """
-    blocks = _split(kernel)
+    blocks = _split(kernel, single)
     _live(kernel, blocks)
     x, y, z = block_shape
     while True:
@@ -103,9 +105,9 @@ def _target(kernel: Kernel, instruction: Instruction) -> int:
     return kernel.labels[operand.name]
 
 
-def _split(kernel: Kernel) -> list[Block]:
+def _split(kernel: Kernel, single: bool = False) -> list[Block]:
     instructions = kernel.instructions
-    leaders, continued = {0}, set()
+    leaders, continued = {0}, set(range(len(kernel.instructions))) if single else set()
     leaders.update(index for index in kernel.labels.values() if index < len(instructions))
     for instruction in instructions:
         if instruction.parts[0] in CONTROL:

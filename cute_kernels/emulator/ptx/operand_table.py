@@ -221,6 +221,7 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     # memory
     "ld ldu": _load,
     "st": _store,
+    "st.bulk": "[a], size:b64, initval:imm",
     "atom": _atom,
     "red": _reduce,
     "st.async red.async": lambda parts: f"[a], {_data('b', 'T', parts)}, [mbar]",

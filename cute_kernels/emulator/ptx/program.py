@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from cute_kernels.emulator.errors import UnsupportedPTX
 
@@ -130,7 +129,7 @@ class Instruction:
     line: int
     source: str
     text: str
-    facts: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    facts: dict[str, object] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def opcode(self) -> str:

@@ -12,7 +12,7 @@ from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory, SharedMemory
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.state.warp import WarpState
 
 _NAMES = {
     CONSTANTS[f"ACCESS_{name}"]: name
@@ -29,7 +29,7 @@ _WORD = (1 << 64) - 1
 
 
 def fault(
-    what: int, fault: ctypes.Structure, memory: ClusterMemory, gmem: GlobalMemory, warp: Warp | None
+    what: int, fault: ctypes.Structure, memory: ClusterMemory, gmem: GlobalMemory, warp: WarpState | None
 ) -> EmulatorError:
     """A `Fault` of the core, in words: of a warp, or (None) of asynchronous work."""
     name, nbytes, write = _NAMES[what], fault.given, bool(fault.operation & _WRITE)
@@ -85,7 +85,7 @@ def outside_parameters(address: int, nbytes: int, size: int) -> EmulatorError:
     return IllegalAccess(message).know("out-of-bounds")
 
 
-def _outside_local(warp: Warp, addresses: int, nbytes: int, mask: int) -> EmulatorError:
+def _outside_local(warp: WarpState, addresses: int, nbytes: int, mask: int) -> EmulatorError:
     """``addresses``: where those of the lanes of a mask are, one after the other."""
     if warp.local is None:
         return IllegalAccess("access to local memory by a kernel that declares none")

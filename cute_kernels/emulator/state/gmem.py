@@ -9,14 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
+    import torch
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _OFFSET_RANGE, _MOST_TURNS = 1 << 32, 4  # of offsets in 32 bits, which are a multiple of it off where they overflow
@@ -35,7 +35,7 @@ class _Region:
     end: int
     name: str
     writable: bool
-    owner: Any
+    owner: object
     origin: int = 0
     words: dict[int, np.ndarray] = field(default_factory=dict)
 
@@ -55,20 +55,22 @@ class GlobalMemory:
     """The regions that a launch may touch.
 
     Attributes:
-        accesses: what the race detector knows of the launch that ran last with this memory, or None.
+        accesses: what an observer keeps of the launch that ran last with this memory (`LaunchShadow`), or None.
         modules: by PTX text, its .global and .const variables by name: they keep their values from launch to launch.
     """
 
     def __init__(self) -> None:
         self._regions: list[_Region] = []
-        self.accesses: LaunchShadow | None = None
+        self.accesses: object | None = None
         self.modules: dict[str, dict[str, np.ndarray]] = {}
 
     def clear(self) -> None:
         """Makes everything inaccessible; what the race detector knows of the last launch, and modules, stay."""
         self._regions.clear()
 
-    def register(self, address: int, nbytes: int, name: str = "", writable: bool = True, *, owner: Any = None) -> None:
+    def register(
+        self, address: int, nbytes: int, name: str = "", writable: bool = True, *, owner: object = None
+    ) -> None:
         """Makes host memory ``[address, address + nbytes)`` accessible.
 
         Args:
@@ -86,7 +88,7 @@ class GlobalMemory:
         if nbytes:
             self._regions.append(_Region(address, address + nbytes, name, writable, owner))
 
-    def register_tensor(self, tensor: Any, name: str = "", writable: bool = True) -> None:
+    def register_tensor(self, tensor: np.ndarray | torch.Tensor, name: str = "", writable: bool = True) -> None:
         """Registers the bytes that a CPU torch tensor or a NumPy array spans (from its lowest to its highest element).
 
         Raises:

@@ -13,13 +13,13 @@ from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, UnsupportedPTX
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.state.warp import WarpState
 
 #: What the core finds wrong.
 FAULTS = {CONSTANTS[name] for name in ("LANES_DIFFER", "MASKS_DIFFER", "WRONG_MEMBERS", "WRONG_LANES")}
 
 
-def fault(what: int, fault: ctypes.Structure, warp: Warp) -> EmulatorError:
+def fault(what: int, fault: ctypes.Structure, warp: WarpState) -> EmulatorError:
     """A `Fault` of the core, in words."""
     given, lanes = fault.given, fault.place
     if what == CONSTANTS["WRONG_LANES"]:
@@ -34,7 +34,7 @@ def fault(what: int, fault: ctypes.Structure, warp: Warp) -> EmulatorError:
     return masks_differ(lanes, given, dict.fromkeys(executing))
 
 
-def _name(warp: Warp) -> str:
+def _name(warp: WarpState) -> str:
     """The instruction without its qualifiers: ``bar.sync``, ``elect.sync``, ``tcgen05.wait``, ``ldmatrix``."""
     first, *others = (part.partition("::")[0] for part in warp.cluster.place_of(warp).parts)
     if first.endswith("matrix"):
@@ -44,7 +44,7 @@ def _name(warp: Warp) -> str:
     return ".".join([first, *(part for part in others if part in ("sync", "arrive", "red", "warp", "wait"))][:3])
 
 
-def _part_of_a_warp(warp: Warp, lanes: int) -> EmulatorError:
+def _part_of_a_warp(warp: WarpState, lanes: int) -> EmulatorError:
     parts, name = warp.cluster.place_of(warp).parts, _name(warp)
     if parts[0] != "barrier" or "aligned" in parts:
         return lanes_apart(warp, lanes, name)
@@ -53,13 +53,13 @@ def _part_of_a_warp(warp: Warp, lanes: int) -> EmulatorError:
     )
 
 
-def lanes_apart(warp: Warp, mask: int, name: str) -> BarrierMisuse:
+def lanes_apart(warp: WarpState, mask: int, name: str) -> BarrierMisuse:
     """Error of an .aligned instruction that only lanes ``mask`` of a warp execute (undefined: PTX ISA)."""
     message = f"{name} is executed by lanes {mask:#010x} of a warp with live lanes {warp.live:#010x}"
     return BarrierMisuse(message).know("divergence")
 
 
-def wrong_members(warp: Warp, mask: int, members: int, name: str) -> EmulatorError:
+def wrong_members(warp: WarpState, mask: int, members: int, name: str) -> EmulatorError:
     """Error of lanes that are not all that their member mask names."""
     if name == "bar.warp.sync" and not mask & ~members:
         # Legal since sm_70 if the other lanes execute one as well; here paths meet only where their branch ends.

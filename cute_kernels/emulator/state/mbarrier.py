@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class MBarrier:
     address: int
     initialiser: str
     init_at: int
-    words: Any
+    words: ctypes.Structure
 
     @property
     def phase(self) -> int:
@@ -80,7 +80,7 @@ class MBarriers:
         self._barriers: dict[int, MBarrier] = {}
         self.labels: list[str] = []
         self.instructions: Sequence[Instruction] = ()
-        self._blocks: list[ctypes.Array[Any]] = []
+        self._blocks: list[ctypes.Array[ctypes.Structure]] = []
         self._free: list[int] = []
         self.slots = [np.zeros(-(-cta.size // 8), np.int16) for cta in memory.ctas]
         size = Tables.ctas.offset + ctypes.sizeof(Cta) * len(memory.ctas)

@@ -6,15 +6,17 @@ A launch has one exchange area of 256-byte rows, through which calls of Python g
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.observe.trace_log import TraceLog
-    from cute_kernels.emulator.units.sm import Cluster
+    from cute_kernels.emulator.state.gmem import GlobalMemory
+    from cute_kernels.emulator.state.mbarrier import MBarriers
+    from cute_kernels.emulator.state.warp import WarpState
 
 ROW = CONSTANTS["EXCHANGE_ROW"]  # bytes: 32 lanes of 64 bits
 #: Flags of the tables.
@@ -36,22 +38,22 @@ class MemoryTables:
         address: of the tables.
         header: the tables, a `Tables`, which `MBarriers` has made.
         cta: what they know of the shared memory of a CTA, a `Cta`.
-        trace: takes what the core notes for a timeline, or None.
+        tell: passes what a warp did in the core on to a timeline; None without one.
         warp_mmas: forms of mma.sync, whose address the header has.
     """
 
-    def __init__(self, cluster: Cluster, flags: int) -> None:
-        self.trace: TraceLog | None = None
-        self.warp_mmas: Any = None
-        self.header, self.address, self.cta = cluster.barriers.tables, cluster.barriers.address, cluster.barriers.cta
-        regions = cluster.gmem.regions()
+    def __init__(self, barriers: MBarriers, gmem: GlobalMemory, params: bytes, flags: int) -> None:
+        self.tell: Callable[[WarpState], None] | None = None
+        self.warp_mmas: ctypes.Array[ctypes.Structure] | None = None
+        self.header, self.address, self.cta = barriers.tables, barriers.address, barriers.cta
+        regions = gmem.regions()
         self._regions = np.array([(r.start, r.end, r.writable) for r in regions] or [(0, 0, 0)], np.int64)
-        self._params = np.frombuffer(cluster.params or b"\0", np.uint8)
+        self._params = np.frombuffer(params or b"\0", np.uint8)
         self._log = np.zeros((_LOG_ENTRIES if flags & ~STATES else 0, LOG_ENTRY), np.uint8)
         header = self.header
         header.flags = flags
         header.regions, header.region_table = len(regions), self._regions.ctypes.data
-        header.params, header.param_bytes = self._params.ctypes.data, len(cluster.params)
+        header.params, header.param_bytes = self._params.ctypes.data, len(params)
         header.log, header.log_size = self._log.ctypes.data, len(self._log)
 
     def take_log(self) -> np.ndarray:

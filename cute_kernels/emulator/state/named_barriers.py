@@ -6,7 +6,8 @@ This makes room for what the core keeps, and words what is refused.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -16,15 +17,19 @@ from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.facts import Side
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.observe.races.sync_point import SyncPoint
-    from cute_kernels.emulator.state.warp import Warp
-    from cute_kernels.emulator.units.sm import Cta
+    from cute_kernels.emulator.state.warp import CtaState, WarpState
 
 #: What the core finds wrong with an arrival.
 FAULTS = {CONSTANTS[name] for name in ("WRONG_NUMBER", "WRONG_THREADS", "OTHER_THREADS")}
 _NamedBarriers, _COUNT = STRUCTURES["NamedBarriers"], CONSTANTS["NAMED_BARRIERS"]
 _BARRIERS = _NamedBarriers.barriers.offset // 8
 _WORDS = _NamedBarriers.barriers.size // 8 // _COUNT  # of each
+
+
+class Point(Protocol):
+    """Synchronisation point of the race detector; ``address``: of a `Point` of the core."""
+
+    address: int
 
 
 class NamedBarriers:
@@ -34,13 +39,13 @@ class NamedBarriers:
         address: of a `NamedBarriers` of the core.
     """
 
-    def __init__(self, cta: Cta) -> None:
+    def __init__(self, cta: CtaState) -> None:
         self.cta = cta
         block = np.zeros(word_count("NamedBarriers"), np.int64)
         self._words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
         self._state = _NamedBarriers.from_buffer(block)
         self._state.waiting[:] = [CONSTANTS["NO_GENERATION"]] * len(self._state.waiting)
-        self._points: dict[int, SyncPoint] = {}
+        self._points: dict[int, Point] = {}
         self._who: dict[int, np.ndarray] = {}
 
     def recount(self) -> None:
@@ -67,19 +72,19 @@ class NamedBarriers:
         state = self._state.barriers[number]
         return state.arrived, state.expected
 
-    def make_room(self, number: int) -> None:
-        """The core asks for it, and with detectors for what passes order on."""
-        state, tracker = self._state.barriers[number], self.cta.cluster.tracker
+    def make_room(self, number: int, new_point: Callable[[], Point] | None) -> None:
+        """The core asks for it, and with detectors (``new_point``) for what passes order on."""
+        state = self._state.barriers[number]
         who = np.zeros(max(64, 2 * state.room), np.int64)
         if number in self._who:
             who[: state.room] = self._who[number]
         self._who[number] = who
         state.who, state.room = who.ctypes.data, len(who)
-        if tracker is not None and number not in self._points:
-            self._points[number] = tracker.point(ranks=1)
+        if new_point is not None and number not in self._points:
+            self._points[number] = new_point()
             state.point = self._points[number].address
 
-    def fault(self, what: int, fault: ctypes.Structure, warp: Warp) -> BarrierMisuse:
+    def fault(self, what: int, fault: ctypes.Structure, warp: WarpState) -> BarrierMisuse:
         """An arrival that must not be (``what``: WRONG_NUMBER and so on), in words."""
         number, threads = fault.address, fault.given
         if what == CONSTANTS["WRONG_NUMBER"]:

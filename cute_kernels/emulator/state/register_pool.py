@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from cute_kernels.emulator.facts import ranges
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
 
 _FILE = 65536  # registers of an SM, a quarter of them in each of its partitions, among which warps are dealt in turn
 _GRANULARITY = 8  # registers of a thread are allocated in eights
@@ -34,35 +29,35 @@ def at_entry(threads: int, *, most: int | None, ctas_per_sm: int | None) -> int 
 
 
 class RegisterPool:
-    """Registers of a CTA by the warps that hold them; the rest is free for `setmaxnreg.inc`.
+    """Registers of a CTA by the warps, their numbers in it, that hold them; the rest is free for `setmaxnreg.inc`.
 
     There are as many as the CTA begins with, whatever else an SM has, and warps that have exited keep theirs: of 14
     kernels on an H100 those hang that ask for more, among them one of 384 threads that enter with 168 and would have
     65,536 together. The PTX ISA says neither.
     """
 
-    def __init__(self, at_entry: int, warps: list[Any]) -> None:
-        """Args: registers of a thread when the kernel begins, the warps of the CTA."""
-        self.held = dict.fromkeys(warps, at_entry)
-        self.total = 32 * at_entry * len(warps)
+    def __init__(self, at_entry: int, warps: int) -> None:
+        """Args: registers of a thread when the kernel begins, the number of warps of the CTA."""
+        self.held = dict.fromkeys(range(warps), at_entry)
+        self.total = 32 * at_entry * warps
 
     def free(self) -> int:
         """Registers that no warp holds."""
         return self.total - 32 * sum(self.held.values())
 
-    def lacks(self, warp: Warp, count: int) -> int:
+    def lacks(self, warp: int, count: int) -> int:
         """Registers that a warp does not hold of ``count`` per thread."""
         return 32 * max(count - self.held[warp], 0)
 
-    def has_room(self, warp: Warp, count: int) -> bool:
+    def has_room(self, warp: int, count: int) -> bool:
         """Whether a warp can have ``count`` per thread now."""
         return self.lacks(warp, count) <= self.free()
 
-    def describe(self, warp: Warp, count: int) -> str:
+    def describe(self, warp: int, count: int) -> str:
         """Registers that a warp lacks, and who holds how many, for a report."""
         holders: dict[int, list[int]] = {}
         for each, held in self.held.items():
-            holders.setdefault(held, []).append(each.index)
+            holders.setdefault(held, []).append(each)
         held = ", ".join(f"warps {ranges(warps)} hold {each} per thread" for each, warps in holders.items())
         return (
             f"{self.lacks(warp, count):,} registers: it has {self.held[warp]} per thread and asks for {count}; of the "

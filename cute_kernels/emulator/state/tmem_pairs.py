@@ -15,7 +15,7 @@ from cute_kernels.emulator.state.warp import Wait
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.tmem import TensorMemory
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.state.warp import WarpState
 
 Operands = tuple[int, ...]
 
@@ -38,10 +38,10 @@ class PairOperation:
         possible: Callable[[TensorMemory, Operands], bool] = lambda memory, operands: True,
     ) -> None:
         self.name, self._memories, self._perform, self._possible = name, memories, perform, possible
-        self._waiting: dict[int, tuple[Warp, Operands]] = {}
-        self._results: dict[int, tuple[Warp, int]] = {}
+        self._waiting: dict[int, tuple[WarpState, Operands]] = {}
+        self._results: dict[int, tuple[WarpState, int]] = {}
 
-    def join(self, warp: Warp, operands: Operands) -> int | None:
+    def join(self, warp: WarpState, operands: Operands) -> int | None:
         """A warp performs the operation, or looks again whether its peer has; None: it has to wait.
 
         Raises:

@@ -8,9 +8,9 @@ for each other.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -18,11 +18,51 @@ from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.facts import WarpName
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.observe.races.happens_before import Agent
-    from cute_kernels.emulator.ptx.decode import Instruction
+    from cute_kernels.emulator.ptx.program import Instruction
+    from cute_kernels.emulator.state.async_engine import Observer
+    from cute_kernels.emulator.state.gmem import GlobalMemory
     from cute_kernels.emulator.state.mbarrier import MBarriers
-    from cute_kernels.emulator.state.named_barriers import NamedBarrier
-    from cute_kernels.emulator.units.sm import Cluster, ClusterBarrier, Cta
+    from cute_kernels.emulator.state.register_pool import RegisterPool
+    from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
+    from cute_kernels.emulator.state.tmem import TensorMemory
+
+# --- what a warp has around it: as much of `units.sm` as its state and observers know -------------------------------
+
+
+class CtaState(Protocol):
+    """A CTA; attributes as of `units.sm.Cta`."""
+
+    rank: int
+    cluster: ClusterState
+    shared: SharedMemory
+    tmem: TensorMemory
+    warps: Sequence[WarpState]
+
+    def live_threads(self) -> int: ...
+    def thread_exited(self) -> None: ...
+
+
+class ClusterState(Protocol):
+    """A cluster; attributes as of `units.sm.Cluster`."""
+
+    index: int
+    grid: tuple[int, int, int]
+    shape: tuple[int, int, int]
+    block: tuple[int, int, int]
+    ctas: Sequence[CtaState]
+    running: Collection[WarpState]
+    progress: int
+    held_at: str
+    excused: Collection[WarpState]
+    memory: ClusterMemory
+    gmem: GlobalMemory
+    barriers: MBarriers
+
+    def changes(self) -> tuple[int, int, int]: ...
+    def completed(self, key: Hashable) -> None: ...
+    def instruction(self, index: int) -> Instruction | None: ...
+    def place_of(self, warp: WarpState) -> Instruction | None: ...
+    def observe(self, observer: Observer) -> None: ...
 
 
 class WarpCode(Protocol):
@@ -40,14 +80,30 @@ class WarpCode(Protocol):
     executing: int
     steps: int
     counted: bool
-    header: Any
+    header: ctypes.Structure
 
     def send(self, budget: int) -> None: ...
     def stand_at(self, place: int) -> None: ...
     def stores_in_bulk(self, lane: int, groups: int) -> None: ...
     def failed_at(self, error: BaseException) -> Instruction | None: ...
-    def snapshot(self) -> Any: ...
-    def same(self, a: Any, b: Any) -> bool: ...
+    def snapshot(self) -> Sequence[object]: ...
+
+
+class PhasedBarrier(Protocol):
+    """Barrier that `NamedWait` waits at; ``generation``: how often it has completed."""
+
+    key: Hashable
+
+    @property
+    def generation(self) -> int: ...
+    def describe(self) -> str: ...
+
+
+class LaneCopies(Protocol):
+    """cp.async of a cluster: those that are not complete."""
+
+    def pending(self, warp: WarpState, lanes: int, newest: int) -> int | None: ...
+    def text(self, address: int) -> str: ...
 
 
 # --- what a warp can wait for ---------------------------------------------------------------------------------------
@@ -109,7 +165,7 @@ class ProgressWait(Wait):
     kind = "polling"
     may_time_out = True
 
-    def __init__(self, cluster: Cluster, what: str, detail: str) -> None:
+    def __init__(self, cluster: ClusterState, what: str, detail: str) -> None:
         self.cluster, self.what, self.detail = cluster, what, detail
         self.seen = cluster.changes()
 
@@ -125,7 +181,7 @@ class NamedWait(Wait):
 
     kind = "bar"
 
-    def __init__(self, barrier: NamedBarrier | ClusterBarrier) -> None:
+    def __init__(self, barrier: PhasedBarrier) -> None:
         self.barrier, self.generation = barrier, barrier.generation
         self.key = barrier.key
 
@@ -145,17 +201,23 @@ class ClusterWait(NamedWait):
     kind = "barrier.cluster"
 
 
+class BulkGroups(Protocol):
+    """Bulk groups of the threads of a cluster (`units.copies.bulk`)."""
+
+    def wait_satisfied(self, thread: tuple[int, int, int], count: int, read: bool) -> bool: ...
+
+
 class BulkWait(Wait):
     """cp.async.bulk.wait_group."""
 
     kind = "bulk_group"
 
-    def __init__(self, cluster: Cluster, thread: tuple[int, int, int], count: int, read: bool) -> None:
-        self.cluster, self.thread, self.count, self.read = cluster, thread, count, read
+    def __init__(self, groups: BulkGroups, thread: tuple[int, int, int], count: int, read: bool) -> None:
+        self.groups, self.thread, self.count, self.read = groups, thread, count, read
         self.key = ("bulk_group", thread)
 
     def ready(self) -> bool:
-        return self.cluster.bulk.wait_satisfied(self.thread, self.count, self.read)
+        return self.groups.wait_satisfied(self.thread, self.count, self.read)
 
     def describe(self) -> str:
         what = "reads" if self.read else "writes"
@@ -167,8 +229,8 @@ class CopyWait(Wait):
 
     kind = "cp.async"
 
-    def __init__(self, warp: Warp, lanes: int, newest: int) -> None:
-        self.copies, self.warp, self.lanes, self.newest = warp.cluster.copies, warp, lanes, newest
+    def __init__(self, copies: LaneCopies, warp: WarpState, lanes: int, newest: int) -> None:
+        self.copies, self.warp, self.lanes, self.newest = copies, warp, lanes, newest
         self.key = ("cp.async", warp)
 
     def ready(self) -> bool:
@@ -185,15 +247,15 @@ class AllocationWait(Wait):
 
     kind = "tcgen05.alloc"
 
-    def __init__(self, cta: Cta, columns: int) -> None:
-        self.cta, self.columns = cta, columns
-        self.allocations = dict(cta.tmem.allocations)
+    def __init__(self, tmem: TensorMemory, columns: int) -> None:
+        self.tmem, self.columns = tmem, columns
+        self.allocations = dict(tmem.allocations)
 
     def ready(self) -> bool:
-        return self.cta.tmem.allocations != self.allocations
+        return self.tmem.allocations != self.allocations
 
     def describe(self) -> str:
-        return f"waits for {self.columns} free TMEM columns; allocated: {self.cta.tmem.allocations}"
+        return f"waits for {self.columns} free TMEM columns; allocated: {self.tmem.allocations}"
 
 
 class RegisterWait(Wait):
@@ -201,14 +263,14 @@ class RegisterWait(Wait):
 
     kind = "setmaxnreg"
 
-    def __init__(self, warp: Warp, count: int) -> None:
-        self.warp, self.count = warp, count
+    def __init__(self, registers: RegisterPool, warp: int, count: int) -> None:
+        self.registers, self.warp, self.count = registers, warp, count
 
     def ready(self) -> bool:
-        return self.warp.cta.registers.has_room(self.warp, self.count)
+        return self.registers.has_room(self.warp, self.count)
 
     def describe(self) -> str:
-        return f"waits at setmaxnreg.inc for {self.warp.cta.registers.describe(self.warp, self.count)}"
+        return f"waits at setmaxnreg.inc for {self.registers.describe(self.warp, self.count)}"
 
 
 class GridWait(Wait):
@@ -216,7 +278,7 @@ class GridWait(Wait):
 
     kind = "griddepcontrol"
 
-    def __init__(self, warp: Warp, what: str) -> None:
+    def __init__(self, warp: WarpState, what: str) -> None:
         self.warp, self.what = warp, what
 
     def ready(self) -> bool:
@@ -264,8 +326,14 @@ class Frame:
     pending: list[Path]
 
 
-class Warp:
-    """One warp of a CTA.
+class Knowledge(Protocol):
+    """`observe.races.happens_before.Agent`."""
+
+    label: str
+
+
+class WarpState:
+    """One warp of a CTA; `units.sm.Warp` knows the units around it.
 
     Attributes:
         index: warp index in its CTA (what selects its tensor-memory lanes).
@@ -281,22 +349,22 @@ class Warp:
         local: its local memory, uint8 [32 lanes, bytes], or None.
     """
 
-    def __init__(self, cta: Cta, index: int, live: int, role: str, blocks: int) -> None:
+    def __init__(self, cta: CtaState, index: int, live: int, role: str, blocks: int) -> None:
         self.exit = blocks
-        self.cta: Cta = cta
-        self.cluster: Cluster = cta.cluster
+        self.cta: CtaState = cta
+        self.cluster: ClusterState = cta.cluster
         self.index, self.live, self.role = index, live, role
         self.number = 0
         several = cta.cluster.grid != cta.cluster.shape  # a CTA's number counts in its cluster
         self.label = str(WarpName(cta.cluster.index, cta.rank, index, role, several))
         self.track = role or f"warp {index}"
-        self.counts: Any = [0] * (blocks + 1)
+        self.counts: Sequence[int] = [0] * (blocks + 1)
         self.wait: Wait | None = None
         self.stack: list[Frame] = []
         self.blocked: list[Wait] = []
         self.code: WarpCode | None = None
         self.local: np.ndarray | None = None
-        self.agent: Agent | None = None
+        self.agent: Knowledge | None = None
         x, y, _ = cta.cluster.block
         threads = np.arange(32 * index, 32 * index + 32, dtype=np.uint32)
         self.tid_x, self.tid_y, self.tid_z = threads % x, threads // x % y, threads // (x * y)
@@ -329,11 +397,6 @@ class Warp:
     def timed_out(self, value: bool) -> None:
         self.code.header.timed_out = value
 
-    def stores_in_bulk(self, lane: int) -> None:
-        """A lane issues a bulk store: from now on it has bulk groups."""
-        columns = (0, 0) if self.agent is None else self.cluster.tracker.bulk_columns(self.agent, lane)
-        thread = self.cluster.bulk.thread((self.cta.rank, self.index, lane), columns)
-        self.code.stores_in_bulk(lane, ctypes.addressof(thread))
 
     # --- called by generated code at divergent branches -------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 Each function performs the frequent case whole or does nothing: whatever is illegal, rare or has to wait is left to the
 Python function of the instruction, which decides again and words the error. A timeline is told of both
-(``core/trace.h``, `trace_log`). Both work on the same state, and the counts that `publish` hands to the units. With
-detectors, operations are told to the race detector first, by its own functions.
+(``core/trace.h``, `trace_log`). Both work on the same state, and the counts that `Cluster.count` hands to the units.
+With detectors, operations are told to the race detector first, by its own functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cute_kernels.emulator.units.matrix.dense_mma import core_kinds
 from cute_kernels.emulator.units.matrix.operands import KINDS
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.units.sm import Cluster
+    from cute_kernels.emulator.units.surroundings import Surroundings
 
 MmaIssuer, MmaArguments = STRUCTURES["MmaIssuer"], STRUCTURES["MmaArguments"]
 _ISSUERS = CONSTANTS["MMA_ISSUERS"]
@@ -34,7 +34,7 @@ class Units:
         tables: where the core finds it.
     """
 
-    def __init__(self, cluster: Cluster, tables: MemoryTables) -> None:
+    def __init__(self, cluster: Surroundings, tables: MemoryTables) -> None:
         self._cluster, self._header, self._tables = cluster, tables.header, tables
         self._issuers = (MmaIssuer * _ISSUERS)()
         self._issuer_texts: dict[int, str] = {}
@@ -53,7 +53,7 @@ class Units:
     def _executed(self, done: int) -> bool:
         """Whether the core has done what it was asked for; a timeline hears of that before Python does more."""
         if self._header.trace_used:
-            self._tables.trace.report(self._cluster.executing)
+            self._tables.tell(self._cluster.executing)
         return bool(done)
 
     def learn_mma(self, kind: str, cta_group: int, who: int, text: str) -> None:
@@ -90,12 +90,6 @@ class Units:
         """Name in reports of the MMAs of an entry of `learn_mma`."""
         return self._issuer_texts[number]
 
-    def publish(self) -> None:
-        """Hands what the core counted to the units of the cluster."""
-        header, cluster = self._header, self._cluster
-        cluster.tensor_core.instructions += header.mmas
-        cluster.wgmma.instructions += header.wgmmas
-        header.mmas = header.wgmmas = 0
 
 
 def slot(key: Sequence[int], slots: int) -> int:

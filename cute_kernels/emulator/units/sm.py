@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess
 from cute_kernels.emulator.observe.counters import UnitCounters
+from cute_kernels.emulator.observe.races.happens_before import Agent
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.state import access_faults, lane_faults, named_barriers
@@ -24,7 +27,7 @@ from cute_kernels.emulator.state.register_pool import RegisterPool
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.state.tmem import TensorMemory
 from cute_kernels.emulator.state.tmem_pairs import PairOperation
-from cute_kernels.emulator.state.warp import Warp
+from cute_kernels.emulator.state.warp import WarpState
 from cute_kernels.emulator.steps import Step
 from cute_kernels.emulator.units.copies import bulk, cp_async
 from cute_kernels.emulator.units.matrix import tensor_core
@@ -36,6 +39,20 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.options import Options
     from cute_kernels.emulator.ptx.program import Instruction
     from cute_kernels.emulator.units.core_units import Units
+
+
+class Warp(WarpState):
+    """A warp, with the units that its instructions reach."""
+
+    cta: Cta
+    cluster: Cluster
+    agent: Agent | None
+
+    def stores_in_bulk(self, lane: int) -> None:
+        """A lane issues a bulk store: from now on it has bulk groups."""
+        columns = (0, 0) if self.agent is None else self.cluster.tracker.bulk_columns(self.agent, lane)
+        thread = self.cluster.bulk.thread((self.cta.rank, self.index, lane), columns)
+        self.code.stores_in_bulk(lane, ctypes.addressof(thread))
 
 
 class ClusterBarrier:
@@ -286,7 +303,7 @@ class Cluster:
         self.tensor_core.commits_of(len(self.running))
         if launch.registers is not None:
             for cta in self.ctas:
-                cta.registers = RegisterPool(launch.registers, cta.warps)
+                cta.registers = RegisterPool(launch.registers, len(cta.warps))
         for cta in self.ctas:
             cta.named.recount()
 
@@ -319,6 +336,13 @@ class Cluster:
     def changes(self) -> tuple[int, int, int]:
         """Differs whenever something happened that a waiting warp could observe."""
         return self.progress, self.barriers.completions, self.engine.executed
+
+    def count(self) -> None:
+        """Hands what the core has counted to the units."""
+        counted = self.barriers.tables
+        self.tensor_core.instructions += counted.mmas
+        self.wgmma.instructions += counted.wgmmas
+        counted.mmas = counted.wgmmas = 0
 
     def observe(self, observer: Observer) -> None:
         """From now on it hears of what happens."""
@@ -376,7 +400,7 @@ class Cluster:
         if what == CONSTANTS["TAKE_LOGS"]:
             return True
         if what == CONSTANTS["MAKE_ROOM"]:
-            warp.cta.named.make_room(tables.fault.address)
+            self._make_room(warp.cta.named, tables.fault.address)
             return True
         if what in cp_async.ASKED:
             self.copies.answer(what, tables.fault, warp)
@@ -399,11 +423,17 @@ class Cluster:
                 raise error
             self.report(error)
             return True
-        error = None if self.tracker is None else self.tracker.fault(what, tables.fault, warp)
+        error = None
+        if self.tracker is not None:
+            error = self.tracker.fault(what, tables.fault, None if warp is None else warp.agent)
         if error is None:
             raise self.barriers.fault(what)
         self.report(error)
         return True
+
+    def _make_room(self, named: NamedBarriers, number: int) -> None:
+        """The core asks for it, for a named barrier."""
+        named.make_room(number, None if self.tracker is None else functools.partial(self.tracker.point, ranks=1))
 
     def _try_succeeds(self, warp: Warp) -> bool:
         """Whether a try_wait whose phase is complete does not report a timeout nevertheless."""

@@ -56,6 +56,9 @@ def arithmetic() -> dict[str, Definition]:
         kind = f"s{bits}"
         found[f"neg_{kind}"] = Definition(np.negative, (kind,), kind)
         found[f"abs_{kind}"] = Definition(np.abs, (kind,), kind)
+    for name, sum_ in (("add", lambda a, b: a + b), ("sub", lambda a, b: a - b)):
+        function = one_by_one(lambda a, b, sum_=sum_: min(max(sum_(a, b), -(2**31)), 2**31 - 1), "s32")
+        found[f"{name}_sat_s32"] = Definition(function, ("s32", "s32"), "s32")
     for name, kind in itertools.product(("min", "max"), ("s16", "s32")):
         choose = {"min": min, "max": max}[name]
         function = one_by_one(lambda a, b, choose=choose: max(choose(a, b), 0), kind)

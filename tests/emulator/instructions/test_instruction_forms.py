@@ -45,6 +45,11 @@ def bits_from(position: int, width: int, mode: str) -> int:
     return sum(1 << bit for bit in range(32) if position <= bit < position + width)
 
 
+def limited(x: int) -> int:
+    """.sat of s32."""
+    return min(max(x, -(2**31)), 2**31 - 1)
+
+
 def integer_cases() -> dict[str, Case]:
     cases: dict[str, Case] = {}
 
@@ -66,6 +71,13 @@ def integer_cases() -> dict[str, Case]:
         for bits in (16, 32, 64):
             sad = functools.partial(lambda v, n, a, b, c: c + abs(v(a, n) - v(b, n)), value, bits)
             add(f"sad.{kind}{bits} {{d}}, {{0}}, {{1}}, {{2}};", bits, (bits,) * 3, sad)
+    for name, sign in (("add", 1), ("sub", -1)):
+        within = functools.partial(lambda s, a, b: limited(signed(a, 32) + s * signed(b, 32)), sign)
+        add(f"{name}.sat.s32 {{d}}, {{0}}, {{1}};", 32, (32, 32), within)
+    add(
+        "mad.hi.sat.s32 {d}, {0}, {1}, {2};", 32, (32,) * 3,
+        lambda a, b, c: limited((signed(a, 32) * signed(b, 32) >> 32) + signed(c, 32)),
+    )  # fmt: skip
     for name, choose in (("min", min), ("max", max)):
 
         def rectified(a: int, b: int, bits: int = 16, choose: Callable[..., int] = choose) -> int:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.errors import IllegalAccess, SharedMemoryRace
 from cute_kernels.programs.guarded_memory import guarded
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.definitions.memory import Memory
@@ -118,3 +118,59 @@ def test_as_defined(
             expected = seen[lane].load(offsets[lane], width)
         assert out[lane, :width].tolist() == expected
         assert out[lane, 16:24].tolist() == seen[lane].load(8 * lane, 8)
+
+
+# --- st.bulk ----------------------------------------------------------------------------------------------------------
+
+BULK = 4096
+"""Bytes of shared memory, all of them filled with ones before."""
+
+
+def bulk(form: str, address: str, read: str) -> str:
+    """Lanes whose size, the second of their two words in p0, is none keep away; the first is an offset."""
+    return module(
+        f"""mov.u32 %r1, %tid.x; ld.param.u64 %d0, [p0]; mad.wide.u32 %d1, %r1, 8, %d0; ld.param.u64 %d2, [p1];
+        ld.global.v2.u32 {{%r2, %r3}}, [%d1]; setp.ne.u32 %p1, %r3, 0; cvt.u64.u32 %d3, %r3;
+        mov.u32 %r4, dynamic; mad.lo.u32 %r5, %r1, {BULK // 32}, %r4; mov.u32 %r6, -1; mov.u32 %r7, 0;
+        L: st.shared.u32 [%r5], %r6; add.u32 %r5, %r5, 4; add.u32 %r7, %r7, 4; setp.lt.u32 %p2, %r7, {BULK // 32};
+        @%p2 bra L;
+        bar.warp.sync -1; add.u32 %r8, %r4, %r2; cvt.u64.u32 %d4, %r8; cvta.shared.u64 %d4, %d4;
+        @%p1 st.bulk{form} [{address}], %d3, 0; {read}
+        mad.lo.u32 %r5, %r1, {BULK // 32}, %r4; mad.wide.u32 %d5, %r1, {BULK // 32}, %d2; mov.u32 %r7, 0;
+        M: ld.shared.u32 %r6, [%r5]; st.global.u32 [%d5], %r6; add.u32 %r5, %r5, 4; add.s64 %d5, %d5, 4;
+        add.u32 %r7, %r7, 4; setp.lt.u32 %p2, %r7, {BULK // 32}; @%p2 bra M; ret;""",
+        parameters=2,
+    )
+
+
+FORMS = [(".weak.shared::cta", "%r8"), (".weak", "%d4"), (".shared::cta", "%r8"), ("", "%d4")]
+
+
+@pytest.mark.parametrize(("form", "address"), FORMS)
+@pytest.mark.parametrize("seed", range(3))
+def test_bulk_stores_write_zeros(form: str, address: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = 8 * rng.integers(0, 17, 32)
+    offsets = 128 * rng.permutation(32) + rng.integers(0, 128 - sizes + 1) // 8 * 8
+    given_, out = aligned(np.stack([offsets, sizes], 1).astype(np.uint32)), aligned(np.zeros(BULK, np.uint8))
+    launch(bulk(form, address, "bar.warp.sync -1;"), given_, out, dynamic_smem=BULK)
+    expected = np.full(BULK, 0xFF, np.uint8)
+    for offset, size in zip(offsets, sizes):
+        expected[offset : offset + size] = 0
+    assert (out == expected).all()
+
+
+@pytest.mark.parametrize(("offset", "size", "words"), [
+    (4, 8, "st.bulk of 8 bytes at"), (8, 12, "st.bulk of 12 bytes at"), (BULK - 8, 16, "leaves its"),
+])  # fmt: skip
+def test_bulk_stores_that_are_illegal(offset: int, size: int, words: str) -> None:
+    given_ = aligned(np.array([[offset, size]] + [[0, 0]] * 31, np.uint32))
+    with pytest.raises(IllegalAccess, match=words):
+        launch(bulk(*FORMS[0], "bar.warp.sync -1;"), given_, aligned(np.zeros(BULK, np.uint8)), dynamic_smem=BULK)
+
+
+def test_bulk_stores_race_with_what_follows() -> None:
+    """Without bar.warp.sync another lane must not load what a lane has cleared."""
+    given_ = aligned(np.array([[0, BULK]] + [[0, 0]] * 31, np.uint32))
+    with pytest.raises(SharedMemoryRace):
+        launch(bulk(*FORMS[0], ""), given_, aligned(np.zeros(BULK, np.uint8)), dynamic_smem=BULK)

@@ -14,18 +14,11 @@ All of these have the scope of the GPU or the system: others do not reach anothe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from cute_kernels.emulator.observe.races.sync_point import Columns, Order, Row, join
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.observe.races.happens_before import Agent
-    from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
-
-#: By the number of a cluster, a visible row of it: int32 [columns]. Neither is changed once it is made.
-Knowledge = dict[int, np.ndarray]
+from cute_kernels.emulator.observe.races.happens_before import Agent
+from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
+from cute_kernels.emulator.observe.races.sync_point import Columns, Knowledge, Order, Row, join
 
 
 def joined(first: Knowledge, second: Knowledge) -> Knowledge:

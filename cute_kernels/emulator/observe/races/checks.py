@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,61 +18,27 @@ from cute_kernels.emulator.errors import (
     ProxyFenceMissing,
     Race,
     SharedMemoryRace,
+    TensorMemoryRace,
     raising,
 )
 from cute_kernels.emulator.facts import Memory, Side, WarpName
 from cute_kernels.emulator.observe.races.abroad import Abroad
-from cute_kernels.emulator.observe.races.conflict import Conflict
+from cute_kernels.emulator.observe.races.conflict import Conflict, Part, array_at
 from cute_kernels.emulator.observe.races.earlier_accesses import place, suspects
 from cute_kernels.emulator.observe.races.exits import ExitChecks
 from cute_kernels.emulator.observe.races.happens_before import WARP_COLUMNS, Agent
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
+from cute_kernels.emulator.observe.races.operations import Operation
 from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, Plane, Shadow
 from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import Columns, Row, SyncPoint
-from cute_kernels.emulator.observe.races.tensor_memory import Operation, TensorRaces
+from cute_kernels.emulator.state.tmem import COLUMNS, LANE_GROUP, LANES
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.mbarrier import MBarriers
-    from cute_kernels.emulator.state.warp import Warp
 
 LogEntry, Access = STRUCTURES["LogEntry"], STRUCTURES["Access"]
 _WEAK = "the synchronisation between them is relaxed, or its scope does not include both"
-
-
-@dataclass(frozen=True)
-class Part:
-    """Places of one access that are of one plane.
-
-    Attributes:
-        plane: by granules or by bytes; None: of tensor memory.
-        unit: bytes of a place.
-        places, lanes: of each; lane -1: of the warp.
-        before: identities of earlier accesses.
-        late: which of them are not ordered before.
-    """
-
-    plane: Plane | None
-    unit: int
-    places: np.ndarray
-    lanes: np.ndarray
-    before: np.ndarray
-    late: np.ndarray
-
-    @staticmethod
-    def of(conflict: ctypes.Structure, access: ctypes.Structure, shadow: Shadow | None) -> Part:
-        """Copies of what the core tells of."""
-        arrays = (
-            _array(getattr(conflict, name), conflict.count, dtype).copy()
-            for name, dtype in (("places", np.int64), ("lanes", np.int64), ("before", np.int32), ("late", np.bool_))
-        )
-        plane = None if shadow is None else shadow.fine if conflict.unit == 1 else shadow.coarse
-        return Part(plane, conflict.unit, *arrays)
-
-
-def _array(address: int, count: int, dtype: type[np.generic]) -> np.ndarray:
-    """Items that are at a host address."""
-    return np.frombuffer((ctypes.c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address), dtype)
 
 
 class RaceChecks:
@@ -98,12 +63,12 @@ class RaceChecks:
         self.ranks = len(sizes)
         self.columns = Columns(warps * (WARP_COLUMNS + 3) + 64)
         self.shared = [Shadow(size, by_bytes=True) for size in sizes]
-        self.tensor = TensorRaces(self)
+        self.planes = [Plane((COLUMNS, LANES // LANE_GROUP)) for _ in range(self.ranks)]  # of tensor memory
         self.all_shared = np.array([shadow.address for shadow in self.shared], np.int64)
         self.unit = ShadowUnit(self.epochs, self._found, self._asked)
         self.looking: Agent | Operation | None = None  # who makes the access that the core looks at
         self.stand: Callable[[ctypes.Structure], None] | None = None  # where it was made: an entry of the log
-        for plane in (*(shadow.coarse for shadow in self.shared), *self.tensor.planes):
+        for plane in (*(shadow.coarse for shadow in self.shared), *self.planes):
             plane.expect_reads()  # of shared and tensor memory almost every place is
         self.points: dict[int, SyncPoint] = {}
         self.locations: dict[tuple[str, int], SyncPoint] = {}
@@ -134,9 +99,9 @@ class RaceChecks:
         self.agents.append(Agent(self.columns, rank, live, label, self.strict, text, number, instructions))
         return self.agents[-1]
 
-    def enter(self, warp: Warp, lane: int = 0) -> None:
+    def enter(self, agent: Agent, lane: int = 0) -> None:
         """The operations that follow are issued by this lane."""
-        self.agent, self.lane = warp.agent, lane
+        self.agent, self.lane = agent, lane
 
     def predecessor_done(self, agent: Agent) -> None:
         """griddepcontrol.wait: the launch before is over, and what it wrote is visible."""
@@ -150,7 +115,7 @@ class RaceChecks:
 
     def _found(self, address: int) -> Shadow | Plane:
         """The shadow, or the plane of tensor memory, that is there."""
-        known = (*self.shared, *self.tensor.planes, *self.launch.regions.values())
+        known = (*self.shared, *self.planes, *self.launch.regions.values())
         return next(one for one in known if one.address == address)
 
     def _asked(self, what: int, conflict: ctypes.Structure) -> None:
@@ -168,19 +133,17 @@ class RaceChecks:
         if what == CONSTANTS["RACE_ELSEWHERE"]:
             self.elsewhere(conflict)
         elif what == CONSTANTS["RACE_ABROAD"]:
-            known = _array(conflict.known, access.width, np.int32)
+            known = array_at(conflict.known, access.width, np.int32)
             conflict.answer = self._is_known_abroad(conflict.identity, known)
         elif access.grain == GRANULE:
             part = Part.of(conflict, access, self._found(access.shadow))
             self._report_late(what, part, access, "wrote" if conflict.wrote else "read")
         else:
-            rank = [plane.address for plane in self.tensor.planes].index(access.shadow)
-            self.tensor.report_late(rank, Part.of(conflict, access, None), access, conflict.wrote)
+            rank = [plane.address for plane in self.planes].index(access.shadow)
+            self._late_in_tensor(rank, Part.of(conflict, access, None), access, "wrote" if conflict.wrote else "read")
 
     def _is_known_abroad(self, identity: int, known: np.ndarray) -> bool:
-        """Whether an access is one of the launch before, which is known to be over, or one of another cluster that was
-        released to this one.
-        """
+        """Whether it is of the launch before, known to be over, or of another cluster, released to this one."""
         number = identity >> LANE_BITS
         if known[self._predecessor] and number < self.launch.first:
             return True
@@ -267,6 +230,22 @@ class RaceChecks:
         )
         self.report(error)
 
+    def _late_in_tensor(self, rank: int, part: Part, access: ctypes.Structure, earlier: str) -> None:
+        operation = self.looking
+        verb = "frees" if not operation.identity else "writes" if access.write else "reads"
+        index = int(np.argmax(part.late))
+        column, group = divmod(int(part.places[index]), LANES // LANE_GROUP)
+        identity = int(part.before[index])
+        what = self.epochs.label(operation.identity) if operation.identity else "tcgen05.dealloc"
+        other = self.side(identity, earlier, "tensor")
+        error = TensorMemoryRace(
+            f"{what} {verb} TMEM column {column}, lanes from {LANE_GROUP * group} on, of CTA {rank}, which the "
+            f"{other.what} {earlier}{place(other.instructions)}: it is not known to be complete. What is missing "
+            "may be tcgen05.wait::ld, tcgen05.wait::st or tcgen05.commit, a barrier, or tcgen05.fence around a relaxed "
+            "one"
+        ).know(side=Side(verb, what=what), other=other, memory=Memory("tensor", column, 1, rank))
+        self.report(error)
+
     def _memory(self, part: Part, number: int, rank: int) -> Memory:
         """Memory of all lanes of the earlier access, like `_where`."""
         start, nbytes = self._range(part, part.late & (part.before >> LANE_BITS == number))
@@ -289,7 +268,7 @@ class RaceChecks:
         count = int(gaps[0]) + 1 if len(gaps) else len(places)
         return int(places[0]) * part.unit, count * part.unit
 
-    def _told(self, identity: int) -> dict[str, Any]:
+    def _told(self, identity: int) -> dict[str, object]:
         """Label and place of an operation, as `ExitChecks` tells them."""
         return {"what": self.epochs.label(identity), "place": self.epochs.place(identity)}
 

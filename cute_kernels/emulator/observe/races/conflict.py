@@ -1,18 +1,53 @@
-"""Two accesses that race, for reports: the kind of fault, and which lanes of both sides."""
+"""Two accesses that race, for reports: where, the kind of fault, and which lanes of both sides."""
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from cute_kernels.emulator.facts import Side
 from cute_kernels.emulator.observe.races.happens_before import LANES, Agent
-from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Epochs
-from cute_kernels.emulator.observe.races.tensor_memory import Operation
+from cute_kernels.emulator.observe.races.operations import Operation
+from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Epochs, Plane, Shadow
+
+
+@dataclass(frozen=True)
+class Part:
+    """Places of one access that are of one plane.
+
+    Attributes:
+        plane: by granules or by bytes; None: of tensor memory.
+        unit: bytes of a place.
+        places, lanes: of each; lane -1: of the warp.
+        before: identities of earlier accesses.
+        late: which of them are not ordered before.
+    """
+
+    plane: Plane | None
+    unit: int
+    places: np.ndarray
+    lanes: np.ndarray
+    before: np.ndarray
+    late: np.ndarray
+
+    @staticmethod
+    def of(conflict: ctypes.Structure, access: ctypes.Structure, shadow: Shadow | None) -> Part:
+        """Copies of what the core tells of."""
+        arrays = (
+            array_at(getattr(conflict, name), conflict.count, dtype).copy()
+            for name, dtype in (("places", np.int64), ("lanes", np.int64), ("before", np.int32), ("late", np.bool_))
+        )
+        plane = None if shadow is None else shadow.fine if conflict.unit == 1 else shadow.coarse
+        return Part(plane, conflict.unit, *arrays)
+
+
+def array_at(address: int, count: int, dtype: type[np.generic]) -> np.ndarray:
+    """Items that are at a host address."""
+    return np.frombuffer((ctypes.c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address), dtype)
 
 
 @dataclass(frozen=True)
@@ -39,7 +74,7 @@ class Conflict:
     cluster: int = 0
     weak: bool = False
 
-    def facts(self, before: np.ndarray, late: np.ndarray, number: int, other: Side) -> dict[str, Any]:
+    def facts(self, before: np.ndarray, late: np.ndarray, number: int, other: Side) -> dict[str, object]:
         """Fields of `cute_kernels.emulator.errors.EmulatorError.know`.
 
         Args:

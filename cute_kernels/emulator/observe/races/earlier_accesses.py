@@ -97,11 +97,7 @@ def describe(instructions: Sequence[Instruction]) -> str:
 def _reached(
     flow: Flow, first: int, wanted: Callable[[Instruction], bool], ends: Callable[[Instruction], bool]
 ) -> list[Instruction]:
-    """Wanted instructions on the ways from ``first`` to the next end; ``first`` itself too, if it is wanted.
-
-    Lanes of a warp that take different ways at a branch run one after the other: whatever is in such a region may
-    follow any of it.
-    """
+    """Wanted instructions, ``first`` too, up to the next end; those of a divergent region may follow each other."""
     instructions = flow.kernel.instructions
     found: set[int] = set()
     seen: set[int] = set()

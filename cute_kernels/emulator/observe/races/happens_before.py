@@ -43,7 +43,7 @@ from cute_kernels.emulator.observe.races.sync_point import (
 )
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.state.warp import WarpState
 
 LANES = CONSTANTS["LANES"]
 FULL = (1 << LANES) - 1
@@ -128,7 +128,7 @@ class Agent:
     ) -> None:  # fmt: skip
         self.number = number
         self.rank, self.live, self.label, self.strict = rank, live, label, strict
-        self.warp: Warp | None = None
+        self.warp: WarpState | None = None
         self.private = Private()
         self.base = columns.take(WARP_COLUMNS)
         self._matrix = columns.matrix(self, sum(rows for _, rows in _PARTS))

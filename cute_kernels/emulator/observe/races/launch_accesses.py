@@ -10,15 +10,13 @@ import ctypes
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, STRONG, Epochs, Plane
+from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, STRONG, Epochs, Plane, Shadow
 
-if TYPE_CHECKING:
-    from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow, Region
-
+Region = tuple[int, int]
+"""First address and bytes."""
 SPAN = 1 << 20
 """Bytes of memory that are looked at together."""
 READ, STRONG_READ, WRITTEN, STRONGLY_WRITTEN = 1, 2, 4, 8
@@ -105,13 +103,8 @@ class Span:
             yield cells, self.single.expand()[:size] & WRITES != 0
 
 
-def accesses_of(shadow: LaunchShadow) -> list[Span]:
-    """Accesses to global memory since the launch began, by span."""
-    return [span for region in shadow.regions for span in _spans(shadow, region)]
-
-
-def _spans(shadow: LaunchShadow, region: Region) -> Iterator[Span]:
-    memory, epochs, first = shadow.regions[region], shadow.epochs, shadow.first
+def spans_of(region: Region, memory: Shadow, epochs: Epochs, first: int) -> Iterator[Span]:
+    """Accesses to a region with this shadow since an epoch, by span."""
     low, high = memory.accessed  # a launch uses little of all memory, and shadows of the rest have no pages yet
     used = slice(low // GRANULE, -(-high // GRANULE))
     used_bytes = slice(used.start * GRANULE, used.stop * GRANULE)

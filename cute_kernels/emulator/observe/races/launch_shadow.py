@@ -14,18 +14,17 @@ from cute_kernels.emulator.observe.races.launch_accesses import (
     STRONGLY_WRITTEN,
     WRITES,
     WRITTEN,
+    Region,
     Span,
+    spans_of,
 )
 from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, STRONG, Epochs, Plane, Shadow
 from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
+from cute_kernels.emulator.observe.races.sync_point import Knowledge
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.observe.races.abroad import Knowledge
     from cute_kernels.emulator.ptx.flow import Flow
     from cute_kernels.emulator.state.gmem import GlobalMemory
-
-Region = tuple[int, int]
-"""First address and bytes."""
 
 #: Words of a row of `LaunchShadow`'s table of regions, a `LaunchRegion` of the core.
 _REGION_WORDS = word_count("LaunchRegion")
@@ -114,6 +113,13 @@ class LaunchShadow:
             if self.memory.region_bounds(index)[:2] == bounds and region.start <= bounds[0] + offset < region.end
         )
         return region.name, byte, region.end - region.start
+
+    def accesses(self) -> list[Span]:
+        """Accesses to global memory since the launch began, by span."""
+        return [
+            span for region, shadow in self.regions.items()
+            for span in spans_of(region, shadow, self.epochs, self.first)
+        ]  # fmt: skip
 
     def successor(self) -> LaunchShadow:
         """For a launch that may begin before this one is over: who accessed what becomes "the launch before"."""

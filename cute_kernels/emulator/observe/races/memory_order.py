@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.state.lane_masks import block_lanes
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
 
 _ACQUIRE, _RELEASE, _FIELD = (CONSTANTS[f"STRENGTH_{name}"] for name in ("ACQUIRE", "RELEASE", "FIELD"))
 _GRID_SCOPES = frozenset({"gpu", "sys", "gl"})
@@ -68,42 +64,7 @@ def lane_vector(mask: int) -> np.ndarray:
     return np.flatnonzero(block_lanes(mask)).astype(np.int32)
 
 
-def watch(
-    warp: Warp, mask: int, space: str, addresses: np.ndarray, nbytes: int, write: bool, strength: Strength | None = None
-) -> None:
-    """Reports accesses of ``nbytes`` at int64 ``addresses [executing lanes]`` that a warp has just made.
-
-    Raises:
-        Race: see `cute_kernels.emulator.observe.races.tracker`.
-    """
-    tracker = warp.cluster.tracker
-    if tracker is None or not addresses.size or space not in ("shared", "global"):
-        return
-    tracker.generic(warp, lane_vector(mask), space, addresses, nbytes, write, strength is not None)
-    if strength is not None:
-        tracker.strong(warp.agent, mask, space, addresses.tolist(), *strength)
-
-
-def watch_uniform(
-    warp: Warp, mask: int, space: str, address: int, nbytes: int, write: bool, strength: Strength | None = None
-) -> None:
-    """Watches one access of all executing lanes to the same address."""
-    tracker = warp.cluster.tracker
-    if tracker is None or space not in ("shared", "global"):
-        return
-    lanes = mask.bit_length() - 1 if mask & (mask - 1) == 0 else -1
-    tracker.generic(warp, lanes, space, np.array([address], np.int64), nbytes, write, strength is not None)
-    if strength is not None:
-        tracker.strong(warp.agent, mask, space, [address], *strength)
-
-
-def enter(warp: Warp, lane: int) -> None:
-    """Tells the race detector, if there is one, which lane issues the asynchronous operation that follows."""
-    if warp.agent is not None:
-        warp.cluster.tracker.enter(warp, lane)
-
-
-def masks_by_address(mask: int, address: Any) -> dict[int, int]:
+def masks_by_address(mask: int, address: np.ndarray | int) -> dict[int, int]:
     """Which of the executing lanes name which address."""
     if isinstance(address, int):
         return {address: mask}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import ctypes
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import BarrierMisuse
-from cute_kernels.emulator.facts import Side
+from cute_kernels.emulator.facts import BarrierState, Side
 from cute_kernels.emulator.observe.races.abroad import reaches_clusters
 from cute_kernels.emulator.observe.races.checks import RaceChecks
+from cute_kernels.emulator.observe.races.happens_before import Agent
 from cute_kernels.emulator.observe.races.sync_point import Order, Row, SyncPoint
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.observe.races.happens_before import Agent
-    from cute_kernels.emulator.state.warp import Warp
 
 #: What uses an mbarrier; all others are arrivals.
 _VERBS = {
@@ -33,13 +30,13 @@ class PointRaces(RaceChecks):
         """A new synchronisation point, for a barrier of so many CTAs (None: of the cluster)."""
         return SyncPoint(self.columns, self.ranks if ranks is None else ranks)
 
-    def initialise(self, warp: Warp, address: int) -> int:
+    def initialise(self, agent: Agent, address: int) -> int:
         """mbarrier.init. Returns `SyncPoint.address`, for the core."""
         point = self.points.get(address)
         if point is None:
             point = self.points[address] = self.point()
             point.column = self._phases_of(address)
-        point.initialised = warp.agent.initialise()
+        point.initialised = agent.initialise()
         point.follow(self.agents)
         return point.address
 
@@ -64,15 +61,15 @@ class PointRaces(RaceChecks):
             "cluster, is needed"
         ).know("barrier-init-order", **self._barrier(address))
 
-    def fault(self, what: int, fault: Any, warp: Warp | None) -> BarrierMisuse | None:
+    def fault(self, what: int, fault: ctypes.Structure, agent: Agent | None) -> BarrierMisuse | None:
         """A fault of order (`Fault`) that the core has found at an mbarrier; None: it is none of order."""
         address, given = fault.address, fault.given
         if what == CONSTANTS["INIT_ORDER"]:
             verb = _VERBS.get(fault.operation, "an arrival")
-            return self.before_init(address, f"{verb} of {warp.label}", warp.agent, given, fault.place)
+            return self.before_init(address, f"{verb} of {agent.label}", agent, given, fault.place)
         if what == CONSTANTS["PHASE_AMBIGUOUS"]:
             return BarrierMisuse(
-                f"{warp.label} waits for phase {given} of the mbarrier at {_place(address)}, but nothing orders that "
+                f"{agent.label} waits for phase {given} of the mbarrier at {_place(address)}, but nothing orders that "
                 f"after phase {given - 1}: a wait that comes before it is complete is one for "
                 f"{_phase_before(given - 1)}, which has the same parity, and passes at once"
             ).know("phase-ambiguous", **self._barrier(address))
@@ -88,12 +85,14 @@ class PointRaces(RaceChecks):
             ).know("phase-overrun", **self._barrier(address), other=Side("waits", wait, label))
         return None
 
-    def _barrier(self, address: int) -> dict[str, Any]:
+    def _barrier(self, address: int) -> dict[str, BarrierState]:
         return {} if self.barriers is None else {"barrier": self.barriers.state(address)}
 
     # --- strong operations on memory ----------------------------------------------------------------------------------
 
-    def strong(self, agent: Agent, mask: int, space: str, addresses: list[int], acquire: Any, release: Any) -> None:
+    def strong(
+        self, agent: Agent, mask: int, space: str, addresses: list[int], acquire: int | None, release: int | None
+    ) -> None:
         """Accesses that may synchronise; ``acquire`` and ``release`` are their `Order`, or None without that half."""
         for address in dict.fromkeys(addresses):
             key = (space, address)
@@ -111,11 +110,11 @@ class PointRaces(RaceChecks):
             agent.release(point, mask, release & ~Order.GRID)
             point.complete()
 
-    def fence(self, warp: Warp, mask: int, order: int, kind: str) -> None:
+    def fence(self, agent: Agent, mask: int, order: int, kind: str) -> None:
         """A fence of memory by lanes; ``kind``: "sc", "acq_rel", "acquire" or "release"."""
         if reaches_clusters(order):
-            self.abroad.fence(warp.agent, mask, kind != "release", kind != "acquire", kind == "sc")
-        warp.agent.fence(mask, order & ~Order.GRID)
+            self.abroad.fence(agent, mask, kind != "release", kind != "acquire", kind == "sc")
+        agent.fence(mask, order & ~Order.GRID)
 
 
 def _place(address: int) -> str:

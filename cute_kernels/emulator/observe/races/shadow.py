@@ -35,6 +35,10 @@ def zeros(shape: int | tuple[int, ...], dtype: type[np.generic] = np.int32) -> n
     return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype).reshape(shape)
 
 
+Offsets = int | np.ndarray
+"""Where an access begins: one place, or int64 of several."""
+Lanes = int | np.ndarray
+"""A lane, -1 for all of them, or one per address."""
 _EPOCHS, _SHADOW, _PLANE = words("Epochs"), words("Shadow"), words("Plane")
 _LAYERS = 16  # for which there is room at once in planes of at most so many bytes each
 _MOST_BYTES = 1 << 20

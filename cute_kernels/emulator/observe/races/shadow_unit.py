@@ -9,21 +9,16 @@ import ctypes
 import functools
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES, word_count
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
-from cute_kernels.emulator.observe.races.shadow import GRANULE
+from cute_kernels.emulator.observe.races.happens_before import FULL, Agent, Offset
+from cute_kernels.emulator.observe.races.operations import Operation, PipelinedAccess
+from cute_kernels.emulator.observe.races.shadow import GRANULE, Epochs, Lanes, Offsets, Plane, Shadow
 from cute_kernels.emulator.observe.races.sync_point import Row
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.observe.races.happens_before import Agent
-    from cute_kernels.emulator.observe.races.shadow import Epochs, Plane, Shadow
-    from cute_kernels.emulator.observe.races.tensor_memory import Operation, PipelinedAccess
-    from cute_kernels.emulator.observe.races.tracker import RaceTracker
 
 _ACQUIRED, _VISIBLE = map(int, (Row.ACQUIRED, Row.VISIBLE))
 _READ = int(Offset.READ)
@@ -47,6 +42,9 @@ class ShadowUnit:
         epochs: what accesses are known by.
         find: the shadow, or the plane of tensor memory, at an address.
         ask: is told of a `Conflict`; its first argument is one of the core's RACE_.., but for more room.
+
+    Attributes:
+        callback_address: what the core calls.
     """
 
     #: What is known of arrays that never change, with the array, so that no other one gets its identity.
@@ -65,7 +63,7 @@ class ShadowUnit:
         address = ctypes.cast(self._callback, ctypes.c_void_p).value
         self._record = functools.partial(library().access_record_whole, self._access.ctypes.data, address)
         self._generic = GenericAccess()
-        self._callback_address = address
+        self.callback_address = address
 
     def _asked(self, what: int, address: int) -> int:
         try:
@@ -108,7 +106,7 @@ class ShadowUnit:
         self._set(*what, *places, 0, *view, self._epochs.address, *record, *rest)
         self._checked(self._record())
 
-    def _places(self, offsets: Any) -> tuple[int, int, int, int]:
+    def _places(self, offsets: Offsets) -> tuple[int, int, int, int]:
         """OFFSETS, ROWS, BASE and STRIDE of one range (int), or of an array of offsets."""
         if isinstance(offsets, np.ndarray):
             return self._located(offsets)
@@ -126,7 +124,7 @@ class ShadowUnit:
         return place
 
     def async_read(
-        self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, fence: Row, cluster: int
+        self, shadow: Shadow, offsets: Offsets, nbytes: int, operation: Operation, fence: Row, cluster: int
     ) -> None:
         """An operation reads ``nbytes`` at offsets; ``fence``: the row of fences that cover the memory."""
         offsets = _contiguous(offsets)
@@ -138,7 +136,7 @@ class ShadowUnit:
         self._run((0, 0, shadow.address, GRANULE), (*self._places(offsets), nbytes), view, record, rest)
 
     def async_write(
-        self, shadow: Shadow, offsets: Any, nbytes: int, operation: Operation, fence: Row | None, cluster: int
+        self, shadow: Shadow, offsets: Offsets, nbytes: int, operation: Operation, fence: Row | None, cluster: int
     ) -> None:
         """An operation writes; ``fence`` None: none is asked for.
 
@@ -169,8 +167,9 @@ class ShadowUnit:
         del kept
 
     def note(
-        self, shadow: Shadow, offsets: Any, nbytes: int, identity: int, write: bool, column: int = 0, cluster: int = 0
-    ) -> None:
+        self, shadow: Shadow, offsets: Offsets, nbytes: int, identity: int, write: bool, column: int = 0,
+        cluster: int = 0,
+    ) -> None:  # fmt: skip
         """Records an access that is not compared with earlier ones; ``column``, ``cluster``: of a read."""
         offsets = _contiguous(offsets)
         view = (0, 0, -1, 0, -1, -1, cluster)
@@ -179,7 +178,7 @@ class ShadowUnit:
         self._run(what, (*self._places(offsets), nbytes), view, record, rest)
 
     def generic(
-        self, context: ctypes.Structure, lanes: Any, addresses: np.ndarray, kind: tuple[str, int, bool, bool],
+        self, context: ctypes.Structure, lanes: Lanes, addresses: np.ndarray, kind: tuple[str, int, bool, bool],
         identity: int, instruction: int,
     ) -> None:  # fmt: skip
         """Loads or stores, as of `RaceTracker.generic`; ``kind``: space, bytes, whether they write, whether strong."""
@@ -192,24 +191,24 @@ class ShadowUnit:
         if access.each:
             access.lanes[: len(addresses)] = lanes.tolist()
         where = ctypes.addressof(context), ctypes.addressof(access)
-        self._checked(library().generic_record_whole(*where, self._callback_address))
+        self._checked(library().generic_record_whole(*where, self.callback_address))
 
     def pipelined_list(
-        self, tracker: RaceTracker, accesses: Sequence[PipelinedAccess]
+        self, shared: Sequence[Shadow], planes: Sequence[Plane], accesses: Sequence[PipelinedAccess]
     ) -> tuple[np.ndarray, ...]:
         """Arguments of `pipelined`: `PipelinedAccess` as int64, and arrays that have to live as long as it."""
         lines, kept = [], []
         for access in accesses:
             if access.starts is not None:
-                shadow, (starts, nbytes) = tracker.shared[access.rank], self.merged(access.starts, access.nbytes)
+                shadow, (starts, nbytes) = shared[access.rank], self.merged(access.starts, access.nbytes)
                 lines.append((0, shadow.address, GRANULE, starts.ctypes.data, len(starts), 0, 0, nbytes))
                 kept.append(starts)
                 continue
-            plane = tracker.tensor.planes[access.rank]
+            plane = planes[access.rank]
             places, offsets = _rectangle(plane, access.place)
             lines.append((int(access.write), plane.address, 1, *places))
             kept.append(offsets)
-        return np.array([(*line, tracker.epochs.address) for line in lines], np.int64), *kept
+        return np.array([(*line, self._epochs.address) for line in lines], np.int64), *kept
 
     def merged(self, starts: np.ndarray, nbytes: int) -> tuple[np.ndarray, int]:
         """Merges the bytes into longer pieces of one length, where they can be put together so."""
@@ -236,14 +235,6 @@ class ShadowUnit:
         """
         return library().access_pipelined(accesses, count, agent.block_address, identity, lane, column)
 
-    def context(self, tracker: RaceTracker, agent: Agent) -> ctypes.Structure:
-        """The `Context` that the core knows a warp by, good as long as the tracker."""
-        return STRUCTURES["Context"](
-            agent.block_address, tracker.epochs.address, tracker.shared[agent.rank].address,
-            tracker.tensor.planes[agent.rank].address, tracker.launch.block.ctypes.data, tracker.cluster,
-            tracker.all_shared.ctypes.data, self._callback_address,
-        )  # fmt: skip
-
     def observe(self, context: ctypes.Structure, log: np.ndarray, first: int) -> int:
         """Works off what a warp has logged (`memory_tables`), from an entry on.
 
@@ -255,7 +246,7 @@ class ShadowUnit:
         Returns:
             The number of the first entry that Python has to decide; the number of entries if there is none.
         """
-        end = library().log_observe(ctypes.addressof(context), log.ctypes.data, first, len(log), self._callback_address)
+        end = library().log_observe(ctypes.addressof(context), log.ctypes.data, first, len(log), self.callback_address)
         self._checked(end >= 0)
         return end
 
@@ -264,7 +255,7 @@ def _private(operation: Operation) -> int:
     return 0 if operation.private is None else operation.private.address
 
 
-def _contiguous(offsets: Any) -> Any:
+def _contiguous(offsets: Offsets) -> Offsets:
     return np.ascontiguousarray(offsets, np.int64) if isinstance(offsets, np.ndarray) else offsets
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
 from cute_kernels.emulator.core.library import library
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.observe.races.happens_before import Agent
 
 
 class Row(enum.IntEnum):
@@ -36,6 +33,8 @@ class Order(enum.IntFlag):
 
 
 ROWS = len(Row)
+#: By the number of a cluster, a visible row of it: int32 [columns]. Neither is changed once it is made.
+Knowledge = dict[int, np.ndarray]
 #: Rows that relaxed synchronisation at the scope of a CTA does not take to another.
 SCOPED = (Row.VISIBLE, Row.TENSOR)
 PROXIES = (Row.PROXY, Row.PROXY_GLOBAL)
@@ -53,6 +52,19 @@ _MOST_STREAMS = 64
 _NOBODY = np.zeros((0, _FOLLOWED_WORDS), np.int64)
 
 
+class Wide(Protocol):
+    """An object with a matrix of clocks of all columns."""
+
+    def widen(self, width: int) -> None: ...
+
+
+class Numbered(Protocol):
+    """A warp: its number in the cluster, -1 where none is known, and its first column."""
+
+    number: int
+    base: int
+
+
 class Columns:
     """Hands out columns, and keeps every matrix of clocks wide enough."""
 
@@ -60,7 +72,7 @@ class Columns:
         self.width = max(64, expected)
         self.used = 0
         self._named: dict[Hashable, int] = {}
-        self._owners: list[Any] = []
+        self._owners: list[Wide] = []
 
     def take(self, count: int) -> int:
         """The first of ``count`` new columns."""
@@ -78,7 +90,7 @@ class Columns:
             self._named[key] = self.take(1)
         return self._named[key]
 
-    def matrix(self, owner: Any, rows: int = ROWS) -> np.ndarray:
+    def matrix(self, owner: Wide, rows: int = ROWS) -> np.ndarray:
         """Clocks of all columns, int32 [rows, columns], for an object whose ``widen`` is called when there are more."""
         self._owners.append(owner)
         return np.zeros((rows, self.width), np.int32)
@@ -92,7 +104,7 @@ def widened(clocks: np.ndarray, width: int) -> np.ndarray:
 
 
 def divided(
-    clocks: np.ndarray, words: Any, parts: Sequence[tuple[str, int]], at: dict[str, int]
+    clocks: np.ndarray, words: memoryview, parts: Sequence[tuple[str, int]], at: dict[str, int]
 ) -> list[np.ndarray]:
     """Parts of int32 [rows, columns], by name and number of rows; their addresses become words of these names."""
     row, address, found = 0, clocks.ctypes.data, []
@@ -130,9 +142,8 @@ class SyncPoint:
         self._clocks = columns.matrix(self, 2 * ROWS + 2 * self._scoped + 1)
         self._used = np.zeros(ranks, np.int64)
         self._streams = np.zeros(_MOST_STREAMS, np.int64)
-        self._agents: Sequence[Agent] = ()
         self._rows = _NOBODY
-        self._seen: dict[tuple[Agent, int], int] = {}  # of those that are not followed
+        self._seen: dict[tuple[Numbered, int], int] = {}  # of those that are not followed
         self._words[_COLUMN] = -1
         self._words[_AT["ranks"]], self._words[_AT["used"]] = ranks, self._used.ctypes.data
         self._words[_STREAMS], self._words[_STREAM_ROOM] = self._streams.ctypes.data, _MOST_STREAMS
@@ -204,10 +215,9 @@ class SyncPoint:
 
     # --- who waited, copied, arrived ----------------------------------------------------------------------------------
 
-    def follow(self, agents: Sequence[Agent]) -> None:
+    def follow(self, agents: Sequence[Numbered]) -> None:
         """From now on it is known what these warps, numbered in this order, do with the barrier."""
         if len(self._rows) != len(agents):
-            self._agents = agents
             self._rows = np.full((len(agents), _FOLLOWED_WORDS), -1, np.int64)
             self._rows[:, _ARRIVED] = 0
             self._bases = np.fromiter((agent.base for agent in agents), np.int64, len(agents))
@@ -217,24 +227,24 @@ class SyncPoint:
                 self._words[_AT[name]] = value
         self._rows[:, _PHASE] = CONSTANTS["NO_PHASE"]
 
-    def acquired(self, agent: Agent, order: int) -> bool:
+    def acquired(self, agent: Numbered, order: int) -> bool:
         """Whether a warp that is not followed has acquired this phase in this order before; it has from now on."""
         if 0 <= agent.number < len(self._rows):
             return False
         known, self._seen[agent, order] = self._seen.get((agent, order)), self.completed
         return known == self.completed
 
-    def arrivals(self) -> Iterator[tuple[Agent, int, int, int]]:
-        """Agent, clock, phase and index of the instruction of the latest arrivals from other CTAs."""
-        for agent, row in zip(self._agents, self._rows):
+    def arrivals(self) -> Iterator[tuple[int, int, int, int]]:
+        """Warp, clock, phase and index of the instruction of the latest arrivals from other CTAs."""
+        for warp, row in enumerate(self._rows):
             if row[_ARRIVED]:
-                yield agent, int(row[_ARRIVED]), int(row[_ARRIVED_PHASE]), int(row[_ARRIVED_PLACE])
+                yield warp, int(row[_ARRIVED]), int(row[_ARRIVED_PHASE]), int(row[_ARRIVED_PLACE])
 
-    def take_commits(self) -> Iterator[tuple[Agent, int, int, int, int]]:
-        """Agent, stream, clock, phase and index of the instruction of the latest commits, which are forgotten."""
-        for agent, row in zip(self._agents, self._rows):
+    def take_commits(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """Warp, stream, clock, phase and index of the instruction of the latest commits, which are forgotten."""
+        for warp, row in enumerate(self._rows):
             if row[_COMMIT] >= 0:
-                yield agent, *row[_COMMIT:].tolist()
+                yield warp, *row[_COMMIT:].tolist()
                 row[_COMMIT] = -1
 
     def copied(self, pair: bool, identity: int) -> None:

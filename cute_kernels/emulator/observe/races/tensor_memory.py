@@ -7,80 +7,19 @@ tcgen05.wait, mma by tcgen05.commit and an mbarrier, and that has to be passed o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import ctypes
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import words
-from cute_kernels.emulator.errors import TensorMemoryRace
-from cute_kernels.emulator.facts import Memory, Side
-from cute_kernels.emulator.observe.races.earlier_accesses import place as place_of
-from cute_kernels.emulator.observe.races.happens_before import Offset, Private
-from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Plane
+from cute_kernels.emulator.observe.races.checks import RaceChecks
+from cute_kernels.emulator.observe.races.happens_before import Agent, Offset
+from cute_kernels.emulator.observe.races.operations import Operation, PipelinedAccess, Place
+from cute_kernels.emulator.observe.races.shadow import LANE_BITS
 from cute_kernels.emulator.observe.races.sync_point import Row
-from cute_kernels.emulator.state.tmem import COLUMNS, LANE_GROUP, LANES
-
-if TYPE_CHECKING:
-    import ctypes
-
-    from cute_kernels.emulator.observe.races.checks import Part
-    from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
-    from cute_kernels.emulator.observe.races.tracker import RaceTracker
-    from cute_kernels.emulator.state.warp import Warp
 
 _TEXT, _LOAD_IDENTITY = words("Agent")["text"], words("Agent")["load_identity"]
-Place = tuple[slice, slice]  # columns, groups of LANE_GROUP lanes
-
-
-@dataclass
-class Operation:
-    """One asynchronous operation, as the detector sees it.
-
-    Attributes:
-        identity: of its accesses.
-        column: stream that it belongs to.
-        clocks: what its issuer knows, int32 [rows, columns].
-        own, lane: columns of the issuing warp and the issuing lane; -1 for an operation of several warps.
-        reduces: it combines what it writes with what is there.
-        generic: it accesses memory through the generic proxy.
-        order: of a copy: what is known to be over when it is complete, int32 [columns].
-        address: host address of ``clocks``.
-        private: what the issuing lane alone knows, as `Agent.private`.
-    """
-
-    identity: int
-    column: int
-    clocks: np.ndarray
-    own: int
-    lane: int
-    reduces: bool = False
-    generic: bool = False
-    order: np.ndarray | None = None
-    address: int = 0
-    private: Private | None = None
-
-    def __post_init__(self) -> None:
-        self.address = self.address or self.clocks.ctypes.data
-
-
-@dataclass(frozen=True)
-class PipelinedAccess:
-    """An access of a tcgen05 operation: ``nbytes`` at ``starts`` in shared memory, or ``place`` in tensor memory.
-
-    Attributes:
-        rank: the CTA.
-        starts: int64, contiguous and never changed.
-        write: to tensor memory; shared memory is read only.
-    """
-
-    rank: int
-    starts: np.ndarray | None = None
-    nbytes: int = 0
-    place: Place = (slice(0), slice(0))
-    write: bool = False
-
 
 class Pipelined:
     """The accesses of a tcgen05 operation, which may be issued many times.
@@ -95,10 +34,10 @@ class Pipelined:
         self.shared_ranks = frozenset(access.rank for access in self.accesses if access.starts is not None)
         self._list: tuple[np.ndarray, ...] | None = None
 
-    def listed(self, unit: ShadowUnit, tracker: RaceTracker) -> int:
+    def listed(self, tracker: RaceChecks) -> int:
         """Host address of `ShadowUnit.pipelined_list`, made once."""
         if self._list is None:
-            self._list = unit.pipelined_list(tracker, self.accesses)
+            self._list = tracker.unit.pipelined_list(tracker.shared, tracker.planes, self.accesses)
         return self._list[0].ctypes.data
 
 
@@ -137,13 +76,18 @@ class _Stream:
 
 
 class TensorRaces:
-    """The part of the race detector that knows tensor memory: one plane per CTA of a cluster."""
+    """The part of the race detector that knows tensor memory.
 
-    def __init__(self, tracker: RaceTracker) -> None:
-        self.tracker, self.epochs = tracker, tracker.epochs
-        self.planes = [Plane((COLUMNS, LANES // LANE_GROUP)) for _ in range(tracker.ranks)]
+    Args:
+        tracker: the detector.
+        read_shared: `RaceTracker.async_read`.
+    """
+
+    def __init__(self, tracker: RaceChecks, read_shared: Callable[[int, np.ndarray, int, Operation], None]) -> None:
+        self.tracker, self.epochs, self.planes = tracker, tracker.epochs, tracker.planes
+        self._read_shared = read_shared
         self._streams: dict[tuple[int, int], _Stream] = {}
-        self._issuers: list[Any] = []
+        self._issuers: list[ctypes.Structure] = []
 
     def _stream(self) -> _Stream:
         key = (self.tracker.agent.base, self.tracker.lane)
@@ -169,7 +113,7 @@ class TensorRaces:
             stream.noted.clear()
         return stream
 
-    def follow(self, issuer: Any, text: str) -> None:
+    def follow(self, issuer: ctypes.Structure, text: str) -> None:
         """The core tells of the MMAs of the entered lane from now on.
 
         Args:
@@ -198,7 +142,7 @@ class TensorRaces:
         """
         tracker, stream = self.tracker, self._begun(work.text)
         agent, unit, count = tracker.agent, tracker.unit, len(work.accesses)
-        listed = work.listed(unit, tracker)
+        listed = work.listed(tracker)
         done = unit.pipelined(listed, count, agent, stream.identity, tracker.lane, stream.column)
         for rank in work.shared_ranks - stream.noted:
             stream.noted.add(rank)
@@ -211,7 +155,7 @@ class TensorRaces:
         operation = self.operation(work.text)
         for access in work.accesses[done:]:
             if access.starts is not None:
-                tracker.async_read(access.rank, access.starts, access.nbytes, operation)
+                self._read_shared(access.rank, access.starts, access.nbytes, operation)
             else:
                 self.access(access.rank, access.place, operation, access.write)
 
@@ -219,17 +163,16 @@ class TensorRaces:
         """Host address of the `Stream` of the entered lane."""
         return self._stream().address
 
-    def load(self, warp: Warp, place: Place, index: int) -> None:
+    def load(self, agent: Agent, place: Place, index: int) -> None:
         """tcgen05.ld, the instruction of this index. Raises TensorMemoryRace when what it reads may not be written."""
-        warp.agent.new_load(index)
-        self._by_warp(warp, Offset.TENSOR_LOAD, place, write=False)
+        agent.new_load(index)
+        self._by_warp(agent, Offset.TENSOR_LOAD, place, write=False)
 
-    def store(self, warp: Warp, place: Place) -> None:
+    def store(self, agent: Agent, place: Place) -> None:
         """tcgen05.st. Raises TensorMemoryRace."""
-        self._by_warp(warp, Offset.TENSOR_STORE, place, write=True)
+        self._by_warp(agent, Offset.TENSOR_STORE, place, write=True)
 
-    def _by_warp(self, warp: Warp, kind: Offset, place: Place, write: bool) -> None:
-        agent = warp.agent
+    def _by_warp(self, agent: Agent, kind: Offset, place: Place, write: bool) -> None:
         word = _LOAD_IDENTITY + write
         identity = agent.words[word]
         if not identity:
@@ -248,26 +191,8 @@ class TensorRaces:
         self.tracker.looking = operation
         self.tracker.unit.tensor(self.planes[rank], place, operation, write, exempt, Row.TENSOR)
 
-    def free(self, warp: Warp, column: int, ncols: int) -> None:
+    def free(self, agent: Agent, column: int, ncols: int) -> None:
         """tcgen05.dealloc. Raises TensorMemoryRace when an access to the columns may not be over."""
-        agent = warp.agent
         place = (slice(column, column + ncols), slice(None))
         operation = self.tracker.looking = Operation(0, -1, agent.clocks, agent.base, -1, address=agent.address)
         self.tracker.unit.tensor(self.planes[agent.rank], place, operation, True, -1, Row.ORDER, freed=True)
-
-    def report_late(self, rank: int, part: Part, access: ctypes.Structure, wrote: int) -> None:
-        """The core has found that an access comes too early."""
-        operation, earlier = self.tracker.looking, "wrote" if wrote else "read"
-        verb = "frees" if not operation.identity else "writes" if access.write else "reads"
-        index = int(np.argmax(part.late))
-        column, group = divmod(int(part.places[index]), LANES // LANE_GROUP)
-        identity = int(part.before[index])
-        what = self.epochs.label(operation.identity) if operation.identity else "tcgen05.dealloc"
-        other = self.tracker.side(identity, earlier, "tensor")
-        error = TensorMemoryRace(
-            f"{what} {verb} TMEM column {column}, lanes from {LANE_GROUP * group} on, of CTA {rank}, which the "
-            f"{other.what} {earlier}{place_of(other.instructions)}: it is not known to be complete. What is missing "
-            "may be tcgen05.wait::ld, tcgen05.wait::st or tcgen05.commit, a barrier, or tcgen05.fence around a relaxed "
-            "one"
-        ).know(side=Side(verb, what=what), other=other, memory=Memory("tensor", column, 1, rank))
-        self.tracker.report(error)

@@ -18,7 +18,7 @@ asynchronous write    asynchronous read                           causality orde
 Accesses are checked and recorded when an operation is issued, so that a race is found whatever the schedule: nothing is
 assumed about when asynchronous work takes effect. Strong operations (atomics, volatile, relaxed and stronger loads and
 stores) do not race with each other, but for strong stores of two lanes of one warp by two instructions: see
-``core/conflicts.c``. What one lane stores and another lane of its warp loads or stores needs bar.warp.sync in
+``core/strong_stores.c``. What one lane stores and another lane of its warp loads or stores needs bar.warp.sync in
 between; a store that follows a load by another lane of the same warp is not checked.
 """
 
@@ -27,23 +27,24 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.observe.races.happens_before import FULL, NEVER, WARP_COLUMNS, Agent, Offset
 from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES
+from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.memory_order import lane_vector, orders
+from cute_kernels.emulator.observe.races.operations import Operation
 from cute_kernels.emulator.observe.races.points import PointRaces
-from cute_kernels.emulator.observe.races.shadow import GENERIC, GRANULE, LANE_BITS, STRONG, Shadow
+from cute_kernels.emulator.observe.races.shadow import GENERIC, GRANULE, LANE_BITS, STRONG, Lanes, Offsets, Shadow
 from cute_kernels.emulator.observe.races.sync_point import Row, join, widened
-from cute_kernels.emulator.observe.races.tensor_memory import Operation
+from cute_kernels.emulator.observe.races.tensor_memory import TensorRaces
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.ptx.program import Instruction
-    from cute_kernels.emulator.state.warp import Warp
 
 _TOGETHER, _STRONG = CONSTANTS["LOG_TOGETHER"], CONSTANTS["LOG_STRONG"]
 #: Of the kinds of entries of a log.
@@ -66,15 +67,20 @@ class JointOperation:
 class RaceTracker(PointRaces):
     """The detector of one cluster; arguments as of `RaceChecks`."""
 
+    def __init__(self, sizes: list[int], launch: LaunchShadow, warps: int = 1, strict: bool = False) -> None:
+        super().__init__(sizes, launch, warps, strict)
+        self.tensor = TensorRaces(self, self.async_read)
+
     # --- generic accesses ---------------------------------------------------------------------------------------------
 
     def generic(
-        self, warp: Warp, lanes: Any, space: str, addresses: np.ndarray, nbytes: int, write: bool, strong: bool = False
-    ) -> None:
+        self, agent: Agent, lanes: Lanes, space: str, addresses: np.ndarray, nbytes: int, write: bool,
+        strong: bool = False,
+    ) -> None:  # fmt: skip
         """Loads (stores) of ``nbytes`` at each of ``addresses`` through the generic proxy.
 
         Args:
-            warp: who.
+            agent: who.
             lanes: lane per address; -1: all of them.
             space: ``"shared"`` or ``"global"``.
             addresses: int64 [n].
@@ -86,10 +92,10 @@ class RaceTracker(PointRaces):
             SharedMemoryRace, GlobalMemoryRace: an earlier access is not ordered before.
         """
         self.launch.track_all()
-        self._generic(warp.agent, lanes, addresses, (space, nbytes, write, strong))
+        self._generic(agent, lanes, addresses, (space, nbytes, write, strong))
 
     def _generic(
-        self, agent: Agent, lanes: Any, addresses: np.ndarray, kind: tuple[str, int, bool, bool], identity: int = 0
+        self, agent: Agent, lanes: Lanes, addresses: np.ndarray, kind: tuple[str, int, bool, bool], identity: int = 0
     ) -> None:
         self.looking, self.stand = agent, None
         self.unit.generic(self.context(agent), lanes, addresses, kind, identity, agent.executing())
@@ -97,7 +103,11 @@ class RaceTracker(PointRaces):
     def context(self, agent: Agent) -> ctypes.Structure:
         """The `Context` that the core knows a warp by."""
         if agent not in self._contexts:
-            self._contexts[agent] = self.unit.context(self, agent)
+            self._contexts[agent] = STRUCTURES["Context"](
+                agent.block_address, self.epochs.address, self.shared[agent.rank].address,
+                self.planes[agent.rank].address, self.launch.block.ctypes.data, self.cluster,
+                self.all_shared.ctypes.data, self.unit.callback_address,
+            )  # fmt: skip
         return self._contexts[agent]
 
     def observe(self, agent: Agent, log: np.ndarray, first: int, stand: Callable[[ctypes.Structure], None]) -> int:
@@ -125,38 +135,30 @@ class RaceTracker(PointRaces):
             self.exits.access(rank, column, agent.clock, f"an access by {agent.label}", place=agent.executing())
 
     def _check_begun(self, agent: Agent, rank: int) -> None:
-        """A CTA's shared memory exists for others when it is known to have begun (CUDA Programming Guide, "Distributed
-        Shared Memory"). Whatever reached the warp from a warp there says so, relaxed or not.
-
-        Raises:
-            IllegalAccess: nothing that a warp of the CTA did is ordered before.
-        """
+        """Reports a CTA that is not known to have begun (CUDA Programming Guide, "Distributed Shared Memory")."""
         if (agent.base, rank) in self._begun:
             return
         self._begun.add((agent.base, rank))
-        order = agent.clocks[Row.ORDER]
+        order = agent.clocks[Row.ORDER]  # whatever reached the warp from a warp there says so, relaxed or not
         warps = (other.base for other in self.agents if other.rank == rank)
         if not any(order[base : base + WARP_COLUMNS].any() for base in warps):
             message = f"{agent.label} accesses the shared memory of CTA {rank}, which may not have begun yet"
             self.report(IllegalAccess(message).know("cta-not-begun"))
 
-    def _regions(self, addresses: np.ndarray, nbytes: int, write: bool) -> list[tuple[Shadow, np.ndarray, Any]]:
-        """(shadow, offsets, chosen items or None for all) of global addresses; memory that is only read has none."""
+    def _regions(self, addresses: np.ndarray, nbytes: int) -> list[tuple[Shadow, np.ndarray]]:
+        """Shadows and the offsets there of global addresses; memory that is only read has none."""
         memory = self.launch.memory
         low, high = int(addresses.min()), int(addresses.max()) + nbytes
         index = memory.region_index(low, high - low)
         if index is not None:
-            return self._region(index, addresses, None)
-        found = []
+            return self._region(index, addresses)
         indices = np.array([memory.region_index(address, nbytes) for address in addresses.tolist()], float)
-        for index in np.unique(indices[~np.isnan(indices)]).tolist():
-            chosen = indices == index
-            found += self._region(int(index), addresses[chosen], chosen)
-        return found
+        each = np.unique(indices[~np.isnan(indices)]).tolist()
+        return [found for index in each for found in self._region(int(index), addresses[indices == index])]
 
-    def _region(self, index: int, addresses: np.ndarray, chosen: Any) -> list[tuple[Shadow, np.ndarray, Any]]:
+    def _region(self, index: int, addresses: np.ndarray) -> list[tuple[Shadow, np.ndarray]]:
         found = self.launch.shadow(index)
-        return [] if found is None else [(found[0], addresses - found[1], chosen)]
+        return [] if found is None else [(found[0], addresses - found[1])]
 
     # --- asynchronous accesses ----------------------------------------------------------------------------------------
 
@@ -171,7 +173,7 @@ class RaceTracker(PointRaces):
             identity, column, agent.clocks, agent.base, self.lane, reduces, address=agent.address, private=agent.private
         )
 
-    def async_read(self, rank: int, offsets: Any, nbytes: int, operation: Operation) -> None:
+    def async_read(self, rank: int, offsets: Offsets, nbytes: int, operation: Operation) -> None:
         """The operation reads shared memory: one range (int offset), or ``nbytes`` at each of an array of offsets.
 
         Raises:
@@ -183,7 +185,7 @@ class RaceTracker(PointRaces):
         if self.agent is not None and rank != self.agent.rank:
             self.reads_elsewhere(rank, operation.identity)
 
-    def async_write(self, rank: int, offsets: Any, nbytes: int, operation: Operation) -> None:
+    def async_write(self, rank: int, offsets: Offsets, nbytes: int, operation: Operation) -> None:
         """The operation writes shared memory.
 
         Raises:
@@ -222,7 +224,7 @@ class RaceTracker(PointRaces):
         # by fence.proxy.tensormap, which is not followed.
         identity = self.epochs.new(column, clock, text, GENERIC, copy.work.place)
         granules = copy.other + np.arange(0, MAP_BYTES, GRANULE, dtype=np.int64)
-        for shadow, offsets, _ in self._regions(granules, GRANULE, False):
+        for shadow, offsets in self._regions(granules, GRANULE):
             self.unit.note(shadow, offsets, GRANULE, identity, False, column, self.cluster)
 
     # --- copies that signal an mbarrier -------------------------------------------------------------------------------
@@ -255,8 +257,9 @@ class RaceTracker(PointRaces):
         for address, point in self.points.items():
             for pair, phase, identity in point.copies():
                 self.exits.operation(address >> 24 ^ pair, point.column, phase, **self._told(identity))
-            for agent, clock, phase, place in point.arrivals():
-                what, signal = f"an arrival by {agent.label}", (point.column, phase)
+            for warp, clock, phase, place in point.arrivals():
+                agent, signal = self.agents[warp], (point.column, phase)
+                what = f"an arrival by {agent.label}"
                 self.exits.access(address >> 24, agent.base + Offset.READ, clock, what, signal, place)
             self.note_commits(address)
         self.tensor.note_exits()
@@ -265,8 +268,8 @@ class RaceTracker(PointRaces):
     def note_commits(self, address: int) -> None:
         """Takes what is kept of commits that have arrived at an mbarrier."""
         point = self.points[address]
-        for agent, column, clock, phase, place in point.take_commits():
-            what, signal = f"tcgen05.commit by {agent.label}", (point.column, phase)
+        for warp, column, clock, phase, place in point.take_commits():
+            what, signal = f"tcgen05.commit by {self.agents[warp].label}", (point.column, phase)
             self.exits.operation(address >> 24, column, clock, what, signal, place)
 
     def _instruction(self, place: int) -> Instruction | None:
@@ -282,9 +285,9 @@ class RaceTracker(PointRaces):
         """cp.async of a warp: their column, whose clocks count them, and the number of what reports call them."""
         return self.columns.named(("cp.async", agent.base)), self.epochs.text(f"cp.async of {agent.label}")
 
-    def copies_by_lanes(self, warp: Warp, lanes: np.ndarray, targets: np.ndarray, nbytes: int, identity: int) -> None:
+    def copies_by_lanes(self, agent: Agent, lanes: np.ndarray, targets: np.ndarray, nbytes: int, identity: int) -> None:
         """cp.async of a warp: writes through the generic proxy, until it is waited for."""
-        self._generic(warp.agent, lanes, targets, ("shared", nbytes, True, False), identity)
+        self._generic(agent, lanes, targets, ("shared", nbytes, True, False), identity)
 
     def bulk_waited(self, agent: Agent, lane: int, groups: int, read: bool) -> None:
         """A lane waited until its first ``groups`` bulk groups are complete, or (``read``) have read their sources."""

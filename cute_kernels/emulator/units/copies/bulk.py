@@ -6,8 +6,8 @@ This has what the core asks for: decoded tensor maps, names, reductions, and wor
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -23,14 +23,15 @@ from cute_kernels.emulator.units.copies.reductions import OPERATIONS, TYPES, com
 from cute_kernels.emulator.units.copies.tensor_map import CHUNK, NBYTES, SWIZZLES, Im2colMap, TensorMap, decode
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
-    from cute_kernels.emulator.units.sm import Cluster
+    from cute_kernels.emulator.observe.races.happens_before import Agent
+    from cute_kernels.emulator.units.surroundings import Surroundings
 
 BulkCopy, _Map, _Name, _Thread = (STRUCTURES[name] for name in ("BulkCopy", "TensorMap", "CopyName", "BulkThread"))
 LOAD, SEND, STORE = (CONSTANTS[f"BULK_{name}"] for name in ("LOAD", "SEND", "STORE"))
 _LOADS, _READ, _WRITE = (CONSTANTS[f"WORK_BULK_{name}"] for name in ("LOAD", "READ", "WRITE"))
 _RULES = {value: name.removeprefix("RULE_") for name, value in CONSTANTS.items() if name.startswith("RULE_")}
 _MAPS, _RANKS, _NO_MAP = CONSTANTS["MAPS"], CONSTANTS["RANKS"], CONSTANTS["NO_MAP"]
+Thread = tuple[int, int, int]  # CTA, warp, lane
 #: What the core asks this unit.
 ASKED = {
     CONSTANTS[f"BULK_{name}"]: name
@@ -48,7 +49,7 @@ _REDUCTIONS = {
 _MAP_ALIGNMENT = 64
 
 
-def tensor_descriptor(cluster: Cluster, address: int) -> bytes:
+def tensor_descriptor(cluster: Surroundings, address: int) -> bytes:
     """The 128 bytes of a tensor map.
 
     Raises:
@@ -61,10 +62,18 @@ def tensor_descriptor(cluster: Cluster, address: int) -> bytes:
     return bytes(view_bytes(cluster, "generic", address, NBYTES))
 
 
+class Issuer(Protocol):
+    """A warp that issues copies."""
+
+    agent: Agent | None
+
+    def stores_in_bulk(self, lane: int) -> None: ...
+
+
 class BulkUnit:
     """The bulk copies of one cluster, and the bulk groups of its threads (CTA, warp, lane)."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Surroundings) -> None:
         self.cluster, self._header = cluster, cluster.barriers.tables
         self._maps = (_Map * _MAPS)()
         for entry in self._maps:
@@ -72,7 +81,7 @@ class BulkUnit:
         self._next = 0
         self._names = (_Name * (CONSTANTS["NAMES"] if cluster.tracker is not None else 0))()
         self._header.maps, self._header.names = ctypes.addressof(self._maps), ctypes.addressof(self._names)
-        self._threads: dict[Hashable, Any] = {}
+        self._threads: dict[Thread, ctypes.Structure] = {}
         cluster.engine.words.update(dict.fromkeys((_LOADS, _READ, _WRITE), self._work))
 
     @property
@@ -85,7 +94,7 @@ class BulkUnit:
         """Bytes that stores so far read from shared memory."""
         return self._header.stored
 
-    def answer(self, what: int, fault: ctypes.Structure, warp: Warp | None) -> None:
+    def answer(self, what: int, fault: ctypes.Structure, warp: Issuer | None) -> None:
         """Does what the core asks for, a key of `ASKED`.
 
         Raises:
@@ -171,13 +180,13 @@ class BulkUnit:
 
     # --- groups -------------------------------------------------------------------------------------------------------
 
-    def thread(self, thread: Hashable, columns: tuple[int, int] = (0, 0)) -> ctypes.Structure:
+    def thread(self, thread: Thread, columns: tuple[int, int] = (0, 0)) -> ctypes.Structure:
         """The `BulkThread` of a thread; ``columns``: of its reads and writes in the race detector, where it is new."""
         if thread not in self._threads:
             self._threads[thread] = _Thread(reads=columns[0], writes=columns[1])
         return self._threads[thread]
 
-    def wait_satisfied(self, thread: Hashable, count: int, read: bool) -> bool:
+    def wait_satisfied(self, thread: Thread, count: int, read: bool) -> bool:
         """Whether at most the ``count`` newest committed groups of a thread are incomplete.
 
         ``read`` (wait_group.read): only their source reads have to be done. When satisfied, the older groups count
@@ -186,7 +195,7 @@ class BulkUnit:
         address = ctypes.addressof(self.thread(thread))
         return bool(library().bulk_wait(self.cluster.engine.address, address, count, read))
 
-    def unobserved(self) -> Iterator[tuple[Any, str, int]]:
+    def unobserved(self) -> Iterator[tuple[Thread, str, int]]:
         """Threads that never waited for a store's reads of shared memory: thread, latest such store, its place.
 
         A CTA must not exit in this state: its shared memory may be handed to another CTA while still being read.
@@ -271,7 +280,7 @@ def _refused(rule: str, copy: ctypes.Structure, ctas: int) -> EmulatorError:
     )
 
 
-def _refused_pixels(rule: str, tensor_map: Any, coords: tuple[int, ...], copy: ctypes.Structure) -> str:
+def _refused_pixels(rule: str, tensor_map: Im2colMap, coords: tuple[int, ...], copy: ctypes.Structure) -> str:
     if rule == "OFFSETS":
         offsets, bits = tuple(copy.offsets[: len(coords) - 2]), {3: 16, 4: 8, 5: 5}[len(coords)]
         return f"im2col offsets {offsets}; legal at rank {len(coords)} are 0 to {(1 << bits) - 1}"

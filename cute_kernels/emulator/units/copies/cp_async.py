@@ -6,7 +6,7 @@ This has what the core asks for: names, words of what is wrong, and accesses tha
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from cute_kernels.emulator.state.lane_masks import block_lanes
 from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
-    from cute_kernels.emulator.units.sm import Cluster
+    from cute_kernels.emulator.state.warp import WarpState
+    from cute_kernels.emulator.units.surroundings import Surroundings
 
 LaneCopies, LaneCopy, CopiesArrival = (STRUCTURES[name] for name in ("LaneCopies", "LaneCopy", "CopiesArrival"))
 #: What the core asks this unit.
@@ -30,13 +30,13 @@ ASKED = {CONSTANTS[name] for name in ("COPY_REFUSED", "COPY_UNORDERED", "MAKE_CO
 class CopyUnit:
     """The copies of one cluster."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Surroundings) -> None:
         self.cluster = cluster
-        self._warps: dict[Warp, Any] = {}
+        self._warps: dict[WarpState, ctypes.Structure] = {}
         cluster.engine.words[CONSTANTS["WORK_LANE_COPY"]] = self._copy
         cluster.engine.words[CONSTANTS["WORK_COPIES_ARRIVE"]] = self._arrival
 
-    def answer(self, what: int, fault: ctypes.Structure, warp: Warp | None) -> None:
+    def answer(self, what: int, fault: ctypes.Structure, warp: WarpState | None) -> None:
         """Does what the core asks for, one of `ASKED`.
 
         Raises:
@@ -57,7 +57,7 @@ class CopyUnit:
         else:
             raise self._refused(LaneCopy.from_address(fault.address))
 
-    def pending(self, warp: Warp, lanes: int, newest: int) -> int | None:
+    def pending(self, warp: WarpState, lanes: int, newest: int) -> int | None:
         """Address of the first copy of the lanes that is not complete, in all but their newest groups; or None."""
         address = self.cluster.engine.address
         return library().copies_pending(address, ctypes.addressof(self._warps[warp]), lanes, newest)
@@ -79,7 +79,7 @@ class CopyUnit:
         text = _arrival_text(self.cluster.barriers.labels[work.work.warp], work.lane)
         return AsyncOp(("cp.async",), None, text, name="arrive")
 
-    def _watch(self, warp: Warp, copy: Any) -> None:
+    def _watch(self, warp: WarpState, copy: ctypes.Structure) -> None:
         tracker, mine, nbytes = self.cluster.tracker, warp.cta.shared, copy.nbytes
         targets, sources, counts = _by_lane(copy)
         inside = (targets >> RANK_SHIFT == mine.cta_rank) & ((targets & OFFSET_MASK) + nbytes <= mine.size)
@@ -88,11 +88,11 @@ class CopyUnit:
             self.cluster.memory.ctas[rank].check_bounds(offset, nbytes)
         copies = self._warps[warp]
         identity = tracker.epochs.new(copies.column, copy.number, copies.text, GENERIC, warp.agent.executing())
-        tracker.copies_by_lanes(warp, np.flatnonzero(block_lanes(copy.lanes)), targets, nbytes, identity)
+        tracker.copies_by_lanes(warp.agent, np.flatnonzero(block_lanes(copy.lanes)), targets, nbytes, identity)
         if counts.any():
-            tracker.generic(warp, -1, "global", sources[counts > 0], nbytes, False)
+            tracker.generic(warp.agent, -1, "global", sources[counts > 0], nbytes, False)
 
-    def _refused(self, copy: Any) -> EmulatorError:
+    def _refused(self, copy: ctypes.Structure) -> EmulatorError:
         """The error of a copy: of its size or its addresses, else of what it reads or writes."""
         nbytes, gmem = copy.nbytes, self.cluster.gmem
         targets, sources, counts = _by_lane(copy)
@@ -112,7 +112,7 @@ class CopyUnit:
         raise AssertionError("the core refuses a copy that is legal")
 
 
-def _by_lane(copy: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _by_lane(copy: ctypes.Structure) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """int64 [executing lanes]: shared addresses, global addresses, bytes that are read."""
     chosen = block_lanes(copy.lanes)
     return tuple(np.array(row, np.int64)[chosen] for row in (copy.targets, copy.sources, copy.counts))

@@ -1,4 +1,4 @@
-"""Generic addresses, and reads of memory by one thread, for instructions that are Python's."""
+"""Generic addresses, reads of memory by one thread, and what is told to the race detector, where Python executes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cute_kernels.emulator.state.access_faults import local_together, outside_pa
 from cute_kernels.emulator.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, parameter_offset
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.units.sm import Cluster
+    from cute_kernels.emulator.units.surroundings import Surroundings
 
 
 def space_of(space: str, address: int) -> tuple[str, int]:
@@ -26,7 +26,7 @@ def space_of(space: str, address: int) -> tuple[str, int]:
     return "global", address
 
 
-def view_bytes(cluster: Cluster, space: str, address: int, nbytes: int) -> np.ndarray | bytes:
+def view_bytes(cluster: Surroundings, space: str, address: int, nbytes: int) -> np.ndarray | bytes:
     """Bytes for a read by one thread."""
     given = address
     space, address = space_of(space, address)

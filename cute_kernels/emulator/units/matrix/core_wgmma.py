@@ -11,14 +11,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.observe.races.operations import Operation as Watched
 from cute_kernels.emulator.observe.races.sync_point import ROWS, Columns, widened
-from cute_kernels.emulator.observe.races.tensor_memory import Operation as Watched
 from cute_kernels.emulator.observe.races.tracker import JointOperation
 from cute_kernels.emulator.state.memory_tables import MemoryTables
 from cute_kernels.emulator.units.copies.tensor_map import CHUNK
@@ -35,7 +35,7 @@ from cute_kernels.emulator.units.matrix.wgmma import (
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.observe.races.shadow import Shadow
-    from cute_kernels.emulator.units.sm import Cluster
+    from cute_kernels.emulator.units.surroundings import Surroundings
 
 _Warpgroup, _FormEntry, _OperandEntry = (STRUCTURES[name] for name in ("Warpgroup", "WgmmaForm", "WgmmaOperand"))
 _OPERANDS, _KEY, _RING, _GROUPS = (
@@ -60,7 +60,7 @@ class Site:
 class _Clocks:
     """Knowledge of warps that issued operations of a warpgroup, int32 [operations, rows, columns] of `WgmmaKnown`."""
 
-    def __init__(self, group: Any, columns: Columns) -> None:
+    def __init__(self, group: ctypes.Structure, columns: Columns) -> None:
         self._group = group
         self.array = columns.matrix(self, _RING * ROWS).reshape(_RING, ROWS, -1)
         self._locate()
@@ -83,12 +83,12 @@ class CoreWgmmas:
         sites: the kernel's wgmmas, by number.
     """
 
-    def __init__(self, cluster: Cluster, tables: MemoryTables, sites: Sequence[Site]) -> None:
+    def __init__(self, cluster: Surroundings, tables: MemoryTables, sites: Sequence[Site]) -> None:
         self._cluster, self._header, self._sites = cluster, tables.header, sites
         self._of_cta = -(-max(len(cta.warps) for cta in cluster.ctas) // WARPS)
         self._groups = (_Warpgroup * (self._of_cta * len(cluster.ctas)))()
         self._entries = (_OperandEntry * (2 * _OPERANDS))()  # of B, and of A
-        self._places: list[Any] = []  # of operands that the core may use
+        self._places: list[ctypes.Structure] = []  # of operands that the core may use
         epochs = None if cluster.tracker is None else cluster.tracker.epochs
         texts = [0 if epochs is None else epochs.text(site.form.text) for site in sites]
         entries = (described(site.form, cluster.arithmetic, text) for site, text in zip(sites, texts))
@@ -174,7 +174,7 @@ class CoreWgmmas:
         return len(unfinished), operation_text(form, rank, self._issued(group, first))
 
     @staticmethod
-    def _issued(group: Any, number: int) -> list[int]:
+    def _issued(group: ctypes.Structure, number: int) -> list[int]:
         """The warps of a warpgroup that have issued an operation."""
         return [member for member in range(WARPS) if group.warps[member].issued > number]
 

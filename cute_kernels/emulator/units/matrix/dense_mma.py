@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
-from cute_kernels.emulator.observe.races.tensor_memory import Pipelined, PipelinedAccess
+from cute_kernels.emulator.observe.races.operations import PipelinedAccess
+from cute_kernels.emulator.observe.races.tensor_memory import Pipelined
+from cute_kernels.emulator.observe.races.tracker import RaceTracker
+from cute_kernels.emulator.state.smem import ClusterMemory
 from cute_kernels.emulator.state.tmem import LANE_GROUP, TensorMemory, split_address
 from cute_kernels.emulator.units.copies.tensor_map import CHUNK
 from cute_kernels.emulator.units.matrix import products
@@ -30,12 +34,19 @@ from cute_kernels.emulator.units.matrix.operands import (
 )
 from cute_kernels.emulator.units.matrix.products import LANES, Accumulator, Kind, Part, Rows
 
-if TYPE_CHECKING:
-    from cute_kernels.emulator.units.matrix.tensor_core import TensorCore
+
+class MmaUnit(Protocol):
+    """Tensor core that executes MMAs; attributes as of `tensor_core.TensorCore`."""
+
+    shared: ClusterMemory
+    tensor_memories: list[TensorMemory]
+    tracker: RaceTracker | None
+    arithmetic: Arithmetic
+    instructions: int
 
 
 @functools.lru_cache(maxsize=16)
-def core_kinds(arithmetic: Arithmetic) -> Any:
+def core_kinds(arithmetic: Arithmetic) -> ctypes.Array[MmaKind]:
     """All `KINDS` for the core, in their order, and how they add: an array of `MmaKind`."""
     kinds = (MmaKind * len(KINDS))(*map(kind_codes, KINDS))
     for kind, types in zip(kinds, KINDS.values()):
@@ -53,12 +64,12 @@ class Mma:
     """One MMA between issue and completion. Equal ones may share it: it keeps nothing of an execution."""
 
     def __init__(
-        self, core: TensorCore, fields: Instruction, cta_group: int, rank: int, d: int, a: int, b: int,
+        self, core: MmaUnit, fields: Instruction, cta_group: int, rank: int, d: int, a: int, b: int,
         accumulate: bool, a_in_tmem: bool, text: str,
     ) -> None:  # fmt: skip
         self.core, self.fields, self.accumulate, self.text = core, fields, accumulate, text
         self.name = f"mma {fields.m}x{fields.n}"
-        self._described: Any = None
+        self._described: ctypes.Structure | None = None
         self.cta_group = cta_group
         self._watched: Pipelined | None = None
         self._checked: dict[int, int] = {}  # rank: changes of its tensor memory when the accumulator was checked
@@ -143,11 +154,7 @@ class Mma:
         self.core.instructions += 1
 
     def _check(self) -> None:
-        """Operands, then accumulators, which from then on count as written.
-
-        Raises:
-            IllegalAccess: something of them is not initialised, not allocated, or not where it can be.
-        """
+        """Checks operands, then accumulators, which from then on count as written."""
         for places, element, mn_major in self._in_shared_memory():
             for rank in self.ranks:
                 self.core.shared.ctas[rank].check_initialised(places.places, element.nbytes if mn_major else CHUNK)
@@ -163,7 +170,7 @@ class Mma:
         if self.a_places is not None:
             yield self.a_places, self.fields.a_type, self.fields.a_mn_major
 
-    def _describe(self, checked: bool = True) -> Any:
+    def _describe(self, checked: bool = True) -> ctypes.Structure:
         """The operation as the core has it, which executes it only on operands that are initialised, if ``checked``."""
         fields, (lane, column) = self.fields, split_address(self.d)
         a_unit = 4 if self.a_tmem is not None else fields.a_type.nbytes if fields.a_mn_major else CHUNK

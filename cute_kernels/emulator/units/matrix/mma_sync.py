@@ -12,7 +12,6 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ from cute_kernels.emulator.units.matrix.products import Accumulator, Kind, Rows,
 from cute_kernels.emulator.units.matrix.structured_sparsity import check_places, of_each_row, places
 
 _ROWS, _COLUMNS = CONSTANTS["MMA_SYNC_ROWS"], CONSTANTS["MMA_SYNC_COLUMNS"]
-_WarpMma: Any = STRUCTURES["WarpMma"]
+_WarpMma = STRUCTURES["WarpMma"]
 F64, S4, U4, B1 = ElementType("f64", 8), ElementType("s4", 1), ElementType("u4", 1), ElementType("b1", 1)
 #: Elements that are smaller than a byte, in bits.
 _SMALL = {S4: 4, U4: 4, B1: 1}
@@ -193,7 +192,7 @@ def multiply(
 
 
 @functools.lru_cache(maxsize=256)
-def described(form: Form, arithmetic: Arithmetic) -> Any:
+def described(form: Form, arithmetic: Arithmetic) -> ctypes.Structure:
     """The core's `WarpMma` of a form that is `Form.in_core`.
 
     Raises:
@@ -202,7 +201,7 @@ def described(form: Form, arithmetic: Arithmetic) -> Any:
     return _described(form, arithmetic.sums("mma", form.a_type.name, form.c_type))
 
 
-def _described(form: Form, sums: Sums) -> Any:
+def _described(form: Form, sums: Sums) -> ctypes.Structure:
     d = Accumulator(form.c_type, True, form.saturate, _COLUMNS, _COLUMNS, column_stride=_ROWS)
     nowhere = Rows(0, None, 0)  # an operation knows its operands and accumulators
     kinds = Kind(form.a_type), Kind(form.b_type)
@@ -210,7 +209,7 @@ def _described(form: Form, sums: Sums) -> Any:
     return _WarpMma(mma, form.m, form.stored_bytes)
 
 
-def table(forms: Sequence[Form], arithmetic: Arithmetic) -> Any:
+def table(forms: Sequence[Form], arithmetic: Arithmetic) -> ctypes.Array[ctypes.Structure]:
     """Forms for the core, in their order: an array of `WarpMma`, with UNKNOWN_SUMS where `described` raises."""
     entries = (_WarpMma * len(forms))()
     for number, form in enumerate(forms):

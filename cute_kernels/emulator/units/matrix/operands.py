@@ -6,7 +6,6 @@ import ctypes
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -118,7 +117,7 @@ D_TYPES = ("f32", "f16", "s32")  # by their numbers in the core
 
 
 @functools.lru_cache(maxsize=8)
-def kind_codes(kind: str) -> Any:
+def kind_codes(kind: str) -> ctypes.Structure:
     """Type codes of one of `KINDS` for the core: an `MmaKind`."""
     described = MmaKind()
     described.elements[:] = [

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -23,10 +22,10 @@ from cute_kernels.emulator.units.matrix.operands import K_BYTES, ElementType
 
 LANES = layout.CONSTANTS["TENSOR_LANES"]  # of tensor memory, and most rows of A in one CTA
 _GROUP = layout.CONSTANTS["LANE_GROUP"]
-_Mma: Any = layout.STRUCTURES["Mma"]
-_Part: Any = layout.STRUCTURES["MmaPart"]
-_Operand: Any = layout.STRUCTURES["MmaOperand"]
-_Type: Any = layout.STRUCTURES["MmaType"]
+_Mma = layout.STRUCTURES["Mma"]
+_Part = layout.STRUCTURES["MmaPart"]
+_Operand = layout.STRUCTURES["MmaOperand"]
+_Type = layout.STRUCTURES["MmaType"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Kind:
     negated: bool = False
     unit: int = CHUNK
 
-    def described(self) -> Any:
+    def described(self) -> ctypes.Structure:
         """The core's structure."""
         return _Type(layout.CONSTANTS[self.element.name.upper()], self.negated, self.unit)
 
@@ -90,7 +89,9 @@ class Accumulator:
 Part = tuple[Rows, Rows, int, int | None]
 
 
-def describe(m: int, n: int, a: Kind, b: Kind, d: Accumulator, parts: Sequence[Part], sums: Sums = EXACT) -> Any:
+def describe(
+    m: int, n: int, a: Kind, b: Kind, d: Accumulator, parts: Sequence[Part], sums: Sums = EXACT
+) -> ctypes.Structure:
     """The core's description of ``D[j, i] = round(sum of B[j, k] * A[i, k] + D[j, i])``.
 
     The caller keeps alive what it has addresses of.
@@ -115,7 +116,7 @@ def _fields(rows: Rows) -> tuple[int, int | None, int]:
     return rows.data, rows.states, rows.places
 
 
-def execute(mma: Any) -> bool:
+def execute(mma: ctypes.Structure) -> bool:
     """False, and nothing done, where a byte is not initialised or a column not allocated."""
     return bool(core().mma_execute(ctypes.addressof(mma)))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
-from cute_kernels.emulator.observe.races.tensor_memory import PipelinedAccess
+from cute_kernels.emulator.observe.races.operations import PipelinedAccess
 from cute_kernels.emulator.state.smem import SharedMemory
 from cute_kernels.emulator.state.tmem import LANES, TensorMemory, split_address
 from cute_kernels.emulator.units.copies.tensor_map import CHUNK

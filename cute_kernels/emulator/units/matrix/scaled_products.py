@@ -231,10 +231,7 @@ def _two_sum(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rounded_to_odd(terms: list[np.ndarray]) -> np.ndarray:
-    """By parts that do not overlap, of which the last is the largest.
-
-    Shewchuk, "Adaptive Precision Floating-Point Arithmetic and Fast Robust Geometric Predicates", 1997, Grow-Expansion.
-    """
+    """Sum by parts that do not overlap, the largest last (Shewchuk, 1997, Grow-Expansion)."""
     parts: list[np.ndarray] = []
     for term in terms:
         for i, part in enumerate(parts):

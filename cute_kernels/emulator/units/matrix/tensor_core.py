@@ -6,7 +6,7 @@ How one instruction adds is in `matrix.arithmetic`: as published models of a B20
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
@@ -22,7 +22,7 @@ from cute_kernels.emulator.units.matrix.operands import decode_instruction
 from cute_kernels.emulator.units.matrix.scaled_mma import ScaledMma, Scales, decode_scaled
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.state.warp import WarpState
 
 CommitThread, TensorCommit = STRUCTURES["CommitThread"], STRUCTURES["TensorCommit"]
 #: What the core asks this unit.
@@ -65,7 +65,7 @@ class TensorCore:
         self.tracker = tracker
         self.instructions = 0
         self._known: dict[tuple[object, ...], Mma] = {}
-        self._threads: Any = None
+        self._threads: ctypes.Array[CommitThread] | None = None
         self._cells = (TensorCells * len(tensor_memories))()
         for rank, memory in enumerate(tensor_memories):
             self._cells[rank] = memory.addresses(tracker.tensor.planes[rank].address if tracker is not None else 0)
@@ -142,7 +142,7 @@ class TensorCore:
             self.meter.mma(**work.asks_for())
         self.engine.submit(AsyncOp(("tcgen05", rank), work.run, work.text, name=work.name))
 
-    def answer(self, what: int, fault: ctypes.Structure, warp: Warp | None) -> None:
+    def answer(self, what: int, fault: ctypes.Structure, warp: WarpState | None) -> None:
         """Does what the core asks for, one of `ASKED`, for tcgen05.commit (``core/commits.c``), ld and st
         (``core/tensor_access.c``).
 
@@ -163,22 +163,22 @@ class TensorCore:
                 self.barriers.labels.append(label)
             thread.label = self.barriers.labels.index(label) + 1
             if self.tracker is not None:
-                self.tracker.enter(warp, fault.given)
+                self.tracker.enter(warp.agent, fault.given)
                 thread.stream = self.tracker.tensor.stream()
         elif what == CONSTANTS["COMMITS_MEET"]:
             self.tracker.note_commits(fault.address)
         else:
             self.tracker.points[fault.address].add_stream(fault.given)
 
-    def _access(self, what: int, access: ctypes.Structure, warp: Warp, index: int) -> None:
+    def _access(self, what: int, access: ctypes.Structure, warp: WarpState, index: int) -> None:
         if what == CONSTANTS["TENSOR_REFUSED"]:
             self.tensor_memories[warp.cta.rank].refuse(warp.index, access)
             return
         for place in rectangles(access):
             if access.write:
-                self.tracker.tensor.store(warp, place)
+                self.tracker.tensor.store(warp.agent, place)
             else:
-                self.tracker.tensor.load(warp, place, index)
+                self.tracker.tensor.load(warp.agent, place, index)
 
     def _committed(self, address: int) -> AsyncOp:
         commit = TensorCommit.from_address(address)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -43,7 +43,6 @@ from cute_kernels.emulator.units.matrix.products import Accumulator, Kind, Rows
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.ptx.program import Instruction
-    from cute_kernels.emulator.units.matrix.core_wgmma import CoreWgmmas
 
 WARPS = 4  # of a warpgroup
 ROWS = 64  # M of every wgmma; warp w holds rows 16 w to 16 w + 15 of A and D
@@ -235,6 +234,17 @@ class WarpGroups:
     committed: list[list[Operation]] = field(default_factory=list)
 
 
+class InCore(Protocol):
+    """The unit's work that the core executes; see `core_wgmma.CoreWgmmas`."""
+
+    def learn(self, rank: int, warp: int, number: int, descriptors: Sequence[int]) -> None: ...
+    def names(self, number: int, rank: int) -> tuple[str, str]: ...
+    def complete(self, rank: int, warp: int, newest: int) -> bool: ...
+    def outstanding(self, rank: int, warp: int, newest: int) -> tuple[int, str]: ...
+    def end_of_wait(self, rank: int, warp: int, newest: int) -> int: ...
+    def take_over(self) -> tuple[dict[tuple[int, int], list[Operation]], dict[tuple[int, int], WarpGroups]]: ...
+
+
 class WgmmaUnit:
     """The wgmma pipes of one cluster, one per warpgroup.
 
@@ -260,7 +270,7 @@ class WgmmaUnit:
         self._partial: dict[tuple[int, int], list[Operation]] = {}
         self._warps: dict[tuple[int, int], WarpGroups] = {}
         self._forms: dict[Form, ctypes.Structure] = {}
-        self.core: CoreWgmmas | None = None
+        self.core: InCore | None = None
 
     def issue(
         self,

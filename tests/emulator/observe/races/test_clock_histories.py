@@ -38,7 +38,7 @@ def digest(cluster: str, strict: str, seed: int) -> str:
     tracker, points = crew.tracker, [crew.tracker.point() for _ in range(2)]
     phases = dict.fromkeys(BARRIERS[: 1 + max(ranks)], 0)
     for address in phases:
-        tracker.initialise(crew[0], address)
+        tracker.initialise(crew[0].agent, address)
     crew[0].agent.fence_init()
     reports: list[str] = []
 
@@ -56,7 +56,7 @@ def digest(cluster: str, strict: str, seed: int) -> str:
         arrive_at(tracker, warp, {address: mask()}, order())
 
     def copy(address: int) -> None:
-        tracker.enter(warp, draw.randrange(32))
+        tracker.enter(warp.agent, draw.randrange(32))
         operation = tracker.copy(address, "a copy")
         tracker.complete_copy(operation, address, draw.choice(list(phases)) >> 24)
 
@@ -69,7 +69,7 @@ def digest(cluster: str, strict: str, seed: int) -> str:
             draw.choice(points).complete()
 
     def bulk() -> None:
-        tracker.enter(warp, draw.randrange(32))
+        tracker.enter(warp.agent, draw.randrange(32))
         bulk_store(tracker, draw.randrange(1, 9), "a store")
         tracker.bulk_waited(agent, tracker.lane, draw.randrange(1, 9), draw.random() < 0.5)
 

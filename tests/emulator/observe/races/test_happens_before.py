@@ -148,7 +148,7 @@ def test_reports_exactly_what_the_definition_says(events: list[tuple]):
             got = ""
             try:
                 if kind.startswith("async"):
-                    tracker.enter(crew[warp], lane)
+                    tracker.enter(crew[warp].agent, lane)
                     operation = tracker.operation(tracker.columns.named(kind), 0, kind)
                     access = tracker.async_read if kind == "async read" else tracker.async_write
                     access(0, CELLS[cell], 4, operation)

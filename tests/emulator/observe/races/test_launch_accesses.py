@@ -14,7 +14,6 @@ from cute_kernels.emulator.observe.races.launch_accesses import (
     WRITES,
     Runs,
     Span,
-    accesses_of,
     meeting,
 )
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
@@ -82,7 +81,7 @@ def places(spans: list[Span], codes: int) -> set[int]:
 
 @given(ACCESSES)
 def test_accesses_are_those_that_were_made(accesses: list[Access]):
-    spans = accesses_of(shadow_after(memory_of_the_array(), accesses))
+    spans = shadow_after(memory_of_the_array(), accesses).accesses()
     assert places(spans, 255) == bytes_of(accesses, written=False)
     assert places(spans, WRITES) == bytes_of(accesses, written=True)
     last = {}
@@ -95,7 +94,7 @@ def test_accesses_are_those_that_were_made(accesses: list[Access]):
 @given(st.lists(ACCESSES, min_size=2, max_size=4))
 def test_parts_meet_where_one_has_written_and_another_has_accessed(parts: list[list[Access]]):
     memory = memory_of_the_array()
-    found = meeting([accesses_of(shadow_after(memory, accesses)) for accesses in parts])
+    found = meeting([shadow_after(memory, accesses).accesses() for accesses in parts])
     expected = set()
     for number, one in enumerate(parts):
         for other in parts[:number] + parts[number + 1 :]:
@@ -110,7 +109,7 @@ def test_parts_meet_where_one_has_written_and_another_has_accessed(parts: list[l
 @given(ACCESSES, st.integers(0, 2**32 - 1))
 def test_bytes_that_were_written_are_taken_over_and_no_others(accesses: list[Access], seed: int):
     memory = memory_of_the_array()
-    spans = accesses_of(shadow_after(memory, accesses))
+    spans = shadow_after(memory, accesses).accesses()
     before, after = np.random.default_rng(seed).integers(0, 256, (2, NBYTES), np.uint8)
     array = ARRAY[FIRST : FIRST + NBYTES]
     array[:] = after
@@ -140,7 +139,7 @@ def test_many_short_runs_are_taken_over():
 def test_what_the_launch_before_did_is_not_told():
     memory = memory_of_the_array()
     behind = shadow_after(memory, [Access(0, 64, True)]).successor()
-    assert accesses_of(behind) == []
+    assert behind.accesses() == []
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40))

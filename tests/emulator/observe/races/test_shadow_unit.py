@@ -60,7 +60,7 @@ class History:
 
     def copy(self, warp: int, lane: int, rank: int, places: Any, nbytes: int, write: bool) -> None:
         """A read or write of a bulk operation by a lane; ``rank`` 2: of global memory."""
-        self.tracker.enter(self.warps[warp], lane)
+        self.tracker.enter(self.warps[warp].agent, lane)
         self.groups += 1
         read, written = bulk_store(self.tracker, self.groups, f"copy {self.groups}")
         places = np.array(places) if isinstance(places, list) else places
@@ -79,13 +79,13 @@ class History:
         """tcgen05.ld, st or mma of a warp; ``log``: tcgen05.ld as the core logs it."""
         place = slice(column, column + columns), slice(group, group + 2, step)
         if what == "mma":
-            self.tracker.enter(self.warps[warp], 0)
+            self.tracker.enter(self.warps[warp].agent, 0)
             operation = self.tracker.tensor.operation(f"mma {warp}")
             self.tracker.tensor.access(self.warps[warp].agent.rank, place, operation, True)
         elif what == "ld":
-            self.tracker.tensor.load(self.warps[warp], place, column)
+            self.tracker.tensor.load(self.warps[warp].agent, place, column)
         elif what == "st":
-            self.tracker.tensor.store(self.warps[warp], place)
+            self.tracker.tensor.store(self.warps[warp].agent, place)
         else:
             address = 32 * (group // 2) << 16 | column
             self.warps[warp].logger.note(TENSOR_LOAD, FULL, columns, (address, 50 * column))

@@ -76,7 +76,7 @@ class WholeWarps(History):
             self.warps[warp].logger.access(kind, lanes, addresses, nbytes, write)
         else:
             given = np.array(lanes, np.int32), kind, np.array(addresses, np.int64), nbytes, write
-            self.tracker.generic(self.warps[warp], *given)
+            self.tracker.generic(self.warps[warp].agent, *given)
 
     def whole(
         self, warp: int, space: str, nbytes: int, write: bool, first: int = 0, pattern: str = "neighbours",

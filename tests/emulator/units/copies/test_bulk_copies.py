@@ -121,7 +121,7 @@ def test_multicast(mask: int, pair: bool, signal: int, detectors: bool) -> None:
 def test_multicast_that_races_in_one_cta(rank: int) -> None:
     memory = aligned(noise(3, GLOBAL_BYTES))
     machine = Machine(memory, 2)
-    machine.cluster.tracker.enter(machine.crew[1])
+    machine.cluster.tracker.enter(machine.crew[1].agent)
     machine.crew.touch(1, np.array([shared_address(rank, DATA + 16)]), 4, write=False)
     copy = placed(BYTES, memory), (0, 0), DATA, BARRIER
     with pytest.raises(SharedMemoryRace, match=f"writes .* offset {DATA + 16} of CTA {rank}, which the load of"):

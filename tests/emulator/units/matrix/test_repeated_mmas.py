@@ -52,7 +52,7 @@ class CoreMachine(Machine):
             tma=SimpleNamespace(bytes_loaded=0, bytes_stored=0), progress=0, meter=None, trace=None,
             tensor_core=self.core, tracker=None, wgmma=SimpleNamespace(instructions=0), arithmetic=Arithmetic(),
         )  # fmt: skip
-        self.tables = MemoryTables(self.cluster, STATES)
+        self.tables = MemoryTables(self.cluster.barriers, self.cluster.gmem, self.cluster.params, STATES)
         self.units = Units(self.cluster, self.tables)
         self.known, self.done = known, False
         self.core.mma = self.mma
@@ -69,7 +69,7 @@ class CoreMachine(Machine):
         words = np.array([number & (1 << 64) - 1 for number in numbers], np.uint64)
         assert len(words) == word_count("MmaArguments")
         self.done = bool(function("tensor_mma")(self.tables.address, words.ctypes.data, 0))
-        self.units.publish()
+        self.cluster.count()
 
     def state(self) -> list[np.ndarray]:
         """All that an MMA may change."""

@@ -240,10 +240,10 @@ def test_scales_by_copies_are_ordered_with_the_mma_and_others_are_not() -> None:
     a, b = prepare(other, case, elements, scales)
     issue(other, case, a, b)
     with pytest.raises(TensorMemoryRace, match="tcgen05.st .* writes TMEM column 303.*tcgen05.mma.*CTA 0 read"):
-        other.crew.tracker.tensor.store(other.crew[0], rectangle(tensor_address(0, SFA + 3), "32x32b", 1))
+        other.crew.tracker.tensor.store(other.crew[0].agent, rectangle(tensor_address(0, SFA + 3), "32x32b", 1))
     other = Machine(1)
     a, b = prepare(other, case, elements, scales)
-    other.crew.tracker.tensor.store(other.crew[0], rectangle(tensor_address(0, SFB), "32x32b", 1))
+    other.crew.tracker.tensor.store(other.crew[0].agent, rectangle(tensor_address(0, SFB), "32x32b", 1))
     with pytest.raises(TensorMemoryRace, match="tcgen05.mma.* reads TMEM column 320.*tcgen05.st .* wrote"):
         issue(other, case, a, b)
 

@@ -498,7 +498,7 @@ def test_an_mma_that_is_repeated_is_checked_again(detectors: bool) -> None:
 def test_unfenced_operand_is_reported():
     machine = Machine(1)
     machine.barriers.init(BARRIER, 1)
-    machine.barriers.watch(BARRIER, machine.crew.tracker.initialise(machine.crew[0], BARRIER))
+    machine.barriers.watch(BARRIER, machine.crew.tracker.initialise(machine.crew[0].agent, BARRIER))
     one_mma(machine)
     machine.commit(BARRIER)
     wait_for(machine.crew.tracker, machine.crew[0], BARRIER, Order.SYNC, 0)
@@ -518,19 +518,19 @@ def test_mma_guards_its_operands_and_its_accumulator_until_the_commit_was_waited
     machine = Machine(1, policy=policy)
     machine.barriers.init(BARRIER, 1)
     crew, place = machine.crew, rectangle(tensor_address(0, 128), "32x32b", 1)
-    machine.barriers.watch(BARRIER, crew.tracker.initialise(crew[0], BARRIER))
+    machine.barriers.watch(BARRIER, crew.tracker.initialise(crew[0].agent, BARRIER))
     one_mma(machine, d=128)
     with pytest.raises(SharedMemoryRace, match="a store of warp 0 .* which the tcgen05.mma.*read"):
         crew.touch(0, np.array([A + 128]), 16, write=True)
     crew.touch(0, np.array([A + 48]), 16, write=True)
     with pytest.raises(TensorMemoryRace, match="tcgen05.ld of warp 0 reads TMEM column 128.*tcgen05.mma.*CTA 0 wrote"):
-        crew.tracker.tensor.load(crew[0], place, 0)
+        crew.tracker.tensor.load(crew[0].agent, place, 0)
     machine.commit(BARRIER)
     machine.engine.drain()
     with pytest.raises(TensorMemoryRace, match="tcgen05.commit"):
-        crew.tracker.tensor.load(crew[0], place, 0)
+        crew.tracker.tensor.load(crew[0].agent, place, 0)
     wait_for(crew.tracker, crew[0], BARRIER, Order.SYNC, 0)
-    crew.tracker.tensor.load(crew[0], place, 0)
+    crew.tracker.tensor.load(crew[0].agent, place, 0)
     crew.touch(0, np.array([A + 128]), 16, write=True)
     assert (machine.tmem[0].load(0, tensor_address(0, 128), "32x32b", 1).view(np.float32) == 32).all()
 

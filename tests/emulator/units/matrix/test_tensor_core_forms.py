@@ -107,7 +107,7 @@ def test_copies_to_tensor_memory(
         machine.core, shape=shape, multicast=multicast, cta_group=cta_group, rank=0, address=8, matrix=matrix
     )
     with pytest.raises(TensorMemoryRace, match=r"which the tcgen05\.cp.* wrote: it is not known to be complete"):
-        machine.crew.tracker.tensor.load(machine.crew[0], rectangle(8, "32x32b", 1), 0)
+        machine.crew.tracker.tensor.load(machine.crew[0].agent, rectangle(8, "32x32b", 1), 0)
     machine.engine.drain()
     for rank in range(cta_group):
         expected = data[rank][source_rows, :nbytes].copy().view(np.uint32)

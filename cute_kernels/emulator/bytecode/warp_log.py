@@ -13,7 +13,7 @@ from cute_kernels.emulator.state.memory_tables import MemoryTables
 from cute_kernels.emulator.state.tmem import rectangle
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.state.warp import Warp
+    from cute_kernels.emulator.units.sm import Warp
 
 LogEntry = STRUCTURES["LogEntry"]
 
@@ -59,4 +59,4 @@ class WarpLog:
         self._stand_at(entry)
         address, index = entry.addresses[:2]
         tensor = self.warp.cluster.tracker.tensor
-        tensor.load(self.warp, rectangle(address, "32x32b", entry.argument), index)
+        tensor.load(self.warp.agent, rectangle(address, "32x32b", entry.argument), index)

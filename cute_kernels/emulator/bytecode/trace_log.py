@@ -19,8 +19,7 @@ from cute_kernels.emulator.state.mbarrier import OPERATIONS
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.memory_tables import MemoryTables
-    from cute_kernels.emulator.state.warp import Warp
-    from cute_kernels.emulator.units.sm import Cluster
+    from cute_kernels.emulator.units.sm import Cluster, Warp
 
 _Event = STRUCTURES["TraceEvent"]
 _ROOM = 256  # events: more than an operation makes

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.bytecode import execution
+from cute_kernels.emulator.bytecode import execution, trace_log
 from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.observe import trace_log
 from cute_kernels.emulator.state.warp import PhaseWait
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
 from cute_kernels.testing.ptx import aligned, module

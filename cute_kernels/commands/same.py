@@ -1,0 +1,127 @@
+"""``cute-kernels same A B``: do two programs, or two configurations of a kernel, leave the same bits?"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cute_kernels import extras, files
+from cute_kernels.commands import compare
+from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem, count
+
+_HELP = """Exit status: 0 the same bits, 1 they differ, 2 arguments that cannot be used or runs that cannot be compared,
+3 a kernel is at fault, 4 the emulator does not implement something."""
+
+_PROGRAMS = (".py", ".ptx", ".cu")
+
+
+def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "same",
+        help="do two programs, or two configurations of a kernel, leave the same bits?",
+        description="Runs A and B in the emulator and compares device memory bit by bit, launch by launch. A and B are "
+        "command lines of programs ('bench.py --rows 64', a .ptx with its description), which have to make the same "
+        "inputs, or two configurations of a kernel (FIELD=VALUE,.. or default), which get the same. Says the "
+        "first launch, array and byte that differ.",
+        epilog=_HELP,
+    )
+    parser.add_argument(
+        "kernel", nargs="?", choices=tuple(OPERATIONS), default="patch-embed", help="of configurations (%(default)s)"
+    )
+    for name in ("a", "b"):
+        parser.add_argument(name, metavar=name.upper(), help="'SCRIPT ARGS..', or FIELD=VALUE,.. or default")
+    parser.add_argument(
+        "--prefix",
+        action="store_true",
+        help="arrays of different sizes are compared as far as the smaller one goes: is a row the same in a larger "
+        "batch?",
+    )
+    parser.add_argument("--json", type=files.from_here, metavar="FILE", help="write the answer as JSON")
+    parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of a B200 or H200)")
+    add_problem(parser, names)
+    add_kernel(parser, *names)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the answer; returns the exit status.
+
+    Raises:
+        ValueError: sides that cannot be compared; OSError: a file that cannot be read or written.
+    """
+    extras.require("emulator", "the command same")
+    from cute_kernels.checking.sameness import first_difference
+
+    if options.json is not None:
+        files.check_output(options.json)
+    sides = options.a, options.b
+    programs = [Path((shlex.split(side) or [""])[0]).suffix in _PROGRAMS for side in sides]
+    if programs[0] != programs[1]:
+        raise ValueError(f"{options.a} and {options.b}: one is a program and one is a configuration")
+    memories = [_of_program(side, options) for side in sides] if programs[0] else _of_plans(sides, options)
+    if any(isinstance(each, int) for each in memories):
+        return next(each for each in memories if isinstance(each, int) and each)
+    a, b = memories
+    difference = first_difference(a, b, prefix=options.prefix)
+    how = f"{len(a)} launches" if len(a) == len(b) else f"the last of {len(a)} launches and of {len(b)}"
+    print(f"different: {difference}" if difference is not None else f"same: {how}, bit by bit")
+    if options.json is not None:
+        facts = dataclasses.asdict(difference) if difference is not None else None
+        if facts is not None:
+            facts |= {"a": difference.a.hex(), "b": difference.b.hex()}
+        answer = {"a": options.a, "b": options.b, "same": difference is None, "launches": [len(a), len(b)]}
+        files.write_text(options.json, json.dumps({**answer, "first_difference": facts}, indent=1) + "\n")
+    return int(difference is not None)
+
+
+def _of_program(side: str, options: argparse.Namespace) -> list | int:
+    """Memory around the launches of a program, or the status with which it failed."""
+    from cute_kernels.checking.sameness import MemoryLog
+    from cute_kernels.diagnostics.reporter import Reporter
+    from cute_kernels.emulator.launch.schedule import Schedule
+    from cute_kernels.programs.capturing import capture
+    from cute_kernels.programs.program_run import run_program
+
+    script, *arguments = shlex.split(side)
+    files.check_program(script)
+    log, reporter = MemoryLog(), Reporter()
+    with capture(options.arch or "sm_100a", recorder=log) as session:
+        try:
+            failed = lambda error, *notes: reporter.report(Schedule(), error, *notes)  # noqa: E731
+            status = run_program(script, arguments, session, failed)
+        except SystemExit as end:
+            print(f"cute-kernels: error: {side} ended with status {end.code}", file=sys.stderr)
+            return 2
+    if status == 1:
+        raise ValueError(f"{side} raised an exception of its own")
+    if status:
+        return status
+    if not log.launches:
+        raise ValueError(f"{script} launched no kernel")
+    return log.launches
+
+
+def _of_plans(sides: Sequence[str], options: argparse.Namespace) -> list[list]:
+    """What configurations write on random operands, which are the same for equal problems; no workspaces."""
+    import torch
+
+    from cute_kernels.checking.sameness import LaunchMemory
+    from cute_kernels.commands import examples
+    from cute_kernels.runtime import emulated
+
+    plans = [compare.planned(options, side) for side in sides]
+    written: list[dict[str, torch.Tensor]] = []
+    for plan in plans:
+        operands = examples.random_operands(plan)
+        emulated.launch(plan, operands)
+        names = {name for part in plan.launches for name in operands.written(part)}
+        written.append({name: tensor for name, tensor in operands.tensors().items() if name in names})
+    both = tuple(name for name in written[0] if name in written[1])
+    bits = [tuple(each[name].contiguous().view(torch.uint8).flatten().numpy() for name in both) for each in written]
+    return [[LaunchMemory(plan.operation, (), after, both)] for plan, after in zip(plans, bits)]

@@ -1,0 +1,45 @@
+"""How many clusters of a launch a chip holds at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class _Chip:
+    """Multiprocessors, and what each of them holds: bytes of shared memory, threads, CTAs."""
+
+    multiprocessors: int
+    shared: int
+    threads: int = 2048
+    ctas: int = 32
+
+
+#: By architecture: A100, GeForce RTX 3090 and 4090, H100 SXM, B200, GeForce RTX 5090.
+_CHIPS = {
+    80: _Chip(108, 164 << 10),
+    86: _Chip(82, 100 << 10, 1536, 16),
+    89: _Chip(128, 100 << 10, 1536, 24),
+    90: _Chip(132, 228 << 10),
+    100: _Chip(148, 228 << 10),
+    120: _Chip(170, 100 << 10, 1536, 24),
+}
+_REGISTERS = 65536  # of a multiprocessor
+
+
+def capacity(target: str, ctas: int, threads: int, shared_bytes: int, registers: int | None) -> int:
+    """How many clusters the chip of a target holds at once, 1 at least.
+
+    Args:
+        target: of the PTX, e.g. ``"sm_90a"``; another architecture counts as the one before it.
+        ctas: of a cluster. That a cluster has to lie within one GPC, and how many a chip has, is left out.
+        threads, shared_bytes: of a CTA, with the system's shared memory.
+        registers: of a thread, None where the PTX does not say so and they count for nothing.
+    """
+    architecture = int("".join(filter(str.isdigit, target)) or 0)
+    chip = _CHIPS[max((known for known in _CHIPS if known <= architecture), default=min(_CHIPS))]
+    threads = -(-threads // 32) * 32
+    fit = [chip.ctas, chip.threads // threads, chip.shared // shared_bytes]
+    if registers is not None:
+        fit.append(_REGISTERS // (registers * threads))
+    return max(chip.multiprocessors * min(fit) // ctas, 1)

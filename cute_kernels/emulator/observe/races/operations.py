@@ -1,0 +1,60 @@
+"""Asynchronous operations as the race detector sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cute_kernels.emulator.observe.races.happens_before import Private
+
+Place = tuple[slice, slice]
+"""Columns of tensor memory, and groups of `LANE_GROUP` lanes."""
+
+
+@dataclass
+class Operation:
+    """One asynchronous operation, as the detector sees it.
+
+    Attributes:
+        identity: of its accesses.
+        column: stream that it belongs to.
+        clocks: what its issuer knows, int32 [rows, columns].
+        own, lane: columns of the issuing warp and the issuing lane; -1 for an operation of several warps.
+        reduces: it combines what it writes with what is there.
+        generic: it accesses memory through the generic proxy.
+        order: of a copy: what is known to be over when it is complete, int32 [columns].
+        address: host address of ``clocks``.
+        private: what the issuing lane alone knows, as `Agent.private`.
+    """
+
+    identity: int
+    column: int
+    clocks: np.ndarray
+    own: int
+    lane: int
+    reduces: bool = False
+    generic: bool = False
+    order: np.ndarray | None = None
+    address: int = 0
+    private: Private | None = None
+
+    def __post_init__(self) -> None:
+        self.address = self.address or self.clocks.ctypes.data
+
+
+@dataclass(frozen=True)
+class PipelinedAccess:
+    """An access of a tcgen05 operation: ``nbytes`` at ``starts`` in shared memory, or ``place`` in tensor memory.
+
+    Attributes:
+        rank: the CTA.
+        starts: int64, contiguous and never changed.
+        write: to tensor memory; shared memory is read only.
+    """
+
+    rank: int
+    starts: np.ndarray | None = None
+    nbytes: int = 0
+    place: Place = (slice(0), slice(0))
+    write: bool = False
