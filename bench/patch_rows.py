@@ -4,7 +4,7 @@
 
 A row is two frames of a patch, three channels each; the layer is a convolution of bfloat16 weights. "two kernels" is a
 compiled normalisation, then torch's linear layer, as vLLM runs them; "of one frame" has a still image's first frame
-alone, for the sum of the weight's two frames. In brackets is the difference from "two kernels". Launches run in turn,
+alone. In brackets is the difference from "two kernels". Launches run in turn,
 in CUDA graphs with `cute_kernels.frozen_constants`; the median of the rounds counts.
 """
 
@@ -52,20 +52,14 @@ def launches(patch: int, features: int, rows: int, device: str) -> dict[str, Cal
     shape = (FRAMES, patch, patch)
     layer = torch.nn.Conv3d(COLOURS, features, shape, stride=shape).to(device, torch.bfloat16)
     weight, bias = layer.weight.detach(), layer.bias.detach()
-    summed = (weight[:, :, 0].float() + weight[:, :, 1].float()).to(torch.bfloat16)
-    engines = [
-        PatchEngine(
-            PatchOptions(precision="int8", channels=COLOURS * n, mean=_repeated(MEAN, n), std=_repeated(STD, n))
-        )
-        for n in (FRAMES, 1)
-    ]
+    engine = PatchEngine(PatchOptions(precision="int8", channels=COLOURS, frames=FRAMES, mean=MEAN, std=STD))
     mean, std = (torch.tensor(_repeated(v, FRAMES * patch * patch), device=device) for v in (MEAN, STD))
     compiled = torch.compile(normalise) if device == "cuda" else normalise
     both, one = still_rows(rows, patch, device)
     return {
         LIBRARY: lambda i, _: torch.nn.functional.linear(compiled(both, mean, std), weight.flatten(1), bias),
-        INT8: lambda i, _: engines[0].rows(both, weight, bias),
-        STILL: lambda i, _: engines[1].rows(one, summed, bias),
+        INT8: lambda i, _: engine.rows(both, weight, bias),
+        STILL: lambda i, _: engine.rows(one, weight, bias),
     }
 
 

@@ -7,9 +7,11 @@ problem (`cute_kernels.plan.choose`), and a plan's own config has none.
 
 from __future__ import annotations
 
+import inspect
 import operator
-from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
 
 # --- element types by the names that torch gives them, for whoever does without torch --------------------------------
 
@@ -54,32 +56,34 @@ class Typed:
     Raises:
         TypeError: a value of another type, naming the field.
         ValueError: an integer other than 0 and 1 in place of a bool.
+
+    Attributes:
+        types: by the name of a field its type, ``int``, ``bool`` or ``str``, and whether it may be None.
     """
 
+    types: ClassVar[Mapping[str, tuple[type, bool]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = {name: text.partition(" | ") for name, text in inspect.get_annotations(cls).items()}
+        cls.types = cls.types | {name: (_TYPES.get(kind, str), none == "None") for name, (kind, _, none) in own.items()}
+
     def __post_init__(self) -> None:
-        for part in fields(self):  # which torch.compile traces; not through a cache of our own
-            value = getattr(self, part.name)
-            kind, is_open = field_type(part)
+        for name, (kind, is_open) in self.types.items():
+            value = getattr(self, name)
             if type(value) is kind or (value is None and is_open):
                 continue
             if kind is int:
-                checked = _integer(part.name, value)
+                checked = _integer(name, value)
             elif kind is bool:
-                checked = _boolean(part.name, value)
+                checked = _boolean(name, value)
             elif isinstance(value, str):
                 checked = str(value)
             else:
-                raise TypeError(f"{part.name} = {value!r} is {type(value).__name__}, expected a string")
-            object.__setattr__(self, part.name, checked)
+                raise TypeError(f"{name} = {value!r} is {type(value).__name__}, expected a string")
+            object.__setattr__(self, name, checked)
 
 
-def field_type(part: Field) -> tuple[type, bool]:
-    """The type of a field of a problem or configuration, ``int``, ``bool`` or ``str``, and whether it may be None."""
-    name = part.type.removesuffix(_OR_NONE)
-    return _TYPES.get(name, str), name != part.type
-
-
-_OR_NONE = " | None"
 _TYPES: dict[str, type] = {"int": int, "bool": bool}
 """By annotation; any other is of strings."""
 

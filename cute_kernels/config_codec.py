@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cute_kernels.config import field_type
+from cute_kernels.config import Typed
 
 # --- configurations as text -------------------------------------------------------------------------------------------
 
@@ -29,9 +29,8 @@ class ConfigCodec:
         kinds: the classes by their names.
     """
 
-    def __init__(self, kinds: Iterable[type]) -> None:
+    def __init__(self, kinds: Iterable[type[Typed]]) -> None:
         self.kinds = {kind.__name__: kind for kind in kinds}
-        self._names = {name: tuple(part.name for part in dataclasses.fields(kind)) for name, kind in self.kinds.items()}
         self._decoded: dict[str, Any] = {}
 
     def encode(self, config: Any) -> str:
@@ -42,7 +41,7 @@ class ConfigCodec:
         """
         for name, kind in self.kinds.items():
             if type(config) is kind:
-                settings = [f"{field}={spell(getattr(config, field))}" for field in self._names[name]]
+                settings = [f"{field}={spell(getattr(config, field))}" for field in kind.types]
                 return f"{name}:{','.join(settings)}"
         allowed = ", ".join(f"cute_kernels.{name}" for name in self.kinds)
         raise TypeError(f"config is {type(config).__name__}, expected {allowed} or None")
@@ -82,7 +81,7 @@ class ConfigCodec:
 # --- settings of a command line --------------------------------------------------------------------------------------
 
 
-def parse_settings(kind: type, settings: Iterable[str], where: str) -> Any:
+def parse_settings(kind: type[Typed], settings: Iterable[str], where: str) -> Any:
     """A configuration of ``kind`` from settings ``FIELD=VALUE``; None, for the plan's choice, where there is none.
 
     Args:
@@ -93,18 +92,18 @@ def parse_settings(kind: type, settings: Iterable[str], where: str) -> Any:
     Raises:
         ValueError: a setting that is no FIELD=VALUE, an unknown field, a value of another type, or a field set twice.
     """
-    kinds = {part.name: field_type(part) for part in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for setting in settings:
         name, separator, text = setting.partition("=")
         name = name.strip().replace("-", "_")
-        if not separator or name not in kinds:
-            near = difflib.get_close_matches(name, kinds, n=1)
+        if not separator or name not in kind.types:
+            near = difflib.get_close_matches(name, kind.types, n=1)
             meant = f"did you mean {near[0]}? " if separator and near else ""
-            raise ValueError(f"setting {setting}: {meant}expected FIELD=VALUE; fields for {where}: {', '.join(kinds)}")
+            names = ", ".join(kind.types)
+            raise ValueError(f"setting {setting}: {meant}expected FIELD=VALUE; fields for {where}: {names}")
         if name in values:
             raise ValueError(f"setting {setting}: {name} is set twice")
-        values[name] = _parse(setting, text.strip(), *kinds[name])
+        values[name] = _parse(setting, text.strip(), *kind.types[name])
     return kind(**values) if values else None
 
 

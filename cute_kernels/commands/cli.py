@@ -51,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _discard_output()
         return 1
+    except MemoryError as error:
+        print(f"cute-kernels: error: {_without_memory(error)}", file=sys.stderr)
+        return 2
     except (ValueError, OSError, ModuleNotFoundError, NotImplementedError, dsl.UnsupportedVersion) as error:
         print(f"cute-kernels: error: {' '.join(str(error).split())}", file=sys.stderr)
         try:
@@ -67,6 +70,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from cute_kernels.programs import command
 
         return command.report_fault(error)
+
+
+def _without_memory(error: MemoryError) -> str:
+    """A memory limit in one line: what was asked for, and what the process may have."""
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limit = "none is set" if most == resource.RLIM_INFINITY else f"{most / 2**30:.1f} GiB (ulimit -v)"
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    what = " ".join(str(error).split()) or "an allocation failed"
+    return f"not enough memory: {what}. Limit of the process: {limit}; the machine has {there:.1f} GiB"
 
 
 def _discard_output() -> None:

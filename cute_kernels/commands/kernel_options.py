@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from cute_kernels.config import field_type
 from cute_kernels.config_codec import OPEN, parse_settings, spell
 from cute_kernels.plan import ARCHS, PLANNERS, Kernel, Plan, Planner, make_plan
 from cute_kernels.plan.options import Option
@@ -81,7 +81,7 @@ def _arch(text: str) -> str:
 def _describe(kernel: Kernel, part: dataclasses.Field) -> str:
     """``FIELD=DEFAULT``, what an open one is, and the values that there are."""
     known = kernel.fields.get(part.name)
-    choices = (True, False) if field_type(part)[0] is bool else () if known is None else known.legal
+    choices = (True, False) if kernel.config.types[part.name][0] is bool else () if known is None else known.legal
     meaning = f" ({known.open})" if part.default is None and known is not None else ""
     default = f"{part.name}={spell(part.default)}{meaning}"
     return f"{default} of {{{', '.join(map(spell, choices))}}}" if choices else default
@@ -123,19 +123,32 @@ def config_of(options: argparse.Namespace, name: str, problem: Any) -> Any:
     planner, arch = OPERATIONS[name], ARCHS[arch_of(options, name)]
     planner.check(problem)
     usual = planner.kernel(problem, arch)
+    _check_fields(arch.name, planner.of(arch.name), options.settings)
     named = [kernel for kernel in planner.of(arch.name) if _has_all(kernel, options.settings)]
     taking = [kernel for kernel in named if not kernel.takes(problem, arch)]
     kernel = usual if usual in named else next(iter((*taking, *named)), usual)
     return parse_settings(kernel.config, options.settings, f"{arch.name}, {kernel.config.__name__}")
 
 
+def _check_fields(arch: str, kernels: Sequence[Kernel], settings: Sequence[str]) -> None:
+    """Raises ValueError for a setting of a field that none of the kernels has: it names those of all."""
+    fields = {kernel.config.__name__: [part.name for part in dataclasses.fields(kernel.config)] for kernel in kernels}
+    known = {name for names in fields.values() for name in names}
+    for setting in settings:
+        name, separator, _ = setting.partition("=")
+        if not separator or name.strip().replace("-", "_") not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1) if separator else []
+            meant = f"did you mean {near[0]}? " if near else ""
+            all_fields = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in fields.items())
+            raise ValueError(f"setting {setting}: {meant}expected FIELD=VALUE; fields for {arch}, {all_fields}")
+
+
 def _has_all(kernel: Kernel, settings: Sequence[str]) -> bool:
     """Whether a kernel has the fields of all settings and, where they are words, the words."""
-    kinds = {part.name: field_type(part) for part in dataclasses.fields(kernel.config)}
     for setting in settings:
         name, _, value = (part.strip() for part in setting.partition("="))
         name = name.replace("-", "_")
-        kind, is_open = kinds.get(name, (None, False))
+        kind, is_open = kernel.config.types.get(name, (None, False))
         if kind is None or (kind is str and value not in kernel.fields[name].legal and not (is_open and value == OPEN)):
             return False
     return True

@@ -69,6 +69,8 @@ class _Diagnosis:
             name = "first-parity"
         elif name == "hang" and any(wait.kind == "setmaxnreg" for wait in facts.waits):
             name = "registers"
+        elif name == "hang" and any(wait.kind == "tcgen05.alloc" for wait in facts.waits):
+            name = "tensor-columns"
         kind, fields = kind_of(name), self._fields()
         message = error.message.splitlines() or [""]
         name_of_kernel = self.kernel

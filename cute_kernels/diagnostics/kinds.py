@@ -320,6 +320,12 @@ _OTHERS = (
         "the warps of a CTA cannot have so many registers together: 32 times the counts of all its warps are at most "
         "what it begins with, and setmaxnreg.inc waits until warps of others have executed setmaxnreg.dec",
     ),
+    Kind(
+        "tensor-columns",
+        "",
+        "tcgen05.alloc waits until the columns are free: a multiprocessor has 512, for all CTAs on it together. What "
+        "holds them is deallocated after what waits for them, or never",
+    ),
     Kind("livelock", "", "a loop that polls: what it waits for never happens, or is read once before the loop"),
     Kind(
         "limit",

@@ -40,7 +40,9 @@ class Options:
         interleave: which warp runs next: in turn until it waits, a random one for a random while, or ``"starve"``: at
             random, but for a role (of all CTAs or of one) or a single warp, drawn from the seed, that runs only when
             nothing else can and no asynchronous work is pending. That shows signals which come in time by luck alone.
-        spurious_try_wait_failures: try_wait sometimes reports a timeout although it could succeed.
+        spurious_try_wait_failures: try_wait sometimes reports a timeout although it could succeed, and
+            clusterlaunchcontrol.try_cancel that no cluster is left although some wait, as on a B200 under load: those
+            begin by themselves.
         detectors: report what is wrong whatever the results: everything that `without` can leave out.
         without: detectors to leave out, of `DETECTORS`: ``"races"`` (races in all memories, missing fences and waits,
             phases of mbarriers that waits may miss, CTAs that exit while their memory is in use), ``"uninitialised"``
@@ -74,8 +76,9 @@ class Options:
         processes: how many execute the clusters of a launch at the same time, forked for it, where clusters turn out to
             be independent (`cute_kernels.emulator.launch.clusters`); results and reports are those of one process, and
             `Report.one_process` says why a launch ran in one nevertheless.
-        going_on: called with each report of a detector, which says where it happened; True: execution goes on as if
-False: the report is raised. None: all are raised.
+        going_on: called with a report of a detector, which says where it happened; True: execution goes on as if
+            nothing were wrong, False: the report is raised. None: all are raised. A race, or a read of what nobody has
+            written, that the same instructions show again is not reported again.
         steps: turns that warps have, and asynchronous work that takes effect, before the rest of the schedule; those
             that are not possible when it is their turn are left out. Nothing else may be drawn at random then.
         debugger: stops warps; kernels are then executed instruction by instruction, in the same order.

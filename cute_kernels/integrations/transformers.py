@@ -27,7 +27,7 @@ from cute_kernels.integrations import processors
 from cute_kernels.integrations.processors import PerChannel
 from cute_kernels.integrations.replace import Found, convert_all
 from cute_kernels.nn import layers
-from cute_kernels.nn.availability import in_graph, is_plain, is_transformed
+from cute_kernels.nn.availability import in_graph, is_plain
 from cute_kernels.nn.calls import change_class, check_reachable, reaches_class, why_called, why_own
 from cute_kernels.nn.engine import check_tensor
 from cute_kernels.nn.layer_norm import LayerNormEngine
@@ -35,7 +35,6 @@ from cute_kernels.nn.layers import EngineMixin
 from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
 from cute_kernels.nn.positions import PositionCache, checked_grids
 from cute_kernels.nn.raw import pixels_of, stand_in
-from cute_kernels.runtime.constants import DERIVED
 
 
 class _Images(EngineMixin):
@@ -145,46 +144,17 @@ class _Rows(EngineMixin):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Embeddings of rows; those of one frame are of a still image, whose frames are equal."""
-        name, kind, layer = self.layer()
-        hidden_states, frames = pixels_of(hidden_states), self.temporal_patch_size
-        length = layer.weight[0].numel()
-        still = hidden_states.shape[-1] * frames == length
-        if still and not self._keeps_sum(layer.weight):
-            hidden_states, still = self._both_frames(hidden_states), False
-        rows = hidden_states.reshape(-1, length // frames if still else length)
-        engine = self.still if still else self.engine
-
-        def parameters() -> tuple[torch.Tensor | None, ...]:
-            weight = self._of_one_frame(layer.weight) if still else layer.weight
-            return weight, layer.bias, layer.weight
-
-        why = why_called(name, layer, kind)
-        takes_over = engine.takes_over_unless(why, rows, parameters, training=self.training)
-        engine.check_pixels(rows, by_kernel=takes_over)
+        (name, kind, layer), rows = self.layer(), pixels_of(hidden_states)
+        still = self.engine.is_still(rows, layer.weight)
+        rows = rows.reshape(-1, rows.shape[-1] if still else layer.weight[0].numel())
+        takes_over = self.engine.takes_over_unless(
+            why_called(name, layer, kind), rows, lambda: (layer.weight, layer.bias), training=self.training
+        )
+        self.engine.check_pixels(rows, by_kernel=takes_over)
         if takes_over:
-            return engine.rows(rows, *parameters()[:2])
-        rows = self._both_frames(rows) if still else rows
+            return self.engine.rows(rows, layer.weight, layer.bias)
+        rows = self.engine.all_frames(rows, layer.weight)
         return super().forward(self.engine.normalised(rows, layer.weight))
-
-    @staticmethod
-    def _keeps_sum(weight: torch.Tensor) -> bool:
-        """Whether there is one sum of the weight's frames for many calls: in a graph it would be made in each, and what
-        stands for a weight under transformations has no memory to be known by."""
-        return not in_graph() and is_plain(weight) and not is_transformed(weight)
-
-    def _both_frames(self, rows: torch.Tensor) -> torch.Tensor:
-        frames = rows.unflatten(-1, (self.in_channels, 1, -1)).expand(*[-1] * rows.dim(), self.temporal_patch_size, -1)
-        return frames.flatten(-3)
-
-    def _of_one_frame(self, weight: torch.Tensor) -> torch.Tensor:
-        """``[N, C * p * p]``: the sum over frames, which are summed in FP32 and rounded once to the weight's type."""
-
-        def summed() -> torch.Tensor:
-            with torch.inference_mode(False), torch.no_grad():
-                frames = weight.detach().flatten(1).unflatten(1, (self.in_channels, self.temporal_patch_size, -1))
-                return frames.float().sum(2).flatten(1).to(weight.dtype)
-
-        return DERIVED.get("sum over frames", (weight,), summed)
 
 
 class _Scaled(EngineMixin):
@@ -486,7 +456,7 @@ def revert(model: torch.nn.Module) -> torch.nn.Module:
                 layers.revert_layer(getattr(module, family.layer))
             elif issubclass(type(module), family.mixin):
                 change_class(module, type(module).__bases__[-1])
-                for attribute in ("engine", "still", "positions"):
+                for attribute in ("engine", "positions"):
                     vars(module).pop(attribute, None)
     return model
 
@@ -632,15 +602,16 @@ def _equip(module: torch.nn.Module, options: PatchOptions | None = None) -> None
     if options is None:
         options = _active.get(name) or _options(name, "bf16", None, None, "auto", "auto")
     channels = getattr(getattr(module, "config", None), "num_channels", None) or getattr(module, "in_channels", 3)
-    frames = getattr(module, "temporal_patch_size", 1)  # each a channel of its own
-    mean, std = (
-        value if isinstance(value, float) else [each for each in value for _ in range(frames)]
-        for value in (_uniform(options.mean), _uniform(options.std))
+    module.engine = module.engine_class(
+        replace(
+            options,
+            order=module.order,
+            channels=channels,
+            frames=getattr(module, "temporal_patch_size", 1),
+            mean=_uniform(options.mean),
+            std=_uniform(options.std),
+        )
     )
-    if frames > 1:
-        module.still = module.engine_class(replace(options, order=module.order, channels=channels))
-    options = replace(options, order=module.order, channels=channels * frames, mean=mean, std=std)
-    module.engine = module.engine_class(options)
     module.positions = PositionCache("bilinear", antialias=True) if module.order == "hwc" else PositionCache("bicubic")
 
 

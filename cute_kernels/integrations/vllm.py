@@ -14,6 +14,9 @@ or spectrograms for inputs, which no normalisation bounds.
   ``Conv2dLayer`` or ``Conv3dLayer`` behind it are one kernel over the uint8 pixels. Which layer that is, the first call
   shows: the one that gets the memory that the normalisation wrote.
 * ``auto``: ``int8`` where there is such a pair, and the type of the weights elsewhere.
+
+``CUTE_KERNELS_VLLM_STILL=1`` says that such a pair gets still images alone, whose frames are equal (Qwen-VL's and GLM's
+rows have each patch twice): one is multiplied by the sum of the weight's frames. vLLM has to be told to take no videos.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from cute_kernels.nn.engine import PatchEngine
 from cute_kernels.nn.layers import EngineMixin
 from cute_kernels.nn.options import PatchOptions
 
-VARIABLE = "CUTE_KERNELS_VLLM"
+VARIABLE, STILL = "CUTE_KERNELS_VLLM", "CUTE_KERNELS_VLLM_STILL"
 _RAW = ("int8", "auto")
 _ALLOWED = ("bf16", "fp16", "fp8", *_RAW)
 _LAYERS, _NORM = ("Conv2dLayer", "Conv3dLayer"), "FusedMMInputNorm"
@@ -45,18 +48,21 @@ def plugin() -> None:
     """vLLM's entry point: `register` with the precision that the environment names, or nothing.
 
     Raises:
-        ValueError: another precision.
+        ValueError: another value of a variable.
     """
-    precision = os.environ.get(VARIABLE, "")
+    precision, still = os.environ.get(VARIABLE, ""), os.environ.get(STILL, "0")
+    if still not in ("0", "1"):
+        raise ValueError(f"{STILL} = {still!r}, allowed: '0', '1'")
     if precision:
-        register(precision)
+        register(precision, still=still == "1")
 
 
-def register(precision: str = "bf16") -> type:
+def register(precision: str = "bf16", *, still: bool = False) -> type:
     """Replaces vLLM's layers for layers to come; again, it changes the precision of layers to come.
 
     Args:
         precision: ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"int8"`` or ``"auto"``.
+        still: whether pixels that a layer of several frames gets raw are still images', whose frames are equal.
 
     Returns:
         The class that takes the place of ``Conv2dLayer``.
@@ -89,6 +95,7 @@ def register(precision: str = "bf16") -> type:
     for name in _LAYERS:
         if name in registry:
             registry[name].options = PatchOptions(precision=precision, mean=_MEAN, std=_STD)
+            registry[name].still = still
     return registry[_LAYERS[0]]
 
 
@@ -153,9 +160,11 @@ class _PatchLayer(EngineMixin):
 
     Attributes:
         norm: nothing, or the normalisation in front of it; not a module of this one.
+        still: whether one of its equal frames is multiplied.
     """
 
     options: PatchOptions
+    still: bool = False
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -169,6 +178,13 @@ class _PatchLayer(EngineMixin):
             and set(self.dilation) == {1}
             and self.groups == 1
         )
+        self.frames = self.kernel_size[0] if len(self.kernel_size) == 3 else 1
+        self.still = self.still and self.frames > 1
+        if self.still and _most_videos() != 0:
+            raise ValueError(
+                f"{STILL} = '1' and vLLM takes videos, whose frames differ; allowed with "
+                "--limit-mm-per-prompt '{\"video\": 0}'"
+            )
 
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
         """vLLM's reloading takes parameters out and puts the same ones back, with other numbers."""
@@ -216,6 +232,7 @@ class _PatchLayer(EngineMixin):
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         if x.dim() == 5:
+            x = x[:, :, :1] if self.still and x.dtype == torch.uint8 else x
             return self.engine.rows(x.flatten(1), self.weight, self.bias)[:, :, None, None, None]
         patch = self.weight.shape[-1]
         out = self.engine.images(x, self.weight, self.bias)
@@ -228,15 +245,23 @@ class _PatchLayer(EngineMixin):
         call, _last.call = getattr(_last, "call", None), None
         if call is not None and self.options.precision in _RAW and not self.norm and _is_whole(x, call[2]):
             norm, pixels, _ = call
-            frames = self.kernel_size[0] if x.dim() == 5 else 1
-            mean, std = ([value for value in values for _ in range(frames)] for values in (norm.mean, norm.std))
-            channels = self.in_channels * frames
-            self.engine = PatchEngine(PatchOptions(precision="int8", channels=channels, mean=mean, std=std))
+            self.engine = PatchEngine(
+                PatchOptions(
+                    precision="int8", channels=self.in_channels, frames=self.frames, mean=norm.mean, std=norm.std
+                )
+            )
             self.norm, norm.pair = (norm,), True
             return pixels.reshape(x.shape)
         if not self.norm or not self.norm[0].passed:
             return None
         return x.to(torch.uint8)  # back from the type to which its tower cast it, in which 0 to 255 are exact
+
+
+def _most_videos() -> int | None:
+    """Videos of a request at most, as the vLLM that is being started is told; None where it does not say."""
+    config = importlib.import_module("vllm.config").get_current_vllm_config().model_config
+    multimodal = getattr(config, "multimodal_config", None)
+    return None if multimodal is None else multimodal.get_limit_per_prompt("video")
 
 
 def _is_whole(x: torch.Tensor, out: torch.Tensor) -> bool:

@@ -278,9 +278,8 @@ class PatchEngine:
         """``[.., N]`` in the type of ``weight``, of patches that are rows already.
 
         Args:
-            rows: ``[.., C * p * p]`` in the order of the options.
-            weight, bias: as in `images`; or a Conv3d's ``[N, C / T, T, p, p]``, of which each channel's frame is a
-                channel of the options.
+            rows: ``[.., C * T * p * p]`` in the order of the options, T frames of them, or one for T equal ones.
+            weight, bias: as in `images`; of T frames ``[N, C * T * p * p]``, or a Conv3d's ``[N, C, T, p, p]``.
             table: ``[T, N]`` positions, and which of them each row gets:
             index: ``[..]`` int32.
         """
@@ -289,24 +288,25 @@ class PatchEngine:
         return self._rows(rows, weight, bias, table, index)
 
     def _rows(self, rows, weight: torch.Tensor, bias, table=None, index=None) -> torch.Tensor:
-        flat, n = rows.reshape(-1, rows.shape[-1]), weight.shape[0]
+        flat, n, still = rows.reshape(-1, rows.shape[-1]), weight.shape[0], self.is_still(rows, weight)
         if not flat.shape[0]:
             return torch.empty(*rows.shape[:-1], n, dtype=weight.dtype, device=rows.device)
         if self.options.precision == "fp8":
             values = self._e4m3(self._normalised(flat))
             where = None if index is None else index.reshape(-1)
-            out = self._fp8(values, self.prepared("rows", weight), bias, table, where).to(weight.dtype)
+            out = self._fp8(values, self.prepared("rows", weight, still), bias, table, where).to(weight.dtype)
             return out.view(*rows.shape[:-1], n)
         out_dtype = None
         if rows.dtype == torch.uint8:
             images = self._one_patch_images(flat, weight)
             out_dtype = self._images_out_dtype(images, weight)
         if out_dtype is not None and self._reads_rows(flat):
-            out = self._by_rows(flat, self.prepared("images", weight), bias).to(weight.dtype)
+            out = self._by_rows(flat, self.prepared("images", weight, still), bias).to(weight.dtype)
         elif out_dtype is not None:
-            out = self._by_images(images, self.prepared("images", weight), bias, None, out_dtype).to(weight.dtype)
+            prepared = self.prepared("images", weight, still)
+            out = self._by_images(images, prepared, bias, None, out_dtype).to(weight.dtype)
         else:
-            matrix = self.prepared("rows", weight)
+            matrix = self.prepared("rows", weight, still)
             out = self._product(self._normalised(flat).to(matrix.dtype), matrix, bias, weight.dtype)
         out = out.view(*rows.shape[:-1], n)
         return out if table is None else out.add_(table.to(out.dtype)[index.long()])
@@ -339,7 +339,7 @@ class PatchEngine:
                 rows = rows.unflatten(-1, (-1, patch, patch)).permute(0, 1, 3, 4, 2).flatten(2)
             out = torch.nn.functional.linear(rows, weight, bias)
         else:
-            out = torch.nn.functional.linear(pixels, weight.flatten(1), bias)
+            out = torch.nn.functional.linear(self.all_frames(pixels, weight), weight.flatten(1), bias)
         return out if table is None else out + table.to(out.dtype)
 
     def normalised(self, pixels: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -360,13 +360,41 @@ class PatchEngine:
 
     def patch(self, weight: torch.Tensor) -> int:
         """Side of a patch in pixels."""
-        return weight.shape[-1] if weight.dim() > 2 else round((weight.shape[1] / self.options.channels) ** 0.5)
+        planes = self.options.channels * self.options.frames
+        return weight.shape[-1] if weight.dim() > 2 else round((weight.shape[1] / planes) ** 0.5)
+
+    def is_still(self, rows: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Whether rows have one frame where the weight has several."""
+        frames = self.options.frames
+        return frames > 1 and rows.shape[-1] * frames == weight[0].numel()
+
+    def all_frames(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Rows with all frames of the weight; of a still image they are equal."""
+        if not self.is_still(rows, weight):
+            return rows
+        frames = rows.unflatten(-1, (self.options.channels, 1, -1))
+        return frames.expand(*[-1] * rows.dim(), self.options.frames, -1).flatten(-3)
 
     # --- what the kernels read -----------------------------------------------------------------------------------
 
-    def prepared(self, kind: str, weight: torch.Tensor) -> Any:
-        """Prepared ``weight``: for ``"images"`` a `PatchWeight`, for ``"rows"`` a matrix, for either an `Fp8Weight`."""
-        return self.made_from((weight,), kind, lambda: self._prepare(kind, weight.detach()))
+    def prepared(self, kind: str, weight: torch.Tensor, still: bool = False) -> Any:
+        """Prepared ``weight``: for ``"images"`` a `PatchWeight`, for ``"rows"`` a matrix, for either an `Fp8Weight`.
+
+        Args:
+            kind: one of these.
+            weight: of the layer.
+            still: whether its frames are summed, in FP32.
+        """
+        channels, frames = self.options.channels, self.options.frames
+
+        def prepare() -> Any:
+            own = weight.detach()
+            if not still:
+                return self._prepare(kind, own, weight.dtype, frames)
+            summed = own.flatten(1).unflatten(1, (channels, frames, -1)).float().sum(2).flatten(1)
+            return self._prepare(kind, summed, weight.dtype, 1)
+
+        return self.made_from((weight,), f"{kind}, of one frame" if still else kind, prepare)
 
     @torch.compiler.disable
     def made_from(self, parameters: tuple[torch.Tensor | None, ...], kind: str, make: Callable[[], Any]) -> Any:
@@ -384,7 +412,8 @@ class PatchEngine:
         self._prepared[kind] = (origin, value)
         return value
 
-    def _prepare(self, kind: str, weight: torch.Tensor) -> Any:
+    def _prepare(self, kind: str, weight: torch.Tensor, dtype: torch.dtype, frames: int) -> Any:
+        """What is made of ``frames`` frames of a weight, whose layer has this ``dtype``."""
         options = self.options
         if options.precision == "fp8":
             rows = weight.flatten(1)
@@ -397,19 +426,18 @@ class PatchEngine:
             scale = largest / E4M3_MAX or 1.0
             values = (rows.to(torch.float32) / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
             return Fp8Weight(values.contiguous(), scale)
-        precision = options.precision_for(weight.dtype)
+        precision = options.precision_for(dtype)
         if kind == "rows":
             return weight.flatten(1).to(patch_weight.WIDE_TYPES[precision]).contiguous()
         if weight.dim() == 5:
             weight = weight.flatten(1, 2)
-        channels = weight.shape[1] if weight.dim() == 4 else options.channels
         return patch_weight.prepare_patch_weight(
             weight,
             precision=precision,
             order=options.order if weight.dim() == 2 else "chw",
-            channels=channels,
-            mean=options.mean,
-            std=options.std,
+            channels=weight.shape[1] if weight.dim() == 4 else options.channels * frames,
+            mean=[value for value in options.mean for _ in range(frames)],
+            std=[value for value in options.std for _ in range(frames)],
         )
 
     def forget(self) -> None:
@@ -448,7 +476,7 @@ class PatchEngine:
         """uint8 pixels in FP32 as a processor has them; others as they are.
 
         Args:
-            pixels: ``[B, C, H, W]``, or ``[.., C * p * p]`` in the order of the options.
+            pixels: ``[B, C, H, W]``, or rows in the order of the options, of any number of frames.
         """
         if pixels.dtype != torch.uint8:
             return pixels
@@ -530,7 +558,7 @@ class PatchEngine:
     def _one_patch_images(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Rows as images of one patch each: contiguous or channels_last, as the order of the rows is."""
         patch = self.patch(weight)
-        if rows.shape[-1] != weight[0].numel():
+        if rows.shape[-1] != weight[0].numel() and not self.is_still(rows, weight):
             raise ValueError(f"rows has K = {rows.shape[-1]}, allowed: {weight[0].numel()}")
         rows = rows.reshape(-1, rows.shape[-1])
         if self.options.order == "hwc":

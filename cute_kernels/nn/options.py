@@ -31,6 +31,8 @@ class PatchOptions:
         order: what a patch's pixels are flattened as in a Linear weight and in rows: ``"chw"`` or ``"hwc"``.
             With a convolution it is ``"chw"``, and anything else is refused where the two meet.
         channels: C of a Linear weight; of a convolution's it is read from the weight.
+        frames: T of rows ``[C, T, p, p]`` and their weight. Rows may have one frame instead, of a still image, whose T
+            frames are equal: it is multiplied by the sum of the weight's frames.
         mean, std: the normalisation of the model's processor, one number or one per channel, of pixels
             that were divided by 255. uint8 images are normalised with them; they also bound what normalised pixels can
             be, which is the range that ``"fp8"`` represents: pixels beyond it raise ValueError on a CPU and give NaN
@@ -47,6 +49,7 @@ class PatchOptions:
     precision: Precision = "bf16"
     order: Order = "chw"
     channels: int = 3
+    frames: int = 1
     mean: PerChannel = 0.5
     std: PerChannel = 0.5
     pixels: Pixels = "auto"
@@ -57,10 +60,13 @@ class PatchOptions:
             value = getattr(self, name)
             if value not in get_args(kind):
                 raise ValueError(f"{name} = {value!r}, allowed: {', '.join(map(repr, get_args(kind)))}")
-        if isinstance(self.channels, bool) or not isinstance(self.channels, int):
-            raise TypeError(f"channels is {type(self.channels).__name__}, expected int")
-        if self.channels < 1:
-            raise ValueError(f"channels = {self.channels}, allowed: at least 1")
+        for name, value in (("channels", self.channels), ("frames", self.frames)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} is {type(value).__name__}, expected int")
+            if value < 1:
+                raise ValueError(f"{name} = {value}, allowed: at least 1")
+        if self.frames > 1 and self.order != "chw":
+            raise ValueError(f"frames = {self.frames} with order = {self.order!r}, allowed: 1, or order = 'chw'")
         if self.integer and self.pixels == "normalised":
             raise ValueError(f"pixels = 'normalised' with precision = {self.precision!r}, which multiplies uint8")
         mean, std = patch_weight.checked_normalisation(self.mean, self.std, self.channels)

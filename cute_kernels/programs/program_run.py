@@ -15,6 +15,8 @@ from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_be
 from cute_kernels.programs import ptx_files
 from cute_kernels.programs.capturing import Session
 
+_NO_MEMORY = "can't allocate memory"  # torch's words in a RuntimeError
+
 FAULT, REFUSED = 3, 4
 """Exit statuses beside 0, a program's own ones, and argparse's 2."""
 
@@ -44,7 +46,8 @@ def run_program(
 
     Raises:
         SystemExit: the program's own.
-        ValueError, OSError: a PTX or CUDA file that cannot be used, see `ptx_files.program`.
+        ValueError, OSError: a PTX or CUDA file, or a description of its launches, that cannot be used.
+        MemoryError: there is not so much memory as the program asks for.
     """
     with as_program(script, arguments):
         if Path(script).suffix in ptx_files.SUFFIXES:
@@ -75,7 +78,11 @@ def _run(program: Callable[[], object], session: Session, failed: Callable[..., 
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
+    except (ptx_files.DescriptionError, MemoryError):
+        raise
     except Exception as error:
+        if _NO_MEMORY in str(error):
+            raise MemoryError(str(error).splitlines()[0]) from None
         reported = error_behind(error)
         if reported is None:
             traceback.print_exc()

@@ -11,13 +11,14 @@ or ``FILE.py:FUNCTION`` (without a function: ``launches``), a function whose lau
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import runpy
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,10 @@ from cute_kernels.emulator.state.gmem import GlobalMemory
 SUFFIXES = (".ptx", ".cu")
 _KEYS = {"kernel", "grid", "block", "cluster", "dynamic_smem", "cooperative", "arguments"}
 _ARRAY_KEYS = {"dtype", "shape", "fill", "seed"}
+
+
+class DescriptionError(ValueError):
+    """Launches are described with values that cannot be used."""
 
 
 def read(path: str | Path, arch: str) -> str:
@@ -109,10 +114,20 @@ def program(
     ptx, described = read(script, arch), _descriptions(arguments[0])
 
     def run() -> None:
-        for described_launch in described():
-            launch(captured(ptx, described_launch))
+        for number, described_launch in enumerate(described(), start=1):
+            with _described(f"{arguments[0]}, launch {number}"):
+                launch(captured(ptx, described_launch))
 
     return run
+
+
+@contextlib.contextmanager
+def _described(where: str) -> Iterator[None]:
+    """What is wrong inside is wrong with a description."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DescriptionError(f"{where}: {error}") from None
 
 
 def _descriptions(name: str) -> Callable[[], Iterable[Mapping[str, object]]]:
@@ -134,13 +149,15 @@ def _descriptions(name: str) -> Callable[[], Iterable[Mapping[str, object]]]:
         raise ValueError(f"{name}: each of 'launches' has to be an object, and its 'arguments' a list")
     if not isinstance(arrays, dict) or not all(isinstance(each, dict) for each in arrays.values()):
         raise ValueError(f"{name}: 'arrays' has to be an object, and each array in it, too")
-    return lambda: _of_json(described)
+    return lambda: _of_json(name, described)
 
 
-def _of_json(described: dict[str, object]) -> Iterable[Mapping[str, object]]:
-    arrays = {name: _array(name, facts) for name, facts in described.get("arrays", {}).items()}
-    for launch in described["launches"]:
-        given = [_argument(each, arrays) for each in launch.get("arguments", [])]
+def _of_json(name: str, described: dict[str, object]) -> Iterable[Mapping[str, object]]:
+    with _described(name):
+        arrays = {array: _array(array, facts) for array, facts in described.get("arrays", {}).items()}
+    for number, launch in enumerate(described["launches"], start=1):
+        with _described(f"{name}, launch {number}"):
+            given = [_argument(each, arrays) for each in launch.get("arguments", [])]
         yield {**launch, "arguments": given}
 
 
@@ -153,7 +170,11 @@ def _argument(given: object, arrays: Mapping[str, object]) -> object:
 
 
 def _array(name: str, facts: Mapping[str, object]) -> object:
-    """A tensor on "cuda": of zeros, of a number, of given numbers, of 0, 1, 2, .. or of random numbers."""
+    """A tensor on "cuda": of zeros, of a number, of given numbers, of 0, 1, 2, .. or of random numbers.
+
+    Raises:
+        ValueError: a key or value that cannot be used; MemoryError: there is not so much memory.
+    """
     import torch
 
     if unknown := sorted(set(facts) - _ARRAY_KEYS):

@@ -53,15 +53,22 @@ def module(
     entry: str = "",
     target: str = "sm_100a",
 ) -> str:
-    """A PTX module with one entry ``k`` whose parameters p0, p1, ... are 64-bit.
+    """A PTX module with one entry ``k`` whose parameters p0, p1, ... are 64-bit: what `launch` passes for arrays.
+
+    ``ld.param.u64 %d0, [p0];`` reads the address of the first array. Nothing of the body is checked here: the launch
+    raises `UnsupportedPTX` for what is none, with its line in the whole text.
 
     Args:
-        body: instructions of the entry, and declarations beyond its registers.
-        parameters: how many.
-        head: declarations of the module. ``dynamic``, the dynamic shared memory, is there already.
-        registers: declarations of the entry's registers.
+        body: instructions of the entry, with semicolons, and declarations beyond its registers (``.shared``, labels).
+        parameters: how many of them, as many as `launch` is given arguments.
+        head: declarations of the module (``.global``, ``.func``). ``dynamic``, the dynamic shared memory, is there.
+        registers: declarations of the entry's registers; of `REGISTERS`, which are there without, ``%p`` are
+            predicates, and ``%h``, ``%r`` and ``%d`` have 16, 32 and 64 bits.
         entry: directives of the entry, such as ``.reqntid 128``.
-        target: architecture.
+        target: architecture, such as ``sm_90a``.
+
+    Returns:
+        The text.
     """
     declared = ",\n".join(f"    .param .u64 p{i}" for i in range(parameters))
     return (

@@ -43,7 +43,7 @@ from cute_kernels.config import (
 )
 from cute_kernels.model import b200
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan import SmemRegion, TmemRegion, make_plan, predict
+from cute_kernels.plan import PLANNERS, SmemRegion, TmemRegion, make_plan, predict
 from cute_kernels.tuning import search
 from tests.processes import pool
 
@@ -427,4 +427,8 @@ def test_refused_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["sweep", "--vary", "stages=3", "--vary", "stages=4"]) == 2
     assert "stages is varied twice" in capsys.readouterr().err
     assert main(["sweep", "--vary", "tiles=3"]) == 2
-    assert "setting tiles=3: did you mean tile_rows? expected FIELD=VALUE; fields for " in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "setting tiles=3: did you mean tile_n? expected FIELD=VALUE; fields for sm_100a, " in error
+    for kernel in PLANNERS["patch_embed"].of("sm_100a"):  # of all kernels that there are
+        names = ", ".join(part.name for part in dataclasses.fields(kernel.config))
+        assert f"{kernel.config.__name__}: {names}" in error

@@ -115,6 +115,12 @@ def draw_value(rng: random.Random, kind: str, bits: int) -> int:
     return value >> rng.randrange(bits) if kind != "f" and rng.random() < 0.5 else value
 
 
+_DIFFERS = {
+    r"bf[ei]\.[bsu]64": "positions and lengths beyond 63 mean something else to an H200",
+    r"fns.b32 {d}, {0}, 0, {1}": "an H100 finds bit 0 at the offset -2**31",
+}
+
+
 @functools.cache
 def text_of(case: Case) -> str:
     return kernel_text(case)
@@ -127,8 +133,7 @@ def check(case: Case, seed: int, options: Options | None = None) -> None:
     rows = [[draw_value(rng, k, bits) for k, bits in zip(kinds, case.sources)] for _ in range(count)]
     data = np.zeros((count, len(case.sources) + 1), np.uint64)
     data[:, :-1] = np.array(rows, np.uint64)
-    differs = "positions and lengths beyond 63 mean something else to an H200"
-    hardware = differs if re.match(r"bf[ei]\.[bsu]64", case.text) else None
+    hardware = next((why for form, why in _DIFFERS.items() if re.match(form, case.text)), None)
     launch(text_of(case), data, hardware=hardware, options=options)
     mask = (1 << case.out) - 1
     for i, row in enumerate(rows):

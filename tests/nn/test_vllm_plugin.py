@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from cute_kernels.integrations import vllm as integration
 from cute_kernels.nn.engine import PatchEngine
-from tests.nn.vllm_stand_in import Images, Patches, Rows, Weights, bits, raw, vllm_names
+from tests.nn.vllm_stand_in import Images, Patches, Rows, Weights, bits, raw, still, vllm_names
 
 
 @pytest.fixture
@@ -155,6 +155,39 @@ def test_emulated_rows_have_the_bits_of_the_reference(vllm, monkeypatch):
     tower(pixels)
     tower.proj.engine = PatchEngine(replace(tower.proj.engine.options, backend="emulator"))
     assert torch.equal(tower(pixels), bits(tower, pixels))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_still_images_have_one_frame(monkeypatch, dtype):
+    """Half of the bytes and of K; weights that are loaded later count."""
+    vllm = vllm_names(monkeypatch, videos=0)
+    plain = Rows(vllm, dtype)
+    monkeypatch.setenv(integration.VARIABLE, "auto")
+    monkeypatch.setenv(integration.STILL, "1")
+    integration.plugin()
+    tower, multiplied = Rows(vllm, dtype), []
+    tower.load_state_dict(plain.state_dict())
+    monkeypatch.setattr(PatchEngine, "_rows", lambda self, rows, *given, run=PatchEngine._rows: (
+        multiplied.append(rows.shape[1]) or run(self, rows, *given)))  # fmt: skip
+    for seed in range(3):
+        pixels = still(16, seed)
+        got, expected = tower(pixels), plain(pixels).float()
+        assert multiplied.pop() == 588 and torch.equal(got, bits(tower, pixels, one_frame=True).to(dtype))
+        assert 0 < (got.float() - expected).norm() / expected.norm() < 1.5e-2
+        for parameter, other in zip(tower.parameters(), plain.parameters()):
+            parameter.weight_loader(parameter, other.mul_(-1))
+    images = Images(vllm, dtype)
+    assert torch.equal(images(raw(Images.shape)), bits(images, raw(Images.shape)))
+
+
+@pytest.mark.parametrize(("value", "message"), [("1", "vLLM takes videos, .*allowed with --limit"), ("yes", "'yes'")])
+def test_what_is_still_is_promised(vllm, monkeypatch, value, message):
+    monkeypatch.setenv(integration.VARIABLE, "int8")
+    monkeypatch.setenv(integration.STILL, value)
+    with pytest.raises(ValueError, match=f"CUTE_KERNELS_VLLM_STILL.*{message}"):
+        integration.plugin()
+        Rows(vllm)
 
 
 @torch.no_grad()

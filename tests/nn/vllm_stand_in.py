@@ -15,8 +15,12 @@ from cute_kernels.operations.patch_weight import prepare_patch_weight
 MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
-def vllm_names(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """``CustomOp`` creates what is registered under its class's name and dispatches to one of the forwards."""
+def vllm_names(monkeypatch: pytest.MonkeyPatch, videos: int = 999) -> types.SimpleNamespace:
+    """``CustomOp`` creates what is registered under its class's name and dispatches to one of the forwards.
+
+    Args:
+        videos: how many a request may have.
+    """
     registry: dict[str, type] = {}
 
     class CustomOp(torch.nn.Module):
@@ -83,10 +87,17 @@ def vllm_names(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     layers.Conv2dLayer, layers.Conv3dLayer = Conv2dLayer, Conv3dLayer
     norms = types.ModuleType("vllm.model_executor.layers.fusion.mm_input_norm")
     norms.FusedMMInputNorm = FusedMMInputNorm
+    config = types.ModuleType("vllm.config")
+    multimodal = types.SimpleNamespace(get_limit_per_prompt=lambda modality: {"image": 999}.get(modality, videos))
+    config.get_current_vllm_config = lambda: types.SimpleNamespace(
+        model_config=types.SimpleNamespace(multimodal_config=multimodal)
+    )
+    monkeypatch.setitem(sys.modules, config.__name__, config)
     monkeypatch.setitem(sys.modules, norms.__name__, norms)
     monkeypatch.setitem(sys.modules, custom_op.__name__, custom_op)
     monkeypatch.setitem(sys.modules, layers.__name__, layers)
-    monkeypatch.delenv(integration.VARIABLE, raising=False)
+    for variable in (integration.VARIABLE, integration.STILL):
+        monkeypatch.delenv(variable, raising=False)
     return types.SimpleNamespace(layer=Conv2dLayer, rows=Conv3dLayer, norm=FusedMMInputNorm, registry=registry)
 
 
@@ -143,9 +154,16 @@ def raw(shape: tuple[int, ...], seed: int = 1) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-def bits(tower: Rows, pixels: torch.Tensor) -> torch.Tensor:
-    """What the reference gives for the weights that a tower has now, on the CPU."""
+def still(rows: int, seed: int = 1) -> torch.Tensor:
+    """Rows of two equal frames."""
+    return raw((rows, 3, 1, 196), seed).expand(-1, -1, 2, -1).reshape(rows, -1)
+
+
+def bits(tower: Rows, pixels: torch.Tensor, *, one_frame: bool = False) -> torch.Tensor:
+    """What the reference gives for the weights that a tower has now, on the CPU; of the first frame of rows alone."""
     weight, bias, pixels = (tensor.detach().cpu() for tensor in (tower.proj.weight, tower.proj.bias, pixels))
+    if one_frame:
+        weight, pixels = weight.float().sum(2), pixels.unflatten(1, (3, 2, -1))[:, :, 0].flatten(1)
     frames = 2 if weight.dim() == 5 else 1
     weight = weight.flatten(1, 2) if frames == 2 else weight
     mean, std = ([value for value in values for _ in range(frames)] for values in (MEAN, STD))

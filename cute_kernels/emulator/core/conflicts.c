@@ -48,7 +48,7 @@ static int is_late(const Part *part, int32_t id, int64_t lane, const View *view)
   int64_t number = id >> LANE_BITS;
   if (view->strong && epochs->kinds[number] == STRONG) return 0;
   if (is_ordered(access, id, view->known, view->own, lane, view->exempt, 0)) return 0;
-  if (access->cluster) {
+  if (of_other_cluster(access, id)) {
     Conflict abroad = {.known = view->known, .identity = id};
     if (ask(part, RACE_ABROAD, &abroad)) return -1;
     if (abroad.answer) return 0;
@@ -65,8 +65,8 @@ static int is_late(const Part *part, int32_t id, int64_t lane, const View *view)
 // Tells Python if any of the earlier accesses `before` is late; nonzero: it has raised.
 static int compare(Part *part, const View *view, int32_t what, int wrote) {
   int32_t id = 0;
-  int64_t lane = -1;
-  int late = 0, any = 0;
+  int64_t lane = -1, first = 0;
+  int late = 0;
   for (int64_t i = 0; i < part->count; i++) {
     if (part->before[i] != id || part->lanes[i] != lane) {
       id = part->before[i];
@@ -74,10 +74,11 @@ static int compare(Part *part, const View *view, int32_t what, int wrote) {
       late = id ? is_late(part, id, lane, view) : 0;
       if (late < 0) return 1;
     }
-    any |= part->late[i] = (uint8_t)late;
+    part->late[i] = (uint8_t)late;
+    if (late && !first) first = id;
   }
-  Conflict conflict = {.wrote = wrote};
-  return any && ask(part, what, &conflict);
+  Conflict conflict = {.wrote = wrote, .identity = first};
+  return first && ask(part, what, &conflict);
 }
 
 static void take(Part *part, const int32_t *array) {
@@ -108,11 +109,13 @@ static int compare_fenced(Part *part, const View *view) {
 
 // ld.global.nc is for memory that nobody writes while the kernel runs.
 static int compare_unwritten(Part *part) {
-  int any = 0;
-  for (int64_t i = 0; i < part->count; i++)
-    any |= part->late[i] = part->before[i] >> LANE_BITS >= part->access->unwritten;
-  Conflict conflict = {.wrote = 1};
-  return any && ask(part, RACE_UNWRITTEN, &conflict);
+  int64_t first = 0;
+  for (int64_t i = 0; i < part->count; i++) {
+    part->late[i] = part->before[i] >> LANE_BITS >= part->access->unwritten;
+    if (part->late[i] && !first) first = part->before[i];
+  }
+  Conflict conflict = {.wrote = 1, .identity = first};
+  return first && ask(part, RACE_UNWRITTEN, &conflict);
 }
 
 // What order alone does not decide: each rule is a file, and looks at writes.

@@ -197,7 +197,7 @@ typedef struct Conflict {
   const uint8_t *late;
   int64_t wrote;         // these are writes
   const int32_t *known;
-  int64_t identity, answer;
+  int64_t identity, answer;  // the first of `before` that is late
   const LogEntry *entry;  // that is worked off, or null
 } Conflict;
 

@@ -288,11 +288,9 @@ def _store_bulk(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(store_bulk, space, address, block.value(instruction.operands[1], 64))
 
 
-def _lower_async(block: BlockBuilder, instruction: Instruction, name: str, type_: str, count: int) -> None:
+def _lower_async(block: BlockBuilder, instruction: Instruction, name: str, type_: str) -> None:
     target, source, barrier = instruction.operands
     items = source.items if isinstance(source, Vector) else (source,)
-    if len(items) != count:
-        raise instruction.refuse(f"{count} source values are needed")
     values = [block.whole(block.value(item, TYPE_BITS[type_])) for item in items]
     addresses = [address_value(block, target), address_value(block, barrier)]
     block.anchor(Call(store_async, [name, type_, *addresses, tuple(values)]), [], [*addresses, *values])
@@ -309,7 +307,7 @@ def _st_async(block: BlockBuilder, instruction: Instruction) -> None:
     parts = instruction.parts[1:]
     if "mbarrier::complete_tx::bytes" not in parts:
         raise instruction.refuse("st.async without mbarrier completion is not implemented")
-    _lower_async(block, instruction, "", type_, next((_VECTORS[part] for part in parts if part in _VECTORS), 1))
+    _lower_async(block, instruction, "", type_)
 
 
 @family("red.async", destinations=0, qualifiers=(*_ASYNC, *_NAMES, "b32", "u32", "s32", "u64"))
@@ -321,4 +319,4 @@ def _red_async(block: BlockBuilder, instruction: Instruction) -> None:
     legal = operations(type_) if type_ in ("u32", "s32", "b32") else {"add"} if type_ == "u64" else set()
     if len(names) != 1 or names[0] not in legal or "mbarrier::complete_tx::bytes" not in parts:
         raise instruction.refuse(f"{instruction.opcode} is not implemented")
-    _lower_async(block, instruction, names[0], type_, 1)
+    _lower_async(block, instruction, names[0], type_)

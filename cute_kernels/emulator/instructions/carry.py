@@ -38,8 +38,6 @@ def _sources(block: BlockBuilder, instruction: Instruction, count: int, bits: in
     first = 2 if "cc" in instruction.parts else 1
     operands = instruction.operands[first:]
     carries = instruction.parts[0].endswith("c")
-    if len(operands) != count + carries:
-        raise instruction.refuse(f"{count} source operands are needed")
     values = [block.value(operand, bits) for operand in operands[:count]]
     return [*values, block.value(operands[-1], 1) if carries else Constant(0, 1)]
 

@@ -24,8 +24,6 @@ def _cp_async(block: BlockBuilder, instruction: Instruction) -> None:
     operands = list(instruction.operands)
     if "L2::cache_hint" in parts:
         operands.pop()  # an eviction priority
-    if len(operands) not in (3, 4):
-        raise instruction.refuse("destination, source, cp-size and optionally src-size or ignore-src are expected")
     nbytes = as_integer(instruction, operands[2])
     if nbytes not in _SIZES[parts[0]]:
         raise instruction.refuse(f"cp-size {nbytes}; legal for .{parts[0]} are {_SIZES[parts[0]]}")

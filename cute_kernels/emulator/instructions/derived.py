@@ -114,9 +114,10 @@ def _szext(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], block.pure(field, value, Constant(0, 32), width))
 
 
+# What is outside of the windows is global memory, and a kernel's parameters are a part of it (PTX ISA).
 _SPACES = {
-    "global": (0, SHARED_WINDOW), "local": (LOCAL_WINDOW, PARAM_WINDOW), "param": (PARAM_WINDOW, 1 << 64),
-    "shared::cluster": (SHARED_WINDOW, LOCAL_WINDOW),
+    "global": (PARAM_WINDOW - (1 << 64), SHARED_WINDOW), "local": (LOCAL_WINDOW, PARAM_WINDOW),
+    "param": (PARAM_WINDOW, 1 << 64), "shared::cluster": (SHARED_WINDOW, LOCAL_WINDOW),
 }  # fmt: skip
 _SPACES["param::entry"] = _SPACES["param"]
 _SPACES["shared"] = _SPACES["shared::cta"] = _SPACES["shared::cluster"]
@@ -128,7 +129,7 @@ def _isspacep(block: BlockBuilder, instruction: Instruction) -> None:
     space = instruction.parts[1]
     start, end = _SPACES[space]
     address = block.resize(block.whole(block.value(instruction.operands[1], 64)), 64)
-    place = block.pure(binary("sub", "u64"), address, Constant(start, 64))
+    place = block.pure(binary("sub", "u64"), address, Constant(start % (1 << 64), 64))
     holds = block.pure(integer_compare("lt", "u64"), place, Constant(end - start, 64))
     if space in ("shared", "shared::cta"):
         rank = block.resize(block.pure(shift_by("shr", "u64", 24), place), 32)

@@ -33,8 +33,6 @@ def apply(block: BlockBuilder, instruction: Instruction, op: PureOp) -> None:
     sources = [
         block.value(operand, STORED_BITS[type_]) for operand, type_ in zip(instruction.operands[1:], op.inputs)
     ]
-    if len(instruction.operands) != len(op.inputs) + 1:
-        raise instruction.refuse(f"{op.name} takes {len(op.inputs)} source operands")
     result = block.pure(op, *sources)
     if block.context.is_uniform_of_tid(instruction):
         result = block.first_lane(result)
@@ -139,7 +137,8 @@ def _not_predicate(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], block.logic_not(block.value(instruction.operands[1], 1)))
 
 
-def _shift(name: str, type_: str) -> PureOp:
+def shift(name: str, type_: str) -> PureOp:
+    """shl or shr."""
     return PureOp(f"{name}_{type_}", (storage(type_), "u32"), storage(type_))
 
 
@@ -157,7 +156,7 @@ def _shl_shr(block: BlockBuilder, instruction: Instruction) -> None:
     if isinstance(amount, Immediate):
         result = block.pure(shift_by(name, type_, amount.value & 0xFFFFFFFF), x)
     else:
-        result = block.pure(_shift(name, type_), x, block.value(amount, 32))
+        result = block.pure(shift(name, type_), x, block.value(amount, 32))
     if block.context.is_uniform_of_tid(instruction):
         result = block.first_lane(result)
     block.define(instruction.operands[0], result)
@@ -208,7 +207,7 @@ def _prmt(block: BlockBuilder, instruction: Instruction) -> None:
     a, b, which = (block.value(operand, 32) for operand in instruction.operands[1:])
     table = sum(selector << 16 * i for i, selector in enumerate(_PRMT_MODES[modes[0]]))
     place = block.pure(shift_by("shl", "b32", 4), block.pure(binary("and", "b32"), which, Constant(3, 32)))
-    selector = block.resize(block.pure(_shift("shr", "b64"), Constant(table, 64), place), 32)
+    selector = block.resize(block.pure(shift("shr", "b64"), Constant(table, 64), place), 32)
     block.define(instruction.operands[0], block.pure(_PRMT, a, b, selector))
 
 

@@ -135,8 +135,6 @@ def lower_load(block: BlockBuilder, instruction: Instruction) -> None:
     access = _Form(instruction)
     base, offset = address_of(block, instruction.operands[1])
     targets = access.items(instruction.operands[0])
-    if len(targets) != access.count:
-        raise instruction.refuse(f"{access.count} destinations are needed")
     if access.space == "param" and not base.uniform:
         raise instruction.refuse("ld.param from addresses that differ between lanes is not implemented")
     if access.space == "param" or base.uniform and not _is_private(block, access.space, instruction.operands[1]):
@@ -169,8 +167,6 @@ def lower_store(block: BlockBuilder, instruction: Instruction) -> None:
         raise instruction.refuse("constant memory is read-only: st.const does not exist")
     base, offset = address_of(block, instruction.operands[0])
     items = access.items(instruction.operands[1])
-    if len(items) != access.count:
-        raise instruction.refuse(f"{access.count} sources are needed")
     values = []
     for item in items:
         value = block.value(item, access.bits)

@@ -27,17 +27,22 @@ _CHIPS = {
 _REGISTERS = 65536  # of a multiprocessor
 
 
+def chip_of(target: str) -> _Chip:
+    """The chip of a target; another architecture counts as the one before it."""
+    architecture = int("".join(filter(str.isdigit, target)) or 0)
+    return _CHIPS[max((known for known in _CHIPS if known <= architecture), default=min(_CHIPS))]
+
+
 def capacity(target: str, ctas: int, threads: int, shared_bytes: int, registers: int | None) -> int:
     """How many clusters the chip of a target holds at once, 1 at least.
 
     Args:
-        target: of the PTX, e.g. ``"sm_90a"``; another architecture counts as the one before it.
+        target: of the PTX, e.g. ``"sm_90a"``.
         ctas: of a cluster. That a cluster has to lie within one GPC, and how many a chip has, is left out.
         threads, shared_bytes: of a CTA, with the system's shared memory.
         registers: of a thread, None where the PTX does not say so and they count for nothing.
     """
-    architecture = int("".join(filter(str.isdigit, target)) or 0)
-    chip = _CHIPS[max((known for known in _CHIPS if known <= architecture), default=min(_CHIPS))]
+    chip = chip_of(target)
     threads = -(-threads // 32) * 32
     fit = [chip.ctas, chip.threads // threads, chip.shared // shared_bytes]
     if registers is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import random
 from collections import deque
 from collections.abc import Sequence
 
@@ -78,6 +79,8 @@ class Launch:
         self.target = target
         self.symbols: dict[str, int] = {}
         self.races = LaunchShadow(memory) if options.looks_for("races") else None
+        self.reported: set[tuple[object, ...]] = set()
+        self._refusals = random.Random(f"refusals {options.seed}")
         self.waiting: deque[int] = deque()  # clusters that have not started
         ranks, threads = math.prod(self.cluster), math.prod(self.block)
         self.capacity = capacity(target, ranks, threads, self.shared_bytes, self._registers(kernel))
@@ -155,7 +158,8 @@ class Launch:
         return index % nx, index // nx % ny, index // (nx * ny)
 
     def _take_cluster(self) -> tuple[int, int, int] | None:
-        if not self.waiting:
+        spurious = self.options.spurious_try_wait_failures and self._refusals.random() < 0.25
+        if not self.waiting or spurious:
             return None
         x, y, z = (place * size for place, size in zip(self._coordinates(self.waiting.popleft()), self.cluster))
         return x, y, z
@@ -177,6 +181,7 @@ class Launch:
             blocks=len(self.execution.flow.blocks),
             instructions=self.execution.kernel.instructions,
             registers=self._registers(self.execution.kernel),
+            reported=self.reported,
             take_cluster=self._take_cluster,
         )
         return Cluster(index, self._coordinates(index), facts)

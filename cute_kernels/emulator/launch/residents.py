@@ -14,9 +14,11 @@ import random
 from collections import deque
 from collections.abc import Iterator
 
+from cute_kernels.emulator.launch.capacity import chip_of
 from cute_kernels.emulator.launch.launch import Launch
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.observe.trace import Timeline
+from cute_kernels.emulator.state.tmem import TensorMemory
 
 _RANDOM_TURN = 64  # turns of warps that a cluster has at most until another one is drawn
 _LOOKS = 4_000  # strong loads after which a cluster gives way that does something besides
@@ -34,6 +36,11 @@ class Residents:
     def __init__(self, launch: Launch, timeline: Timeline | None) -> None:
         self._launch, self._timeline = launch, timeline
         self._waits = bool(launch.execution.kernel.dependence)
+        allocates = any(one.parts[:2] == ("tcgen05", "alloc") for one in launch.execution.kernel.instructions)
+        #: Tensor memory of the CTAs of each multiprocessor, where they may wait for it.
+        self._tensor: list[list[TensorMemory]] = []
+        if self._waits and allocates:
+            self._tensor = [[] for _ in range(chip_of(launch.target).multiprocessors)]
         self._running: list[Scheduler] = []  # in the order in which they began
         self._stuck: dict[Scheduler, None] = {}  # that wait, in the order in which they began to
         self._patient: set[Scheduler] = set()  # of them, that have done so patiently since anything happened
@@ -60,6 +67,8 @@ class Residents:
                 self._patient.clear()
             if not scheduler.cluster.running:
                 self._running.remove(scheduler)
+                for cta in scheduler.cluster.ctas:
+                    cta.tmem.leave()
                 yield scheduler
             elif scheduler.stuck is None:
                 self._tired.add(scheduler)
@@ -104,7 +113,9 @@ class Residents:
         else:
             chosen = next((each for each in self._stuck if each not in self._patient), None)
             if chosen is None:
-                self._running[0].hang()
+                # One that does not look at memory is nearer to the cause: others may look for what it would do.
+                blocked = (each for each in self._running if each.stuck.args[1] == "hang")
+                next(blocked, self._running[0]).hang()
             chosen.patient = True
         self._stuck.pop(chosen, None)
         return chosen
@@ -127,6 +138,8 @@ class Residents:
         cluster = launch.make_cluster(launch.waiting.popleft())
         scheduler = Scheduler(cluster, launch.execution, launch.options, self._timeline, len(launch.waiting))
         self._running.append(scheduler)
+        for cta in cluster.ctas if self._tensor else ():
+            cta.tmem.enter(min(self._tensor, key=len))
         self._begun += 1
         if self._begun - 1 == self._victim:
             self._starved = scheduler

@@ -125,7 +125,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "only when no other one can (default: %(default)s)",
     )
     parser.add_argument(
-        "--spurious-timeouts", action="store_true", help="mbarrier.try_wait sometimes reports a timeout"
+        "--spurious-timeouts",
+        action="store_true",
+        help="mbarrier.try_wait sometimes reports a timeout, clusterlaunchcontrol.try_cancel that no cluster is left",
     )
     parser.add_argument(
         "--overlap",

@@ -152,7 +152,7 @@ class Scheduler:
             idle_rounds += 1
             sleeping = any(getattr(warp.wait, "what", None) == "nanosleep" for warp in cluster.warps)
             if idle_rounds > (_SLEEPING_PATIENCE if sleeping else _PATIENCE) or not self._time_out():
-                if not sleeping and not self.polls:
+                if not sleeping and not self.polls and not any(cta.tmem.held_by_others for cta in cluster.ctas):
                     self.helped = False  # no other cluster can change that
                 raise _Stuck("no warp can run and no asynchronous work is pending", "hang")
         cluster.finish()
@@ -245,6 +245,8 @@ class Scheduler:
             self.cluster.exit(warp)
         except EmulatorError as error:
             raise self._located(error, warp) from None
+        except MemoryError:
+            raise
         except Exception as error:
             wrapped = EmulatorError(f"internal error: {type(error).__name__}: {error}")
             raise self._located(wrapped, warp, error) from error

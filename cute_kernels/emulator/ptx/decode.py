@@ -21,6 +21,7 @@ from cute_kernels.emulator.ptx.program import (  # noqa: F401 - users of `parse`
     Operand,
     Pair,
     Parameter,
+    Part,
     Register,
     Sink,
     Special,

@@ -14,6 +14,7 @@ from cute_kernels.emulator.ptx.program import (
     Not,
     Operand,
     Pair,
+    Part,
     Register,
     Sink,
     Special,
@@ -29,6 +30,7 @@ _SPECIAL = re.compile(
 )
 PARTS, _COLORS = "xyzw", "rgba"
 """Suffixes of a vector register's elements (PTX ISA, "Vectors as Operands")."""
+_SELECTOR = re.compile(r"[bh][0-7]{1,4}")
 _MOST_NESTED = 8
 """Lists, addresses and negations inside of each other: PTX has two levels."""
 
@@ -53,8 +55,14 @@ class OperandReader(Reader):
         first = self._primary()
         if self.at < len(self.tokens) and self.tokens[self.at].text == "|":
             self.take()
-            return Pair(first, self._primary())
+            return Pair(*self._whole(first, self._primary()))
         return first
+
+    def _whole(self, *operands: Operand) -> tuple[Operand, ...]:
+        """Operands of which no part may be selected."""
+        if Part in map(type, operands):
+            raise self._error("a part of a register, or a sign, is not possible inside of an operand")
+        return operands
 
     def moved(self) -> Operand:
         """An operand of mov, which may be the address of a variable and a number of bytes behind it."""
@@ -98,7 +106,7 @@ class OperandReader(Reader):
         if text == "[":
             return self._memory()
         self.take("!")
-        register = self._primary()
+        (register,) = self._whole(self._primary())
         if not isinstance(register, Register):
             raise self._error("'!' must be followed by a predicate register")
         return Not(register)
@@ -110,11 +118,11 @@ class OperandReader(Reader):
             self.take()
             items.append(self.operand())
         self.take(closing)
-        return tuple(items)
+        return self._whole(*items)
 
     def _memory(self) -> Memory:
         self.take("[")
-        base = self._primary()
+        (base,) = self._whole(self._primary())
         offset = self._offset()
         extra = []
         while self.peek() == ",":
@@ -144,9 +152,10 @@ class OperandReader(Reader):
             return Immediate(bits ^ ((1 << (width - 1)) if negative else 0), width)
         if token.kind == "decimal":
             return Immediate(struct.unpack("<Q", struct.pack("<d", sign * float(token.text)))[0], 64)
-        if token.kind != "name" or negative:
+        operand = self._name(token.text) if token.kind == "name" else None
+        if operand is None or negative and not isinstance(operand, Register):
             raise self._error(f"{token.text!r} is not an operand")
-        return self._name(token.text)
+        return Part(operand.name, getattr(operand, "selector", ""), True) if negative else operand
 
     def _name(self, name: str) -> Operand:
         """A name is looked up once in a scope: all scopes are complete when operands are read."""
@@ -167,6 +176,9 @@ class OperandReader(Reader):
         vector, _, color = name.rpartition(".")
         if color and color in _COLORS and self.scope.elements(vector):
             return self._name(f"{vector}.{PARTS[_COLORS.index(color)]}")
+        register = self.scope.find(vector, "registers")
+        if register is not None and _SELECTOR.fullmatch(color):
+            return Part(register, color)
         if name.startswith("%"):
             if not _SPECIAL.fullmatch(name):
                 line = self.tokens[0].line

@@ -10,6 +10,7 @@ forms by semicolons:
 * ``a:T+`` may be a register that is wider than the type (PTX ISA, "Operand Size Exceeding Instruction-Type Size");
 * ``[a]`` is an address, ``[a{c}]`` one with coordinates, ``{d}4:b32`` a list of four registers, ``{d}:b32`` of any
   number;
+* ``a.`` may have a selector, ``-a.`` a sign before it too;
 * ``d~`` is a register or a list of registers that together have the type's width;
 * ``d|p`` has a predicate as a second destination, ``d|p?`` may have one;
 * ``n:imm`` is an integer literal of 32 bits, ``t:label`` a label, and ``a?`` may be left out.
@@ -35,6 +36,7 @@ from cute_kernels.emulator.ptx.program import (
     Not,
     Operand,
     Pair,
+    Part,
     Register,
     Sink,
     Special,
@@ -54,7 +56,7 @@ HELD_IN = {
 _FLOATS = ("f16", "f32", "f64", "bf16", "f16x2", "bf16x2")
 _ADDRESSES = frozenset(f"{kind}{bits}" for kind in "bsu" for bits in (8, 16, 32, 64))
 _ENTRY = re.compile(
-    r"(?P<memory>\[)?(?P<list>\{)?(?P<name>\w+)\}?(?P<count>\d+)?(?P<coordinates>\{\w+\})?\]?(?P<pack>~)?"
+    r"(?P<sign>-)?(?P<memory>\[)?(?P<list>\{)?(?P<name>\w+)(?P<part>\.)?\}?(?P<count>\d+)?(?P<coordinates>\{\w+\})?\]?(?P<pack>~)?"
     r"(?P<second>\|\w+(?P<maybe>\?)?)?(?::(?P<type>[\w/]+)(?P<wider>\+)?)?(?P<optional>\?)?"
 )
 
@@ -98,6 +100,7 @@ class Slot:
         second: a second destination: "needed", "allowed" or "".
         optional: may be left out.
         written: it is a destination, so that a register or ``_`` is needed.
+        part, sign: a register may have a selector, and a sign.
     """
 
     name: str
@@ -110,6 +113,8 @@ class Slot:
     second: str = ""
     optional: bool = False
     written: bool = False
+    part: bool = False
+    sign: bool = False
 
     @property
     def simple(self) -> frozenset[str]:
@@ -164,6 +169,8 @@ class Slot:
         return plain and 1 not in widths and widths <= {whole // len(items)}
 
     def _accepts_one(self, operand: Operand, registers: Mapping[str, str]) -> bool:
+        if isinstance(operand, Part) and (operand.selector and not self.part or operand.negated and not self.sign):
+            return False
         if isinstance(operand, Register):
             return registers[operand.name] in self.registers
         if self.written:
@@ -237,7 +244,10 @@ def _slot(text: str, parts: tuple[str, ...]) -> Slot:
     if match["list"]:
         count = int(match["count"]) if match["count"] else None
         return Slot(name, "list", types, registers, count, optional=optional)
-    return Slot(name, "value", types, registers, pack=bool(match["pack"]), second=second, optional=optional)
+    return Slot(
+        name, "value", types, registers, pack=bool(match["pack"]), second=second, optional=optional,
+        part=bool(match["part"]), sign=bool(match["sign"]),
+    )  # fmt: skip
 
 
 def read_forms(text: str, parts: tuple[str, ...], destinations: int) -> dict[int, list[tuple[Slot, ...]]]:
@@ -260,7 +270,7 @@ def read_forms(text: str, parts: tuple[str, ...], destinations: int) -> dict[int
 def describe(operand: Operand, registers: Mapping[str, str]) -> str:
     """An operand in words, for an error."""
     if isinstance(operand, Register):
-        return f"{operand.name}, a register of type .{registers[operand.name]}"
+        return f"{operand}, a register of type .{registers[operand.name]}"
     if isinstance(operand, Not):
         return f"!{operand.register.name}"
     if isinstance(operand, Immediate):

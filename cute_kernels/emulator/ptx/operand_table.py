@@ -30,7 +30,9 @@ def _data(name: str, type_: str, parts: Parts) -> str:
 
 
 def _load(parts: Parts) -> str:
-    return f"{_data('d', 'T+', parts)}, [a]{_policy(parts)}"
+    """Not of 128 bits into a register in braces: ptxas 13.0 takes that, and makes a load of 64 bits of it."""
+    data = _data("d", "T+", parts)
+    return f"{'d' if data == '{d}1:T+' and 'b128' in parts else data}, [a]{_policy(parts)}"
 
 
 def _store(parts: Parts) -> str:
@@ -204,8 +206,9 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "selp": "d, a, b, p:pred",
     "cvt": _cvt,
     "cvt.pack": "d, a:s32, b:s32, c:b32?",
-    **{f"v{name}{n}": "d:u32, a:u32, b:u32, c:u32?" for name in ("add", "sub", "absdiff", "min", "max", "set", "avrg")
-       for n in ("", "2", "4")},
+    **{f"v{name}{n}": "d.:u32, a.:u32, b.:u32, c:u32?" for n in ("", "2", "4")
+       for name in ("add", "sub", "absdiff", "min", "max", "set", "avrg", "shl", "shr")},
+    "vmad": "d:u32, -a.:u32, -b.:u32, -c:u32",
     "pmevent pmevent.mask": "a:imm",
     "brkpt": "",
     # moves, exchange between lanes

@@ -29,6 +29,17 @@ class Register:
 
 
 @dataclass(frozen=True)
+class Part(Register):
+    """``r.h1``, ``r.b7654``, ``-r``: what a video instruction takes of a register, or writes of it."""
+
+    selector: str = ""
+    negated: bool = False
+
+    def __str__(self) -> str:
+        return f"{'-' * self.negated}{self.name}{self.selector and '.'}{self.selector}"
+
+
+@dataclass(frozen=True)
 class Special:
     """A special register, e.g. ``%tid.x``."""
 

@@ -65,6 +65,7 @@ class TensorMemory:
         self.allocations: dict[int, int] = {}
         self._allocated_by: dict[int, tuple[int, str]] = {}  # by column base: instruction, warp
         self.changes = 0
+        self._residents: list[TensorMemory] = []  # of the multiprocessor's CTAs, which share its columns
         self.report: Callable[[EmulatorError], None] = raising
         self.detect, self._own_lanes = detect, own_lanes
         self.relinquished = False
@@ -84,11 +85,31 @@ class TensorMemory:
         places = self._address, self.allocated_address, self.full_address, self._written.ctypes.data
         return *places, shadow, self._own_lanes
 
+    def enter(self, residents: list[TensorMemory]) -> None:
+        """The CTA begins on a multiprocessor that these CTAs are on."""
+        residents.append(self)
+        self._residents = residents
+
+    def leave(self) -> None:
+        """The CTA has ended."""
+        if self._residents:
+            self._residents.remove(self)
+
+    @property
+    def held_by_others(self) -> int:
+        """Columns that other CTAs of the multiprocessor have allocated."""
+        return sum(sum(other.allocations.values()) for other in self._residents if other is not self)
+
     def has_room(self, ncols: int) -> bool:
         """Whether `alloc` would not return None: it raises an error or finds free columns."""
+        return not 32 <= ncols <= COLUMNS or self.relinquished or self._room(ncols) is not None
+
+    def _room(self, ncols: int) -> int | None:
+        """The lowest free column range. Where the columns of other CTAs lie makes no difference here."""
+        if sum(self.allocations.values()) + ncols > COLUMNS - self.held_by_others:
+            return None
         starts = range(0, COLUMNS - ncols + 1, 32)
-        illegal = not 32 <= ncols <= COLUMNS or self.relinquished
-        return illegal or any(not self._allocated[start : start + ncols].any() for start in starts)
+        return next((start for start in starts if not self._allocated[start : start + ncols].any()), None)
 
     def alloc(self, ncols: int) -> int | None:
         """tcgen05.alloc: the lowest free column range. None when there is none: the instruction blocks until there is.
@@ -100,15 +121,14 @@ class TensorMemory:
             raise IllegalAccess(f"tcgen05.alloc of {ncols} columns; legal are 32, 64, 128, 256 and 512")
         if self.relinquished:
             raise IllegalAccess("tcgen05.alloc after tcgen05.relinquish_alloc_permit of the same CTA")
-        for base in range(0, COLUMNS - ncols + 1, 32):
-            if not self._allocated[base : base + ncols].any():
-                self._allocated[base : base + ncols] = True
-                self._written[base : base + ncols] = self._full[base : base + ncols] = not self.detect
-                self.allocations[base] = ncols
-                self.changes += 1
-                self.columns_used = max(self.columns_used, int(self._allocated.sum()))
-                return base
-        return None
+        base = self._room(ncols)
+        if base is not None:
+            self._allocated[base : base + ncols] = True
+            self._written[base : base + ncols] = self._full[base : base + ncols] = not self.detect
+            self.allocations[base] = ncols
+            self.changes += 1
+            self.columns_used = max(self.columns_used, int(self._allocated.sum()))
+        return base
 
     def note_alloc(self, base: int, place: int, warp: str) -> None:
         """Keeps, for reports, who made the allocation from column ``base`` on.

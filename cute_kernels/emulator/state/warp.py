@@ -249,13 +249,14 @@ class AllocationWait(Wait):
 
     def __init__(self, tmem: TensorMemory, columns: int) -> None:
         self.tmem, self.columns = tmem, columns
-        self.allocations = dict(tmem.allocations)
 
     def ready(self) -> bool:
-        return self.tmem.allocations != self.allocations
+        return self.tmem.has_room(self.columns)
 
     def describe(self) -> str:
-        return f"waits for {self.columns} free TMEM columns; allocated: {self.tmem.allocations}"
+        others = self.tmem.held_by_others
+        shared = f"; other CTAs of the multiprocessor hold {others} of its 512" if others else ""
+        return f"waits for {self.columns} free TMEM columns; allocated: {self.tmem.allocations}{shared}"
 
 
 class RegisterWait(Wait):

@@ -167,6 +167,7 @@ class LaunchFacts:
         blocks: basic blocks of the kernel.
         instructions: of the kernel.
         registers: what a CTA has of them, or None where that is not known.
+        reported: what tells reports apart, of those after which execution went on: none is made again.
         take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
             None when none is left.
     """
@@ -186,6 +187,7 @@ class LaunchFacts:
     blocks: int
     instructions: Sequence[Instruction]
     registers: int | None
+    reported: set[tuple[object, ...]]
     take_cluster: Callable[[], tuple[int, int, int] | None]
 
 
@@ -229,7 +231,7 @@ class Cluster:
         self.held_at = ""
         self.excused: set[Warp] = set()
         self.triggered: set[int] = set()
-        self._instructions = launch.instructions
+        self._instructions, self._reported = launch.instructions, launch.reported
         self.progress = self.polls = 0
         self.async_stores = 0
         self.dynamic_smem = smem - launch.static_smem
@@ -257,6 +259,7 @@ class Cluster:
         if self.tracker is not None:
             self.tracker.barriers, self.tracker.report = self.barriers, self.report
             self.tracker.arrive = self._stand
+            self.tracker.executing, self.tracker.reported = self._index, launch.reported
         self.engine = AsyncEngine(options.completion, asynchronous, self._place, self.barriers.address)
         self.engine.where, self.engine.stand, self.engine.reraise = self._issued, self._stand, self.barriers.reraise
         self.barriers.tables.work = self.engine.address
@@ -322,12 +325,16 @@ class Cluster:
         library().warp_looks(self.barriers.address, addresses.astype(np.int64).ctypes.data, mask, nbytes)
 
     def looked_at(self) -> dict[tuple[int, int], bytes]:
-        """Contents of global memory where warps have looked since anything happened, by address and bytes."""
+        """Contents of global memory where warps have looked since anything happened, by address and bytes, and how much
+        tensor memory others hold.
+        """
         tables = self.barriers.tables
         looks = tables.looks[: min(tables.look_count, len(tables.looks))]
         places = dict.fromkeys((look.address, look.nbytes) for look in looks)
         known = (place for place in places if self.gmem.region_index(*place) is not None)
-        return {place: bytes(self.gmem.view(*place)) for place in known}
+        found = {place: bytes(self.gmem.view(*place)) for place in known}
+        held = (cta.tmem.held_by_others for cta in self.ctas)
+        return found | {(~rank, 0): columns.to_bytes(2, "little") for rank, columns in enumerate(held)}
 
     def allows_dependents(self) -> bool:
         """Whether each CTA has executed griddepcontrol.launch_dependents or exited."""
@@ -353,6 +360,10 @@ class Cluster:
         """Tells the observers: `Observer.completed`."""
         for observer in self.observers:
             observer.completed(key)
+
+    def _index(self) -> int:
+        """Index of the instruction that is executed now, -1 if that is not known."""
+        return -1 if self.executing is None else self.executing.executing()
 
     def _place(self) -> tuple[Instruction, str] | None:
         """The instruction that is executed now, and the label of its warp; None: it is not known."""
@@ -417,12 +428,13 @@ class Cluster:
             raise warp.cta.named.fault(what, tables.fault, warp)
         if what in lane_faults.FAULTS:
             raise lane_faults.fault(what, tables.fault, warp)
-        if what in access_faults.FAULTS:
-            error = access_faults.fault(what, tables.fault, self.memory, self.gmem, warp)
-            if what != access_faults.UNINITIALISED:
-                raise error
-            self.report(error)
+        if what == access_faults.UNINITIALISED:
+            if (report := (what, self._index())) not in self._reported:
+                self.report(access_faults.fault(what, tables.fault, self.memory, self.gmem, warp))
+                self._reported.add(report)
             return True
+        if what in access_faults.FAULTS:
+            raise access_faults.fault(what, tables.fault, self.memory, self.gmem, warp)
         error = None
         if self.tracker is not None:
             error = self.tracker.fault(what, tables.fault, None if warp is None else warp.agent)

@@ -36,7 +36,7 @@ def test_approximations_are_within_one_unit_in_the_last_place(name: str):
 @pytest.mark.parametrize(
     "text",
     [
-        "add.sat.s32 {d}, {0}, {1};",
+        "add.sat.u32 {d}, {0}, {1};",
         "mul.rn.bf16.f32 {d}, {0}, {1};",
         "prmt.b32.f4e.rc8 {d}, {0}, {1}, {0};",
         "cvt.rs.satfinite.e4m3x4.f32 {d}, {{{0}, {1}, {0}, {1}}}, {0};",

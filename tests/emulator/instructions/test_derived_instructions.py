@@ -199,7 +199,7 @@ ADDRESSES = {
     "peer": ("mov.u64 %d5, dynamic; cvta.shared.u64 %d5, %d5; mov.u32 %r5, %cluster_ctarank; xor.b32 %r5, %r5, 1;"
              "mapa.u64 %d5, %d5, %r5;", ("shared::cluster",)),
     "local": (".local .align 8 .b8 depot[16]; mov.u64 %d5, depot; cvta.local.u64 %d5, %d5;", ("local",)),
-    "param": ("mov.u64 %d5, p0; cvta.param.u64 %d5, %d5;", ("param", "param::entry")),
+    "param": ("mov.u64 %d5, p0; cvta.param.u64 %d5, %d5;", ("global", "param", "param::entry")),
 }  # fmt: skip
 
 

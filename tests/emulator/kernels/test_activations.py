@@ -22,7 +22,7 @@ from cute_kernels.programs import host
 from cute_kernels.reference.activations import ACTIVATIONS
 from tests.emulator.cases import check
 from tests.emulator.gemm_inputs import make_gemm_case
-from tests.nightly import nightly
+from tests.nightly import examples, nightly
 
 SHARES = {
     "silu": special.expit,
@@ -32,7 +32,7 @@ SHARES = {
 }
 """What x is multiplied by, in FP64."""
 
-BOUNDS = {torch.bfloat16: 7e-4, torch.float16: 8e-7, torch.float32: 8e-7}
+BOUNDS = {torch.bfloat16: 7e-4, torch.float32: 8e-7}
 """Of the error over the magnitude of x, before the result is rounded."""
 
 
@@ -93,22 +93,22 @@ def test_errors_of_all_fp32_numbers_where_the_share_is_fp16s(activation):
     assert errors(activation, x, torch.bfloat16).max() <= BOUNDS[torch.bfloat16]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("activation", SHARES)
-def test_errors_where_the_share_is_fp32s(activation, dtype):
+def test_errors_where_the_share_is_fp32s(activation):
     """Every exponent with 64 fractions, and densely where the steps are; `bench.activations` takes all FP32 numbers."""
     bits = torch.arange(0, 0x7F800000, 1 << 17, dtype=torch.int64).to(torch.int32).view(torch.float32)
-    x = torch.cat([bits, torch.linspace(2**-10, 16, 300_001), values(20_000)])
+    x = torch.cat([bits, torch.linspace(2**-10, 16, examples(60_001, 300_001)), values(20_000)])
     x = torch.cat([x, -x])
     x = x[(x != 0) & x.isfinite()]
-    assert errors(activation, x, dtype).max() <= BOUNDS[dtype]
+    assert errors(activation, x, torch.float32).max() <= BOUNDS[torch.float32]
+    assert torch.equal(ACTIVATIONS[activation](x[::7], torch.float16), ACTIVATIONS[activation](x[::7], torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("activation", SHARES)
 def test_monotone_from_zero_on_and_of_the_sign_of_x(activation, dtype):
     """In FP32; in BF16 to a unit in the last place. Beyond the step x or zero."""
-    x = torch.linspace(0, 20, 400_001)
+    x = torch.linspace(0, 20, examples(80_001, 400_001))
     y, mirrored = (ACTIVATIONS[activation](values, dtype) for values in (x, -x))
     rounded = y.to(dtype).to(torch.float32)
     slack = 0.0 if dtype is torch.float32 else 2.0**-7

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cute_kernels.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, GlobalMemoryRace, Hang
 from cute_kernels.emulator.launch.capacity import capacity
@@ -173,6 +174,36 @@ def test_how_many_a_chip_holds(
     target: str, ctas: int, threads: int, shared: int, registers: int | None, wanted: int
 ) -> None:
     assert capacity(target, ctas, threads, shared, registers) == wanted
+
+
+# --- tensor memory of a multiprocessor -------------------------------------------------------------------------------
+
+#: Each CTA allocates columns, waits until all have, and frees them; FIRST: CTA 0 frees them before it waits.
+COLUMNS_OF_ALL = f"""{BEGIN} setp.ne.u32 %p3, %r0, 0; setp.ne.u32 %p1, %r1, 0;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [dynamic], COLUMNS; bar.warp.sync -1;
+    ld.shared.b32 %r9, [dynamic]; FIRST
+    @%p3 bra MET; atom.add.acq_rel.gpu.global.u32 %r4, [%d0], 1;
+    WAIT: ld.acquire.gpu.global.u32 %r4, [%d0]; setp.lt.u32 %p2, %r4, %r2; @%p2 bra WAIT;
+    MET: bar.warp.sync -1; FREE tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r9, COLUMNS; ret;"""
+
+
+@pytest.mark.parametrize(
+    ("columns", "ctas", "first", "hangs"),
+    [(512, 148, False, False), (512, 149, False, True), (256, 150, False, False), (512, 149, True, False)],
+)
+def test_ctas_of_a_multiprocessor_share_its_tensor_memory(columns: int, ctas: int, first: bool, hangs: bool) -> None:
+    """An SM holds 32 such CTAs: of 149, two share one of a B200's 148, and 512 columns."""
+    free = "@!%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r9, COLUMNS;" if first else ""
+    text = COLUMNS_OF_ALL.replace("FIRST", free).replace("FREE", "@%p1" if first else "")
+    text = module(text.replace("COLUMNS", str(columns)), target="sm_100a")
+    cells = np.zeros(1, np.uint32)
+    if not hangs:
+        launch(text, cells, 0, grid=(ctas, 1, 1))
+        assert cells[0] == ctas
+        return
+    with pytest.raises(Hang, match="other CTAs of the multiprocessor hold 512 of its 512") as caught:
+        launch(text, cells, 0, grid=(ctas, 1, 1))
+    assert diagnose(caught.value).kind == "tensor-columns"
 
 
 # --- cooperative launches -------------------------------------------------------------------------------------------

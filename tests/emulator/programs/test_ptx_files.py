@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -112,13 +114,42 @@ def test_mutate_takes_a_ptx_file(files: Path, capsys: pytest.CaptureFixture[str]
         ("a.json", '{"arrays": {"x": {"dtype": 3}}, "launches": []}', "'3' of array x is none of torch"),
         ("a.json", '{"arrays": {"x": {"shape": "4"}}, "launches": []}', "shape '4' of array x"),
         ("a.json", '{"arrays": {"x": {"shape": [4], "fill": [1]}}, "launches": []}', "1 numbers, and shape [4]"),
+        ("a.json", '{"launches": [{"grid": "x", "block": 1}]}', "a.json, launch 1: grid"),
+        ("a.json", '{"launches": [{"grid": 1, "block": 2048, "arguments": [0, 1.5, 0]}]}', "2048 threads per CTA"),
+        ("a.json", '{"launches": [{"grid": 1, "block": 1, "arguments": [0]}]}', "a.json, launch 1: "),
+        ("a.json", '{"launches": [{"grid": 1, "block": 1, "arguments": [null, 1.5]}]}', "a.json, launch 1: "),
         ("a.py", "x = 1", "has no function 'launches'"),
+        ("a.py", "def launches():\n    yield 3", "launch 1: a launch is described by a int"),
     ],
 )
 def test_descriptions_that_cannot_be_used(files: Path, name: str, text: str, message: str, capsys) -> None:
     (files / name).write_text(text)
-    assert cli.main(["emulate", str(files / "kernel.ptx"), str(files / name)]) in (1, 2)
-    assert message in capsys.readouterr().err
+    for command in (["emulate"], ["check", "--seeds", "1"], ["debug", "--command", "c"]):
+        assert cli.main([*command, str(files / "kernel.ptx"), str(files / name)]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("cute-kernels: error: ") and message in lines[0]
+
+
+def test_memory_that_there_is_not(files: Path) -> None:
+    """An array beyond a limit of the process, and one beyond any machine, in one line."""
+    for shape, limit in (([1 << 28], 2 << 30), ([1 << 50], None)):
+        launch = {"grid": 1, "block": 1, "arguments": ["x", 1.0, "x"]}
+        described = {"arrays": {"x": {"shape": shape}}, "launches": [launch]}
+        (files / "large.json").write_text(json.dumps(described))
+        set_limit = "" if limit is None else (
+            "import resource, torch, cute_kernels.programs.capturing as c\n"
+            "now = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+            f"resource.setrlimit(resource.RLIMIT_AS, (now + {1 << 29}, now + {1 << 29}))\n"
+        )  # fmt: skip
+        code = (
+            f"import cute_kernels.commands.cli as cli\n{set_limit}"
+            f"raise SystemExit(cli.main(['emulate', {str(files / 'kernel.ptx')!r}, {str(files / 'large.json')!r}]))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 2, done.stderr
+        line = done.stderr.splitlines()[-1]
+        assert line.startswith("cute-kernels: error: not enough memory: ") and "the machine has" in line
+        assert "Traceback" not in done.stderr
 
 
 def test_without_a_description(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

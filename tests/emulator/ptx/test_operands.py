@@ -36,6 +36,7 @@ BEYOND = {
     r"^createpolicy\S+ (.*\{0f|1|0|%tid|variable)": "destinations are registers, a literal is no vector",
     r"^(movmatrix|mma\.sp).*%pred_5": "elements of matrices and metadata are no predicates",
     r"^mma\.sp.*\{%b32_4, %b32_4\}": "metadata is one register",
+    r"^ld.*b128 \{%b128": "ptxas makes a load of 64 bits of it",
     r"^(st|red)\.async\S+ \[%b32_0\], %b32_1$": "this form has an mbarrier",
 }
 

@@ -86,6 +86,8 @@ class RaceChecks:
         self.barriers: MBarriers | None = None  # for reports
         self.report: Callable[[EmulatorError], None] = raising
         self.arrive: Callable[[], None] = lambda: None  # says that the running warp is where the core is
+        self.executing: Callable[[], int] = lambda: -1  # index of the instruction that is executed
+        self.reported: set[tuple[object, ...]] = set()  # reports after which execution went on
         self.lane = 0
 
     # --- warps --------------------------------------------------------------------------------------------------------
@@ -135,12 +137,17 @@ class RaceChecks:
         elif what == CONSTANTS["RACE_ABROAD"]:
             known = array_at(conflict.known, access.width, np.int32)
             conflict.answer = self._is_known_abroad(conflict.identity, known)
-        elif access.grain == GRANULE:
-            part = Part.of(conflict, access, self._found(access.shadow))
-            self._report_late(what, part, access, "wrote" if conflict.wrote else "read")
-        else:
-            rank = [plane.address for plane in self.planes].index(access.shadow)
-            self._late_in_tensor(rank, Part.of(conflict, access, None), access, "wrote" if conflict.wrote else "read")
+        elif (report := self._identity(what, conflict, access)) not in self.reported:
+            self._report_late(what, conflict, access)
+            self.reported.add(report)
+
+    def _identity(self, what: int, conflict: ctypes.Structure, access: ctypes.Structure) -> tuple[object, ...]:
+        """What tells a report from others: the fault, and the instructions of both accesses."""
+        number, wrote, verb = conflict.identity >> LANE_BITS, bool(conflict.wrote), _verb(access)
+        weak = access.grain == GRANULE and self._why_late(conflict.identity, access.cluster) == _WEAK
+        fault = Conflict(self.epochs, self.launch.first, self.agents, self.looking, verb, None, access.cluster, weak)
+        earlier = int(self.epochs.places[number]), int(self.epochs.generic[number]), wrote, conflict.unit
+        return what, access.grain, access.cluster, fault.kind(number, wrote=wrote), verb, self.executing(), earlier
 
     def _is_known_abroad(self, identity: int, known: np.ndarray) -> bool:
         """Whether it is of the launch before, known to be over, or of another cluster, released to this one."""
@@ -153,29 +160,26 @@ class RaceChecks:
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
-    def _report_late(self, what: int, part: Part, access: ctypes.Structure, earlier: str) -> None:
+    def _report_late(self, what: int, conflict: ctypes.Structure, access: ctypes.Structure) -> None:
+        earlier = "wrote" if conflict.wrote else "read"
+        if access.grain != GRANULE:
+            rank = [plane.address for plane in self.planes].index(access.shadow)
+            self._late_in_tensor(rank, Part.of(conflict, access, None), _verb(access), earlier)
+            return
+        part = Part.of(conflict, access, self._found(access.shadow))
         shadows = [shadow.address for shadow in self.shared]
         rank = shadows.index(access.shadow) if access.shadow in shadows else -1
-        verb = "writes" if access.write else "reads"
         if what == CONSTANTS["RACE_UNWRITTEN"]:
-            self._not_coherent(part)
+            self._not_coherent(part, conflict.identity)
         elif what == CONSTANTS["RACE_UNFENCED"]:
-            self._missing_fence(part, rank, self.looking, verb, earlier)
+            self._missing_fence(part, conflict.identity, rank, _verb(access), earlier)
         else:
-            self._late(part, access.cluster, rank, verb, earlier)
+            self._late(part, conflict.identity, access.cluster, rank, _verb(access), earlier)
 
-    def _late(self, part: Part, cluster: int, rank: int, verb: str, earlier: str) -> None:
-        before, late, who = part.before, part.late, self.looking
-        index = int(np.argmax(late))
-        identity = int(before[index])
-        number = identity >> LANE_BITS
+    def _late(self, part: Part, identity: int, cluster: int, rank: int, verb: str, earlier: str) -> None:
+        before, late, who, number = part.before, part.late, self.looking, identity >> LANE_BITS
         name = who.label if isinstance(who, Agent) else self.epochs.label(who.identity)
-        column = int(self.epochs.columns[number]) + self.epochs.lane(identity)
-        hint = "it belongs to another cluster"
-        if number < self.launch.first:
-            hint = "no griddepcontrol.wait is executed before, so that the launches may overlap"
-        elif not self.epochs.foreign(number, cluster):
-            hint = self._hint(who.clocks, column, int(self.epochs.clocks[number]))
+        hint = self._why_late(identity, cluster)
         if isinstance(who, Agent):
             name = f"a {'store' if verb == 'writes' else 'load'} of {name}"
         kind: type[Race] = GlobalMemoryRace if rank < 0 else SharedMemoryRace
@@ -195,9 +199,8 @@ class RaceChecks:
         name = WarpName.of(label)
         return Side(verb, tuple(found), str(name) if name is not None else "", what=label)
 
-    def _not_coherent(self, part: Part) -> None:
+    def _not_coherent(self, part: Part, identity: int) -> None:
         before, late, agent = part.before, part.late, self.looking
-        identity = int(before[int(np.argmax(late))])
         other, number = self.side(identity, "wrote", "global", part.unit), identity >> LANE_BITS
         error = GlobalMemoryRace(
             f"a non-coherent load of {agent.label} reads {self._where(part, late & (before == identity), -1)}, which "
@@ -212,9 +215,8 @@ class RaceChecks:
         )
         self.report(error)
 
-    def _missing_fence(self, part: Part, rank: int, operation: Operation, verb: str, earlier: str) -> None:
-        before, late = part.before, part.late
-        identity = int(before[int(np.argmax(late))])
+    def _missing_fence(self, part: Part, identity: int, rank: int, verb: str, earlier: str) -> None:
+        before, late, operation = part.before, part.late, self.looking
         other = self.side(identity, earlier, "global" if rank < 0 else "shared", part.unit)
         fault = Conflict(self.epochs, self.launch.first, self.agents, operation, verb)
         number = identity >> LANE_BITS
@@ -230,9 +232,9 @@ class RaceChecks:
         )
         self.report(error)
 
-    def _late_in_tensor(self, rank: int, part: Part, access: ctypes.Structure, earlier: str) -> None:
+    def _late_in_tensor(self, rank: int, part: Part, verb: str, earlier: str) -> None:
         operation = self.looking
-        verb = "frees" if not operation.identity else "writes" if access.write else "reads"
+        verb = verb if operation.identity else "frees"
         index = int(np.argmax(part.late))
         column, group = divmod(int(part.places[index]), LANES // LANE_GROUP)
         identity = int(part.before[index])
@@ -272,8 +274,21 @@ class RaceChecks:
         """Label and place of an operation, as `ExitChecks` tells them."""
         return {"what": self.epochs.label(identity), "place": self.epochs.place(identity)}
 
+    def _why_late(self, identity: int, cluster: int) -> str:
+        number = identity >> LANE_BITS
+        if number < self.launch.first:
+            return "no griddepcontrol.wait is executed before, so that the launches may overlap"
+        if self.epochs.foreign(number, cluster):
+            return "it belongs to another cluster"
+        column = int(self.epochs.columns[number]) + self.epochs.lane(identity)
+        return self._hint(self.looking.clocks, column, int(self.epochs.clocks[number]))
+
     def _hint(self, clocks: np.ndarray, column: int, clock: int) -> str:
         """Why an event is not known well enough."""
         if clocks[Row.ORDER, column] < clock:
             return "no synchronisation leads from one to the other"
         return _WEAK
+
+
+def _verb(access: ctypes.Structure) -> str:
+    return "writes" if access.write else "reads"

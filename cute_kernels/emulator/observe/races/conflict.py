@@ -84,9 +84,8 @@ class Conflict:
             other: it.
         """
         chosen = late & (before >> LANE_BITS == number)
-        own = self._own_warp(number)
         return {
-            "kind": self._kind(number, other, own),
+            "kind": self.kind(number, wrote=other.verb == "wrote"),
             "side": self.side(chosen),
             "other": self.earlier(before, late, number, other),
         }
@@ -114,23 +113,24 @@ class Conflict:
 
     def _own_warp(self, number: int) -> bool:
         """Whether the earlier access is one of a lane of the same warp."""
-        if not isinstance(self.who, Agent) or self.lanes is None or number < self.first:
+        if not isinstance(self.who, Agent) or number < self.first:
             return False
         if self.epochs.foreign(number, self.cluster):
             return False  # a warp of another cluster has the columns of this cluster's of the same number
         return 0 <= int(self.epochs.columns[number]) - self.who.base < LANES
 
-    def _kind(self, number: int, other: Side, own: bool) -> str:
+    def kind(self, number: int, *, wrote: bool) -> str:
+        """The fault where an earlier access, by its epoch, is not ordered before; "": that of the memory."""
         if number < self.first:
             return "launch-overlap"
         if self.weak:
             return "weak-order"
-        if own:
+        if self._own_warp(number):
             return "lanes-race"
         if isinstance(self.who, Operation):
             return "stage-in-use" if self.verb == "writes" else ""
         if self.epochs.generic[number] == 0:  # an asynchronous operation
-            return "unfinished-copy" if other.verb == "wrote" else "source-in-use"
+            return "unfinished-copy" if wrote else "source-in-use"
         return "copy-in-flight" if self._not_waited_for(number) else ""
 
     def _not_waited_for(self, number: int) -> bool:

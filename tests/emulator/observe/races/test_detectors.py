@@ -8,7 +8,7 @@ import pytest
 from cute_kernels.config import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, SharedMemoryRace
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, SharedMemoryRace
 from cute_kernels.emulator.options import DETECTORS
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
 from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
@@ -210,3 +210,36 @@ def test_who_expects_another_number_of_threads_is_reported_at_both_lines(native:
     lines = [text.splitlines()[place.ptx_line - 1] for place in (report.place, report.related[0].places[0])]
     assert sorted(lines) == ["FEWER: bar.sync 1, 96;", "bar.sync 1, 64;"]
     assert {place.warps[0].index for place in (report.place, report.related[0].places[0])} == {0, 1}
+
+
+_SWAPPED = f"""{THREAD_OUTPUT} mov.u64 %d2, dynamic; mul.wide.u32 %d3, %r1, 4; add.s64 %d4, %d2, %d3;
+    xor.b32 %r3, %r1, 32; mul.wide.u32 %d5, %r3, 4;
+    add.s64 %d6, %d2, %d5; sub.s64 %d7, %d1, %d3; add.s64 %d7, %d7, %d5; mov.b32 %r4, 0;"""
+#: Bodies of a loop in which every access races, or reads what nobody wrote, and kinds of reports.
+_AGAIN = {
+    "shared": ("st.shared.b32 [%d4], %r1; ld.shared.b32 %r5, [%d6];", {"shared-race", "uninitialised-read"}),
+    "global": ("st.global.b32 [%d1], %r1; ld.global.b32 %r5, [%d7];", {"global-race"}),
+    "lanes": ("st.shared.b32 [%d4], %r1; xor.b32 %r6, %r1, 1; shl.b32 %r6, %r6, 2; mov.b32 %r7, dynamic;"
+              "add.s32 %r7, %r7, %r6; ld.shared.b32 %r5, [%r7];", {"lanes-race"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _AGAIN)
+def test_a_report_is_made_once(name: str):
+    """However often the same instructions race, and whatever the loop does besides."""
+    body, kinds = _AGAIN[name]
+    loop = f"""LOOP: {body}
+        add.s32 %r4, %r4, 1; setp.lt.u32 %p1, %r4, 20; @%p1 bra LOOP; st.global.b32 [%d1], %r4; ret;"""
+    found = []
+    out = np.zeros(64, np.uint32)
+
+    def go_on(error: EmulatorError) -> bool:
+        other = error.facts.other
+        earlier = other and (other.verb, tuple(one.line for one in other.instructions))
+        found.append((error.kind, error.ptx_line, earlier))
+        return True
+
+    launch(module(_SWAPPED + loop, parameters=1), out, block=64, dynamic_smem=1024, options=Options(going_on=go_on))
+    assert {kind for kind, *_ in found} == kinds
+    assert len(found) == len(set(found))
+    assert out.tolist() == [20] * 64
