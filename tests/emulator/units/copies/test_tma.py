@@ -24,6 +24,7 @@ from cute_kernels.emulator.observe.races.happens_before import FULL
 from cute_kernels.emulator.state.smem import shared_address
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, TensorMap, decode, encode
 from tests.emulator.copies import BARRIER, DATA, SHARED_BYTES, Machine
+from tests.emulator.crew import bulk_waited
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "tma_h200.json").read_text())
 GLOBAL_BYTES, SHARED_FILL = 1 << 16, 0xCD  # of record_tma_on_gpu.py
@@ -171,7 +172,7 @@ def test_store_then_load_round_trip(policy: str):
     machine.store(descriptor, (64, 8), DATA)
     machine.commit()
     assert machine.engine.force(machine.waits(0, False))
-    machine.crew.tracker.bulk_waited(machine.crew[0].agent, 0, 1, read=False)
+    bulk_waited(machine.crew.tracker, machine.crew[0].agent, 0, 1, read=False)
     machine.barriers.arrive_expect_tx(BARRIER, 512)
     machine.load(descriptor, (64, 8), DATA + 1024, BARRIER)
     machine.engine.drain()
@@ -287,7 +288,7 @@ def test_source_may_be_overwritten_only_after_the_thread_waited(policy: str):
         machine.crew.store(0, machine.shared, *overwrite)
     machine.crew.store(0, machine.shared, overwrite[0] + 16, overwrite[1])
     assert machine.engine.force(machine.waits(0, True))
-    machine.crew.tracker.bulk_waited(machine.crew[0].agent, 0, machine.thread().committed, read=True)
+    bulk_waited(machine.crew.tracker, machine.crew[0].agent, 0, machine.thread().committed, read=True)
     machine.crew.store(0, machine.shared, *overwrite)
 
 
