@@ -142,7 +142,7 @@ class RaceChecks:
             self.reported.add(report)
 
     def _identity(self, what: int, conflict: ctypes.Structure, access: ctypes.Structure) -> tuple[object, ...]:
-        """What tells a report from others: the fault, and the instructions of both accesses."""
+        """Key of a report: the fault, and the instructions of both accesses."""
         number, wrote, verb = conflict.identity >> LANE_BITS, bool(conflict.wrote), _verb(access)
         weak = access.grain == GRANULE and self._why_late(conflict.identity, access.cluster) == _WEAK
         fault = Conflict(self.epochs, self.launch.first, self.agents, self.looking, verb, None, access.cluster, weak)
