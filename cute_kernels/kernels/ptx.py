@@ -157,7 +157,7 @@ def cvt_rn_satfinite_e4m3x2_f32(low: Float32, high: Float32, *, loc=None, ip=Non
     )
 
 
-def _operation(instruction: str, kind: type, operands: tuple, loc, ip) -> Float32 | Int32 | Uint32:
+def _operation(instruction: str, kind: type, operands: tuple, loc, ip) -> Float32 | Int16 | Int32 | Uint32:
     names = ", ".join(f"{{$r{i}}}" for i in range(len(operands)))
     return cute.arch.inline_ptx(
         f"{instruction} {{$w0}}, {names};", write_only_types=[kind], read_only_args=list(operands), loc=loc, ip=ip
@@ -210,6 +210,18 @@ def fma_rn_sat_f16x2(a: Int32, b: Int32, c: Int32, *, loc=None, ip=None) -> Int3
 def cvt_rn_f16x2_f32(high: Float32, low: Float32, *, loc=None, ip=None) -> Int32:
     """Two FP32 numbers rounded to FP16, the second one in the lower half of the register."""
     return _operation("cvt.rn.f16x2.f32", Int32, (high, low), loc, ip)
+
+
+@dsl_user_op
+def cvt_rn_satfinite_f16x2_f32(high: Float32, low: Float32, *, loc=None, ip=None) -> Int32:
+    """The same, but numbers beyond 65504 become that."""
+    return _operation("cvt.rn.satfinite.f16x2.f32", Int32, (high, low), loc, ip)
+
+
+@dsl_user_op
+def cvt_rn_satfinite_e4m3x2_f16x2(halves: Int32, *, loc=None, ip=None) -> Int16:
+    """Both FP16 numbers of a register rounded to E4M3, in their order; beyond 448 they become 448."""
+    return _operation("cvt.rn.satfinite.e4m3x2.f16x2", Int16, (halves,), loc, ip)
 
 
 @dsl_user_op
