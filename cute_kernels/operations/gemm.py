@@ -94,8 +94,8 @@ def gemm(
         residual: of the result's shape, BF16, FP16 or FP32, contiguous, or None.
         out_scale: with ``out_dtype`` float8_e4m3fn what an element of the result is multiplied by to mean a number,
             ``scale_a`` of a call that takes it: None (1), a number, or an FP32 tensor of one element, which the kernel
-            reads. Results are multiplied by ``fp32(1 / out_scale)`` and rounded; what is beyond 448 becomes 448, with its
-            sign. It is the reciprocal of `torch._scaled_mm`'s ``scale_result``.
+            reads. Results are multiplied by ``fp32(1 / out_scale)`` and rounded; what is beyond 448 becomes 448, with
+            its sign. It is the reciprocal of `torch._scaled_mm`'s ``scale_result``.
 
     Returns:
         ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy,

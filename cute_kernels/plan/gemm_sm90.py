@@ -396,7 +396,7 @@ WAITING_SHARE = 0.35
 
 NARROW_BUFFER_SHARES = (1.5, 0.5)
 """Shares of that which buffers of 8-bit results take: where they are waited for, and where a tile has one for each
-region. Launches of 16 layers with GELU in other tiles on an H100 (bench/results: 2026-11-26-h100, gemm-fp8-tiles.txt)."""
+region. By launches of twelve layers with GELU in other tiles on an H100."""
 
 LAUNCH_CLOCKS = 5000
 """Clocks of a launch, whatever it computes."""

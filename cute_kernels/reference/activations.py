@@ -15,7 +15,6 @@ import torch
 
 from cute_kernels.reference.rounding import fma16, fma32
 
-
 LARGEST_FP16 = torch.finfo(torch.float16).max
 
 
