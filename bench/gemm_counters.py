@@ -84,7 +84,7 @@ def k_block_table() -> str:
     lines = ["| configuration | load warp | mma warp | tensor-core clocks |", "|---|---|---|---|"]
     for name, config in CONFIGS.items():
         plan, found = make_plan(PROBLEM, config), k_block_instructions(config)
-        clocks = 2 * plan.waves * plan.cta_m * config.tile_n * plan.tile_k // FLOP_PER_CLOCK
+        clocks = 2 * plan.mma_tiles * plan.cta_m * config.tile_n * plan.tile_k // FLOP_PER_CLOCK
         lines.append(f"| {name} | {found['load']:.1f} | {found['mma']:.1f} | {clocks} |")
     return "\n".join(lines)
 
@@ -95,5 +95,5 @@ def table() -> str:
     for name, config in CONFIGS.items():
         plan: Sm100GemmPlan = make_plan(PROBLEM, config)
         cells = (f"{value:,.{1 if value >= 10 else 2}f}" for value in counts(config).values())
-        lines.append(f"| {name} | {plan.waves * plan.mma_m} x {config.tile_n} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {plan.mma_tiles * plan.mma_m} x {config.tile_n} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
     python -m bench.tile_order          # the cases of bench.gemm: bytes over the fewest possible, by group_m
 
-All clusters of a turn walk along K in step; L2 keeps what was used last, up to `L2_BYTES`. That is a model: real
+All clusters of a wave walk along K in step; L2 keeps what was used last, up to `L2_BYTES`. That is a model: real
 clusters drift apart and L2 is not fully associative. It says which order reads more, not how long it takes.
 """
 
@@ -22,11 +22,11 @@ L2_BYTES = 40 << 20
 _SLICE_BYTES = 1024
 """Along K, what is read at once."""
 
-_TURNS = 40
+_WAVES = 40
 
 
 def dram_ratio(plan: GemmPlan, rows: int, columns: int, group_m: int, l2_bytes: int = L2_BYTES) -> float:
-    """Bytes that the first turns move to and from DRAM, over those of reading and writing everything once.
+    """Bytes that the first waves move to and from DRAM, over those of reading and writing everything once.
 
     Args:
         plan: problem and number of clusters.
@@ -36,7 +36,7 @@ def dram_ratio(plan: GemmPlan, rows: int, columns: int, group_m: int, l2_bytes: 
     """
     problem, clusters = plan.problem, plan.clusters
     m_tiles, n_tiles = -(-problem.m // rows), -(-problem.n // columns)
-    turns = min(_TURNS, -(-m_tiles * n_tiles // clusters))
+    waves = min(_WAVES, -(-m_tiles * n_tiles // clusters))
     kept: OrderedDict[tuple[str, int, int], int] = OrderedDict()
     held = missed = 0
 
@@ -56,9 +56,9 @@ def dram_ratio(plan: GemmPlan, rows: int, columns: int, group_m: int, l2_bytes: 
             return coordinates(tile, n_tiles, m_tiles, group_m)[::-1]
         return coordinates(tile, m_tiles, n_tiles, group_m)
 
-    last = min(m_tiles * n_tiles, turns * clusters)
-    for turn in range(turns):
-        tiles = [place(tile) for tile in range(turn * clusters, last)[:clusters]]
+    last = min(m_tiles * n_tiles, waves * clusters)
+    for wave in range(waves):
+        tiles = [place(tile) for tile in range(wave * clusters, last)[:clusters]]
         for k in range(-(-2 * problem.k // _SLICE_BYTES)):
             for row, column in tiles:
                 touch(("a", row, k), rows * _SLICE_BYTES)

@@ -563,7 +563,7 @@ class Sm100GemmConfig(Typed):
         cluster_m, cluster_n: CTAs of a cluster along rows and columns, as in `Sm90GemmConfig`. A pair is two CTAs along
             the rows; pairs in one column of the cluster share ``b`` by multicast, pairs in one row share ``a``.
         accumulators: accumulators of a whole tile in tensor memory. With 2 the epilogue drains one tile while the next
-            is multiplied; 1 leaves room for tiles of twice the columns, whose waves are handed over one by one.
+            is multiplied; 1 leaves room for tiles of twice the columns, whose MMA tiles are handed over one by one.
     """
 
     block_m: int = 128

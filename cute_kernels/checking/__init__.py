@@ -1,1 +1,1 @@
-"""Runs launches of any program under many schedules, and reduces a schedule that fails."""
+"""Runs launches of any program again: under many schedules, reduced to the fewest steps, and step by step."""

@@ -1,4 +1,4 @@
-"""What a warp that stands still holds: its registers, its CTA's shared memory, and where in the source it is."""
+"""State of a warp that stands still: its registers, its CTA's shared memory, and where in the source it is."""
 
 from __future__ import annotations
 

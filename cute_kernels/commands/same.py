@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         ValueError: sides that cannot be compared; OSError: a file that cannot be read or written.
     """
     extras.require("emulator", "the command same")
-    from cute_kernels.checking.sameness import first_difference
+    import cute_kernels.checking.sameness as sameness
 
     if options.json is not None:
         files.check_output(options.json)
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     if any(isinstance(each, int) for each in memories):
         return next(each for each in memories if isinstance(each, int) and each)
     a, b = memories
-    difference = first_difference(a, b, prefix=options.prefix)
+    difference = sameness.first_difference(a, b, prefix=options.prefix)
     how = f"{len(a)} launches" if len(a) == len(b) else f"the last of {len(a)} launches and of {len(b)}"
     print(f"different: {difference}" if difference is not None else f"same: {how}, bit by bit")
     if options.json is not None:
@@ -82,19 +82,19 @@ def run(options: argparse.Namespace) -> int:
 
 def _of_program(side: str, options: argparse.Namespace) -> list | int:
     """Memory around the launches of a program, or the status with which it failed."""
-    from cute_kernels.checking.sameness import MemoryLog
-    from cute_kernels.diagnostics.reporter import Reporter
-    from cute_kernels.emulator.launch.schedule import Schedule
-    from cute_kernels.programs.capturing import capture
-    from cute_kernels.programs.program_run import run_program
+    import cute_kernels.checking.sameness as sameness
+    import cute_kernels.diagnostics.reporter as reports
+    import cute_kernels.emulator.launch.schedule as schedule
+    import cute_kernels.programs.capturing as capturing
+    import cute_kernels.programs.program_run as program_run
 
     script, *arguments = shlex.split(side)
     files.check_program(script)
-    log, reporter = MemoryLog(), Reporter()
-    with capture(options.arch or "sm_100a", recorder=log) as session:
+    log, reporter = sameness.MemoryLog(), reports.Reporter()
+    with capturing.capture(options.arch or "sm_100a", recorder=log) as session:
         try:
-            failed = lambda error, *notes: reporter.report(Schedule(), error, *notes)  # noqa: E731
-            status = run_program(script, arguments, session, failed)
+            failed = lambda error, *notes: reporter.report(schedule.Schedule(), error, *notes)  # noqa: E731
+            status = program_run.run_program(script, arguments, session, failed)
         except SystemExit as end:
             print(f"cute-kernels: error: {side} ended with status {end.code}", file=sys.stderr)
             return 2
@@ -108,12 +108,12 @@ def _of_program(side: str, options: argparse.Namespace) -> list | int:
 
 
 def _of_plans(sides: Sequence[str], options: argparse.Namespace) -> list[list]:
-    """What configurations write on random operands, which are the same for equal problems; no workspaces."""
+    """Arrays that configurations write on random operands, which are the same for equal problems; no workspaces."""
     import torch
 
-    from cute_kernels.checking.sameness import LaunchMemory
-    from cute_kernels.commands import examples
-    from cute_kernels.runtime import emulated
+    import cute_kernels.checking.sameness as sameness
+    import cute_kernels.commands.examples as examples
+    import cute_kernels.runtime.emulated as emulated
 
     plans = [compare.planned(options, side) for side in sides]
     written: list[dict[str, torch.Tensor]] = []
@@ -124,4 +124,4 @@ def _of_plans(sides: Sequence[str], options: argparse.Namespace) -> list[list]:
         written.append({name: tensor for name, tensor in operands.tensors().items() if name in names})
     both = tuple(name for name in written[0] if name in written[1])
     bits = [tuple(each[name].contiguous().view(torch.uint8).flatten().numpy() for name in both) for each in written]
-    return [[LaunchMemory(plan.operation, (), after, both)] for plan, after in zip(plans, bits)]
+    return [[sameness.LaunchMemory(plan.operation, (), after, both)] for plan, after in zip(plans, bits)]

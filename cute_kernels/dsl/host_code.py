@@ -209,7 +209,7 @@ def _symbol(library: ctypes.CDLL, name: str) -> int | None:
 def argument_pointers(function: Any, arguments: tuple) -> tuple[list[int], Any]:
     """Addresses of a call's arguments as CuTe DSL itself would pass them, and what keeps their memory alive."""
     pointers, keep_alive = function.execution_args.generate_execution_args(arguments, {})
-    return [getattr(pointer, "value", pointer) for pointer in pointers], keep_alive
+    return [getattr(pointer, "value", pointer) for pointer in pointers], (arguments, pointers, keep_alive)
 
 
 # --- the emulator in place of the CUDA runtime -----------------------------------------------------------------------

@@ -176,10 +176,10 @@ def _tcgen05_graph(plan: Sm100Plan, empty: Signal, accumulators: int, parts: int
 def sm100_graph(plan: Sm100PatchEmbedPlan | Sm100GemmPlan) -> Graph:
     """load -> mma -> epilogue: the graph of every tcgen05 GEMM of this package.
 
-    An accumulator is handed over wave by wave. Pairs of a cluster share nothing but operand stages.
+    An accumulator is handed over MMA tile by MMA tile. Pairs of a cluster share nothing but operand stages.
     """
     empty = Signal.SHARED_COMMIT if plan.sharing_pairs > 1 else Signal.TCGEN05_COMMIT
-    return _tcgen05_graph(plan, empty, plan.accumulators, plan.waves)
+    return _tcgen05_graph(plan, empty, plan.accumulators, plan.mma_tiles)
 
 
 def sm100_transposed_graph(plan: Sm100TransposedPlan) -> Graph:

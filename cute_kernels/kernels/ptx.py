@@ -50,25 +50,19 @@ def _mbarrier_try_wait(order: str, barrier: cute.Pointer, parity: Int32, loc, ip
 @dsl_user_op
 def fma_rn_f32(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) -> Float32:
     """Fused multiply-add, rounded once to nearest even: never left to the compiler's choice of contraction."""
-    return cute.arch.inline_ptx(
-        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c], loc=loc, ip=ip
-    )
+    return _operation("fma.rn.f32", Float32, (a, b, c), loc, ip)
 
 
 @dsl_user_op
 def mul_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     """FP32 product rounded to nearest even, never fused with what follows."""
-    return cute.arch.inline_ptx(
-        "mul.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b], loc=loc, ip=ip
-    )
+    return _operation("mul.rn.f32", Float32, (a, b), loc, ip)
 
 
 @dsl_user_op
 def rcp_rn_f32(a: Float32, *, loc=None, ip=None) -> Float32:
     """FP32 reciprocal rounded to nearest even."""
-    return cute.arch.inline_ptx(
-        "rcp.rn.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[a], loc=loc, ip=ip
-    )
+    return _operation("rcp.rn.f32", Float32, (a,), loc, ip)
 
 
 @dsl_user_op
@@ -148,13 +142,7 @@ def prefetch_global_l2(source: cute.Pointer, *, loc=None, ip=None) -> None:
 @dsl_user_op
 def cvt_rn_satfinite_e4m3x2_f32(low: Float32, high: Float32, *, loc=None, ip=None) -> Int16:
     """Two FP32 numbers rounded to E4M3, to nearest even, ``low`` in the lower byte; beyond 448 they become 448."""
-    return cute.arch.inline_ptx(
-        "cvt.rn.satfinite.e4m3x2.f32 {$w0}, {$r0}, {$r1};",
-        write_only_types=[Int16],
-        read_only_args=[high, low],
-        loc=loc,
-        ip=ip,
-    )
+    return _operation("cvt.rn.satfinite.e4m3x2.f32", Int16, (high, low), loc, ip)
 
 
 def _operation(instruction: str, kind: type, operands: tuple, loc, ip) -> Float32 | Int16 | Int32 | Uint32:
@@ -261,13 +249,7 @@ def st_global_v8(target: cute.Pointer, words: tuple[Int32, ...], when: Int32, *,
 @dsl_user_op
 def shf_r_wrap_b32(low: Uint32, high: Uint32, count: Uint32, *, loc=None, ip=None) -> Uint32:
     """The lower word of ``high : low`` shifted right by ``count % 32`` bits."""
-    return cute.arch.inline_ptx(
-        "shf.r.wrap.b32 {$w0}, {$r0}, {$r1}, {$r2};",
-        write_only_types=[Uint32],
-        read_only_args=[low, high, count],
-        loc=loc,
-        ip=ip,
-    )
+    return _operation("shf.r.wrap.b32", Uint32, (low, high, count), loc, ip)
 
 
 @dsl_user_op

@@ -133,7 +133,7 @@ class GemmPlan(Plan):
 
     @property
     def tiles(self) -> int:
-        """Tiles of all batches together; each is one turn of one cluster."""
+        """Tiles of all batches together; a cluster computes one in each wave."""
         return self.m_tiles * self.n_tiles * self.problem.batches
 
     @property

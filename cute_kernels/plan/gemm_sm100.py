@@ -1,4 +1,4 @@
-"""Plan of the SM100a dense GEMM: CTA pairs, one or two waves of UMMA per stage, a short ring of store buffers."""
+"""Plan of the SM100a dense GEMM: CTA pairs, one or two MMA tiles per stage, a short ring of store buffers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WIDE = Sm100GemmConfig(tile_n=256, stages=6)
 """256 x 256 per pair: the widest UMMA, both accumulators in all of tensor memory."""
 
 ONE_ACCUMULATOR = Sm100GemmConfig(block_m=256, tile_n=256, stages=4, accumulators=1)
-"""512 x 256 per pair: two waves of the widest UMMA fill tensor memory, and the epilogue overlaps only wave by wave."""
+"""512 x 256 per pair: two MMA tiles of the widest UMMA fill tensor memory; the epilogue overlaps only one by one."""
 
 
 @dataclass(frozen=True)
 class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
-    """A pair of CTAs (``cta_group::2``) computes ``waves`` UMMA tiles of 256 x ``tile_n`` side by side.
+    """A pair of CTAs (``cta_group::2``) computes ``mma_tiles`` UMMA tiles of 256 x ``tile_n`` side by side.
 
-    Each CTA holds 128 rows of every wave and loads those rows of ``a`` and half of the tile's rows of ``b``.
+    Each CTA holds 128 rows of every MMA tile and loads those rows of ``a`` and half of the tile's rows of ``b``.
     """
 
     kernel: ClassVar[str] = "cute_kernels.kernels.sm100.gemm:Sm100GemmKernel"
@@ -49,7 +49,7 @@ class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
     @property
-    def waves(self) -> int:
+    def mma_tiles(self) -> int:
         """UMMA tiles of 256 rows in one tile of the pair; they share the stage of ``b``."""
         return self.config.block_m // self.cta_m
 
@@ -94,24 +94,24 @@ class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
 
     @property
     def tmem_columns(self) -> int:
-        """Accumulators of every wave, in the powers of two that tcgen05.alloc hands out."""
-        return self.accumulators * self.waves * self.config.tile_n
+        """Accumulators of every MMA tile, in the powers of two that tcgen05.alloc hands out."""
+        return self.accumulators * self.mma_tiles * self.config.tile_n
 
     @property
     def tmem(self) -> tuple[TmemRegion, ...]:
         columns = self.config.tile_n
-        count = self.accumulators * self.waves
+        count = self.accumulators * self.mma_tiles
         return tuple(TmemRegion(f"accumulator {i}", i * columns, columns) for i in range(count))
 
     def describe_tiles(self) -> list[tuple[str, str]]:
-        c, rows = self.config, self.waves * self.mma_m
+        c, rows = self.config, self.mma_tiles * self.mma_m
         return [
             ("tile", f"{rows} x {c.tile_n} per CTA pair, {self.k_blocks} K blocks of {self.tile_k}"),
             ("cluster", f"{c.cluster_m} x {c.cluster_n} CTAs, {self.cluster_rows} x {self.cluster_columns}"),
             ("tiles", f"{self.tiles} = {self.m_tiles} x {self.n_tiles} over {self.clusters} clusters"),
             ("order", f"groups of {c.group_m} blocks of rows"),
             ("epilogue", f"{c.store_stages} store stages of {self.store_rows} x {self.store_columns} per warp"),
-            ("TMEM accumulators", f"{self.accumulators} x {self.waves} x {c.tile_n} columns"),
+            ("TMEM accumulators", f"{self.accumulators} x {self.mma_tiles} x {c.tile_n} columns"),
             ("TMEM total", f"{self.tmem_columns} of {self.arch.tmem_columns} columns"),
         ]
 
@@ -132,7 +132,7 @@ def plan_sm100_gemm(problem: GemmProblem, config: Sm100GemmConfig, arch: Arch, s
     check_fields(config, FIELDS)
     plan = Sm100GemmPlan(problem, config, arch, sm_count)
     if plan.tmem_columns > arch.tmem_columns:
-        size = f"{config.accumulators} accumulators of {plan.waves} x {config.tile_n} columns"
+        size = f"{config.accumulators} accumulators of {plan.mma_tiles} x {config.tile_n} columns"
         reject("tile_n", config.tile_n, f"{size} exceed {arch.tmem_columns} TMEM columns", config.tile_n // 2)
     plan.check_sm_count()
     check_tile_order(plan)
@@ -149,10 +149,10 @@ Level 7 is 1.0 to 5.5% faster than Level 8 where both fill the device. `WIDE` ha
 
 
 def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm100GemmConfig:
-    """The candidate that finishes its turns first.
+    """The candidate that finishes its waves first.
 
-    One rule that reproduces the CUDA original's table: time is the turns of the busiest cluster times the cost of a
-    tile. Larger tiles read less, but leave more clusters idle in the last turn of small problems.
+    One rule that reproduces the CUDA original's table: time is the tiles of the busiest cluster times the cost of a
+    tile. Larger tiles read less, but leave more clusters idle in the last wave of small problems.
     """
 
     def cost(config: Sm100GemmConfig) -> float:

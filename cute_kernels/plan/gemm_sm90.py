@@ -1,7 +1,7 @@
 """Plan of the SM90a dense GEMM: consumer warpgroups together or in turn, multicast in small clusters.
 
-There is no stream-K order: at the sizes of docs/performance.md the last turn of the clusters is so full that at most
-4% of the multiprocessors' time is lost in all turns together (tests/plan/test_plan_gemm.py).
+There is no stream-K order: at the sizes of docs/performance.md the last wave of clusters is so full that at most
+4% of the multiprocessors' time is lost in all waves together (tests/plan/test_plan_gemm.py).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
     @property
     def regions_per_tile(self) -> int:
-        return self.waves * (self.config.tile_n // self.store_span)
+        return self.mma_tiles * (self.config.tile_n // self.store_span)
 
     @property
     def staging_bytes(self) -> int:
@@ -150,7 +150,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
     @property
     def partial_bytes(self) -> int:
         """FP32 sums of one warp's rows over one slice of K."""
-        return self.waves * WARP_ROWS * self.config.tile_n * 4
+        return self.mma_tiles * WARP_ROWS * self.config.tile_n * 4
 
     @property
     def received_bytes(self) -> int:
@@ -372,7 +372,7 @@ PINGPONG_GAIN = 0.04
 TRANSPOSED_GAIN = 0.03
 """Share of its time that a launch with transposed tiles saves: a bias in registers, fewer stores, rows read once."""
 
-SCALED_TURNS_LOSS = 0.25
+SCALED_LOSS = 0.25
 """Share that it loses with multipliers, where tiles follow each other: its epilogue reads them for longer than products
 of 8 bits hide, and launches took 12 to 37% longer."""
 
@@ -412,7 +412,7 @@ SPLIT_BYTES_PER_CLOCK = 8.75
 
 NEAR_L2_BYTES = 16 << 20
 """Rows of ``a`` that clusters work on at the same time. If they are more than this, they are not found in L2 by a later
-turn, and operands take twice as long to come."""
+wave, and operands take twice as long to come."""
 
 ALL_COLUMNS = 64
 """Blocks of columns in a group of transposed tiles, where all of ``b`` stays in L2: rows are then read once."""
@@ -422,17 +422,17 @@ RESIDENT_B_BYTES = 12 << 20
 
 
 def modelled_clocks(plan: Sm90GemmPlan) -> float:
-    """Modelled time of a launch: the turns of the busiest cluster, and what is left to do after its last WGMMA."""
+    """Modelled time of a launch: the tiles of the busiest cluster, and what is left to do after its last WGMMA."""
     c = plan.config
     blocks = -(-plan.k_blocks // c.split_k)
-    turns = -(-plan.tiles // plan.clusters)
-    # In the only turn the other warpgroup has no tile, and nothing runs while this one waits.
-    gain = PINGPONG_GAIN * c.pingpong * (1 if turns > 1 else -0.5)
+    waves = -(-plan.tiles // plan.clusters)
+    # In the only wave the other warpgroup has no tile, and nothing runs while this one waits.
+    gain = PINGPONG_GAIN * c.pingpong * (1 if waves > 1 else -0.5)
     wgmma = blocks * BLOCK_MACS * c.tile_m * c.tile_n / MACS_PER_CLOCK * (1 - gain)
     fetched = (plan.loaded_rows / c.cluster_n + c.tile_n / c.cluster_m) * blocks * plan.k_block_bytes
     rate = FETCHED_BYTES_PER_CLOCK
     b_bytes = plan.problem.n * plan.problem.k * ITEMSIZE[plan.problem.in_dtype]
-    alone = c.transposed and plan.sharing_ctas == 1 and turns > 1  # every CTA loads all of both operands, anew
+    alone = c.transposed and plan.sharing_ctas == 1 and waves > 1  # every CTA loads all of both operands, anew
     if _rows_in_flight(plan) > NEAR_L2_BYTES or (alone and b_bytes > RESIDENT_B_BYTES):
         rate /= 2
     # Almost the larger of both: they overlap, but for where both take as long.
@@ -448,13 +448,13 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
         exchange += plan.finished_warps * plan.received_bytes / SPLIT_BYTES_PER_CLOCK
     if c.pingpong:
         # In turn, a warpgroup has the other one's mainloop to store in, but nothing hides the last tile's epilogue.
-        clocks = once + turns * max(mainloop, (mainloop + epilogue) / 2) + epilogue
+        clocks = once + waves * max(mainloop, (mainloop + epilogue) / 2) + epilogue
     else:
-        clocks = once + turns * (mainloop + epilogue + exchange)
+        clocks = once + waves * (mainloop + epilogue + exchange)
     if not c.transposed:
         return clocks
-    follow = turns > 1 + c.pingpong  # of a warpgroup
-    return clocks * (1 + SCALED_TURNS_LOSS if plan.problem.scaled and follow else 1 - TRANSPOSED_GAIN)
+    follow = waves > 1 + c.pingpong  # of a warpgroup
+    return clocks * (1 + SCALED_LOSS if plan.problem.scaled and follow else 1 - TRANSPOSED_GAIN)
 
 
 def _buffer_share(plan: Sm90GemmPlan) -> float:
@@ -523,7 +523,7 @@ def _with_stages_that_fit(plan: Sm90GemmPlan, config: Sm90GemmConfig) -> Sm90Gem
 def tile_group(plan: Sm90GemmPlan) -> int:
     """Row blocks down which the tiles run before the next column: 8, or 1 where that reads ``a`` from DRAM once.
 
-    A group of rows that a turn of the clusters cuts in two is read twice, if the rows in flight do not stay in L2 that
+    A group of rows that a wave of clusters cuts in two is read twice, if the rows in flight do not stay in L2 that
     long. With groups of one row block at most one block is cut; ``b``, which is then read anew for every row block,
     has to stay in L2 (`python -m bench.tile_order` models both).
     """

@@ -304,7 +304,7 @@ def why_not_gathered(problem: PatchEmbedImagesProblem) -> str:
 
 def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm90GatherConfig:
     """With the tiles of the schedule that the model finds faster."""
-    plans = [_resolve(problem, Sm90GatherConfig(pingpong=turns), arch, sm_count) for turns in (False, True)]
+    plans = [_resolve(problem, Sm90GatherConfig(pingpong=pingpong), arch, sm_count) for pingpong in (False, True)]
     return min(plans, key=lambda plan: (not is_legal(plan, check_gather), modelled_clocks(plan))).config
 
 
@@ -402,7 +402,7 @@ def modelled_clocks(plan: Sm90GatherPlan) -> float:
     mainloop = (wgmma**4 + gather**4 + fetched**4) ** 0.25 + TILE_CLOCKS + plan.k_blocks * BLOCK_CLOCKS
     epilogue = plan.warpgroup_rows * c.tile_n / 1024 * EPILOGUE_CLOCKS_PER_KELEMENT
     once = dense.LAUNCH_CLOCKS + CLUSTER_CLOCKS * c.cluster
-    turns = -(-plan.tiles // plan.clusters)
+    waves = -(-plan.tiles // plan.clusters)
     if not c.pingpong:
-        return once + turns * (mainloop + epilogue)
-    return once + turns * max(mainloop, (mainloop + epilogue) / 2) + epilogue
+        return once + waves * (mainloop + epilogue)
+    return once + waves * max(mainloop, (mainloop + epilogue) / 2) + epilogue

@@ -211,7 +211,7 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
     k_block_bytes: int = 128
     mma_k_bytes: int = 32
     accumulators: int = 2
-    waves: int = 1
+    mma_tiles: int = 1
     load_warp: int = 0
     mma_warp: int = 1
     first_epilogue_warp: int = 2

@@ -40,7 +40,7 @@ class StoreBuffers(Plan):
 
     @property
     @abstractmethod
-    def waves(self) -> int:
+    def mma_tiles(self) -> int:
         """Pieces of a tile along its rows that one storing warp stores one after another."""
 
     @property
@@ -61,7 +61,7 @@ class StoreBuffers(Plan):
     @property
     def regions_per_tile(self) -> int:
         """Store buffers that one storing warp fills per tile."""
-        return self.waves * (self.config.tile_n // self.store_columns)
+        return self.mma_tiles * (self.config.tile_n // self.store_columns)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class WgmmaPair(StoreBuffers):
         return self.tile_m if self.config.pingpong else self.tile_m // self.warpgroups
 
     @property
-    def waves(self) -> int:
+    def mma_tiles(self) -> int:
         """WGMMAs of 64 rows per K step of a warpgroup."""
         return self.warpgroup_rows // WARPGROUP_ROWS
 

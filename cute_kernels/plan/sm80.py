@@ -307,18 +307,18 @@ def candidates(kind: type[C], **others: object) -> Iterator[C]:
 
 
 def clocks(plan: Sm80Plan) -> float:
-    """Modelled time of a launch: turns of a multiprocessor, each as long as the products or the copies of its CTAs."""
+    """Modelled time of a launch: waves of CTAs, each as long as the products or the copies of its CTAs."""
     c = plan.config
     area, copied = c.tile_m * c.tile_n, plan.stage_bytes // c.row_bytes
     resident = c.resident_ctas * plan.teams
     products = area * (c.row_bytes // STEP_BYTES) * SUM_CLOCKS * resident
     copies = copied * c.row_bytes * BYTE_CLOCKS * resident
     stage = max(products, copies) + STAGE_CLOCKS
-    turns = -(-plan.tiles // (plan.sm_count * resident))
-    if turns == 1:  # few CTAs, which have a multiprocessor for themselves
+    waves = -(-plan.tiles // (plan.sm_count * resident))
+    if waves == 1:  # few CTAs, which have a multiprocessor for themselves
         share = min(resident, -(-plan.tiles // plan.sm_count))
         stage = stage * share / resident
-    return plan.beside_clocks + turns * (stage * plan.k_blocks + area * resident / 256)
+    return plan.beside_clocks + waves * (stage * plan.k_blocks + area * resident / 256)
 
 
 def plans_of(configs: Sequence[C] | Iterator[C], plan: Callable[[C], Sm80Plan]) -> list[Sm80Plan]:

@@ -123,7 +123,7 @@ def program(
 
 @contextlib.contextmanager
 def _described(where: str) -> Iterator[None]:
-    """What is wrong inside is wrong with a description."""
+    """Errors inside are those of a description."""
     try:
         yield
     except (TypeError, ValueError, OverflowError) as error:

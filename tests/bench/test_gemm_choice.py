@@ -90,9 +90,9 @@ def test_the_model_of_l2_reads_everything_once_where_all_fits() -> None:
     alone = make_plan(GemmProblem(4096, 1536, 1024), plan.config, arch="sm_90a", sm_count=plan.ctas)
     assert alone.clusters == 1
     ratio = tile_order.dram_ratio(alone, rows, columns, 8, l2_bytes=0)
-    turns = min(40, tiles)
-    share = turns / tiles
-    expected = (turns * (rows + columns) * 1024 + share * 4096 * 1536) / (share * 4096 * (1024 + 1536) + 1536 * 1024)
+    waves = min(40, tiles)
+    share = waves / tiles
+    expected = (waves * (rows + columns) * 1024 + share * 4096 * 1536) / (share * 4096 * (1024 + 1536) + 1536 * 1024)
     assert ratio == expected and every_tile > once
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from cute_kernels.emulator import GlobalMemory, Options, Report, run
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.testing.ptx import aligned, module
+from tests.nightly import daily_or_all
 
 SCHEDULES = [
     Options(),
@@ -17,6 +19,8 @@ SCHEDULES = [
     Options(seed=11, completion="random", interleave="random", spurious_try_wait_failures=True),
 ]
 CTAS = 6
+#: Processes that share the clusters evenly and unevenly.
+COUNTS = daily_or_all((2, 4), (2, 3, 4))
 #: ``%d1``: the item of the thread in p0, ``%r2``: its CTA. CTAs of 32 threads.
 PLACE = """mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mad.lo.u32 %r3, %r2, 32, %r1; ld.param.u64 %d0, [p0];
     mul.wide.u32 %d1, %r3, 4; add.s64 %d1, %d0, %d1; setp.eq.u32 %p1, %r1, 0; setp.eq.u32 %p2, %r2, 3;
@@ -52,7 +56,7 @@ def compare(
     body: str,
     options: Options | None = None,
     values: np.ndarray | None = None,
-    processes: tuple[int, ...] = (2, 3, 4),
+    processes: Iterable[int] = COUNTS,
     **more: Any,
 ) -> Report | None:
     """A launch in one process and in several is the same; the report of the last one, None after an error."""

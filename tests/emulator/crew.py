@@ -180,6 +180,22 @@ def commit_at(tracker: RaceTracker, warp: Any, lane: int, address: int) -> None:
     point.gather(clocks, agent.rank, Order.SYNC | Order.WIDE)
 
 
+def bulk_waited(tracker: RaceTracker, agent: Agent, lane: int, groups: int, read: bool) -> None:
+    """A lane waited until its first bulk groups are complete, or have read their sources."""
+    for column in tracker.bulk_columns(agent, lane)[: 1 if read else 2]:
+        library().agent_complete_in_lane(agent.block_address, lane, column, groups)
+
+
+def complete_tensor(agent: Agent, kind: int) -> None:
+    """tcgen05.wait::ld or ::st."""
+    library().agent_complete_tensor(agent.block_address, kind)
+
+
+def fence_tensor(agent: Agent, before: bool) -> None:
+    """tcgen05.fence::before_thread_sync or ::after_thread_sync."""
+    library().agent_fence_tensor(agent.block_address, before)
+
+
 def wait_for(tracker: RaceTracker, warp: Any, address: int, order: int, phase: int) -> None:
     """A wait for a phase has succeeded."""
     tracker.agent = warp.agent

@@ -117,7 +117,7 @@ def draw_value(rng: random.Random, kind: str, bits: int) -> int:
 
 _DIFFERS = {
     r"bf[ei]\.[bsu]64": "positions and lengths beyond 63 mean something else to an H200",
-    r"fns.b32 {d}, {0}, 0, {1}": "an H100 finds bit 0 at the offset -2**31",
+    r"fns.b32 \{d\}, \{0\}, 0, ": "an H100 finds bit 0 at the offset -2**31",
 }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import EmulatorError, UnsupportedPTX
-from cute_kernels.emulator.launch import run
+from cute_kernels.emulator.launch import launch as launches
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.testing.ptx import module
 from tests.emulator.fuzz import __main__ as fuzz
@@ -137,7 +137,7 @@ def test_global_variables_that_no_memory_is_left_for(monkeypatch):
             raise MemoryError
         return zeros(shape, *rest)
 
-    monkeypatch.setattr(run.np, "zeros", few)
+    monkeypatch.setattr(launches.np, "zeros", few)
     with pytest.raises(ValueError, match=r"the .global variable a has 4000 bytes, for which there is no memory"):
         launch(module("ret;", parameters=1, head=".global .b8 a[4000];"), 0)
 
@@ -185,7 +185,7 @@ def test_a_program_that_ends_otherwise_is_a_finding(body, outcome: str, finding:
 
 def test_errors_inside_of_the_emulator_are_findings(monkeypatch):
     monkeypatch.setattr(Scheduler, "_look_for_livelock", _raiser(IndexError("inside")))
-    monkeypatch.setattr(run.Cluster, "exit", _raiser(IndexError("inside")))
+    monkeypatch.setattr(launches.Cluster, "exit", _raiser(IndexError("inside")))
     assert "IndexError: inside" in judge(programs()["instructions"][0]).finding
 
 

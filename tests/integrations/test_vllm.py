@@ -20,6 +20,7 @@ import transformers
 if sys.version_info < (3, 11):
     pytest.skip("vLLM 0.33 is for Python 3.11 and later", allow_module_level=True)
 os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # read when vLLM is imported
+import vllm.config
 from vllm import distributed, plugins
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.custom_op import op_registry_oot
@@ -35,6 +36,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader
 
 from cute_kernels import reference
 from cute_kernels.integrations import vllm as integration
+from cute_kernels.nn.engine import PatchEngine
 from cute_kernels.operations.patch_weight import prepare_patch_weight
 
 ERRORS = {"bf16": 4e-3, "fp16": 5e-4, "fp8": 8e-2}
@@ -268,6 +270,27 @@ def test_a_tower_of_uint8_rows(kind: str, dtype: torch.dtype, precision: str) ->
         rows.view(-1, 6, patch, patch), prepared.raw, None, prepared.scale, offset, None, patch, torch.bfloat16
     )
     assert torch.equal(patches, bits[:, 0].to(dtype))
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@torch.inference_mode()
+def test_a_tower_of_still_images(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two equal frames, where vLLM takes no videos."""
+    side = int((ROWS[kind][3] // 6) ** 0.5)
+    generator = torch.Generator().manual_seed(3)
+    one = torch.randint(0, 256, (32, 3, 1, side * side), dtype=torch.uint8, generator=generator)
+    rows, grids = one.expand(-1, -1, 2, -1).reshape(32, -1), [[1, 4, 4], [1, 2, 8]]
+    expected = rows_tower(kind, torch.float32)(rows, grids)
+    integration.register("auto", still=True)
+    with pytest.raises(ValueError, match="vLLM takes videos"):
+        rows_tower(kind, torch.float32)
+    limits = SimpleNamespace(multimodal_config=vllm.config.MultiModalConfig(limit_per_prompt={"video": 0}))
+    monkeypatch.setattr(vllm.config, "get_current_vllm_config", lambda: SimpleNamespace(model_config=limits))
+    ours, multiplied = rows_tower(kind, torch.float32), []
+    monkeypatch.setattr(PatchEngine, "_rows", lambda self, rows, *given, run=PatchEngine._rows: (
+        multiplied.append(rows.shape[1]) or run(self, rows, *given)))  # fmt: skip
+    for _ in range(2):
+        assert 1e-6 < error(ours(rows, grids), expected) < 3e-2 and multiplied.pop() == 3 * side * side
 
 
 @pytest.mark.parametrize("way", ["load_weights", "reload", "reload in kernel format"])

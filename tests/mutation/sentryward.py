@@ -26,6 +26,7 @@ from typing import Any
 
 from cute_kernels.compile import host_arguments
 from cute_kernels.config import Sm100ImagesConfig, Sm100PatchEmbedConfig, Sm100ResidentConfig
+from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.units.copies import tensor_map
 from cute_kernels.mutation.mutants import mutants
@@ -105,17 +106,22 @@ def kernel_input(target: KernelTarget) -> dict[str, Any]:
     """The launch as sentryward reads it: shapes, tensor maps, and the value of every parameter that the PTX loads."""
     case = target.case()
     launch = host.record(target.artifact.function, *host_arguments(case.plan, **case.tensors.addresses(), stream=0))
-    kernel = parse(target.ptx).kernels[launch.kernel_name]
-    data = dict(zip((p.name for p in kernel.parameters), launch.params, strict=True))
     tensors = case.tensors.tensors()
     spans = {name: (t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for name, t in tensors.items()}
+    return input_of_launch(target.ptx, launch, spans)
+
+
+def input_of_launch(ptx: str, launch: CapturedLaunch, spans: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """The same of any launch, with the first and last address of each array."""
+    kernel = parse(ptx).kernels[launch.kernel_name]
+    data = dict(zip((p.name for p in kernel.parameters), launch.params, strict=True))
 
     def object_at(address: int) -> str | None:
         return next((name for name, (start, end) in spans.items() if start <= address < end), None)
 
-    declared = {name: kind for kind, name in re.findall(r"\.param\s+\.([busf]\d+)\s+(\w+)\s*[,)\n]", target.ptx)}
+    declared = {name: kind for kind, name in re.findall(r"\.param\s+\.([busf]\d+)\s+(\w+)\s*[,)\n]", ptx)}
     arguments, pointers = {}, {}
-    for count, kind, bits, name, offset in _LOAD.findall(target.ptx):
+    for count, kind, bits, name, offset in _LOAD.findall(ptx):
         kind = declared.get(name, kind)[0]  # scalars are declared with their types, and loaded as bits
         size = int(bits) // 8
         for i in range(int(count or 1)):
@@ -182,14 +188,14 @@ def readable(ptx: str) -> str:
     return _TENSOR_STORE.sub(r"\g<0> tcgen05.wait::st.sync.aligned;", ptx)
 
 
-def verify(target: KernelTarget, ptx: str, seconds: float) -> dict[str, Any]:
-    """sentryward's report on the `readable` text."""
+def verify(inputs: dict[str, Any], ptx: str, seconds: float) -> dict[str, Any]:
+    """sentryward's report on the `readable` text of a launch, which ``inputs`` describe."""
     import sentryward
 
     with tempfile.TemporaryDirectory() as folder:
         text, config = Path(folder) / "kernel.ptx", Path(folder) / "input.json"
         text.write_text(readable(ptx))
-        config.write_text(json.dumps(kernel_input(target)))
+        config.write_text(json.dumps(inputs))
         return sentryward.verify(str(text), input=str(config), timeout_seconds=seconds)
 
 
@@ -198,7 +204,7 @@ def judge(name: str, key: str | None, seconds: float) -> bool:
     target = SUBJECTS[name].target
     ptx = target.ptx if key is None else next(mutant.ptx for mutant in mutants(target.ptx) if mutant.key == key)
     start = time.perf_counter()
-    report = verify(target, ptx, seconds)
+    report = verify(kernel_input(target), ptx, seconds)
     found = "; ".join(f"{d.get('code')}: {d.get('message', '')}"[:160] for d in report.get("diagnostics", [])[:2])
     seconds = time.perf_counter() - start
     print(f"{name}, {key or 'the kernel'}: {report['result']} in {seconds:.0f} s. {found}", flush=True)

@@ -222,7 +222,7 @@ def registers() -> Iterator[Limit]:
 
 
 def tensor_memory() -> Iterator[Limit]:
-    """512 columns (PTX ISA, tensor memory addressing), two accumulators of 1 or 2 waves."""
+    """512 columns (PTX ISA, tensor memory addressing), two accumulators of 1 or 2 MMA tiles."""
     level_7, level_8 = G100(block_m=256, stages=4), G100()
     at, beyond = (gemm("sm_100a", replace(level_7, tile_n=tile_n, stages=2)) for tile_n in (128, 256))
     yield Limit("gemm sm_100a: TMEM", at, beyond, "2 accumulators of 2 x 256 columns exceed 512 TMEM .*value: 128$")

@@ -36,7 +36,7 @@ def test_level_7_shared_memory_to_the_byte() -> None:
     """256 rows per CTA: 32,768 + 8,192 bytes a stage, and all 512 columns of tensor memory."""
     plan = make_plan(square(4096), LEVEL_7)
     assert plan.stage_bytes == 40_960 and plan.smem_bytes == 1_024 + 4 * 40_960 + 32_768
-    assert plan.tmem_columns == 512 and plan.waves == 2
+    assert plan.tmem_columns == 512 and plan.mma_tiles == 2
     assert plan.cluster_rows == 512
 
 
@@ -180,9 +180,9 @@ def test_clusters_of_more_than_two_do_not_count_on_whole_gpcs() -> None:
 def test_sm90_shared_memory_of_the_named_schedules() -> None:
     plan = make_plan(square(4096), Sm90GemmConfig())
     assert plan.stage_bytes == 49_152 and plan.smem_bytes == 230_400
-    assert plan.accumulator_registers == 128 and plan.waves == 1
+    assert plan.accumulator_registers == 128 and plan.mma_tiles == 1
     plan = make_plan(square(4096), Sm90GemmConfig(128, 192, pingpong=True, store_stages=3))
-    assert plan.accumulator_registers == 192 and plan.waves == 2
+    assert plan.accumulator_registers == 192 and plan.mma_tiles == 2
 
 
 def test_every_candidate_is_legal_at_every_size() -> None:
@@ -211,11 +211,11 @@ def test_what_a_tuner_times_is_legal_and_different(arch: str, size: tuple[int, i
 
 
 @pytest.mark.parametrize("case", [*squares(), *siglip2()], ids=lambda case: case.name)
-def test_the_last_turn_of_measured_sizes_is_nearly_full(case) -> None:
+def test_the_last_wave_of_measured_sizes_is_nearly_full(case) -> None:
     """At most 4% of the device's time is lost to clusters without a tile, all that a stream-K order could win back."""
     plan = make_plan(GemmProblem(case.m, case.n, case.k), arch="sm_90a")
-    turns = -(-plan.tiles // plan.clusters)
-    assert plan.tiles * plan.ctas / (turns * 132) >= 0.96
+    waves = -(-plan.tiles // plan.clusters)
+    assert plan.tiles * plan.ctas / (waves * 132) >= 0.96
 
 
 def test_k_is_split_where_tiles_are_few_and_k_is_long() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.launch.arguments import extents, parameter_block
-from cute_kernels.emulator.launch.capacity import capacity
+from cute_kernels.emulator.launch.capacity import capacity, chip_of
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import Kernel, Variable, parse
@@ -25,7 +25,6 @@ from cute_kernels.emulator.units.sm import Cluster, LaunchFacts
 MAX_SHARED_BYTES = 232_448  # per CTA on sm_90 and sm_100, without the system's 1024
 _MOST_CTAS, _MOST_THREADS = (2**31 - 1, 65_535, 65_535), (1024, 1024, 64)  # per dimension, compute capability >= 3.0
 GRID_WORKSPACE = 64  # bytes that cooperative groups find by %envreg1 and 2: their size, a barrier of 32 bits
-_MOST_RANKS = 16  # CTAs per cluster, with the non-portable size allowed
 
 
 def _cells(variable: Variable) -> np.ndarray:
@@ -57,7 +56,7 @@ class Launch:
         options: Options,
         target: str,
     ) -> None:
-        self.execution, self.memory, self.options = execution, memory, options
+        self.execution, self.memory, self.options, self.target = execution, memory, options, target
         self.grid, self.block, self.cluster = (
             extents(name, shape) for name, shape in (("grid", grid), ("block", block), ("cluster", cluster))
         )
@@ -76,7 +75,6 @@ class Launch:
             )
         self.shared_bytes = SYSTEM_BYTES + -(-static // 1024) * 1024 + dynamic_smem
         self.params = parameter_block(kernel, params)
-        self.target = target
         self.symbols: dict[str, int] = {}
         self.races = LaunchShadow(memory) if options.looks_for("races") else None
         self.reported: set[tuple[object, ...]] = set()
@@ -101,8 +99,10 @@ class Launch:
             if any(n > limit for n, limit in zip(shape, most)):
                 raise ValueError(f"{name} {shape}; at most {most}")
         ranks = self.cluster[0] * self.cluster[1] * self.cluster[2]
-        if ranks > _MOST_RANKS:
-            raise ValueError(f"cluster {self.cluster} has {ranks} CTAs; at most {_MOST_RANKS} (8 on every GPU)")
+        most = chip_of(self.target).cluster
+        if ranks > most:
+            most_text = f"{most} (8 on every GPU)" if most > 1 else f"1 with {self.target}: clusters need sm_90"
+            raise ValueError(f"cluster {self.cluster} has {ranks} CTAs; at most {most_text}")
         if any(g % c for g, c in zip(self.grid, self.cluster)):
             raise ValueError(f"grid {self.grid} is not a multiple of cluster {self.cluster}")
         if kernel.most_threads is not None and threads > kernel.most_threads:

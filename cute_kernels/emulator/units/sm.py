@@ -245,8 +245,7 @@ class Cluster:
             inside = (rank % shape[0], rank // shape[0] % shape[1], rank // (shape[0] * shape[1]))
             place = tuple(c * s + i for c, s, i in zip(coordinates, shape, inside))
             self.ctas.append(Cta(self, rank, place, inside, smem))
-        threads = block[0] * block[1] * block[2]
-        self.tracker = None
+        threads, self.tracker = block[0] * block[1] * block[2], None
         if launch.races is not None:
             self.tracker = RaceTracker(
                 [smem] * ranks, launch.races, -(-threads // 32) * ranks, options.strict
@@ -329,16 +328,13 @@ class Cluster:
         library().warp_looks(self.barriers.address, addresses.astype(np.int64).ctypes.data, mask, nbytes)
 
     def looked_at(self) -> dict[tuple[int, int], bytes]:
-        """Contents of global memory where warps have looked since anything happened, by address and bytes, and how much
-        tensor memory others hold.
-        """
+        """Memory where warps have looked since anything happened, by address and bytes; columns that others hold."""
         tables = self.barriers.tables
         looks = tables.looks[: min(tables.look_count, len(tables.looks))]
         places = dict.fromkeys((look.address, look.nbytes) for look in looks)
         known = (place for place in places if self.gmem.region_index(*place) is not None)
-        found = {place: bytes(self.gmem.view(*place)) for place in known}
-        held = (cta.tmem.held_by_others for cta in self.ctas)
-        return found | {(~rank, 0): columns.to_bytes(2, "little") for rank, columns in enumerate(held)}
+        held = {(~cta.rank, 0): cta.tmem.held_by_others.to_bytes(4, "little") for cta in self.ctas}
+        return {place: bytes(self.gmem.view(*place)) for place in known} | held
 
     def allows_dependents(self) -> bool:
         """Whether each CTA has executed griddepcontrol.launch_dependents or exited."""
@@ -430,9 +426,9 @@ class Cluster:
         if what in lane_faults.FAULTS:
             raise lane_faults.fault(what, tables.fault, warp)
         if what == access_faults.UNINITIALISED:
-            if (report := (what, self._index())) not in self._reported:
+            if (what, self._index()) not in self._reported:
                 self.report(access_faults.fault(what, tables.fault, warp))
-                self._reported.add(report)
+            self._reported.add((what, self._index()))
             return True
         if what in access_faults.FAULTS:
             raise access_faults.fault(what, tables.fault, warp)

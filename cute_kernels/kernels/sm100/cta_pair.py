@@ -217,9 +217,9 @@ class Mma:
     Attributes:
         tiled_mma: instruction of a CTA pair, 256 x tile_n x 32 bytes of K.
         row_fragments, column_fragments: shared-memory descriptors ``[.., k step, stage]`` of the operands along the
-            rows (``stage * waves + wave``) and the columns of a tile.
-        accumulators: tensor-memory view ``[.., accumulator * waves + wave]``.
-        waves: instruction tiles side by side in the rows of one tile, which share a stage of the column operand and
+            rows (``stage * mma_tiles + mma_tile``) and the columns of a tile.
+        accumulators: tensor-memory view ``[.., accumulator * mma_tiles + mma_tile]``.
+        mma_tiles: instruction tiles side by side in the rows of one tile, which share a stage of the column operand and
             are handed to the epilogue one by one.
     """
 
@@ -231,7 +231,7 @@ class Mma:
     accumulator: Sm100Pipe
     order: SnakeOrder | GroupedOrder
     k_blocks: Int32
-    waves: int = 1
+    mma_tiles: int = 1
 
     @cute.jit
     def run(self) -> None:
@@ -239,34 +239,34 @@ class Mma:
         out = self.accumulator.producer_state()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             self.operands.stamps.mark(Phase.TILE)
-            if cutlass.const_expr(self.waves == 1):
+            if cutlass.const_expr(self.mma_tiles == 1):
                 self._wait_empty(out, 0)
             for k_block in cutlass.range(self.k_blocks, unroll=1):
                 self.operands.wait_full(full)
                 columns = self.column_fragments[None, None, None, full.index]
-                for wave in cutlass.range_constexpr(self.waves):
-                    if cutlass.const_expr(self.waves > 1):
-                        # One wave is drained while the MMAs of the wave before it run.
+                for mma_tile in cutlass.range_constexpr(self.mma_tiles):
+                    if cutlass.const_expr(self.mma_tiles > 1):
+                        # One MMA tile is drained while the MMAs of the MMA tile before it run.
                         if k_block == 0:
-                            self._wait_empty(out, wave)
+                            self._wait_empty(out, mma_tile)
                     self.tiled_mma.set(tcgen05.Field.ACCUMULATE, k_block != 0)
-                    rows = self.row_fragments[None, None, None, full.index * self.waves + wave]
-                    target = self.accumulators[None, None, None, self.accumulator.slot(out, wave)]
+                    rows = self.row_fragments[None, None, None, full.index * self.mma_tiles + mma_tile]
+                    target = self.accumulators[None, None, None, self.accumulator.slot(out, mma_tile)]
                     cute.gemm(self.tiled_mma, target, rows, columns, target)
-                    if cutlass.const_expr(wave < self.waves - 1):
+                    if cutlass.const_expr(mma_tile < self.mma_tiles - 1):
                         if k_block == self.k_blocks - 1:
                             with cute.arch.elect_one():
-                                self.accumulator.commit_full(out, wave)
+                                self.accumulator.commit_full(out, mma_tile)
                 with cute.arch.elect_one():
                     self.operands.commit_empty(full)
                 full.advance()
             self.operands.stamps.mark(Phase.COMMIT)
             with cute.arch.elect_one():
-                self.accumulator.commit_full(out, self.waves - 1)
+                self.accumulator.commit_full(out, self.mma_tiles - 1)
             out.advance()
 
     @cute.jit
-    def _wait_empty(self, out: PipelineState, wave: int) -> None:
+    def _wait_empty(self, out: PipelineState, mma_tile: int) -> None:
         """The epilogue's reads of this accumulator, ordered by the barrier, must precede the MMAs that overwrite it."""
-        self.accumulator.wait_empty(out, wave)
+        self.accumulator.wait_empty(out, mma_tile)
         ptx.tcgen05_fence_after_thread_sync()

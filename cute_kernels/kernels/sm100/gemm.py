@@ -1,12 +1,12 @@
 """The persistent, warp-specialised dense GEMM on Blackwell: allocate, build pipes, dispatch to roles.
 
-The roles that load and multiply are those of the patch embed; a stage may hold two waves of ``a``, tiles run in groups
-of row blocks, and the epilogue stores through a short ring of buffers.
+The roles that load and multiply are those of the patch embed; a stage may hold two MMA tiles of ``a``, tiles run in
+groups of row blocks, and the epilogue stores through a short ring of buffers.
 
 Pairs in one column of a cluster multiply the same rows of ``b``, pairs in one row the same rows of ``a``: the CTAs of
 equal rank in them load a part each and multicast it. A stage is free when every pair that reads what its CTA loads has
-committed. Every wave of a tile has accumulator barriers of its own: it is drained when its own last MMA is complete,
-and overwritten when it is drained.
+committed. Every MMA tile has accumulator barriers of its own: it is drained when its own last MMA is complete, and
+overwritten when it is drained.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class GemmEpilogue:
     """Drains accumulators, one warp at a time: nothing but the accumulator's barriers is shared between warps.
 
     Attributes:
-        accumulators: tensor-memory view ``[.., accumulator * waves + wave]`` of this CTA's 128 rows of each wave.
+        accumulators: tensor-memory view ``[.., accumulator * mma_tiles + mma_tile]`` of this CTA's 128 rows of
+            each MMA tile.
         staging: this warp's store buffers of 32 rows x 128 bytes.
         bias: values by column, or None.
         place: of this CTA in its cluster.
@@ -90,12 +91,12 @@ class GemmEpilogue:
             m_tile, n_tile = m_tile * plan.pairs[0] + self.place.m, n_tile * plan.pairs[1] + self.place.n
             first_column = n_tile * plan.config.tile_n
             for i in cutlass.range_constexpr(plan.regions_per_tile):
-                wave, region = divmod(i, plan.regions_per_tile // plan.waves)
+                mma_tile, region = divmod(i, plan.regions_per_tile // plan.mma_tiles)
                 if cutlass.const_expr(region == 0):
-                    self.accumulator.wait_full(state, wave)
+                    self.accumulator.wait_full(state, mma_tile)
                     ptx.tcgen05_fence_after_thread_sync()
                 if cutlass.const_expr(region == 0):
-                    row = self._row_block(m_tile, wave) * LANES + lane
+                    row = self._row_block(m_tile, mma_tile) * LANES + lane
                     row_factor = self.addends.row_factor(row, batch)
                 buffer = i % plan.config.store_stages
                 self.staging.acquire()
@@ -105,11 +106,11 @@ class GemmEpilogue:
                     bias = biases(self.bias, first_column + column, width, plan.bias_vector)
                     columns = self.addends.column_factors(first_column + column, batch, width, plan.column_vector)
                     residual = self.addends.addends(row, first_column + column, batch, width)
-                    index = self.accumulator.slot(state, wave)
+                    index = self.accumulator.slot(state, mma_tile)
                     cute.copy(tmem_load, source[None, None, None, 0, column // width, index], fragment)
                     cute.arch.fence_view_async_tmem_load()
                     if cutlass.const_expr(column + width == plan.config.tile_n):
-                        release_accumulator(self.accumulator, state, wave)
+                        release_accumulator(self.accumulator, state, mma_tile)
                     values = finish(
                         as_floats(cute.make_tensor(fragment.iterator, cute.make_layout(width))),
                         bias,
@@ -122,13 +123,13 @@ class GemmEpilogue:
                     )
                     self.staging.write_row(values, row_chunks, buffer, part * width)
                 column_block = first_column // plan.store_columns + region
-                self.staging.store(buffer, self._row_block(m_tile, wave), column_block, batch)
+                self.staging.store(buffer, self._row_block(m_tile, mma_tile), column_block, batch)
             state.advance()
         self.staging.finish()
 
-    def _row_block(self, m_tile: Int32, wave: int) -> Int32:
-        """This warp's 32 rows of a wave of a tile, counted in such."""
-        block = (m_tile * self.plan.waves + wave) * (self.plan.mma_m // LANES)
+    def _row_block(self, m_tile: Int32, mma_tile: int) -> Int32:
+        """This warp's 32 rows of an MMA tile, counted in such."""
+        block = (m_tile * self.plan.mma_tiles + mma_tile) * (self.plan.mma_m // LANES)
         return block + self.place.rank * 4 + self.warp % 4
 
 
@@ -163,10 +164,10 @@ class Sm100GemmKernel(GemmHost):
         return tiled_mma, (a_tma.atom, a_tma.tma_tensor), (b_tma.atom, b_tma.tma_tensor)
 
     def _stage_layouts(self, tiled_mma: cute.TiledMma) -> tuple[cute.ComposedLayout, cute.ComposedLayout]:
-        """Buffers of ``a`` by stage and wave, and of ``b`` by stage."""
+        """Buffers of ``a`` by stage and MMA tile, and of ``b`` by stage."""
         stages = self.plan.config.stages
         return (
-            sm100_utils.make_smem_layout_a(tiled_mma, self.tile_mnk, self.dtype, stages * self.plan.waves),
+            sm100_utils.make_smem_layout_a(tiled_mma, self.tile_mnk, self.dtype, stages * self.plan.mma_tiles),
             sm100_utils.make_smem_layout_b(tiled_mma, self.tile_mnk, self.b_dtype, stages),
         )
 
@@ -185,7 +186,7 @@ class Sm100GemmKernel(GemmHost):
         a_layout, b_layout = self._stage_layouts(args.tiled_mma)
         a_tensor = shared_tensor(a_stages, a_layout, self.dtype)
         b_tensor = shared_tensor(b_stages, b_layout, self.b_dtype)
-        count = plan.accumulators * plan.waves
+        count = plan.accumulators * plan.mma_tiles
         dtype = Int32 if plan.sums_integers else Float32
         accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, tmem_address, dtype)
 
@@ -195,7 +196,7 @@ class Sm100GemmKernel(GemmHost):
             a = cute.local_tile(args.a, cute.slice_(self.tile_mnk, (None, 0, None)), (None, None, None))
             b = cute.local_tile(args.b, cute.slice_(self.tile_mnk, (0, None, None)), (None, None, None))
             a_tma, b_tma = (args.a_atom, mma.partition_A(a)), (args.b_atom, mma.partition_B(b))
-            rows = tma_operand(a_tma, a_tensor, 3, boxes=plan.waves, tile=along_m, share=along_n, mask=place.a_mask)
+            rows = tma_operand(a_tma, a_tensor, 3, boxes=plan.mma_tiles, tile=along_m, share=along_n, mask=place.a_mask)
             columns = tma_operand(b_tma, b_tensor, 3, tile=along_n, share=along_m, mask=place.b_mask)
             Load(rows, columns, pipes["operands"], order, args.k_blocks, place.leads).run()
         elif warp == plan.mma_warp:
@@ -209,7 +210,7 @@ class Sm100GemmKernel(GemmHost):
                     accumulator=pipes["accumulator"],
                     order=order,
                     k_blocks=args.k_blocks,
-                    waves=plan.waves,
+                    mma_tiles=plan.mma_tiles,
                 ).run()
         else:
             buffers = plan.config.store_stages

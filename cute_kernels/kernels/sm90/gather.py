@@ -98,8 +98,8 @@ class GatherLoad:
 class GatherMma(GemmMma):
     """Computes and stores this warpgroup's patches of the tiles of its cluster.
 
-    A WGMMA's 64 rows are one patch of each of 64 pieces. Waves of a tile run through the places of a patch in a piece
-    first, then through blocks of 64 pieces.
+    A WGMMA's 64 rows are one patch of each of 64 pieces. MMA tiles run through the places of a patch in a piece first,
+    then through blocks of 64 pieces.
 
     Attributes:
         bias: table ``[2, padded features / 2, rows]``, or None.
@@ -122,10 +122,10 @@ class GatherMma(GemmMma):
         column = (n_tile * config.cluster + self.rank_n) * config.tile_n
         return row_tile * plan.pieces, column_tile * config.tile_rows, image_tile * config.tile_images, column
 
-    def _wave(self, wave: int) -> tuple[Int32 | int, Int32 | int]:
-        """Place of a wave's patches in their pieces, and first of its 64 pieces."""
+    def _mma_tile(self, mma_tile: int) -> tuple[Int32 | int, Int32 | int]:
+        """Place of an MMA tile's patches in their pieces, and first of its 64 pieces."""
         q = self.plan.config.row_patches
-        number = wave if self.plan.config.pingpong else self.warpgroup * self.plan.waves + wave
+        number = mma_tile if self.plan.config.pingpong else self.warpgroup * self.plan.mma_tiles + mma_tile
         return number % q, number // q * WARPGROUP_ROWS
 
     def _piece(self, place: tuple[Int32, ...], row: Int32) -> tuple[Int32, Int32, Int32]:
@@ -133,19 +133,19 @@ class GatherMma(GemmMma):
         pieces, rows = self.plan.pieces, self.plan.config.tile_rows
         return place[0] + row % pieces, place[1] + row // pieces % rows, place[2] + row // (pieces * rows)
 
-    def _block(self, place: tuple[Int32, ...], wave: int, region: int) -> tuple[Int32, ...]:
+    def _block(self, place: tuple[Int32, ...], mma_tile: int, region: int) -> tuple[Int32, ...]:
         """The box of the output that a store buffer goes to: features, place in a piece, piece, grid row, image."""
         plan = self.plan
         column = place[3] // plan.store_columns + region
-        patch, first = self._wave(wave)
+        patch, first = self._mma_tile(mma_tile)
         piece, grid_row, image = self._piece(place, first + self.thread // 32 * plan.store_rows)
         _, _, pieces, rows, images = plan.store_box
         return column, patch, piece // pieces, grid_row // rows, image // images
 
     def _ahead(self, place: tuple[Int32, ...], i: int) -> tuple[cute.Tensor | None, ...] | None:
-        region, wave = divmod(i, self.plan.waves)
+        region, mma_tile = divmod(i, self.plan.mma_tiles)
         columns = [(region * self._groups + j) * COLUMN_GROUP for j in range(self._groups)]
-        return tuple(self._table(place, wave, column) for column in columns)
+        return tuple(self._table(place, mma_tile, column) for column in columns)
 
     def _bias(
         self, ahead: tuple[cute.Tensor | None, ...] | None, group: int, rows: Numbers, columns: Numbers
@@ -154,7 +154,7 @@ class GatherMma(GemmMma):
 
     @cute.jit
     def _table(
-        self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
+        self, place: tuple[Int32, ...], mma_tile: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
     ) -> cute.Tensor | None:
         """Table values of the eight accumulators of one column group: two rows, of the same position or not."""
         if cutlass.const_expr(self.bias is None):
@@ -164,7 +164,7 @@ class GatherMma(GemmMma):
         pairs = (place[3] + column) // 2 + self.thread % 4
         for row in cutlass.range_constexpr(2):
             if cutlass.const_expr(row == 0 or not self.plan.one_position):
-                table_row = self._table_row(place, wave, row)
+                table_row = self._table_row(place, mma_tile, row)
             for half in cutlass.range_constexpr(2):
                 if cutlass.const_expr(row == 1 and self.plan.one_position):
                     pair[0], pair[1] = values[half * 4], values[half * 4 + 1]
@@ -174,12 +174,14 @@ class GatherMma(GemmMma):
         return values
 
     @cute.jit
-    def _table_row(self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], half: cutlass.Constexpr[int]) -> Int32:
-        """Position of a thread's row of a wave; beyond the grid, where TMA clips, a last one: the table ends there."""
+    def _table_row(
+        self, place: tuple[Int32, ...], mma_tile: cutlass.Constexpr[int], half: cutlass.Constexpr[int]
+    ) -> Int32:
+        """Position of a thread's row; beyond the grid, where TMA clips, a last one: the table ends there."""
         plan = self.plan
         if cutlass.const_expr(plan.problem.table_rows == 1):
             return Int32(0)
-        patch, first = self._wave(wave)
+        patch, first = self._mma_tile(mma_tile)
         row = first + self.thread // 32 * plan.store_rows + self.thread % 32 // 4 + 8 * half
         piece, grid_row, _ = self._piece(place, row)
         height, width = self.grid
@@ -396,7 +398,7 @@ class Sm90GatherKernel(ImagesHost):
         operand = shared_tensor(memory[0], self._operand_layout(), self.dtype)
         fragments = args.tiled_mma.make_fragment_A(slice_.partition_A(operand))
         part = 0 if cutlass.const_expr(config.pingpong) else group
-        shape = (1, plan.waves, BLOCK_PIXELS // 16, config.stages)
+        shape = (1, plan.mma_tiles, BLOCK_PIXELS // 16, config.stages)
         fragments = cute.local_tile(fragments, shape, (0, part, 0, 0))
         features = args.tiled_mma.make_fragment_B(slice_.partition_B(self._weight_stages(memory[1])))
         return GatherMma(

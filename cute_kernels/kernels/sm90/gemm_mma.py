@@ -190,7 +190,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Factors and values of the bias for the rows of a wave, or for the columns of a column group; None: of nothing."""
+    """Factors and values of the bias for rows of an MMA tile, or for columns of a column group; None: of nothing."""
 
     factors: Sequence[Float32 | None] | cute.Tensor | None = None
     biases: Sequence[Float32] | cute.Tensor | None = None
@@ -281,8 +281,8 @@ class GemmMma:
 
     Attributes:
         tiled_mma: 64 x tile_n x 32 bytes instruction of one warpgroup.
-        a_fragments, b_fragments: shared-memory descriptors ``[.., wave, k step, stage]`` of this warpgroup's rows, and
-            ``[.., k step, stage]``.
+        a_fragments, b_fragments: shared-memory descriptors ``[.., mma_tile, k step, stage]`` of this warpgroup's rows,
+            and ``[.., k step, stage]``.
         staging: store buffers of this warp, 16 rows x 128 bytes each.
         bias: values by column, or None.
         warpgroup, thread: index of the warpgroup, and of the thread in it.
@@ -355,7 +355,7 @@ class GemmMma:
             self._keep_numbers(numbers)
             # Coordinates, numbers of rows and the first of a table are there when the last WGMMAs are.
             place = self._place(tile)
-            rows = [self._row_numbers(place, wave) for wave in range(plan.waves)]
+            rows = [self._row_numbers(place, mma_tile) for mma_tile in range(plan.mma_tiles)]
             ahead = self._ahead(place, 0)
             warpgroup.wait_group(0)
             self.operands.arrive_empty(released, self.thread, plan.sharing_ctas, self.first_cta)
@@ -412,16 +412,16 @@ class GemmMma:
     ) -> None:
         """Finishes, stages and stores one tile; returns as soon as the last TMA store is issued.
 
-        Waves of a region follow each other. ``phase`` is the parity of the tile's number.
+        MMA tiles of a region follow each other. ``phase`` is the parity of the tile's number.
         """
         plan, config = self.plan, self.plan.config
         groups, dtype = self._groups, ELEMENT_TYPES[plan.problem.out_dtype]
         upcoming = ahead
-        regions = [i // plan.waves for i in range(plan.regions_per_tile)]
+        regions = [i // plan.mma_tiles for i in range(plan.regions_per_tile)]
         every = [(region * groups + j) * COLUMN_GROUP for region in regions for j in range(groups)]
         upcoming_columns = self._column_numbers(every[0])
         for i in cutlass.range_constexpr(plan.regions_per_tile):
-            region, wave = divmod(i, plan.waves)
+            region, mma_tile = divmod(i, plan.mma_tiles)
             buffer = i % config.store_stages
             ahead = upcoming
             if cutlass.const_expr(i + 1 < plan.regions_per_tile):
@@ -430,7 +430,7 @@ class GemmMma:
                 # Of a buffer's first groups before the wait for it, which the loads may then overlap.
                 numbers = range(first, min(first + LOADED_GROUPS, groups))
                 columns = [(region * groups + j) * COLUMN_GROUP for j in numbers]
-                residuals = [self._residual(place, wave, column) for column in columns]
+                residuals = [self._residual(place, mma_tile, column) for column in columns]
                 if cutlass.const_expr(first == 0):
                     self.operands.stamps.mark(Phase.BUFFER)
                     self._await_buffer(i, phase)
@@ -443,17 +443,17 @@ class GemmMma:
                     if cutlass.const_expr(self.residual is not None):
                         residuals[j] = self._staged_residual(buffer, first + j)
                     rounded = finish(
-                        as_floats(self._sums(accumulator, wave, columns[j])),
-                        self._bias(ahead, first + j, rows[wave], of_columns),
+                        as_floats(self._sums(accumulator, mma_tile, columns[j])),
+                        self._bias(ahead, first + j, rows[mma_tile], of_columns),
                         self.activation,
                         dtype,
-                        scale=self._scales(rows[wave], of_columns),
+                        scale=self._scales(rows[mma_tile], of_columns),
                         residual=residuals[j],
                         out_factor=self.addends.out_factor,
                     )
                     self._stage_group(rounded, buffer, first + j)
             self.operands.stamps.mark(Phase.STORE)
-            self.staging.store(buffer, *self._block(place, wave, region))
+            self.staging.store(buffer, *self._block(place, mma_tile, region))
             self._refill(place, i)
 
     @cute.jit
@@ -496,20 +496,20 @@ class GemmMma:
 
     @cute.jit
     def _fetch_region(self, place: tuple[Int32, ...], i: cutlass.Constexpr[int]) -> None:
-        region, wave = divmod(i, self.plan.waves)
-        self.residual.fetch(i % self.plan.config.store_stages, *self._block(place, wave, region))
+        region, mma_tile = divmod(i, self.plan.mma_tiles)
+        self.residual.fetch(i % self.plan.config.store_stages, *self._block(place, mma_tile, region))
 
     @cute.jit
     def _sums(
-        self, accumulator: cute.Tensor, wave: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
+        self, accumulator: cute.Tensor, mma_tile: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
     ) -> cute.Tensor:
         """The eight accumulators of a column group, over all slices of K."""
         values = cute.make_rmem_tensor(cute.make_layout(8), sums_type(self.plan))
         for j in cutlass.range_constexpr(8):
-            # Accumulators of a wave: pair, row half, 8 columns.
-            values[j] = accumulator[(j % 2, j // 2 % 2, column // 8 + j // 4), wave, 0]
+            # Accumulators of an MMA tile: pair, row half, 8 columns.
+            values[j] = accumulator[(j % 2, j // 2 % 2, column // 8 + j // 4), mma_tile, 0]
         if cutlass.const_expr(self.partials is not None):
-            self.partials.add(values, (wave * self.plan.config.tile_n + column) // 8)
+            self.partials.add(values, (mma_tile * self.plan.config.tile_n + column) // 8)
         return values
 
     @property
@@ -531,14 +531,14 @@ class GemmMma:
             row += self.warpgroup * plan.warpgroup_rows
         return row, (n_tile * config.cluster_n + self.rank_n) * config.tile_n, batch
 
-    def _rows(self, place: tuple[Int32, ...], wave: int) -> tuple[Int32, Int32]:
-        """The two rows of a wave of which a thread has values."""
-        row = place[0] + wave * 64 + self.thread % 32 // 4
+    def _rows(self, place: tuple[Int32, ...], mma_tile: int) -> tuple[Int32, Int32]:
+        """The two rows of an MMA tile of which a thread has values."""
+        row = place[0] + mma_tile * 64 + self.thread % 32 // 4
         return row, row + 8
 
-    def _row_numbers(self, place: tuple[Int32, ...], wave: int) -> Numbers:
-        """Numbers of both rows of a wave."""
-        return Numbers([self.addends.row_factor(row, place[2]) for row in self._rows(place, wave)])
+    def _row_numbers(self, place: tuple[Int32, ...], mma_tile: int) -> Numbers:
+        """Numbers of both rows of an MMA tile."""
+        return Numbers([self.addends.row_factor(row, place[2]) for row in self._rows(place, mma_tile)])
 
     def _ahead(self, place: tuple[Int32, ...], i: int) -> tuple[cute.Tensor | None, ...] | None:
         """Values of the bias for region ``i`` of a tile, where they are loaded a store buffer ahead."""
@@ -615,30 +615,30 @@ class GemmMma:
         if cutlass.const_expr(residual is not None):
             place, lane = self._place(tile), self.thread % 32
             line = LINE_BYTES * 8 // residual.element_type.width
-            for wave in cutlass.range_constexpr(self.plan.waves):
+            for mma_tile in cutlass.range_constexpr(self.plan.mma_tiles):
                 for first in cutlass.range_constexpr(0, self.plan.config.tile_n, 2 * line):
                     column = place[1] + first + lane // 16 * line
-                    self.addends.prefetch(place[0] + wave * 64 + lane % 16, column, place[2])
+                    self.addends.prefetch(place[0] + mma_tile * 64 + lane % 16, column, place[2])
 
     @cute.jit
     def _residual(
-        self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
+        self, place: tuple[Int32, ...], mma_tile: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
     ) -> cute.Tensor | None:
         """Addends of the eight accumulators of a column group, after the activation."""
         if cutlass.const_expr(self.addends.residual is None):
             return None
         values = cute.make_rmem_tensor(cute.make_layout(8), self.addends.residual.element_type)
-        rows = self._rows(place, wave)
+        rows = self._rows(place, mma_tile)
         for i in cutlass.range_constexpr(4):
             first = place[1] + column + i // 2 * 8 + self.thread % 4 * 2
             pair = self.addends.addends(rows[i % 2], first, place[2], 2)
             values[2 * i], values[2 * i + 1] = pair[0], pair[1]
         return values
 
-    def _block(self, place: tuple[Int32, ...], wave: int, region: int) -> tuple[Int32, ...]:
+    def _block(self, place: tuple[Int32, ...], mma_tile: int, region: int) -> tuple[Int32, ...]:
         """The box of the output that a store buffer goes to."""
         row, first_column, batch = place
-        row_block = row // self.plan.store_rows + wave * (64 // self.plan.store_rows)
+        row_block = row // self.plan.store_rows + mma_tile * (64 // self.plan.store_rows)
         return row_block, first_column // self.plan.store_columns + region, batch
 
     @cute.jit
@@ -723,15 +723,15 @@ class TransposedMma(GemmMma):
     def _groups(self) -> int:
         return self.plan.store_rows // COLUMN_GROUP
 
-    def _features(self, place: tuple[Int32, ...], wave: int) -> tuple[Int32, Int32]:
+    def _features(self, place: tuple[Int32, ...], mma_tile: int) -> tuple[Int32, Int32]:
         """The two columns of the output of which a thread has values."""
-        feature = place[0] + wave * 64 + self.thread % 32 // 4
+        feature = place[0] + mma_tile * 64 + self.thread % 32 // 4
         return feature, feature + 8
 
     @cute.jit
-    def _row_numbers(self, place: tuple[Int32, ...], wave: cutlass.Constexpr[int]) -> Numbers:
+    def _row_numbers(self, place: tuple[Int32, ...], mma_tile: cutlass.Constexpr[int]) -> Numbers:
         """Numbers of both columns of the output."""
-        features, scales = self._features(place, wave), self.addends.scales
+        features, scales = self._features(place, mma_tile), self.addends.scales
         factors, added = None, None
         if cutlass.const_expr(scales is not None and scales.features is not None):
             factors = [self.addends.column_factors(feature, place[2], 1, 1)[0] for feature in features]
@@ -746,9 +746,9 @@ class TransposedMma(GemmMma):
     def _other_factor(self) -> Float32 | None:
         return self.addends.scales.call
 
-    def _block(self, place: tuple[Int32, ...], wave: int, region: int) -> tuple[Int32, ...]:
+    def _block(self, place: tuple[Int32, ...], mma_tile: int, region: int) -> tuple[Int32, ...]:
         row_block = place[1] // self.plan.store_rows + region
-        return row_block, (place[0] + wave * 64) // self.plan.store_columns, place[2]
+        return row_block, (place[0] + mma_tile * 64) // self.plan.store_columns, place[2]
 
     def _matrix_row(self, buffer: int, group: int, dtype: type) -> cute.Pointer:
         """Lanes 8 i to 8 i + 7 give rows of the output of matrix i: both halves of 16 columns, and of 8 rows on."""

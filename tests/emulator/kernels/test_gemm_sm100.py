@@ -139,11 +139,11 @@ def test_values_of_every_magnitude() -> None:
 
 
 def test_counts() -> None:
-    """One tcgen05.mma per wave, K step, tile; the MMA warp of the other CTA issues none."""
-    for config, waves in ((LEVEL_8, 1), (LEVEL_7, 2)):
+    """One tcgen05.mma per MMA tile, K step, tile; the MMA warp of the other CTA issues none."""
+    for config, mma_tiles in ((LEVEL_8, 1), (LEVEL_7, 2)):
         case = make_gemm_case(m=512, n=128, k=128, config=config, sm_count=2)
         report = emulate(case.plan, case.tensors)
-        assert report.mma_instructions == case.plan.tiles * case.plan.k_blocks * 4 * waves
+        assert report.mma_instructions == case.plan.tiles * case.plan.k_blocks * 4 * mma_tiles
         assert report.mma_instructions == 512 // 256 * (128 // 16)
 
 
@@ -236,14 +236,14 @@ def test_a_shared_stage_freed_by_one_pair_alone(config: Sm100GemmConfig, monkeyp
 
 
 def test_a_wave_whose_accumulator_is_overwritten_while_it_is_drained() -> None:
-    """Without the MMA warp's wait for the second wave of the only accumulator."""
+    """Without the MMA warp's wait for the second MMA tile of the only accumulator."""
     config = Sm100GemmConfig(256, 64, stages=2, store_stages=1, accumulators=1)
     case = make_gemm_case(m=1024, n=128, k=192, config=config, sm_count=2, seed=3)
     check(case)
     artifact = compile_plan(case.plan, emulated=True)
     wait = r"mbarrier\.try_wait\.parity\.relaxed\.cluster[^;]*\[(%\w+)\][^;]*;"
     sites = [match.span() for match in re.finditer(wait, artifact.ptx)]
-    assert len(sites) == 2, "one wait per wave"
+    assert len(sites) == 2, "one wait per MMA tile"
     for begin, end in sites:
         ptx = artifact.ptx[:begin] + "setp.eq.u32 complete, 0, 0;" + artifact.ptx[end:]
         with pytest.raises(TensorMemoryRace):

@@ -28,7 +28,7 @@ from tests.emulator.gemm_inputs import make_gemm_case
 from tests.emulator.image_inputs import make_images_case
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.python_units import units
-from tests.nightly import examples
+from tests.nightly import by_day, crossed, examples
 
 # --- our kernels ----------------------------------------------------------------------------------------------------
 
@@ -205,9 +205,12 @@ def behind(bodies: tuple[str, str], processes: int) -> tuple[object, ...] | None
     return None
 
 
-@pytest.mark.parametrize("first", ["st.global.b32", "st.global.b8", "st.release.gpu.global.b32", "ld.global.b32"])
-@pytest.mark.parametrize("second", ["st.global.b32", "st.global.b8", "st.relaxed.gpu.global.b32", "ld.global.b32"])
-@pytest.mark.parametrize("wait", ["", "griddepcontrol.wait;"])
+FIRST = ("st.global.b32", "st.global.b8", "st.release.gpu.global.b32", "ld.global.b32")
+SECOND = ("st.global.b32", "st.global.b8", "st.relaxed.gpu.global.b32", "ld.global.b32")
+
+
+@pytest.mark.parametrize(("first", "second"), crossed(FIRST, SECOND))
+@pytest.mark.parametrize("wait", by_day(["", "griddepcontrol.wait;"], [""]))
 def test_what_processes_did_is_known_to_a_launch_that_may_overlap(first: str, second: str, wait: str):
     def access(opcode: str) -> str:
         return f"{opcode} %r9, [%d1];" if opcode.startswith("ld") else f"{opcode} [%d1], %r3;"
@@ -216,6 +219,11 @@ def test_what_processes_did_is_known_to_a_launch_that_may_overlap(first: str, se
     one, several = (behind(bodies, processes) for processes in (1, 3))
     assert one == several
     assert (one is None) == (bool(wait) or both_allowed(first, second))
+
+
+def test_a_launch_that_waits_follows_what_processes_did():
+    bodies = tuple(f"{wait} st.global.b32 [%d1], %r3; ret;" for wait in ("", "griddepcontrol.wait;"))
+    assert behind(bodies, 1) is behind(bodies, 3) is None
 
 
 def both_allowed(first: str, second: str) -> bool:

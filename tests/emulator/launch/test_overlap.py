@@ -113,6 +113,15 @@ def test_a_launch_that_looks_for_what_the_first_one_writes_finds_it(native: bool
     assert error.value.launch.ptx == second
 
 
+def test_a_launch_that_waits_for_the_next_one_has_to_let_it_begin() -> None:
+    first = f"{HEAD} BEFORE AGAIN: ld.relaxed.gpu.global.b32 %r6, [%d1]; setp.ne.u32 %p1, %r6, 5; @%p1 bra AGAIN; ret;"
+    second = text(WRITER, after=WAIT)
+    assert set(overlapped(text(first, before=LET), second, Options())[0]) == {5}
+    with pytest.raises(Hang) as error:
+        overlapped(text(first), second, Options())
+    assert error.value.launch.ptx == text(first)
+
+
 def test_a_seed_draws_how_much_overlaps_and_repeats_it():
     first, second = text(FIRST, before=LET), text(READER, after=WAIT)
     found = []

@@ -158,6 +158,10 @@ def test_no_more_are_resident_than_the_option_allows() -> None:
         Options(resident=0)
 
 
+ONE_ON_AN_SM = (132, 66, 39, 30, 22, 17, 15, 15, 9, *[7] * 7)
+TWO_ON_AN_SM = (264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, *[14] * 4)
+
+
 @pytest.mark.parametrize(
     ("target", "ctas", "threads", "shared", "registers", "wanted"),
     [
@@ -166,7 +170,9 @@ def test_no_more_are_resident_than_the_option_allows() -> None:
         ("sm_100a", 1, 1, 1024, None, 148 * 32),  # 32 CTAs
         ("sm_80", 1, 256, 60 << 10, None, 108 * 2),
         ("sm_90a", 1, 256, 1024, 128, 132 * 2),  # 65,536 registers
-        ("sm_90a", 16, 1024, 228 << 10, None, 8),
+        # What cuOccupancyMaxActiveClusters of an H100 says: GPCs have 18, 16, 8 and 2 multiprocessors.
+        *(("sm_90a", ctas, 1024, 200 << 10, None, wanted) for ctas, wanted in zip(range(1, 17), ONE_ON_AN_SM)),
+        *(("sm_90a", ctas, 1024, 100 << 10, None, wanted) for ctas, wanted in zip(range(1, 17), TWO_ON_AN_SM)),
         ("sm_75", 16, 32, 164 << 10, None, 6),
     ],
 )
@@ -174,6 +180,11 @@ def test_how_many_a_chip_holds(
     target: str, ctas: int, threads: int, shared: int, registers: int | None, wanted: int
 ) -> None:
     assert capacity(target, ctas, threads, shared, registers) == wanted
+
+
+def test_a_gpu_without_clusters_is_given_none() -> None:
+    with pytest.raises(ValueError, match="has 2 CTAs; at most 1 with sm_80: clusters need sm_90"):
+        launch(module("ret;", parameters=0, target="sm_80"), grid=(2, 1, 1), cluster=(2, 1, 1))
 
 
 # --- tensor memory of a multiprocessor -------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from cute_kernels.emulator.state.tmem import TensorMemory
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, TensorMap, decode, encode
 from cute_kernels.emulator.units.core_units import Units, function
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
+from cute_kernels.emulator.units.sm import Cluster
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
 from tests.emulator.python_units import units
@@ -84,7 +85,7 @@ class NativeMachine(Machine):
         self.units.learn(self.descriptor.ctypes.data, descriptor)
         words = operands(self.descriptor.ctypes.data, place, barrier, coords)
         done = function(name)(self.tables.address, words.ctypes.data, len(coords), *more)
-        self.cluster.count()
+        Cluster.count(self.cluster)
         return bool(done)
 
     def load(

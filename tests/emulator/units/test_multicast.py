@@ -16,6 +16,7 @@ from cute_kernels.emulator import GlobalMemory
 from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.state.smem import shared_address
+from cute_kernels.emulator.units.sm import Cluster
 from cute_kernels.testing.ptx import aligned
 from tests.emulator.crew import Crew, complete_phase, state
 from tests.emulator.units.copies.test_tma import BARRIER, DATA, GLOBAL_BYTES, SHARED_BYTES, Machine, noise
@@ -52,7 +53,7 @@ def test_multicast_as_the_python_unit_does_it(mask: int, pair: bool, signal: int
     barrier = shared_address(signal, BARRIER)
     words = operands(native.descriptor.ctypes.data, shared_address(1, DATA), barrier, (64, 2), mask)
     done = function("tensor_load")(native.tables.address, words.ctypes.data, 2, pair)
-    native.cluster.count()
+    Cluster.count(native.cluster)
     if not done:
         assert state_of_units(native, memories[0]) == before
     targets = [rank for rank in range(CTAS) if mask >> rank & 1]

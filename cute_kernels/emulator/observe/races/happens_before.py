@@ -106,9 +106,6 @@ class Agent:
         base: first of its columns.
         clock: of its accesses now; it advances whenever something is passed on, so that later accesses are told apart.
         clocks: int32 [rows, columns]. In the columns of its own lanes: what every lane knows of the others.
-        before: int32 [columns], the tensor row at the last tcgen05.fence::before_thread_sync.
-        incoming: likewise, obtained by relaxed waits with no tcgen05.fence::after_thread_sync yet.
-        pending: int32 [`PENDING`, columns], obtained by relaxed waits, for a fence to acquire.
         address: host address of ``clocks``.
         words: an `Agent` of the core, which it reads and writes too, as int64; it is at host address ``block_address``.
         private: what single lanes know, until the lanes synchronise.
@@ -232,10 +229,6 @@ class Agent:
         """fence.mbarrier_init."""
         self.words[_FENCED_INITS] = self.inits
 
-    def complete_tensor(self, kind: int) -> None:
-        """tcgen05.wait::ld or ::st: the warp's loads or stores of tensor memory so far are complete."""
-        library().agent_complete_tensor(self.block_address, kind)
-
     def new_load(self, index: int) -> None:
         """A tcgen05.ld, which is told apart from those before."""
         self.words[_LOAD_CLOCK] += 1
@@ -265,15 +258,3 @@ class Agent:
         part = self.clocks[:end, column]
         np.maximum(part, clock, out=part)
         self.words[_CHANGES] += 1
-
-    def complete_in_lane(self, lane: int, column: int, clock: int) -> None:
-        """One lane waited for operations of a stream of its own: the others know when they synchronise with it."""
-        library().agent_complete_in_lane(self.block_address, lane, column, clock)
-
-    def fence_before(self) -> None:
-        """tcgen05.fence::before_thread_sync."""
-        library().agent_fence_tensor(self.block_address, True)
-
-    def fence_after(self) -> None:
-        """tcgen05.fence::after_thread_sync."""
-        library().agent_fence_tensor(self.block_address, False)

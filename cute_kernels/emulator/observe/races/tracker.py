@@ -324,11 +324,6 @@ class RaceTracker(PointRaces):
         """cp.async of a warp: writes through the generic proxy, until it is waited for."""
         self._generic(agent, lanes, targets, ("shared", nbytes, True, False), identity)
 
-    def bulk_waited(self, agent: Agent, lane: int, groups: int, read: bool) -> None:
-        """A lane waited until its first ``groups`` bulk groups are complete, or (``read``) have read their sources."""
-        for column in self.bulk_columns(agent, lane)[: 1 if read else 2]:
-            agent.complete_in_lane(lane, column, groups)
-
     def joint(self, key: Hashable, text: str) -> JointOperation:
         """The next operation of a pipe that several warps issue together."""
         column = self.columns.named(key)

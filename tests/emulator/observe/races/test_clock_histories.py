@@ -23,7 +23,17 @@ from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
 from cute_kernels.emulator.observe.races.sync_point import Order, Row
-from tests.emulator.crew import Crew, arrive_at, commit_at, complete_phase, state, wait_for
+from tests.emulator.crew import (
+    Crew,
+    arrive_at,
+    bulk_waited,
+    commit_at,
+    complete_phase,
+    complete_tensor,
+    fence_tensor,
+    state,
+    wait_for,
+)
 
 DATA = Path(__file__).parents[2] / "data" / "clocks.json"
 CLUSTERS = {"one CTA": [0, 0, 0], "two CTAs": [0, 1, 0, 1]}
@@ -72,7 +82,7 @@ def digest(cluster: str, strict: str, seed: int) -> str:
     def bulk() -> None:
         tracker.enter(warp.agent, draw.randrange(32))
         tracker.bulk(draw.randrange(1, 9), "a store")
-        tracker.bulk_waited(agent, tracker.lane, draw.randrange(1, 9), draw.random() < 0.5)
+        bulk_waited(tracker, agent, tracker.lane, draw.randrange(1, 9), draw.random() < 0.5)
 
     rows = (Row.PROXY, Row.PROXY_GLOBAL)
     kind = (Offset.TENSOR_LOAD, Offset.TENSOR_STORE)
@@ -86,10 +96,10 @@ def digest(cluster: str, strict: str, seed: int) -> str:
             lambda agent=agent: agent.converge(mask()),
             lambda agent=agent: agent.fence(mask(), order()),
             lambda agent=agent: agent.fence_proxy(mask(), draw.choice([rows, rows[:1], rows[1:]])),
-            lambda agent=agent: agent.complete_tensor(draw.choice(kind)),
+            lambda agent=agent: complete_tensor(agent, draw.choice(kind)),
             lambda agent=agent: agent.new_load(draw.randrange(70)),
             lambda agent=agent: agent.loads_used([draw.randrange(70)]),
-            lambda agent=agent: draw.choice([agent.fence_before, agent.fence_after])(),
+            lambda agent=agent: fence_tensor(agent, draw.choice([True, False])),
             lambda address=address: arrive(address),
             lambda address=address: copy(address),
             lambda address=address: commit(address),

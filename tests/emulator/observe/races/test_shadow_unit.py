@@ -20,7 +20,7 @@ from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import PROXIES, Order, Row
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.state.memory_tables import TENSOR_LOAD
-from tests.emulator.crew import Crew, state
+from tests.emulator.crew import Crew, bulk_waited, complete_tensor, fence_tensor, state
 from tests.emulator.definitions import races as definition
 
 BYTES, RANKS = 1024, [0, 0, 1]
@@ -73,7 +73,7 @@ class History:
             self.tracker.async_read(rank, places, nbytes, read)
 
     def copies_done(self, warp: int, lane: int, read: bool) -> None:
-        self.tracker.bulk_waited(self.warps[warp].agent, lane, self.groups, read)
+        bulk_waited(self.tracker, self.warps[warp].agent, lane, self.groups, read)
 
     def tensor(self, warp: int, what: str, column: int, columns: int, group: int, step: int) -> None:
         """tcgen05.ld, st or mma of a warp; ``log``: tcgen05.ld as the core logs it."""
@@ -91,11 +91,11 @@ class History:
             self.warps[warp].logger.note(TENSOR_LOAD, FULL, columns, (address, 50 * column))
 
     def tensor_wait(self, warp: int, kind: int) -> None:
-        self.warps[warp].agent.complete_tensor(kind)
+        complete_tensor(self.warps[warp].agent, kind)
 
     def tensor_fence(self, warp: int, before: int) -> None:
         agent = self.warps[warp].agent
-        (agent.fence_before if before else agent.fence_after)()
+        fence_tensor(agent, before)
 
     def loads_used(self, warp: int, column: int) -> None:
         self.warps[warp].agent.loads_used([column, 50 * column])

@@ -30,7 +30,7 @@ from cute_kernels.emulator.units.copies.tensor_boxes import load_tile
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, TensorMap, decode, encode
 from cute_kernels.emulator.units.copies.tma import TmaUnit
 from tests.emulator.barriers import Barriers
-from tests.emulator.crew import Crew
+from tests.emulator.crew import Crew, bulk_waited
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "tma_h200.json").read_text())
 GLOBAL_BYTES, SHARED_BYTES, SHARED_FILL = 1 << 16, 1 << 14, 0xCD  # of record_tma_on_gpu.py
@@ -209,7 +209,7 @@ def test_store_then_load_round_trip(policy: str):
     machine.tma.store(descriptor, (64, 8), DATA, thread="t")
     library().bulk_commit(machine.tma.groups.address("t"))
     assert machine.engine.force(lambda: machine.tma.groups.wait_satisfied("t", 0, False))
-    machine.crew.tracker.bulk_waited(machine.crew[0].agent, 0, 1, read=False)
+    bulk_waited(machine.crew.tracker, machine.crew[0].agent, 0, 1, read=False)
     machine.barriers.arrive_expect_tx(BARRIER, 512)
     machine.tma.load(descriptor, (64, 8), DATA + 1024, BARRIER, rank=0)
     machine.engine.drain()
@@ -325,7 +325,7 @@ def test_source_may_be_overwritten_only_after_the_thread_waited(policy: str):
         machine.crew.store(0, machine.shared, *overwrite)
     machine.crew.store(0, machine.shared, overwrite[0] + 16, overwrite[1])
     assert machine.engine.force(lambda: machine.tma.groups.wait_satisfied(0, 0, True))
-    machine.crew.tracker.bulk_waited(machine.crew[0].agent, 0, machine.tma.groups.committed(0), read=True)
+    bulk_waited(machine.crew.tracker, machine.crew[0].agent, 0, machine.tma.groups.committed(0), read=True)
     machine.crew.store(0, machine.shared, *overwrite)
 
 

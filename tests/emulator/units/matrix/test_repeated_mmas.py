@@ -17,6 +17,7 @@ from cute_kernels.emulator.units.core_units import Units, function
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
 from cute_kernels.emulator.units.matrix.operands import KINDS
 from cute_kernels.emulator.units.matrix.tensor_core import TensorCore
+from cute_kernels.emulator.units.sm import Cluster
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.units.matrix.test_tensor_core import (
@@ -69,7 +70,7 @@ class CoreMachine(Machine):
         words = np.array([number & (1 << 64) - 1 for number in numbers], np.uint64)
         assert len(words) == word_count("MmaArguments")
         self.done = bool(function("tensor_mma")(self.tables.address, words.ctypes.data, 0))
-        self.cluster.count()
+        Cluster.count(self.cluster)
 
     def state(self) -> list[np.ndarray]:
         """All that an MMA may change."""
