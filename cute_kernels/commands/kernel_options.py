@@ -123,7 +123,8 @@ def config_of(options: argparse.Namespace, name: str, problem: Any) -> Any:
     planner, arch = OPERATIONS[name], ARCHS[arch_of(options, name)]
     planner.check(problem)
     usual = planner.kernel(problem, arch)
-    _check_fields(arch.name, planner.of(arch.name), options.settings)
+    others = (kernel for kernel in planner.of(arch.name) if kernel is not usual)
+    _check_fields(arch.name, (usual, *others), options.settings)
     named = [kernel for kernel in planner.of(arch.name) if _has_all(kernel, options.settings)]
     taking = [kernel for kernel in named if not kernel.takes(problem, arch)]
     kernel = usual if usual in named else next(iter((*taking, *named)), usual)

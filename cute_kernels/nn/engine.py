@@ -413,7 +413,7 @@ class PatchEngine:
         return value
 
     def _prepare(self, kind: str, weight: torch.Tensor, dtype: torch.dtype, frames: int) -> Any:
-        """What is made of ``frames`` frames of a weight, whose layer has this ``dtype``."""
+        """The prepared operand of ``frames`` frames of a weight, whose layer has this ``dtype``."""
         options = self.options
         if options.precision == "fp8":
             rows = weight.flatten(1)

@@ -21,7 +21,7 @@ class LayerNormEngine(PatchEngine):
 
     @property
     def divisor(self) -> float:
-        """What rows of 0 to 255 are divided by."""
+        """The divisor of rows of 0 to 255."""
         return 255 * self.options.std[0]
 
     def why_no_kernel(self, weight: torch.Tensor, eps: float) -> str | None:

@@ -137,7 +137,7 @@ def test_a_timeout_that_a_kernel_takes_for_a_phase_is_one_step(tmp_path: Path) -
     diagnostic = checked(tmp_path, words)
     assert diagnostic["kind"] == "trap"
     assert re.fullmatch(r"in turn but for these \(--steps 0t0:\d\)", diagnostic["steps"][0])
-    assert "whose phase is complete reports a timeout" in diagnostic["steps"][1] and len(diagnostic["steps"]) == 2
+    assert "of a complete phase reports a timeout" in diagnostic["steps"][1] and len(diagnostic["steps"]) == 2
     assert [each["kind"] for each in replayed(diagnostic, words, tmp_path)["diagnostics"]] == ["trap"]
 
 

@@ -14,7 +14,8 @@ from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.observe.races.happens_before import FULL, Agent, Offset
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, Plane, Shadow
-from cute_kernels.emulator.observe.races.sync_point import Order
+from cute_kernels.emulator.observe.races.sync_point import Order, Row
+from cute_kernels.emulator.observe.races.tensor_memory import Operation
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.mbarrier import Tables
@@ -151,6 +152,26 @@ class Crew:
     def access(self, index: int, lane: int, address: int, nbytes: int, *, write: bool) -> None:
         """A load or store of shared memory by one lane, as the core logs it."""
         self.warps[index].logger.access("shared", [lane], [address], nbytes, write)
+
+
+# --- bulk stores, as the detector sees them: what `core/bulk_races.c` does ------------------------------------------
+
+
+def bulk_store(tracker: RaceTracker, group: int, text: str) -> tuple[Operation, Operation]:
+    """The reads and the writes of a bulk store of the entered lane in a group."""
+    reads, writes = tracker.bulk_columns(tracker.agent, tracker.lane)
+    return tracker.operation(reads, group, text), tracker.operation(writes, group, text)
+
+
+def access_rows(tracker: RaceTracker, addresses: np.ndarray, nbytes: int, operation: Operation, write: bool) -> None:
+    """It reads or writes ``nbytes`` at each of some addresses of one region of global memory."""
+    low, high = int(addresses.min()), int(addresses.max()) + nbytes
+    shadow, origin = tracker.launch.shadow(tracker.launch.memory.region_index(low, high - low))
+    tracker.looking, tracker.stand = operation, None
+    access, fence = tracker.unit.async_read, Row.PROXY_GLOBAL
+    if write:
+        access, fence = tracker.unit.async_write, None
+    access(shadow, addresses - origin, nbytes, operation, fence, tracker.cluster)
 
 
 # --- mbarriers, as the detector sees them: what `core/mbarriers.c` does beside the state of the barrier ---------------

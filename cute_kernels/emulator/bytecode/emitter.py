@@ -21,6 +21,7 @@ from cute_kernels.emulator.instructions.wgmma import MmaAsync
 from cute_kernels.emulator.state.generic_addresses import PARAM_WINDOW, parameter_offset
 
 _ROWS = CONSTANTS["ROWS_A"], CONSTANTS["ROWS_B"], CONSTANTS["ROWS_D"]  # of `BlockEmitter._operation`
+_LISTED = CONSTANTS["LISTED"]
 _TOGETHER = "load_together"
 _ONE_ADDRESS = (_TOGETHER, "tensor_load", "tensor_store")  # accesses of all lanes
 
@@ -259,7 +260,8 @@ class BlockEmitter:
             for value in (*(() if one else (node.anchor.address,)), *node.anchor.values):
                 self.operand(value, True)
         if operation:
-            operands = [self.operand(value, not value.uniform) for value in node.anchor.operands]
+            given = node.anchor.operands
+            operands = [0 if value is None else self.operand(value, not value.uniform) for value in given]
         for result in node.results:
             self.define(result)
         guard = None
@@ -334,10 +336,15 @@ class BlockEmitter:
 
     def _operation(self, node: Node, places: Sequence[int]) -> None:
         anchor, operands = node.anchor, node.anchor.operands
+        if anchor.facts:
+            rows = [0 if value is None or value.uniform else value.bits // 8 for value in operands]
+            items = [_LISTED * place + nbytes for place, nbytes in zip(places, rows)]
+            where, operands = {"b": self.program.list([*anchor.facts, *items])}, ()
+        else:
+            where = dict(zip("abd", places))
         flags = anchor.flags | sum(row for row, value in zip(_ROWS, operands) if not value.uniform)
         flags |= CONSTANTS["WIDE"] * any(value.bits == 64 for value in operands)
         flags |= CONSTANTS["ALONE"] * (not self.builder.divergent)
-        where = dict(zip("abd", places))
         if node.results:
             where["d"] = self._places[node.results[0]]
         imm = anchor.order | self.number << 8 | node.instruction.index << 32

@@ -417,7 +417,7 @@ class WarpExecution:
             warp.wait = ProgressWait(warp.cluster, "mbarrier.test_wait", barriers.describe(header.mbarrier))
         elif waits == CONSTANTS["WAITS_BULK"]:
             thread = warp.cta.rank, warp.index, header.awaited >> 1
-            warp.wait = BulkWait(warp.cluster.tma.groups, thread, header.newest, bool(header.awaited & 1))
+            warp.wait = BulkWait(warp.cluster.bulk, thread, header.newest, bool(header.awaited & 1))
         elif waits == CONSTANTS["WAITS_COPIES"]:
             warp.wait = CopyWait(warp.cluster.copies, warp, header.newest, header.awaited)
         elif waits == CONSTANTS["WAITS_GROUPS"]:

@@ -10,16 +10,15 @@ from collections.abc import Callable
 
 from cute_kernels.emulator.bytecode.emitter import BlockEmitter, Inline
 from cute_kernels.emulator.bytecode.program import ISSUER
-from cute_kernels.emulator.core.layout import CONSTANTS, word_count
-from cute_kernels.emulator.graph.values import LiveIn, Node, Value
-from cute_kernels.emulator.instructions import bulk, tcgen05, wgmma
+from cute_kernels.emulator.core.layout import word_count
+from cute_kernels.emulator.graph.values import LiveIn, Node
+from cute_kernels.emulator.instructions import tcgen05, wgmma
 from cute_kernels.emulator.instructions.mma import mma_sync
 from cute_kernels.emulator.units.matrix.operands import KINDS
 
-_RANKS, _MMA_WORDS = CONSTANTS["RANKS"], word_count("MmaArguments")
+_MMA_WORDS = word_count("MmaArguments")
 _KINDS = tuple(KINDS)
 _ZERO = 1  # in a list of words: none, the number 0
-_NONE = (1 << 64) - 1  # no multicast: -1
 
 
 def _constant(emitter: BlockEmitter, expression: str, bits: int = 64) -> int:
@@ -39,37 +38,6 @@ def _inline_mma_sync(emitter: BlockEmitter, node: Node) -> bool:
 
 
 # --- units ----------------------------------------------------------------------------------------------------------
-
-
-def _tensor_copy(
-    emitter: BlockEmitter, node: Node, name: str, words: list[Value | None], b: bool, multicast: Value | None = None
-) -> bool:
-    """The words are those of `CopyArguments`, the coordinates last."""
-    places = [_ZERO if value is None else emitter.word(value) for value in words]
-    rank = len(places) - 3
-    places += [_ZERO] * (_RANKS - rank)
-    places.append(emitter.literal(_NONE) if multicast is None else emitter.word(multicast))
-    listed = emitter.program.list([*places, _constant(emitter, "W.number"), 0])
-    emitter.fast(node, name, in_rows=True, a=rank, b=int(b), c=listed, imm=node.instruction.index)
-    return True
-
-
-def _inline_tensor_copy_in(emitter: BlockEmitter, node: Node) -> bool:
-    """cp.async.bulk.tensor to shared memory, of one CTA or of several, by one lane."""
-    destination, descriptor, coords, barrier, group, multicast, offsets = node.anchor.args
-    if offsets is not None:
-        return False
-    return _tensor_copy(emitter, node, "copy_in", [descriptor, destination, barrier, *coords], group == 2, multicast)
-
-
-def _inline_tensor_copy_out(emitter: BlockEmitter, node: Node) -> bool:
-    """cp.async.bulk.tensor to global memory by one lane, or by lanes with the same operands, which act as one."""
-    descriptor, coords, source, im2col = node.anchor.args
-    if im2col:
-        return False
-    words = [descriptor, source, None, *coords]
-    several = not all(value is None or value.uniform for value in words)
-    return _tensor_copy(emitter, node, "copy_out", words, several)
 
 
 def _issuer(emitter: BlockEmitter) -> int:
@@ -108,8 +76,6 @@ def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
 INLINE: dict[Callable[..., object], Inline] = {
     mma_sync: _inline_mma_sync,
     tcgen05.mma: _inline_mma,
-    bulk.tma_load: _inline_tensor_copy_in,
-    bulk.tma_store: _inline_tensor_copy_out,
     wgmma.commit_group: _inline_wgmma_commit,
     wgmma.wait_group: _inline_wgmma_wait,
 }

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _Event = STRUCTURES["TraceEvent"]
 _ROOM = 256  # events: more than an operation makes
-_COMPLETED = CONSTANTS["TRACE_COMPLETED"]
 _WARPGROUP = CONSTANTS["WGMMA_WARPS"]
 
 
@@ -40,12 +39,11 @@ class TraceLog:
         self._events = np.zeros((_ROOM, ctypes.sizeof(_Event) // 8), np.int64)
         self._header.trace, self._header.trace_size = self._events.ctypes.data, _ROOM
         self._names: dict[tuple[int, int], tuple[str, str]] = {}  # of wgmmas, by form and CTA
-        self._copies: dict[int, str] = {}  # what tensor copies are called, by their text number
         self._tell: dict[int, Callable[[Warp, Sequence[int]], Flight | None]] = {
             CONSTANTS[f"TRACE_{name}"]: function
             for name, function in (
                 ("PASSED", self._passed), ("MBARRIER", self._mbarrier),
-                ("LOADED", self._loaded), ("STORED", self._stored), ("MMA", self._mma),
+                ("MMA", self._mma),
                 ("WGMMA", self._wgmma), ("NAMED", self._named),
             )
         }  # fmt: skip
@@ -56,10 +54,6 @@ class TraceLog:
         self._header.trace_used = 0
         flight, trace = None, self._trace
         for kind, instruction, steps, *values in events:
-            if kind == _COMPLETED:
-                address, _, _, _, phase, *_ = values
-                trace.release(("mbarrier", address), phase)
-                continue
             if flight is not None:
                 trace.finish(flight)
             trace.at((steps, instruction))
@@ -85,23 +79,6 @@ class TraceLog:
         flight = self._trace.issue(name, what, queue)
         self._trace.take_effect(flight)
         return flight
-
-    def _copy(self, text: int) -> str:
-        if text not in self._copies:
-            self._copies[text] = self._cluster.units.copy_text(text)
-        return self._copies[text]
-
-    def _loaded(self, warp: Warp, values: Sequence[int]) -> Flight:
-        _, nbytes, text, *_ = values
-        return self._take_effect(f"load {nbytes} B", self._copy(text), ("tma",))
-
-    def _stored(self, warp: Warp, values: Sequence[int]) -> None:
-        _, nbytes, text, lane, *_ = values
-        what = self._copy(text)
-        for part in ("read", "write"):
-            flight = self._take_effect(f"store {nbytes} B: {part}", f"{what} ({part})", ("tma",))
-            self._trace.release(("bulk_group", (warp.cta.rank, warp.index, lane)))
-            self._trace.finish(flight)
 
     def _mma(self, warp: Warp, values: Sequence[int]) -> Flight:
         entry, m, _, _, n, *_ = values

@@ -77,6 +77,11 @@ INLINE void mark_data(const Lanes *lanes, int64_t nbytes) {
   for (int i = 0; i < lanes->count; i++) memset(lanes->states[i], data_state, (size_t)nbytes);
 }
 
+// What is wrong with accesses of `nbytes` at offsets in a CTA's memory (memory.c); `operation`: as of `Fault`. 0: nothing, or
+// execution goes on.
+int refused_by_cta(
+    Tables *t, int64_t operation, int64_t nbytes, const int64_t *offsets, int64_t count, int64_t rank);
+
 INLINE int find_shared(const Tables *t, Lanes *lanes, int write, int64_t nbytes) {
   uint64_t low, high, bits;
   bounds(lanes, &low, &high, &bits);

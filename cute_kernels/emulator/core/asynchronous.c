@@ -13,6 +13,9 @@ static int32_t perform(WorkQueues *all, Work *work) {
     case WORK_LANE_COPY: return lane_copy_run(all, (LaneCopy *)(void *)work);
     case WORK_COPIES_ARRIVE: return copies_arrival_run(all, (CopiesArrival *)(void *)work);
     case WORK_TENSOR_COMMIT: return tensor_commit_run(all, (TensorCommit *)(void *)work);
+    case WORK_BULK_LOAD: return bulk_load_run(all, (BulkCopy *)(void *)work);
+    case WORK_BULK_READ: return bulk_read_run(all, (BulkCopy *)(void *)work);
+    case WORK_BULK_WRITE: return bulk_write_run(all, (BulkCopy *)(void *)work);
     default: return all->tell(WORK_RUN, work->number);
   }
 }
@@ -88,6 +91,7 @@ void work_hold(WorkQueues *all, const Work *work, int64_t size) {
 static void free_all(Work *work) {
   for (Work *next; work; work = next) {
     next = work->next;
+    if (work->kind == WORK_BULK_WRITE) free(((BulkCopy *)(void *)work)->box);
     free(work);
   }
 }

@@ -17,5 +17,8 @@ void work_hold(WorkQueues *all, const Work *work, int64_t size);
 int32_t lane_copy_run(WorkQueues *all, LaneCopy *copy);
 int32_t tensor_commit_run(WorkQueues *all, TensorCommit *commit);
 int32_t copies_arrival_run(WorkQueues *all, CopiesArrival *arrival);
+int32_t bulk_load_run(WorkQueues *all, BulkCopy *copy);
+int32_t bulk_read_run(WorkQueues *all, BulkCopy *copy);
+int32_t bulk_write_run(WorkQueues *all, BulkCopy *copy);
 
 #endif

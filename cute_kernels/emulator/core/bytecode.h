@@ -92,7 +92,7 @@ typedef struct Operation {
 extern const Operation integer_operations[], bit_operations[], float_operations[], double_operations[];
 extern const Operation conversion_operations[];
 extern const Operation move_operations[], flow_operations[], unit_operations[], barrier_operations[];
-extern const Operation mbarrier_operations[], together_operations[], bulk_operations[];
+extern const Operation mbarrier_operations[], together_operations[], bulk_operations[], group_operations[];
 extern const Operation memory_operations[], copy_operations[], commit_operations[], tensor_operations[];
 
 // An operation on an mbarrier, as `mbarrier_apply`, at `Tables.place`.

@@ -26,7 +26,9 @@ EXPORT int64_t named_recount(NamedBarriers *all, int64_t running);
 // cp.async.bulk.commit_group of one thread.
 EXPORT void bulk_commit(BulkThread *thread);
 // Whether all but so many of its newest groups are complete, or their reads are: then it has waited for them.
-EXPORT int32_t bulk_wait(BulkThread *thread, int64_t newest, int32_t read);
+EXPORT int32_t bulk_wait(const WorkQueues *all, BulkThread *thread, int64_t newest, int32_t read);
+// Issues a bulk copy, of which all is given up to `lane`, and the thread. 1: Python has been told what is wrong.
+EXPORT int32_t bulk_copy(Tables *t, const BulkCopy *copy);
 
 // 1: the MMA was executed; 0: it reads bytes that are not initialised, or columns that are not allocated, and is not.
 EXPORT int32_t mma_execute(const Mma *mma);
@@ -53,10 +55,6 @@ EXPORT int32_t matrix_fields(int64_t descriptor, Matrix *matrix);
 // Where an operand lies in shared memory, int64 [rows, pieces of K_BYTES]: indices of chunks of 16 bytes or, MN-major, of
 // elements.
 EXPORT void matrix_places(const Matrix *matrix, const MatrixRows *rows, int64_t *places);
-// Tensor copies of `rank` dimensions; 1: done, 0: Python has to do it. `pair`: the mbarrier of a load, on which its bytes
-// are counted, may be in the other CTA of the pair; of a multicast, it is that of the given one's parity in each pair.
-EXPORT int32_t tensor_load(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair);
-EXPORT int32_t tensor_store(Tables *t, const CopyArguments *copy, int32_t rank);
 // tcgen05.ld or st. 0: nothing is done, cells are not allocated or (unless `unwritten`) have not been written.
 EXPORT int32_t tensor_access(const TensorCells *memory, const TensorAccess *access, int32_t unwritten);
 // tcgen05.commit of a thread; `multicast`: the mask of CTAs, or -1. 1: Python has been told what is wrong.
@@ -157,11 +155,5 @@ EXPORT int64_t access_pipelined(
     int64_t column);
 // How many loads and stores of warps this thread decided for all lanes at once.
 EXPORT int64_t accesses_together(void);
-
-// A copy that is complete when it is issued; a load to each of several CTAs, one after the other, reads its box once.
-EXPORT int32_t watch_load(Tables *t, const WatchedCopy *copies, int64_t count);
-EXPORT int32_t watch_store(Tables *t, const WatchedCopy *copy);
-EXPORT int32_t watch_mma(
-    Tables *t, MmaIssuer *issuer, const PipelinedAccess *accesses, int64_t count, int32_t instruction);
 
 #endif

@@ -127,7 +127,7 @@ int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *
 static const Operation *const tables[] = {
     integer_operations, bit_operations, float_operations, double_operations, conversion_operations,
     move_operations, flow_operations, unit_operations, barrier_operations, mbarrier_operations,
-    together_operations, bulk_operations, memory_operations, copy_operations, commit_operations,
+    together_operations, bulk_operations, group_operations, memory_operations, copy_operations, commit_operations,
     tensor_operations, NULL,
 };
 

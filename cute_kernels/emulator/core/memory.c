@@ -22,11 +22,14 @@ static int64_t bytes_of(const Request *r) { return (int64_t)r->size * r->count; 
 
 // --- what is wrong ---------------------------------------------------------------------------------------------------
 
+static int64_t operation_of(const Request *r, int32_t space) {
+  return space | (r->write ? ACCESS_WRITE : 0) | (r->together ? ACCESS_TOGETHER : 0);
+}
+
 // Whether execution ends here.
 static int refuse(Tables *t, const Request *r, int32_t what, int32_t space, int64_t address) {
-  int64_t operation = space | (r->write ? ACCESS_WRITE : 0) | (r->together ? ACCESS_TOGETHER : 0);
   t->place = r->instruction;
-  return stops(t, what, operation, address, bytes_of(r), r->mask);
+  return stops(t, what, operation_of(r, space), address, bytes_of(r), r->mask);
 }
 
 // Whether some byte of an access to a CTA's memory is such that this is wrong.
@@ -39,27 +42,32 @@ static int touches(const Cta *cta, int64_t offset, int64_t nbytes, int32_t what)
   return 0;
 }
 
-static int refused_by_cta(Tables *t, const Request *r, const Lanes *lanes, int64_t rank) {
+int refused_by_cta(
+    Tables *t, int64_t operation, int64_t nbytes, const int64_t *offsets, int64_t count, int64_t rank) {
   static const int32_t kinds[] = {ACCESS_UNNAMED, ACCESS_BARRIER, ACCESS_UNINITIALISED};
-  const int64_t *addresses = lanes->addresses;
-  int64_t nbytes = bytes_of(r), most = 0;
-  int first = lanes->count;
-  for (int i = lanes->count - 1; i >= 0; i--) {
-    if (addresses[i] >> RANK_SHIFT != rank) continue;
-    first = i;
-    most = (addresses[i] & OFFSET_MASK) > most ? addresses[i] & OFFSET_MASK : most;
-  }
-  if (rank < 0 || rank >= t->ranks) return refuse(t, r, ACCESS_NO_CTA, SPACE_SHARED, addresses[first]);
   const Cta *cta = &t->ctas[rank];
-  int64_t base = rank << RANK_SHIFT;
-  if (t->flags & STATES && cta->exited) return refuse(t, r, ACCESS_EXITED, SPACE_SHARED, base);
-  if (most + nbytes > cta->size) return refuse(t, r, ACCESS_OUTSIDE, SPACE_SHARED, base | most);
+  int64_t base = rank << RANK_SHIFT, most = 0;
+  for (int64_t i = 0; i < count; i++) most = offsets[i] > most ? offsets[i] : most;
+  if (t->flags & STATES && cta->exited) return stops(t, ACCESS_EXITED, operation, base, nbytes, 0);
+  if (most + nbytes > cta->size) return stops(t, ACCESS_OUTSIDE, operation, base | most, nbytes, 0);
   if (!(t->flags & STATES)) return 0;
-  for (int k = 0; k < 3 - (r->write != 0); k++)
-    for (int i = first; i < lanes->count; i++)
-      if (addresses[i] >> RANK_SHIFT == rank && touches(cta, addresses[i] & OFFSET_MASK, nbytes, kinds[k]))
-        return refuse(t, r, kinds[k], SPACE_SHARED, addresses[i]);
+  for (int k = 0; k < 3 - (operation & ACCESS_WRITE ? 1 : 0); k++)
+    for (int64_t i = 0; i < count; i++)
+      if (touches(cta, offsets[i], nbytes, kinds[k]))
+        return stops(t, kinds[k], operation, base | offsets[i], nbytes, 0);
   return 0;
+}
+
+// Lanes that address one CTA.
+static int refused_by_rank(Tables *t, const Request *r, const Lanes *lanes, int64_t rank) {
+  int64_t offsets[LANES], count = 0;
+  for (int i = 0; i < lanes->count; i++) {
+    if (lanes->addresses[i] >> RANK_SHIFT != rank) continue;
+    if (rank < 0 || rank >= t->ranks) return refuse(t, r, ACCESS_NO_CTA, SPACE_SHARED, lanes->addresses[i]);
+    offsets[count++] = lanes->addresses[i] & OFFSET_MASK;
+  }
+  t->place = r->instruction;
+  return refused_by_cta(t, operation_of(r, SPACE_SHARED), bytes_of(r), offsets, count, rank);
 }
 
 // Likewise of memory of a space; CTA after CTA, in order of their ranks.
@@ -79,7 +87,7 @@ static int refused_by_memory(Tables *t, const Request *r, const Lanes *lanes, in
       if (of_lane > last && of_lane < rank) rank = of_lane;
     }
     more = rank != INT64_MAX;
-    if (more && refused_by_cta(t, r, lanes, rank)) return 1;
+    if (more && refused_by_rank(t, r, lanes, rank)) return 1;
     last = rank;
   }
   return 0;

@@ -19,6 +19,9 @@ typedef struct Agent Agent;
 typedef struct NamedBarriers NamedBarriers;
 typedef struct WorkQueues WorkQueues;
 typedef struct CommitThread CommitThread;
+typedef struct BulkThread BulkThread;
+typedef struct TensorMap TensorMap;
+typedef struct CopyName CopyName;
 
 // An mbarrier of a cluster (PTX ISA, "mbarrier"), on a cache line of its own.
 enum {
@@ -40,6 +43,12 @@ enum {
   WRONG_LANES, LANES_DIFFER, MASKS_DIFFER, WRONG_MEMBERS,
   // Of cp.async, whose `LaneCopy` is at the address: it is refused, or the race detector has to look at it.
   COPY_REFUSED, COPY_UNORDERED,
+  // Of the `BulkCopy` at the address: it breaks the rule `operation`; its name is to be left in `given`, or the number of
+  // its tensor map; the lane `given` has no bulk groups; the kernel may change the map, of its read column and clock are to
+  // be left in `given` and `place`; it reads the CTA `given` as `place`; bytes at `given` are combined with those at
+  // `place`; the mbarrier.init is not known.
+  BULK_REFUSED, BULK_NAME, BULK_MAP, BULK_GROUPS, BULK_MAP_READ, BULK_ELSEWHERE, BULK_COMBINE, BULK_INIT_ORDER,
+  RACE_RAISED,  // the race detector has raised
   // Of tcgen05.commit: its mask of CTAs (`given`) is illegal.
   COMMIT_MASK,
   NAME_COMMIT,   // the `CommitThread` at the address, of the lane `given`
@@ -122,27 +131,6 @@ enum { MATRICES = 0, MATRICES_TRANSPOSED = 1, MATRICES_OF_BYTES = 2 };
 
 // Registered global memory.
 typedef struct Region { int64_t start, end, writable; } Region;
-
-// A tensor map as copies need it. Dimensions that it lacks have extent 1.
-enum { PLANS = 16, NO_MAP = -1, RANKS = 5, CONTENT_WORDS = 8 };
-typedef struct Plan {
-  int64_t key;                     // address of the map in the kernel
-  int64_t *host;                   // and where its bytes are
-  int64_t content[CONTENT_WORDS];  // those of its bytes that were decoded
-  int64_t rank, element, row_bytes, box_bytes, base, shift, mask;
-  int64_t loads, stores;   // whether the core may execute them
-  int64_t strides[RANKS];  // of every dimension; that of the innermost is not used
-  int64_t tile[RANKS], extents[RANKS];
-  int64_t rows, pitch;  // of a box that is rows at one pitch; 0 rows for others
-} Plan;
-
-// Operands of a tensor copy as the bytecode of a warp stores them.
-typedef struct CopyArguments {
-  int64_t map, shared, barrier;
-  int64_t coordinates[RANKS];
-  int64_t multicast;  // a load: the mask of CTAs that get the box, or -1
-  int64_t warp, lane, instruction;  // who issues it
-} CopyArguments;
 
 // An MMA of a tensor core: D = round(A * B + D). A CTA, or each of a pair, has rows of A and
 // of B and the cells of D that belong to its rows of A; B is that of all of them.
@@ -252,12 +240,6 @@ typedef struct Warpgroup {
   Wgmma operations[WGMMAS];
 } Warpgroup;
 
-// Names of tensor copies for reports and timelines: the n-th entry is text number `first_name` - n, which Python words
-// when it is asked. It is found from `key_slot` of its key on, and stays. The key: bytes, shared address, mbarrier or -1,
-// warp.
-enum { NAMES = 2048, MOST_NAMES = 1536, NAME_KEY = 4 };
-typedef struct CopyName { int64_t key[NAME_KEY]; } CopyName;
-
 // What an instruction asked of the units, by its index; counters.py has the meanings. `width`: bytes per lane.
 enum { METER_SHARED, METER_GLOBAL, METER_UNIT, METER_CLUSTER, METERS };  // memories; all else; other CTAs' memory
 typedef struct Meter {
@@ -287,19 +269,18 @@ typedef struct Tables {
   int64_t unit_flags;
   Barrier *barriers[BARRIER_BLOCKS];
   int64_t completions;           // phases
-  int64_t loaded, stored, mmas;  // bytes of tensor copies, MMAs: since Python looked
-  Plan *plans;
+  int64_t loaded, stored;        // bytes of bulk copies
+  int64_t mmas;                  // since Python looked
+  TensorMap *maps;
   const MmaKind *mma_kinds;
   MmaIssuer *mma_issuers;
   TensorCells *tensor_cells;  // of each CTA
   // What bytecode calls; 0: nothing is done, Python has to do it.
-  int32_t (*tensor_load)(Tables *t, const CopyArguments *copy, int32_t rank, int32_t pair);
-  int32_t (*tensor_store)(Tables *t, const CopyArguments *copy, int32_t rank);
   int32_t (*tensor_mma)(Tables *t, const MmaArguments *arguments, int32_t instruction);
   int64_t log_done;  // entries of the log that the race detector has seen
   Context *context;  // with detectors, the warp that runs
   CopyName *names;
-  int64_t name_count, first_name;
+  int64_t name_count;
   CommitThread *commit_threads;  // of every lane of warp after warp
   Meter *meter;  // [instructions][METERS] of the role of the warp that runs, or null: nothing is counted
   int64_t meter_rank;  // the CTA of that warp
@@ -329,20 +310,18 @@ typedef struct Tables {
 
 #include "state_async.h"
 
+#include "state_copies.h"
+
 // --- timelines -------------------------------------------------------------------------------------------------------
 
-// What the core did of what a timeline shows (trace.py), in the order of the program. An operation that completes
-// phases of mbarriers is followed by one TRACE_COMPLETED for each.
+// What the core did of what a timeline shows (trace.py), in the order of the program.
 enum {
   TRACE_PASSED,     // a wait for the state `number` of the mbarrier `address` succeeded; `lane`: 1 for a parity
   TRACE_MBARRIER,   // the operation `number` on the mbarrier `address`, which then is as the members say; `lane`: 1 if it
                     // has completed a phase
-  TRACE_LOADED,     // `number` bytes, by a tensor copy whose name is `text`
-  TRACE_STORED,     // likewise; `lane` issued it
   TRACE_MMA,        // of `number` rows and `phase` columns, by the issuer of the entry `address`
   TRACE_WGMMA,      // of the form `number`; `phase` operations of its warpgroup are complete
-  TRACE_NAMED,      // `phase` generations of the named barrier `number` of the CTA are complete
-  TRACE_COMPLETED   // `phase` phases of the mbarrier `address` are complete
+  TRACE_NAMED       // `phase` generations of the named barrier `number` of the CTA are complete
 };
 struct TraceEvent {
   int64_t kind, instruction;
@@ -398,6 +377,9 @@ typedef struct Instruction {
 // words that all lanes share; whether the last has 64 bits; a flag of its own; that the warp never diverges here. imm: the
 // order, the number of the block, the instruction. One that has no result may have a third operand, d.
 enum { OPERATION = 15, ROWS_A = 16, ROWS_B = 32, WIDE = 64, FLAG = 128, ALONE = 256, ROWS_D = 512 };
+// One with more operands has a list b of facts and of operands: LISTED * where it is, and bytes of each lane there, 0 for a
+// word that lanes share; or 0, there is none.
+enum { LISTED = 16 };
 typedef struct Program {
   Instruction *code;
   int32_t *starts;   // of every basic block, its first instruction; behind them, that of the exit

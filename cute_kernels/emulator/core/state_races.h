@@ -30,15 +30,13 @@ enum { SPECIAL_READ, SPECIAL_LOADS, SPECIAL_STORE, SPECIAL_WHOLE, SPECIAL_WHOLE_
 typedef struct SpecialEpoch { int64_t clock, instruction, identity; } SpecialEpoch;
 
 // What is kept of a thread's bulk groups.
-enum { NO_GROUP = 4611686018427387903 };  // 2^62 - 1
-typedef struct BulkThread {
-  int64_t committed;         // groups
-  int64_t stored;            // group of the latest store in the core
-  int64_t identity;          // and of its reads
-  int64_t waited;            // groups whose reads were waited for
-  int64_t reading, writing;  // the first group with stores whose reads, or writes, are not complete, or NO_GROUP
-  int64_t reads, writes;     // columns
-} BulkThread;
+struct BulkThread {
+  int64_t committed;      // groups
+  int64_t waited;         // whose reads were waited for
+  int64_t reads, writes;  // columns
+  // The latest store: its group, bytes, shared address, whether it has a tensor map, instruction.
+  int64_t stored, nbytes, shared, mapped, place;
+};
 
 // A warp.
 struct Agent {
@@ -55,8 +53,6 @@ struct Agent {
   int64_t load_count;
   int32_t *before;    // the tensor row at the last tcgen05.fence::before_thread_sync
   int32_t *incoming;  // the tensor row that relaxed waits obtained
-  int64_t storing;    // mask of lanes that issued bulk stores
-  int64_t bulk[LANES];  // and address of the BulkThread of each
   int64_t number;       // in the cluster
   int64_t strict;
   int32_t *fenced;       // the clocks at the last fence
@@ -104,7 +100,8 @@ struct Point {
 };
 
 // Columns, clocks and clusters of all accesses, by epoch number. An identity is an epoch number << LANE_BITS and a lane.
-enum { LANE_BITS = 5, GENERIC = 1, STRONG = 2 };
+// An operation that is not complete has the clock NEVER.
+enum { LANE_BITS = 5, GENERIC = 1, STRONG = 2, NEVER = 2147483647 };
 typedef struct Epochs {
   int32_t *columns, *clocks;
   uint8_t *kinds;  // 0, GENERIC or STRONG
@@ -168,6 +165,7 @@ typedef struct Access {
   const Private *single;  // what the looking lane alone knows, or null
   const uint8_t *stores;  // a strong store by `instruction`: which instructions are stores; or null
   int64_t instruction;
+  const Agent *issuer;  // of an asynchronous operation of the core's, or null
 } Access;
 // What is compared: earlier writes, and of a write then earlier reads; the other way round; nothing, it is recorded.
 // ACCESS_FREED: as the first, and nothing is known of the places afterwards.
@@ -220,16 +218,6 @@ struct Stream {
   int64_t identity;  // 0: none yet
 };
 
-// What a tensor copy is about to do, in one CTA.
-typedef struct WatchedCopy {
-  int64_t lane, instruction, text;
-  Point *point;  // a load: its mbarrier, whether it is to the other CTA of the pair, phase, whether that completes
-  int64_t pair, phase, completes;
-  Shadow *shadow;  // of the shared memory, and bytes there
-  int64_t offset, nbytes;
-  int64_t start, pitch, count, row;  // rows in global memory
-} WatchedCopy;
-
 // A warp as the log of its accesses is worked off.
 struct Context {
   Agent *agent;
@@ -238,6 +226,7 @@ struct Context {
   LaunchRegions *launch;
   int64_t cluster;
   Shadow **all_shared;  // of every CTA of the cluster
+  int32_t (*ask)(int32_t what, Conflict *conflict);  // nonzero: Python has raised
 };
 
 // What the core logs: accesses of lanes. One that all lanes of the mask make together, with one address and one result,

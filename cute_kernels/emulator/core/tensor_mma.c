@@ -78,12 +78,15 @@ static PipelinedAccess read_of(const Tables *t, int64_t rank, const SharedOperan
   };
 }
 
-// The race detector hears of the operands and of D, as from `Mma.issue`.
+// The race detector hears of the operands and of D, as from `Mma.issue`. Accesses that are recorded before one that is not
+// in order are recorded again by Python, under the same identity.
 static int watch(Tables *t, const Issued *mma, MmaIssuer *issuer, int32_t instruction) {
   enum { PER_CTA = 3, GROUPS = TENSOR_LANES / LANE_GROUP };
   PipelinedAccess accesses[PER_CTA * MOST_CTAS];
   int64_t count = 0;
-  if (!t->context) return 0;
+  Stream *stream = issuer->stream;
+  if (!log_flush(t) || !stream || !t->context) return 0;
+  const Context *context = t->context;
   for (int64_t rank = mma->first_rank; rank < mma->first_rank + mma->ctas; rank++) {
     accesses[count++] = read_of(t, rank, &mma->b);
     accesses[count++] = read_of(t, rank, &mma->a);
@@ -92,7 +95,13 @@ static int watch(Tables *t, const Issued *mma, MmaIssuer *issuer, int32_t instru
         .count = mma->columns * GROUPS, .epochs = t->context->epochs,
     };
   }
-  return watch_mma(t, issuer, accesses, count, instruction);
+  if (!stream->identity) {
+    if (!has_room(context->epochs, 1)) return 0;
+    stream->identity = new_epoch(context->epochs, stream->column, stream->commits + 1, issuer->text, 0, instruction);
+  }
+  issuer->latest = stream->identity;
+  int64_t lane = issuer->key[1] >> 8 & 255;
+  return access_pipelined(accesses, count, context->agent, stream->identity, lane, stream->column) == count;
 }
 
 static MmaType type_of(int64_t element, int64_t negated, int64_t mn_major) {

@@ -26,12 +26,4 @@ static inline void trace_barrier(TraceEvent *event, int64_t address, const Barri
   event->arriver = barrier->arriver;
 }
 
-// Settles a barrier whose phase was `phase`, and notes whether that is complete.
-static inline void trace_settle(Tables *t, Barrier *barrier, int64_t address, int64_t instruction) {
-  int64_t phase = barrier->phase;
-  barrier_settle(t, barrier);
-  if (!t->trace || barrier->phase == phase) return;
-  trace_barrier(trace_event(t, TRACE_COMPLETED, instruction), address, barrier);
-}
-
 #endif

@@ -1,4 +1,4 @@
-// Instructions that do what Python functions do: copies, MMAs, loads of tensor memory; clocks.
+// Instructions that do what Python functions do: MMAs; clocks.
 //
 // Each does the frequent case whole, leaves its result in the first exchange row, and skips the `d` instructions behind
 // it, which call Python for all other cases.
@@ -28,24 +28,6 @@ static void gather(const Instruction *i, const uint8_t *s, const Machine *m) {
   int64_t *words = (int64_t *)(void *)m->rows;
   for (const uint32_t *offset = m->program->lists + i->c; *offset; offset++)
     *words++ = *offset == 1 ? 0 : AT(const s64, *offset);
-}
-
-// a: dimensions; b: of a load, whether it is for a pair of CTAs, of a store, whether lanes may have several operands;
-// imm: number of the instruction.
-static CopyArguments *copy_arguments(const Instruction *i, uint8_t *s, Machine *m) {
-  CopyArguments *arguments = (CopyArguments *)(void *)m->rows;
-  gather(i, s, m);
-  arguments->lane = first_lane(m);
-  arguments->instruction = i->imm;
-  return arguments;
-}
-FORM(copy_in) {
-  Tables *t = m->tables;
-  DONE(one_lane(m) && t->tensor_load(t, copy_arguments(i, s, m), (int32_t)i->a, (int32_t)i->b));
-}
-FORM(copy_out) {
-  Tables *t = m->tables;
-  DONE((!i->b || one_lane(m)) && t->tensor_store(t, copy_arguments(i, s, m), (int32_t)i->a));
 }
 
 // Who issues: CTA rank, the first executing lane, number of the warp; a: the first and the last of these.
@@ -110,7 +92,6 @@ FORM(wgmma_wait) {  // c: as of try_wait, whether the warp never diverges here
 
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation unit_operations[] = {
-    ENTRY(read_clock), ENTRY(copy_in), ENTRY(copy_out),
-    ENTRY(tensor_mma),
+    ENTRY(read_clock), ENTRY(tensor_mma),
     ENTRY(warp_mma), ENTRY(wgmma), ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},
 };

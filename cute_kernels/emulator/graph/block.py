@@ -64,21 +64,23 @@ class Operation(Anchor):
 
     Attributes:
         name: of it.
-        operands: at most two, or three where there is no result.
+        operands: at most two, or three where there is no result; with ``facts`` any number, None where one is missing.
         flags: what it is told beside that, in bits that do not say which operands vary.
         order: `Order` of what it synchronises, or another number of eight bits.
         blocking: the warp may have to wait.
         watched: it only tells the race detector something.
         effects: as of `Call`.
+        facts: numbers that it is told in front of a list of its operands.
     """
 
     name: str
-    operands: Sequence[Value]
+    operands: Sequence[Value | None]
     flags: int = 0
     order: int = 0
     blocking: bool = False
     watched: bool = False
     effects: bool = True
+    facts: Sequence[int] = ()
 
 
 class KernelContext(Protocol):
@@ -282,11 +284,13 @@ class BlockBuilder:
         return self.anchor(Call(function, args, blocking, effects), results, values)
 
     def operation(
-        self, name: str, *operands: Value, results: Sequence[tuple[str, bool]] = (), **facts: int | bool
-    ) -> list[Value]:
-        """Adds an `Operation` with these ``facts``."""
-        values = [self.whole(value) for value in operands]
-        return self.anchor(Operation(name, values, **facts), results, values)
+        self, name: str, *operands: Value | None, results: Sequence[tuple[str, bool]] = (),
+        **more: int | bool | Sequence[int],
+    ) -> list[Value]:  # fmt: skip
+        """Adds an `Operation`, with ``more`` of its attributes."""
+        values = [None if value is None else self.whole(value) for value in operands]
+        given = [value for value in values if value is not None]
+        return self.anchor(Operation(name, values, **more), results, given)
 
     # --- what has to be computed -------------------------------------------------------------------------------------
 

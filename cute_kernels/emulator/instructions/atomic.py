@@ -10,7 +10,7 @@ from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import CANONICAL, Pack, Value
-from cute_kernels.emulator.instructions.accesses import space_of, watch, watch_uniform
+from cute_kernels.emulator.instructions.accesses import watch, watch_uniform
 from cute_kernels.emulator.instructions.memory import SPACES, address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, lane_vector
@@ -19,6 +19,7 @@ from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Vector
 from cute_kernels.emulator.ptx.families import always_varies, as_integer
 from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes
+from cute_kernels.emulator.units.copies.generic_accesses import space_of
 from cute_kernels.emulator.units.copies.reductions import DTYPES, combine, element_of, operations
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def atomic_wide(
 
 def _place(warp: Warp, space: str, address: int) -> tuple[str, int]:
     """(global or shared; address in it), which are all that atomics may access (PTX ISA, "atom")."""
-    kind, where = space_of(warp, space, address)
+    kind, where = space_of(space, address)
     if kind not in ("global", "shared"):
         raise IllegalAccess(
             f"atomic at {address:#x}, an address of {'local memory' if kind == 'local' else 'the kernel parameters'}: "
@@ -138,7 +139,7 @@ def _update(
 
 def _watch(warp: Warp, mask: int, space: str, addresses: np.ndarray, nbytes: int, strength: Strength) -> None:
     lanes = lane_vector(mask).tolist()
-    places = [space_of(warp, space, int(addresses[lane])) for lane in lanes]
+    places = [space_of(space, int(addresses[lane])) for lane in lanes]
     for kind in ("shared", "global"):
         chosen = sum(1 << lane for lane, (found, _) in zip(lanes, places) if found == kind)
         some = np.array([place for found, place in places if found == kind], np.int64)
@@ -146,7 +147,7 @@ def _watch(warp: Warp, mask: int, space: str, addresses: np.ndarray, nbytes: int
 
 
 def _count(warp: Warp, mask: int, space: str, addresses: np.ndarray, size: int) -> None:
-    places = [space_of(warp, space, int(a)) for a in addresses[block_lanes(mask)]]
+    places = [space_of(space, int(a)) for a in addresses[block_lanes(mask)]]
     for kind in ("shared", "global"):
         some = np.array([place for found, place in places if found == kind], np.uint64)
         warp.cluster.meter.atomic(kind, some.view(np.int64), size)
@@ -265,7 +266,7 @@ def store_bulk(warp: Warp, mask: int, space: str, address: LaneValues, nbytes: L
     """st.bulk by each executing lane: zeros."""
     warp.cluster.progress += 1
     for lane, (start, count) in zip(lane_numbers(mask), each_lane(mask, address, nbytes)):
-        found, where = space_of(warp, space, start)
+        found, where = space_of(space, start)
         if found != "shared" or where % 8 or count % 8 or count > _MOST_BULK:
             raise IllegalAccess(
                 f"st.bulk of {count} bytes at {start:#x}; legal are multiples of 8, up to {_MOST_BULK:,} bytes, at "

@@ -13,10 +13,10 @@ import numpy as np
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import family
-from cute_kernels.emulator.instructions.accesses import space_of
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.ptx.decode import Instruction, Symbol, Vector
 from cute_kernels.emulator.ptx.families import always_varies
+from cute_kernels.emulator.units.copies.generic_accesses import space_of
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.lane_masks import LaneValues
@@ -30,7 +30,7 @@ _LONGEST_TEXT = 4096
 
 def _read(warp: Warp, lane: int, address: int, nbytes: int) -> bytes:
     """Bytes at a generic address as one lane sees them."""
-    space, where = space_of(warp, "generic", address)
+    space, where = space_of("generic", address)
     if space == "local":
         if not 0 <= where <= warp.local.shape[1] - nbytes:
             raise IllegalAccess(f"{nbytes} bytes of local memory at {where:#x}, which has {warp.local.shape[1]}")

@@ -9,11 +9,11 @@ import numpy as np
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import family
-from cute_kernels.emulator.instructions.accesses import space_of
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers, require_whole_warp
 from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.ptx.families import as_integer
+from cute_kernels.emulator.units.copies.generic_accesses import space_of
 from cute_kernels.emulator.units.copies.tensor_map import NBYTES, REPLACEABLE, replace
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _FIELDS = 64  # bytes that carry the fields of tiled modes; CuTe DSL leaves the 
 
 
 def _bytes_of(warp: Warp, space: str, address: int, *, write: bool) -> np.ndarray:
-    kind, where = space_of(warp, space, address)
+    kind, where = space_of(space, address)
     if where % _ALIGNMENT:
         raise IllegalAccess(f"tensor map at {where:#x}, which is not {_ALIGNMENT}-byte aligned")
     if kind != "shared":
@@ -44,7 +44,7 @@ def tensormap_replace(
     for lane, (where, new) in zip(lane_numbers(mask), each_lane(mask, address, value)):
         cells = _bytes_of(warp, space, where, write=False)
         changed = np.frombuffer(replace(bytes(cells), name, ordinal, new), np.uint8)
-        kind, place = space_of(warp, space, where)
+        kind, place = space_of(space, where)
         if kind == "shared":
             warp.cluster.memory.view(place, _FIELDS, write=True)[:] = changed[:_FIELDS]
             places = place + np.arange(0, _FIELDS, 16, dtype=np.int64)

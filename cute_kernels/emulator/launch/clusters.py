@@ -61,8 +61,8 @@ class ClusterWork:
             meter.merge(cluster.meter)
         return ClusterWork(
             executions=counters.executions,
-            loaded=cluster.tma.bytes_loaded,
-            stored=cluster.tma.bytes_stored,
+            loaded=cluster.bulk.bytes_loaded,
+            stored=cluster.bulk.bytes_stored,
             mmas=cluster.tensor_core.instructions + cluster.wgmma.instructions,
             columns=max(cta.tmem.columns_used for cta in cluster.ctas),
             meter=meter,

@@ -355,21 +355,6 @@ class UnitCounters:
 
     # --- asynchronous units -------------------------------------------------------------------------------------------
 
-    def bulk(self, kind: str, nbytes: int, touched: int, destinations: int = 1) -> None:
-        """One bulk copy, with a tensor map or of a byte range.
-
-        Args:
-            kind: ``tma.load``, ``tma.store``, ``bulk.load``, ``bulk.store`` or ``bulk.send``.
-            nbytes: filled or read in the shared memory of one CTA.
-            touched: sectors of global memory.
-            destinations: CTAs that a multicast fills; what it loads is fetched from L2 once.
-        """
-        nbytes *= destinations
-        l2 = {}
-        if touched:
-            l2["l2_bytes_read" if kind.endswith("load") else "l2_bytes_written"] = touched * SECTOR_BYTES
-        self._add(kind, instructions=1, bytes=nbytes, wavefronts=-(-nbytes // WAVEFRONT_BYTES), **l2)
-
     def mma(self, operand_bytes: int, *, tmem_read: int = 0, tmem_written: int = 0) -> None:
         """One MMA of a CTA, a CTA pair or a warpgroup: bytes of operands in shared memory, and tensor-memory bytes."""
         memory = {"tmem_bytes_read": tmem_read, "tmem_bytes_written": tmem_written} if tmem_written else {}

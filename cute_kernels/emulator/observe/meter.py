@@ -65,5 +65,8 @@ def _row(opcode: str, which: int, meter: dict[str, int]) -> tuple[str, dict[str,
         return "mma", {"instructions": requests, "operand_wavefronts": meter["wavefronts"], **tensor}
     # Which of its two state spaces comes first is where a copy goes.
     kind, l2 = ("store", "written") if ".global.shared" in opcode else ("load", "read")
-    metrics = {"instructions": requests, "bytes": nbytes, "wavefronts": meter["wavefronts"], f"l2_bytes_{l2}": moved}
-    return f"tma.{kind}", metrics
+    metrics = {"instructions": requests, "bytes": nbytes, "wavefronts": meter["wavefronts"]}
+    metrics |= {f"l2_bytes_{l2}": moved} if moved else {}
+    if ".tensor" in opcode:
+        return f"tma.{kind}", metrics
+    return f"bulk.{kind if '.global' in opcode else 'send'}", metrics

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 from cute_kernels.emulator.state.generic_addresses import parameter_offset
-from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT, SharedMemory
+from cute_kernels.emulator.state.gmem import GlobalMemory
+from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory, SharedMemory
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.warp import WarpState
@@ -27,8 +28,10 @@ _SPACE, _WRITE, _TOGETHER = (CONSTANTS[f"ACCESS_{name}"] for name in ("SPACE", "
 _WORD = (1 << 64) - 1
 
 
-def fault(what: int, fault: ctypes.Structure, warp: WarpState) -> EmulatorError:
-    """A `Fault` of the core, in words."""
+def fault(
+    what: int, fault: ctypes.Structure, memory: ClusterMemory, gmem: GlobalMemory, warp: WarpState | None
+) -> EmulatorError:
+    """A `Fault` of the core, in words: of a warp, or (None) of asynchronous work."""
     name, nbytes, write = _NAMES[what], fault.given, bool(fault.operation & _WRITE)
     together, space = bool(fault.operation & _TOGETHER), _SPACES[fault.operation & _SPACE]
     address = fault.address & _WORD if together else fault.address
@@ -48,10 +51,10 @@ def fault(what: int, fault: ctypes.Structure, warp: WarpState) -> EmulatorError:
     if space == "local":
         return _outside_local(warp, address, nbytes, fault.place)
     if space == "global":
-        return warp.cluster.gmem.refusal(address, nbytes, write)
+        return gmem.refusal(address, nbytes, write)
     if name == "NO_CTA":
-        return warp.cluster.memory.no_cta(address)
-    cta = warp.cluster.ctas[address >> RANK_SHIFT].shared
+        return memory.no_cta(address)
+    cta = memory.ctas[address >> RANK_SHIFT]
     return _shared(name, cta, address & OFFSET_MASK, nbytes, write, together)
 
 

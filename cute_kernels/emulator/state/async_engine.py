@@ -15,9 +15,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, TypeAlias
 
-import numpy as np
-
-from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES, word_count, words
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
 
@@ -88,7 +86,7 @@ class AsyncEngine:
         shared_queues: numbers of queues that have operations of both kinds.
         stand: says that the running warp is where the core is.
         reraise: raises what an operation of the core has come upon.
-        stepped: called with the index of each queue whose first operation `step` is about to run, see there.
+        stepped: called with the index of each queue whose first operation `step` is about to run, and its description.
 
     Args:
         policy: when an operation takes effect.
@@ -118,7 +116,7 @@ class AsyncEngine:
         self.shared_queues: dict[Hashable, int] = {}
         self.stand: Callable[[], None] = lambda: None
         self.reraise: Callable[[], None] = lambda: None
-        self.stepped: Callable[[int], None] = lambda index: None
+        self.stepped: Callable[[int, str], None] | None = None
         self._error: BaseException | None = None
         self._ops: dict[int, AsyncOp] = {}  # that have been issued and have not taken effect, by their numbers
         self._queues: dict[Hashable, int] = {}
@@ -169,7 +167,8 @@ class AsyncEngine:
             return False
         if index is None:
             index = self._rng.randrange(count) if self.policy == "random" else -1
-        self.stepped(index)
+        if self.stepped is not None:
+            self.stepped(index, f"takes effect: {self._next_of(index)}")
         if not library().work_step(self.address, index):
             return True
         try:
@@ -196,7 +195,7 @@ class AsyncEngine:
         """Descriptions of what is pending, queue by queue in order of issue."""
         return [self._op(address).describe for address in self._pending()]
 
-    def next_of(self, index: int) -> str:
+    def _next_of(self, index: int) -> str:
         """Description of what `step` runs with this index."""
         firsts = [queue.first for queue in self._work_queues()]
         ready = (address for address in firsts if not Work.from_address(address).yields)
@@ -263,119 +262,3 @@ class AsyncEngine:
 
 def _free(work: ctypes.Structure) -> None:
     library().work_free(ctypes.addressof(work))
-
-
-class BulkOp:
-    """One bulk asynchronous store: first its source is read, then its destination written.
-
-    Attributes:
-        describe: for reports.
-        place: index of the instruction that issued it; -1: not known.
-        group: number of its group.
-        read_done: the shared-memory source may be reused.
-        write_done: the writes are visible.
-    """
-
-    def __init__(self, describe: str, place: int = -1) -> None:
-        self.describe, self.place, self.group = describe, place, 0
-        self.read_done = self.write_done = False
-        self._complete: Callable[[], None] = lambda: None
-
-    def issued(self, group: int, complete: Callable[[], None]) -> None:
-        """It is in a group now; ``complete`` is called when a part of it is done."""
-        self.group, self._complete = group, complete
-
-    def has_read(self) -> None:
-        """The source has been read."""
-        self.read_done = True
-        self._complete()
-
-    def has_written(self) -> None:
-        """The destination is written."""
-        self.write_done = True
-        self._complete()
-
-
-#: Words of what is kept of a thread's bulk groups, a `BulkThread` of the core.
-_COMMITTED, _STORED, _IDENTITY, _WAITED, _READING, _WRITING, _READS, _WRITES = (
-    words("BulkThread")[name]
-    for name in ("committed", "stored", "identity", "waited", "reading", "writing", "reads", "writes")
-)
-_NO_GROUP = CONSTANTS["NO_GROUP"]
-
-
-class _Thread:
-    """Stores, in order, that are not complete or not known to be."""
-
-    def __init__(self) -> None:
-        block = np.zeros(word_count("BulkThread"), np.int64)
-        self.words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
-        self.stores: list[BulkOp] = []
-        self.note()
-
-    def issue(self, op: BulkOp) -> None:
-        group, waited = self.words[_COMMITTED] + 1, self.words[_WAITED]
-        op.issued(group, self.note)
-        self.stores = [each for each in self.stores if each.group > waited or not each.write_done]
-        self.stores.append(op)
-        if self.words[_STORED] == group:
-            self.words[_STORED] = 0  # in this group, but no longer the latest
-        self.note()
-
-    def note(self) -> None:
-        """Tells the core which groups are not complete."""
-        self.words[_READING] = min((op.group for op in self.stores if not op.read_done), default=_NO_GROUP)
-        self.words[_WRITING] = min((op.group for op in self.stores if not op.write_done), default=_NO_GROUP)
-
-
-class BulkGroups:
-    """Bulk async-groups, one sequence per thread, which the core counts (``core/bulk_groups.c``).
-
-    ``thread`` is any hashable identity, by convention ``(cta_rank, warp, lane)``.
-    """
-
-    def __init__(self) -> None:
-        self._threads: dict[Hashable, _Thread] = {}
-
-    def _thread(self, thread: Hashable) -> _Thread:
-        if thread not in self._threads:
-            self._threads[thread] = _Thread()
-        return self._threads[thread]
-
-    def address(self, thread: Hashable, columns: tuple[int, int] = (0, 0)) -> int:
-        """Host address of the `BulkThread` of a thread, whose columns in the race detector are these."""
-        state = self._thread(thread)
-        state.words[_READS], state.words[_WRITES] = columns
-        return state.address
-
-    def issue(self, thread: Hashable, op: BulkOp) -> None:
-        """Adds an operation to the thread's open group."""
-        self._thread(thread).issue(op)
-
-    def committed(self, thread: Hashable) -> int:
-        """Number of groups that the thread has committed so far."""
-        return self._threads[thread].words[_COMMITTED] if thread in self._threads else 0
-
-    def wait_satisfied(self, thread: Hashable, n: int, read: bool) -> bool:
-        """Whether at most the ``n`` newest committed groups are incomplete.
-
-        ``read`` (wait_group.read): only their source reads have to be done. When satisfied, the older groups count
-        as observed by the thread: their shared memory may be written again.
-        """
-        return bool(library().bulk_wait(self._thread(thread).address, n, read))
-
-    def unobserved(self) -> list[tuple[tuple[int, int, int], str | int, int]]:
-        """Threads that never waited for a store's reads of shared memory: thread, latest such store, its place.
-
-        That is its description, or the identity of its reads if the core issued it. A CTA must not exit in this
-        state: its shared memory may be handed to another CTA while still being read.
-        """
-        found: list[tuple[tuple[int, int, int], str | int, int]] = []
-        for thread, state in self._threads.items():
-            words = state.words
-            ops = [op for op in state.stores if op.group > words[_WAITED]]
-            if words[_STORED] > words[_WAITED] and (not ops or words[_STORED] >= ops[-1].group):
-                found.append((thread, words[_IDENTITY], -1))
-            elif ops:
-                found.append((thread, ops[-1].describe, ops[-1].place))
-        return found

@@ -57,19 +57,16 @@ class GlobalMemory:
     Attributes:
         accesses: what an observer keeps of the launch that ran last with this memory (`LaunchShadow`), or None.
         modules: by PTX text, its .global and .const variables by name: they keep their values from launch to launch.
-        last_tile: (tensor map, coordinates, whether to write, what `tma` found there) of the last tensor copy, or None.
     """
 
     def __init__(self) -> None:
         self._regions: list[_Region] = []
         self.accesses: object | None = None
         self.modules: dict[str, dict[str, np.ndarray]] = {}
-        self.last_tile: tuple[object, Sequence[int], bool, object] | None = None
 
     def clear(self) -> None:
         """Makes everything inaccessible; what the race detector knows of the last launch, and modules, stay."""
         self._regions.clear()
-        self.last_tile = None
 
     def register(
         self, address: int, nbytes: int, name: str = "", writable: bool = True, *, owner: object = None
@@ -88,7 +85,6 @@ class GlobalMemory:
         """
         if address <= 0 or nbytes < 0:
             raise ValueError(f"cannot register {nbytes} bytes at {address:#x} as {name!r}")
-        self.last_tile = None
         if nbytes:
             self._regions.append(_Region(address, address + nbytes, name, writable, owner))
 

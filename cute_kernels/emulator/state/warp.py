@@ -19,7 +19,7 @@ from cute_kernels.emulator.facts import WarpName
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.ptx.program import Instruction
-    from cute_kernels.emulator.state.async_engine import BulkGroups, Observer
+    from cute_kernels.emulator.state.async_engine import Observer
     from cute_kernels.emulator.state.gmem import GlobalMemory
     from cute_kernels.emulator.state.mbarrier import MBarriers
     from cute_kernels.emulator.state.register_pool import RegisterPool
@@ -199,6 +199,12 @@ class ClusterWait(NamedWait):
     """barrier.cluster.wait."""
 
     kind = "barrier.cluster"
+
+
+class BulkGroups(Protocol):
+    """Bulk groups of the threads of a cluster (`units.copies.bulk`)."""
+
+    def wait_satisfied(self, thread: tuple[int, int, int], count: int, read: bool) -> bool: ...
 
 
 class BulkWait(Wait):
@@ -392,10 +398,6 @@ class WarpState:
     def timed_out(self, value: bool) -> None:
         self.code.header.timed_out = value
 
-    @property
-    def storing_lanes(self) -> int:
-        """Lanes that issued bulk stores, the only ones with bulk groups."""
-        return self.code.header.storing
 
     # --- called by generated code at divergent branches -------------------------------------------------------------
 

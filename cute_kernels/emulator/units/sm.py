@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
-from collections import Counter
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,9 +30,7 @@ from cute_kernels.emulator.state.tmem import TensorMemory
 from cute_kernels.emulator.state.tmem_pairs import PairOperation
 from cute_kernels.emulator.state.warp import WarpState
 from cute_kernels.emulator.steps import Step
-from cute_kernels.emulator.units.copies import cp_async
-from cute_kernels.emulator.units.copies.bulk import BulkUnit
-from cute_kernels.emulator.units.copies.tma import TmaUnit
+from cute_kernels.emulator.units.copies import bulk, cp_async
 from cute_kernels.emulator.units.matrix import tensor_core
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
 from cute_kernels.emulator.units.matrix.wgmma import WgmmaUnit
@@ -52,10 +52,8 @@ class Warp(WarpState):
     def stores_in_bulk(self, lane: int) -> None:
         """A lane issues a bulk store: from now on it has bulk groups."""
         columns = (0, 0) if self.agent is None else self.cluster.tracker.bulk_columns(self.agent, lane)
-        groups = self.cluster.tma.groups.address((self.cta.rank, self.index, lane), columns)
-        self.code.stores_in_bulk(lane, groups)
-        if self.agent is not None:
-            self.agent.stores(lane, groups)
+        thread = self.cluster.bulk.thread((self.cta.rank, self.index, lane), columns)
+        self.code.stores_in_bulk(lane, ctypes.addressof(thread))
 
 
 class ClusterBarrier:
@@ -260,22 +258,19 @@ class Cluster:
             cta.shared.exclude(launch.gaps)
         if self.tracker is not None:
             self.tracker.barriers, self.tracker.report = self.barriers, self.report
+            self.tracker.arrive = self._stand
             self.tracker.executing, self.tracker.reported = self._index, launch.reported
         self.engine = AsyncEngine(options.completion, asynchronous, self._place, self.barriers.address)
         self.engine.where, self.engine.stand, self.engine.reraise = self._issued, self._stand, self.barriers.reraise
         self.barriers.tables.work = self.engine.address
         if options.stepped is not None:
-            self.engine.stepped = lambda queue: options.stepped(
-                Step(index, "a", queue), f"takes effect: {self.engine.next_of(queue)}"
-            )
-        self._tries: Counter[int] = Counter()  # of each warp: try_waits that could succeed, where some do not
+            self.engine.stepped = lambda queue, words: options.stepped(Step(index, "a", queue), words)
+        self._tries = defaultdict(itertools.count)  # of each warp: try_waits that could succeed, where some do not
         self.observers: list[Observer] = []
         self.engine.observers = self.barriers.observers = self.observers
         self.meter = UnitCounters() if options.counters else None
         self.trace: ClusterTrace | None = None
-        self.tma = TmaUnit(gmem, self.memory, self.barriers, self.engine, self.tracker, meter=self.meter)
-        self.copies = cp_async.CopyUnit(self)
-        self.bulk = BulkUnit(self.tma)
+        self.copies, self.bulk = cp_async.CopyUnit(self), bulk.BulkUnit(self)
         self.tensor_core = tensor_core.TensorCore(
             self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter,
             self.arithmetic,
@@ -347,11 +342,9 @@ class Cluster:
     def count(self) -> None:
         """Hands what the core has counted to the units."""
         counted = self.barriers.tables
-        self.tma.bytes_loaded += counted.loaded
-        self.tma.bytes_stored += counted.stored
         self.tensor_core.instructions += counted.mmas
         self.wgmma.instructions += counted.wgmmas
-        counted.loaded = counted.stored = counted.mmas = counted.wgmmas = 0
+        counted.mmas = counted.wgmmas = 0
 
     def observe(self, observer: Observer) -> None:
         """From now on it hears of what happens."""
@@ -407,9 +400,9 @@ class Cluster:
     def _ask(self, what: int) -> bool:
         """`MBarriers.ask`."""
         warp, tables = self.executing, self.barriers.tables
+        self._stand()
         if what == CONSTANTS["BY_CHANCE"]:
             return self._try_succeeds(warp)
-        self._stand()
         if what == CONSTANTS["TAKE_LOGS"]:
             return True
         if what == CONSTANTS["MAKE_ROOM"]:
@@ -418,6 +411,11 @@ class Cluster:
         if what in cp_async.ASKED:
             self.copies.answer(what, tables.fault, warp)
             return True
+        if what in bulk.ASKED:
+            self.bulk.answer(what, tables.fault, warp)
+            return True
+        if what == CONSTANTS["RACE_RAISED"]:
+            self.tracker.unit.reraise()
         if what in tensor_core.ASKED:
             self.tensor_core.answer(what, tables.fault, warp)
             return True
@@ -427,11 +425,11 @@ class Cluster:
             raise lane_faults.fault(what, tables.fault, warp)
         if what == access_faults.UNINITIALISED:
             if (what, self._index()) not in self._reported:
-                self.report(access_faults.fault(what, tables.fault, warp))
+                self.report(access_faults.fault(what, tables.fault, self.memory, self.gmem, warp))
             self._reported.add((what, self._index()))
             return True
         if what in access_faults.FAULTS:
-            raise access_faults.fault(what, tables.fault, warp)
+            raise access_faults.fault(what, tables.fault, self.memory, self.gmem, warp)
         error = None
         if self.tracker is not None:
             error = self.tracker.fault(what, tables.fault, None if warp is None else warp.agent)
@@ -446,14 +444,11 @@ class Cluster:
 
     def _try_succeeds(self, warp: Warp) -> bool:
         """Whether a try_wait whose phase is complete does not report a timeout nevertheless."""
-        options, step = self.options, Step(self.index, "t", warp.number, self._tries[warp.number])
-        self._tries[warp.number] += 1
+        options, step = self.options, Step(self.index, "t", warp.number, next(self._tries[warp.number]))
         fails = step in options.steps if options.steps else self.rng.random() < 0.25
         if fails and options.stepped is not None:
-            self._stand()
-            instruction = self.place_of(warp)
-            where = f" at PTX line {instruction.line}" if instruction is not None else ""
-            options.stepped(step, f"{warp.label}: a try_wait{where} whose phase is complete reports a timeout")
+            line = getattr(self.place_of(warp), "line", "?")
+            options.stepped(step, f"{warp.label}: a try_wait at PTX line {line} of a complete phase reports a timeout")
         return not fails
 
     def exit(self, warp: Warp) -> None:
@@ -474,15 +469,13 @@ class Cluster:
             BarrierMisuse: a wgmma that only some warps of a warpgroup issued; an mbarrier in the middle of a phase,
                 with bytes and arrivals outstanding or (`Options.strict`) either alone.
         """
-        unobserved = self.tma.groups.unobserved()
+        unobserved = list(self.bulk.unobserved())
         self.engine.drain()
         self.wgmma.check_finished(lambda rank, warp: self.ctas[rank].warps[warp].label)
         if self.options.looks_for("exits"):
             for cta in self.ctas:
                 cta.tmem.check_released(self._instructions)
-            for thread, store, place in unobserved:
-                text = store if isinstance(store, str) else self.tracker.epochs.label(store)
-                place = place if isinstance(store, str) else self.tracker.epochs.place(store)
+            for thread, text, place in unobserved:
                 error = IllegalAccess(
                     f"CTA {thread[0]} exits while its shared memory may still be read: {text} (warp {thread[1]} lane "
                     f"{thread[2]} never waited for it)"
@@ -493,8 +486,6 @@ class Cluster:
                 self.report(error.at(self._instructions[place] if place >= 0 else None, warp))
         if self.tracker is not None:
             self.tracker.check_exits()
-        if self.units is not None:
-            self.units.finish()
         if self.options.looks_for("exits"):
             self.barriers.check_finished(self.options.strict, self.report)
 

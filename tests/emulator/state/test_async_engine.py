@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.state.async_engine import AsyncEngine, AsyncOp, BulkGroups, BulkOp
+from cute_kernels.emulator.state.async_engine import AsyncEngine, AsyncOp
 
 
 def submit(engine: AsyncEngine, log: list, queues: list[int]) -> None:
@@ -80,65 +79,3 @@ def test_random_ticks_run_some_work():
 def test_unknown_policy():
     with pytest.raises(ValueError, match="'late'"):
         AsyncEngine("late")
-
-
-def bulk(groups: BulkGroups, thread: object, *per_group: int) -> list[list[BulkOp]]:
-    made = []
-    for size in per_group:
-        made.append([BulkOp(f"store {len(made)}") for _ in range(size)])
-        for op in made[-1]:
-            groups.issue(thread, op)
-        library().bulk_commit(groups.address(thread))
-    return made
-
-
-def test_wait_group_looks_at_all_but_the_newest():
-    groups = BulkGroups()
-    first, second, third = bulk(groups, "t", 2, 1, 1)
-    assert groups.wait_satisfied("t", 3, False) and not groups.wait_satisfied("t", 2, False)
-    first[0].has_read()
-    first[1].has_read()
-    assert groups.wait_satisfied("t", 2, True) and not groups.wait_satisfied("t", 2, False)
-    first[0].has_written()
-    assert not groups.wait_satisfied("t", 2, False), "one store of the group is not complete"
-    first[1].has_written()
-    assert groups.wait_satisfied("t", 2, False) and not groups.wait_satisfied("t", 1, True)
-    for op in second + third:
-        op.has_read()
-        op.has_written()
-    assert groups.wait_satisfied("t", 0, False)
-
-
-def test_completed_groups_still_count_by_position():
-    groups = BulkGroups()
-    first, second = bulk(groups, "t", 1, 1)
-    first[0].has_read()
-    first[0].has_written()
-    assert groups.wait_satisfied("t", 1, False)
-    third = bulk(groups, "t", 1)[0]
-    assert not groups.wait_satisfied("t", 1, False), "the two newest are the second and the third"
-    second[0].has_read()
-    second[0].has_written()
-    assert groups.wait_satisfied("t", 1, False) and not third[0].read_done
-
-
-def test_threads_have_their_own_groups_and_the_open_group_does_not_count():
-    groups = BulkGroups()
-    bulk(groups, (0, 2, 0), 1)
-    groups.issue((0, 2, 1), BulkOp("open"))
-    assert groups.wait_satisfied((0, 2, 1), 0, False)
-    assert groups.wait_satisfied((0, 3, 0), 0, False)
-    assert not groups.wait_satisfied((0, 2, 0), 0, False)
-
-
-def test_only_waited_groups_count_as_observed():
-    groups = BulkGroups()
-    for name in "ab":
-        op = BulkOp(name)
-        groups.issue("t", op)
-        op.has_read()
-        library().bulk_commit(groups.address("t"))
-    assert groups.unobserved() == [("t", "b", -1)] and groups.committed("t") == 2
-    assert groups.wait_satisfied("t", 1, True) and groups.unobserved() == [("t", "b", -1)]
-    assert groups.wait_satisfied("t", 0, True) and not groups.unobserved()
-    assert groups.committed("t") == 2 and groups.committed("other") == 0

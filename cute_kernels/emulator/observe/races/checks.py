@@ -85,6 +85,7 @@ class RaceChecks:
         self.agent: Agent | None = None
         self.barriers: MBarriers | None = None  # for reports
         self.report: Callable[[EmulatorError], None] = raising
+        self.arrive: Callable[[], None] = lambda: None  # says that the running warp is where the core is
         self.executing: Callable[[], int] = lambda: -1  # index of the instruction that is executed
         self.reported: set[tuple[object, ...]] = set()  # reports after which execution went on
         self.lane = 0
@@ -126,6 +127,11 @@ class RaceChecks:
             self.ordered(LogEntry.from_address(conflict.entry))
             return
         access = Access.from_address(conflict.access)
+        if access.issuer:
+            self.arrive()
+            self.agent = next(agent for agent in self.agents if agent.block_address == access.issuer)
+            column = int(self.epochs.columns[access.identity >> LANE_BITS])
+            self.looking = Operation(access.identity, column, self.agent.clocks, self.agent.base, access.lane)
         if what == CONSTANTS["RACE_ELSEWHERE"]:
             self.elsewhere(conflict)
         elif what == CONSTANTS["RACE_ABROAD"]:
@@ -136,7 +142,7 @@ class RaceChecks:
             self.reported.add(report)
 
     def _identity(self, what: int, conflict: ctypes.Structure, access: ctypes.Structure) -> tuple[object, ...]:
-        """What tells a report from others: the fault, and the instructions of both accesses."""
+        """Key of a report: the fault, and the instructions of both accesses."""
         number, wrote, verb = conflict.identity >> LANE_BITS, bool(conflict.wrote), _verb(access)
         weak = access.grain == GRANULE and self._why_late(conflict.identity, access.cluster) == _WEAK
         fault = Conflict(self.epochs, self.launch.first, self.agents, self.looking, verb, None, access.cluster, weak)

@@ -63,8 +63,8 @@ class Offset(enum.IntEnum):
 WARP_COLUMNS = CONSTANTS["WARP_COLUMNS"]
 _AT = words("Agent")
 _CHANGES = _AT["changes"]
-_CLOCK, _LOAD_CLOCK, _STORING, _BULK, _FENCED_INITS, _FENCED_ORDER = (
-    _AT[name] for name in ("clock", "load_clock", "storing", "bulk", "fenced_inits", "fenced_order")
+_CLOCK, _LOAD_CLOCK, _FENCED_INITS, _FENCED_ORDER = (
+    _AT[name] for name in ("clock", "load_clock", "fenced_inits", "fenced_order")
 )
 _TENSOR_IDENTITIES = slice(_AT["load_identity"], _AT["store_identity"] + 1)
 _NO_IDENTITIES = memoryview(bytes(16)).cast("q")
@@ -237,11 +237,6 @@ class Agent:
             self.loads = widened(self.loads, 2 * index)
             self._locate()
         self.loads[index] = self.tensor_clock(Offset.TENSOR_LOAD)
-
-    def stores(self, lane: int, groups: int) -> None:
-        """A lane issues bulk stores; host address of what is kept of its groups (`BulkGroups.address`)."""
-        self.words[_STORING] |= 1 << lane
-        self.words[_BULK + lane] = groups
 
     def loads_used(self, indices: Iterable[int]) -> None:
         """The values of these tcgen05.ld are used: the latest of each, and what came before, is complete.

@@ -26,7 +26,6 @@ class Operation:
         order: of a copy: what is known to be over when it is complete, int32 [columns].
         address: host address of ``clocks``.
         private: what the issuing lane alone knows, as `Agent.private`.
-        map_read: of a copy whose tensor map the kernel may change: column and clock of its read of the map.
     """
 
     identity: int
@@ -39,7 +38,6 @@ class Operation:
     order: np.ndarray | None = None
     address: int = 0
     private: Private | None = None
-    map_read: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         self.address = self.address or self.clocks.ctypes.data

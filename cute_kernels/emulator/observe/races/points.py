@@ -51,9 +51,10 @@ class PointRaces(RaceChecks):
             return
         column, clock = point.initialised
         if self.agent.clocks[Row.VISIBLE, column] < clock:
-            self.report(self._before_init(address, what, self.agent, column, clock))
+            self.report(self.before_init(address, what, self.agent, column, clock))
 
-    def _before_init(self, address: int, what: str, agent: Agent, column: int, clock: int) -> BarrierMisuse:
+    def before_init(self, address: int, what: str, agent: Agent, column: int, clock: int) -> BarrierMisuse:
+        """Error of ``what`` uses an mbarrier whose mbarrier.init, a column and a clock, is not ordered before."""
         return BarrierMisuse(
             f"{what} uses the mbarrier at {_place(address)}, whose mbarrier.init is not ordered before: "
             f"{self._hint(agent.clocks, column, clock)}; a barrier, or fence.mbarrier_init before a relaxed one of the "
@@ -65,7 +66,7 @@ class PointRaces(RaceChecks):
         address, given = fault.address, fault.given
         if what == CONSTANTS["INIT_ORDER"]:
             verb = _VERBS.get(fault.operation, "an arrival")
-            return self._before_init(address, f"{verb} of {agent.label}", agent, given, fault.place)
+            return self.before_init(address, f"{verb} of {agent.label}", agent, given, fault.place)
         if what == CONSTANTS["PHASE_AMBIGUOUS"]:
             return BarrierMisuse(
                 f"{agent.label} waits for phase {given} of the mbarrier at {_place(address)}, but nothing orders that "

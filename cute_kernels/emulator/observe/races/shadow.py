@@ -8,17 +8,14 @@ each other.
 
 from __future__ import annotations
 
-import itertools
 import math
 import mmap
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, word_count, words
 
-GRANULE, LANE_BITS, _NAMES = CONSTANTS["GRANULE"], CONSTANTS["LANE_BITS"], CONSTANTS["NAMES"]
+GRANULE, LANE_BITS = CONSTANTS["GRANULE"], CONSTANTS["LANE_BITS"]
 GENERIC, STRONG = CONSTANTS["GENERIC"], CONSTANTS["STRONG"]  # kinds of accesses, see `Epochs.generic`
 _LANE_MASK = (1 << LANE_BITS) - 1
 
@@ -38,21 +35,8 @@ def zeros(shape: int | tuple[int, ...], dtype: type[np.generic] = np.int32) -> n
     return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype).reshape(shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Where ``count`` items of an access begin: ``pitch`` bytes apart, from ``start`` on."""
-
-    start: int
-    pitch: int
-    count: int
-
-    def offsets(self) -> np.ndarray:
-        """int64 [count]."""
-        return self.start + self.pitch * np.arange(self.count)
-
-
-Offsets = int | np.ndarray | Rows
-"""Where an access begins: one place, int64 of several, or rows."""
+Offsets = int | np.ndarray
+"""Where an access begins: one place, or int64 of several."""
 Lanes = int | np.ndarray
 """A lane, -1 for all of them, or one per address."""
 _EPOCHS, _SHADOW, _PLANE = words("Epochs"), words("Shadow"), words("Plane")
@@ -81,7 +65,6 @@ class Epochs:
         self.clusters = np.zeros(1024, np.int32)
         self._texts = np.zeros(1024, np.int32)  # index in _labels: who and what, for reports
         self._labels: list[str] = [""]
-        self._namers: dict[int, Callable[[int], str]] = {}  # of negative texts, by the block of them
         self.block = np.zeros(word_count("Epochs"), np.int64)
         self.address = self.block.ctypes.data
         self._words = memoryview(self.block).cast("B").cast("q")
@@ -100,33 +83,6 @@ class Epochs:
         """Keeps labels of epochs that will be made; returns the number of the first."""
         self._labels += labels
         return len(self._labels) - len(labels)
-
-    def name_by(self, words: Callable[[int], str]) -> int:
-        """The core names epochs by numbers, which are put into words when somebody asks.
-
-        Args:
-            words: what the n-th name says, n from 0 to `NAMES` - 1.
-
-        Returns:
-            The text number of the first name; that of the n-th is n less.
-        """
-        block = next(n for n in itertools.count() if n not in self._namers)
-        self._namers[block] = words
-        return -1 - block * _NAMES
-
-    def settle_names(self, first: int) -> None:
-        """Epochs that were named by the numbers from ``first`` down get labels; the names are not needed any more."""
-        texts = self._texts[: len(self)]
-        named = (texts <= first) & (texts > first - _NAMES)
-        numbers, which = np.unique(texts[named], return_inverse=True)
-        if len(numbers):
-            label = self.text(*map(self._named, numbers.tolist()))
-            texts[named] = label + which
-        del self._namers[(-1 - first) // _NAMES]
-
-    def _named(self, number: int) -> str:
-        block, name = divmod(-1 - number, _NAMES)
-        return self._namers[block](name)
 
     def new(self, column: int, clock: int, label: str | int, generic: int = 0, place: int = -1) -> int:
         """The identity (of lane 0) of a new epoch; ``label`` is a text or the number of one that is kept."""
@@ -148,8 +104,7 @@ class Epochs:
             self._locate()
 
     def label(self, identity: int) -> str:
-        number = int(self._texts[identity >> LANE_BITS])
-        return self._labels[number] if number >= 0 else self._named(number)
+        return self._labels[int(self._texts[identity >> LANE_BITS])]
 
     def place(self, identity: int) -> int:
         """Index of the instruction of the epoch's first access; -1: not known."""

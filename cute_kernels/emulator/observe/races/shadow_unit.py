@@ -9,7 +9,7 @@ import ctypes
 import functools
 import struct
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES, word_count
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.observe.races.happens_before import FULL, Agent, Offset
 from cute_kernels.emulator.observe.races.operations import Operation, PipelinedAccess
-from cute_kernels.emulator.observe.races.shadow import GRANULE, Epochs, Lanes, Offsets, Plane, Rows, Shadow
+from cute_kernels.emulator.observe.races.shadow import GRANULE, Epochs, Lanes, Offsets, Plane, Shadow
 from cute_kernels.emulator.observe.races.sync_point import Row
 
 _ACQUIRED, _VISIBLE = map(int, (Row.ACQUIRED, Row.VISIBLE))
@@ -42,6 +42,9 @@ class ShadowUnit:
         epochs: what accesses are known by.
         find: the shadow, or the plane of tensor memory, at an address.
         ask: is told of a `Conflict`; its first argument is one of the core's RACE_.., but for more room.
+
+    Attributes:
+        callback_address: what the core calls.
     """
 
     #: What is known of arrays that never change, with the array, so that no other one gets its identity.
@@ -60,7 +63,7 @@ class ShadowUnit:
         address = ctypes.cast(self._callback, ctypes.c_void_p).value
         self._record = functools.partial(library().access_record_whole, self._access.ctypes.data, address)
         self._generic = GenericAccess()
-        self._callback_address = address
+        self.callback_address = address
 
     def _asked(self, what: int, address: int) -> int:
         try:
@@ -90,8 +93,12 @@ class ShadowUnit:
 
     def _checked(self, done: int) -> None:
         if not done:
-            error, self._error = self._error, None
-            raise error
+            self.reraise()
+
+    def reraise(self) -> NoReturn:
+        """Raises what `ask` has raised."""
+        error, self._error = self._error, None
+        raise error
 
     def _run(self, *parts: tuple[int, ...]) -> None:
         """The members of an `Access`: what is accessed, where, who looks, what is recorded, and the rest."""
@@ -100,10 +107,10 @@ class ShadowUnit:
         self._checked(self._record())
 
     def _places(self, offsets: Offsets) -> tuple[int, int, int, int]:
-        """OFFSETS, ROWS, BASE and STRIDE of one range (int), or of rows, or of an array of offsets."""
+        """OFFSETS, ROWS, BASE and STRIDE of one range (int), or of an array of offsets."""
         if isinstance(offsets, np.ndarray):
             return self._located(offsets)
-        return (0, offsets.count, offsets.start, offsets.pitch) if isinstance(offsets, Rows) else (0, 1, offsets, 0)
+        return 0, 1, offsets, 0
 
     def _located(self, offsets: np.ndarray) -> tuple[int, int, int, int]:
         found = self._constants.get(id(offsets))
@@ -125,7 +132,7 @@ class ShadowUnit:
         visible, fenced = address + 4 * width * _VISIBLE, address + 4 * width * int(fence)
         view = (visible, width, operation.own, 0, operation.lane, -1, cluster)
         record = (operation.identity, 0, fenced, 0, operation.column, 0)
-        rest = (_WRITES_FIRST, _private(operation), 0, -1)
+        rest = (_WRITES_FIRST, _private(operation), 0, -1, 0)
         self._run((0, 0, shadow.address, GRANULE), (*self._places(offsets), nbytes), view, record, rest)
 
     def async_write(
@@ -142,7 +149,7 @@ class ShadowUnit:
         fenced = 0 if fence is None else operation.address + 4 * width * int(fence)
         view = (known, width, own, 0, operation.lane, exempt, cluster)
         record = (operation.identity, 0, fenced, 0, 0, 0)
-        strong, rest = int(operation.reduces), (_READS_FIRST, _private(operation), 0, -1)
+        strong, rest = int(operation.reduces), (_READS_FIRST, _private(operation), 0, -1, 0)
         self._run((1, strong, shadow.address, GRANULE), (*self._places(offsets), nbytes), view, record, rest)
 
     def tensor(
@@ -155,7 +162,7 @@ class ShadowUnit:
         known = operation.address + 4 * width * int(row)
         record = (operation.identity, 0, 0, known, operation.column, 0)
         view = (known, width, -1, 0, -1, exempt, 0)
-        rest = (_FREED if freed else _WRITES_FIRST, 0, 0, -1)
+        rest = (_FREED if freed else _WRITES_FIRST, 0, 0, -1, 0)
         self._run((int(write), 0, plane.address, 1), places, view, record, rest)
         del kept
 
@@ -167,7 +174,7 @@ class ShadowUnit:
         offsets = _contiguous(offsets)
         view = (0, 0, -1, 0, -1, -1, cluster)
         record = (identity, 0, 0, 0, column, 0)
-        what, rest = (int(write), 0, shadow.address, GRANULE), (_UNCHECKED, 0, 0, -1)
+        what, rest = (int(write), 0, shadow.address, GRANULE), (_UNCHECKED, 0, 0, -1, 0)
         self._run(what, (*self._places(offsets), nbytes), view, record, rest)
 
     def generic(
@@ -184,7 +191,7 @@ class ShadowUnit:
         if access.each:
             access.lanes[: len(addresses)] = lanes.tolist()
         where = ctypes.addressof(context), ctypes.addressof(access)
-        self._checked(library().generic_record_whole(*where, self._callback_address))
+        self._checked(library().generic_record_whole(*where, self.callback_address))
 
     def pipelined_list(
         self, shared: Sequence[Shadow], planes: Sequence[Plane], accesses: Sequence[PipelinedAccess]
@@ -239,7 +246,7 @@ class ShadowUnit:
         Returns:
             The number of the first entry that Python has to decide; the number of entries if there is none.
         """
-        end = library().log_observe(ctypes.addressof(context), log.ctypes.data, first, len(log), self._callback_address)
+        end = library().log_observe(ctypes.addressof(context), log.ctypes.data, first, len(log), self.callback_address)
         self._checked(end >= 0)
         return end
 

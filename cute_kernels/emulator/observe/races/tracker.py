@@ -39,7 +39,7 @@ from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.memory_order import lane_vector, orders
 from cute_kernels.emulator.observe.races.operations import Operation
 from cute_kernels.emulator.observe.races.points import PointRaces
-from cute_kernels.emulator.observe.races.shadow import GENERIC, GRANULE, LANE_BITS, STRONG, Lanes, Offsets, Rows, Shadow
+from cute_kernels.emulator.observe.races.shadow import GENERIC, GRANULE, LANE_BITS, STRONG, Lanes, Offsets, Shadow
 from cute_kernels.emulator.observe.races.sync_point import Row, join, widened
 from cute_kernels.emulator.observe.races.tensor_memory import TensorRaces
 
@@ -106,7 +106,7 @@ class RaceTracker(PointRaces):
             self._contexts[agent] = STRUCTURES["Context"](
                 agent.block_address, self.epochs.address, self.shared[agent.rank].address,
                 self.planes[agent.rank].address, self.launch.block.ctypes.data, self.cluster,
-                self.all_shared.ctypes.data,
+                self.all_shared.ctypes.data, self.unit.callback_address,
             )  # fmt: skip
         return self._contexts[agent]
 
@@ -180,10 +180,10 @@ class RaceTracker(PointRaces):
             SharedMemoryRace: what it reads was written, and that is not ordered before.
             ProxyFenceMissing: it is ordered, but was written through the generic proxy and not fenced since.
         """
-        self._async_read(self.shared[rank], offsets, nbytes, operation, rank)
+        self.looking, self.stand = operation, None
+        self.unit.async_read(self.shared[rank], offsets, nbytes, operation, Row.PROXY, 0)
         if self.agent is not None and rank != self.agent.rank:
-            clock = int(self.epochs.clocks[operation.identity >> LANE_BITS])
-            self.exits.operation(rank, operation.column, clock, **self._told(operation.identity))
+            self.reads_elsewhere(rank, operation.identity)
 
     def async_write(self, rank: int, offsets: Offsets, nbytes: int, operation: Operation) -> None:
         """The operation writes shared memory.
@@ -191,64 +191,39 @@ class RaceTracker(PointRaces):
         Raises:
             SharedMemoryRace: an earlier access is not over.
         """
-        self._async_write(self.shared[rank], offsets, nbytes, operation, rank)
-
-    def global_rows(
-        self, rows: np.ndarray | Rows | None, nbytes: int, operation: Operation, write: bool
-    ) -> None:
-        """The operation reads or writes ``nbytes`` at each global address of ``rows`` (None: nothing).
-
-        Raises:
-            GlobalMemoryRace, ProxyFenceMissing: as for shared memory.
-        """
-        if rows is None:
-            return
-        access = self._async_write if write else self._async_read
-        if isinstance(rows, Rows):
-            index = self.launch.memory.region_index(rows.start, (rows.count - 1) * rows.pitch + nbytes)
-            if index is not None:
-                found = self.launch.shadow(index)
-                if found is not None:
-                    shadow, origin = found
-                    access(shadow, Rows(rows.start - origin, rows.pitch, rows.count), nbytes, operation, -1)
-                return
-            rows = rows.offsets()
-        for shadow, offsets in self._regions(rows.reshape(-1), nbytes):
-            access(shadow, offsets, nbytes, operation, -1)
-
-    def _async_read(self, shadow: Shadow, offsets: Offsets, nbytes: int, operation: Operation, rank: int) -> None:
-        fence = Row.PROXY_GLOBAL if rank < 0 else Row.PROXY
+        fence = Row.PROXY if self.strict and not operation.generic else None
         self.looking, self.stand = operation, None
-        self.unit.async_read(shadow, offsets, nbytes, operation, fence, self.cluster if rank < 0 else 0)
-
-    def _async_write(self, shadow: Shadow, offsets: Offsets, nbytes: int, operation: Operation, rank: int) -> None:
-        fence = Row.PROXY if self.strict and rank >= 0 and not operation.generic else None
-        self.looking, self.stand = operation, None
-        self.unit.async_write(shadow, offsets, nbytes, operation, fence, self.cluster if rank < 0 else 0)
+        self.unit.async_write(self.shared[rank], offsets, nbytes, operation, fence, 0)
 
     # --- tensor maps in global memory ---------------------------------------------------------------------------------
 
-    def load_reads_map(self, address: int, signal: int, text: str) -> tuple[int, int]:
-        """A load by the entered lane reads a tensor map: column and clock of that read, see `Operation.map_read`.
+    def load_reads_map(self, agent: Agent, copy: ctypes.Structure, text: str) -> tuple[int, int]:
+        """A load (`BulkCopy`) reads a tensor map: column and clock of that read.
 
         It is over when the load is. Strictly, that says nothing of loads before it that signal other mbarriers;
         CUTLASS's grouped GEMMs wait for the last load of a group alone before they change its maps.
         """
-        key = "map reads", self.agent.base, self.lane, signal & 0xFFFFFF if self.strict else -1
+        key = "map reads", agent.base, copy.lane, copy.signal & 0xFFFFFF if self.strict else -1
         column = self.columns.named(key)
         clock = self._serials[column] = self._serials.get(column, 0) + 1
-        self._map_read(address, column, clock, text)
+        self._map_read(copy, column, clock, text)
         return column, clock
 
-    def store_reads_map(self, address: int, group: int, text: str) -> None:
+    def store_reads_map(self, copy: ctypes.Structure, text: str) -> None:
         """A store in a bulk group does, until it has read its source (PTX ISA, cp.async.bulk.wait_group.read)."""
-        self._map_read(address, self.bulk_columns(self.agent, self.lane)[0], group, text)
+        self._map_read(copy, int(self.epochs.columns[copy.identity >> LANE_BITS]), copy.group, text)
 
-    def _map_read(self, address: int, column: int, clock: int, text: str) -> None:
+    def reads_elsewhere(self, rank: int, identity: int) -> None:
+        """A copy reads the shared memory of another CTA."""
+        number = identity >> LANE_BITS
+        column, clock = int(self.epochs.columns[number]), int(self.epochs.clocks[number])
+        self.exits.operation(rank, column, clock, **self._told(identity))
+
+    def _map_read(self, copy: ctypes.Structure, column: int, clock: int, text: str) -> None:
         # Neither source nor target of the copy: an access of its own kind. What was written there before is made known
         # by fence.proxy.tensormap, which is not followed.
-        identity = self.epochs.new(column, clock, text, GENERIC, self.agent.executing())
-        granules = address + np.arange(0, MAP_BYTES, GRANULE, dtype=np.int64)
+        identity = self.epochs.new(column, clock, text, GENERIC, copy.work.place)
+        granules = copy.other + np.arange(0, MAP_BYTES, GRANULE, dtype=np.int64)
         for shadow, offsets in self._regions(granules, GRANULE):
             self.unit.note(shadow, offsets, GRANULE, identity, False, column, self.cluster)
 
@@ -271,11 +246,6 @@ class RaceTracker(PointRaces):
         number = operation.identity >> LANE_BITS
         self.epochs.clocks[number] = point.completed + 1
         join(point.gathered[Row.ORDER], operation.order)
-        if operation.map_read is not None:
-            column, clock = operation.map_read
-            gathered = point.gathered[: Row.TENSOR, column]
-            np.maximum(gathered, clock, out=gathered)
-            point.add_stream(column)
         apart = rank ^ signal >> 24
         if apart < 2:
             point.copied(bool(apart), operation.identity)
@@ -306,11 +276,6 @@ class RaceTracker(PointRaces):
         return self.launch.flow.kernel.instructions[place] if place >= 0 and self.launch.flow is not None else None
 
     # --- bulk groups and wgmma ----------------------------------------------------------------------------------------
-
-    def bulk(self, group: int, text: str, reduces: bool = False) -> tuple[Operation, Operation]:
-        """The reads and the writes of a bulk store of the entered lane in its ``group``-th group."""
-        reads, writes = self.bulk_columns(self.agent, self.lane)
-        return self.operation(reads, group, text), self.operation(writes, group, text, reduces)
 
     def bulk_columns(self, agent: Agent, lane: int) -> tuple[int, int]:
         """The streams of a lane's bulk groups: reads, writes."""

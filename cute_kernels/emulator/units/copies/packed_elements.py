@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 GROUP = 16  # elements
 UNIT = 128  # elements: rows and first coordinates of the padded types are whole ones
 
@@ -49,23 +47,3 @@ PACKED = {
     "b4x16_p64": Packed(12, "16U4_ALIGN16B", 4, 8),
     "b6x16_p32": Packed(13, "16U6_ALIGN16B", 6, 4),
 }
-
-
-def padded(dtype: str, data: np.ndarray) -> np.ndarray:
-    """uint8 elements as in global memory -> as a load leaves them in shared memory; zero where they hold nothing."""
-    packed = PACKED[dtype]
-    groups = data.reshape(-1, packed.group_bytes)
-    return np.pad(groups, ((0, 0), (0, packed.padding))).reshape(-1)
-
-
-def padding_of(dtype: str, nbytes: int) -> np.ndarray:
-    """bool [nbytes]: which bytes of shared memory hold nothing after a load."""
-    packed = PACKED[dtype]
-    place = np.arange(nbytes) % (packed.group_bytes + packed.padding)
-    return place >= packed.group_bytes
-
-
-def without_padding(data: np.ndarray) -> np.ndarray:
-    """``b6p2x16``: uint8 bytes of six bits each [16 n] -> the bits side by side [12 n], the first one lowest."""
-    bits = np.unpackbits(data.reshape(-1, 1), axis=1, bitorder="little")[:, :6]
-    return np.packbits(bits.reshape(-1), bitorder="little")

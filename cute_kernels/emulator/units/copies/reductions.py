@@ -23,6 +23,8 @@ DTYPES = {
     "f64": np.dtype(np.float64),
 }
 FLOATS = ("f16", "bf16", "f32", "f64")
+#: Operations and types of bulk reductions, by their numbers in the core.
+OPERATIONS, TYPES = ("", "add", "min", "max", "inc", "dec", "and", "or", "xor"), tuple(DTYPES)
 _TINY = np.finfo(np.float32).tiny
 
 

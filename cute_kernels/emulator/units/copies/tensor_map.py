@@ -14,8 +14,6 @@ import math
 import struct
 from dataclasses import dataclass
 
-import numpy as np
-
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.units.copies.packed_elements import PACKED, UNIT
 
@@ -70,7 +68,6 @@ SWIZZLES = {
     "128B": Swizzle(3, 0, 128, 3, 0x70),
     "128B_atom32B": Swizzle(3, 1, 128, 2, 0x60),
 }
-SWIZZLE_PERIOD = 1024  # of the widest pattern
 _SWIZZLE_NAMES = {(swizzle.code, swizzle.atom): name for name, swizzle in SWIZZLES.items()}
 
 _IM2COL = 1
@@ -436,28 +433,3 @@ def _signed(field: int, bits: int) -> int:
     """The low ``bits`` of a field as two's complement."""
     sign = 1 << (bits - 1)
     return (field & (2 * sign - 1) ^ sign) - sign
-
-
-@functools.lru_cache(maxsize=256)
-def chunk_places(swizzle: str, rows: int, row_bytes: int, phase: int) -> np.ndarray:
-    """Where the 16-byte chunks of a box go in shared memory: int64 [rows * row_bytes / 16], in box order.
-
-    Args:
-        swizzle: a name of `SWIZZLES`.
-        rows: box rows.
-        row_bytes: bytes of one row, a multiple of 16.
-        phase: shared address of the box modulo `SWIZZLE_PERIOD`; places are chunk indices relative to address - phase.
-    """
-    pattern = SWIZZLES[swizzle]
-    pitch = pattern.span or row_bytes
-    address = phase + np.arange(rows)[:, None] * pitch + np.arange(0, row_bytes, CHUNK)[None, :]
-    address = address ^ (address >> pattern.shift & pattern.mask)
-    return (address // CHUNK).reshape(-1)
-
-
-@functools.lru_cache(maxsize=256)
-def chunk_order(swizzle: str, nbytes: int, phase: int) -> np.ndarray:
-    """For rows that fill their span: the box chunk that physical chunk p, counted from the first, holds."""
-    span = SWIZZLES[swizzle].span
-    # Within one span the XOR with fixed higher bits is its own inverse, so source and destination orders coincide.
-    return chunk_places(swizzle, nbytes // span, span, phase) - phase // CHUNK

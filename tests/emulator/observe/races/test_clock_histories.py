@@ -6,7 +6,6 @@ order counts, of strict agents, clusters, single lanes, tensor memory and mbarri
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import itertools
 import json
@@ -17,15 +16,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import GlobalMemory
-from cute_kernels.emulator.core.layout import STRUCTURES
-from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator import TensorMap
 from cute_kernels.emulator.errors import BarrierMisuse
 from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
 from cute_kernels.emulator.observe.races.sync_point import Order, Row
+from cute_kernels.emulator.units.copies.tensor_map import encode
+from tests.emulator.copies import BARRIER, DATA, Machine
 from tests.emulator.crew import (
     Crew,
     arrive_at,
+    bulk_store,
     bulk_waited,
     commit_at,
     complete_phase,
@@ -35,7 +35,7 @@ from tests.emulator.crew import (
     wait_for,
 )
 
-DATA = Path(__file__).parents[2] / "data" / "clocks.json"
+CLOCKS = Path(__file__).parents[2] / "data" / "clocks.json"
 CLUSTERS = {"one CTA": [0, 0, 0], "two CTAs": [0, 1, 0, 1]}
 CASES = list(itertools.product(CLUSTERS, ["strict", "default"], range(12)))
 BARRIERS = (64, 1 << 24 | 64)
@@ -81,7 +81,7 @@ def digest(cluster: str, strict: str, seed: int) -> str:
 
     def bulk() -> None:
         tracker.enter(warp.agent, draw.randrange(32))
-        tracker.bulk(draw.randrange(1, 9), "a store")
+        bulk_store(tracker, draw.randrange(1, 9), "a store")
         bulk_waited(tracker, agent, tracker.lane, draw.randrange(1, 9), draw.random() < 0.5)
 
     rows = (Row.PROXY, Row.PROXY_GLOBAL)
@@ -118,42 +118,32 @@ def digest(cluster: str, strict: str, seed: int) -> str:
 
 @pytest.mark.parametrize("cluster, strict, seed", CASES)
 def test_clocks_are_what_they_were(cluster: str, strict: str, seed: int) -> None:
-    assert digest(cluster, strict, seed) == json.loads(DATA.read_text())[f"{cluster}, {strict}, {seed}"]
+    assert digest(cluster, strict, seed) == json.loads(CLOCKS.read_text())[f"{cluster}, {strict}, {seed}"]
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_machine_code_leaves_a_barrier_that_overtakes_a_wait_to_python(ordered: bool) -> None:
-    """Warp 1 has waited for phase 0; phase 1 completes by warp 0, which knows of that wait or does not."""
-    memory = GlobalMemory()
-    source = np.zeros(64, np.uint8)
-    memory.register_tensor(source, "source", writable=False)
-    crew = Crew([256], [0, 0], memory)
-    tracker, address = crew.tracker, BARRIERS[0]
-    first, second = (crew[i].agent for i in range(2))
-    tracker.initialise(crew[0].agent, address)
-    barrier, other = tracker.points[address], tracker.point()
-    tracker.enter(crew[0].agent)
+def test_a_copy_that_completes_a_phase_ahead_of_a_wait(ordered: bool) -> None:
+    """Warp 1 has waited for phase 0; a copy of warp 0, which knows of that wait or does not, completes phase 1."""
+    array = np.zeros((16, 128), np.uint8)
+    machine = Machine(array)
+    tracker, crew, point = machine.crew.tracker, machine.crew, machine.crew.tracker.points[BARRIER]
+    first, second, other = crew[0].agent, crew[1].agent, machine.crew.tracker.point()
+    crew[0].agent.converge(FULL)
     first.release(other, FULL, Order.SYNC)
     other.complete()
     second.acquire(other, Order.SYNC)
-    complete_phase(tracker, address, 0)
-    tables = STRUCTURES["Tables"]()
-    contexts = [tracker.context(agent) for agent in (first, second)]
-    tables.context = ctypes.addressof(contexts[1])
-    wait_for(tracker, crew[1], address, Order.SYNC, 0)
+    machine.barriers.arrive(BARRIER)
+    wait_for(tracker, crew[1], BARRIER, Order.SYNC, 0)
     if ordered:
         second.release(other, FULL, Order.SYNC)
         other.complete()
         first.acquire(other, Order.SYNC)
-    tables.context = ctypes.addressof(contexts[0])
-    before, t = state(tracker), ctypes.addressof(tables)
-    copy = STRUCTURES["WatchedCopy"](
-        point=barrier.address, phase=1, completes=1, shadow=tracker.shared[0].address, offset=128, nbytes=64,
-        start=source.ctypes.data, count=1, row=64,
-    )  # fmt: skip
-    done = library().watch_load(t, ctypes.addressof(copy), 1)
-    assert done == ordered
-    if not ordered:
-        assert state(tracker) == before
-        with pytest.raises(BarrierMisuse, match="two phases"):
-            complete_phase(tracker, address, 1)
+    machine.barriers.expect_tx(BARRIER, 512)
+    machine.barriers.arrive(BARRIER)
+    descriptor = encode(TensorMap(array.ctypes.data, "u8", (128, 16), (128,), (64, 8), (1, 1)))
+    if ordered:
+        machine.load(descriptor, (0, 0), DATA, BARRIER)
+        assert point.completed == 2
+        return
+    with pytest.raises(BarrierMisuse, match="two phases"):
+        machine.load(descriptor, (0, 0), DATA, BARRIER)

@@ -15,12 +15,12 @@ from cute_kernels.emulator import GlobalMemory
 from cute_kernels.emulator.errors import EmulatorError, SharedMemoryRace
 from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
-from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Epochs, Plane, Rows, Shadow, zeros
+from cute_kernels.emulator.observe.races.shadow import LANE_BITS, Plane, zeros
 from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import PROXIES, Order, Row
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.state.memory_tables import TENSOR_LOAD
-from tests.emulator.crew import Crew, bulk_waited, complete_tensor, fence_tensor, state
+from tests.emulator.crew import Crew, access_rows, bulk_store, bulk_waited, complete_tensor, fence_tensor, state
 from tests.emulator.definitions import races as definition
 
 BYTES, RANKS = 1024, [0, 0, 1]
@@ -62,11 +62,11 @@ class History:
         """A read or write of a bulk operation by a lane; ``rank`` 2: of global memory."""
         self.tracker.enter(self.warps[warp].agent, lane)
         self.groups += 1
-        read, written = self.tracker.bulk(self.groups, f"copy {self.groups}")
+        read, written = bulk_store(self.tracker, self.groups, f"copy {self.groups}")
         places = np.array(places) if isinstance(places, list) else places
         if rank == 2:
-            shift = Rows(ORIGIN + 160, 16, 2)
-            self.tracker.global_rows(shift, nbytes, written if write else read, write)
+            rows = ORIGIN + 160 + 16 * np.arange(2)
+            access_rows(self.tracker, rows, nbytes, written if write else read, write)
         elif write:
             self.tracker.async_write(rank, places, nbytes, written)
         else:
@@ -133,7 +133,8 @@ COLUMN = st.integers(0, 3)
 PLACES = st.one_of(
     st.integers(0, 4).map(lambda i: 16 * i),
     st.lists(st.integers(0, 7).map(lambda i: 16 * i), min_size=1, max_size=3),
-    st.builds(Rows, st.integers(0, 12).map(lambda i: 8 * i), st.sampled_from([0, 8, 16, 48]), st.integers(1, 3)),
+    st.builds(lambda start, pitch, count: [start + pitch * i for i in range(count)],
+              st.integers(0, 12).map(lambda i: 8 * i), st.sampled_from([0, 8, 16, 48]), st.integers(1, 3)),
 )
 CALLS = st.lists(
     st.one_of(
@@ -203,8 +204,7 @@ class Defined(History):
             if rank == 2:
                 starts = [("global", 160 + 16 * i) for i in range(2)]
             else:
-                offsets = places.offsets().tolist() if isinstance(places, Rows) else np.atleast_1d(places).tolist()
-                starts = [("shared", rank << 24 | offset) for offset in offsets]
+                starts = [("shared", rank << 24 | offset) for offset in np.atleast_1d(places).tolist()]
             lanes = [lane] * len(starts)
         else:
             return None
@@ -543,17 +543,6 @@ def test_epochs_are_made_beyond_the_first_arrays() -> None:
             history.converge(0, FULL)
         assert len(history.tracker.epochs) > 1500
     assert histories[0].state() == histories[1].state()
-
-
-def test_rows_are_the_offsets_that_they_stand_for() -> None:
-    for rows, nbytes in ((Rows(32, 48, 3), 16), (Rows(4, 24, 2), 8), (Rows(64, 0, 1), 32)):
-        ours, theirs = Shadow(BYTES), Shadow(BYTES)
-        offsets = np.array([rows.start + i * rows.pitch for i in range(rows.count)])
-        for shadow, where in ((ours, rows), (theirs, offsets)):
-            ShadowUnit(Epochs(), lambda address, shadow=shadow: shadow).note(shadow, where, nbytes, 32, True)
-        assert (ours.coarse.writes == theirs.coarse.writes).all()
-        assert (ours.fine is None) == (theirs.fine is None)
-        assert ours.fine is None or (ours.fine.writes == theirs.fine.writes).all()
 
 
 @pytest.mark.parametrize("shape", [7, (3, 5), 1 << 20, (1 << 10, 1 << 9)])

@@ -18,16 +18,15 @@ from cutlass.cute.runtime import make_ptr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.emulator import GlobalMemory, Im2colMap, TensorMap
+from cute_kernels.emulator import Im2colMap, TensorMap
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.state.smem import shared_address
-from cute_kernels.emulator.units.copies.tensor_boxes import load_tile
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, decode, encode
 from cute_kernels.programs import host
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator import host_kernels as kernels
+from tests.emulator.copies import BARRIER, DATA, Machine
 from tests.emulator.ptx_launch import launch
-from tests.emulator.units.copies.test_tma import DATA, Machine
 
 
 def map_of(array: np.ndarray, lower, upper, channels: int, pixels: int, steps, swizzle: str = "none") -> Im2colMap:
@@ -65,6 +64,14 @@ def walked(array: np.ndarray, tensor_map: Im2colMap, coords, offsets) -> np.ndar
         else:
             image += 1
     return result
+
+
+def loaded(array: np.ndarray, tensor_map: Im2colMap, coords, offsets) -> np.ndarray:
+    """One copy as the emulator does it: uint8 [pixels, bytes]."""
+    machine = Machine(array, detectors=False)
+    machine.barriers.expect_tx(BARRIER, tensor_map.box_bytes)
+    machine.load(encode(tensor_map), coords, DATA, BARRIER, offsets=offsets)
+    return machine.ctas[0].data[DATA : DATA + tensor_map.box_bytes].reshape(tensor_map.pixels, -1)
 
 
 # --- the 128 bytes ----------------------------------------------------------------------------------------------------
@@ -156,10 +163,8 @@ def copies(draw):
 @given(copies())
 def test_load_moves_the_pixels_of_a_walk(copy):
     array, tensor_map, coords, offsets = copy
-    memory = GlobalMemory()
-    memory.register_tensor(array)
-    data = load_tile(tensor_map, coords, memory, offsets)
-    np.testing.assert_array_equal(data.reshape(tensor_map.pixels, -1), walked(array, tensor_map, coords, offsets))
+    data = loaded(array, tensor_map, coords, offsets)
+    np.testing.assert_array_equal(data, walked(array, tensor_map, coords, offsets))
 
 
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 0, 1), ((1, 2), (2, 1), (2, 1)), (3, 2, 2)])
@@ -176,15 +181,13 @@ def test_convolution(stride, padding, dilation):
     r, s = weight.shape[2:]
     out = expected.shape
     tensor_map = map_of(array, (-pw, -ph), (pw - (s - 1) * dw, ph - (r - 1) * dh), 16, 40, (sw, sh))
-    memory = GlobalMemory()
-    memory.register_tensor(array)
     places = [(n, p, q) for n in range(out[0]) for p in range(out[2]) for q in range(out[3])]
     result = np.zeros((len(places), out[1]), np.int64)
     for start in range(0, len(places), 40):
         n, p, q = places[start]
         for h, w, c in np.ndindex(r, s, 2):
             coords = (16 * c, q * sw - pw, p * sh - ph, n)
-            tile = load_tile(tensor_map, coords, memory, (w * dw, h * dh)).view(np.int16).reshape(40, 16)
+            tile = loaded(array, tensor_map, coords, (w * dw, h * dh)).view(np.int16)
             part = tile.astype(np.int64) @ weight[:, 16 * c : 16 * c + 16, h, w].numpy().T.astype(np.int64)
             result[start : start + 40] += part[: len(places) - start]
     np.testing.assert_array_equal(result.reshape(out[0], out[2], out[3], -1).transpose(0, 3, 1, 2), expected.numpy())
@@ -310,11 +313,11 @@ def test_a_store_reads_the_pixels_in_bounds(shape, upper, pixels: int, steps, co
         for place in needed[needed != left_out].tolist():
             machine.shared.view(shared_address(0, DATA + 4 * place), 4, write=True)[...] = 1
         if left_out < 0:
-            machine.tma.store(encode(tensor_map), coords, DATA, thread=0, im2col=True)
+            machine.store(encode(tensor_map), coords, DATA, im2col=True)
             assert array.view(np.uint32).astype(bool).sum() == len(needed)
             continue
         with pytest.raises(IllegalAccess, match="read of uninitialised shared memory"):
-            machine.tma.store(encode(tensor_map), coords, DATA, thread=0, im2col=True)
+            machine.store(encode(tensor_map), coords, DATA, im2col=True)
 
 
 @pytest.mark.parametrize("reduction", ["", "add"])

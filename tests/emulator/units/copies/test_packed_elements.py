@@ -9,7 +9,7 @@ import pytest
 
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, TensorMap, decode, encode, replace
-from tests.emulator.units.copies.test_tma import BARRIER, DATA, Machine
+from tests.emulator.copies import BARRIER, DATA, Machine
 
 WIDTH = {"b4x16": 4, "b4x16_p64": 4, "b6x16_p32": 6}
 GROUP_BYTES = {"b4x16": 8, "b4x16_p64": 16, "b6x16_p32": 16}  # of 16 elements in shared memory
@@ -53,7 +53,7 @@ def test_loads_element_by_element(dtype: str, inner: int, swizzle: str, start: t
     machine, tensor_map = Machine(memory), packed_map(dtype, memory, pitch, (inner, 8), swizzle)
     width, group = WIDTH[dtype], GROUP_BYTES[dtype]
     machine.barriers.arrive_expect_tx(BARRIER, 8 * inner * width // 8)
-    machine.tma.load(encode(tensor_map), start, DATA, BARRIER, rank=0)
+    machine.load(encode(tensor_map), start, DATA, BARRIER)
     assert machine.barriers.test_parity(BARRIER, 0)  # the bytes without the padding
     shared, states = machine.ctas[0].data, machine.ctas[0].states[1]
     row_bytes = SWIZZLES[swizzle].span or inner // 16 * group
@@ -82,7 +82,7 @@ def test_stores_element_by_element(dtype: str, inner: int, swizzle: str, start: 
     source = rng.integers(0, 256, 8 * row_bytes).astype(np.uint8)
     machine.fill(source)
     before = memory.copy()
-    machine.tma.store(encode(tensor_map), start, DATA, thread=0)
+    machine.store(encode(tensor_map), start, DATA)
     per_byte = width == 6
     expected = values.copy()
     for row in range(min(8, ROWS - start[1])):
@@ -104,7 +104,7 @@ def test_padding_holds_nothing():
     machine = Machine(memory)
     machine.fill(np.full(1024, 0xEE, np.uint8))
     machine.barriers.arrive_expect_tx(BARRIER, 8 * 64)
-    machine.tma.load(encode(packed_map("b4x16_p64", memory, pitch, (128, 8))), (0, 0), DATA, BARRIER, rank=0)
+    machine.load(encode(packed_map("b4x16_p64", memory, pitch, (128, 8))), (0, 0), DATA, BARRIER)
     machine.ctas[0].check_range(DATA, 8, write=False)
     with pytest.raises(IllegalAccess, match=f"uninitialised shared memory at offset {DATA + 8}"):
         machine.ctas[0].check_range(DATA, 16, write=False)
@@ -136,13 +136,13 @@ def test_copies_that_do_not_exist():
     machine.fill(np.zeros(4096, np.uint8))
     padded = encode(packed_map("b4x16_p64", memory, pitch, (128, 8)))
     with pytest.raises(IllegalAccess, match="type 16U4_ALIGN16B, which is for loads only"):
-        machine.tma.store(padded, (0, 0), DATA, thread=0)
+        machine.store(padded, (0, 0), DATA)
     with pytest.raises(IllegalAccess, match="the first is no multiple of 128"):
-        machine.tma.load(padded, (64, 0), DATA, BARRIER, rank=0)
+        machine.load(padded, (64, 0), DATA, BARRIER)
     with pytest.raises(IllegalAccess, match="the first is 8 bytes, no multiple of 16"):
-        machine.tma.load(encode(packed_map("b4x16", memory, pitch, (128, 8))), (16, 0), DATA, BARRIER, rank=0)
+        machine.load(encode(packed_map("b4x16", memory, pitch, (128, 8))), (16, 0), DATA, BARRIER)
     with pytest.raises(UnsupportedPTX, match=r"tensor reduction \.add of b4x16 elements"):
-        machine.tma.store(encode(packed_map("b4x16", memory, pitch, (128, 8))), (0, 0), DATA, thread=0, reduction="add")
+        machine.store(encode(packed_map("b4x16", memory, pitch, (128, 8))), (0, 0), DATA, reduction="add")
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("b4x16", 13), ("b4x16_p64", 14), ("b6x16_p32", 15)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import random
 import struct
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
     IllegalAccess,
@@ -23,39 +21,13 @@ from cute_kernels.emulator.errors import (
     UnsupportedPTX,
 )
 from cute_kernels.emulator.observe.races.happens_before import FULL
-from cute_kernels.emulator.state.async_engine import AsyncEngine
-from cute_kernels.emulator.state.gmem import GlobalMemory
-from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory, shared_address
-from cute_kernels.emulator.units.copies.tensor_boxes import load_tile
+from cute_kernels.emulator.state.smem import shared_address
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, TensorMap, decode, encode
-from cute_kernels.emulator.units.copies.tma import TmaUnit
-from tests.emulator.barriers import Barriers
-from tests.emulator.crew import Crew, bulk_waited
+from tests.emulator.copies import BARRIER, DATA, SHARED_BYTES, Machine
+from tests.emulator.crew import bulk_waited
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "tma_h200.json").read_text())
-GLOBAL_BYTES, SHARED_BYTES, SHARED_FILL = 1 << 16, 1 << 14, 0xCD  # of record_tma_on_gpu.py
-BARRIER, DATA = 1024, 2048
-
-
-class Machine:
-    """One cluster with a TMA unit, its barrier initialised for one arrival in every CTA."""
-
-    def __init__(self, memory: np.ndarray, ctas: int = 1, policy: str = "eager", detectors: bool = True) -> None:
-        self.gmem = GlobalMemory()
-        self.gmem.register_tensor(memory, "memory")
-        size = DATA + SHARED_BYTES
-        self.crew = Crew([size] * ctas, [0, 0], self.gmem) if detectors else None
-        tracker = self.crew.tracker if detectors else None
-        self.ctas = [SharedMemory(size, rank) for rank in range(ctas)]
-        self.shared = ClusterMemory(self.ctas)
-        self.barriers = Barriers(self.shared)
-        self.engine = AsyncEngine(policy, random.Random(0))
-        self.tma = TmaUnit(self.gmem, self.shared, self.barriers, self.engine, tracker)
-        for rank in range(ctas):
-            self.barriers.init(shared_address(rank, BARRIER), 1)
-
-    def fill(self, data: np.ndarray, rank: int = 0) -> None:
-        self.shared.view(shared_address(rank, DATA), len(data), write=True)[...] = data
+GLOBAL_BYTES, SHARED_FILL = 1 << 16, 0xCD  # of record_tma_on_gpu.py
 
 
 def noise(seed: int, nbytes: int) -> np.ndarray:
@@ -112,9 +84,9 @@ def test_copy_as_an_h200_does_it(number: int):
 
     def copy() -> None:
         if case["kind"] == "load":
-            machine.tma.load(descriptor, case["coords"], place, BARRIER, rank=0)
+            machine.load(descriptor, case["coords"], place, BARRIER)
         else:
-            machine.tma.store(descriptor, case["coords"], place, thread=0)
+            machine.store(descriptor, case["coords"], place)
 
     if "fault" in case:
         machine.fill(noise(number, SHARED_BYTES))  # so that nothing but the copy's arguments is at fault
@@ -161,15 +133,6 @@ def expected_box(array: np.ndarray, tensor_map: TensorMap, coords: tuple[int, ..
 
 
 @settings(max_examples=60, deadline=None)
-@given(tiles())
-def test_load_tile_matches_indexing(tile):
-    array, tensor_map, coords = tile
-    gmem = GlobalMemory()
-    gmem.register_tensor(array)
-    np.testing.assert_array_equal(load_tile(tensor_map, coords, gmem), expected_box(array, tensor_map, coords))
-
-
-@settings(max_examples=60, deadline=None)
 @given(tiles(), st.integers(0, 7))
 def test_swizzle_permutes_by_absolute_address_bits(tile, blocks):
     array, tensor_map, coords = tile
@@ -177,7 +140,7 @@ def test_swizzle_permutes_by_absolute_address_bits(tile, blocks):
     machine.fill(np.zeros(SHARED_BYTES, np.uint8))
     machine.barriers.arrive_expect_tx(BARRIER, tensor_map.box_bytes)
     start = DATA + 128 * blocks
-    machine.tma.load(encode(tensor_map), coords, start, BARRIER, rank=0)
+    machine.load(encode(tensor_map), coords, start, BARRIER)
     box = expected_box(array, tensor_map, coords)
     pitch = SWIZZLES[tensor_map.swizzle].span or tensor_map.box[0]
     for i, value in enumerate(box):
@@ -206,16 +169,16 @@ def test_store_then_load_round_trip(policy: str):
     data = noise(3, 512)
     machine.fill(data)
     descriptor = encode(byte_map(array))
-    machine.tma.store(descriptor, (64, 8), DATA, thread="t")
-    library().bulk_commit(machine.tma.groups.address("t"))
-    assert machine.engine.force(lambda: machine.tma.groups.wait_satisfied("t", 0, False))
+    machine.store(descriptor, (64, 8), DATA)
+    machine.commit()
+    assert machine.engine.force(machine.waits(0, False))
     bulk_waited(machine.crew.tracker, machine.crew[0].agent, 0, 1, read=False)
     machine.barriers.arrive_expect_tx(BARRIER, 512)
-    machine.tma.load(descriptor, (64, 8), DATA + 1024, BARRIER, rank=0)
+    machine.load(descriptor, (64, 8), DATA + 1024, BARRIER)
     machine.engine.drain()
     assert machine.barriers.test_parity(BARRIER, 0)
     np.testing.assert_array_equal(machine.ctas[0].data[DATA + 1024 : DATA + 1536], data)
-    assert (machine.tma.bytes_loaded, machine.tma.bytes_stored) == (512, 512)
+    assert (machine.bulk.bytes_loaded, machine.bulk.bytes_stored) == (512, 512)
 
 
 def test_multicast_lands_in_each_cta_and_signals_each_barrier():
@@ -223,8 +186,8 @@ def test_multicast_lands_in_each_cta_and_signals_each_barrier():
     machine = Machine(array, ctas=4)
     for rank in (0, 2, 3):
         machine.barriers.arrive_expect_tx(shared_address(rank, BARRIER), 512)
-    machine.tma.load(
-        encode(byte_map(array, swizzle="none")), (0, 0), DATA, BARRIER, rank=0, multicast=0b1101, describe="by producer"
+    machine.load(
+        encode(byte_map(array, swizzle="none")), (0, 0), DATA, BARRIER, multicast=0b1101
     )
     for rank in (0, 2, 3):
         assert machine.barriers.phase(shared_address(rank, BARRIER)) == 1
@@ -237,8 +200,8 @@ def test_pair_multicast_signals_the_cta_of_the_given_parity():
     machine = Machine(array, ctas=4)
     for rank in (0, 2):
         machine.barriers.arrive_expect_tx(shared_address(rank, BARRIER), 1024)
-    machine.tma.load(
-        encode(byte_map(array)), (0, 0), shared_address(1, DATA), BARRIER, rank=1, cta_group=2, multicast=0b1111
+    machine.load(
+        encode(byte_map(array)), (0, 0), shared_address(1, DATA), BARRIER, cta_group=2, multicast=0b1111
     )
     assert [machine.barriers.phase(shared_address(rank, BARRIER)) for rank in range(4)] == [1, 0, 1, 0]
 
@@ -248,13 +211,13 @@ def test_pair_copy_may_signal_the_other_cta_of_its_pair_only():
     machine = Machine(array, ctas=4)
     descriptor = encode(byte_map(array))
     machine.barriers.arrive_expect_tx(BARRIER, 512)
-    machine.tma.load(descriptor, (0, 0), shared_address(1, DATA), BARRIER, rank=1, cta_group=2)
+    machine.load(descriptor, (0, 0), shared_address(1, DATA), BARRIER, cta_group=2)
     assert machine.barriers.phase(BARRIER) == 1
     for group, rank in ((None, 1), (1, 1), (2, 2)):
         with pytest.raises(IllegalAccess, match="signals an mbarrier of CTA 0"):
-            machine.tma.load(descriptor, (0, 0), shared_address(rank, DATA), BARRIER, rank=rank, cta_group=group)
+            machine.load(descriptor, (0, 0), shared_address(rank, DATA), BARRIER, cta_group=group)
     with pytest.raises(IllegalAccess, match="mask"):
-        machine.tma.load(descriptor, (0, 0), DATA, BARRIER, rank=0, multicast=0b10001)
+        machine.load(descriptor, (0, 0), DATA, BARRIER, multicast=0b10001)
 
 
 def test_illegal_copies_are_named():
@@ -262,21 +225,21 @@ def test_illegal_copies_are_named():
     machine = Machine(array)
     good = encode(byte_map(array))
     with pytest.raises(IllegalAccess, match="128-byte aligned"):
-        machine.tma.load(good, (0, 0), DATA + 64, BARRIER, rank=0)
+        machine.load(good, (0, 0), DATA + 64, BARRIER)
     with pytest.raises(IllegalAccess, match="coordinates for a tensor map of rank 2"):
-        machine.tma.load(good, (0, 0, 0), DATA, BARRIER, rank=0)
+        machine.load(good, (0, 0, 0), DATA, BARRIER)
     with pytest.raises(BarrierMisuse, match="not initialised"):
-        machine.tma.load(good, (0, 0), DATA + 2048, BARRIER + 64, rank=0)
+        machine.load(good, (0, 0), DATA + 2048, BARRIER + 64)
     with pytest.raises(IllegalAccess, match="leaves its"):
-        machine.tma.load(good, (0, 0), DATA + SHARED_BYTES - 128, BARRIER, rank=0)
+        machine.load(good, (0, 0), DATA + SHARED_BYTES - 128, BARRIER)
     with pytest.raises(IllegalAccess, match="touches the live mbarrier"):
-        machine.tma.load(good, (0, 0), BARRIER, BARRIER, rank=0)
+        machine.load(good, (0, 0), BARRIER, BARRIER)
     with pytest.raises(BarrierMisuse, match="more arrived than expect_tx announced"):
         machine.barriers.arrive_expect_tx(BARRIER, 256)
-        machine.tma.load(good, (0, 0), DATA, BARRIER, rank=0)
+        machine.load(good, (0, 0), DATA, BARRIER)
     too_long = dataclasses.replace(byte_map(array), extents=(128, 17))
     with pytest.raises(IllegalAccess, match="outside every registered region"):
-        machine.tma.load(encode(too_long), (0, 12), DATA + 1024, BARRIER, rank=0)
+        machine.load(encode(too_long), (0, 12), DATA + 1024, BARRIER)
 
 
 def test_unknown_modes_are_refused():
@@ -307,9 +270,9 @@ def test_store_of_unfenced_data_is_reported():
     machine.crew.store(0, machine.shared, lanes, np.ones((32, 16), np.uint8))
     machine.crew[0].agent.converge(FULL)
     with pytest.raises(ProxyFenceMissing, match=r"offset 2048 of CTA 0, which the store of warp 0 wrote"):
-        machine.tma.store(encode(byte_map(array)), (0, 0), DATA, thread=0)
+        machine.store(encode(byte_map(array)), (0, 0), DATA)
     machine.crew[0].agent.fence_proxy(FULL)
-    machine.tma.store(encode(byte_map(array)), (0, 0), DATA, thread=0)
+    machine.store(encode(byte_map(array)), (0, 0), DATA)
     assert array[:8, :64].all() and not array[8:].any()
 
 
@@ -318,14 +281,14 @@ def test_source_may_be_overwritten_only_after_the_thread_waited(policy: str):
     array = np.zeros((16, 128), np.uint8)
     machine = Machine(array, policy=policy)
     machine.fill(noise(1, 512))
-    machine.tma.store(encode(byte_map(array)), (0, 0), DATA, thread=0)
-    library().bulk_commit(machine.tma.groups.address(0))
+    machine.store(encode(byte_map(array)), (0, 0), DATA)
+    machine.commit()
     overwrite = (np.array([DATA + 496]), np.zeros((1, 4), np.uint8))
     with pytest.raises(SharedMemoryRace, match="a store of warp 0 writes .* which the TMA store of 512 bytes .* read"):
         machine.crew.store(0, machine.shared, *overwrite)
     machine.crew.store(0, machine.shared, overwrite[0] + 16, overwrite[1])
-    assert machine.engine.force(lambda: machine.tma.groups.wait_satisfied(0, 0, True))
-    bulk_waited(machine.crew.tracker, machine.crew[0].agent, 0, machine.tma.groups.committed(0), read=True)
+    assert machine.engine.force(machine.waits(0, True))
+    bulk_waited(machine.crew.tracker, machine.crew[0].agent, 0, machine.thread().committed, read=True)
     machine.crew.store(0, machine.shared, *overwrite)
 
 
@@ -337,7 +300,7 @@ def stored_from(case: dict) -> set[int]:
         tensor_map = tensor_map_of(case, memory.ctypes.data)
         machine = Machine(memory, detectors=False)
         machine.fill(fill.astype(np.uint8))
-        machine.tma.store(encode(tensor_map), case["coords"], DATA + case["offset"], thread=0)
+        machine.store(encode(tensor_map), case["coords"], DATA + case["offset"])
         digits.append(memory[tensor_map.address - memory.ctypes.data :])
     size = tensor_map.element_bits // 8
     inside = np.zeros(len(digits[0]), bool)
@@ -358,10 +321,10 @@ def test_a_store_reads_what_is_in_bounds(number: int):
             if place != left_out:
                 machine.shared.view(shared_address(0, DATA + place), 1, write=True)[...] = 1
         if left_out is None:
-            machine.tma.store(descriptor, case["coords"], DATA + case["offset"], thread=0)
+            machine.store(descriptor, case["coords"], DATA + case["offset"])
             continue
         with pytest.raises(IllegalAccess, match="read of uninitialised shared memory"):
-            machine.tma.store(descriptor, case["coords"], DATA + case["offset"], thread=0)
+            machine.store(descriptor, case["coords"], DATA + case["offset"])
 
 
 def test_load_over_a_pending_store_is_a_race():
@@ -369,6 +332,6 @@ def test_load_over_a_pending_store_is_a_race():
     machine = Machine(array)
     machine.fill(noise(1, 512))
     descriptor = encode(byte_map(array))
-    machine.tma.store(descriptor, (0, 0), DATA, thread=0)
+    machine.store(descriptor, (0, 0), DATA)
     with pytest.raises(SharedMemoryRace, match="TMA load"):
-        machine.tma.load(descriptor, (0, 0), DATA + 384, BARRIER, rank=0)
+        machine.load(descriptor, (0, 0), DATA + 384, BARRIER)
