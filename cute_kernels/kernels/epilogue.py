@@ -200,7 +200,7 @@ NARROW = SHORT | {
     "gelu": Sigmoid(0.3369, (), (1.171, -1.523, 1.316, -0.4668)),
     "gelu_tanh": Sigmoid(0.3403, (), (1.159, -1.483, 1.269, -0.4473)),
 }
-"""The same with fewer operations, where a product with the share is rounded to E4M3."""
+"""Fewer operations of the same kind, for products that are rounded to E4M3."""
 
 LONG = {
     "gelu": Sigmoid(

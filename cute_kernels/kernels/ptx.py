@@ -202,7 +202,7 @@ def cvt_rn_f16x2_f32(high: Float32, low: Float32, *, loc=None, ip=None) -> Int32
 
 @dsl_user_op
 def cvt_rn_satfinite_f16x2_f32(high: Float32, low: Float32, *, loc=None, ip=None) -> Int32:
-    """The same, but numbers beyond 65504 become that."""
+    """Two FP32 numbers rounded to FP16, likewise; what is beyond 65504 becomes that."""
     return _operation("cvt.rn.satfinite.f16x2.f32", Int32, (high, low), loc, ip)
 
 

@@ -386,7 +386,7 @@ ACTIVATION_CLOCKS_PER_KELEMENT = 56
 """Clocks of a warpgroup to apply an activation to 1024 elements: seven instructions for each, of any but ReLU."""
 
 NARROW_ACTIVATION_CLOCKS_PER_KELEMENT = 30
-"""The same of results of 8 bits."""
+"""Clocks of a warpgroup for that where results have 8 bits."""
 
 BUFFER_CLOCKS = 240
 """Clocks of a warpgroup for every store buffer of a tile, whatever its columns."""
@@ -458,7 +458,7 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
 
 
 def _buffer_share(plan: Sm90GemmPlan) -> float:
-    """Of `BUFFER_CLOCKS`, what a store buffer of a plan takes."""
+    """Share of `BUFFER_CLOCKS` that a store buffer of a plan takes."""
     if plan.narrows:
         return NARROW_BUFFER_SHARES[plan.config.store_stages >= plan.regions_per_tile]
     return 1 + WAITING_SHARE * plan.config.transposed
