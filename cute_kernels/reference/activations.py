@@ -65,8 +65,8 @@ NARROW = SHORT | {
     "gelu": Sigmoid(0.3369, (), (1.171, -1.523, 1.316, -0.4668)),
     "gelu_tanh": Sigmoid(0.3403, (), (1.159, -1.483, 1.269, -0.4473)),
 }
-"""Fewer operations of the same kind, for `gated_e4m3`: an error of at most ``3e-3 |x|``, a twentieth of what rounding to
-E4M3 adds, that of FP16 products included."""
+"""Fewer operations of the same kind, for `gated_e4m3`: an error of at most ``3e-3 |x|``, a twentieth of what rounding
+to E4M3 adds, that of FP16 products included."""
 
 LONG = {
     "gelu": Sigmoid(
