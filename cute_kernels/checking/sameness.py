@@ -135,7 +135,7 @@ def first_difference(
 
 
 def different_inputs(a: Sequence[LaunchMemory], b: Sequence[LaunchMemory]) -> str:
-    """What differs already before launches of two runs without a `first_difference`, in words, or "".
+    """Inputs that differ between two runs without a `first_difference`, in words, or "".
 
     Equal answers to different questions say nothing, and a launch that works in place may leave both as they were.
     """
