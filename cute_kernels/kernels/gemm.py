@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float8E4M3FN, Float32, Int16, Int32, Int64
 
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.epilogue import Scales, activate, scale_add, scales_of
+from cute_kernels.kernels.epilogue import NARROW, Scales, activate, activate_to_e4m3, scale_add, scales_of
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, launch_clusters
 from cute_kernels.kernels.tma import Tma, load_tma, staging_layout, store_tma
@@ -324,6 +324,13 @@ def finish(
     elif cutlass.const_expr(bias is not None):
         for i in cutlass.range_constexpr(cute.size(accumulator)):
             accumulator[i] = accumulator[i] + bias[i]
+    if cutlass.const_expr(dtype is Float8E4M3FN and activation in NARROW and residual is None):
+        narrow = cute.make_rmem_tensor(cute.make_layout(cute.size(accumulator)), dtype)
+        pairs = cute.recast_tensor(narrow, Int16)
+        for i in cutlass.range_constexpr(cute.size(pairs)):
+            pair = (accumulator[2 * i], accumulator[2 * i + 1])
+            pairs[i] = activate_to_e4m3(pair, activation, out_factor, packed_f32)
+        return narrow
     if cutlass.const_expr(activation != "none"):
         for i in cutlass.range_constexpr(0, cute.size(accumulator), 2):
             pair = (accumulator[i], accumulator[i + 1])

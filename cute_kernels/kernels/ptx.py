@@ -201,6 +201,18 @@ def cvt_rn_f16x2_f32(high: Float32, low: Float32, *, loc=None, ip=None) -> Int32
 
 
 @dsl_user_op
+def cvt_rn_satfinite_f16x2_f32(high: Float32, low: Float32, *, loc=None, ip=None) -> Int32:
+    """Two FP32 numbers rounded to FP16, likewise; what is beyond 65504 becomes that."""
+    return _operation("cvt.rn.satfinite.f16x2.f32", Int32, (high, low), loc, ip)
+
+
+@dsl_user_op
+def cvt_rn_satfinite_e4m3x2_f16x2(halves: Int32, *, loc=None, ip=None) -> Int16:
+    """Both FP16 numbers of a register rounded to E4M3, in their order; beyond 448 they become 448."""
+    return _operation("cvt.rn.satfinite.e4m3x2.f16x2", Int16, (halves,), loc, ip)
+
+
+@dsl_user_op
 def cvt_f32_f16x2(halves: Int32, *, loc=None, ip=None) -> tuple[Float32, Float32]:
     """Both FP16 numbers of a register in FP32, the lower one first."""
     return cute.arch.inline_ptx(

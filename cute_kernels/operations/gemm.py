@@ -85,8 +85,8 @@ def gemm(
         activation: ``"none"``, ``"relu"``, ``"relu_squared"``, ``"silu"`` (``x * sigmoid(x)``), ``"quick_gelu"`` (``x *
             sigmoid(1.702 x)``), ``"gelu"`` (GELU in its exact form) or ``"gelu_tanh"`` (in its tanh form, as
             `torch.nn.functional.gelu` with ``approximate="tanh"``). Of a sum x, the error of the last four is at most
-            ``7e-4 |x|`` where ``out_dtype`` is bfloat16, a fifth of what rounding to it adds, or float8_e4m3fn, and
-            ``8e-7 |x|`` elsewhere, at twice the cost.
+            ``7e-4 |x|`` where ``out_dtype`` is bfloat16, a fifth of what rounding to it adds, ``3e-3 |x|`` where it is
+            float8_e4m3fn, a twentieth, and ``8e-7 |x|`` elsewhere, at twice the cost.
         scale_a: what elements of ``a`` are multiplied by to mean numbers: None (1), a number, an FP32 tensor of one
             element, or of shape ``[M, 1]``, of a batch ``[B, M, 1]``: one for each row. Of any element type: what is
             multiplied are sums, so that ``scale_b`` may be that of a weight which was converted to 16 bits.
@@ -94,8 +94,8 @@ def gemm(
         residual: of the result's shape, BF16, FP16 or FP32, contiguous, or None.
         out_scale: with ``out_dtype`` float8_e4m3fn what an element of the result is multiplied by to mean a number,
             ``scale_a`` of a call that takes it: None (1), a number, or an FP32 tensor of one element, which the kernel
-            reads. Results are multiplied by ``fp32(1 / out_scale)`` in FP32 and then rounded; what is beyond 448
-            becomes 448, with its sign. It is the reciprocal of `torch._scaled_mm`'s ``scale_result``.
+            reads. Results are multiplied by ``fp32(1 / out_scale)`` and rounded; what is beyond 448 becomes 448, with
+            its sign. It is the reciprocal of `torch._scaled_mm`'s ``scale_result``.
 
     Returns:
         ``[M, N]`` or ``[B, M, N]`` in ``out_dtype``, contiguous. N whose rows are no multiple of 16 bytes costs a copy,

@@ -296,6 +296,7 @@ _CANDIDATES = (
     (256, 192, False, 3, 2, ((1, 2),), 1),
     (128, 192, True, 4, 2, ((2, 1),), 1),
     (128, 160, True, 5, 2, ((1, 2),), 1),
+    (128, 160, True, 4, 10, ((1, 1),), 1),
     (192, 128, True, 4, 2, ((1, 2),), 1),
     (192, 96, True, 5, 3, ((1, 2),), 1),
     (128, 128, True, 6, 2, ((2, 1), (1, 2), (1, 4)), 1),
@@ -384,11 +385,18 @@ EPILOGUE_CLOCKS_PER_KELEMENT = 29.5
 ACTIVATION_CLOCKS_PER_KELEMENT = 56
 """Clocks of a warpgroup to apply an activation to 1024 elements: seven instructions for each, of any but ReLU."""
 
+NARROW_ACTIVATION_CLOCKS_PER_KELEMENT = 30
+"""Clocks of a warpgroup for that where results have 8 bits."""
+
 BUFFER_CLOCKS = 240
 """Clocks of a warpgroup for every store buffer of a tile, whatever its columns."""
 
 WAITING_SHARE = 0.35
 """Share of that which it takes more where warps that fill a buffer together wait for each other."""
+
+NARROW_BUFFER_SHARES = (1.5, 0.5)
+"""Shares of that which buffers of 8-bit results take: where they are waited for, and where a tile has one for each
+region. By launches of twelve layers with GELU in other tiles on an H100."""
 
 LAUNCH_CLOCKS = 5000
 """Clocks of a launch, whatever it computes."""
@@ -429,9 +437,10 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
         rate /= 2
     # Almost the larger of both: they overlap, but for where both take as long.
     mainloop = (wgmma**4 + (fetched / rate) ** 4) ** 0.25 + TILE_CLOCKS + blocks * BLOCK_CLOCKS
-    kelement = EPILOGUE_CLOCKS_PER_KELEMENT + ACTIVATION_CLOCKS_PER_KELEMENT * (plan.problem.activation != "none")
+    activation = NARROW_ACTIVATION_CLOCKS_PER_KELEMENT if plan.narrows else ACTIVATION_CLOCKS_PER_KELEMENT
+    kelement = EPILOGUE_CLOCKS_PER_KELEMENT + activation * (plan.problem.activation != "none")
     epilogue = plan.warpgroup_rows * c.tile_n / 1024 * kelement
-    epilogue += plan.regions_per_tile * BUFFER_CLOCKS * (1 + WAITING_SHARE * c.transposed)
+    epilogue += plan.regions_per_tile * BUFFER_CLOCKS * _buffer_share(plan)
     once = LAUNCH_CLOCKS + CLUSTER_CLOCKS * plan.ctas + fetched / FIRST_BYTES_PER_CLOCK
     exchange = 0.0
     if c.split_k > 1:
@@ -446,6 +455,13 @@ def modelled_clocks(plan: Sm90GemmPlan) -> float:
         return clocks
     follow = waves > 1 + c.pingpong  # of a warpgroup
     return clocks * (1 + SCALED_LOSS if plan.problem.scaled and follow else 1 - TRANSPOSED_GAIN)
+
+
+def _buffer_share(plan: Sm90GemmPlan) -> float:
+    """Share of `BUFFER_CLOCKS` that a store buffer of a plan takes."""
+    if plan.narrows:
+        return NARROW_BUFFER_SHARES[plan.config.store_stages >= plan.regions_per_tile]
+    return 1 + WAITING_SHARE * plan.config.transposed
 
 
 def _rows_in_flight(plan: Sm90GemmPlan) -> float:

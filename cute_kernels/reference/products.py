@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cute_kernels.reference.activations import ACTIVATIONS
+from cute_kernels.reference.activations import ACTIVATIONS, NARROW, gated_e4m3
 from cute_kernels.reference.rounding import fma32, granularity, round_exactly, round_tf32
 from cute_kernels.reference.tensor_cores import accumulate_as, check_arithmetic
 
@@ -69,7 +69,8 @@ def gemm(
     3. the sum with the residual.
 
     The result is rounded once more to ``out_dtype``. For float8_e4m3fn it is multiplied by ``fp32(1 / out_scale)``
-    first, one more rounding to FP32, and what is beyond 448 becomes 448, with its sign; NaN stays NaN.
+    first, one more rounding to FP32, and what is beyond 448 becomes 448, with its sign; NaN stays NaN. Without a
+    residual, GELU and SiLU are `gated_e4m3` there, whose product is rounded to FP16 before.
 
     With ``split_k`` s > 1 and c blocks of 128 bytes of K, slice i of s has blocks ``i * c // s`` to
     ``(i + 1) * c // s - 1``. Each has an accumulator of its own; before the scale, slices 0 and 1 are added, 2 and 3,
@@ -106,6 +107,8 @@ def gemm(
     out_dtype = out_dtype or (a.dtype if a.itemsize > 1 else torch.bfloat16)
     out = torch.empty(shape, dtype=out_dtype, device=a.device)
     scale = _product(scale_a, scale_b, shape, a.device)
+    out_scale = torch.as_tensor(1.0 if out_scale is None else out_scale, dtype=torch.float32, device=a.device)
+    out_factor = 1.0 / out_scale.reshape(())
     rows = max(1, _CHUNK_ELEMENTS // b.shape[-2])
     dtype = a.dtype
     if dtype is torch.float32:
@@ -120,10 +123,14 @@ def gemm(
                 acc = acc * factor if addend is None else fma32(acc, factor, addend)
             elif addend is not None:
                 acc = acc + addend
+            if out_dtype is torch.float8_e4m3fn and activation in NARROW and residual is None:
+                out[index][part] = _to_e4m3(gated_e4m3(activation, acc, out_factor))
+                continue
             acc = ACTIVATIONS[activation](acc, out_dtype)
             if residual is not None:
                 acc = acc + residual[index][part].to(torch.float32)
-            out[index][part] = _rounded(acc, out_dtype, out_scale)
+            narrow = out_dtype is torch.float8_e4m3fn
+            out[index][part] = _to_e4m3(acc * out_factor) if narrow else acc.to(out_dtype)
     return out
 
 
@@ -160,11 +167,8 @@ def _sums(
     return slices[0]
 
 
-def _rounded(values: torch.Tensor, dtype: torch.dtype, out_scale: float | torch.Tensor | None) -> torch.Tensor:
-    if dtype is not torch.float8_e4m3fn:
-        return values.to(dtype)
-    scale = torch.as_tensor(1.0 if out_scale is None else out_scale, dtype=torch.float32, device=values.device)
-    return (values * (1.0 / scale.reshape(()))).clamp(-LARGEST_E4M3, LARGEST_E4M3).to(dtype)
+def _to_e4m3(values: torch.Tensor) -> torch.Tensor:
+    return values.clamp(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
 
 
 def _accumulate_dense(a: torch.Tensor, b: torch.Tensor, step: int, exact: bool) -> torch.Tensor:

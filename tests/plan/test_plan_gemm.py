@@ -328,3 +328,11 @@ def test_two_ctas_of_one_warpgroup_fit_a_multiprocessor(m, facts):
     assert 2 * (plan.smem_bytes + CTA_SMEM_BYTES) <= plan.arch.sm_smem_bytes
     graph = sm90_gemm_graph(plan)
     assert 8 * sum(barrier.stages for barrier in graph.barriers()) <= plan.smem[0].nbytes
+
+
+def test_small_store_buffers_of_8_bit_results_are_as_many_as_a_tile_has_regions() -> None:
+    """Two layers of SigLIP with GELU to E4M3, where that took 8% and 6% less time on an H100."""
+    narrow = {"in_dtype": "float8_e4m3fn", "out_dtype": "float8_e4m3fn", "row_scale": True, "column_scale": True}
+    for size in ((1568, 3072, 768), (11664, 1152, 1152)):
+        plan = make_plan(GemmProblem(*size, activation="gelu_tanh", **narrow), arch="sm_90a", sm_count=132)
+        assert plan.config.store_stages == plan.regions_per_tile

@@ -101,22 +101,31 @@ def _pair(block: BlockBuilder, instruction: Instruction, flags: list[str], targe
         raise instruction.refuse("a packed conversion takes two sources")
     high, low = (block.value(operand, 32) for operand in instruction.operands[1:])
     if target in _FP8:
-        _only(instruction, flags, "rn", "satfinite", "relu")
-        if "satfinite" not in flags:
-            raise instruction.refuse("a conversion to FP8 needs .satfinite")
-        op = PureOp(f"cvt_{target}_f32{'_relu' if 'relu' in flags else ''}", ("f32",), "u8")
+        op = _to_fp8(instruction, flags, target)
     else:
         op = _narrow_from_flags(instruction, flags, target[:-2])
     return Pack([block.pure(op, low), block.pure(op, high)])
 
 
 def _fp8(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
-    """Two FP8 values to f16x2 (exact). The other direction of f16x2 is refused: it has no user yet."""
+    """Two FP8 values to f16x2 (exact), or back."""
+    operand = instruction.operands[1]
+    if target in _FP8 and source == "f16x2":
+        op = _to_fp8(instruction, flags, target)
+        halves = block.split(block.value(operand, 32), 2)
+        return Pack([block.pure(op, block.pure(float_to_float("f32", "f16"), half)) for half in halves])
     if target != "f16x2" or source not in _FP8:
         raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
     _only(instruction, flags, "rn")
-    codes = block.split(block.value(instruction.operands[1], 16), 2)
+    codes = block.split(block.value(operand, 16), 2)
     return Pack([block.pure(PureOp(f"cvt_f16_{source}", ("u8",), "u16"), code) for code in codes])
+
+
+def _to_fp8(instruction: Instruction, flags: list[str], target: str) -> PureOp:
+    _only(instruction, flags, "rn", "satfinite", "relu")
+    if "satfinite" not in flags:
+        raise instruction.refuse("a conversion to FP8 needs .satfinite")
+    return PureOp(f"cvt_{target}_f32{'_relu' if 'relu' in flags else ''}", ("f32",), "u8")
 
 
 _FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}

@@ -154,6 +154,26 @@ def test_conversion_to_fp8(name: str, dtype: type, seed: int):
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("e4m3x2", ml_dtypes.float8_e4m3fn), ("e5m2x2", ml_dtypes.float8_e5m2)])
+@pytest.mark.parametrize("relu", ["", ".relu"])
+@rows_of_operands
+@given(seed=st.integers(0, 2**32))
+def test_conversion_from_fp16_to_fp8(name: str, dtype: type, relu: str, seed: int):
+    """Likewise; with .relu what is negative becomes 0."""
+    largest = float(ml_dtypes.finfo(dtype).max)
+
+    def one(x: int) -> int:
+        value = float(np.array([x], np.uint16).view(np.float16)[0])
+        if value != value:
+            return 0x7F
+        if relu and x >> 15:
+            return 0
+        return int(np.array([min(max(value, -largest), largest)], np.float32).astype(dtype).view(np.uint8)[0])
+
+    text = f"cvt.rn.satfinite{relu}.{name}.f16x2 {{d}}, {{0}};"
+    check(Case(text, 16, (32,), lambda x: one(x >> 16) << 8 | one(x & 0xFFFF)), seed)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("e4m3x2", ml_dtypes.float8_e4m3fn), ("e5m2x2", ml_dtypes.float8_e5m2)])
 def test_conversion_from_fp8(name: str, dtype: type):
     def one(x: int) -> int:
         value = float(np.array([x], np.uint8).view(dtype).astype(np.float32)[0])

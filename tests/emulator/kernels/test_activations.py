@@ -19,7 +19,7 @@ from scipy import special
 from bench.activation_kernel import ActivationKernel
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, emulator
 from cute_kernels.programs import host
-from cute_kernels.reference.activations import ACTIVATIONS
+from cute_kernels.reference.activations import ACTIVATIONS, gated_e4m3
 from tests.emulator.cases import check
 from tests.emulator.gemm_inputs import make_gemm_case
 from tests.nightly import examples, nightly
@@ -102,6 +102,28 @@ def test_errors_where_the_share_is_fp32s(activation):
     x = x[(x != 0) & x.isfinite()]
     assert errors(activation, x, torch.float32).max() <= BOUNDS[torch.float32]
     assert torch.equal(ACTIVATIONS[activation](x[::7], torch.float16), ACTIVATIONS[activation](x[::7], torch.float32))
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.37, 300.0, 2.0**-8])
+@pytest.mark.parametrize("activation", SHARES)
+def test_errors_of_products_for_e4m3(activation, factor):
+    """Beside what the products' own range takes: FP16 ends at 65504, and its numbers are multiples of 2^-24."""
+    x = torch.cat([torch.linspace(2**-10, 16, 300_001), torch.logspace(-3, 3, 10_001)])
+    x = torch.cat([x, -x])
+    got = gated_e4m3(activation, x, torch.tensor(factor)).double().numpy()
+    exact = factor * x.double().numpy()
+    finite = np.abs(exact) <= 65504
+    errors = np.abs(got - exact * SHARES[activation](x.double().numpy()))[finite] - 2.0**-24
+    assert (errors / np.abs(exact[finite])).max() <= 3e-3
+
+
+@pytest.mark.parametrize("activation", SHARES)
+def test_products_for_e4m3_are_finite(activation):
+    """Also where a product with the share would be one of infinity and 0."""
+    x = torch.tensor([-math.inf, -3e38, -70000.0, 70000.0, 3e38, math.inf, math.nan])
+    got = gated_e4m3(activation, x, torch.tensor(8.0))
+    expected = torch.tensor([-0.0, -0.0, -0.0, 65504.0, 65504.0, 65504.0], dtype=torch.float16)
+    assert torch.equal(got[:6].view(torch.int16), expected.view(torch.int16)) and got[6].isnan()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
