@@ -12,6 +12,8 @@ from cute_kernels.diagnostics.sources import short_name
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.state.gmem import GlobalMemory
 
+OTHER_INPUTS = "not the same inputs, or memory that nobody has written"
+
 
 @dataclass(frozen=True)
 class LaunchMemory:
@@ -88,7 +90,7 @@ class Difference:
             f"{self.nbytes} bytes, first at byte {self.byte}; from byte {self.byte // 8 * 8} on A has "
             f"{self.a.hex(' ')}, B {self.b.hex(' ')}"
         )
-        return f"{text}\nnot the same inputs, or memory that nobody has written: {self.inputs}" if self.inputs else text
+        return f"{text}\n{OTHER_INPUTS}: {self.inputs}" if self.inputs else text
 
 
 def first_difference(
@@ -130,6 +132,18 @@ def first_difference(
             one.after[array][words].tobytes(), other.after[array][words].tobytes(), _inputs(one, other, sizes, written),
         )  # fmt: skip
     return None
+
+
+def different_inputs(a: Sequence[LaunchMemory], b: Sequence[LaunchMemory]) -> str:
+    """What differs already before launches of two runs without a `first_difference`, in words, or "".
+
+    Equal answers to different questions say nothing, and a launch that works in place may leave both as they were.
+    """
+    for one, other in zip(a, b) if len(a) == len(b) else [(a[0], b[0])]:
+        sizes = [min(len(x), len(y)) for x, y in zip(one.before, other.before)]
+        if found := _inputs(one, other, sizes, {}):
+            return found
+    return ""
 
 
 def _sizes(one: LaunchMemory, other: LaunchMemory, prefix: bool) -> list[int]:

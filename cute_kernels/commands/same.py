@@ -70,12 +70,15 @@ def run(options: argparse.Namespace) -> int:
     a, b = memories
     difference = sameness.first_difference(a, b, prefix=options.prefix)
     how = f"{len(a)} launches" if len(a) == len(b) else f"the last of {len(a)} launches and of {len(b)}"
-    print(f"different: {difference}" if difference is not None else f"same: {how}, bit by bit")
+    inputs = sameness.different_inputs(a, b) if difference is None else difference.inputs
+    note = f"\n{sameness.OTHER_INPUTS}: {inputs}" if inputs else ""
+    print(f"different: {difference}" if difference is not None else f"same: {how}, bit by bit{note}")
     if options.json is not None:
         facts = dataclasses.asdict(difference) if difference is not None else None
         if facts is not None:
             facts |= {"a": difference.a.hex(), "b": difference.b.hex()}
         answer = {"a": options.a, "b": options.b, "same": difference is None, "launches": [len(a), len(b)]}
+        answer["inputs"] = inputs
         files.write_text(options.json, json.dumps({**answer, "first_difference": facts}, indent=1) + "\n")
     return int(difference is not None)
 

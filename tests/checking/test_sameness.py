@@ -98,6 +98,32 @@ def test_other_inputs_are_named(tmp_path: Path) -> None:
     assert status == 1 and answer["first_difference"]["inputs"] == "array 1 from byte 0 on"
 
 
+IN_PLACE = HEAD + """
+.reg .b64 %rd<2>; .reg .b32 %r<2>;
+ld.param.u64 %rd1, [p];
+ld.global.s32 %r1, [%rd1];
+max.s32 %r1, %r1, 0;
+st.global.s32 [%rd1], %r1;
+ret;
+}
+"""
+
+
+def test_other_inputs_that_a_launch_leaves_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing changes in either run; memory differs nevertheless, which the answer says."""
+    tmp_path.joinpath("k.ptx").write_text(IN_PLACE)
+    sides = []
+    for value in (1, 2):
+        array = {"dtype": "int32", "shape": [1], "fill": value}
+        made = {"arrays": {"x": array}, "launches": [{"grid": 1, "block": 1, "arguments": ["x"]}]}
+        tmp_path.joinpath(f"{value}.json").write_text(json.dumps(made))
+        sides.append(shlex.join([str(tmp_path / "k.ptx"), str(tmp_path / f"{value}.json")]))
+    status, answer = same(tmp_path, *sides)
+    assert status == 0 and answer["same"] and answer["inputs"] == "array 1 from byte 0 on"
+    assert "not the same inputs" in capsys.readouterr().out
+    assert same(tmp_path, sides[0], sides[0])[1]["inputs"] == ""
+
+
 def test_runs_of_another_number_of_launches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the last launches leave is compared, all of it that has been written since the beginning."""
     a = program(tmp_path, "a", 8, 8, launches=2)

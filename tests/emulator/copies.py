@@ -84,7 +84,7 @@ class Machine:
         multicast: int | None = None, offsets: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         """cp.async.bulk.tensor to shared memory."""
-        copy = self._tensor_copy(bulk.LOAD, descriptor, coords, destination)
+        copy = self.tensor_copy(bulk.LOAD, descriptor, coords, destination)
         copy.signal, copy.mask, copy.pair = barrier, -1 if multicast is None else multicast, cta_group == 2
         copy.im2col = offsets is not None
         copy.offsets[: len(offsets or ())] = offsets or ()
@@ -94,12 +94,13 @@ class Machine:
         self, descriptor: bytes, coords: Sequence[int], source: int, *, im2col: bool = False, reduction: str = ""
     ) -> None:
         """cp.async.bulk.tensor, or cp.reduce.async.bulk.tensor, from shared memory by one thread."""
-        copy = self._tensor_copy(bulk.STORE, descriptor, coords, source)
+        copy = self.tensor_copy(bulk.STORE, descriptor, coords, source)
         copy.im2col, copy.reduction, copy.mask, copy.signal = im2col, OPERATIONS.index(reduction), -1, -1
         copy.thread = ctypes.addressof(self.thread())
         self.issue(copy)
 
-    def _tensor_copy(self, kind: int, descriptor: bytes, coords: Sequence[int], shared: int) -> ctypes.Structure:
+    def tensor_copy(self, kind: int, descriptor: bytes, coords: Sequence[int], shared: int) -> ctypes.Structure:
+        """A tiled copy of a kind, in part."""
         self.params[:] = np.frombuffer(descriptor, np.uint8)
         copy = bulk.BulkCopy(kind=kind, rank=len(coords), other=PARAM_WINDOW, shared=shared)
         copy.coordinates[: len(coords)] = [int(c) for c in coords]

@@ -57,7 +57,8 @@ static int broken_rule_of_range(const BulkCopy *copy) {
 static int take_map(Tables *t, BulkCopy *copy) {
   const TensorMap *map = t->maps, *end = t->maps + MAPS;
   // A kernel may have rewritten it (tensormap.replace).
-  while (map < end && (map->key != copy->other || memcmp(map->host, map->content, sizeof map->content))) map++;
+  while (map < end && (!map->host || map->key != copy->other || memcmp(map->host, map->content, sizeof map->content)))
+    map++;
   if (map == end) {
     if (asks(t, BULK_MAP, copy, 0, 0, 0)) return 1;
     map = &t->maps[t->fault.given];
@@ -175,19 +176,21 @@ int32_t bulk_read_run(WorkQueues *all, BulkCopy *copy) {
   return wrong;
 }
 
-// What is to be written is combined with what is there.
+// What is to be written is combined with what is there, of rows that overlap (a stride may be 0) with what the one before
+// has left: as many rows at a time as follow each other in memory.
 static int reduce(Tables *t, const BulkCopy *copy, const Rows *rows) {
-  size_t row = (size_t)(rows->end - rows->first);
-  uint8_t *old = malloc(2 * (size_t)rows->count * row + 1), *more = old + (size_t)rows->count * row;
-  for (int64_t i = 0; i < rows->count; i++) {
-    memcpy(old + (size_t)i * row, (const void *)(uintptr_t)rows->starts[i], row);
-    memcpy(more + (size_t)i * row, copy->box + rows->numbers[i] * copy->map.row_bytes + rows->first, row);
+  int64_t row = rows->end - rows->first, count = rows->count, wrong = 0;
+  uint8_t *old = malloc(2 * (size_t)(count * row) + 1), *more = old + count * row;
+  for (int64_t i = 0, n; i < count && !wrong; i += n) {
+    for (n = 0; i + n < count && (!n || rows->starts[i + n] >= rows->starts[i + n - 1] + row); n++) {
+      memcpy(old + n * row, (const void *)(uintptr_t)rows->starts[i + n], (size_t)row);
+      memcpy(more + n * row, copy->box + rows->numbers[i + n] * copy->map.row_bytes + rows->first, (size_t)row);
+    }
+    wrong = combines(t, copy, old, more, n * row);
+    for (int64_t k = 0; k < n && !wrong; k++) memcpy((void *)(uintptr_t)rows->starts[i + k], old + k * row, (size_t)row);
   }
-  int wrong = rows->count && combines(t, copy, old, more, rows->count * (int64_t)row);
-  for (int64_t i = 0; i < rows->count && !wrong; i++)
-    memcpy((void *)(uintptr_t)rows->starts[i], old + (size_t)i * row, row);
   free(old);
-  return wrong;
+  return wrong != 0;
 }
 
 int32_t bulk_write_run(WorkQueues *all, BulkCopy *copy) {

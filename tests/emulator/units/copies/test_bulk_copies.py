@@ -14,6 +14,7 @@ from cute_kernels.emulator import TensorMap
 from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, SharedMemoryRace
 from cute_kernels.emulator.state.mbarrier import MAX_COUNT
 from cute_kernels.emulator.state.smem import shared_address
+from cute_kernels.emulator.units.copies import bulk
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, encode
 from cute_kernels.testing.ptx import aligned
 from tests.emulator.copies import BARRIER, DATA, SHARED_BYTES, Machine
@@ -199,6 +200,29 @@ def test_a_tensor_beyond_all_memory() -> None:
     for coords in ((0, (1 << 31) - 1, (1 << 31) - 1), (0, 1 << 24, 0), (0, 0, 1 << 30)):
         with pytest.raises(IllegalAccess, match="outside every registered region"):
             machine.load(encode(huge), coords, DATA, BARRIER)
+
+
+@pytest.mark.parametrize("strides", [(0, 64), (64, 0), (16, 16), (0, 0)])
+def test_a_reduction_of_rows_that_overlap(strides: tuple[int, int]) -> None:
+    """Every element is combined on its own, also with what another row of the box has made of the same place."""
+    memory = aligned(np.zeros(64, np.uint32))
+    machine = Machine(memory, detectors=False)
+    values = np.arange(96, dtype=np.uint32)
+    machine.fill(values.view(np.uint8))
+    tensor_map = TensorMap(0, "u32", (8, 4, 3), strides, (8, 4, 3), (1, 1, 1))
+    machine.store(placed(tensor_map, memory), (0, 0, 0), DATA, reduction="add")
+    expected = np.zeros(64, np.uint32)
+    for number, (k, j, i) in enumerate(np.ndindex(3, 4, 8)):
+        expected[i + (j * strides[0] + k * strides[1]) // 4] += number
+    np.testing.assert_array_equal(memory, expected)
+
+
+def test_a_tensor_map_at_an_address_of_ones() -> None:
+    machine, descriptor, _ = small()
+    copy = machine.tensor_copy(bulk.LOAD, descriptor, (0, 0), DATA)
+    copy.other, copy.signal, copy.mask = -1, BARRIER, -1
+    with pytest.raises(IllegalAccess, match="tensor map at .* not 64-byte aligned"):
+        machine.issue(copy)
 
 
 # --- bulk groups ------------------------------------------------------------------------------------------------------
