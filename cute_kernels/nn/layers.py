@@ -200,6 +200,12 @@ def check_layer(module: torch.nn.Module, channels: int = 3, order: Order = "chw"
         raise ValueError(f"module has {n} features, allowed: multiples of 8")
 
 
+def check_frames(options: PatchOptions) -> None:
+    """Raises ValueError for options of several frames, which a layer by itself has not."""
+    if options.frames != 1:
+        raise ValueError(f"frames = {options.frames}, allowed: 1: rows of several frames are those of whole models")
+
+
 def _check_order(module: torch.nn.Module, order: Order) -> None:
     if isinstance(module, torch.nn.Conv2d) and order != "chw":
         raise ValueError(f"order = {order!r} with a Conv2d, allowed: 'chw', the order of its weight")
@@ -222,7 +228,7 @@ def convert_layer(
             `PatchEmbed.from_module`.
 
     Raises:
-        TypeError, ValueError: as `check_layer` and `options_of`.
+        TypeError, ValueError: as `check_layer`, `check_frames` and `options_of`.
     """
     if unknown:
         words = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
@@ -231,6 +237,7 @@ def convert_layer(
     if not isinstance(options, PatchOptions):
         kind = type(options).__name__
         raise TypeError(f"options is {kind}, expected PatchOptions: convert_layer(module, PatchOptions(precision=..))")
+    check_frames(options)
     positions = PositionCache(interpolation, antialias)
     if not isinstance(module, tuple(_PLAIN)):
         check_layer(module, getattr(module, "in_channels", options.channels), options.order)

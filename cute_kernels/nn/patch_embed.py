@@ -10,7 +10,7 @@ import torch
 from cute_kernels.nn import availability
 from cute_kernels.nn.calls import hidden_by
 from cute_kernels.nn.engine import PatchEngine, check_tensor
-from cute_kernels.nn.layers import EngineMixin, check_layer
+from cute_kernels.nn.layers import EngineMixin, check_frames, check_layer
 from cute_kernels.nn.options import Backend, Order, PatchOptions, Pixels, Precision
 from cute_kernels.nn.positions import Interpolation, PositionCache, checked_grid, checked_grids, two_integers
 from cute_kernels.operations.patch_weight import PerChannel
@@ -124,6 +124,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
                 "PatchEmbed.from_module(torch.nn.Conv2d(3, features, patch, stride=patch), pos_embed=..), or take "
                 "TimmPatchEmbed, which has the constructor of timm's"
             )
+        check_frames(options)
         check_layer(module, options.channels, options.order)
         _check_replaceable(module)
         self.register_parameter("weight", module.weight)

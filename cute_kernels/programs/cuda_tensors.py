@@ -41,6 +41,8 @@ _SYNCHRONISING = {
     *("masked_select", "bincount"),
 }
 """Functions of torch for whose result the host waits for the current stream, besides copies between host and device."""
+_UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+"""Functions of torch that leave a result as the host's memory was."""
 _ALIGNMENT = 512  # bytes, of what the CUDA allocator returns
 
 
@@ -200,6 +202,8 @@ class CudaOnHost(TorchFunctionMode):
         result = func(*args, **kwargs)
         if not on_device or getattr(func, "__name__", "") in ("__dlpack__", "numpy", "__array__"):
             return result
+        if getattr(func, "__name__", "") in _UNINITIALISED and type(result) is torch.Tensor and "out" not in kwargs:
+            result.untyped_storage().fill_(0)  # as `guarded_memory` says: two runs of a program do not differ by it
         copies: dict[int, torch.UntypedStorage] = {}
         return tree_map_only(torch.Tensor, lambda x: self.adopt(x, func, copies), result)
 

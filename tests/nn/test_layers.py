@@ -152,6 +152,15 @@ def test_a_convolution_has_one_order(convolution):
         PatchEmbed.from_module(convolution, order="hwc")
 
 
+@pytest.mark.parametrize("layer", [torch.nn.Conv2d(3, 8, 16, 16), torch.nn.Linear(1536, 8)], ids=["conv", "linear"])
+def test_layers_have_one_frame(layer):
+    """The refusal comes before the first call, and says which option is at fault."""
+    for make in (convert_layer, PatchEmbed):
+        with pytest.raises(ValueError, match="frames = 2, allowed: 1"):
+            make(layer, PatchOptions(precision="fp8", frames=2))
+    assert "engine" not in vars(layer)
+
+
 def test_channels_are_those_of_the_convolution():
     """Two, with options for three: one mean and one standard deviation serve all, different ones do not."""
     images = torch.randint(0, 256, (2, 2, 32, 32), dtype=torch.uint8)

@@ -43,6 +43,29 @@ def launch(x: torch.Tensor, y: torch.Tensor, factor: float, count: int) -> None:
     scale_program.host(*tensors, cutlass.Float32(factor), cutlass.Int32(count), cuda.CUstream(0))
 
 
+NEW: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "empty": lambda x: torch.empty(25_000, device="cuda"),
+    "of a parameter": lambda x: torch.empty(25_000, device="cuda", requires_grad=True),
+    "empty_like": torch.empty_like,
+    "empty_strided": lambda x: torch.empty_strided((250, 100), (1, 250), device="cuda"),
+    "empty_permuted": lambda x: torch.empty_permuted((250, 100), (1, 0), device="cuda"),
+    "new_empty": lambda x: x.new_empty(25_000),
+    "new_empty_strided": lambda x: x.new_empty_strided((25_000,), (1,)),
+    "of bytes": lambda x: torch.empty(100_000, device="cuda", dtype=torch.float8_e8m0fnu).view(torch.uint8),
+}
+
+
+@pytest.mark.parametrize("make", NEW.values(), ids=NEW)
+def test_new_device_memory_is_zero(device: CudaOnHost, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Whatever the host held there: tensors of the same size that are gone."""
+    for _ in range(4):
+        x = torch.full((25_000,), 7.0, device="cuda")
+        made = make(x)
+        assert not made.detach().any()
+        made.detach().fill_(9)
+        del x, made
+
+
 def test_tensors_on_the_device_lie_far_from_each_other(device: CudaOnHost) -> None:
     """An access beyond one is no access of another, wherever the host's allocator places them."""
     sizes = (64, 64, 512, 4096, 1 << 20, 64) * 3
