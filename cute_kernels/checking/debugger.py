@@ -32,6 +32,7 @@ from cute_kernels.emulator.units.sm import Warp
 from cute_kernels.programs.recorded import Outcome, RecordedLaunch, Replay
 
 _LOOK = 0.1  # seconds
+NONE_RUNS = "no warp runs: the launch has not begun, or is over"
 _WARP = re.compile(r"(?:(?:(\d+)\.)?(\d+)\.)?(\d+)")
 
 
@@ -97,7 +98,8 @@ class Debugger:
         self.recorded = recorded
         self.breakpoints: dict[int, Breakpoint] = {}
         self.outcome: Outcome | None = None
-        self.kernel = parse(recorded.launch.ptx).kernels[recorded.launch.kernel_name]
+        program = parse(recorded.launch.ptx)
+        self.kernel, self._target = program.kernels[recorded.launch.kernel_name], program.target
         self._schedule = schedule or Schedule()
         self._options = self._schedule.options(debugger=self, **options)
         self._schedulers: dict[int, Scheduler] = {}
@@ -227,8 +229,9 @@ class Debugger:
         for warp in self.warps():
             if not name or _means(name, warp):
                 return warp
-        running = ", ".join(map(name_of, self.warps())) or "none, before `go` or `step`, and at the end"
-        raise ValueError(f"warp {name!r} does not run; running are {running}")
+        if not self.warps():
+            raise ValueError(NONE_RUNS)
+        raise ValueError(f"warp {name!r} does not run; running are {', '.join(map(name_of, self.warps()))}")
 
     def warps(self) -> list[Warp]:
         """All that have begun and not exited, by cluster, CTA and number."""
@@ -251,7 +254,13 @@ class Debugger:
         return inspection.shared(self.recorded.launch, self.warp(warp), first, nbytes)
 
     def tensor(self, column: int = 0, columns: int = 512, warp: str = "") -> np.ndarray:
-        """Tensor memory of the warp's CTA: uint32 [columns, 128 lanes]."""
+        """Tensor memory of the warp's CTA: uint32 [columns, 128 lanes].
+
+        Raises:
+            ValueError: the kernel is not for SM100 and has none.
+        """
+        if not self._target.startswith("sm_100"):
+            raise ValueError(f"tensor memory: a kernel for {self._target} has none")
         return self.warp(warp).cta.tmem.cells[column : column + columns].copy()
 
     def memory(self, address: int, nbytes: int) -> np.ndarray:

@@ -12,13 +12,14 @@ from typing import IO
 import numpy as np
 
 from cute_kernels import files
-from cute_kernels.checking.debugger import Debugger, Stop, name_of
+from cute_kernels.checking.debugger import NONE_RUNS, Debugger, Stop, name_of
 from cute_kernels.checking.inspection import active_lanes, standing
 from cute_kernels.diagnostics import sources
 from cute_kernels.diagnostics.diagnosis import diagnose
 from cute_kernels.diagnostics.text import render
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch import schedule
+from cute_kernels.emulator.launch.scheduler import is_over
 from cute_kernels.programs import command, program_run
 from cute_kernels.programs.capturing import capture
 from cute_kernels.programs.recorded import RecordedLaunch, Recorder
@@ -212,9 +213,12 @@ class Shell(cmd.Cmd):
         words = _words(text, 0, 1)
         if words:
             self._warp = name_of(self.debugger.warp(words[0]))
-        for each in [self.debugger.warp(words[0])] if words else self.debugger.warps():
+        chosen = [self.debugger.warp(words[0])] if words else self.debugger.warps()
+        if not chosen:
+            self._say(NONE_RUNS)
+        for each in chosen:
             instruction = standing(each)
-            state = "" if each.wait is None else f", {each.wait.describe()}"
+            state = "" if each.wait is None or is_over(each.wait) else f", {each.wait.describe()}"
             self._say(f"{name_of(each)} at PTX line {instruction.line} `{instruction.text}`{state}")
 
     def do_registers(self, text: str) -> None:
@@ -256,7 +260,7 @@ class Shell(cmd.Cmd):
 
     def do_barriers(self, text: str) -> None:
         """barriers: phases, arrivals and bytes of all mbarriers."""
-        for each in self.debugger.barriers():
+        for each in self.debugger.barriers() or ["no mbarrier is initialised"]:
             self._say(each)
 
     def do_waiting(self, text: str) -> None:

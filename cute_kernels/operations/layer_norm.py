@@ -133,7 +133,8 @@ def eps_of_pixels(eps: float, divisor: float, k: int) -> float | None:
         k: pixels of a row.
     """
     scaled = eps * (divisor * divisor)  # a power would overflow with an error of its own
-    return scaled if torch.finfo(torch.float32).tiny <= fp32(k * k * scaled) < math.inf else None
+    fp32_range = torch.finfo(torch.float32)
+    return scaled if fp32_range.tiny <= k * k * scaled <= fp32_range.max else None
 
 
 def layer_norm_linear(

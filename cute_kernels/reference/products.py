@@ -107,8 +107,9 @@ def gemm(
     out_dtype = out_dtype or (a.dtype if a.itemsize > 1 else torch.bfloat16)
     out = torch.empty(shape, dtype=out_dtype, device=a.device)
     scale = _product(scale_a, scale_b, shape, a.device)
-    out_scale = torch.as_tensor(1.0 if out_scale is None else out_scale, dtype=torch.float32, device=a.device)
-    out_factor = 1.0 / out_scale.reshape(())
+    if not isinstance(out_scale, torch.Tensor):  # filled on the device: a copy from the host would wait for it
+        out_scale = torch.full((), 1.0 if out_scale is None else out_scale, dtype=torch.float32, device=a.device)
+    out_factor = 1.0 / out_scale.to(a.device, torch.float32).reshape(())
     rows = max(1, _CHUNK_ELEMENTS // b.shape[-2])
     dtype = a.dtype
     if dtype is torch.float32:

@@ -197,7 +197,7 @@ def test_the_time_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
         ("raise", 1, "ValueError: the program's own"),
         ("fault", 3, f"replay: cute-kernels emulate --arch sm_90a {EXITS} fault"),
         ("fault-caught", 3, "note: the program caught the error, and went on"),
-        ("refused", 4, "opcode 'vmad.s32.s32.s32' is not implemented"),
+        ("refused", 4, "opcode 'alloca.u32' is not implemented"),
     ],
 )
 def test_exit_status_says_who_failed(how: str, status: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:

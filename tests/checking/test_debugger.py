@@ -228,6 +228,23 @@ def test_the_prompt(count: RecordedLaunch) -> None:
     assert lines[15] == "the launch has ended after 24 warp instructions"
 
 
+def test_what_is_asked_before_the_first_instruction_and_of_memory_that_is_not_there(count: RecordedLaunch) -> None:
+    with Debugger(count) as debugger:
+        _, *lines = session(debugger, "warp", "list", "barriers", "b 17", "c", "tensor 0", "barriers").splitlines()
+    none = "no warp runs: the launch has not begun, or is over"
+    assert lines[:3] == [none, f"error: {none}", "no mbarrier is initialised"]
+    assert lines[5:] == ["error: tensor memory: a kernel for sm_90a has none", "no mbarrier is initialised"]
+
+
+def test_a_wait_that_is_over_is_none(launch: RecordedLaunch) -> None:
+    """Warp 3's: its barrier is complete, and it has not run since."""
+    with Debugger(launch) as debugger:
+        _, *lines = session(debugger, "b bias_add.py:48 0.0.2", "c", "warp", "waiting").splitlines()
+    standing, report = lines[2:7], "\n".join(lines[7:])
+    assert standing[3].startswith("0.0.3 at PTX line ") and standing[3].endswith("`bar.sync 0`")
+    assert "waits for parity 0" in standing[4] and re.search(r"warp 3, PTX line \d+\n +can run\n", report)
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It debugs the launch that fails, and says so of commands that cannot be done."""
     words = write(tmp_path, COUNT.replace("st.global.u32 [%rd1]", "st.global.u32 [%rd1+4096]"), 1, 32)

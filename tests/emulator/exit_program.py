@@ -44,17 +44,17 @@ def launch_hanging(y: cute.Tensor):
 
 
 @cute.kernel
-def multiply(y: cute.Tensor):
+def allocate(y: cute.Tensor):
     """By an instruction that the emulator does not implement."""
     thread, _, _ = cute.arch.thread_idx()
     number = thread.ir_value()
-    text = "vmad.s32.s32.s32 $0, $1, $1, $1;"
+    text = "alloca.u32 $0, $1;"
     y[thread] = cutlass.Int32(llvm.inline_asm(number.type, [number], text, "=r,r"))
 
 
 @cute.jit
 def launch_refused(y: cute.Tensor, stream: cuda.CUstream):
-    multiply(y).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+    allocate(y).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
 
 
 executors = []

@@ -8,7 +8,7 @@ import torch
 import cute_kernels
 from cute_kernels import reference
 from cute_kernels.operations.gemm import prepare_gemm
-from tests.gpu import architecture
+from tests.gpu import architecture, gemm_configs
 
 FP8, INT8, UINT8 = torch.float8_e4m3fn, torch.int8, torch.uint8
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -52,6 +52,15 @@ def test_every_bit(dtype: torch.dtype, name: str) -> None:
         out = cute_kernels.gemm(a, b, **on_device).cpu()
         bits = BITS[out.itemsize]
         assert torch.equal(out.view(bits), expected.view(bits))
+
+
+@pytest.mark.parametrize("config", gemm_configs.NARROW if architecture.at_hand() == "sm_90a" else [])
+def test_a_store_buffer_for_every_region(config: cute_kernels.Sm90GemmConfig) -> None:
+    a, b, more = draw(M, K, dtype=FP8), draw(N, K, dtype=FP8), addends("to FP8, in memory")
+    expected = reference.gemm(a, b, arithmetic=architecture.at_hand(), **more)
+    on_device = {key: value.cuda() if isinstance(value, torch.Tensor) else value for key, value in more.items()}
+    out = cute_kernels.gemm(a.cuda(), b.cuda(), **on_device, config=config).cpu()
+    assert torch.equal(out.view(torch.uint8), expected.view(torch.uint8))
 
 
 def test_a_graph_reads_addends_of_the_moment() -> None:

@@ -199,7 +199,7 @@ def test_an_unchanged_kernel_at_fault_is_reported(tmp_path: Path, capsys: pytest
     [
         ([EXITS, "exit-7"], 7, ""),
         ([EXITS, "raise"], 1, "ValueError: the program's own"),
-        ([EXITS, "refused"], 4, "opcode 'vmad.s32.s32.s32' is not implemented"),
+        ([EXITS, "refused"], 4, "opcode 'alloca.u32' is not implemented"),
         ([EXITS, "normal"], 2, "no mutant is there: the kernels' PTX has no such synchronisation"),
         (["--kernel", "gemm", EXITS, "normal"], 2, "no kernel has such a name; the program launched kernel_cutlass_"),
         (["--jobs", "0", EXITS], 2, "'0' is not a positive integer"),

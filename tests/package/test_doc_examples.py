@@ -1,10 +1,11 @@
-"""Pages whose code is executed: the tutorial, a kernel of your own, the operations, a swapped model, FP8 in an MLP."""
+"""Pages whose code is executed: tutorial, kernel of your own, debugger, operations, a swapped model, FP8 in an MLP."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import re
+import runpy
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +55,24 @@ def test_the_tutorial_prints_what_it_shows(
             for line in output.splitlines():
                 assert words(line) in printed, (command, line)
     assert statuses == [0, 3, 0, 0, 0, 0, 0]
+
+
+def test_the_debugger_prints_what_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/emulator/finding_out.md: the session at a prompt, and the same in a notebook, where bias_add.py runs."""
+    monkeypatch.chdir(ROOT)
+    (shown,) = blocks("emulator/finding_out.md", "console")
+    command, intro, *lines = shown.removeprefix("$ ").splitlines()
+    asked = [line.removeprefix("(debug) ") for line in lines if line.startswith("(debug) ")]
+    assert cli.main([*command.split()[1:-1], *(f"--command={each}" for each in asked), command.split()[-1]]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [words(line) for line in printed[printed.index(lines[0]) :]] == [words(line) for line in lines]
+    (block,) = blocks("emulator/finding_out.md", "python")
+    example = str(DOCS / "examples" / "bias_add.py")
+    scope = {"launch_my_kernel": lambda: runpy.run_path(example, run_name="__main__")}
+    exec(compile(block, "finding_out.md", "exec"), scope)
+    assert scope["stop"].warp == "0.0.2" and intro.startswith("launch 1, kernel add_bias: ")
 
 
 def test_the_operations_print_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

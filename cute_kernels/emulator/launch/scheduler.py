@@ -43,7 +43,7 @@ class _Stuck(Exception):
     """The cluster cannot go on by itself: why, and the kind of its hang."""
 
 
-def _is_over(wait: Wait) -> bool:
+def is_over(wait: Wait) -> bool:
     """Whether what a warp waited for has come, of waits of which that can be asked without any effect."""
     if isinstance(wait, PhaseWait):
         return wait.ready_at(wait.barriers.phase(wait.address))
@@ -363,7 +363,7 @@ class Scheduler:
     def _waiting(self, warp: Warp) -> WaitState:
         instruction = self._standing_at(warp.code.standing) if warp.code is not None else None
         wait = warp.wait
-        if wait is None or _is_over(wait):
+        if wait is None or is_over(wait):
             return WaitState(warp.label, instruction, text="can run")
         state = WaitState(warp.label, instruction, wait.kind, wait.describe())
         if isinstance(wait, PhaseWait):

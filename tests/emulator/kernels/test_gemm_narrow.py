@@ -146,8 +146,9 @@ def test_other_operands_with_a_residual_or_a_narrow_output(types: tuple[str, str
 @pytest.mark.parametrize("config", [
     Sm90GemmConfig(64, 64, 3, 1, pingpong=True, store_stages=1),
     Sm90GemmConfig(64, 96, 3, 1, pingpong=True, store_stages=3), Sm90GemmConfig(128, 160, 3, 1, store_stages=1),
+    Sm90GemmConfig(128, 160, 4, 1, pingpong=True, store_stages=10),
     Sm100GemmConfig(tile_n=64, stages=3, store_stages=1),
-], ids=["64", "96", "160", "pairs, 64"])  # fmt: skip
+], ids=["64", "96", "160", "160, a buffer for every region", "pairs, 64"])  # fmt: skip
 def test_rows_of_store_buffers_of_fewer_than_128_bytes(config: GemmConfig) -> None:
     """Tiles whose columns of 8 bits are no whole number of those."""
     case = make_gemm_case(

@@ -132,7 +132,7 @@ ENDINGS = {
     "fault-5": (5, ""),
     "illegal": (3, "is illegal: grid (0, 1, 1) has no CTA"),
     "hang": (3, "error[hang]: the kernel hangs: in CTA 0 warp 0 waits for barrier"),
-    "refused": (4, "opcode 'vmad.s32.s32.s32' is not implemented"),
+    "refused": (4, "opcode 'alloca.u32' is not implemented"),
     "refused-caught": (4, "error[unsupported]"),
     "refused-thread": (4, "error[unsupported]"),
     "refused-wrapped": (4, "ValueError: a kernel failed"),
