@@ -27,9 +27,6 @@ SM90 = (
     Sm90GemmConfig(128, 64, 8, 2, 4, store_stages=1),
 )
 
-NARROW = tuple(config for config in sm90_gemm.CANDIDATES if config.store_stages == 10)
-"""With a store buffer for every region of a tile, which fit where results have 8 bits."""
-
 TRANSPOSED = (
     *(config for config in sm90_gemm.CANDIDATES if config.transposed),
     Sm90GemmConfig(256, 112, 4, 1, 2, store_stages=2, transposed=True),
@@ -75,6 +72,11 @@ SELECTIONS: dict[str, tuple[GemmConfig, ...]] = {"sm_90a": SM90, "sm_100a": SM10
 CONFIGS = SELECTIONS[architecture.at_hand() or "sm_90a"]
 HALF_CONFIGS = CONFIGS + (TRANSPOSED if CONFIGS is SM90 else ())
 """Configurations for outputs of 16 bits."""
+NARROW = {
+    "sm_90a": tuple(config for config in sm90_gemm.CANDIDATES if config.store_stages == 10),
+    "sm_100a": (Sm100GemmConfig(tile_n=64, stages=3, store_stages=1),),
+}[architecture.at_hand() or "sm_90a"]
+"""For results of 8 bits: on SM90 with a store buffer for every region of a tile, which others have no room for."""
 
 
 def with_stages_that_fit(problem: GemmProblem, config: GemmConfig | None, arch: str | None = None) -> GemmConfig | None:

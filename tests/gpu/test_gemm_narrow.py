@@ -7,6 +7,7 @@ import torch
 
 import cute_kernels
 from cute_kernels import reference
+from cute_kernels.config import GemmConfig
 from cute_kernels.operations.gemm import prepare_gemm
 from tests.gpu import architecture, gemm_configs
 
@@ -54,8 +55,8 @@ def test_every_bit(dtype: torch.dtype, name: str) -> None:
         assert torch.equal(out.view(bits), expected.view(bits))
 
 
-@pytest.mark.parametrize("config", gemm_configs.NARROW if architecture.at_hand() == "sm_90a" else [])
-def test_a_store_buffer_for_every_region(config: cute_kernels.Sm90GemmConfig) -> None:
+@pytest.mark.parametrize("config", gemm_configs.NARROW, ids=gemm_configs.name)
+def test_configurations_of_narrow_results(config: GemmConfig) -> None:
     a, b, more = draw(M, K, dtype=FP8), draw(N, K, dtype=FP8), addends("to FP8, in memory")
     expected = reference.gemm(a, b, arithmetic=architecture.at_hand(), **more)
     on_device = {key: value.cuda() if isinstance(value, torch.Tensor) else value for key, value in more.items()}
