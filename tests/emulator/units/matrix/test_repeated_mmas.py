@@ -11,9 +11,10 @@ import pytest
 from cute_kernels.config import Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.core.layout import word_count
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.memory_tables import STATES, MemoryTables
-from cute_kernels.emulator.units.core_units import Units, function
+from cute_kernels.emulator.units.core_units import Units
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
 from cute_kernels.emulator.units.matrix.operands import KINDS
 from cute_kernels.emulator.units.matrix.tensor_core import TensorCore
@@ -69,7 +70,7 @@ class CoreMachine(Machine):
         numbers = cta_group, who, tuple(KINDS).index(kind), d, a, b, instruction, int(accumulate), disabled
         words = np.array([number & (1 << 64) - 1 for number in numbers], np.uint64)
         assert len(words) == word_count("MmaArguments")
-        self.done = bool(function("tensor_mma")(self.tables.address, words.ctypes.data, 0))
+        self.done = bool(library().tensor_mma(self.tables.address, words.ctypes.data, 0))
         Cluster.count(self.cluster)
 
     def state(self) -> list[np.ndarray]:
@@ -200,7 +201,7 @@ def test_one_thread_of_which_python_has_told_is_not_another():
     for number, (kind, group, other) in enumerate(threads):
         words = [group, LANE << 8 | (WARP + other) << 16, tuple(KINDS).index(kind), 0, COMMON.descriptor(A)]
         words += [COMMON.descriptor(B), idesc("e4m3", "e4m3", 128, 128), 0, 0]
-        done = function("tensor_mma")(machine.tables.address, np.array(words, np.int64).ctypes.data, 0)
+        done = library().tensor_mma(machine.tables.address, np.array(words, np.int64).ctypes.data, 0)
         assert done == (number == 0)
 
 
