@@ -86,7 +86,8 @@ def gemm(
             sigmoid(1.702 x)``), ``"gelu"`` (GELU in its exact form) or ``"gelu_tanh"`` (in its tanh form, as
             `torch.nn.functional.gelu` with ``approximate="tanh"``). Of a sum x, the error of the last four is at most
             ``7e-4 |x|`` where ``out_dtype`` is bfloat16, a fifth of what rounding to it adds, ``3e-3 |x|`` where it is
-            float8_e4m3fn, a twentieth, and ``8e-7 |x|`` elsewhere, at twice the cost.
+            float8_e4m3fn, a twentieth (x in units of ``out_scale``, from ``2**-13`` on: smaller ones become 0), and
+            ``8e-7 |x|`` elsewhere, at twice the cost.
         scale_a: what elements of ``a`` are multiplied by to mean numbers: None (1), a number, an FP32 tensor of one
             element, or of shape ``[M, 1]``, of a batch ``[B, M, 1]``: one for each row. Of any element type: what is
             multiplied are sums, so that ``scale_b`` may be that of a weight which was converted to 16 bits.

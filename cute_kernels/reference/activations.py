@@ -66,7 +66,8 @@ NARROW = SHORT | {
     "gelu_tanh": Sigmoid(0.3403, (), (1.159, -1.483, 1.269, -0.4473)),
 }
 """Fewer operations of the same kind, for `gated_e4m3`: an error of at most ``3e-3 |x|``, a twentieth of what rounding
-to E4M3 adds, that of FP16 products included."""
+to E4M3 adds, that of FP16 products included, where ``|factor x|`` is at least ``2**-13``. Smaller ones are no normal
+numbers of FP16, and round to 0 in E4M3, whose smallest number is ``2**-9``."""
 
 LONG = {
     "gelu": Sigmoid(
