@@ -14,6 +14,7 @@ from cute_kernels.emulator.core.layout import word_count
 from cute_kernels.emulator.graph.values import LiveIn, Node
 from cute_kernels.emulator.instructions import tcgen05, wgmma
 from cute_kernels.emulator.instructions.mma import mma_sync
+from cute_kernels.emulator.instructions.sync import require_whole_warp
 from cute_kernels.emulator.units.matrix.operands import KINDS
 
 _MMA_WORDS = word_count("MmaArguments")
@@ -73,8 +74,15 @@ def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
+def _inline_whole_warp(emitter: BlockEmitter, node: Node) -> bool:
+    """Whether all lanes are here."""
+    emitter.fast(node, "whole_warp")
+    return True
+
+
 INLINE: dict[Callable[..., object], Inline] = {
     mma_sync: _inline_mma_sync,
+    require_whole_warp: _inline_whole_warp,
     tcgen05.mma: _inline_mma,
     wgmma.commit_group: _inline_wgmma_commit,
     wgmma.wait_group: _inline_wgmma_wait,

@@ -53,6 +53,8 @@ static int together(const uint8_t *s, uint32_t offset, int varies, int64_t *valu
   return !differ;
 }
 
+FORM(whole_warp) { DONE(m->active == UINT32_MAX); }
+
 // mma.sync by the whole warp. The list b: number of the form, registers of A, B, C and D.
 FORM(warp_mma) {
   const uint32_t *list = m->program->lists + i->b;
@@ -92,6 +94,6 @@ FORM(wgmma_wait) {  // c: as of try_wait, whether the warp never diverges here
 
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation unit_operations[] = {
-    ENTRY(read_clock), ENTRY(tensor_mma),
+    ENTRY(read_clock), ENTRY(tensor_mma), ENTRY(whole_warp),
     ENTRY(warp_mma), ENTRY(wgmma), ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},
 };

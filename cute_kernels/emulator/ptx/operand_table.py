@@ -140,11 +140,20 @@ def _halves(parts: Parts) -> str:
     return ", immHalfSplitoff:imm" if "16x32bx2" in parts else ""
 
 
+def _fragment(name: str, parts: Parts) -> str:
+    """Registers of a matrix that a warp holds."""
+    return f"{{{name}}}:{'b64' if 'f64' in parts else 'b32'}"
+
+
 def _warp_mma(parts: Parts) -> str:
     """Operands of a warp's MMA; of the sparse forms the metadata and the selector follow."""
-    bits = "b64" if "f64" in parts else "b32"
-    sparse = ", {e}1:b32, f:imm" if parts[1:2] != ("sync",) else ""
-    return ", ".join(f"{{{name}}}:{bits}" for name in "dabc") + sparse
+    sparse = ", {e}1:b32, f:imm" if parts[1:2] != ("sync",) and parts[0] == "mma" else ""
+    return ", ".join(_fragment(name, parts) for name in "dabc") + sparse
+
+
+def _matrix_store(parts: Parts) -> str:
+    count = 2 if any(part.startswith("m8n8k") for part in parts) else 4 if parts[-1] == "f16" else 8
+    return f"[p], {{r}}{count}:{'b64' if parts[-1] == 'f64' else 'b32'}, stride:u32?"
 
 
 _MMA = "b_desc:b64, idesc:u32, {disable_output_lane}:b32, enable_input_d:pred, scale_input_d:imm?"
@@ -267,7 +276,9 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "clusterlaunchcontrol.try_cancel": "[addr], [mbar]",
     "clusterlaunchcontrol.query_cancel": _query_cancel,
     # tensor cores
-    "mma": _warp_mma,
+    "mma wmma.mma": _warp_mma,
+    "wmma.load": lambda parts: f"{_fragment('r', parts)}, [p], stride:u32?",
+    "wmma.store": _matrix_store,
     "wgmma.mma_async": _WGMMA,
     "wgmma.fence wgmma.commit_group": "",
     "wgmma.wait_group": "N:imm",
