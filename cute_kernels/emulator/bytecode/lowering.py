@@ -18,6 +18,7 @@ from cute_kernels.emulator.ptx.families import CONTROL
 from cute_kernels.emulator.ptx.flow import Block, analyse
 from cute_kernels.emulator.ptx.operand_table import check_operands
 from cute_kernels.emulator.ptx.register_hazards import check_registers
+from cute_kernels.emulator.ptx.targets import check_target
 from cute_kernels.emulator.ptx.tensor_loads import first_uses
 from cute_kernels.emulator.ptx.wide_registers import in_halves
 
@@ -52,6 +53,7 @@ def lower(
     module = parse(ptx)
     entry = pick(module, kernel)
     check_operands(entry)
+    check_target(module.target, entry.instructions)
     lowering = Lowering(module, in_halves(entry), block_shape, single)
     if registers:
         check_registers(lowering.flow)

@@ -26,6 +26,7 @@ typedef struct CopyName CopyName;
 // An mbarrier of a cluster (PTX ISA, "mbarrier"), on a cache line of its own.
 enum {
   MAX_COUNT = 1048575,                    // valid range of expected, pending and transaction counts
+  MBARRIER_PENDING = 40,                  // where a state has its pending arrivals; below is the phase
   BARRIER_BLOCKS = 64, BARRIER_BLOCK = 256  // of a cluster so many blocks, each of so many
 };
 // What is done with one.

@@ -270,6 +270,7 @@ _GROUPS: dict[str, str | Callable[[Parts], str]] = {
     "mbarrier.expect_tx mbarrier.complete_tx": "[addr], txCount:u32",
     "mbarrier.arrive mbarrier.arrive_drop": "state:b64, [addr], count:u32?",
     "mbarrier.arrive.expect_tx mbarrier.arrive_drop.expect_tx": "state:b64, [addr], txCount:u32",
+    "mbarrier.pending_count": "count:u32, state:b64",
     "mbarrier.try_wait mbarrier.test_wait": _mbarrier_wait,
     "nanosleep": "t:u32",
     "setmaxnreg": "imm_reg_count:imm",
