@@ -306,7 +306,7 @@ def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) 
     return Sm90ImagesConfig(order="image" if problem.precision == "int16" else "row")
 
 
-def plan_sm90_images(
+def checked_plan(
     problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int
 ) -> Sm90ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
@@ -450,7 +450,7 @@ def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) ->
     shapes of least cost, the chooser's choice first."""
     if problem.precision not in INTEGERS or why_no_operand(problem):
         return []
-    chosen = plan_sm90_images(problem, default_config(problem, arch, sm_count), arch, sm_count)
+    chosen = checked_plan(problem, default_config(problem, arch, sm_count), arch, sm_count)
     found: dict[tuple, list[Sm90ImagesPlan]] = {}
     for source, few in itertools.product(_sources(problem), (True, False)):
         given = Sm90ImagesConfig(source=source, order=chosen.config.order)
@@ -461,7 +461,7 @@ def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) ->
         ranked = sorted({plan.config: plan for plan in shapes if _fits(plan)}.values(), key=_cost)
         for plan in ranked[:TRIED_SHAPES]:
             with contextlib.suppress(ValueError):
-                plans.append(plan_sm90_images(problem, plan.config, arch, sm_count))
+                plans.append(checked_plan(problem, plan.config, arch, sm_count))
     return list(dict.fromkeys(plans))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig, Sm90PatchEmbedConfig
 from cute_kernels.plan import ARCHS, make_plan
-from cute_kernels.plan.images_sm90 import plan_sm90_images
+from cute_kernels.plan.images_sm90 import checked_plan
 from tests.plan.limits import TMA_ROWS, Limit, MakePlan
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
@@ -27,7 +27,7 @@ def images(problem: PatchEmbedImagesProblem = HEADLINE, sm_count: int | None = N
 
 def strips(problem: PatchEmbedImagesProblem) -> MakePlan:
     """Whatever kernel the problem gets by itself."""
-    return partial(plan_sm90_images, problem, Sm90ImagesConfig(), ARCHS["sm_90a"], 132)
+    return partial(checked_plan, problem, Sm90ImagesConfig(), ARCHS["sm_90a"], 132)
 
 
 def limits() -> Iterator[Limit]:
