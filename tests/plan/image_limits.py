@@ -53,8 +53,6 @@ def _configurations() -> Iterator[Limit]:
     yield field("tile_patches", 8, 12, 16, FOURTEEN)
     yield field("raw_stages", 2, 1, 2, FOURTEEN)
     yield field("raw_stages", 0, 2, 0)
-    yield field("repack_pairs", 4, 5, 4, FOURTEEN)
-    yield field("repack_pairs", 0, 1, 0)
     message = r"^cluster = 2 .*whole 128 bytes of a strip of 3136; .*value: 1$"
     shares = [images(FOURTEEN, tile_patches=8, tile_images=2, cluster=cluster) for cluster in (1, 2)]
     yield Limit("a cluster's shares of a strip", *shares, message)
