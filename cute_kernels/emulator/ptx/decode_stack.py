@@ -1,8 +1,7 @@
 """The stack of a thread: alloca, stacksave and stackrestore as arithmetic on its pointer, a register.
 
-Each function that is expanded has a pointer of its own, which begins as the one of its caller: what it allocates is free
-again
-behind it. The stack is a variable in local memory, whose end the loads and stores check.
+Each function that is expanded has a pointer of its own, which begins as its caller's: what it allocates is free behind
+it. The stack is a variable in local memory, whose end the loads and stores check.
 """
 
 from __future__ import annotations
