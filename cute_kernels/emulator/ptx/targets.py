@@ -8,46 +8,52 @@ from collections.abc import Iterable
 
 from cute_kernels.emulator.ptx.program import Instruction
 
-#: Opcodes that not every architecture since sm_80 has, and the first that does; with "a" only those whose names end in
-#: "a" or "f". The first row that an opcode matches decides.
+#: Opcodes that not every architecture since sm_80 has: the first that does, with "a" only those whose names end in "a"
+#: or "f", and the last, if others follow. The first row that an opcode matches decides.
 _FIRST = {
-    r"wgmma": "90a",
+    r"wgmma": "90a 90",
     r"setmaxnreg|tensormap\.replace": "90a",
-    r"tcgen05|redux\.sync\.(min|max)\..*f32|cvt\..*\b(e2m1x2|e2m3x2|e3m2x2|ue8m0x2)": "100a",
+    r"tcgen05|redux\.sync\.(min|max)\..*f32": "100a 119",
+    r"cvt\..*\b(e2m1x2|e2m3x2|e3m2x2|ue8m0x2)": "100a",
     r"st\.bulk|clusterlaunchcontrol|.*\bf32x2\b|(add|sub|fma)\..*f32\.b?f16": "100",
-    r"barrier\.cluster|c(p|p\.reduce)\.async\.bulk|elect|fence\.proxy\.(async|tensormap)|getctarank|griddepcontrol|mapa":
+    r"barrier\.cluster|c(p|p\.reduce)\.async\.bulk|elect|fence\.proxy\.(async|tensormap)|getctarank|griddepcontrol":
         "90",
-    r"mbarrier\.(expect_tx|complete_tx|try_wait|arrive.*\.expect_tx)|multimem|prefetch\.tensormap|tensormap": "90",
-    r"(st|red)\.async|stmatrix|atom\.global\.(cas|exch)\.b128|(add|sub|mul)\.(\w+\.)*bf16": "90",
+    r"mapa|mbarrier\.(expect_tx|complete_tx|try_wait|arrive.*\.expect_tx)|multimem|prefetch\.tensormap|tensormap": "90",
+    r"(st|red)\.async|stmatrix|(add|sub|mul|setp?)\.(\w+\.)*bf16|(min|max)\.relu\.s": "90",
+    r"(atom|red)\..*(\.b128|\.v\d\.|add\.noftz\.bf16)": "90",
     r"cvt\..*\b(e4m3x2|e5m2x2)|mma\.(sync|sp)\..*\be[45]m[23]\b": "89",
+    r"(min|max)\..*xorsign": "86",
 }  # fmt: skip
 _ROWS = [(re.compile(pattern), needed) for pattern, needed in _FIRST.items()]
 _TARGET = re.compile(r"sm_(\d+)([af]?)")
 
 
 @functools.cache
-def needed(opcode: str) -> str:
-    """The first architecture with an opcode, ``"90a"``, or "" for those that all have."""
-    return next((first for pattern, first in _ROWS if pattern.match(opcode)), "")
+def missing(target: str, opcode: str) -> str:
+    """Why an architecture, ``"sm_90a"``, does not have an opcode, or ""; those of another kind have all."""
+    found = _TARGET.fullmatch(target)
+    first, *last = next((which for pattern, which in _ROWS if pattern.match(opcode)), "0").split()
+    own = first.endswith("a")
+    if found is None:
+        return ""
+    if last and int(found[1]) > int(last[0]):
+        return f"{target} does not have it: only the generation of sm_{first} does"
+    if int(found[1]) >= int(first.rstrip("a")) and (found[2] or not own):
+        return ""
+    return f"{target} does not have it: it needs sm_{first} or a later architecture"
 
 
 def check_target(target: str, instructions: Iterable[Instruction]) -> None:
     """Refuses instructions that an architecture does not have.
 
     Args:
-        target: of the module, ``"sm_90a"``; one of another kind is not looked at.
+        target: of the module.
         instructions: of a kernel.
 
     Raises:
         UnsupportedPTX: it names the instruction, and where it exists.
     """
-    found = _TARGET.fullmatch(target)
-    for instruction in instructions if found else ():
-        first = needed(instruction.opcode)
-        if not first:
-            continue
-        number = int(first.rstrip("a"))
-        if int(found[1]) < number or first.endswith("a") and not found[2]:
-            raise instruction.refuse(f"{target} does not have it: it needs sm_{first} or a later architecture")
-        if instruction.parts[0] == "wgmma" and int(found[1]) != number:
-            raise instruction.refuse(f"{target} does not have it: only sm_90a does")
+    for instruction in instructions:
+        reason = missing(target, instruction.opcode)
+        if reason:
+            raise instruction.refuse(reason)
