@@ -88,7 +88,17 @@ def mma_sync(
     return multiply(form, *stacked, warp.cluster.arithmetic, metadata).reshape(-1, 32)
 
 
-@family("mma.sync.aligned", "mma.sp.sync.aligned", "mma.sp::ordered_metadata.sync.aligned", varies=always_varies)
+def _operands(parts: tuple[str, ...]) -> str:
+    """The metadata and the selector follow in the sparse forms."""
+    bits = "b64" if "f64" in parts else "b32"
+    sparse = ", {e}1:b32, f:imm" if parts[1:2] != ("sync",) else ""
+    return ", ".join(f"{{{name}}}:{bits}" for name in "dabc") + sparse
+
+
+@family(
+    "mma.sync.aligned", "mma.sp.sync.aligned", "mma.sp::ordered_metadata.sync.aligned", varies=always_varies,
+    operands=_operands,
+)  # fmt: skip
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """mma.sync: f16, bf16, tf32, e4m3, e5m2 into f32 (f16: of f16 and FP8), s8, u8, s4, u4 and b1 into s32, f64; mma.sp
     of all but the latter two. No block scaling.
