@@ -344,7 +344,6 @@ class BlockEmitter:
             where = dict(zip("abd", places))
         flags = anchor.flags | sum(row for row, value in zip(_ROWS, operands) if not value.uniform)
         flags |= CONSTANTS["WIDE"] * any(value.bits == 64 for value in operands)
-        flags |= CONSTANTS["ALONE"] * (not self.builder.divergent)
         if node.results:
             where["d"] = self._places[node.results[0]]
         imm = anchor.order | self.number << 8 | node.instruction.index << 32

@@ -163,7 +163,7 @@ class Bytecode:
 
     def _place(self, code: np.ndarray, starts: np.ndarray, lists: np.ndarray) -> None:
         self._arrays = code, starts, lists
-        self._program = STRUCTURES["Program"](*(array.ctypes.data for array in self._arrays))
+        self._program = STRUCTURES["Program"](*(array.ctypes.data for array in self._arrays), len(starts) - 1)
         self.address = ctypes.addressof(self._program)
 
     def copy(self) -> Bytecode:

@@ -35,33 +35,33 @@ static inline const Instruction *leave(Machine *m, int32_t status) {
 // Executes an instruction and returns the one to execute next; null ends the run.
 typedef const Instruction *Run(const Instruction *i, uint8_t *s, Machine *m);
 
-// The warp waits in an instruction of a block, which begins again then.
-static inline const Instruction *wait_in(
+static inline const Instruction *start_of(const Machine *m, int64_t block) {
+  return m->program->code + m->program->starts[block];
+}
+
+// divergence.c. The running lanes part at a branch: those that it takes, and the others.
+const Instruction *part(uint8_t *s, Machine *m, uint32_t taken, int32_t target, int32_t following, int32_t meet);
+// They have come to the block where they meet others.
+const Instruction *meet_others(uint8_t *s, Machine *m);
+// They wait in an instruction of a block, which begins again then; where lanes have parted, others may run meanwhile.
+const Instruction *wait_in(uint8_t *s, Machine *m, uint32_t block);
+
+// Likewise, for what the core knows; in the call of this site, or -1.
+static inline const Instruction *wait_for_known(
     uint8_t *s, Machine *m, uint32_t block, int32_t site, int32_t waits, int32_t awaited) {
   WarpHeader *header = (WarpHeader *)s;
   header->waits = waits;
   header->awaited = awaited;
   header->site = site;
-  header->pc = (int32_t)block;
-  ((int64_t *)(void *)(s + WARP_HEADER))[block]--;
-  header->steps -= m->program->code[m->program->starts[block]].b;
-  return leave(m, WAIT);
+  if (header->parted && m->call(SITE_WAIT, m->active) == ERROR) return leave(m, ERROR);
+  return wait_in(s, m, block);
 }
 
 static inline int64_t place_of(const Instruction *i) { return i->imm >> 32; }
 
-// The warp waits in such an instruction. Where lanes have parted, others may run meanwhile.
 static inline const Instruction *wait_here(
     const Instruction *i, uint8_t *s, Machine *m, int32_t waits, int32_t awaited) {
-  WarpHeader *header = (WarpHeader *)s;
-  uint32_t block = (uint32_t)(i->imm >> 8) & 0xFFFFFF;
-  if (i->c & ALONE) return wait_in(s, m, block, -1, waits, awaited);
-  header->waits = waits;
-  header->awaited = awaited;
-  header->site = -1;
-  header->pc = (int32_t)block;
-  int32_t status = m->call(SITE_WAIT, m->active);
-  return status == AGAIN ? m->program->code + m->program->starts[header->pc] : leave(m, status);
+  return wait_for_known(s, m, (uint32_t)(i->imm >> 8) & 0xFFFFFF, -1, waits, awaited);
 }
 
 // Whether execution ends here: Python words a fault and raises it, or answers that it goes on.
@@ -79,7 +79,7 @@ static inline int takes_logs(Tables *t, int64_t operation) {
 static inline const Instruction *wait_for(
     const Instruction *i, uint8_t *s, Machine *m, int32_t waits, int32_t awaited) {
   const Instruction *call = i + i->d;
-  return wait_in(s, m, call->b, (int32_t)call->a, waits, awaited);
+  return wait_for_known(s, m, call->b, (int32_t)call->a, waits, awaited);
 }
 
 // The forms of an operation for values of lanes and for values that all lanes share; null: there is none.
