@@ -170,7 +170,7 @@ class _Translator:
             rows=program.rows,
             local_bytes=self.lowering.context.local_bytes,
             wgmmas=tuple(program.wgmmas),
-            warp_mmas=tuple(program.warp_mmas),
+            warp_mmas=tuple(self.lowering.context.warp_mmas),
             spare=spare,
         )
 

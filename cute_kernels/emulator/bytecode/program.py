@@ -23,7 +23,6 @@ from cute_kernels.emulator.graph.values import FULL, Namespace
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.units.matrix.core_wgmma import Site as WgmmaSite
-    from cute_kernels.emulator.units.matrix.mma_sync import Form as MmaForm
 
 LANES = CONSTANTS["LANES"]
 #: Who issues a wgmma, an expression for a warp: as `wgmma_issue` of the core has it.
@@ -97,19 +96,12 @@ class Program:
         self.code: list[list[int]] = []
         self.lists: list[int] = []
         self.wgmmas: list[WgmmaSite] = []
-        self.warp_mmas: list[MmaForm] = []
         self._temporary: dict[int, list[int]] = {}  # all places of intermediate values, by size
 
     def site(self, site: Site) -> int:
         """The number of a new site."""
         self.sites.append(site)
         return len(self.sites) - 1
-
-    def warp_mma(self, form: MmaForm) -> int:
-        """The number of a form of mma.sync."""
-        if form not in self.warp_mmas:
-            self.warp_mmas.append(form)
-        return self.warp_mmas.index(form)
 
     def reserve(self, rows: int) -> None:
         """Makes the exchange area at least this large."""

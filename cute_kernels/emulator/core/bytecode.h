@@ -94,6 +94,7 @@ extern const Operation conversion_operations[];
 extern const Operation move_operations[], flow_operations[], unit_operations[], barrier_operations[];
 extern const Operation mbarrier_operations[], together_operations[], bulk_operations[], group_operations[];
 extern const Operation memory_operations[], copy_operations[], commit_operations[], tensor_operations[];
+extern const Operation warp_mma_operations[];
 
 // An operation on an mbarrier, as `mbarrier_apply`, at `Tables.place`.
 int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who);

@@ -41,6 +41,7 @@ enum {
   // Of lanes (`place`, of those in `operation`): they are not all of the warp's; they have different operands, of `given`
   // bits at an address; of their member mask (`given`) others name another mask; it does not name these lanes.
   WRONG_LANES, LANES_DIFFER, MASKS_DIFFER, WRONG_MEMBERS,
+  UNKNOWN_MMA,  // it is not known how an mma.sync adds on this target
   // Of cp.async, whose `LaneCopy` is at the address: it is refused, or the race detector has to look at it.
   COPY_REFUSED, COPY_UNORDERED,
   // Of the `BulkCopy` at the address: it breaks the rule `operation`; its name is to be left in `given`, or the number of

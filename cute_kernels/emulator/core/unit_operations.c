@@ -53,12 +53,6 @@ static int together(const uint8_t *s, uint32_t offset, int varies, int64_t *valu
   return !differ;
 }
 
-// mma.sync by the whole warp. The list b: number of the form, registers of A, B, C and D.
-FORM(warp_mma) {
-  const uint32_t *list = m->program->lists + i->b;
-  DONE(m->active == UINT32_MAX && warp_mma(&m->tables->warp_mmas[list[0]], s, list + 1));
-}
-
 // wgmma.mma_async by the whole warp. The list b: number of the form, words with who issues, scale-d, descriptor of B
 // and of A (0: in registers), registers of A, and those of D, ended by 0. Of scale-d and the descriptors, c says by bits
 // whether they vary between lanes.
@@ -93,5 +87,5 @@ FORM(wgmma_wait) {  // c: as of try_wait, whether the warp never diverges here
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation unit_operations[] = {
     ENTRY(read_clock), ENTRY(tensor_mma),
-    ENTRY(warp_mma), ENTRY(wgmma), ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},
+    ENTRY(wgmma), ENTRY(wgmma_commit), ENTRY(wgmma_wait), {0, 0, 0},
 };
