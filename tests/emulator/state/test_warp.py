@@ -254,7 +254,7 @@ def test_votes_and_reductions(mask: int):
         "bar.sync 0;",
         "barrier.sync.aligned 0;",
         "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [dynamic], 32;",
-        "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r2, %r3}, {%r1}, {%r1}, {%r1, %r1};\nst.global.b32 [%d1], %r2;",
+        "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r2, %r3}, {%r1}, {%r1}, {%r1, %r1}; st.b32 [%d1], %r2;",
     ],
 )
 def test_whole_warp_instructions_in_a_part_of_the_warp_are_reported(instruction: str):
