@@ -46,22 +46,16 @@ const Instruction *meet_others(uint8_t *s, Machine *m);
 // They wait in an instruction of a block, which begins again then; where lanes have parted, others may run meanwhile.
 const Instruction *wait_in(uint8_t *s, Machine *m, uint32_t block);
 
-// Likewise, for what the core knows; in the call of this site, or -1.
-static inline const Instruction *wait_for_known(
-    uint8_t *s, Machine *m, uint32_t block, int32_t site, int32_t waits, int32_t awaited) {
+static inline int64_t place_of(const Instruction *i) { return i->imm >> 32; }
+
+// Likewise, in such an instruction of the core.
+static inline const Instruction *wait_here(
+    const Instruction *i, uint8_t *s, Machine *m, int32_t waits, int32_t awaited) {
   WarpHeader *header = (WarpHeader *)s;
   header->waits = waits;
   header->awaited = awaited;
-  header->site = site;
   if (header->parted && m->call(SITE_WAIT, m->active) == ERROR) return leave(m, ERROR);
-  return wait_in(s, m, block);
-}
-
-static inline int64_t place_of(const Instruction *i) { return i->imm >> 32; }
-
-static inline const Instruction *wait_here(
-    const Instruction *i, uint8_t *s, Machine *m, int32_t waits, int32_t awaited) {
-  return wait_for_known(s, m, (uint32_t)(i->imm >> 8) & 0xFFFFFF, -1, waits, awaited);
+  return wait_in(s, m, (uint32_t)(i->imm >> 8) & 0xFFFFFF);
 }
 
 // Whether execution ends here: Python words a fault and raises it, or answers that it goes on.
@@ -73,13 +67,6 @@ static inline int stops(Tables *t, int32_t what, int64_t operation, int64_t addr
 // With detectors, what the warp did before is worked off.
 static inline int takes_logs(Tables *t, int64_t operation) {
   return !t->context || log_flush(t) || !stops(t, TAKE_LOGS, operation, 0, 0, 0);
-}
-
-// Likewise, as if the blocking call of Python, which is the last of the `d` instructions behind this one, had said so.
-static inline const Instruction *wait_for(
-    const Instruction *i, uint8_t *s, Machine *m, int32_t waits, int32_t awaited) {
-  const Instruction *call = i + i->d;
-  return wait_for_known(s, m, call->b, (int32_t)call->a, waits, awaited);
 }
 
 // The forms of an operation for values of lanes and for values that all lanes share; null: there is none.
@@ -94,7 +81,7 @@ extern const Operation conversion_operations[];
 extern const Operation move_operations[], flow_operations[], unit_operations[], barrier_operations[];
 extern const Operation mbarrier_operations[], together_operations[], bulk_operations[], group_operations[];
 extern const Operation memory_operations[], copy_operations[], commit_operations[], tensor_operations[];
-extern const Operation warp_mma_operations[];
+extern const Operation wgmma_operations[], register_operations[], warp_mma_operations[];
 
 // An operation on an mbarrier, as `mbarrier_apply`, at `Tables.place`.
 int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who);
