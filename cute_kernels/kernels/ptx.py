@@ -49,7 +49,7 @@ mul_rn_f16x2 = _instruction("mul.rn.f16x2", Int32)
 fma_rn_f16x2 = _instruction("fma.rn.f16x2", Int32)
 mul_rn_sat_f16x2 = _instruction("mul.rn.sat.f16x2", Int32)
 fma_rn_sat_f16x2 = _instruction("fma.rn.sat.f16x2", Int32)
-"""Of two FP16 numbers in a register each."""
+"""Operands are registers of two FP16 numbers each."""
 
 dp4a_u32 = _instruction("dp4a.u32.u32", Uint32)
 """Products of the four unsigned bytes of the first with those of the second, added to the third."""

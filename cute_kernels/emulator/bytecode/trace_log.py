@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _Event = STRUCTURES["TraceEvent"]
 _ROOM = 256  # events: more than an operation makes
-_WARPGROUP = CONSTANTS["WGMMA_WARPS"]
 
 
 class TraceLog:
@@ -38,13 +37,12 @@ class TraceLog:
         self._cluster, self._trace, self._header = cluster, cluster.trace, tables.header
         self._events = np.zeros((_ROOM, ctypes.sizeof(_Event) // 8), np.int64)
         self._header.trace, self._header.trace_size = self._events.ctypes.data, _ROOM
-        self._names: dict[tuple[int, int], tuple[str, str]] = {}  # of wgmmas, by form and CTA
         self._tell: dict[int, Callable[[Warp, Sequence[int]], Flight | None]] = {
             CONSTANTS[f"TRACE_{name}"]: function
             for name, function in (
                 ("PASSED", self._passed), ("MBARRIER", self._mbarrier),
                 ("MMA", self._mma),
-                ("WGMMA", self._wgmma), ("NAMED", self._named),
+                ("NAMED", self._named),
             )
         }  # fmt: skip
 
@@ -84,16 +82,6 @@ class TraceLog:
         entry, m, _, _, n, *_ = values
         text = self._cluster.units.mma_text(entry)
         return self._take_effect(f"mma {m}x{n}", text, ("tcgen05", warp.cta.rank))
-
-    def _wgmma(self, warp: Warp, values: Sequence[int]) -> Flight:
-        _, form, _, _, complete, *_ = values
-        key = form, warp.cta.rank
-        if key not in self._names:
-            self._names[key] = self._cluster.wgmma.core.names(*key)
-        queue = ("wgmma", warp.cta.rank, warp.index // _WARPGROUP)
-        flight = self._take_effect(*self._names[key], queue)
-        self._trace.release(queue, complete)
-        return flight
 
     def _named(self, warp: Warp, values: Sequence[int]) -> None:
         _, number, _, _, generation, *_ = values
