@@ -18,7 +18,6 @@ from cute_kernels.emulator.instructions.floats import float_to_float
 from cute_kernels.emulator.instructions.integers import binary, shift_by
 from cute_kernels.emulator.instructions.memory import SPACES, Access, address_of
 from cute_kernels.emulator.instructions.mma import multiply_registers
-from cute_kernels.emulator.instructions.sync import require_whole_warp
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Operand, Special, Vector
 from cute_kernels.emulator.ptx.families import always_varies
 from cute_kernels.emulator.units.matrix.mma_sync import TYPES, Form
@@ -133,7 +132,7 @@ class _Places:
         self.block = block
         self.matrix, layout, self.space = _matrix(instruction)
         matrix = self.matrix
-        block.call(require_whole_warp, ".".join(instruction.parts[:2]))
+        block.operation("whole_warp")
         address, *stride = operands
         base, offset = address_of(block, address)
         base = block.agreed(block.resize(base, 32 if self.space == "shared" else 64))
@@ -201,7 +200,24 @@ def _items(instruction: Instruction, operand: Operand, matrix: _Matrix) -> tuple
 _SYNC = "sync.aligned"
 
 
-@family(*(f"wmma.load.{name}.{_SYNC}" for name in "abc"), varies=always_varies)
+def _list(name: str, parts: tuple[str, ...], count: int | str = "") -> str:
+    return f"{{{name}}}{count}:{'b64' if 'f64' in parts else 'b32'}"
+
+
+def _load_operands(parts: tuple[str, ...]) -> str:
+    return f"{_list('r', parts)}, [p], stride:u32?"
+
+
+def _store_operands(parts: tuple[str, ...]) -> str:
+    count = 2 if any(part.startswith("m8n8k") for part in parts) else 4 if parts[-1] == "f16" else 8
+    return f"[p], {_list('r', parts, count)}, stride:u32?"
+
+
+def _mma_operands(parts: tuple[str, ...]) -> str:
+    return ", ".join(_list(name, parts) for name in "dabc")
+
+
+@family(*(f"wmma.load.{name}.{_SYNC}" for name in "abc"), varies=always_varies, operands=_load_operands)
 def _load(block: BlockBuilder, instruction: Instruction) -> None:
     """wmma.load: A, B and C of all shapes and types."""
     places = _Places(block, instruction, instruction.operands[1:])
@@ -218,7 +234,7 @@ def _load(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(item, values[i % len(values)])
 
 
-@family(f"wmma.store.d.{_SYNC}", destinations=0)
+@family(f"wmma.store.d.{_SYNC}", destinations=0, operands=_store_operands)
 def _store(block: BlockBuilder, instruction: Instruction) -> None:
     """wmma.store: D of all shapes and types."""
     address, source, *stride = instruction.operands
@@ -245,7 +261,10 @@ def _types(instruction: Instruction, given: Sequence[str]) -> tuple[str, str, st
 _ROUNDINGS = ("rn", "rz", "rm", "rp")
 
 
-@family(f"wmma.mma.{_SYNC}", *(f"wmma.mma.{op}.popc.{_SYNC}" for op in ("xor", "and")), varies=always_varies)
+@family(
+    f"wmma.mma.{_SYNC}", *(f"wmma.mma.{op}.popc.{_SYNC}" for op in ("xor", "and")), varies=always_varies,
+    operands=_mma_operands,
+)  # fmt: skip
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """wmma.mma: f16, bf16, tf32, f64, s8, u8, s4, u4, b1."""
     bits_op = instruction.parts[2] if "popc" in instruction.parts else ""
