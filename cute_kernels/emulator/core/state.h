@@ -197,6 +197,9 @@ enum {
   STATES = 1, SPURIOUS = 2,  // Tables.flags: bytes have states; waits may fail though they could succeed
   EAGER = 2, WATCHED = 4     // Tables.unit_flags: asynchronous work takes effect when it is issued; there are detectors
 };
+// Reports after which execution went on, by what tells them apart: how often Python was asked.
+enum { REPEATS = 64 };
+typedef struct Repeat { uint64_t key; int64_t count; } Repeat;
 enum { LOOKS = 64, MOST_LOOKS = 16 };  // that are kept; without any effect, before a warp gives way
 typedef struct Look { int64_t address, nbytes; } Look;
 typedef struct Tables {
@@ -247,6 +250,7 @@ typedef struct Tables {
   int64_t look_count, look_progress;  // looks (of lanes) since this progress
   Look looks[LOOKS];                  // the latest of them: look n is the entry n % LOOKS
   Fault fault;                   // that is reported
+  Repeat uninitialised[REPEATS];  // reads, by instruction
   int32_t (*report)(int32_t what);  // 0: go on
   WorkQueues *work;
   TraceEvent *trace;             // what a timeline has not shown yet, entries in use and in all; or null

@@ -285,10 +285,13 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
         a, b = b, a
     both = "f32" if {c_type, d_type} == {"f16", "f32"} else c_type
     variant = bits_op or rounding or ("rn" if a_type == "f64" else "")
-    form = Form(*d.form, TYPES[a_type], TYPES[b_type], both, saturate, variant)
+    rows, columns, k = d.form
+    if a_type == "tf32":  # ptxas makes two of it, in order of K
+        k = 4
+    form = Form(rows, columns, k, TYPES[a_type], TYPES[b_type], both, saturate, variant)
     if both != c_type:
         c = [block.pure(float_to_float("f32", "f16"), half) for pair in c for half in block.split(pair, 2)]
-    results = _parts(block, form, a, b, c)
+    results = _parts(block, form, a, b, c, d.k // k)
     if both != d_type:
         narrow = PureOp("cvt_f16_f32_rn", ("f32",), "u16")
         halves = [block.pure(narrow, value) for value in results]
@@ -297,11 +300,17 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(item, value)
 
 
-def _parts(block: BlockBuilder, form: Form, a: list[Value], b: list[Value], c: list[Value]) -> list[Value]:
-    """D of the products of each part of A with each of B."""
+def _parts(
+    block: BlockBuilder, form: Form, a: list[Value], b: list[Value], c: list[Value], steps: int
+) -> list[Value]:
+    """D of the products of each part of A with each of B, in so many steps of K."""
     results: list[Value] = []
-    for i in range(0, len(a), form.a_registers):
-        for j in range(0, len(b), form.b_registers):
-            old = c[len(results) : len(results) + form.c_registers]
-            results += multiply_registers(block, form, a[i : i + form.a_registers], b[j : j + form.b_registers], old)
+    of_a, of_b = form.a_registers, form.b_registers
+    for i in range(0, len(a), of_a * steps):
+        for j in range(0, len(b), of_b * steps):
+            sums = c[len(results) : len(results) + form.c_registers]
+            for step in range(steps):
+                at, of = i + of_a * step, j + of_b * step
+                sums = multiply_registers(block, form, a[at : at + of_a], b[of : of + of_b], sums)
+            results += sums
     return results
