@@ -130,16 +130,6 @@ class BlockEmitter:
         self.program.put(f"lane_{_kind(value.bits)}", d=place, a=self.operand(value, True), c=CONSTANTS["FLAG"])
         return place
 
-    def literal(self, value: int) -> int:
-        """A word."""
-        return self.program.layout.constant(value, 64, False)
-
-    def either(self, a: int, b: int) -> int:
-        """The bits of two words."""
-        place = self._take(8)
-        self.program.put("or_b64", lanes=False, d=place, a=a, b=b)
-        return place
-
     # --- exchange area ----------------------------------------------------------------------------------------------
 
     def write_row(self, index: int, value: Value, lanes: bool) -> None:

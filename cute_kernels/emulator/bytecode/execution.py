@@ -49,7 +49,6 @@ from cute_kernels.emulator.state.memory_tables import (
     exchange_area,
 )
 from cute_kernels.emulator.state.warp import BulkWait, CopyWait, Frame, NamedWait, PhaseWait, ProgressWait
-from cute_kernels.emulator.units.core_units import Units
 from cute_kernels.emulator.units.matrix.core_wgmma import CoreWgmmas
 from cute_kernels.emulator.units.matrix.core_wgmma import Site as WgmmaSite
 from cute_kernels.emulator.units.matrix.mma_sync import Form as MmaForm
@@ -253,7 +252,6 @@ class Execution:
         if cluster not in self.tables:
             tables = MemoryTables(cluster.barriers, cluster.gmem, cluster.params, _flags(cluster))
             self.tables = {cluster: tables}  # one cluster runs at a time
-            cluster.units = Units(cluster, tables)
             tables.warp_mmas = mma_table(self.translation.warp_mmas, cluster.arithmetic)
             tables.header.warp_mmas = ctypes.addressof(tables.warp_mmas)
             at_once = cluster.options.completion == "eager" and self.translation.spare is None

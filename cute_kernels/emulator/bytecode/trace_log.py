@@ -43,7 +43,6 @@ class TraceLog:
             CONSTANTS[f"TRACE_{name}"]: function
             for name, function in (
                 ("PASSED", self._passed), ("MBARRIER", self._mbarrier),
-                ("MMA", self._mma),
                 ("WGMMA", self._wgmma), ("NAMED", self._named),
             )
         }  # fmt: skip
@@ -79,11 +78,6 @@ class TraceLog:
         flight = self._trace.issue(name, what, queue)
         self._trace.take_effect(flight)
         return flight
-
-    def _mma(self, warp: Warp, values: Sequence[int]) -> Flight:
-        entry, m, _, _, n, *_ = values
-        text = self._cluster.units.mma_text(entry)
-        return self._take_effect(f"mma {m}x{n}", text, ("tcgen05", warp.cta.rank))
 
     def _wgmma(self, warp: Warp, values: Sequence[int]) -> Flight:
         _, form, _, _, complete, *_ = values

@@ -1,6 +1,8 @@
 // What the parts of the interpreter share: its machine, and the functions that instructions consist of.
 #ifndef CUTE_KERNELS_BYTECODE_H
 #define CUTE_KERNELS_BYTECODE_H
+#include <string.h>
+
 #include "core.h"
 #include "races.h"
 
@@ -82,6 +84,15 @@ static inline const Instruction *wait_for(
   return wait_in(s, m, call->b, (int32_t)call->a, waits, awaited);
 }
 
+// An item of an instruction's list: where a word is, or a row, and bytes of a lane there; 0: `missing`.
+static inline int64_t listed(const uint8_t *s, uint32_t item, int lane, int64_t missing) {
+  uint32_t nbytes = item & (LISTED - 1);
+  int64_t value = 0;
+  if (!item) return missing;
+  memcpy(&value, s + item / LISTED + nbytes * (uint32_t)lane, nbytes ? nbytes : sizeof value);
+  return value;
+}
+
 // The forms of an operation for values of lanes and for values that all lanes share; null: there is none.
 typedef struct Operation {
   const char *name;
@@ -94,6 +105,7 @@ extern const Operation conversion_operations[];
 extern const Operation move_operations[], flow_operations[], unit_operations[], barrier_operations[];
 extern const Operation mbarrier_operations[], together_operations[], bulk_operations[], group_operations[];
 extern const Operation memory_operations[], copy_operations[], commit_operations[], tensor_operations[];
+extern const Operation mma_operations[];
 
 // An operation on an mbarrier, as `mbarrier_apply`, at `Tables.place`.
 int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who);

@@ -47,8 +47,8 @@ EXPORT int32_t wgmma_wait(Tables *t, int64_t who, int64_t newest);
 EXPORT int32_t wgmma_waits(Tables *t, int64_t who, int64_t newest);
 // With detectors: a matrix of clocks learns what the warps knew that have issued an operation.
 EXPORT void wgmma_tell(const Warpgroup *group, int64_t number, int32_t *clocks);
-// 1: the MMA was executed; 0: Python has to do it.
-EXPORT int32_t tensor_mma(Tables *t, const MmaArguments *arguments, int32_t instruction);
+// Issues a tcgen05.mma, of which all is given but `fields` and what is found from them. 1: Python has been told what is wrong.
+EXPORT int32_t tensor_mma(Tables *t, const TensorMma *given);
 // Decode descriptors. 0, or what is wrong with them.
 EXPORT int32_t mma_fields(const MmaKind *kind, int64_t group, int64_t descriptor, MmaFields *fields);
 EXPORT int32_t matrix_fields(int64_t descriptor, Matrix *matrix);
@@ -149,10 +149,6 @@ EXPORT int64_t log_observe(const Context *context, const LogEntry *log, int64_t 
 // has raised.
 EXPORT int32_t access_record_whole(const Access *access, void *ask);
 EXPORT int32_t generic_record_whole(const Context *context, const GenericAccess *generic, void *ask);
-// Accesses of a tcgen05 operation by a lane, of a stream with this column: how many, from the first on, are in order.
-EXPORT int64_t access_pipelined(
-    const PipelinedAccess *accesses, int64_t count, const Agent *agent, int64_t identity, int64_t lane,
-    int64_t column);
 // How many loads and stores of warps this thread decided for all lanes at once.
 EXPORT int64_t accesses_together(void);
 

@@ -61,7 +61,7 @@ int32_t wgmma_execute(const WgmmaForm *form, Wgmma *operation, uint8_t *data, co
 // --- operations of a warpgroup ---------------------------------------------------------------------------------------
 
 static Warpgroup *warpgroup_of(const Tables *t, int64_t who) {
-  if (!t->warpgroups || !(t->unit_flags & EAGER)) return NULL;
+  if (!t->warpgroups || !t->work->eager) return NULL;
   return &t->warpgroups[(who & 0xFFFF) * t->warpgroups_of_cta + (who >> 16) / WGMMA_WARPS];
 }
 
@@ -157,7 +157,7 @@ static int may_learn(Tables *t, const Warpgroup *group, int first) {
 
 // The last warp issues an operation. 0: nothing has changed.
 static int start(Tables *t, const Warpgroup *group, Wgmma *operation, const WgmmaForm *form, int64_t instruction) {
-  int watched = (t->unit_flags & WATCHED) != 0, operands = form->a_in_registers ? 1 : 2;
+  int watched = t->context != NULL, operands = form->a_in_registers ? 1 : 2;
   const Context *context = t->context;
   int32_t *known = watched ? context->agent->scratch : NULL;
   const int32_t *clocks = watched ? clocks_of(group, operation->known) : NULL;
@@ -193,7 +193,7 @@ int32_t wgmma_issue(Tables *t, int64_t who, const Wgmma *issued, int64_t instruc
   if (number - observed >= WGMMAS) return 0;
   for (int i = 0; i < WGMMA_WARPS; i++) most = group->warps[i].issued > most ? group->warps[i].issued : most;
   Wgmma *operation = &group->operations[number % WGMMAS];
-  int first = number == most, watched = (t->unit_flags & WATCHED) != 0, others = 0;
+  int first = number == most, watched = t->context != NULL, others = 0;
   for (int i = 0; i < WGMMA_WARPS; i++) others += group->warps[i].issued > number;
   WgmmaOperand operands[2];
   if (first) {
@@ -261,7 +261,7 @@ int32_t wgmma_wait(Tables *t, int64_t who, int64_t newest) {
   int64_t end = end_of_wait(group, who, newest);
   least(group, &complete, &observed);
   if (end > complete) return 0;
-  if (t->unit_flags & WATCHED && end > warp->observed) {
+  if (t->context && end > warp->observed) {
     // The warps know at least as much when they issue an operation as when they issued those before.
     if (!log_flush(t) || t->context->agent->width != group->width) return 0;
     Agent *agent = t->context->agent;
