@@ -175,6 +175,32 @@ def test_what_is_refused_changes_nothing(name: str, policy: str) -> None:
     assert len(machine.engine) == (policy == "lazy")
 
 
+@pytest.mark.parametrize("policy", ["eager", "lazy"])
+def test_execution_goes_on_after_a_report(policy: str) -> None:
+    """With what memory holds, once; D counts as written then."""
+    machine, model = prepared(1, policy)
+    reports: list[EmulatorError] = []
+    machine.tmem[0].report = machine.shared.ctas[0].report = reports.append
+    mma = Multiply(1, 128, 64, (0, 128), True, False, None, (0, 0), 0, False)
+    for _ in range(2):
+        issue(machine, mma)
+    machine.engine.drain()
+    assert ["read of uninitialised TMEM: lane 0, column 128" in str(report) for report in reports] == [True]
+    product = model.operands[0][0][0] @ model.operands[1][0][0, :64].T
+    np.testing.assert_array_equal(accumulator(machine, 1, 128, 64, 128), 2 * product)
+
+
+def test_the_other_cta_of_the_pair_has_exited() -> None:
+    """Whether the MMA was executed before or not."""
+    machine, _ = prepared(2, "eager")
+    mma = Multiply(2, 256, 64, (0, 128), False, False, None, (0, 0), 0, False)
+    issue(machine, mma)
+    machine.shared.ctas[1].close()
+    machine.barriers.cta(1).exited = True
+    with pytest.raises(EmulatorError, match="shared memory of CTA 1, which has exited"):
+        issue(machine, mma)
+
+
 def test_many_operands() -> None:
     """More than are kept, and MN-major ones, which take most room."""
     rng = np.random.default_rng(9)
