@@ -27,7 +27,6 @@ def units(native: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         translate = execution.translate.__wrapped__
         patch.setattr(execution, "translate", functools.lru_cache(maxsize=4)(translate))
-        patch.setattr(execution, "CoreWgmmas", lambda *_: None)
         patch.setattr(execution, "INLINE", {})
         yield
 

@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cute_kernels.emulator.bytecode.emitter import BlockEmitter, Inline
-from cute_kernels.emulator.bytecode.program import ISSUER
-from cute_kernels.emulator.graph.values import LiveIn, Node
-from cute_kernels.emulator.instructions import wgmma
+from cute_kernels.emulator.graph.values import Node
 from cute_kernels.emulator.instructions.mma import mma_sync
-
-
-def _constant(emitter: BlockEmitter, expression: str, bits: int = 64) -> int:
-    """A word that never changes for a warp."""
-    return emitter.live(LiveIn(expression, bits, True))
 
 
 def _inline_mma_sync(emitter: BlockEmitter, node: Node) -> bool:
@@ -31,23 +24,6 @@ def _inline_mma_sync(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-# --- units ----------------------------------------------------------------------------------------------------------
-
-
-def _inline_wgmma_commit(emitter: BlockEmitter, node: Node) -> bool:
-    emitter.fast(node, "wgmma_commit", a=_constant(emitter, ISSUER))
-    return True
-
-
-def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
-    """wgmma.wait_group."""
-    alone = not emitter.builder.divergent
-    emitter.fast(node, "wgmma_wait", a=_constant(emitter, ISSUER), c=int(alone), imm=node.anchor.args[0])
-    return True
-
-
 INLINE: dict[Callable[..., object], Inline] = {
     mma_sync: _inline_mma_sync,
-    wgmma.commit_group: _inline_wgmma_commit,
-    wgmma.wait_group: _inline_wgmma_wait,
 }

@@ -9,10 +9,11 @@ typedef struct LaneCopies LaneCopies;
 // Kinds; a function of Python performs the first.
 enum {
   WORK_PYTHON, WORK_LANE_COPY, WORK_COPIES_ARRIVE, WORK_TENSOR_COMMIT, WORK_BULK_LOAD, WORK_BULK_READ, WORK_BULK_WRITE,
-  WORK_TENSOR_MMA
+  WORK_WGMMA, WORK_TENSOR_MMA
 };
-// That of the tcgen05 pipe of CTA n: TENSOR_QUEUE - n; of a store after n other operations: STORE_QUEUE - n.
-enum { NO_QUEUE = 0, TENSOR_QUEUE = -1, STORE_QUEUE = -64 };
+// That of the tcgen05 pipe of CTA n: TENSOR_QUEUE - n; of warpgroup n: WGMMA_QUEUE - n; of a store after n other
+// operations: STORE_QUEUE - n.
+enum { NO_QUEUE = 0, TENSOR_QUEUE = -1, WGMMA_QUEUE = -64, STORE_QUEUE = -1024 };
 struct Work {
   int64_t kind;
   int64_t queue;   // operations of one queue take effect in their order; NO_QUEUE: nothing is ordered with it

@@ -353,13 +353,6 @@ class UnitCounters:
             bank_conflicts=wavefronts - 1,
         )
 
-    # --- asynchronous units -------------------------------------------------------------------------------------------
-
-    def mma(self, operand_bytes: int, *, tmem_read: int = 0, tmem_written: int = 0) -> None:
-        """One MMA of a CTA, a CTA pair or a warpgroup: bytes of operands in shared memory, and tensor-memory bytes."""
-        memory = {"tmem_bytes_read": tmem_read, "tmem_bytes_written": tmem_written} if tmem_written else {}
-        self._add("mma", instructions=1, operand_wavefronts=-(-operand_bytes // WAVEFRONT_BYTES), **memory)
-
     # --- called by the scheduler --------------------------------------------------------------------------------------
 
     def resume(self, warp: WarpState) -> None:

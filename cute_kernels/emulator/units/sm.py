@@ -31,9 +31,8 @@ from cute_kernels.emulator.state.tmem_pairs import PairOperation
 from cute_kernels.emulator.state.warp import WarpState
 from cute_kernels.emulator.steps import Step
 from cute_kernels.emulator.units.copies import bulk, cp_async
-from cute_kernels.emulator.units.matrix import tensor_core
+from cute_kernels.emulator.units.matrix import tensor_core, wgmma
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
-from cute_kernels.emulator.units.matrix.wgmma import WgmmaUnit
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.observe.trace import ClusterTrace
@@ -272,7 +271,7 @@ class Cluster:
         self.tensor_core = tensor_core.TensorCore(
             self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.arithmetic,
         )
-        self.wgmma = WgmmaUnit(self.memory, self.engine, self.tracker, self.meter, self.arithmetic)
+        self.wgmma = wgmma.WgmmaUnit(self)
         memories = [cta.tmem for cta in self.ctas]
         self.pair_operations = [
             {
@@ -334,12 +333,6 @@ class Cluster:
     def changes(self) -> tuple[int, int, int]:
         """Differs whenever something happened that a waiting warp could observe."""
         return self.progress, self.barriers.completions, self.engine.executed
-
-    def count(self) -> None:
-        """Hands what the core has counted to the units."""
-        counted = self.barriers.tables
-        self.wgmma.instructions += counted.wgmmas
-        counted.wgmmas = 0
 
     def observe(self, observer: Observer) -> None:
         """From now on it hears of what happens."""
@@ -411,6 +404,9 @@ class Cluster:
             return True
         if what == CONSTANTS["RACE_RAISED"]:
             self.tracker.unit.reraise()
+        if what in wgmma.FAULTS:
+            self.wgmma.answer(what, tables.fault, warp)
+            return True
         if what in tensor_core.ASKED:
             self.tensor_core.answer(what, tables.fault, warp)
             return True
@@ -466,7 +462,7 @@ class Cluster:
         """
         unobserved = list(self.bulk.unobserved())
         self.engine.drain()
-        self.wgmma.check_finished(lambda rank, warp: self.ctas[rank].warps[warp].label)
+        self.wgmma.check_finished()
         if self.options.looks_for("exits"):
             for cta in self.ctas:
                 cta.tmem.check_released(self._instructions)

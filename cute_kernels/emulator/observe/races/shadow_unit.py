@@ -49,7 +49,6 @@ class ShadowUnit:
 
     #: What is known of arrays that never change, with the array, so that no other one gets its identity.
     _constants: ClassVar[dict[int, tuple[tuple[int, int, int, int], np.ndarray]]] = {}
-    _pieces: ClassVar[dict[int, tuple[np.ndarray, int, np.ndarray]]] = {}
 
     def __init__(
         self, epochs: Epochs, find: Callable[[int], Shadow | Plane],
@@ -192,21 +191,6 @@ class ShadowUnit:
             access.lanes[: len(addresses)] = lanes.tolist()
         where = ctypes.addressof(context), ctypes.addressof(access)
         self._checked(library().generic_record_whole(*where, self.callback_address))
-
-    def merged(self, starts: np.ndarray, nbytes: int) -> tuple[np.ndarray, int]:
-        """Merges the bytes into longer pieces of one length, where they can be put together so."""
-        found = self._pieces.get(id(starts))
-        if found is None:
-            ordered = np.unique(starts)
-            breaks = np.flatnonzero(np.diff(ordered) != nbytes) + 1
-            lengths = np.diff(np.concatenate([[0], breaks, [len(ordered)]]))
-            pieces = starts, nbytes
-            if (lengths == lengths[0]).all():
-                pieces = ordered[:: lengths[0]].copy(), nbytes * int(lengths[0])
-            if len(self._pieces) > _MOST_CONSTANTS:
-                self._pieces.clear()
-            found = self._pieces[id(starts)] = *pieces, starts  # with the array, so that no other one gets its identity
-        return found[:2]
 
     def observe(self, context: ctypes.Structure, log: np.ndarray, first: int) -> int:
         """Works off what a warp has logged (`memory_tables`), from an entry on.
