@@ -18,7 +18,6 @@ from cute_kernels.emulator.observe.meter import CoreMeter
 from cute_kernels.emulator.observe.shared_banks import (
     LINE_BYTES,
     SECTOR_BYTES,
-    WAVEFRONT_BYTES,
     atomic_wavefronts,
     pieces,
     reduction_sectors,
