@@ -37,7 +37,7 @@ EXPORT int32_t mma_execute(const Mma *mma);
 EXPORT int32_t warp_mma(const WarpMma *form, uint8_t *state, const uint32_t *registers);
 // What the warpgroups of a cluster have allocated.
 EXPORT void wgmma_free(Warpgroup *groups, int64_t count);
-// Issues a tcgen05.mma, of which all is given but `fields` and what is found from them. 1: Python has been told what is wrong.
+// Issues a tcgen05.mma, of which all is given but the kind and the queue of its work, and `fields`. 1: Python was told.
 EXPORT int32_t tensor_mma(Tables *t, const TensorMma *given);
 // Decode descriptors. 0, or what is wrong with them.
 EXPORT int32_t mma_fields(const MmaKind *kind, int64_t group, int64_t descriptor, MmaFields *fields);

@@ -82,8 +82,8 @@ typedef struct TensorMma {
   MmaFields fields;    // of the instruction descriptor
 } TensorMma;
 // Rules that one breaks: lanes of D are left out; the odd CTA of a pair issues it; its instruction descriptor is illegal;
-// there is no CTA `given`; A cannot be in tensor memory so; the matrix descriptor of A (`given` 0) or B (1) is illegal, its
-// swizzle does not go with the elements, or it leaves the shared memory of the CTA `place`; scales of A or B are not in lane 0.
+// there is no CTA `given`; A cannot be in tensor memory so. Of A (`given` 0) or B (1): the matrix descriptor is illegal,
+// its swizzle does not go with the elements, it leaves the shared memory of the CTA `place`, its scales are not in lane 0.
 enum { MMA_LANES, MMA_ODD, MMA_INSTRUCTION, MMA_NO_CTA, MMA_A, MMA_MATRIX, MMA_SWIZZLE, MMA_OUTSIDE, MMA_SCALES };
 
 // tcgen05.commit; with detectors, clocks of what it passes on follow.

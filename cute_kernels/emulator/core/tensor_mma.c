@@ -1,6 +1,6 @@
-// tcgen05.mma: what it asks for is checked when it is issued, and told to the race detector; its product is computed when
-// it takes effect, in the queue of its CTA. tensor_core.py words what is wrong; scaled_mma.py has the products of elements of
-// less than eight bits and those with block scaling.
+// tcgen05.mma: what it asks for is checked when it is issued, and told to the race detector; its product is computed
+// when it takes effect, in the queue of its CTA. tensor_mma.py words what is wrong; scaled_mma.py has the products of
+// elements of less than eight bits and those with block scaling.
 #include <stddef.h>
 #include <string.h>
 
@@ -13,10 +13,10 @@
 
 enum {
   GROUPS = TENSOR_LANES / LANE_GROUP,
-  QUARTER = 32,           // lanes, of which tensor memory has four
-  A_COLUMNS = K_BYTES / 4,  // of tensor memory
+  QUARTER = 32,                // lanes, of which tensor memory has four
+  A_COLUMNS = K_BYTES / 4,     // of A in tensor memory
   SCALE_ADDRESS = 0x3FFFFFFF,  // bits 30 and 31 may hold the byte, which counts in the instruction descriptor alone
-  ALL = -1
+  NO_RULE = -1
 };
 
 // Rows of A and of B in each CTA.
@@ -41,7 +41,7 @@ static int breaks(Tables *t, const TensorMma *mma, int rule, int64_t given, int6
 
 // --- what is asked for -----------------------------------------------------------------------------------------------
 
-// A (0) or B (1) in shared memory; the rule that it breaks, or ALL.
+// A (0) or B (1) in shared memory; the rule that it breaks, or NO_RULE.
 static int find_operand(const TensorMma *mma, int which, SharedOperand *operand) {
   const MmaFields *f = &mma->fields;
   int64_t element = which ? f->b : f->a, mn_major = which ? f->b_mn_major : f->a_mn_major;
@@ -52,7 +52,7 @@ static int find_operand(const TensorMma *mma, int which, SharedOperand *operand)
   int by_words = matrix.swizzle == SWIZZLE_128B_ATOM32B;
   if (mn_major ? nbytes == 4 && !by_words : by_words) return MMA_SWIZZLE;
   if (!shared_operand(&matrix, &rows, operand)) operand->high = INT64_MAX;
-  return ALL;
+  return NO_RULE;
 }
 
 // Their arrays are good until this thread asks again.
@@ -80,7 +80,7 @@ static int refused(Tables *t, TensorMma *mma, SharedOperand operands[2]) {
   operands_make_room();
   for (int which = first; which < 2; which++) {
     int rule = find_operand(mma, which, &operands[which]);
-    if (rule != ALL) return breaks(t, mma, rule, which, 0);
+    if (rule != NO_RULE) return breaks(t, mma, rule, which, 0);
   }
   for (int which = 0; which < 2 && mma->scales; which++)
     if (lane_of(scales[which])) return breaks(t, mma, MMA_SCALES, which, 0);
@@ -216,7 +216,7 @@ static MmaType type_of(int64_t element, int64_t negated, int64_t mn_major) {
   return (MmaType){element, negated, !mn_major ? 16 : element == F16 || element == BF16 ? 2 : element == TF32 ? 4 : 1};
 }
 
-// 0: nothing is done, some bytes of operands are not initialised, which is not looked at if it is known (`unchecked`).
+// 0: nothing is done, bytes of operands are not initialised, which `unchecked` says not to look at.
 static int multiply(const Tables *t, const TensorMma *mma, const MmaSums *sums, int unchecked) {
   const MmaFields *f = &mma->fields;
   int64_t width = width_of(mma);
