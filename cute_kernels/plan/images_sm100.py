@@ -13,7 +13,17 @@ from typing import ClassVar
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.model import b200
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, is_legal, reject, require, round_up
+from cute_kernels.plan.base import (
+    ITEMSIZE,
+    Arch,
+    Field,
+    check_fields,
+    check_sm_count,
+    is_legal,
+    reject,
+    require,
+    round_up,
+)
 from cute_kernels.plan.images import INTEGERS, MOST_PATCHES, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
 from cute_kernels.plan.images_strips import (
     StripsPlan,
@@ -106,8 +116,7 @@ def checked_plan(
     require("source", config.source, ("strips" if integers else "gather",), rule)
     if problem.precision == "int16":
         require("weight", config.weight, ("tmem",), "two terms of a weight are rows of tensor memory in turn")
-    if config.cta_group is not None and sm_count < config.cta_group:
-        reject("sm_count", sm_count, f"a pair needs {config.cta_group} multiprocessors", config.cta_group)
+    check_sm_count(sm_count, config.cta_group, "pair")
     _check_channels(problem, config, arch)
     plan = resolve(problem, config, arch, sm_count)
     check(plan)

@@ -27,6 +27,7 @@ from cute_kernels.plan.base import (
     Field,
     SmemRegion,
     check_fields,
+    check_sm_count,
     check_smem,
     reject,
     require,
@@ -320,8 +321,7 @@ def checked_plan(
         rule = f"a row of a TMA box is whole 16 bytes, of patches of {REPACKED} eight or 16"
         reject("tile_patches", config.tile_patches, rule, 8 if config.tile_patches < 12 else 16)
     given, config = config, resolve(problem, config, arch, sm_count)
-    if sm_count < config.cluster:
-        reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
+    check_sm_count(sm_count, config.cluster)
     check_tile(config)
     plan = Sm90ImagesPlan(problem, config, arch, sm_count)
     if not _shares(plan):

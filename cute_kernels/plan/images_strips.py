@@ -69,10 +69,6 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
     """Columns of a tile are its patches, image by image; features are the rows of the tensor core's result."""
 
     @property
-    def tile_patches(self) -> int:
-        return self.config.tile_patches
-
-    @property
     def tiles(self) -> int:
         return self.image_tiles * self.position_tiles
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
 from cute_kernels.model import b200
-from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, is_legal, reject, round_up
+from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, is_legal, reject, round_up
 from cute_kernels.plan.patch_embed import (
     EPILOGUE,
     ORDER,
@@ -170,8 +170,7 @@ def checked_plan(
 ) -> Sm100ResidentPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
     check_fields(config, FIELDS)
-    if config.cta_group is not None and sm_count < config.cta_group:
-        reject("sm_count", sm_count, f"a pair needs {config.cta_group} multiprocessors", config.cta_group)
+    check_sm_count(sm_count, config.cta_group, "pair")
     check_order(problem, config.order)
     most = longest_k(problem, config, arch)
     if problem.k > most:

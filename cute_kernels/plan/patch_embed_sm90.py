@@ -12,7 +12,17 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan.base import ITEMSIZE, TWO_TILES, Arch, Field, SmemRegion, check_fields, reject, require, smem_map
+from cute_kernels.plan.base import (
+    TWO_TILES,
+    Arch,
+    Field,
+    SmemRegion,
+    check_fields,
+    check_sm_count,
+    reject,
+    require,
+    smem_map,
+)
 from cute_kernels.plan.patch_embed import (
     EPILOGUE,
     ORDER,
@@ -48,10 +58,6 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
     def rows_of_tiles(self) -> str:
         """Without positions a tile is consecutive rows, whatever the order is called."""
         return "flat" if self.positions == 1 else self.config.order
-
-    @property
-    def tile_k(self) -> int:
-        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -141,8 +147,7 @@ def checked_plan(
     require("tile_positions", config.tile_positions, divisors, "the images of a tile are a multiple of 8")
     config = resolve(problem, config, arch)
     plan = Sm90PatchEmbedPlan(problem, config, arch, sm_count)
-    if sm_count < config.cluster:
-        reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
+    check_sm_count(sm_count, config.cluster)
     check_order(problem, config.order)
     check_tile_positions(plan)
     if config.tile_positions > 1 and config.tile_positions % config.cluster:

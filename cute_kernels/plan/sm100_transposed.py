@@ -28,6 +28,7 @@ from cute_kernels.plan.base import (
     room_for_stages,
     round_up,
     smem_map,
+    smem_rule,
 )
 from cute_kernels.plan.tiles import CtaPairs, FeatureTiles
 
@@ -66,14 +67,10 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     stage_name: ClassVar[str] = "x"
 
     lanes: int = TMEM_LANES
-    k_block_bytes: int = 128
-    mma_k_bytes: int = 32
     load_warp: int = 0
     mma_warp: int = 1
     first_epilogue_warp: int = 2
     epilogue_warps: int = 4
-    swizzle_period: int = 1024
-    barrier_bytes: int = 1024
 
     @property
     @abstractmethod
@@ -145,11 +142,6 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
         return self.row_of(part, column)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
-    @property
-    def tile_k(self) -> int:
-        """Elements of K in a block."""
-        return self.k_block_bytes // ITEMSIZE[self.weight_dtype]
 
     @property
     def weight_bytes(self) -> int:
@@ -296,20 +288,16 @@ def check_stages(plan: Sm100TransposedPlan, name: str, value: int, smaller: Call
         name, value: what to report where two stages do not fit: a field of the tile's shape.
         smaller: its nearest legal value.
     """
-    config, arch = plan.config, plan.arch
-    fixed = plan.smem_bytes - config.stages * plan.stage_bytes
-    room = (arch.smem_bytes - fixed) // plan.stage_bytes
+    config = plan.config
+    room = room_for_stages(plan)
     slots = (plan.barrier_bytes - ADDRESS_BYTES) // BARRIER_BYTES
     most = min(room, (slots - (plan.used_barrier_bytes - ADDRESS_BYTES) // BARRIER_BYTES) // 2 + config.stages)
     if config.stages > room:
-        rule = (
-            f"{config.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B beside them make {plan.smem_bytes:,} B "
-            f"of shared memory, the limit is {arch.smem_bytes:,} B"
-        )
+        rule = smem_rule(plan)
         if most >= 2:
             reject("stages", config.stages, rule, most)
         rule = f"{rule}, and two stages are needed"
-        if config.stage_blocks == 2 and plan.stage_bytes <= arch.smem_bytes - fixed:
+        if config.stage_blocks == 2 and room >= 1:
             reject("stage_blocks", config.stage_blocks, rule, 1)
         reject(name, value, rule, smaller())
     if config.stages > most:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Hashable
 from typing import ClassVar
 
-from cute_kernels.plan.base import Plan, reject
+from cute_kernels.plan.base import Plan
 
 COLUMN_GROUP = 8
 """Columns of a tensor core's result that its accumulators repeat with: a thread has two of each."""
@@ -194,8 +194,3 @@ class CtaPairs:
     def stage_tx_bytes(self) -> int:
         """Bytes that the leader's full barrier expects per stage: TMA of both CTAs signals the leader."""
         return self.stage_bytes * self.cta_group
-
-    def check_sm_count(self) -> None:
-        """Raises ValueError if the device cannot hold one cluster."""
-        if self.sm_count < self.ctas:
-            reject("sm_count", self.sm_count, f"a cluster needs {self.ctas} multiprocessors", self.ctas)

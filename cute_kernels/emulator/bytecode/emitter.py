@@ -7,7 +7,7 @@ the node names, with operands and results in the rows of the exchange area (`mem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from cute_kernels.emulator.bytecode.accumulators import Accumulators
 from cute_kernels.emulator.bytecode.program import Program, row_bytes
@@ -39,17 +39,14 @@ class BlockEmitter:
     Args:
         builder: a block whose instructions have all been lowered.
         number: index of the block.
-        inline: what emits operations that the core does by itself, by the function of their sites.
         in_flight: as ``ages`` of `Accumulators`.
     """
 
     def __init__(
-        self, program: Program, builder: BlockBuilder, number: int, inline: Mapping[Callable[..., object], Inline],
-        in_flight: dict[str, int] | None = None,
-    ) -> None:  # fmt: skip
+        self, program: Program, builder: BlockBuilder, number: int, in_flight: dict[str, int] | None = None
+    ) -> None:
         self.program, self.builder, self.number = program, builder, number
         self.instruction = builder.instruction  # whose node is emitted
-        self._inline = inline
         self.accumulators = Accumulators(self, in_flight)
         self._free = program.places()
         self._places: dict[Key, int] = {}  # of results, and of live registers that were put aside
@@ -241,17 +238,14 @@ class BlockEmitter:
             self.accumulators.emit(node, index)
             return
         memory, operation = isinstance(node.anchor, Access), isinstance(node.anchor, Operation)
-        function = None if memory or operation else node.anchor.function
-        inline = self._inline.get(function)
-        if inline is not None and node.guard is None and inline(self, node):
-            return
         if memory:  # operands that are spread before the guard, for later nodes too
             one = node.anchor.name in _ONE_ADDRESS
             for value in (*(() if one else (node.anchor.address,)), *node.anchor.values):
                 self.operand(value, True)
         if operation:
             given = node.anchor.operands
-            operands = [0 if value is None else self.operand(value, not value.uniform) for value in given]
+            lanes = node.anchor.in_lanes
+            operands = [0 if value is None else self.operand(value, lanes or not value.uniform) for value in given]
         for result in node.results:
             self.define(result)
         guard = None
@@ -276,23 +270,9 @@ class BlockEmitter:
         else:
             self.program.put("call", a=site)
 
-    def fast(self, node: Node, name: str, in_rows: bool = False, **fields: int) -> None:
-        """An instruction that does the frequent case, and the call of Python for all others.
-
-        Args:
-            in_rows: the instruction leaves its results in the exchange rows, as Python does; else where they belong.
-        """
-        instruction = self.program.put(name, **fields)
-        start = len(self.program.code)
-        self.python(node, read=not in_rows)
-        instruction[1] = len(self.program.code) - start
-        if in_rows:
-            self.read_rows(node.results)
-
-    def python(self, node: Node, read: bool = True) -> None:
+    def python(self, node: Node) -> None:
         self.python_call(node, node.anchor.function, node.anchor.args, node.results)
-        if read:
-            self.read_rows(node.results)
+        self.read_rows(node.results)
 
     def python_call(
         self, node: Node, called: Callable[..., object], given: Sequence[object], results: Sequence[Result] = ()
@@ -324,7 +304,10 @@ class BlockEmitter:
 
     def _operation(self, node: Node, places: Sequence[int]) -> None:
         anchor, operands = node.anchor, node.anchor.operands
-        if anchor.facts:
+        if anchor.in_lanes:
+            results = [self._places[result] for result in node.results]
+            where, operands = {"b": self.program.list([*anchor.facts, *places, *results])}, ()
+        elif anchor.facts:
             rows = [0 if value is None or value.uniform else value.bits // 8 for value in operands]
             items = [_LISTED * place + nbytes for place, nbytes in zip(places, rows)]
             where, operands = {"b": self.program.list([*anchor.facts, *items])}, ()
@@ -332,8 +315,7 @@ class BlockEmitter:
             where = dict(zip("abd", places))
         flags = anchor.flags | sum(row for row, value in zip(_ROWS, operands) if not value.uniform)
         flags |= CONSTANTS["WIDE"] * any(value.bits == 64 for value in operands)
-        flags |= CONSTANTS["ALONE"] * (not self.builder.divergent)
-        if node.results:
+        if node.results and not anchor.in_lanes:
             where["d"] = self._places[node.results[0]]
         imm = anchor.order | self.number << 8 | node.instruction.index << 32
         self.program.put(anchor.name, c=flags, imm=imm, **where)
@@ -403,7 +385,3 @@ class BlockEmitter:
                 program.put(f"spread_{_kind(bits)}", d=place, a=self.operand(value, False))
             else:
                 program.put(f"move_{_kind(bits)}", d=place, a=self.operand(value, True))
-
-
-Inline = Callable[[BlockEmitter, Node], bool]
-"""Emits an operation where no predicate guards it; False, and nothing emitted, where it is Python's."""

@@ -14,9 +14,8 @@ from cute_kernels.emulator.graph.families import lower as lower_instruction
 from cute_kernels.emulator.graph.values import Constant, Namespace, Value
 from cute_kernels.emulator.instructions import tcgen05
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Kernel, Module, parse
-from cute_kernels.emulator.ptx.families import CONTROL
+from cute_kernels.emulator.ptx.families import CONTROL, check_operands
 from cute_kernels.emulator.ptx.flow import Block, analyse
-from cute_kernels.emulator.ptx.operand_table import check_operands
 from cute_kernels.emulator.ptx.register_hazards import check_registers
 from cute_kernels.emulator.ptx.tensor_loads import first_uses
 from cute_kernels.emulator.ptx.wide_registers import in_halves

@@ -60,7 +60,7 @@ class TensorMma:
 
     @property
     def fields(self) -> Instruction:
-        """Of its instruction descriptor; raises UnsupportedPTX or IllegalAccess where that is illegal."""
+        """Fields of its instruction descriptor; raises UnsupportedPTX or IllegalAccess where that is illegal."""
         record = self.record
         if record.scales:
             return decode_scaled(self.kind, record.scales, record.group, record.instruction)[0]

@@ -379,8 +379,7 @@ def test_a_kernel(vector: str, case: Case, options: Options) -> None:
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_a_kernel_without_scales(native: bool) -> None:
+def test_a_kernel_without_scales() -> None:
     """Two equal MMAs, of which the second one adds."""
     case = Case("mxf8f6f4", ("e2m1", "e3m2"), n=16)
     word = 1 << 4 | 5 << 7 | 4 << 10 | 16 // 8 << 17 | 128 // 16 << 24
