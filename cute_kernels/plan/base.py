@@ -382,7 +382,7 @@ class Phase(IntEnum):
     """Copies or MMAs of a stage are started."""
     COMMIT = 3
     """The accumulator is handed over."""
-    TURN = 4
+    ORDER_BARRIER = 4
     """Waits for the tensor cores, which another warpgroup has."""
     MMA = 5
     """Waits for its own MMAs."""

@@ -36,12 +36,12 @@ from cute_kernels.plan.sm100_transposed import (
     ACCUMULATORS,
     COLUMN_STEP,
     CTA_GROUP,
+    MMA_COLUMNS,
     MOST_COLUMNS,
-    PART_COLUMNS,
     STAGES,
     WEIGHT_MEMORY,
     Sm100TransposedPlan,
-    check_parts,
+    check_mma_tiles,
     check_stages,
     check_tensor_memory,
     complete,
@@ -76,7 +76,7 @@ class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
         return [
             ("source", f"{c.source}: TMA boxes of {self.stage_box} pixels, images, rows, channels in each CTA"),
             ("tile", f"{what} = {self.columns} columns x {features} features, {self.k_blocks} K blocks of 128"),
-            *self.describe_parts(),
+            *self.describe_mma_tiles(),
             ("tiles", f"{self.tiles} = {self.image_tiles} of images x {self.position_tiles} of positions, {c.order}"),
             ("epilogue", f"tcgen05.ld.16x256b.x{c.tmem_load_width // 8}, table {self.table_shape or 'none'}"),
             *self.describe_memory(),
@@ -93,7 +93,7 @@ FIELDS = {
     "cta_group": CTA_GROUP,
     "weight": WEIGHT_MEMORY,
     "accumulators": ACCUMULATORS,
-    "part_columns": PART_COLUMNS,
+    "mma_columns": MMA_COLUMNS,
     "tmem_load_width": Field("columns whose registers an epilogue warp holds", (16, 32)),
     "stages": STAGES,
     "stage_blocks": Field("halves of a patch of one channel in a stage", (1, 2)),
@@ -149,7 +149,7 @@ def check(plan: Sm100ImagesPlan) -> None:
     """Raises ValueError for the first limit that is broken."""
     _check_tile(plan)
     check_tensor_memory(plan, functools.partial(_narrower, plan))
-    check_parts(plan)
+    check_mma_tiles(plan)
     step, patches = _images_step(plan), plan.tile_patches
     check_stages(plan, "tile_images", plan.tile_images, lambda: largest_fitting(plan, step, "tile_images", patches))
     check_table(plan)

@@ -219,7 +219,7 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
             ("tile", f"{what} = {self.tile_rows} columns x {self.features} features, {self.k_blocks} K blocks of 128"),
             ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
             ("tiles", f"{self.tiles} = {self.image_tiles} of images x {self.position_tiles} of positions, {c.order}"),
-            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.groups} groups of features"),
+            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.feature_groups} groups of features"),
             ("weight", f"{c.weight}, {self.weight_registers} registers per thread"),
             ("registers", f"{self.needed_registers} + table, of {self.consumer_registers} per consumer thread"),
             ("epilogue", f"table {table}, pingpong {c.pingpong}"),
@@ -591,7 +591,7 @@ def _microseconds(plan: Sm90ImagesPlan) -> float:
 
 def _box_microseconds(plan: Sm90ImagesPlan) -> float:
     """Time that TMA takes for the rows of the boxes, one after the other."""
-    tiles = -(-plan.tiles // (plan.clusters // plan.groups))
+    tiles = -(-plan.tiles // (plan.clusters // plan.feature_groups))
     per_row = 1 if plan.gathers else plan.tile_patches
     box_rows = len(plan.row_parts) * plan.pixel_stage_bytes // plan.row_span // per_row
     return tiles * plan.tile_stages * box_rows * GATHER_CLOCKS / plan.config.cluster / CLOCKS_PER_MICROSECOND

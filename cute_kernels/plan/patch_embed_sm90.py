@@ -118,7 +118,7 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
             ("rows of a tile", rows),
             ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
             ("tiles", tiles),
-            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.groups} groups of features"),
+            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.feature_groups} groups of features"),
             ("weight", f"{c.weight}, {self.weight_registers} registers per thread"),
             ("registers", f"{registers} + addressing, of {self.consumer_registers} per consumer thread"),
             ("epilogue", f"{c.epilogue}, table {self.table_shape}, pingpong {c.pingpong}"),
@@ -234,7 +234,7 @@ MICROSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
 def facts(plan: TransposedPlan) -> tuple[float, ...]:
     """Facts that the time of a launch is linear in, in the order of `FACTS`."""
     config = plan.config
-    tiles = -(-plan.tiles // (plan.clusters // plan.groups))
+    tiles = -(-plan.tiles // (plan.clusters // plan.feature_groups))
     ctas = plan.clusters * config.cluster
     weight_rows = 0 if plan.resident else plan.features
     blocks_kib = plan.tile_stages * config.stage_blocks * plan.k_block_bytes / 1024

@@ -288,7 +288,7 @@ class BlockEmitter:
             source.append("if r is None: return 1")
         source += store_results(results)
         self.program.reserve(len(results))
-        self.call(self.program.site(Site(node.instruction, source, self.number)), blocking)
+        self.call(self.program.site(Site(node.instruction, source)), blocking)
 
     def _argument(self, arg: object, rows: list[tuple[Value, int]]) -> str:
         if isinstance(arg, Constant):
