@@ -50,7 +50,7 @@ class FeatureTiles(Plan):
 
     @property
     def clusters(self) -> int:
-        """As many of each feature group as the device holds at once, at least one, never more than there are tiles."""
+        """Clusters: of each feature group as many as the device holds at once, at least one, at most one a tile."""
         of_group = self.sm_count // self.ctas // self.feature_groups
         return max(1, min(of_group, self.tiles)) * self.feature_groups
 

@@ -90,7 +90,7 @@ class Program:
         self.registers = registers
         self.layout = Layout(size=header)
         self.sites: list[Site] = []
-        self.rows = 3  # of the exchange area, which a branch uses three of
+        self.rows = 1  # of the exchange area
         self.code: list[list[int]] = []
         self.lists: list[int] = []
         self.wgmmas: list[WgmmaForm] = []

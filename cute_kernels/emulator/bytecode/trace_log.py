@@ -1,8 +1,8 @@
 """Events of the core that a timeline shows (``core/trace.h``), told to it in the order of the program.
 
-The core notes an event as it happens, and leaves the operation to Python where there is no room for more: Python takes
-all events first, whenever it is called. So none is lost, and what Python and the core do stays in order. An event has
-the numbers that later ones change: steps of the warp, the state of an mbarrier. All else is as it was.
+The core notes an event as it happens. Python takes all of them whenever it is called, for one where there is no room
+for more. So none is lost, and what Python and the core do stays in order. An event has the numbers that later ones
+change: steps of the warp, the state of an mbarrier. All else is as it was.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
-from cute_kernels.emulator.observe.trace import Flight
 from cute_kernels.emulator.state.mbarrier import OPERATIONS
 
 if TYPE_CHECKING:
@@ -37,28 +36,20 @@ class TraceLog:
         self._cluster, self._trace, self._header = cluster, cluster.trace, tables.header
         self._events = np.zeros((_ROOM, ctypes.sizeof(_Event) // 8), np.int64)
         self._header.trace, self._header.trace_size = self._events.ctypes.data, _ROOM
-        self._tell: dict[int, Callable[[Warp, Sequence[int]], Flight | None]] = {
-            CONSTANTS[f"TRACE_{name}"]: function
-            for name, function in (
-                ("PASSED", self._passed), ("MBARRIER", self._mbarrier),
-                ("MMA", self._mma),
-                ("NAMED", self._named),
-            )
-        }  # fmt: skip
+        self._tell: dict[int, Callable[[Warp, Sequence[int]], None]] = {
+            CONSTANTS["TRACE_PASSED"]: self._passed,
+            CONSTANTS["TRACE_MBARRIER"]: self._mbarrier,
+            CONSTANTS["TRACE_NAMED"]: self._named,
+        }
 
     def report(self, warp: Warp) -> None:
         """Tells the timeline what the warp that runs did in the core."""
         events = self._events[: self._header.trace_used].tolist()
         self._header.trace_used = 0
-        flight, trace = None, self._trace
         for kind, instruction, steps, *values in events:
-            if flight is not None:
-                trace.finish(flight)
-            trace.at((steps, instruction))
-            flight = self._tell[kind](warp, values)
-        if flight is not None:
-            trace.finish(flight)
-        trace.at(None)
+            self._trace.at((steps, instruction))
+            self._tell[kind](warp, values)
+        self._trace.at(None)
 
     def _passed(self, warp: Warp, values: Sequence[int]) -> None:
         address, state, _, parity, *_ = values
@@ -71,17 +62,6 @@ class TraceLog:
         self._trace.step(f"{name} {self._trace.barrier(address)}", barrier=barrier)
         if completed:
             self._trace.release(("mbarrier", address), phase + (operation == CONSTANTS["ARRIVE_EXPECT_TX"]))
-
-    def _take_effect(self, name: str, what: str, queue: tuple[str, ...]) -> Flight:
-        """An operation that takes effect as soon as it is issued; what it completes is told next."""
-        flight = self._trace.issue(name, what, queue)
-        self._trace.take_effect(flight)
-        return flight
-
-    def _mma(self, warp: Warp, values: Sequence[int]) -> Flight:
-        entry, m, _, _, n, *_ = values
-        text = self._cluster.units.mma_text(entry)
-        return self._take_effect(f"mma {m}x{n}", text, ("tcgen05", warp.cta.rank))
 
     def _named(self, warp: Warp, values: Sequence[int]) -> None:
         _, number, _, _, generation, *_ = values

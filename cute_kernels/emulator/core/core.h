@@ -37,8 +37,8 @@ EXPORT int32_t mma_execute(const Mma *mma);
 EXPORT int32_t warp_mma(const WarpMma *form, uint8_t *state, const uint32_t *registers);
 // What the warpgroups of a cluster have allocated.
 EXPORT void wgmma_free(Warpgroup *groups, int64_t count);
-// 1: the MMA was executed; 0: Python has to do it.
-EXPORT int32_t tensor_mma(Tables *t, const MmaArguments *arguments, int32_t instruction);
+// Issues a tcgen05.mma, of which all is given but the kind and the queue of its work, and `fields`. 1: Python was told.
+EXPORT int32_t tensor_mma(Tables *t, const TensorMma *given);
 // Decode descriptors. 0, or what is wrong with them.
 EXPORT int32_t mma_fields(const MmaKind *kind, int64_t group, int64_t descriptor, MmaFields *fields);
 EXPORT int32_t matrix_fields(int64_t descriptor, Matrix *matrix);
@@ -140,10 +140,6 @@ EXPORT int64_t log_observe(const Context *context, const LogEntry *log, int64_t 
 // has raised.
 EXPORT int32_t access_record_whole(const Access *access, void *ask);
 EXPORT int32_t generic_record_whole(const Context *context, const GenericAccess *generic, void *ask);
-// Accesses of a tcgen05 operation by a lane, of a stream with this column: how many, from the first on, are in order.
-EXPORT int64_t access_pipelined(
-    const PipelinedAccess *accesses, int64_t count, const Agent *agent, int64_t identity, int64_t lane,
-    int64_t column);
 // How many loads and stores of warps this thread decided for all lanes at once.
 EXPORT int64_t accesses_together(void);
 

@@ -202,21 +202,12 @@ typedef struct Conflict {
   const LogEntry *entry;  // that is worked off, or null
 } Conflict;
 
-// An access of a tcgen05 operation.
-typedef struct PipelinedAccess {
-  int64_t write;
-  Shadow *shadow;
-  int64_t grain;
-  const int64_t *offsets;
-  int64_t rows, first, stride, count;
-  Epochs *epochs;
-} PipelinedAccess;
-
 // tcgen05 operations of one thread since its last commit.
 struct Stream {
   int64_t column;
   int64_t commits;
   int64_t identity;  // 0: none yet
+  int64_t paired;    // that of its latest MMA by a pair of CTAs
 };
 
 // A warp as the log of its accesses is worked off.

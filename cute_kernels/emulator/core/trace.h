@@ -4,12 +4,6 @@
 
 #include "core.h"
 
-// Whether so many events can be noted, or none is asked for. Where there is no room an operation is left to Python,
-// which takes the events first.
-static inline int trace_room(const Tables *t, int64_t events) {
-  return !t->trace || t->trace_size - t->trace_used >= events;
-}
-
 // Notes an event, of which only kind, instruction and steps are filled in; Python makes room.
 static inline TraceEvent *trace_event(Tables *t, int32_t kind, int64_t instruction) {
   if (t->trace_used == t->trace_size) t->report(TAKE_LOGS);

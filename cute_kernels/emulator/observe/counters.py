@@ -18,7 +18,6 @@ from cute_kernels.emulator.observe.meter import CoreMeter
 from cute_kernels.emulator.observe.shared_banks import (
     LINE_BYTES,
     SECTOR_BYTES,
-    WAVEFRONT_BYTES,
     atomic_wavefronts,
     pieces,
     reduction_sectors,
@@ -352,13 +351,6 @@ class UnitCounters:
             ideal_wavefronts=1,
             bank_conflicts=wavefronts - 1,
         )
-
-    # --- asynchronous units -------------------------------------------------------------------------------------------
-
-    def mma(self, operand_bytes: int, *, tmem_read: int = 0, tmem_written: int = 0) -> None:
-        """One MMA of a CTA, a CTA pair or a warpgroup: bytes of operands in shared memory, and tensor-memory bytes."""
-        memory = {"tmem_bytes_read": tmem_read, "tmem_bytes_written": tmem_written} if tmem_written else {}
-        self._add("mma", instructions=1, operand_wavefronts=-(-operand_bytes // WAVEFRONT_BYTES), **memory)
 
     # --- called by the scheduler --------------------------------------------------------------------------------------
 

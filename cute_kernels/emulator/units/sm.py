@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.observe.trace import ClusterTrace
     from cute_kernels.emulator.options import Options
     from cute_kernels.emulator.ptx.program import Instruction
-    from cute_kernels.emulator.units.core_units import Units
 
 
 class Warp(WarpState):
@@ -213,7 +212,6 @@ class Cluster:
             at none.
         excused: warps that do not wait there.
         triggered: ranks of the CTAs that have executed griddepcontrol.launch_dependents.
-        units: what the core does of the units' work, or None.
         observers: hear of asynchronous work and of what is complete.
         pair_operations: of every pair of CTAs, by name of the operation on tensor memory.
     """
@@ -270,11 +268,9 @@ class Cluster:
         self.trace: ClusterTrace | None = None
         self.copies, self.bulk = cp_async.CopyUnit(self), bulk.BulkUnit(self)
         self.tensor_core = tensor_core.TensorCore(
-            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter,
-            self.arithmetic,
+            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.arithmetic,
         )
         self.wgmma = wgmma.WgmmaUnit(self)
-        self.units: Units | None = None
         memories = [cta.tmem for cta in self.ctas]
         self.pair_operations = [
             {
@@ -299,7 +295,7 @@ class Cluster:
                     warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)
                     warp.agent.warp = warp
         self.running = dict.fromkeys(warp for cta in self.ctas for warp in cta.warps)
-        self.tensor_core.commits_of(len(self.running))
+        self.tensor_core.threads_of(len(self.running))
         if launch.registers is not None:
             for cta in self.ctas:
                 cta.registers = RegisterPool(launch.registers, len(cta.warps))
@@ -336,12 +332,6 @@ class Cluster:
     def changes(self) -> tuple[int, int, int]:
         """Differs whenever something happened that a waiting warp could observe."""
         return self.progress, self.barriers.completions, self.engine.executed
-
-    def count(self) -> None:
-        """Hands what the core has counted to the units."""
-        counted = self.barriers.tables
-        self.tensor_core.instructions += counted.mmas
-        counted.mmas = 0
 
     def observe(self, observer: Observer) -> None:
         """From now on it hears of what happens."""

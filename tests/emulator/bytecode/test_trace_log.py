@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import lzma
 from pathlib import Path
@@ -32,9 +31,7 @@ from tests.emulator.observe.test_trace import (
 )
 from tests.emulator.oracle import records
 from tests.emulator.ptx_launch import launch
-from tests.emulator.python_units import units, with_both_units
 from tests.emulator.units.test_core_units import COPY, MISSED, TIME_OUTS
-from tests.nightly import nightly
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -59,17 +56,10 @@ def of_target(name: str, path: Path, mutant: str = "", **options: Any) -> list[E
     return read(path)
 
 
-def assert_same(python: list[Event], native: list[Event]) -> None:
-    for number, (expected, found) in enumerate(zip(python, native)):
-        assert expected == found, f"event {number} of {len(python)}"
-    assert len(python) == len(native)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DAILY else nightly) for n in records.names()])
-def test_our_kernels(name: str, schedule: str, tmp_path: Path) -> None:
-    native, python = with_both_units(lambda: of_target(name, tmp_path / "trace", **SCHEDULES[schedule]))
-    assert_same(python, native)
+def assert_same(recorded: list[Event], events: list[Event]) -> None:
+    for number, (expected, found) in enumerate(zip(recorded, events)):
+        assert expected == found, f"event {number} of {len(recorded)}"
+    assert len(recorded) == len(events)
 
 
 @pytest.mark.parametrize("name", ["sm100-one-cta", "sm90-one-cta"])
@@ -77,14 +67,6 @@ def test_traces_are_what_they_were_before_the_core_recorded_any(name: str, tmp_p
     """The files were recorded when launches with a trace were Python's, that of sm90 again for waits of setmaxnreg."""
     recorded = json.loads(lzma.decompress((DATA / f"{name}.json.xz").read_bytes()))["traceEvents"]
     assert_same(recorded, of_target(name, tmp_path / "trace"))
-
-
-@pytest.mark.parametrize("name", ["sm100-one-cta", "sm90-one-cta"])
-def test_mutants(name: str, tmp_path: Path) -> None:
-    """Launches that fail: up to the same step, with the same waits."""
-    keys = [run.mutant for run, found in records.read(name).outcomes.items() if run.mutant and "error" in found]
-    for key in dict.fromkeys(keys[::3]):
-        assert_same(*with_both_units(functools.partial(of_target, name, tmp_path / "trace", key)))
 
 
 # Warp 0 or warp 1 waits for all live threads of the CTA; the other one exits.
@@ -192,28 +174,23 @@ def of_program(name: str, path: Path, **options: Any) -> list[Event]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str, schedule: str, tmp_path: Path) -> None:
     options = SCHEDULES[schedule]
-    native, python = with_both_units(lambda: of_program(name, tmp_path / "trace", **options))
-    assert slices(python, "work")
-    check_well_formed(python)
-    assert_same(python, native)
+    events = of_program(name, tmp_path / "trace", **options)
+    assert slices(events, "work")
+    check_well_formed(events)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_copies(schedule: str, tmp_path: Path) -> None:
     """100 rows in boxes of 16, the last one partly out of bounds; without detectors only the trace asks for names."""
-    events = []
-    for native in (False, True):
-        with units(native):
-            source, out = (aligned(np.zeros((100, 128), np.uint8)) for _ in range(2))
-            places = source.ctypes.data, out.ctypes.data
-            maps = [TensorMap(place, "u8", (128, 100), (128,), (128, 16), (1, 1), "128B") for place in places]
-            options = Options(trace=tmp_path / "trace", **SCHEDULES[schedule])
-            try:
-                launch(COPY, *maps, block=(96, 1, 1), dynamic_smem=8192, reachable=(source, out), options=options)
-            except EmulatorError:
-                assert options.detectors
-            events.append(read(options.trace))
-    assert_same(*events)
+    source, out = (aligned(np.zeros((100, 128), np.uint8)) for _ in range(2))
+    places = source.ctypes.data, out.ctypes.data
+    maps = [TensorMap(place, "u8", (128, 100), (128,), (128, 16), (1, 1), "128B") for place in places]
+    options = Options(trace=tmp_path / "trace", **SCHEDULES[schedule])
+    try:
+        launch(COPY, *maps, block=(96, 1, 1), dynamic_smem=8192, reachable=(source, out), options=options)
+    except EmulatorError:
+        assert options.detectors
+    check_well_formed(read(options.trace))
 
 
 READY = "bar.warp.sync -1; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
@@ -258,18 +235,14 @@ AFTER:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_copies_to_several_ctas(schedule: str, tmp_path: Path) -> None:
     """By one lane, and by two."""
-    events = []
-    for native in (False, True):
-        with units(native):
-            memories = [aligned(np.zeros((64, 128), np.uint8)) for _ in range(3)]
-            maps = [TensorMap(x.ctypes.data, "u8", (128, 64), (128,), (128, 16), (1, 1), "128B") for x in memories]
-            options = Options(trace=tmp_path / "trace", **SCHEDULES[schedule])
-            shape: dict[str, Any] = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "block": (64, 1, 1)}
-            launch(PAIR_OF_CTAS, *maps, reachable=memories, dynamic_smem=10240, options=options, **shape)
-            events.append(read(options.trace))
+    memories = [aligned(np.zeros((64, 128), np.uint8)) for _ in range(3)]
+    maps = [TensorMap(x.ctypes.data, "u8", (128, 64), (128,), (128, 16), (1, 1), "128B") for x in memories]
+    options = Options(trace=tmp_path / "trace", **SCHEDULES[schedule])
+    shape: dict[str, Any] = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "block": (64, 1, 1)}
+    launch(PAIR_OF_CTAS, *maps, reachable=memories, dynamic_smem=10240, options=options, **shape)
+    events = read(options.trace)
     # Four rounds: a box from each CTA to both, and two lanes' of each.
-    assert len([each for each in slices(events[0], "tma") if each["name"] == "load 2048 B"]) == 4 * (2 * 2 + 2 * 2)
-    assert_same(*events)
+    assert len([each for each in slices(events, "tma") if each["name"] == "load 2048 B"]) == 4 * (2 * 2 + 2 * 2)
 
 
 @pytest.mark.parametrize("name", ["arrival", "several phases", "hang"])
@@ -284,15 +257,13 @@ def test_a_warp_waits_for_an_mbarrier_without_python(
             super().__init__(*args)
 
     monkeypatch.setattr(execution, "PhaseWait", Counted)
-    native, python = with_both_units(lambda: of_program(name, tmp_path / "trace"))
+    events = of_program(name, tmp_path / "trace")
     assert waits
-    assert slices(native, "wait")
-    assert_same(python, native)
+    assert slices(events, "wait")
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("name", ["exit of the last", "exit of lanes"])
-def test_an_exit_releases_whoever_waits(name: str, native: bool, tmp_path: Path) -> None:
+def test_an_exit_releases_whoever_waits(name: str, tmp_path: Path) -> None:
     """The arrow begins at the last instruction of the lanes that exit."""
     events = of_program(name, tmp_path / "trace")
     names = thread_names(events)

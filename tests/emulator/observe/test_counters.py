@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,20 +18,10 @@ from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx_launch import launch
-from tests.emulator.python_units import with_both_units
 
 COUNTED = Options(counters=True, detectors=False)
 REGISTERS = {4: "%r10", 8: "{%r10, %r11}", 16: "{%r10, %r11, %r12, %r13}"}
 VECTOR = {4: "", 8: ".v2", 16: ".v4"}
-
-
-def both(emulate: Callable[[Options], Report], options: Options) -> Report:
-    """The report of a launch, with the units of the core and with those of Python, which count the same."""
-    core, python = with_both_units(lambda: emulate(options))
-    assert (core.units is None) == (python.units is None)
-    if core.units is not None:
-        assert core.units.units == python.units.units and core.units.instructions == python.units.instructions
-    return core
 
 
 def run(body: str, *, options: Options = COUNTED, items: int = 65536) -> Report:
@@ -40,7 +29,7 @@ def run(body: str, *, options: Options = COUNTED, items: int = 65536) -> Report:
     head = "mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic; ld.param.u64 %d1, [p0];\n"
     memory = aligned(np.zeros(items, np.int32))
     text = module(head + body + "\nret;", parameters=1)
-    return both(lambda chosen: launch(text, memory, dynamic_smem=32768, options=chosen), options)
+    return launch(text, memory, dynamic_smem=32768, options=options)
 
 
 def access(name: str, space: str, nbytes: int, stride: int, guard: str = "") -> str:
@@ -233,7 +222,7 @@ def test_shared_memory_of_another_cta() -> None:
     st.shared::cluster.u32 [%r7], %r1; st.shared::cluster.u32 [%r8+1024], %r1;
     barrier.cluster.arrive; barrier.cluster.wait;"""
     text = module("mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic;" + body + "ret;", parameters=0)
-    units = both(lambda options: launch(text, grid=(2, 1, 1), cluster=(2, 1, 1), options=options), COUNTED).units
+    units = launch(text, grid=(2, 1, 1), cluster=(2, 1, 1), options=COUNTED).units
     assert units.units["warp 0"]["st.cluster.4B"] == {"requests": 2, "bytes": 256}
     assert units.total("wavefronts", "st.shared.4B") == units.total("requests", "st.shared.4B") == 2
 
@@ -319,7 +308,7 @@ def test_sm100_kernel_per_cta_and_tile(completion: str) -> None:
     """256 x 256 x 768 per CTA pair: each CTA fills 32 KB per K block of 128 bytes, and its MMAs read each byte once."""
     case = make_case(batch=256, positions=2, n=256, k=768, config=Sm100PatchEmbedConfig(), sm_count=2)
     options = Options(counters=True, completion=completion)
-    report = both(lambda chosen: emulate(case.plan, case.tensors, chosen), options)
+    report = emulate(case.plan, case.tensors, options)
     assert not case.mismatches().any()
     units, parts = report.units, 2 * case.plan.tiles
     assert units.ctas == 2 and case.plan.tiles == 2
@@ -349,7 +338,7 @@ def test_sm100_kernel_per_cta_and_tile(completion: str) -> None:
 def test_sm90_kernel_multicast_is_fetched_once() -> None:
     config = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
     case = make_case(batch=64, positions=2, n=256, k=256, config=config, sm_count=2)
-    report = both(lambda options: emulate(case.plan, case.tensors, options), Options(counters=True))
+    report = emulate(case.plan, case.tensors, Options(counters=True))
     assert not case.mismatches().any()
     units = report.units
     assert units.total("bytes", "tma.load") == report.tma_bytes_loaded == 2 * units.total("l2_bytes_read", "tma.load")
@@ -363,7 +352,7 @@ def test_tma_sectors_end_at_the_tensor() -> None:
     """70 rows of 272 bytes of x and 200 of the weight: rows out of bounds are not fetched, ends are whole sectors."""
     config = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1, cluster=1, weight="streamed", warpgroups=1)
     case = make_case(batch=70, positions=1, n=200, k=272, config=config, sm_count=1)
-    units = both(lambda options: emulate(case.plan, case.tensors, options), Options(counters=True)).units
+    units = emulate(case.plan, case.tensors, Options(counters=True)).units
     assert not case.mismatches().any()
 
     def sectors(rows: int, pitch: int, base: int) -> int:
