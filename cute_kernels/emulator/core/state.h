@@ -28,6 +28,7 @@ typedef struct Warpgroup Warpgroup;
 // An mbarrier of a cluster (PTX ISA, "mbarrier"), on a cache line of its own.
 enum {
   MAX_COUNT = 1048575,                    // valid range of expected, pending and transaction counts
+  MBARRIER_PENDING = 40,                  // where a state has its pending arrivals; below is the phase
   BARRIER_BLOCKS = 64, BARRIER_BLOCK = 256  // of a cluster so many blocks, each of so many
 };
 // What is done with one.
@@ -198,6 +199,9 @@ typedef struct Meter {
 enum {
   STATES = 1, SPURIOUS = 2  // Tables.flags: bytes have states; waits may fail though they could succeed
 };
+// Reports after which execution went on, by what tells them apart: how often Python was asked.
+enum { REPEATS = 64 };
+typedef struct Repeat { uint64_t key; int64_t count; } Repeat;
 enum { LOOKS = 64, MOST_LOOKS = 16 };  // that are kept; without any effect, before a warp gives way
 typedef struct Look { int64_t address, nbytes; } Look;
 typedef struct Tables {
@@ -244,6 +248,7 @@ typedef struct Tables {
   int64_t look_count, look_progress;  // looks (of lanes) since this progress
   Look looks[LOOKS];                  // the latest of them: look n is the entry n % LOOKS
   Fault fault;                   // that is reported
+  Repeat uninitialised[REPEATS];  // reads, by instruction
   int32_t (*report)(int32_t what);  // 0: go on
   WorkQueues *work;
   TraceEvent *trace;             // what a timeline has not shown yet, entries in use and in all; or null

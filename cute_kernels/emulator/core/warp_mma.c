@@ -39,4 +39,12 @@ static const Instruction *run_warp_mma(const Instruction *i, uint8_t *s, Machine
   return leave(m, ERROR);
 }
 
-const Operation warp_mma_operations[] = {{"warp_mma", run_warp_mma, 0}, {0, 0, 0}};
+// Other instructions that a whole warp executes.
+static const Instruction *run_whole_warp(const Instruction *i, uint8_t *s, Machine *m) {
+  if (m->active == ((const WarpHeader *)s)->live) return i + 1;
+  m->tables->place = place_of(i);
+  stops(m->tables, WRONG_LANES, m->active, 0, 0, m->active);
+  return leave(m, ERROR);
+}
+
+const Operation warp_mma_operations[] = {{"warp_mma", run_warp_mma, 0}, {"whole_warp", run_whole_warp, 0}, {0, 0, 0}};
