@@ -163,7 +163,6 @@ typedef struct MmaOperand {
 typedef struct MmaPart {
   MmaOperand a, b;
   uint32_t *cells;
-  const uint8_t *allocated;  // a byte for each column of tensor memory, 1 where it is; or null
 } MmaPart;
 typedef struct Mma {
   int64_t ctas, m, n;  // m: rows of A in each CTA
@@ -172,7 +171,6 @@ typedef struct Mma {
   // How floats are added; see silicon.c. `fraction` 0: exactly, with one rounding at the end; UNKNOWN_SUMS: not known.
   // `split`: FP8 is multiplied in two halves of K, as FP16, whose sums begin at 0; then D is added.
   int64_t fraction, result, step, lowest, split;
-  int64_t columns;  // of tensor memory in each CTA
   // Where in `cells` column j of D is, for row i of A: j * column_stride, from column `wrap` on beginning again
   // at wrap_offset; i / LANE_GROUP * group_stride + i % LANE_GROUP.
   int64_t column_stride, wrap, wrap_offset, group_stride;

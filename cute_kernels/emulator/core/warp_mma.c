@@ -23,7 +23,7 @@ int32_t warp_mma(const WarpMma *form, uint8_t *state, const uint32_t *registers)
   move_accumulators(state, of_c, accumulators, cells, MMA_SYNC_ROWS, halves, 0);
   for (int i = 0; i < MMA_SYNC_ROWS * CHUNKS; i++) places[i] = i;
   Mma mma = form->mma;
-  mma.parts[0] = (MmaPart){{a, NULL, places}, {b, NULL, places}, cells, NULL};
+  mma.parts[0] = (MmaPart){{a, NULL, places}, {b, NULL, places}, cells};
   mma_execute(&mma);
   move_accumulators(state, of_c + accumulators, accumulators, cells, MMA_SYNC_ROWS, halves, 1);
   return 1;
