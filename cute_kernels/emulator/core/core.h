@@ -30,7 +30,7 @@ EXPORT int32_t bulk_wait(const WorkQueues *all, BulkThread *thread, int64_t newe
 // Issues a bulk copy, of which all is given up to `lane`, and the thread. 1: Python has been told what is wrong.
 EXPORT int32_t bulk_copy(Tables *t, const BulkCopy *copy);
 
-// 1: the MMA was executed; 0: it reads bytes that are not initialised, or columns that are not allocated, and is not.
+// 1: the MMA was executed; 0: it reads bytes that are not initialised, and is not.
 EXPORT int32_t mma_execute(const Mma *mma);
 // mma.sync of a whole warp, with registers at offsets of `state`: those of A, B, C and D. 0: nothing is done, how it adds
 // is not known.

@@ -28,6 +28,7 @@ typedef struct Warpgroup Warpgroup;
 // An mbarrier of a cluster (PTX ISA, "mbarrier"), on a cache line of its own.
 enum {
   MAX_COUNT = 1048575,                    // valid range of expected, pending and transaction counts
+  MBARRIER_PENDING = 40,                  // where a state has its pending arrivals; below is the phase
   BARRIER_BLOCKS = 64, BARRIER_BLOCK = 256  // of a cluster so many blocks, each of so many
 };
 // What is done with one.
@@ -162,7 +163,6 @@ typedef struct MmaOperand {
 typedef struct MmaPart {
   MmaOperand a, b;
   uint32_t *cells;
-  const uint8_t *allocated;  // a byte for each column of tensor memory, 1 where it is; or null
 } MmaPart;
 typedef struct Mma {
   int64_t ctas, m, n;  // m: rows of A in each CTA
@@ -171,7 +171,6 @@ typedef struct Mma {
   // How floats are added; see silicon.c. `fraction` 0: exactly, with one rounding at the end; UNKNOWN_SUMS: not known.
   // `split`: FP8 is multiplied in two halves of K, as FP16, whose sums begin at 0; then D is added.
   int64_t fraction, result, step, lowest, split;
-  int64_t columns;  // of tensor memory in each CTA
   // Where in `cells` column j of D is, for row i of A: j * column_stride, from column `wrap` on beginning again
   // at wrap_offset; i / LANE_GROUP * group_stride + i % LANE_GROUP.
   int64_t column_stride, wrap, wrap_offset, group_stride;
@@ -198,6 +197,9 @@ typedef struct Meter {
 enum {
   STATES = 1, SPURIOUS = 2  // Tables.flags: bytes have states; waits may fail though they could succeed
 };
+// Reports after which execution went on, by what tells them apart: how often Python was asked.
+enum { REPEATS = 64 };
+typedef struct Repeat { uint64_t key; int64_t count; } Repeat;
 enum { LOOKS = 64, MOST_LOOKS = 16 };  // that are kept; without any effect, before a warp gives way
 typedef struct Look { int64_t address, nbytes; } Look;
 typedef struct Tables {
@@ -244,6 +246,7 @@ typedef struct Tables {
   int64_t look_count, look_progress;  // looks (of lanes) since this progress
   Look looks[LOOKS];                  // the latest of them: look n is the entry n % LOOKS
   Fault fault;                   // that is reported
+  Repeat uninitialised[REPEATS];  // reads, by instruction
   int32_t (*report)(int32_t what);  // 0: go on
   WorkQueues *work;
   TraceEvent *trace;             // what a timeline has not shown yet, entries in use and in all; or null

@@ -108,6 +108,7 @@ typedef struct Epochs {
   int32_t *texts, *instructions, *clusters;
   int64_t count, capacity;
   int64_t cluster;  // that runs now, from 1 on
+  Repeat races[REPEATS];  // by the instructions of both accesses
 } Epochs;
 
 // Identities of the last write and the last reads of places. See shadow.py.

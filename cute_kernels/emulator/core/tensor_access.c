@@ -22,15 +22,17 @@ static int rectangles(const TensorAccess *access, Rectangle found[2]) {
 int cells_allowed(const TensorCells *memory, const Rectangle *part, int read) {
   if (part->lane < 0 || part->lane + part->lanes > TENSOR_LANES) return 0;
   if (part->column < 0 || part->column + part->columns > TENSOR_COLUMNS) return 0;
+  if (memchr(memory->allocated + part->column, 0, (size_t)part->columns)) return 0;
+  if (!read || !memchr(memory->full + part->column, 0, (size_t)part->columns)) return 1;
   for (int64_t column = part->column; column < part->column + part->columns; column++) {
-    if (!memory->allocated[column]) return 0;
-    if (!read || memory->full[column]) continue;
+    if (memory->full[column]) continue;
     if (memchr(memory->written + column * TENSOR_LANES + part->lane, 0, (size_t)part->lanes)) return 0;
   }
   return 1;
 }
 
 void cells_mark_written(const TensorCells *memory, const Rectangle *part) {
+  if (!memchr(memory->full + part->column, 0, (size_t)part->columns)) return;
   for (int64_t column = part->column; column < part->column + part->columns; column++) {
     if (memory->full[column]) continue;
     memset(memory->written + column * TENSOR_LANES + part->lane, 1, (size_t)part->lanes);

@@ -225,7 +225,7 @@ static int multiply(const Tables *t, const TensorMma *mma, const MmaSums *sums, 
   Mma product = {
       .ctas = mma->group, .m = rows_of(mma), .n = f->n, .a = type_of(f->a, f->negate_a, f->a_mn_major),
       .b = type_of(f->b, f->negate_b, f->b_mn_major), .d = f->d, .accumulate = mma->accumulate, .saturate = f->saturate,
-      .fraction = sums->fraction, .result = sums->result, .step = sums->step, .lowest = sums->lowest, .columns = width,
+      .fraction = sums->fraction, .result = sums->result, .step = sums->step, .lowest = sums->lowest,
       .column_stride = TENSOR_LANES, .wrap = width, .wrap_offset = rows_of(mma),
       .group_stride = in_quarters(mma) ? QUARTER : LANE_GROUP,
   };

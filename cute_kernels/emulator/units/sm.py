@@ -168,7 +168,7 @@ class LaunchFacts:
         registers: what a CTA has of them, or None where that is not known.
         reported: what tells reports apart, of those after which execution went on: none is made again.
         take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
-            None when none is left.
+            None when none is left, or by chance; its argument is the step that this is then.
     """
 
     grid: tuple[int, int, int]
@@ -187,7 +187,7 @@ class LaunchFacts:
     instructions: Sequence[Instruction]
     registers: int | None
     reported: set[tuple[object, ...]]
-    take_cluster: Callable[[], tuple[int, int, int] | None]
+    take_cluster: Callable[[Step], tuple[int, int, int] | None]
 
 
 def _deallocate(memory: TensorMemory, operands: tuple[int, ...]) -> int:
@@ -212,14 +212,13 @@ class Cluster:
             at none.
         excused: warps that do not wait there.
         triggered: ranks of the CTAs that have executed griddepcontrol.launch_dependents.
-        take_cluster: see `LaunchFacts`.
         observers: hear of asynchronous work and of what is complete.
         pair_operations: of every pair of CTAs, by name of the operation on tensor memory.
     """
 
     def __init__(self, index: int, coordinates: tuple[int, int, int], launch: LaunchFacts) -> None:
         options, shape, block, smem, gmem = launch.options, launch.shape, launch.block, launch.smem, launch.gmem
-        self.take_cluster = launch.take_cluster
+        self._take_cluster, self._requests = launch.take_cluster, itertools.count()
         self.index, self.coordinates = index, coordinates
         self.grid, self.block, self.shape = launch.grid, block, shape
         self.params, self.symbols, self.gmem, self.options = launch.params, launch.symbols, gmem, options
@@ -444,6 +443,10 @@ class Cluster:
             line = getattr(self.place_of(warp), "line", "?")
             options.stepped(step, f"{warp.label}: a try_wait at PTX line {line} of a complete phase reports a timeout")
         return not fails
+
+    def take_cluster(self) -> tuple[int, int, int] | None:
+        """The %ctaid of the first CTA of a cluster that has not started and never will, None if the answer is none."""
+        return self._take_cluster(Step(self.index, "c", next(self._requests)))
 
     def exit(self, warp: Warp) -> None:
         """A warp finished."""
