@@ -54,7 +54,8 @@ def fewest_steps(schedule: Schedule, fails: Fails, seconds: float) -> FewestStep
     """Reduces what a schedule, under which a launch fails, draws at random.
 
     Args:
-        schedule: without ``overlap``.
+        schedule: which draws something. With ``overlap`` the steps are those of the launch by itself, and the one
+            before it runs in turn.
         fails: runs the launch.
         seconds: after which what is left is not reduced further.
 
@@ -68,7 +69,7 @@ def fewest_steps(schedule: Schedule, fails: Fails, seconds: float) -> FewestStep
     for completion in ("eager", "lazy"):
 
         def with_steps(steps: Sequence[Step], completion: str = completion) -> Schedule:
-            return Schedule(completion=completion, steps=tuple(steps))
+            return Schedule(completion=completion, steps=tuple(steps), overlap=schedule.overlap)
 
         def still(steps: Sequence[Step]) -> bool:
             return time.monotonic() < end and fails(with_steps(steps), None)  # noqa: B023 - called in this turn

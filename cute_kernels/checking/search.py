@@ -32,7 +32,8 @@ class Finding:
         kind: name of the class of the error, or `DIFFERENT_RESULT`.
         text: in what the result differs, or the emulator's message.
         error: what the emulator raised, or None for a result that differs.
-        fewest: the fewest steps that show it; None where the schedule draws nothing, or overlaps launches.
+        fewest: the fewest steps that show it; None where the schedule draws nothing, or where they do not show it
+            again, as where results depend on how two launches overlap.
     """
 
     recorded: RecordedLaunch
@@ -237,7 +238,7 @@ class Search:
     def _with_steps(self, finding: Finding, workers: Workers) -> Finding:
         """Finds the fewest steps that show the same failure."""
         schedule = finding.schedule
-        if schedule.overlap or finding.refused or not schedule.draws:
+        if finding.refused or not schedule.draws:
             return finding
         item = (self._number(finding), schedule, finding.kind, self.reduction)
         (fewest,) = workers.each(_Trials.fewest_steps, [item])

@@ -204,7 +204,7 @@ class Replay:
         """Runs the launch from the memory that it found.
 
         Args:
-            options: schedule and detectors.
+            options: schedule and detectors; steps are those of this launch, not of one that it overlaps.
             ptx: another text for the kernel.
             overlap: behind the launch that it may overlap, or, where the program has none, behind itself; accesses
                 that griddepcontrol.wait does not order race. Behind another launch the result is that of the two
@@ -223,7 +223,7 @@ class Replay:
         for each in (previous, recorded):
             if each is None:
                 continue
-            launch = self._here(each, ptx)
+            launch, own = self._here(each, ptx), {} if each is recorded else {"steps": (), "stepped": None}
             text = launch.ptx
             memory.modules[text] = {name: aligned(self._move(content)) for name, content in each.variables}
             try:
@@ -240,6 +240,7 @@ class Replay:
                         options,
                         roles=each.roles or options.roles,
                         going_on=attaching(options.going_on, each.launch, each.number, text),
+                        **own,
                     ),
                     progress=progress,
                     programmatic=launch.programmatic and each is recorded and overlap,

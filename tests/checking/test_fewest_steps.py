@@ -8,11 +8,18 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cute_kernels.checking.reduction import fewest
+from cute_kernels.checking.search import Budget, Search
 from cute_kernels.commands import cli
+from cute_kernels.emulator.captured_launch import CapturedLaunch
+from cute_kernels.emulator.errors import GlobalMemoryRace
+from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.emulator.steps import Step
+from cute_kernels.programs.recorded import Recorder, Replay
+from cute_kernels.testing.ptx import aligned, module
 from tests.checking import report_files
 
 HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 p) {\n"
@@ -236,3 +243,45 @@ def test_copies_that_end_in_the_other_order_take_a_turn_and_two_steps(tmp_path: 
     assert re.fullmatch(r"in turn but for these \(--completion lazy --steps 0w0,0a1,0a1\)", head)
     assert "runs until it waits for the writes of all but 0 bulk groups" in turn
     assert [re.fullmatch(r"takes effect: bulk store .* \((\w+)\)", each)[1] for each in effects] == ["read", "write"]
+
+
+EARLY = """
+    mov.u32 %r0, dynamic; mov.u32 %r1, %tid.x; ld.param.u64 %d0, [p0];
+    setp.eq.u32 %p0, %r1, 0;
+    @%p0 st.shared.u32 [%r0], 0;
+    bar.sync 0;
+    and.b32 %r2, %r1, 31;
+    setp.ne.u32 %p1, %r2, 0;
+    @%p1 bra WAIT;
+    atom.relaxed.cta.shared.add.u32 %r3, [%r0], 1;
+    setp.ne.u32 %p2, %r3, 0;
+    @%p2 bra WAIT;
+    @!%p0 bra WAIT;
+    st.global.u32 [%d0], 1;
+    WAIT:
+    griddepcontrol.wait;
+    ret;
+"""
+"""The warp that comes first stores what the launch before has stored, without waiting for it, if it is warp 0:
+in turn warp 1 does, whose arrival opens the barrier."""
+
+
+def test_a_schedule_that_overlaps_launches_is_reduced() -> None:
+    out, recorder = aligned(np.zeros(32, np.uint32)), Recorder()
+    before = "ld.param.u64 %d0, [p0]; st.global.u32 [%d0], 1; griddepcontrol.launch_dependents; ret;"
+    parameters, regions = (out.ctypes.data.to_bytes(8, "little"),), [(out.ctypes.data, out.nbytes)]
+    for body, threads, programmatic in ((before, 32, False), (EARLY, 64, True)):
+        text = module(body, parameters=1, target="sm_90a")
+        launch = CapturedLaunch("k", (1, 1, 1), (threads, 1, 1), (1, 1, 1), 16, parameters, text, programmatic)
+        recorder.take(launch, regions, overlaps=programmatic)
+        out[0] = 1  # what the first one leaves
+    found = Search(recorder.launches, Budget(seconds=None, seeds=40)).run()
+    assert found.kind == "GlobalMemoryRace" and found.schedule.overlap
+    steps = found.fewest.schedule.steps
+    assert found.fewest.schedule == Schedule(overlap=True, steps=steps) and 1 <= len(steps) <= 2
+    assert found.fewest.lines[-1].startswith(f"CTA 0 warp {steps[-1].who} runs")
+    replay = Replay(found.recorded)
+    with pytest.raises(GlobalMemoryRace, match="launch before this one"):
+        replay.run(found.fewest.schedule.options(), overlap=True)
+    for less in range(len(steps)):  # none can be left out
+        replay.run(Schedule(steps=steps[:less] + steps[less + 1 :]).options(), overlap=True)

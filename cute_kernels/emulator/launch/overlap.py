@@ -119,7 +119,8 @@ def run_overlapping(
         EmulatorError: what a launch does wrong whatever the detectors; it carries the launch.
     """
     options = dataclasses.replace(
-        options, detectors=False, trace=None, counters=False, going_on=None, steps=(), debugger=None
+        options, detectors=False, trace=None, counters=False, going_on=None, steps=(), stepped=None,
+        debugger=None,
     )
     rng = random.Random(options.seed) if options.interleave != "round_robin" else None
     pair = zip((first, second), numbers)
