@@ -158,10 +158,8 @@ static int send(Tables *t, const BulkCopy *copy) {
 
 int32_t bulk_load_run(WorkQueues *all, BulkCopy *copy) {
   Tables *t = all->tables;
-  int64_t phases = t->completions;
   if ((copy->kind == BULK_SEND ? send(t, copy) : load(t, copy)) || pass_on(t, copy)) return 1;
-  if (mbarrier_do(t, COMPLETE_TX, copy->signal, copy->nbytes, 0) < 0) return 1;
-  return all->observed && t->completions != phases ? all->tell(WORK_PHASE, copy->signal) : 0;
+  return mbarrier_do(t, COMPLETE_TX, copy->signal, copy->nbytes, 0) < 0;
 }
 
 int32_t bulk_read_run(WorkQueues *all, BulkCopy *copy) {
@@ -214,7 +212,7 @@ static void meter(const Tables *t, const BulkCopy *copy, int64_t ctas) {
   meter->wavefronts += (nbytes + WAVEFRONT - 1) / WAVEFRONT;
   if (copy->kind == BULK_SEND) return;
   Rows rows = rows_of(copy, copy->kind == BULK_STORE);
-  meter->sectors += rows_sectors(&rows);
+  meter->moved += SECTOR * rows_sectors(&rows);
   rows_free(&rows);
 }
 

@@ -5,10 +5,11 @@
 typedef struct Work Work;
 typedef struct LaneCopies LaneCopies;
 
-// One asynchronous operation: the record begins with this, its operands follow.
-// Kinds; a function of Python performs the first.
+// One asynchronous operation: the record begins with this, its operands follow, first those of which its name is made
+// (EVENT_VALUES words in all). Kinds; a function of Python performs the first.
 enum {
-  WORK_PYTHON, WORK_LANE_COPY, WORK_COPIES_ARRIVE, WORK_TENSOR_COMMIT, WORK_BULK_LOAD, WORK_BULK_READ, WORK_BULK_WRITE
+  WORK_PYTHON, WORK_LANE_COPY, WORK_COPIES_ARRIVE, WORK_TENSOR_COMMIT, WORK_BULK_LOAD, WORK_BULK_READ, WORK_BULK_WRITE,
+  WORK_MMA, WORK_WGMMA
 };
 // That of the tcgen05 pipe of CTA n: TENSOR_QUEUE - n; of a store after n other operations: STORE_QUEUE - n.
 enum { NO_QUEUE = 0, TENSOR_QUEUE = -1, STORE_QUEUE = -64 };
@@ -22,21 +23,15 @@ struct Work {
 };
 typedef struct WorkQueue { int64_t key; Work *first, *last; } WorkQueue;
 
-// What Python is told of an operation (`WorkQueues.tell`): that it has to perform it; with observers that it is issued,
-// takes effect, has done so or failed, and that it has completed a phase of an mbarrier.
-enum { WORK_RUN, WORK_ISSUED, WORK_BEGINS, WORK_ENDS, WORK_FAILS, WORK_PHASE };
-
 // Asynchronous work of a cluster.
 struct WorkQueues {
   int64_t eager;             // it takes effect when it is issued
-  int64_t observed;
   int64_t issued, executed;  // operations
   int64_t count, room;       // queues
   WorkQueue *queues;         // that are not empty, in the order of becoming so
   Work *running;             // that had to wait and takes effect now, or null
   Work *held;                // that is not issued yet: something has to be complete first
-  // `detail`: of WORK_RUN the number, of WORK_PHASE the address of the mbarrier, else the address of the record. 0: go on
-  int32_t (*tell)(int32_t what, int64_t detail);
+  int32_t (*run)(int64_t number);  // Python performs an operation of its own; 0: go on
   Tables *tables;
 };
 
@@ -81,5 +76,10 @@ typedef struct TensorCommit {
   int64_t column, clock;       // the stream that it ends, and how many commits that has by then
   int64_t count, targets[MOST_TARGETS];
 } TensorCommit;
+
+// MMAs that take effect as they are issued, as observers hear of them. Rank of the CTA; the entry of `mma_issuers`, rows
+// and columns of D; the number of the warpgroup, and the form.
+typedef struct MmaWork { Work work; int64_t rank, issuer, m, n; } MmaWork;
+typedef struct WgmmaWork { Work work; int64_t rank, warpgroup, form; } WgmmaWork;
 
 #endif

@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include "descriptors.h"
+#include "events.h"
 #include "matrix.h"
 #include "meter.h"
 #include "races.h"
-#include "trace.h"
 
 // An MMA that is legal as far as its descriptors say: fields, operands, its CTAs, and of each of them the rows of A and
 // of B and the columns of D.
@@ -131,18 +131,14 @@ static int execute(const Tables *t, const Issued *mma, int64_t accumulate) {
 
 // What `Mma.asks_for` says: each CTA reads its own rows of A and of B.
 static void count(Tables *t, const Issued *mma, int64_t accumulate, int32_t instruction) {
-  Meter *meter = meter_of(t, instruction, METER_UNIT);
   int64_t accumulator = mma->ctas * mma->m * mma->fields.n * (int64_t)sizeof(uint32_t);
-  meter->requests++;
-  meter->wavefronts += (mma->ctas * (mma->m + mma->n) * K_BYTES + WAVEFRONT - 1) / WAVEFRONT;
-  meter->tensor_read += accumulate ? accumulator : 0;
-  meter->tensor_written += accumulator;
+  meter_mma(t, instruction, mma->ctas * (mma->m + mma->n) * K_BYTES, accumulate ? accumulator : 0, accumulator);
 }
 
 int32_t tensor_mma(Tables *t, const MmaArguments *arguments, int32_t instruction) {
   Issued mma;
   int64_t accumulate = arguments->accumulate != 0;
-  if (!(t->unit_flags & EAGER) || !trace_room(t, 1)) return 0;
+  if (!(t->unit_flags & EAGER)) return 0;
   MmaIssuer *issuer = &t->mma_issuers[key_slot(&arguments->group, ISSUER_KEY, MMA_ISSUERS)];
   if (memcmp(issuer->key, &arguments->group, sizeof issuer->key) || !issuer->known) return 0;
   if (!decode(t, arguments, &mma) || !may_access(t, &mma, accumulate)) return 0;
@@ -150,11 +146,11 @@ int32_t tensor_mma(Tables *t, const MmaArguments *arguments, int32_t instruction
   if (!execute(t, &mma, accumulate)) return 0;
   mark_written(t, &mma);
   if (t->meter) count(t, &mma, accumulate, instruction);
-  if (t->trace) {
-    TraceEvent *event = trace_event(t, TRACE_MMA, instruction);
-    event->address = issuer - t->mma_issuers;
-    event->number = mma.fields.m;
-    event->phase = mma.fields.n;
+  if (t->events) {
+    const MmaWork work = {
+        {.kind = WORK_MMA}, arguments->issuer & 255, issuer - t->mma_issuers, mma.fields.m, mma.fields.n};
+    for (int kind = EVENT_ISSUED; kind <= EVENT_ENDS; kind++)
+      event_of_work(t, kind, instruction, &work.work, sizeof work);
   }
   t->progress++;
   t->mmas++;

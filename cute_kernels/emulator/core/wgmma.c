@@ -5,10 +5,10 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "events.h"
 #include "fragments.h"
 #include "meter.h"
 #include "races.h"
-#include "trace.h"
 
 enum { B = 0, A = 1 };
 
@@ -175,18 +175,26 @@ static int start(Tables *t, const Warpgroup *group, Wgmma *operation, const Wgmm
     reads[i].identity = operation->identity;
     access_record(&reads[i]);
   }
-  if (t->meter) {
-    Meter *meter = meter_of(t, instruction, METER_UNIT);
-    meter->requests++;
-    meter->wavefronts += form->operand_wavefronts;
-  }
+  if (t->meter) meter_mma(t, instruction, form->operand_bytes, 0, 0);
   t->wgmmas++;
   return 1;
 }
 
+static void note(Tables *t, const Warpgroup *group, const Wgmma *operation, int64_t number, int64_t instruction) {
+  int64_t index = group - t->warpgroups, rank = index / t->warpgroups_of_cta, mine = index % t->warpgroups_of_cta;
+  const WgmmaWork work = {{.kind = WORK_WGMMA}, rank, mine, operation->form};
+  event_of_work(t, EVENT_ISSUED, instruction, &work.work, sizeof work);
+  event_of_work(t, EVENT_BEGINS, instruction, &work.work, sizeof work);
+  int64_t *values = event_at(t, EVENT_WGMMAS, instruction);
+  values[0] = rank;
+  values[1] = mine;
+  values[2] = number + 1;
+  event_of_work(t, EVENT_ENDS, instruction, &work.work, sizeof work);
+}
+
 int32_t wgmma_issue(Tables *t, int64_t who, const Wgmma *issued, int64_t instruction) {
   Warpgroup *group = warpgroup_of(t, who);
-  if (!group || !trace_room(t, 1)) return 0;
+  if (!group) return 0;
   const WgmmaForm *form = &t->wgmma_forms[issued->form];
   int64_t member = (who >> 16) % WGMMA_WARPS, number = group->warps[member].issued, complete, observed, most = 0;
   least(group, &complete, &observed);
@@ -218,11 +226,7 @@ int32_t wgmma_issue(Tables *t, int64_t who, const Wgmma *issued, int64_t instruc
   operation->parts[member] = issued->parts[member];
   if (others == WGMMA_WARPS - 1 && !start(t, group, operation, form, instruction)) return 0;
   if (watched) agent_advance(t->context->agent);
-  if (t->trace && others == WGMMA_WARPS - 1) {
-    TraceEvent *event = trace_event(t, TRACE_WGMMA, instruction);
-    event->number = operation->form;
-    event->phase = number + 1;
-  }
+  if (t->events && others == WGMMA_WARPS - 1) note(t, group, operation, number, instruction);
   if (!group->warps[member].issued++) group->warps[member].order = ++t->wgmma_warps;
   t->progress++;
   return 1;

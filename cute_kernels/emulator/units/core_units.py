@@ -1,8 +1,8 @@
 """MMAs: what a warp's bytecode calls instead of Python.
 
 Each function performs the frequent case whole or does nothing: whatever is illegal, rare or has to wait is left to the
-Python function of the instruction, which decides again and words the error. A timeline is told of both
-(``core/trace.h``, `trace_log`). Both work on the same state, and the counts that `Cluster.count` hands to the units.
+Python function of the instruction, which decides again and words the error. Both work on the same state, and the
+counts that `Cluster.count` hands to the units.
 With detectors, operations are told to the race detector first, by its own functions.
 """
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import address, library
+from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.memory_tables import MemoryTables
 from cute_kernels.emulator.units.matrix.dense_mma import core_kinds
 from cute_kernels.emulator.units.matrix.operands import KINDS
@@ -21,7 +22,7 @@ from cute_kernels.emulator.units.matrix.operands import KINDS
 if TYPE_CHECKING:
     from cute_kernels.emulator.units.surroundings import Surroundings
 
-MmaIssuer, MmaArguments = STRUCTURES["MmaIssuer"], STRUCTURES["MmaArguments"]
+MmaIssuer, MmaArguments, MmaWork = (STRUCTURES[name] for name in ("MmaIssuer", "MmaArguments", "MmaWork"))
 _ISSUERS = CONSTANTS["MMA_ISSUERS"]
 _KINDS = {kind: number for number, kind in enumerate(KINDS)}
 
@@ -49,12 +50,7 @@ class Units:
             if self._watched:
                 tables.cta(rank).shadow = cluster.tracker.shared[rank].address
         header.tensor_mma = address("tensor_mma")
-
-    def _executed(self, done: int) -> bool:
-        """Whether the core has done what it was asked for; a timeline hears of that before Python does more."""
-        if self._header.trace_used:
-            self._tables.tell(self._cluster.executing)
-        return bool(done)
+        cluster.engine.words[CONSTANTS["WORK_MMA"]] = self._mma
 
     def learn_mma(self, kind: str, cta_group: int, who: int, text: str) -> None:
         """The core executes MMAs of this kind and group, by this thread, from now on.
@@ -84,12 +80,11 @@ class Units:
             place: index of the instruction.
         """
         arguments = ctypes.byref(MmaArguments(cta_group, who, _KINDS[kind], *operands, 0))
-        return self._executed(library().tensor_mma(self._tables.address, arguments, place))
+        return bool(library().tensor_mma(self._tables.address, arguments, place))
 
-    def mma_text(self, number: int) -> str:
-        """Name in reports of the MMAs of an entry of `learn_mma`."""
-        return self._issuer_texts[number]
-
+    def _mma(self, address: int) -> AsyncOp:
+        work = MmaWork.from_address(address)
+        return AsyncOp(("tcgen05", work.rank), None, self._issuer_texts[work.issuer], name=f"mma {work.m}x{work.n}")
 
 
 def slot(key: Sequence[int], slots: int) -> int:

@@ -20,6 +20,7 @@ from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.observe.races.operations import Operation as Watched
 from cute_kernels.emulator.observe.races.sync_point import ROWS, Columns, widened
 from cute_kernels.emulator.observe.races.tracker import JointOperation
+from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.memory_tables import MemoryTables
 from cute_kernels.emulator.units.copies.tensor_map import CHUNK
 from cute_kernels.emulator.units.matrix.wgmma import (
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.observe.races.shadow import Shadow
     from cute_kernels.emulator.units.surroundings import Surroundings
 
-_Warpgroup, _FormEntry, _OperandEntry = (STRUCTURES[name] for name in ("Warpgroup", "WgmmaForm", "WgmmaOperand"))
+_Warpgroup, _FormEntry, _OperandEntry, WgmmaWork = (
+    STRUCTURES[name] for name in ("Warpgroup", "WgmmaForm", "WgmmaOperand", "WgmmaWork")
+)
 _OPERANDS, _KEY, _RING, _GROUPS = (
     CONSTANTS[name] for name in ("WGMMA_OPERANDS", "OPERAND_KEY", "WGMMAS", "WGMMA_GROUPS")
 )
@@ -102,6 +105,7 @@ class CoreWgmmas:
         header = self._header
         header.wgmma_forms, header.wgmma_operands = ctypes.addressof(self._forms), ctypes.addressof(self._entries)
         header.warpgroups, header.warpgroups_of_cta = ctypes.addressof(self._groups), self._of_cta
+        cluster.engine.words[CONSTANTS["WORK_WGMMA"]] = self._work
 
     def learn(self, rank: int, warp: int, number: int, descriptors: Sequence[int]) -> None:
         """The core can issue this operation from now on.
@@ -155,10 +159,12 @@ class CoreWgmmas:
         complete = min(each.issued for each in self._groups[rank * self._of_cta + warp // WARPS].warps)
         return range(complete, self.end_of_wait(rank, warp, newest))
 
-    def names(self, number: int, rank: int) -> tuple[str, str]:
-        """The name for traces and the description of an operation of a form that all warps have issued."""
-        form = self._sites[number].form
-        return form.name, operation_text(form, rank, range(WARPS))
+    def _work(self, address: int) -> AsyncOp:
+        """An operation that all warps have issued, for observers."""
+        work = WgmmaWork.from_address(address)
+        form = self._sites[work.form].form
+        queue = "wgmma", work.rank, work.warpgroup
+        return AsyncOp(queue, None, operation_text(form, work.rank, range(WARPS)), name=form.name)
 
     def complete(self, rank: int, warp: int, newest: int) -> bool:
         """Completes groups like `WgmmaUnit.complete`."""

@@ -25,7 +25,6 @@ from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAc
 from cute_kernels.emulator.observe.counters import UnitCounters
 from cute_kernels.emulator.observe.races.happens_before import Agent
 from cute_kernels.emulator.observe.races.tracker import JointOperation, RaceTracker
-from cute_kernels.emulator.observe.shared_banks import WAVEFRONT_BYTES
 from cute_kernels.emulator.state.async_engine import AsyncEngine, AsyncOp
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
 from cute_kernels.emulator.units.copies.tensor_map import CHUNK
@@ -238,7 +237,6 @@ class InCore(Protocol):
     """The unit's work that the core executes; see `core_wgmma.CoreWgmmas`."""
 
     def learn(self, rank: int, warp: int, number: int, descriptors: Sequence[int]) -> None: ...
-    def names(self, number: int, rank: int) -> tuple[str, str]: ...
     def complete(self, rank: int, warp: int, newest: int) -> bool: ...
     def outstanding(self, rank: int, warp: int, newest: int) -> tuple[int, str]: ...
     def end_of_wait(self, rank: int, warp: int, newest: int) -> int: ...
@@ -436,6 +434,7 @@ class WgmmaUnit:
     def _take_over(self) -> None:
         """From now on operations are Python's."""
         if self.core is not None:
+            self.engine.noted()
             self._partial, self._warps = self.core.take_over()
             self.core = None
 
@@ -452,7 +451,7 @@ def described(form: Form, arithmetic: Arithmetic, text: int = 0) -> ctypes.Struc
     sums = arithmetic.sums("wgmma", form.a_type.name, form.d_type)
     nowhere = Rows(0, None, 0)  # an operation knows its operands and accumulators
     mma = products.describe(ROWS, form.n, *kinds, d, [(nowhere, nowhere, 0, None)], sums)
-    return _WgmmaForm(mma, form.registers, form.a_in_registers, -(-form.operand_bytes // WAVEFRONT_BYTES), text)
+    return _WgmmaForm(mma, form.registers, form.a_in_registers, form.operand_bytes, text)
 
 
 def _text(form: Form, a: int | None, b: int, accumulate: bool) -> str:
