@@ -362,9 +362,8 @@ def headline(images: int, processes: int, detectors: bool, console: Console) -> 
     bias, position = (torch.randn(n, FEATURES, generator=generator) for n in (1, POSITIONS))
     plan = make_plan(PatchEmbedProblem(rows, FEATURES, FEATURES, POSITIONS), Sm100PatchEmbedConfig())
     table = build_table(
-        bias[0], position, positions=POSITIONS, columns=plan.padded_n, dtype=getattr(torch, plan.table_dtype),
-        layout=plan.table_layout,
-    )  # fmt: skip
+        bias[0], position, plan.table_shape, plan.table_layout, getattr(torch, plan.table_dtype)
+    )
     out = shared_tensor((rows, FEATURES), torch.bfloat16)
     tensors = Operands(x=x, weight=weight, table=table, scale=0.037, out=out)
     context = multiprocessing.get_context("fork")

@@ -101,9 +101,7 @@ def time_case(case: Case, plans: Sequence[Plan]) -> list[Timing]:
 
     timings = []
     for plan in plans:
-        table = build_table(
-            bias, pos, positions=positions, columns=plan.padded_n, dtype=torch.float32, layout=plan.table_layout
-        )
+        table = build_table(bias, pos, plan.table_shape, plan.table_layout)
         call = bound_launch(plan).with_constants(
             ("x", "out", "stream"), weight=weight.data_ptr(), table=table.data_ptr(), scale=SCALE
         )

@@ -394,13 +394,10 @@ class Sm90ImagesConfig(Typed):
             the pixels, for few images and for weights that registers do not hold; None: chosen.
         raw_stages: buffers of strips between TMA and the warps that repack rows of 14 bytes, at least 2, and 0 of other
             sources; None: chosen.
-        repack_pairs: pairs of rows of 14 bytes that a thread loads before it stores the first, 1 to 4, likewise.
-        skip_zeros: steps of K whose pixels are all zeros, which lengthen rows of 96 bytes to 128 and patches of 14 rows
-            to 16, are not multiplied, and repacked rows of zeros take no shared memory.
 
     Raises:
         TypeError: a field of the wrong type.
-        ValueError: an integer other than 0 and 1 for ``pingpong`` and ``skip_zeros``.
+        ValueError: an integer other than 0 and 1 for ``pingpong``.
     """
 
     source: PixelSource | None = None
@@ -414,8 +411,6 @@ class Sm90ImagesConfig(Typed):
     order: TileOrder = "row"
     weight: ResidentWeight | None = None
     raw_stages: int | None = None
-    repack_pairs: int | None = None
-    skip_zeros: bool = True
 
 @dataclass(frozen=True)
 class Sm100ImagesConfig(Typed):

@@ -16,7 +16,7 @@ from bench.peers.cublaslt import CublasError, Matmul, Operand
 from bench.timing import elapsed_ms, fastest
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmConfig, GemmProblem
-from cute_kernels.operations.gemm import prepare_gemm
+from cute_kernels.operations.gemm import GEMM
 from cute_kernels.plan import make_plan
 
 
@@ -34,7 +34,7 @@ def build_ours(data: GemmData, config: GemmConfig | None = None) -> Candidate:
     """Our kernel; its output is allocated by every call, as a user's is."""
     detail = ""
     if config is None:
-        detail = repr(prepare_gemm(data.a[0], data.b, allow_tf32=True).plan.config)
+        detail = repr(GEMM.prepared(a=data.a[0], b=data.b, allow_tf32=True).plan.config)
     return Candidate(lambda slot: cute_kernels.gemm(data.a[slot], data.b, config=config, allow_tf32=True), detail)
 
 

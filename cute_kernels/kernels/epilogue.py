@@ -10,6 +10,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Float32, Int16, Int32
 
 from cute_kernels.kernels import ptx
+from cute_kernels.kernels.ptx import Pair
 
 
 @cute.jit
@@ -225,9 +226,6 @@ LONG = {
     ),
 }
 """In FP32."""
-
-Pair = tuple[Float32, Float32]
-
 
 @cute.jit
 def activate(

@@ -347,7 +347,7 @@ def finish(
     if cutlass.const_expr(dtype is Float8E4M3FN):
         words = cute.recast_tensor(out, Int16)
         for i in cutlass.range_constexpr(cute.size(words)):
-            words[i] = ptx.cvt_rn_satfinite_e4m3x2_f32(accumulator[2 * i], accumulator[2 * i + 1])
+            words[i] = ptx.cvt_rn_satfinite_e4m3x2_f32(accumulator[2 * i + 1], accumulator[2 * i])
     else:
         out.store(accumulator.load().to(dtype))
     return out

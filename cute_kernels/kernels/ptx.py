@@ -2,95 +2,155 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import cutlass.cute as cute
 from cutlass import Float32, Int16, Int32, Int64, Uint32
 
 from cute_kernels.dsl import dsl_user_op, nvvm
 
 
+def _emitted(instruction: str, kind: type, operands: tuple, loc: Any) -> Any:
+    names = ", ".join(f"{{$r{i}}}" for i in range(len(operands)))
+    return cute.arch.inline_ptx(
+        f"{instruction} {{$w0}}, {names};", write_only_types=[kind], read_only_args=list(operands), loc=loc
+    )
+
+
+def _instruction(name: str, kind: type) -> Callable[..., Any]:
+    """The function of an instruction with one result of this type, which takes its operands in their order."""
+
+    @dsl_user_op
+    def emit(*operands: Any, loc=None) -> Any:
+        return _emitted(name, kind, operands, loc)
+
+    return emit
+
+
+# --- arithmetic: ``.rn`` is never contracted with what stands before or behind it, as the compiler does with operators
+
+
+add_rn_f32 = _instruction("add.rn.f32", Float32)
+mul_rn_f32 = _instruction("mul.rn.f32", Float32)
+fma_rn_f32 = _instruction("fma.rn.f32", Float32)
+"""Fused multiply-add, rounded once to nearest even."""
+div_rn_f32 = _instruction("div.rn.f32", Float32)
+rcp_rn_f32 = _instruction("rcp.rn.f32", Float32)
+sqrt_rn_f32 = _instruction("sqrt.rn.f32", Float32)
+max_nan_f32 = _instruction("max.NaN.f32", Float32)
+"""The greater; NaN if either is one."""
+
+mul_rn_sat_f32 = _instruction("mul.rn.sat.f32", Float32)
+fma_rn_sat_f32 = _instruction("fma.rn.sat.f32", Float32)
+"""``.sat``: rounded once to nearest even, then into [0, 1]; of NaN 0."""
+
+mul_rn_f16x2 = _instruction("mul.rn.f16x2", Int32)
+fma_rn_f16x2 = _instruction("fma.rn.f16x2", Int32)
+mul_rn_sat_f16x2 = _instruction("mul.rn.sat.f16x2", Int32)
+fma_rn_sat_f16x2 = _instruction("fma.rn.sat.f16x2", Int32)
+"""Operands are registers of two FP16 numbers each."""
+
+dp4a_u32 = _instruction("dp4a.u32.u32", Uint32)
+"""Products of the four unsigned bytes of the first with those of the second, added to the third."""
+shf_r_wrap_b32 = _instruction("shf.r.wrap.b32", Uint32)
+"""The lower word of ``second : first`` shifted right by ``third % 32`` bits."""
+
+cvt_rn_satfinite_e4m3x2_f32 = _instruction("cvt.rn.satfinite.e4m3x2.f32", Int16)
+"""Two FP32 numbers rounded to E4M3, to nearest even, the second one in the lower byte; beyond 448 they become 448."""
+cvt_rn_satfinite_e4m3x2_f16x2 = _instruction("cvt.rn.satfinite.e4m3x2.f16x2", Int16)
+"""Both FP16 numbers of a register rounded to E4M3, in their order; beyond 448 they become 448."""
+cvt_rn_f16x2_f32 = _instruction("cvt.rn.f16x2.f32", Int32)
+"""Two FP32 numbers rounded to FP16, the second one in the lower half of the register."""
+cvt_rn_satfinite_f16x2_f32 = _instruction("cvt.rn.satfinite.f16x2.f32", Int32)
+"""Two FP32 numbers rounded to FP16, likewise; what is beyond 65504 becomes that."""
+
+
 @dsl_user_op
-def tcgen05_fence_before_thread_sync(*, loc=None, ip=None) -> None:
+def cvt_f32_f16x2(halves: Int32, *, loc=None) -> tuple[Float32, Float32]:
+    """Both FP16 numbers of a register in FP32, the lower one first."""
+    return cute.arch.inline_ptx(
+        "{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, {$r0};\n\t"
+        "cvt.f32.f16 {$w0}, low;\n\tcvt.f32.f16 {$w1}, high;\n\t}",
+        write_only_types=[Float32, Float32],
+        read_only_args=[halves],
+        loc=loc,
+    )
+
+
+@dsl_user_op
+def add_rn_bf16x2_by_fma(a: Int32, b: Int32, *, loc=None) -> Int32:
+    """Two sums of BF16, each rounded once to nearest even, where ``add.bf16x2`` (sm_90 and later) is missing."""
+    text = "{\n\t.reg .b32 ones;\n\tmov.b32 ones, 0x3F803F80;\n\tfma.rn.bf16x2 {$w0}, {$r0}, ones, {$r1};\n\t}"
+    return cute.arch.inline_ptx(text, write_only_types=[Int32], read_only_args=[a, b], loc=loc)
+
+
+Pair = tuple[Float32, Float32]
+
+
+@dsl_user_op
+def fma_rn_f32x2(a: Pair, b: Pair, c: Pair, *, loc=None) -> Pair:
+    """Two fused multiply-adds in one issue slot (sm_100 and later), each rounded once to nearest even."""
+    return cute.arch.fma_packed_f32x2(a, b, c, rnd="rn", loc=loc)
+
+
+@dsl_user_op
+def mul_rn_f32x2(a: Pair, b: Pair, *, loc=None) -> Pair:
+    """Two FP32 products in one issue slot (sm_100 and later)."""
+    return cute.arch.mul_packed_f32x2(a, b, rnd="rn", loc=loc)
+
+
+@dsl_user_op
+def mov_b32(bits: int, *, loc=None) -> Int32:
+    """Constant bits in a register: pairs of FP16 have no immediate operands."""
+    return cute.arch.inline_ptx(f"mov.b32 {{$w0}}, {bits:#x};", write_only_types=[Int32], read_only_args=[], loc=loc)
+
+
+@dsl_user_op
+def redux_sync_add_u32(value: Uint32, *, loc=None) -> Uint32:
+    """Sum over a warp, of which all lanes take part."""
+    return _emitted("redux.sync.add.u32", Uint32, (value, Int32(-1)), loc)
+
+
+# --- memory and synchronisation --------------------------------------------------------------------------------------
+
+
+@dsl_user_op
+def tcgen05_fence_before_thread_sync(*, loc=None) -> None:
     """Orders this thread's completed tcgen05 operations before the synchronisation that follows."""
-    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC, loc=loc, ip=ip)
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC, loc=loc)
 
 
 @dsl_user_op
-def tcgen05_fence_after_thread_sync(*, loc=None, ip=None) -> None:
+def tcgen05_fence_after_thread_sync(*, loc=None) -> None:
     """Orders the synchronisation just observed before this thread's next tcgen05 operations."""
-    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC, loc=loc, ip=ip)
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC, loc=loc)
 
 
 @dsl_user_op
-def mbarrier_try_wait_relaxed_cluster(barrier: cute.Pointer, parity: Int32, *, loc=None, ip=None) -> None:
+def mbarrier_try_wait_relaxed_cluster(barrier: cute.Pointer, parity: Int32, *, loc=None) -> None:
     """Waits for the phase of ``parity`` on a barrier on which other CTAs arrive, without acquiring ordinary memory.
 
     Enough where the handed-over data is tensor memory and ``tcgen05.fence`` orders it. An acquire at cluster scope
     compiles to CCTL.IVALL: it would throw away the L1 that holds the bias + position table, once per tile.
     """
-    _mbarrier_try_wait("relaxed.cluster", barrier, parity, loc, ip)
+    _mbarrier_try_wait("relaxed.cluster", barrier, parity, loc)
 
 
 @dsl_user_op
-def mbarrier_try_wait_acquire_cluster(barrier: cute.Pointer, parity: Int32, *, loc=None, ip=None) -> None:
+def mbarrier_try_wait_acquire_cluster(barrier: cute.Pointer, parity: Int32, *, loc=None) -> None:
     """Waits for the phase of ``parity``, and acquires what threads of other CTAs of the cluster wrote before it."""
-    _mbarrier_try_wait("acquire.cluster", barrier, parity, loc, ip)
+    _mbarrier_try_wait("acquire.cluster", barrier, parity, loc)
 
 
-def _mbarrier_try_wait(order: str, barrier: cute.Pointer, parity: Int32, loc, ip) -> None:
+def _mbarrier_try_wait(order: str, barrier: cute.Pointer, parity: Int32, loc: Any) -> None:
     cute.arch.inline_ptx(
         "{\n\t.reg .pred complete;\n\tWAIT:\n\t"
         f"mbarrier.try_wait.parity.{order}.shared::cta.b64 complete, [{{$r0}}], {{$r1}};\n\t"
         "@!complete bra WAIT;\n\t}",
-        read_only_args=[barrier.toint(loc=loc, ip=ip), Int32(parity)],
+        read_only_args=[barrier.toint(loc=loc), Int32(parity)],
         loc=loc,
-        ip=ip,
     )
-
-
-@dsl_user_op
-def fma_rn_f32(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) -> Float32:
-    """Fused multiply-add, rounded once to nearest even: never left to the compiler's choice of contraction."""
-    return _operation("fma.rn.f32", Float32, (a, b, c), loc, ip)
-
-
-@dsl_user_op
-def mul_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
-    """FP32 product rounded to nearest even, never fused with what follows."""
-    return _operation("mul.rn.f32", Float32, (a, b), loc, ip)
-
-
-@dsl_user_op
-def rcp_rn_f32(a: Float32, *, loc=None, ip=None) -> Float32:
-    """FP32 reciprocal rounded to nearest even."""
-    return _operation("rcp.rn.f32", Float32, (a,), loc, ip)
-
-
-@dsl_user_op
-def add_rn_bf16x2_by_fma(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
-    """Two sums of BF16, each rounded once to nearest even, where ``add.bf16x2`` (sm_90 and later) is missing."""
-    return cute.arch.inline_ptx(
-        "{\n\t.reg .b32 ones;\n\tmov.b32 ones, 0x3F803F80;\n\tfma.rn.bf16x2 {$w0}, {$r0}, ones, {$r1};\n\t}",
-        write_only_types=[Int32],
-        read_only_args=[a, b],
-        loc=loc,
-        ip=ip,
-    )
-
-
-@dsl_user_op
-def fma_rn_f32x2(
-    a: tuple[Float32, Float32], b: tuple[Float32, Float32], c: tuple[Float32, Float32], *, loc=None, ip=None
-) -> tuple[Float32, Float32]:
-    """Two fused multiply-adds in one issue slot (sm_100 and later), each rounded once to nearest even."""
-    return cute.arch.fma_packed_f32x2(a, b, c, rnd="rn", loc=loc, ip=ip)
-
-
-@dsl_user_op
-def mul_rn_f32x2(
-    a: tuple[Float32, Float32], b: tuple[Float32, Float32], *, loc=None, ip=None
-) -> tuple[Float32, Float32]:
-    """Two FP32 products in one issue slot (sm_100 and later)."""
-    return cute.arch.mul_packed_f32x2(a, b, rnd="rn", loc=loc, ip=ip)
 
 
 def griddepcontrol() -> None:
@@ -104,160 +164,25 @@ def griddepcontrol() -> None:
 
 
 @dsl_user_op
-def add_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
-    """FP32 sum rounded to nearest even, never fused with what stands before or behind it."""
-    return _operation("add.rn.f32", Float32, (a, b), loc, ip)
-
-
-@dsl_user_op
-def sqrt_rn_f32(a: Float32, *, loc=None, ip=None) -> Float32:
-    """FP32 square root rounded to nearest even."""
-    return _operation("sqrt.rn.f32", Float32, (a,), loc, ip)
-
-
-@dsl_user_op
-def div_rn_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
-    """FP32 quotient rounded to nearest even."""
-    return _operation("div.rn.f32", Float32, (a, b), loc, ip)
-
-
-@dsl_user_op
-def dp4a_u32(a: Uint32, b: Uint32, c: Uint32, *, loc=None, ip=None) -> Uint32:
-    """Products of the four unsigned bytes of ``a`` with those of ``b``, added to ``c``."""
-    return _operation("dp4a.u32.u32", Uint32, (a, b, c), loc, ip)
-
-
-@dsl_user_op
-def redux_sync_add_u32(value: Uint32, *, loc=None, ip=None) -> Uint32:
-    """Sum over a warp, of which all lanes take part."""
-    return _operation("redux.sync.add.u32", Uint32, (value, Int32(-1)), loc, ip)
-
-
-@dsl_user_op
-def prefetch_global_l2(source: cute.Pointer, *, loc=None, ip=None) -> None:
+def prefetch_global_l2(source: cute.Pointer, *, loc=None) -> None:
     """Asks for the cache line of an address."""
-    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[source.toint(loc=loc, ip=ip)], loc=loc, ip=ip)
+    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[source.toint(loc=loc)], loc=loc)
 
 
 @dsl_user_op
-def cvt_rn_satfinite_e4m3x2_f32(low: Float32, high: Float32, *, loc=None, ip=None) -> Int16:
-    """Two FP32 numbers rounded to E4M3, to nearest even, ``low`` in the lower byte; beyond 448 they become 448."""
-    return _operation("cvt.rn.satfinite.e4m3x2.f32", Int16, (high, low), loc, ip)
-
-
-def _operation(instruction: str, kind: type, operands: tuple, loc, ip) -> Float32 | Int16 | Int32 | Uint32:
-    names = ", ".join(f"{{$r{i}}}" for i in range(len(operands)))
-    return cute.arch.inline_ptx(
-        f"{instruction} {{$w0}}, {names};", write_only_types=[kind], read_only_args=list(operands), loc=loc, ip=ip
-    )
-
-
-@dsl_user_op
-def max_nan_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
-    """The greater; NaN if either is one."""
-    return _operation("max.NaN.f32", Float32, (a, b), loc, ip)
-
-
-@dsl_user_op
-def mul_rn_sat_f32(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
-    """FP32 product rounded to nearest even, then into [0, 1]; of NaN 0."""
-    return _operation("mul.rn.sat.f32", Float32, (a, b), loc, ip)
-
-
-@dsl_user_op
-def fma_rn_sat_f32(a: Float32, b: Float32, c: Float32, *, loc=None, ip=None) -> Float32:
-    """Fused multiply-add, rounded once to nearest even, then into [0, 1]; of NaN 0."""
-    return _operation("fma.rn.sat.f32", Float32, (a, b, c), loc, ip)
-
-
-@dsl_user_op
-def mul_rn_f16x2(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
-    """Two FP16 products, rounded to nearest even."""
-    return _operation("mul.rn.f16x2", Int32, (a, b), loc, ip)
-
-
-@dsl_user_op
-def mul_rn_sat_f16x2(a: Int32, b: Int32, *, loc=None, ip=None) -> Int32:
-    """Two FP16 products, rounded to nearest even, then into [0, 1]; of NaN 0."""
-    return _operation("mul.rn.sat.f16x2", Int32, (a, b), loc, ip)
-
-
-@dsl_user_op
-def fma_rn_f16x2(a: Int32, b: Int32, c: Int32, *, loc=None, ip=None) -> Int32:
-    """Two fused multiply-adds of FP16, each rounded once to nearest even."""
-    return _operation("fma.rn.f16x2", Int32, (a, b, c), loc, ip)
-
-
-@dsl_user_op
-def fma_rn_sat_f16x2(a: Int32, b: Int32, c: Int32, *, loc=None, ip=None) -> Int32:
-    """Two fused multiply-adds of FP16, each rounded once to nearest even, then into [0, 1]; of NaN 0."""
-    return _operation("fma.rn.sat.f16x2", Int32, (a, b, c), loc, ip)
-
-
-@dsl_user_op
-def cvt_rn_f16x2_f32(high: Float32, low: Float32, *, loc=None, ip=None) -> Int32:
-    """Two FP32 numbers rounded to FP16, the second one in the lower half of the register."""
-    return _operation("cvt.rn.f16x2.f32", Int32, (high, low), loc, ip)
-
-
-@dsl_user_op
-def cvt_rn_satfinite_f16x2_f32(high: Float32, low: Float32, *, loc=None, ip=None) -> Int32:
-    """Two FP32 numbers rounded to FP16, likewise; what is beyond 65504 becomes that."""
-    return _operation("cvt.rn.satfinite.f16x2.f32", Int32, (high, low), loc, ip)
-
-
-@dsl_user_op
-def cvt_rn_satfinite_e4m3x2_f16x2(halves: Int32, *, loc=None, ip=None) -> Int16:
-    """Both FP16 numbers of a register rounded to E4M3, in their order; beyond 448 they become 448."""
-    return _operation("cvt.rn.satfinite.e4m3x2.f16x2", Int16, (halves,), loc, ip)
-
-
-@dsl_user_op
-def cvt_f32_f16x2(halves: Int32, *, loc=None, ip=None) -> tuple[Float32, Float32]:
-    """Both FP16 numbers of a register in FP32, the lower one first."""
-    return cute.arch.inline_ptx(
-        "{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, {$r0};\n\t"
-        "cvt.f32.f16 {$w0}, low;\n\tcvt.f32.f16 {$w1}, high;\n\t}",
-        write_only_types=[Float32, Float32],
-        read_only_args=[halves],
-        loc=loc,
-        ip=ip,
-    )
-
-
-@dsl_user_op
-def mov_b32(bits: int, *, loc=None, ip=None) -> Int32:
-    """Constant bits in a register: pairs of FP16 have no immediate operands."""
-    return cute.arch.inline_ptx(
-        f"mov.b32 {{$w0}}, {bits:#x};", write_only_types=[Int32], read_only_args=[], loc=loc, ip=ip
-    )
-
-
-@dsl_user_op
-def st_global_v8(target: cute.Pointer, words: tuple[Int32, ...], when: Int32, *, loc=None, ip=None) -> None:
+def st_global_v8(target: cute.Pointer, words: tuple[Int32, ...], when: Int32, *, loc=None) -> None:
     """Stores eight words, 32 bytes, to an address that is a multiple of 32, if ``when`` is not 0 (sm_100 and later)."""
     registers = ", ".join(f"{{$r{i + 1}}}" for i in range(8))
     cute.arch.inline_ptx(
         "{\n\t.reg .pred stored;\n\tsetp.ne.s32 stored, {$r9}, 0;\n\t"
         f"@stored st.global.v8.b32 [{{$r0}}], {{{registers}}};\n\t}}",
-        read_only_args=[target.toint(loc=loc, ip=ip), *words, when],
+        read_only_args=[target.toint(loc=loc), *words, when],
         loc=loc,
-        ip=ip,
     )
 
 
 @dsl_user_op
-def shf_r_wrap_b32(low: Uint32, high: Uint32, count: Uint32, *, loc=None, ip=None) -> Uint32:
-    """The lower word of ``high : low`` shifted right by ``count % 32`` bits."""
-    return _operation("shf.r.wrap.b32", Uint32, (low, high, count), loc, ip)
-
-
-@dsl_user_op
-def st_global_b64_if(target: cute.Pointer, value: Int64, when: Int32, *, loc=None, ip=None) -> None:
+def st_global_b64_if(target: cute.Pointer, value: Int64, when: Int32, *, loc=None) -> None:
     """Stores 64 bits if ``when`` is not 0."""
-    cute.arch.inline_ptx(
-        "{\n\t.reg .pred stored;\n\tsetp.ne.s32 stored, {$r2}, 0;\n\t@stored st.global.b64 [{$r0}], {$r1};\n\t}",
-        read_only_args=[target.toint(loc=loc, ip=ip), value, when],
-        loc=loc,
-        ip=ip,
-    )
+    text = "{\n\t.reg .pred stored;\n\tsetp.ne.s32 stored, {$r2}, 0;\n\t@stored st.global.b64 [{$r0}], {$r1};\n\t}"
+    cute.arch.inline_ptx(text, read_only_args=[target.toint(loc=loc), value, when], loc=loc)

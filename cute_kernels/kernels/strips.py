@@ -87,7 +87,7 @@ def operand_layout(plan: StripsPlan, part: RowPart) -> cute.Layout:
     """
     patches, span, block = plan.cta_patches, part.span, BLOCK_BYTES * plan.cta_patches
     rows, stages = (span, BLOCK_BYTES // span), plan.config.stages
-    if not plan.splits and not plan.drops_rows:
+    if not plan.splits and not plan.repacks:
         return cute.make_layout((patches, rows, stages * part.blocks), stride=(span, (1, span * patches), block))
     return cute.make_layout(
         (patches, rows, (part.blocks, stages)),

@@ -290,6 +290,12 @@ class ArgumentTable:
                 self._decoders.append((place, decoder, places))
 
     @property
+    def defaults(self) -> dict[str, Any]:
+        """Values of arguments that a call leaves out."""
+        given = {name: getattr(row, "default", None) for name, row in self.rows.items()}
+        return {name: None if value is _REQUIRED else value for name, value in given.items()} | {"backend": "auto"}
+
+    @property
     def schema(self) -> str:
         """Parameters of the operator."""
         return ", ".join([*self._tensors, *(text for text, _ in self._others)])

@@ -248,8 +248,16 @@ class Operation(ABC, Generic[A]):
         arch, sm_count = device_facts(torch.cuda.current_device() if device.index is None else device.index)
         return make_plan(problem, self.chosen_config(a, problem), arch, sm_count=sm_count)
 
-    def checked(self, a: A) -> Prepared:
-        """The operands of a call, which is checked, and its plan: everything but the launch."""
+    def prepared(self, **given: Any) -> Prepared:
+        """Everything of a call but the launch: its plan and its operands.
+
+        Args:
+            given: arguments by name; the others are left out.
+
+        Raises:
+            TypeError, ValueError: as a call does.
+        """
+        a = self.arguments(**(self.table.defaults | given))
         self.check(a)
         return self.prepare(a, self.plan(a))
 

@@ -342,27 +342,6 @@ class _Gemm(Operation[GemmArguments]):
 GEMM = _Gemm()
 
 
-def prepare_gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    config: GemmConfig | None = None,
-    allow_tf32: bool = False,
-    activation: Activation = "none",
-    scale_a: float | torch.Tensor | None = None,
-    scale_b: float | torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    out_scale: float | torch.Tensor | None = None,
-) -> Prepared:
-    """Everything but the launch; arguments and errors as `gemm`, and ValueError for an illegal config."""
-    return GEMM.checked(
-        GemmArguments(
-            a, b, bias, scale_a, scale_b, residual, out_scale, out_dtype, "auto", config, allow_tf32, activation
-        )
-    )
-
-
 def _workspace(plan: GemmPlan, device: torch.device) -> dict[str, torch.Tensor]:
     """Operands that slices of K are added through, if a plan has them."""
     if not any(operand.name == "partials" and operand.present for operand in plan.operands):

@@ -34,7 +34,7 @@ from cute_kernels.runtime.devices import device_facts
 from cute_kernels.runtime.operands import Operands
 from cute_kernels.runtime.repeat import ScaleProduct
 
-__all__ = ["PATCH_EMBED", "PatchEmbedArguments", "choose_backend", "device_facts", "patch_embed", "prepare_launch"]
+__all__ = ["PATCH_EMBED", "PatchEmbedArguments", "choose_backend", "device_facts", "patch_embed"]
 
 _ROWS = tuple(getattr(torch, name) for name in WEIGHT_TYPES)
 _WEIGHTS = tuple(dict.fromkeys(getattr(torch, name) for name in WEIGHT_TYPES.values()))
@@ -292,29 +292,6 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
 
 
 PATCH_EMBED = _PatchEmbed()
-
-
-def prepare_launch(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    pos_embed: torch.Tensor | None,
-    scale: float | torch.Tensor,
-    config: PatchEmbedConfig | None,
-    pos_index: torch.Tensor | None = None,
-) -> Prepared:
-    """Everything but the launch: checks, plans and lays out the operands.
-
-    Args:
-        x, weight, bias, pos_embed, config, pos_index: as for `patch_embed`.
-        scale: ``scale_a * scale_b``, already multiplied: a number, or an FP32 tensor of one element on x's device.
-
-    Raises:
-        As `patch_embed`; ValueError if the plan refuses the config, TypeError if it is another architecture's.
-    """
-    return PATCH_EMBED.checked(
-        PatchEmbedArguments(x, weight, bias, pos_embed, pos_index, scale, None, "auto", config)
-    )
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_
 from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, prepare_patch_weight, strip_weight
 from cute_kernels.operations.scales import in_kernel_order
 from cute_kernels.operations.sharding import Shape, Sharding
-from cute_kernels.operations.table import fragment_table, rows_table
+from cute_kernels.operations.table import build_table, fragment_table, rows_table
 from cute_kernels.plan import ImagesPlan, Sm80ImagesPlan, Sm90GatherPlan
 from cute_kernels.plan.images import multiplied_type, pixel_types
 from cute_kernels.plan.images_chain import RowsChainPlan
@@ -256,18 +256,13 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         return Prepared(plan, operands, self.output_shape(a))
 
     def _table(self, a: PatchEmbedImagesArguments, plan: ImagesPlan) -> torch.Tensor | None:
-        shape = plan.table_shape
+        shape, addends = plan.table_shape, (a.weight_offset, a.bias, a.pos_embed)
         if shape is None:
             return None
         if isinstance(plan, (Sm90GatherPlan, Sm80ImagesPlan)):
-            key = ("table rows", shape)
-            return DERIVED.get(key, (a.weight_offset, a.bias, a.pos_embed), lambda: _table_rows(a, shape))
-
-        def build() -> torch.Tensor:
-            return fragment_table(_shifted(a), a.pos_embed, shape, plan.problem.grid_width, plan.tile_patches)
-
-        key = ("fragment table", shape, plan.problem.grid_width, plan.tile_patches)
-        return DERIVED.get(key, (a.weight_offset, a.bias, a.pos_embed), build)
+            return DERIVED.get(("table rows", shape), addends, lambda: build_table(_shifted(a), a.pos_embed, shape))
+        parts = (shape, plan.problem.grid_width, plan.tile_patches)
+        return DERIVED.get(("fragments", *parts), addends, lambda: fragment_table(_shifted(a), a.pos_embed, *parts))
 
     def smallest(self, problem: PatchEmbedImagesProblem) -> PatchEmbedImagesProblem:
         return dataclasses.replace(problem, batch=1)
@@ -369,17 +364,6 @@ def _weight_rows(a: PatchEmbedImagesArguments, plan: RowsChainPlan) -> torch.Ten
         weight = weight.view(-1, p.channels, p.patch, p.patch).permute(0, 2, 3, 1).reshape(weight.shape)
     padded = weight.new_zeros(weight.shape[0], plan.rows.problem.k)
     padded[:, : weight.shape[1]] = weight
-    return padded
-
-
-def _table_rows(a: PatchEmbedImagesArguments, shape: tuple[int, int]) -> torch.Tensor:
-    """FP32 ``(bias + offset) + positions`` of this shape, zero beyond the features."""
-    shifted = _shifted(a)
-    values = a.pos_embed if shifted is None else shifted[None]
-    if shifted is not None and a.pos_embed is not None:
-        values = shifted.to(torch.float32) + a.pos_embed.to(torch.float32)
-    padded = torch.zeros(shape, dtype=torch.float32, device=values.device)
-    padded[:, : values.shape[1]] = values
     return padded
 
 

@@ -127,7 +127,7 @@ FIELDS = {
 }
 
 
-def plan_sm100_gemm(problem: GemmProblem, config: Sm100GemmConfig, arch: Arch, sm_count: int) -> Sm100GemmPlan:
+def checked_plan(problem: GemmProblem, config: Sm100GemmConfig, arch: Arch, sm_count: int) -> Sm100GemmPlan:
     """The plan, or ValueError."""
     check_fields(config, FIELDS)
     plan = Sm100GemmPlan(problem, config, arch, sm_count)
@@ -182,5 +182,5 @@ def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm100G
     plans = []
     for config in dict.fromkeys((chosen, *CANDIDATES, *TUNED)):
         with contextlib.suppress(ValueError):
-            plans.append(plan_sm100_gemm(problem, config, arch, sm_count))
+            plans.append(checked_plan(problem, config, arch, sm_count))
     return plans

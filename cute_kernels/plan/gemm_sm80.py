@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ from cute_kernels.config import GemmProblem, Sm80GemmConfig
 from cute_kernels.plan import sm80
 from cute_kernels.plan.base import Arch, Field, Operand, check_fields, reject, require
 from cute_kernels.plan.gemm import GROUP_M, GemmPlan
-from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of, require_fp8
+from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, choice, require_fp8
 
 SPLITS = (1, 2, 4, 8)
 
@@ -122,7 +121,7 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
         return [*super().describe_tiles(), *rows]
 
 
-def plan_sm80_gemm(problem: GemmProblem, config: Sm80GemmConfig, arch: Arch, sm_count: int) -> Sm80GemmPlan:
+def checked_plan(problem: GemmProblem, config: Sm80GemmConfig, arch: Arch, sm_count: int) -> Sm80GemmPlan:
     """The plan, or ValueError."""
     if sm_count < 1:
         reject("sm_count", sm_count, "a CTA needs a multiprocessor", 1)
@@ -151,17 +150,11 @@ def check_split(plan: Sm80GemmPlan) -> None:
         reject("split_k", c.split_k, f"{plan.shared_tiles} tiles, {MOST_SHARED} may be split", 1)
 
 
-def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm80GemmConfig:
-    """That of the least modelled time."""
-    return first_config(search_space(problem, arch, sm_count), Sm80GemmConfig)
+def _configs(problem: GemmProblem) -> list[Sm80GemmConfig]:
+    """All tiles, and K split among those of few rows."""
+    narrow = [config for config in candidates(Sm80GemmConfig) if config.row_bytes == 128 and config.tile_m <= 64]
+    splits = (dataclasses.replace(config, split_k=split) for config in narrow for split in SPLITS[1:])
+    return [*candidates(Sm80GemmConfig), *splits]
 
 
-def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm80GemmPlan]:
-    """Plans that are worth timing, the one with the least modelled time first."""
-    plan = functools.partial(plan_sm80_gemm, problem, arch=arch, sm_count=sm_count)
-    splits = (
-        dataclasses.replace(config, split_k=split)
-        for config in candidates(Sm80GemmConfig) if config.row_bytes == 128 and config.tile_m <= 64
-        for split in SPLITS[1:]
-    )  # fmt: skip
-    return plans_of([*candidates(Sm80GemmConfig), *splits], plan)
+default_config, search_space = choice(Sm80GemmConfig, checked_plan, _configs)

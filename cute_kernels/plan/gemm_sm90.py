@@ -223,7 +223,7 @@ FIELDS = {
 }
 
 
-def plan_sm90_gemm(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: int) -> Sm90GemmPlan:
+def checked_plan(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: int) -> Sm90GemmPlan:
     """The plan, or ValueError."""
     if sm_count < 1:
         reject("sm_count", sm_count, "a cluster needs a multiprocessor", 1)
@@ -283,7 +283,7 @@ def _way_to_split(plan: Sm90GemmPlan) -> str:
             if dataclasses.replace(plan, config=config).accumulator_registers >= SPLIT_REGISTERS:
                 continue
             try:
-                plan_sm90_gemm(plan.problem, config, plan.arch, plan.sm_count)
+                checked_plan(plan.problem, config, plan.arch, plan.sm_count)
             except ValueError:
                 continue
             settings = f"tile_n={tile_n}" + (f", store_stages={stores}" if stores != plan.config.store_stages else "")
@@ -560,6 +560,6 @@ def _filled(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: 
     least = Sm90GemmPlan(problem, config, arch, sm_count)
     stages = config.stages + (_room(least) - least.smem_bytes) // least.stage_bytes
     try:
-        return plan_sm90_gemm(problem, dataclasses.replace(config, stages=min(stages, 8)), arch, sm_count)
+        return checked_plan(problem, dataclasses.replace(config, stages=min(stages, 8)), arch, sm_count)
     except ValueError:
         return None

@@ -279,7 +279,7 @@ FIELDS = {
 }
 
 
-def plan_sm90_gather(
+def checked_plan(
     problem: PatchEmbedImagesProblem, config: Sm90GatherConfig, arch: Arch, sm_count: int
 ) -> Sm90GatherPlan:
     """The plan, or ValueError; what a config leaves open is what the model finds fastest."""

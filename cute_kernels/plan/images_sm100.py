@@ -95,7 +95,7 @@ _TRIED_SHAPES = 4
 """Shapes of tiles for each memory and group of CTAs that a tuner times."""
 
 
-def plan_sm100_images(
+def checked_plan(
     problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch, sm_count: int
 ) -> Sm100ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
@@ -175,6 +175,11 @@ def _narrower(plan: Sm100ImagesPlan, columns: int) -> tuple[str, object, object]
 # ---- what a problem gets --------------------------------------------------------------------------------------------
 
 
+def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm100ImagesConfig:
+    """Everything open."""
+    return Sm100ImagesConfig()
+
+
 def predict(plan: Sm100ImagesPlan) -> Prediction:
     """The modelled time of a launch on a B200, by costs that are fitted to rows: no time of images was at hand."""
     p = plan.problem
@@ -210,7 +215,7 @@ def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) ->
     """Legal plans that are worth timing on a device: of each memory and group of CTAs those of least cost."""
     plans: list[Sm100ImagesPlan] = []
     with contextlib.suppress(ValueError):
-        plans.append(plan_sm100_images(problem, Sm100ImagesConfig(), arch, sm_count))
+        plans.append(checked_plan(problem, Sm100ImagesConfig(), arch, sm_count))
         memories = ("tmem",) if problem.precision == "int16" else ("tmem", "smem")
         for weight, group in itertools.product(memories, (1, 2) if sm_count > 1 else (1,)):
             config = Sm100ImagesConfig(cta_group=group)

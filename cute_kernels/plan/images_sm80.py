@@ -7,7 +7,6 @@ lanes have neighbouring patches, or the pieces of one row.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,7 +28,7 @@ from cute_kernels.plan.base import (
     round_up,
 )
 from cute_kernels.plan.images import INTEGERS, ImagesPlan
-from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of
+from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, choice
 
 COPIED_ROWS = (16, 32, 64)
 """Bytes of a row of a patch, in as many pieces as lanes copy side by side."""
@@ -184,7 +183,7 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
         return [*super().describe_tiles(), ("rows", images), ("epilogue", f"table {table}")]
 
 
-def plan_sm80_images(
+def checked_plan(
     problem: PatchEmbedImagesProblem, config: Sm80ImagesConfig, arch: Arch, sm_count: int
 ) -> Sm80ImagesPlan:
     """The plan, or ValueError."""
@@ -233,14 +232,10 @@ def check_patches(plan: Sm80ImagesPlan) -> None:
         reject("batch", plan.problem.batch, f"{rows} rows, which are numbered with 32 bits", fit)
 
 
-def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm80ImagesConfig:
-    """That of the least modelled time."""
-    return first_config(search_space(problem, arch, sm_count), Sm80ImagesConfig)
-
-
-def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[Sm80ImagesPlan]:
-    """Plans that are worth timing, the one with the least modelled time first."""
-    plan = functools.partial(plan_sm80_images, problem, arch=arch, sm_count=sm_count)
+def _configs(problem: PatchEmbedImagesProblem) -> list[Sm80ImagesConfig]:
     images = 8 if problem.batch >= 8 else 1
     others = [dataclasses.replace(config, tile_images=images) for config in TWO_TEAMS]
-    return plans_of([*candidates(Sm80ImagesConfig, tile_images=images), *others], plan)
+    return [*candidates(Sm80ImagesConfig, tile_images=images), *others]
+
+
+default_config, search_space = choice(Sm80ImagesConfig, checked_plan, _configs)

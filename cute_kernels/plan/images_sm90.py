@@ -65,6 +65,9 @@ ROWS_PER_STORE = 16
 REPACK_WARPS = 7
 """Warps that lengthen rows of patches: all of two producer warpgroups but one, which loads (bench/results)."""
 
+REPACK_PAIRS = 4
+"""Pairs of rows that a thread of them loads before it stores the first."""
+
 REPACK_REGISTERS = {1: (232, 136), 2: (208, 48), 3: (128, 40)}
 """Registers per consumer and per producer thread by consumer warpgroups, beside two producer warpgroups: together no
 more than the CTA begins with, 168, 128 and 96 per thread, or `setmaxnreg.inc` waits for ever."""
@@ -105,18 +108,8 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
     def load_stages(self) -> int:
         return self.config.raw_stages or RAW_STAGES if self.repacks else super().load_stages
 
-    @property
-    def held_pairs(self) -> int:
-        """Pairs of rows that a thread of the warps that repack loads before it stores the first."""
-        return self.config.repack_pairs or 1
-
-    @property
-    def drops_rows(self) -> bool:
-        return self.repacks and self.config.skip_zeros
-
     def multiplies(self, block: int, step: int) -> bool:
-        if not self.config.skip_zeros:
-            return True
+        """Not steps whose pixels are all zeros, which lengthen rows of 96 bytes to 128 and patches of 14 rows to 16."""
         first = block * self.k_block_bytes + step * self.mma_k_bytes
         if self.repacks:
             return first < REPACKED * self.span
@@ -273,8 +266,8 @@ _ALONE = {1: 1.3, 2: 1.0, 3: 1.05}
 FAST_SPLITS = (48,)
 """Rows that are split by default: of 96 bytes 1.448 ms split, 1.132 gathered (bench/results)."""
 
-RAW_STAGES_BY_CHOICE, CHOSEN_PAIRS = (3, RAW_STAGES), 4
-"""Strips that wait to be repacked, the first number that fits, and pairs of rows that a thread holds."""
+RAW_STAGES_BY_CHOICE = (3, RAW_STAGES)
+"""Strips that wait to be repacked, the first number that fits."""
 
 TRIED_SHAPES = 3
 """Shapes of tiles for each source, memory and number of warpgroups that a tuner times."""
@@ -294,7 +287,6 @@ FIELDS = {
     "order": TILE_ORDER,
     "weight": Field("where the weight operand comes from", ("registers", "streamed")),
     "raw_stages": Field("strips that wait to be repacked, none of other sources", least=0),
-    "repack_pairs": Field("pairs of rows that registers of a thread hold, none of other sources", (0, 1, 2, 3, 4)),
 }
 
 
@@ -306,7 +298,7 @@ def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) 
     return Sm90ImagesConfig(order="image" if problem.precision == "int16" else "row")
 
 
-def plan_sm90_images(
+def checked_plan(
     problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Arch, sm_count: int
 ) -> Sm90ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
@@ -324,8 +316,6 @@ def plan_sm90_images(
     if config.raw_stages is not None and (config.raw_stages < RAW_STAGES if repacks else config.raw_stages != 0):
         rule = "strips that wait to be repacked, at least two, and none of other sources"
         reject("raw_stages", config.raw_stages, rule, RAW_STAGES if repacks else 0)
-    legal = (1, 2, 3, 4) if repacks else (0,)
-    require("repack_pairs", config.repack_pairs, legal, "pairs of rows that registers of a thread hold")
     if repacks and config.tile_patches is not None and config.tile_patches % 8:
         rule = f"a row of a TMA box is whole 16 bytes, of patches of {REPACKED} eight or 16"
         reject("tile_patches", config.tile_patches, rule, 8 if config.tile_patches < 12 else 16)
@@ -422,11 +412,9 @@ def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Ar
     if config.source is None:
         config = dataclasses.replace(config, source=source_of(problem))
     if config.source != "repack":
-        config = dataclasses.replace(config, raw_stages=0, repack_pairs=0)
-    if config.source == "repack" and not (config.raw_stages and config.repack_pairs):
-        counts = (config.raw_stages,) if config.raw_stages else RAW_STAGES_BY_CHOICE
-        pairs = config.repack_pairs or CHOSEN_PAIRS
-        options = (dataclasses.replace(config, raw_stages=count, repack_pairs=pairs) for count in counts)
+        config = dataclasses.replace(config, raw_stages=0)
+    elif not config.raw_stages:
+        options = (dataclasses.replace(config, raw_stages=count) for count in RAW_STAGES_BY_CHOICE)
         chosen = [resolve(problem, option, arch, sm_count) for option in options]
         return next((c for c in chosen if _fits(Sm90ImagesPlan(problem, c, arch, sm_count))), chosen[-1])
     operations = 2 * problem.batch * problem.positions * problem.n * problem.k
@@ -450,24 +438,19 @@ def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) ->
     shapes of least cost, the chooser's choice first."""
     if problem.precision not in INTEGERS or why_no_operand(problem):
         return []
-    chosen = plan_sm90_images(problem, default_config(problem, arch, sm_count), arch, sm_count)
+    chosen = checked_plan(problem, default_config(problem, arch, sm_count), arch, sm_count)
     found: dict[tuple, list[Sm90ImagesPlan]] = {}
     for source, few in itertools.product(_sources(problem), (True, False)):
-        given = Sm90ImagesConfig(source=source, order=chosen.config.order)
-        for plan in _shapes(problem, _of_source(given, chosen), arch, sm_count, few):
+        given = Sm90ImagesConfig(source=source, order=chosen.config.order, raw_stages=chosen.config.raw_stages)
+        for plan in _shapes(problem, given, arch, sm_count, few):
             found.setdefault((source, plan.config.weight, plan.config.warpgroups), []).append(plan)
     plans = [chosen]
     for shapes in found.values():
         ranked = sorted({plan.config: plan for plan in shapes if _fits(plan)}.values(), key=_cost)
         for plan in ranked[:TRIED_SHAPES]:
             with contextlib.suppress(ValueError):
-                plans.append(plan_sm90_images(problem, plan.config, arch, sm_count))
+                plans.append(checked_plan(problem, plan.config, arch, sm_count))
     return list(dict.fromkeys(plans))
-
-
-def _of_source(config: Sm90ImagesConfig, chosen: Sm90ImagesPlan) -> Sm90ImagesConfig:
-    """With the buffers of rows that are repacked as the chooser has them."""
-    return dataclasses.replace(config, raw_stages=chosen.config.raw_stages, repack_pairs=chosen.config.repack_pairs)
 
 
 def _shapes(

@@ -118,11 +118,6 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
         return self.row_bytes == REPACKED
 
     @property
-    def drops_rows(self) -> bool:
-        """Whether rows of zeros of repacked patches are in K and not in the stages, since nothing multiplies them."""
-        return False
-
-    @property
     def operand_rows(self) -> int:
         """Rows of a patch in the operand and in K."""
         return REPACKED_ROWS if self.repacks else self.problem.patch
@@ -209,7 +204,7 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
     @property
     def pixel_stage_bytes(self) -> int:
         """Bytes of the pixels of the patches in a stage."""
-        if self.drops_rows:
+        if self.repacks:  # rows of zeros are in K and not in the stages, since nothing multiplies them
             return REPACKED * self.row_span * self.cta_patches
         return math.prod(self.stage_box) * self.pixel_bytes
 

@@ -165,7 +165,7 @@ _TRIED_SHAPES = 4
 """Shapes of tiles that a tuner times for each memory and group of CTAs."""
 
 
-def plan_resident(
+def checked_plan(
     problem: PatchEmbedProblem, config: Sm100ResidentConfig, arch: Arch, sm_count: int
 ) -> Sm100ResidentPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""

@@ -376,7 +376,7 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
 
     @property
     def table_shape(self) -> tuple[int, ...] | None:
-        """Shape of the table by `cute_kernels.operations.table.table_geometry`, or None without bias and positions.
+        """Shape of the table as `cute_kernels.operations.table` lays it out, or None without bias and positions.
 
         Interleaved, ``[ceil(rows / 32), padded_n / V, 32, V]`` with V elements in 16 bytes: the 32 lanes of a warp hold
         32 consecutive rows, so that one 16-byte load per lane reads 512 consecutive bytes, four 128-byte lines instead
@@ -486,7 +486,7 @@ def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm1
     return Sm100PatchEmbedConfig() if sm_count > 1 else _ALONE
 
 
-def plan_streamed(
+def checked_plan(
     problem: PatchEmbedProblem, config: Sm100PatchEmbedConfig, arch: Arch, sm_count: int
 ) -> Sm100PatchEmbedPlan:
     """The plan, or ValueError."""
@@ -518,7 +518,7 @@ def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[
     """
     if sm_count == 1:
         return []
-    chosen = plan_streamed(problem, Sm100PatchEmbedConfig(), arch, sm_count)
+    chosen = checked_plan(problem, Sm100PatchEmbedConfig(), arch, sm_count)
     names = tuple(TUNED)
 
     def distance(values: tuple[int, ...]) -> int:
@@ -528,5 +528,5 @@ def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[
     for values in sorted(itertools.product(*TUNED.values()), key=distance):
         with contextlib.suppress(ValueError):
             config = dataclasses.replace(chosen.config, **dict(zip(names, values, strict=True)))
-            plans.append(plan_streamed(problem, config, arch, sm_count))
+            plans.append(checked_plan(problem, config, arch, sm_count))
     return list(dict.fromkeys(plans))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ from cute_kernels.config import PatchEmbedProblem, Sm80PatchEmbedConfig
 from cute_kernels.plan import sm80
 from cute_kernels.plan.base import Arch, Operand, check_fields, reject
 from cute_kernels.plan.patch_embed import EPILOGUE, PatchEmbedPlan, TableLayout, check_capacity
-from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, first_config, plans_of, require_fp8
+from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, choice, require_fp8
 
 FIELDS = sm80.FIELDS | {"epilogue": EPILOGUE}
 
@@ -60,7 +59,7 @@ class Sm80PatchEmbedPlan(Sm80Plan, PatchEmbedPlan):
         return [*super().describe_tiles(), ("epilogue", f"{self.config.epilogue}, table {self.table_shape or 'none'}")]
 
 
-def plan_sm80(
+def checked_plan(
     problem: PatchEmbedProblem, config: Sm80PatchEmbedConfig, arch: Arch, sm_count: int
 ) -> Sm80PatchEmbedPlan:
     """The plan, or ValueError."""
@@ -74,12 +73,6 @@ def plan_sm80(
     return plan
 
 
-def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm80PatchEmbedConfig:
-    """That of the least modelled time."""
-    return first_config(search_space(problem, arch, sm_count), Sm80PatchEmbedConfig)
-
-
-def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm80PatchEmbedPlan]:
-    """Plans that are worth timing, the one with the least modelled time first."""
-    plan = functools.partial(plan_sm80, problem, arch=arch, sm_count=sm_count)
-    return plans_of(candidates(Sm80PatchEmbedConfig), plan)
+default_config, search_space = choice(
+    Sm80PatchEmbedConfig, checked_plan, lambda problem: candidates(Sm80PatchEmbedConfig)
+)

@@ -132,7 +132,7 @@ FIELDS = {
 }
 
 
-def plan_sm90(
+def checked_plan(
     problem: PatchEmbedProblem, config: Sm90PatchEmbedConfig, arch: Arch, sm_count: int
 ) -> Sm90PatchEmbedPlan:
     """The plan, or ValueError."""
@@ -354,6 +354,6 @@ def default_config(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Sm9
 
 def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[Sm90PatchEmbedPlan]:
     """Legal plans that are worth timing on a device: the chooser's choice, then its candidates by predicted time."""
-    chosen = plan_sm90(problem, default_config(problem, arch, sm_count), arch, sm_count)
+    chosen = checked_plan(problem, default_config(problem, arch, sm_count), arch, sm_count)
     others = sorted(candidates(problem, arch, sm_count), key=predicted_microseconds)
     return list(dict.fromkeys((chosen, *others)))

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import ModuleType
 from typing import Any
 
 from cute_kernels.config import (
@@ -53,6 +54,7 @@ from cute_kernels.plan.images_chain import (
     why_rows_on_sm90,
     why_rows_on_sm100,
 )
+from cute_kernels.plan.images_gather import why_not_gathered
 from cute_kernels.plan.options import ProblemOptions
 
 
@@ -148,50 +150,16 @@ class Planner:
 MMA_SYNC = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 """Architectures that the kernels of ``mma.sync`` are compiled for."""
 
-_GEMM_SM80 = Kernel(
-    Sm80GemmConfig, gemm_sm80.plan_sm80_gemm, gemm_sm80.FIELDS, gemm_sm80.default_config, gemm_sm80.search_space
-)
-_ROWS_SM80 = Kernel(
-    Sm80PatchEmbedConfig,
-    patch_embed_sm80.plan_sm80,
-    patch_embed_sm80.FIELDS,
-    patch_embed_sm80.default_config,
-    patch_embed_sm80.search_space,
-)
-_IMAGES_SM80 = Kernel(
-    Sm80ImagesConfig,
-    images_sm80.plan_sm80_images,
-    images_sm80.FIELDS,
-    images_sm80.default_config,
-    images_sm80.search_space,
-    takes=lambda problem, arch: why_rows_on_sm80(problem),
-)
+def _kernel(module: ModuleType, config: type, **more: Any) -> Kernel:
+    """The kernel of a file in plan/, all of which have these functions; ``predict`` where a model knows its time."""
+    more.setdefault("predict", getattr(module, "predict", None))
+    return Kernel(config, module.checked_plan, module.FIELDS, module.default_config, module.search_space, **more)
 
-_STREAMED = Kernel(
-    Sm100PatchEmbedConfig,
-    patch_embed_sm100.plan_streamed,
-    patch_embed_sm100.FIELDS,
-    patch_embed_sm100.default_config,
-    patch_embed_sm100.search_space,
-    takes=patch_embed_resident.why_on_chip,
-    predict=patch_embed_sm100.predict,
-)
-_RESIDENT = Kernel(
-    Sm100ResidentConfig,
-    patch_embed_resident.plan_resident,
-    patch_embed_resident.FIELDS,
-    patch_embed_resident.default_config,
-    patch_embed_resident.search_space,
-    predict=sm100_transposed.predict,
-)
-_ROWS_SM90 = Kernel(
-    Sm90PatchEmbedConfig,
-    patch_embed_sm90.plan_sm90,
-    patch_embed_sm90.FIELDS,
-    patch_embed_sm90.default_config,
-    patch_embed_sm90.search_space,
-    predict=patch_embed_sm90.predict,
-)
+
+_STREAMED = _kernel(patch_embed_sm100, Sm100PatchEmbedConfig, takes=patch_embed_resident.why_on_chip)
+_RESIDENT = _kernel(patch_embed_resident, Sm100ResidentConfig, predict=sm100_transposed.predict)
+_ROWS_SM90 = _kernel(patch_embed_sm90, Sm90PatchEmbedConfig)
+_ROWS_SM80 = _kernel(patch_embed_sm80, Sm80PatchEmbedConfig)
 PATCH_EMBED = Planner(
     "patch_embed",
     PatchEmbedProblem,
@@ -200,32 +168,10 @@ PATCH_EMBED = Planner(
     {"sm_100a": (_STREAMED, _RESIDENT), "sm_90a": (_ROWS_SM90,), **dict.fromkeys(MMA_SYNC, (_ROWS_SM80,))},
 )
 
-_GATHER = Kernel(
-    Sm90GatherConfig,
-    images_gather.plan_sm90_gather,
-    images_gather.FIELDS,
-    images_gather.default_config,
-    images_gather.search_space,
-    takes=lambda problem, arch: images_gather.why_not_gathered(problem),
-)
-_IMAGES_SM90 = Kernel(
-    Sm90ImagesConfig,
-    images_sm90.plan_sm90_images,
-    images_sm90.FIELDS,
-    images_sm90.default_config,
-    images_sm90.search_space,
-    takes=lambda problem, arch: why_not_read_on_sm90(problem),
-    predict=images_sm90.predict,
-)
-_IMAGES_SM100 = Kernel(
-    Sm100ImagesConfig,
-    images_sm100.plan_sm100_images,
-    images_sm100.FIELDS,
-    lambda problem, arch, sm_count: Sm100ImagesConfig(),
-    images_sm100.search_space,
-    takes=lambda problem, arch: why_rows_on_sm100(problem),
-    predict=images_sm100.predict,
-)
+_IMAGES_SM100 = _kernel(images_sm100, Sm100ImagesConfig, takes=lambda problem, arch: why_rows_on_sm100(problem))
+_IMAGES_SM90 = _kernel(images_sm90, Sm90ImagesConfig, takes=lambda problem, arch: why_not_read_on_sm90(problem))
+_GATHER = _kernel(images_gather, Sm90GatherConfig, takes=lambda problem, arch: why_not_gathered(problem))
+_IMAGES_SM80 = _kernel(images_sm80, Sm80ImagesConfig, takes=lambda problem, arch: why_rows_on_sm80(problem))
 PATCH_EMBED_IMAGES = Planner(
     "patch_embed_images",
     PatchEmbedImagesProblem,
@@ -244,25 +190,9 @@ GEMM = Planner(
     gemm.OPTIONS,
     gemm.check_gemm_problem,
     {
-        "sm_100a": (
-            Kernel(
-                Sm100GemmConfig,
-                gemm_sm100.plan_sm100_gemm,
-                gemm_sm100.FIELDS,
-                gemm_sm100.default_config,
-                gemm_sm100.search_space,
-            ),
-        ),
-        "sm_90a": (
-            Kernel(
-                Sm90GemmConfig,
-                gemm_sm90.plan_sm90_gemm,
-                gemm_sm90.FIELDS,
-                gemm_sm90.default_config,
-                gemm_sm90.search_space,
-            ),
-        ),
-        **dict.fromkeys(MMA_SYNC, (_GEMM_SM80,)),
+        "sm_100a": (_kernel(gemm_sm100, Sm100GemmConfig),),
+        "sm_90a": (_kernel(gemm_sm90, Sm90GemmConfig),),
+        **dict.fromkeys(MMA_SYNC, (_kernel(gemm_sm80, Sm80GemmConfig),)),
     },
 )
 

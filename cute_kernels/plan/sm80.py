@@ -6,12 +6,13 @@ at a time by ``cp.async``, read fragments by ``ldmatrix`` and multiply. A step o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from cute_kernels.config import Sm80Config
 from cute_kernels.plan.base import (
@@ -19,6 +20,7 @@ from cute_kernels.plan.base import (
     ITEMSIZE,
     LANES,
     VECTOR_BYTES,
+    Arch,
     Field,
     Plan,
     SmemRegion,
@@ -321,17 +323,25 @@ def clocks(plan: Sm80Plan) -> float:
     return plan.beside_clocks + waves * (stage * plan.k_blocks + area * resident / 256)
 
 
-def plans_of(configs: Sequence[C] | Iterator[C], plan: Callable[[C], Sm80Plan]) -> list[Sm80Plan]:
-    """Legal plans, the one with the least modelled time first."""
-    legal = []
-    for config in configs:
-        try:
-            legal.append(plan(config))
-        except ValueError:
-            continue  # does not fit this architecture
-    return sorted(legal, key=clocks)
+Configs = Callable[[Any], Iterable[C]]
+Checked = Callable[[Any, C, Arch, int], Sm80Plan]
+Choice = tuple[Callable[[Any, Arch, int], C], Callable[[Any, Arch, int], list[Sm80Plan]]]
 
 
-def first_config(plans: Sequence[Sm80Plan], kind: type[C]) -> C:
-    """That of the first plan; of none the class's own, of which its plan says what is wrong."""
-    return plans[0].config if plans else kind()
+def choice(kind: type[C], checked_plan: Checked, configs: Configs) -> Choice:
+    """``default_config`` and ``search_space`` of a kernel, from the configurations to be tried of a problem."""
+
+    def search_space(problem: Any, arch: Arch, sm_count: int) -> list[Sm80Plan]:
+        """Plans that are worth timing, the one with the least modelled time first."""
+        legal = []
+        for config in configs(problem):
+            with contextlib.suppress(ValueError):  # does not fit this architecture
+                legal.append(checked_plan(problem, config, arch, sm_count))
+        return sorted(legal, key=clocks)
+
+    def default_config(problem: Any, arch: Arch, sm_count: int) -> C:
+        """That of the first plan; of none the class's own, of which its plan says what is wrong."""
+        plans = search_space(problem, arch, sm_count)
+        return plans[0].config if plans else kind()
+
+    return default_config, search_space

@@ -18,11 +18,11 @@ CASE = ImagesCase("tiny", 2, 112, 16, 2, patch=14)
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--case base-p14 64 default raw_stages=3,skip_zeros=false rows --case vit-b32:last 8 cluster=2 --launches 3"
+    words = "--case base-p14 64 default raw_stages=3,order=image rows --case vit-b32:last 8 cluster=2 --launches 3"
     arguments = image_variants.parse_arguments(words.split())
     first, second = arguments.cases
     assert first.configs == {
-        "default": None, "raw_stages=3,skip_zeros=false": Sm90ImagesConfig(raw_stages=3, skip_zeros=False),
+        "default": None, "raw_stages=3,order=image": Sm90ImagesConfig(raw_stages=3, order="image"),
         "rows": Sm90PatchEmbedConfig(),
     }  # fmt: skip
     assert (first.case.patch, first.case.images, first.case.channels_last) == (14, 64, False)

@@ -54,15 +54,8 @@ def make_case(
     if rows:
         dtype = getattr(torch, plan.table_dtype)
         table = build_table(
-            bias_values,
-            pos_values,
-            positions=positions,
-            columns=plan.padded_n,
-            dtype=dtype,
-            layout=plan.table_layout,
-            nan_row=indexed,
+            bias_values, pos_values, plan.table_shape, plan.table_layout, dtype, nan_row=indexed
         )
-        assert tuple(table.shape) == plan.table_shape
     out = poisoned(m, n, dtype=torch.bfloat16)
     contract = {"f32": reference.patch_embed_f32, "bf16x2": reference.patch_embed_bf16x2}[config.epilogue]
     scale_tensor = torch.tensor([scale if one else 1.0], dtype=torch.float32)

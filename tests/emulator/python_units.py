@@ -27,7 +27,7 @@ def units(native: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         translate = execution.translate.__wrapped__
         patch.setattr(execution, "translate", functools.lru_cache(maxsize=4)(translate))
-        for of_the_core in ("CoreWgmmas", "Units"):
+        for of_the_core in ("Units",):
             patch.setattr(execution, of_the_core, lambda *_: None)
         patch.setattr(execution, "INLINE", {})
         yield

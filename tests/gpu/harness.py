@@ -10,7 +10,7 @@ import torch
 
 from cute_kernels.config import PatchEmbedConfig
 from cute_kernels.operations.base import Operation
-from cute_kernels.operations.patch_embed import prepare_launch
+from cute_kernels.operations.patch_embed import PATCH_EMBED
 from cute_kernels.plan import Plan
 from cute_kernels.runtime import gpu
 from cute_kernels.testing import data
@@ -138,7 +138,9 @@ def run_poisoned(
 
     ``sm_count`` plans for a part of the device.
     """
-    prepared = prepare_launch(call.x, call.weight, call.bias, call.pos_embed, call.scale, config)
+    prepared = PATCH_EMBED.prepared(
+        x=call.x, weight=call.weight, bias=call.bias, pos_embed=call.pos_embed, scale_a=call.scale, config=config
+    )
     plan = prepared.plan if sm_count is None else dataclasses.replace(prepared.plan, sm_count=sm_count)
     rows, n = prepared.operands.out.shape
     guarded = torch.full((rows + 2 * GUARD_ROWS, n), POISON, dtype=torch.int16, device=call.x.device)

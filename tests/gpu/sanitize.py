@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from cute_kernels.operations.patch_embed import prepare_launch
+from cute_kernels.operations.patch_embed import PATCH_EMBED
 from cute_kernels.runtime import gpu
 from tests.gpu.harness import random_call, run_poisoned
 from tests.gpu.patch_embed_configs import AT_HAND
@@ -20,7 +20,8 @@ CONFIGS = AT_HAND.sanitized
 def main() -> None:
     call = random_call(70, 5, 264, 400, small_integers=True)
     if "--planted" in sys.argv:
-        prepared = prepare_launch(call.x, call.weight, call.bias, call.pos_embed, call.scale, CONFIGS[0])
+        given = {"x": call.x, "weight": call.weight, "bias": call.bias, "pos_embed": call.pos_embed}
+        prepared = PATCH_EMBED.prepared(**given, scale_a=call.scale, config=CONFIGS[0])
         table = prepared.operands.table[:-1].clone()
         gpu.launch(prepared.plan, prepared.operands.replace(table=table))
         torch.cuda.synchronize()

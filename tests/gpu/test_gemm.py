@@ -12,7 +12,7 @@ import cute_kernels
 from cute_kernels import reference
 from cute_kernels.config import GemmProblem
 from cute_kernels.operations import gemm as gemm_op
-from cute_kernels.operations.gemm import prepare_gemm
+from cute_kernels.operations.gemm import GEMM
 from cute_kernels.runtime import gpu
 from tests.gpu.gemm_configs import CONFIGS, HALF_CONFIGS, name, with_stages_that_fit
 from tests.gpu.harness import sized_gemm
@@ -49,7 +49,9 @@ def fitting(config, a, out_dtype):
 
 def run_guarded(a, b, bias, out_dtype, config, *, sm_count: int | None = None) -> torch.Tensor:
     """One launch into poison between guards; fails if it writes outside of the output or leaves poison in it."""
-    prepared = prepare_gemm(a, b, bias, out_dtype, fitting(config, a, out_dtype), allow_tf32=True)
+    prepared = GEMM.prepared(
+        a=a, b=b, bias=bias, out_dtype=out_dtype, config=fitting(config, a, out_dtype), allow_tf32=True
+    )
     plan = prepared.plan if sm_count is None else dataclasses.replace(prepared.plan, sm_count=sm_count)
     tensors = prepared.operands
     count = tensors.out.numel()

@@ -8,7 +8,7 @@ import torch
 import cute_kernels
 from cute_kernels import reference
 from cute_kernels.config import GemmConfig
-from cute_kernels.operations.gemm import prepare_gemm
+from cute_kernels.operations.gemm import GEMM
 from tests.gpu import architecture, gemm_configs
 
 FP8, INT8, UINT8 = torch.float8_e4m3fn, torch.int8, torch.uint8
@@ -46,7 +46,7 @@ def test_every_bit(dtype: torch.dtype, name: str) -> None:
     a, b = draw(M, K, dtype=dtype), draw(N, K, dtype=INT8 if dtype is UINT8 else dtype)
     more = addends(name)
     on_device = {key: value.cuda() if isinstance(value, torch.Tensor) else value for key, value in more.items()}
-    split = getattr(prepare_gemm(a.cuda(), b.cuda(), **on_device).plan.config, "split_k", 1)
+    split = getattr(GEMM.prepared(a=a.cuda(), b=b.cuda(), **on_device).plan.config, "split_k", 1)
     expected = reference.gemm(a, b, split_k=split, arithmetic=architecture.at_hand(), **more)
     a, b = a.cuda(), b.cuda()
     for _ in range(2):  # the second call is a repeated one

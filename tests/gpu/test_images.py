@@ -7,7 +7,7 @@ import torch
 
 from cute_kernels import frozen_constants, patch_embed_images, prepare_patch_weight, reference
 from cute_kernels.config import ImagesConfig
-from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
+from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
 from cute_kernels.operations.patch_weight import PatchWeight, Precision
 from cute_kernels.runtime import gpu
 from tests.gpu import architecture, harness
@@ -52,10 +52,10 @@ class Call:
     def guarded(self, config: ImagesConfig | None = None) -> torch.Tensor:
         """One launch into poison, which fails if it writes outside of the output or leaves poison."""
         w = self.weight
-        prepared = PATCH_EMBED_IMAGES.checked(PatchEmbedImagesArguments(
-            self.images, w.raw, w.raw_low, w.scale, w.offset, self.bias, self.pos, w.patch, torch.bfloat16, "auto",
-            config,
-        ))  # fmt: skip
+        prepared = PATCH_EMBED_IMAGES.prepared(
+            images=self.images, weight=w.raw, weight_low=w.raw_low, weight_scale=w.scale, weight_offset=w.offset,
+            bias=self.bias, pos_embed=self.pos, patch=w.patch, out_dtype=torch.bfloat16, config=config,
+        )  # fmt: skip
         batch, positions, n = prepared.output_shape
         memory = torch.full((batch + 2 * GUARD_IMAGES, positions, n), POISON, dtype=torch.int16, device="cuda")
         out = memory[GUARD_IMAGES : GUARD_IMAGES + batch]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cute_kernels import Sm90GatherConfig, frozen_constants, patch_embed_images, prepare_patch_weight
-from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
+from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
 from cute_kernels.reference.images import patch_rows
 from cute_kernels.runtime import gpu
 from tests.gpu import harness
@@ -69,9 +69,10 @@ class Call:
     def guarded(self, config: Sm90GatherConfig | None = None) -> torch.Tensor:
         """One launch into poison, which fails if it writes outside of the output or leaves poison."""
         w = self.weight
-        prepared = PATCH_EMBED_IMAGES.checked(PatchEmbedImagesArguments(
-            self.images, w.normalised, None, None, None, self.bias, self.pos, w.patch, self.out_dtype, "auto", config,
-        ))  # fmt: skip
+        prepared = PATCH_EMBED_IMAGES.prepared(
+            images=self.images, weight=w.normalised, bias=self.bias, pos_embed=self.pos, patch=w.patch,
+            out_dtype=self.out_dtype, config=config,
+        )  # fmt: skip
         batch, positions, n = prepared.output_shape
         memory = torch.full((batch + 2 * GUARD_IMAGES, positions, n), torch.nan, dtype=self.out_dtype, device="cuda")
         out = memory[GUARD_IMAGES : GUARD_IMAGES + batch]

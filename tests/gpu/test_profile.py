@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cute_kernels.commands.cli import main
-from cute_kernels.operations.patch_embed import prepare_launch
+from cute_kernels.operations.patch_embed import PATCH_EMBED
 from cute_kernels.plan.base import Phase
 from cute_kernels.profiling import Profile, phase_statistics, record, role_balance
 from cute_kernels.runtime import gpu
@@ -20,7 +20,9 @@ STAMPS = 4096
 def profiled(images: int, positions: int) -> tuple[Profile, torch.Tensor, torch.Tensor]:
     """Stamps of the default configuration, and the results of the launches without and with stamps."""
     call = harness.random_call(*harness.sized(images, positions, 768, 768))
-    prepared = prepare_launch(call.x, call.weight, call.bias, call.pos_embed, call.scale, None)
+    prepared = PATCH_EMBED.prepared(
+        x=call.x, weight=call.weight, bias=call.bias, pos_embed=call.pos_embed, scale_a=call.scale
+    )
     gpu.launch(prepared.plan, prepared.operands)
     plain = prepared.operands.out.clone()
     prepared.operands.out.fill_(torch.nan)

@@ -7,8 +7,8 @@ import torch
 
 import cute_kernels
 from cute_kernels.config import GemmProblem
-from cute_kernels.operations.gemm import GEMM, prepare_gemm
-from cute_kernels.operations.patch_embed import prepare_launch
+from cute_kernels.operations.gemm import GEMM
+from cute_kernels.operations.patch_embed import PATCH_EMBED
 from cute_kernels.plan import candidate_plans
 from cute_kernels.runtime import tuned
 from cute_kernels.tuning.search import input_sets, interleaved, timers_of
@@ -26,7 +26,7 @@ def test_the_winner_is_used(shape, bias, tmp_path, monkeypatch):
     monkeypatch.setattr(tuned, "_KNOWN", {})
     a, b = (torch.randint(-8, 9, size, device="cuda").bfloat16() for size in ((m, k), (n, k)))
     addend = torch.randn(n, device="cuda") if bias else None
-    assert prepare_gemm(a, b, addend).plan.config == config
+    assert GEMM.prepared(a=a, b=b, bias=addend).plan.config == config
     product = (a.double() @ b.double().T).float()
     expected = (product if addend is None else product + addend).bfloat16()
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_the_winner_of_rows_is_used(dtype, tmp_path, monkeypatch):
     x = torch.randint(0, 9, (3, 49, 384), device="cuda").to(dtype)
     weight = torch.randint(-4, 5, (256, 384), device="cuda").to(weight_type)
     pos = torch.randn(49, 256, device="cuda")
-    assert prepare_launch(x, weight, None, pos, 0.5, None).plan.config == config
+    assert PATCH_EMBED.prepared(x=x, weight=weight, pos_embed=pos, scale_a=0.5).plan.config == config
     product = x.to(torch.float64) @ weight.to(torch.float64).T
     expected = (0.5 * product + pos).float().bfloat16()
     for _ in range(2):

@@ -14,7 +14,7 @@ import cute_kernels
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, gemm, reference
 from cute_kernels.compile import compile_plan, dsl_arguments, dsl_function
 from cute_kernels.config import GemmProblem
-from cute_kernels.operations.gemm import prepare_gemm
+from cute_kernels.operations.gemm import GEMM
 from cute_kernels.plan import PLANNERS, make_plan
 from cute_kernels.programs import host
 from cute_kernels.runtime.gpu import BoundLaunch
@@ -140,10 +140,10 @@ def test_a_bias_is_read_where_it_is(dtype):
     """One that a kernel cannot read is copied, a lazy negation among them."""
     a, b, bias = make_call(n=16)
     bias = bias.to(dtype)
-    assert prepare_gemm(a, b, bias).operands.bias.data_ptr() == bias.data_ptr()
+    assert GEMM.prepared(a=a, b=b, bias=bias).operands.bias.data_ptr() == bias.data_ptr()
     off = torch.empty(17, dtype=dtype)[1:].copy_(bias)
     for copied in (off, torch.stack([bias, bias], 1)[:, 0], torch._neg_view(-bias)):
-        operand = prepare_gemm(a, b, copied).operands.bias
+        operand = GEMM.prepared(a=a, b=b, bias=copied).operands.bias
         assert operand.data_ptr() % 16 == 0 and operand.is_contiguous() and torch.equal(operand, bias)
         assert operand.dtype is dtype and not operand.is_neg() and operand.data_ptr() != copied.data_ptr()
 

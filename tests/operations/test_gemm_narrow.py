@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cute_kernels import Sm90GemmConfig, gemm
 from cute_kernels.config import GemmProblem
-from cute_kernels.operations.gemm import GEMM, prepare_gemm
+from cute_kernels.operations.gemm import GEMM
 from cute_kernels.plan import make_plan
 from tests.reference.exact import fp32, fractions, nearest
 
@@ -153,15 +153,15 @@ def test_compiled_function_has_one_node_and_the_same_result():
 def test_multipliers_are_read_where_they_are():
     a, b, _, rows, columns, residual = make_call(m=64, n=64)
     config = Sm90GemmConfig()
-    operands = prepare_gemm(a, b, config=config, scale_a=rows, scale_b=columns, residual=residual).operands
+    operands = GEMM.prepared(a=a, b=b, config=config, scale_a=rows, scale_b=columns, residual=residual).operands
     assert operands.scale is None and operands.out_scale is None
     for name, tensor in (("row_scale", rows), ("column_scale", columns), ("residual", residual)):
         assert getattr(operands, name).data_ptr() == tensor.data_ptr()
     number = torch.tensor([3.0])
-    operands = prepare_gemm(a, b, config=config, scale_a=number, out_dtype=FP8, out_scale=number).operands
+    operands = GEMM.prepared(a=a, b=b, config=config, scale_a=number, out_dtype=FP8, out_scale=number).operands
     assert operands.scale.data_ptr() == number.data_ptr() == operands.out_scale.data_ptr()
-    assert prepare_gemm(a, b, config=config, out_dtype=FP8, out_scale=4.0).operands.out_scale == 4.0
-    assert prepare_gemm(a.float(), b.float(), config=config, allow_tf32=True).operands.scale is None
+    assert GEMM.prepared(a=a, b=b, config=config, out_dtype=FP8, out_scale=4.0).operands.out_scale == 4.0
+    assert GEMM.prepared(a=a.float(), b=b.float(), config=config, allow_tf32=True).operands.scale is None
 
 
 @pytest.mark.parametrize("facts", [

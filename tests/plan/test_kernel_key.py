@@ -117,10 +117,10 @@ BASES = {
         PatchEmbedImagesProblem(6, 1, 56, 224, 14, 264, table_rows=1),
         Sm90ImagesConfig(
             source="repack", tile_patches=16, tile_images=2, warpgroups=1, cluster=1, stages=3, stage_blocks=2,
-            weight="registers", raw_stages=2, repack_pairs=1, skip_zeros=False,
+            weight="registers", raw_stages=2,
         ),
         {"batch": 9, "height": 70, "width": 448, "n": 520},
-        {"raw_stages": 3, "repack_pairs": 2, "skip_zeros": True},
+        {"raw_stages": 3},
     ),
     "patch_embed_images, sm90, channels last": (
         PatchEmbedImagesProblem(6, 3, 64, 96, 16, 264, channels_last=True),

@@ -47,7 +47,7 @@ def launches(monkeypatch):
 def remember(operation, values: dict) -> RepeatedCalls:
     """Repeated calls of the operation, of which one was made."""
     calls = RepeatedCalls(operation.repeated._arguments, operation.scales)
-    prepared = operation.checked(operation.arguments(**values))
+    prepared = operation.prepared(**values)
     calls.put(values, prepared.plan, prepared.operands, prepared.result())
     return calls
 
@@ -86,7 +86,7 @@ def test_the_launch_has_the_addresses_of_new_rows_and_of_the_same_constants(laun
     again = first | {"x": first["x"].clone(), "scale_a": 0.25}
     out = run(calls, again)
     assert out.shape == (2, 16, 16) and out.dtype == torch.bfloat16 and out.is_contiguous()
-    table = patch_embed_op.prepare_launch(*list(first.values())[:4], 0.5, None).operands.table
+    table = patch_embed_op.PATCH_EMBED.prepared(**first).operands.table
     assert launches == [{
         "x": again["x"].data_ptr(), "weight": first["weight"].data_ptr(), "table": table.data_ptr(), "index": None,
         "out": out.data_ptr(), "scale": 0.25, "row_scale": None, "feature_scale": None, "stream": 7,
@@ -229,7 +229,7 @@ def test_a_replaced_call_dies_with_its_constants(launches):
     assert run(calls, values) is not None and len(calls.recent) == 1
     values["weight"].zero_()
     assert run(calls, values) is None
-    prepared = patch_embed_op.PATCH_EMBED.checked(patch_embed_op.PATCH_EMBED.arguments(**values))
+    prepared = patch_embed_op.PATCH_EMBED.prepared(**values)
     calls.put(values, prepared.plan, prepared.operands, prepared.result())
     assert len(calls.calls) == len(calls.recent) == 1
     del values, prepared
@@ -242,7 +242,7 @@ def test_calls_that_share_a_weight_take_turns(launches):
     first = patches()
     second = first | {"x": first["x"][:1].clone(), "bias": None, "scale_a": torch.tensor(0.5)}
     calls = remember(patch_embed_op.PATCH_EMBED, first)
-    prepared = patch_embed_op.PATCH_EMBED.checked(patch_embed_op.PatchEmbedArguments(**second))
+    prepared = patch_embed_op.PATCH_EMBED.prepared(**second)
     calls.put(second, prepared.plan, prepared.operands, prepared.result())
     for values in (first, second, second, first):
         out = run(calls, values)
@@ -342,7 +342,7 @@ def test_calls_with_factors_of_other_shapes_stand_beside_each_other(launches):
     every = [first | change for change in ({}, {"scale_a": torch.rand(2, 16, 1)}, {"scale_b": torch.rand(1, 16)})]
     calls = RepeatedCalls(patch_embed_op.PATCH_EMBED.repeated._arguments, patch_embed_op.PATCH_EMBED.scales)
     for values in every:
-        prepared = patch_embed_op.PATCH_EMBED.checked(patch_embed_op.PatchEmbedArguments(**values))
+        prepared = patch_embed_op.PATCH_EMBED.prepared(**values)
         calls.put(values, prepared.plan, prepared.operands, prepared.result())
     for values in (*every, *every):
         assert run(calls, values) is not None
@@ -385,7 +385,7 @@ def test_two_kernels_in_turn_hand_over_memory_of_the_call(launches, layout):
     first["images"] = first["images"].contiguous(memory_format=layout)
     calls = remember(images_op.PATCH_EMBED_IMAGES, first)
     # Alive during the call, so that none of its memory can be that of the call.
-    kept = images_op.PATCH_EMBED_IMAGES.checked(images_op.PatchEmbedImagesArguments(**first)).operands
+    kept = images_op.PATCH_EMBED_IMAGES.prepared(**first).operands
     out = run(calls, again := first | {"images": first["images"].clone()})
     assert out.shape == (2, 6, 16) and out.is_contiguous()
     assert len(launches) == 2 and launches[0] == launches[1]  # each takes what its kernel knows

@@ -1,44 +1,26 @@
 """wgmma.mma_async in bytecode: which values of a basic block are accumulators, where they are, and when they are known.
 
 A wgmma reads and writes the registers that it names where they lie, when it completes. A value that is needed after
-its register became an accumulator is put aside first. Where a kernel touches accumulators in flight, the Python
-functions of `registers_in_flight` copy, read and overwrite what may still have to be filled in.
+its register became an accumulator is put aside first. Where a kernel touches accumulators in flight,
+``core/registers_in_flight.c`` copies, reads and overwrites what may still have to be filled in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
-from cute_kernels.emulator.bytecode.program import ISSUER, Program, row_bytes
-from cute_kernels.emulator.bytecode.registers_in_flight import (
-    move_in_flight,
-    overwrite_in_flight,
-    read_in_flight,
-    rearrange_in_flight,
-)
-from cute_kernels.emulator.bytecode.sites import Bound, Key, Site, key_of
-from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.bytecode.program import Program, row_bytes
+from cute_kernels.emulator.bytecode.sites import Key, key_of
+from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.graph.block import BlockBuilder, Operation
 from cute_kernels.emulator.graph.values import LiveIn, Node, Result, Value
-from cute_kernels.emulator.instructions.wgmma import (
-    MmaAsync,
-    commit_group,
-    learn_in_core,
-    mma_async,
-    wait_group,
-)
+from cute_kernels.emulator.instructions.wgmma import COMMIT, WAIT, MmaAsync
 from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.ptx.families import written
-from cute_kernels.emulator.units.matrix.core_wgmma import Site as WgmmaSite
 
 _ROW = row_bytes(32, False)
-
-
-def _indices(pairs: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Offsets of sources and of targets as indices of 32-bit words."""
-    return [np.array(places) // 4 for places in zip(*pairs)]
+_FOR_WGMMA = CONSTANTS["FLAG"]  # of ``registers_move``
 
 
 class Emitter(Protocol):
@@ -48,8 +30,6 @@ class Emitter(Protocol):
     builder: BlockBuilder
     instruction: Instruction
 
-    def python_call(self, node: Node, called: Callable[..., object], given: Sequence[object]) -> None: ...
-    def call(self, site: int) -> None: ...
     def live(self, value: LiveIn) -> int: ...
     def where(self, value: LiveIn | Result) -> int: ...
     def operand(self, value: Value, lanes: bool) -> int: ...
@@ -81,17 +61,17 @@ class Accumulators:
 
     def pass_by(self, node: Node) -> None:
         """A node has been emitted."""
-        if not self._followed or not isinstance(node.anchor, (MmaAsync, Call)):
+        if not self._followed or not isinstance(node.anchor, (MmaAsync, Operation)):
             return
         if isinstance(node.anchor, MmaAsync):
             self.values.update(dict.fromkeys(node.results, 0))
             self.slots.update((self.in_place[result], 0) for result in node.results)
             return
         for ages in (self.values, self.slots):
-            if node.anchor.function is commit_group:
+            if node.anchor.name == COMMIT:
                 ages.update([(key, age + 1) for key, age in ages.items()])
-            elif node.anchor.function is wait_group:
-                for key in [key for key, age in ages.items() if age > node.anchor.args[0]]:
+            elif node.anchor.name == WAIT:
+                for key in [key for key, age in ages.items() if age > node.anchor.order]:
                     del ages[key]
 
     # --- wgmma.mma_async --------------------------------------------------------------------------------------------
@@ -108,20 +88,8 @@ class Accumulators:
         for name, result in zip(names, node.results):
             self.in_place[result] = name
             self._newest[name] = result
-        site = WgmmaSite(anchor.form, np.array(offsets) // 4)
-        program.wgmmas.append(site)
-        places, form = program.space.bind(site.places, "PLACES"), program.space.bind(site.form, "FORM")
-        in_registers = anchor.form.a_in_registers
-        a = tuple(anchor.a) if in_registers else anchor.a[0]
-        fields = self._fields(node, offsets)
-        first = program.put("wgmma", **fields)
-        start = len(program.code)
-        number = len(program.wgmmas) - 1
-        emitter.python_call(node, learn_in_core, [number, anchor.b, *(() if in_registers else anchor.a)])
-        again = program.put("wgmma", **fields)
-        middle = len(program.code)
-        emitter.python_call(node, mma_async, [Bound(form), Bound(places), a, anchor.b, anchor.accumulate])
-        first[1], again[1] = len(program.code) - start, len(program.code) - middle
+        program.wgmmas.append(anchor.form)
+        self._put(node, offsets)
 
     def _make_way(self, node: Node, index: int, names: Sequence[str], old: Sequence[Key]) -> None:
         """Puts aside what is in the places of a wgmma's accumulators and is used later, or by it in another role."""
@@ -139,22 +107,21 @@ class Accumulators:
         moves = [(emitter.where(value), slots[name]) for name, value in pairs if key_of(value) in self.values]
         others = [(name, value) for name, value in pairs if key_of(value) not in self.values]
         places = [emitter.operand(value, True) for _, value in others]
-        self._rearrange(moves)
+        self._move(moves, _FOR_WGMMA)
         self.overwrite([name for name, _ in others])
         for (name, _), place in zip(others, places):
             emitter.program.put("move_u32", d=slots[name], a=place)
 
-    def _fields(self, node: Node, offsets: Sequence[int]) -> dict[str, int]:
-        """Operands of the core's instruction, which works off what it can (`core/unit_operations.c`)."""
+    def _put(self, node: Node, offsets: Sequence[int]) -> None:
+        """The core's instruction, for the latest form."""
         anchor, emitter, program = node.anchor, self._emitter, self._emitter.program
         scalars = [anchor.accumulate, anchor.b, *(() if anchor.form.a_in_registers else anchor.a)]
         words = [emitter.operand(value, not value.uniform) for value in scalars]
         fragments = [emitter.operand(value, True) for value in anchor.a] if anchor.form.a_in_registers else []
         words += [0] * (3 - len(words))
-        who = emitter.live(LiveIn(ISSUER, 64, True))
-        listed = program.list([len(program.wgmmas) - 1, who, *words, *fragments, *offsets, 0])
+        listed = program.list([len(program.wgmmas) - 1, *words, *fragments, *offsets])
         varying = sum(1 << bit for bit, value in enumerate(scalars) if not value.uniform)
-        return {"b": listed, "c": varying, "imm": node.instruction.index}
+        program.put("wgmma", b=listed, c=varying, imm=node.instruction.index << 32)
 
     # --- what may be in flight --------------------------------------------------------------------------------------
 
@@ -179,8 +146,7 @@ class Accumulators:
             if emitter.where(value) != place:
                 moves.append((emitter.where(value), place))
             emitter.instruction = self._writer(register)
-        if moves:
-            self._call(move_in_flight, *_indices(moves))
+        self._move(moves)
         self.overwrite([emitter.builder.variables[register] for register, _ in others])
         return others
 
@@ -192,29 +158,25 @@ class Accumulators:
     def copy(self, place: int) -> int:
         """A place of its own for what is in flight, which may be filled in long after the block."""
         target = self._emitter.program.layout.new(_ROW)
-        self._rearrange([(place, target)])
+        self._move([(place, target)], _FOR_WGMMA)
         return target
 
     def read(self, place: int) -> int:
         """Where what an instruction finds in a place is, for this instruction."""
         found = self._emitter.scratch(_ROW)
-        self._call(read_in_flight, np.array([place]) // 4, found // 4)
+        self._emitter.program.put("registers_read", a=place, d=found)
         return found
 
-    def _rearrange(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies from place to place for a wgmma, all at once, with what will be filled in."""
+    def _move(self, pairs: Sequence[tuple[int, int]], flags: int = 0) -> None:
+        """Copies from place to place, all at once, with what will be filled in."""
         if pairs:
-            self._call(rearrange_in_flight, *_indices(pairs))
+            program, places = self._emitter.program, [place for side in zip(*pairs) for place in side]
+            place = self._emitter.instruction.index << 32
+            program.put("registers_move", b=program.list([len(pairs), *places]), c=flags, imm=place)
 
     def overwrite(self, variables: Sequence[str]) -> None:
         """These are about to be written, whatever will be filled in."""
-        places = [self._emitter.program.layout.slots[name] for name in variables if name in self.slots]
+        program = self._emitter.program
+        places = [program.layout.slots[name] for name in variables if name in self.slots]
         if places:
-            self._call(overwrite_in_flight, np.array(places) // 4)
-
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        emitter = self._emitter
-        space = emitter.program.space
-        given = [repr(each) if isinstance(each, int) else space.bind(each, "REGISTERS") for each in arguments]
-        source = f"{space.bind(function, function.__name__)}(W, mask, {', '.join(given)})"
-        emitter.call(emitter.program.site(Site(emitter.instruction, [source])))
+            program.put("registers_overwrite", b=program.list([len(places), *places]))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cute_kernels.emulator.bytecode.accumulators import Accumulators
 from cute_kernels.emulator.bytecode.program import Program, row_bytes
-from cute_kernels.emulator.bytecode.sites import Bound, Key, Site, fetch, key_of, store_results
+from cute_kernels.emulator.bytecode.sites import Key, Site, fetch, key_of, store_results
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.core.pure_operations import pure_operation
 from cute_kernels.emulator.graph.block import BlockBuilder, Call, Operation
@@ -321,8 +321,6 @@ class BlockEmitter:
         self.call(self.program.site(Site(node.instruction, source, self.number)), blocking)
 
     def _argument(self, arg: object, rows: list[tuple[Value, int]]) -> str:
-        if isinstance(arg, Bound):
-            return arg.name
         if isinstance(arg, Constant):
             return repr(bool(arg.value)) if arg.bits == 1 else repr(arg.value)
         if isinstance(arg, Value):

@@ -26,13 +26,11 @@ from cute_kernels.emulator.bytecode.emitter import BlockEmitter
 from cute_kernels.emulator.bytecode.inline import INLINE
 from cute_kernels.emulator.bytecode.lowering import Lowering, lower
 from cute_kernels.emulator.bytecode.program import Bytecode, Program, row_bytes
-from cute_kernels.emulator.bytecode.registers_in_flight import RegistersInFlight
 from cute_kernels.emulator.bytecode.sites import Site
 from cute_kernels.emulator.bytecode.warp_log import WarpLog
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.graph.values import Value
-from cute_kernels.emulator.instructions.wgmma import GroupWait
 from cute_kernels.emulator.observe.meter import CoreMeter
 from cute_kernels.emulator.ptx.decode import Instruction, Kernel
 from cute_kernels.emulator.ptx.flow import Block, Flow
@@ -49,11 +47,10 @@ from cute_kernels.emulator.state.memory_tables import (
 )
 from cute_kernels.emulator.state.warp import BulkWait, CopyWait, Frame, NamedWait, PhaseWait, ProgressWait
 from cute_kernels.emulator.units.core_units import Units
-from cute_kernels.emulator.units.matrix.core_wgmma import CoreWgmmas
-from cute_kernels.emulator.units.matrix.core_wgmma import Site as WgmmaSite
 from cute_kernels.emulator.units.matrix.mma_sync import Form as MmaForm
 from cute_kernels.emulator.units.matrix.mma_sync import table as mma_table
-from cute_kernels.emulator.units.matrix.wgmma import RegisterFile
+from cute_kernels.emulator.units.matrix.wgmma import Form as WgmmaForm
+from cute_kernels.emulator.units.matrix.wgmma import GroupWait
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.options import Options
@@ -80,7 +77,7 @@ class Translation:
         constants: (compiled Python expression, offset, bits, uniform) of what never changes for a warp.
         rows: of the exchange area.
         local_bytes: of local memory, in each lane.
-        wgmmas: its wgmma.mma_async.
+        wgmmas: forms of its wgmma.mma_async.
         warp_mmas: forms of its mma.sync that the core executes.
         spare: where results go that no register holds any more; None if only wgmmas touch accumulators in flight.
     """
@@ -97,7 +94,7 @@ class Translation:
     constants: tuple[tuple[CodeType, int, int, bool], ...]
     rows: int
     local_bytes: int
-    wgmmas: tuple[WgmmaSite, ...]
+    wgmmas: tuple[WgmmaForm, ...]
     warp_mmas: tuple[MmaForm, ...]
     spare: int | None
 
@@ -255,12 +252,15 @@ class Execution:
             cluster.units = Units(cluster, tables)
             tables.warp_mmas = mma_table(self.translation.warp_mmas, cluster.arithmetic)
             tables.header.warp_mmas = ctypes.addressof(tables.warp_mmas)
-            at_once = cluster.options.completion == "eager" and self.translation.spare is None
-            if self.translation.wgmmas and at_once:
-                cluster.wgmma.core = CoreWgmmas(cluster, tables, self.translation.wgmmas)
+            cluster.wgmma.begin(self.translation.wgmmas, *self._in_flight())
             if cluster.meter is not None:
                 cluster.meter.core = CoreMeter(tables.header, self.translation.kernel.instructions)
         return WarpExecution(self, warp, self.tables[cluster])
+
+    def _in_flight(self) -> tuple[int, int]:
+        """Cells and spare place of `WgmmaUnit.begin`."""
+        spare = self.translation.spare
+        return (0, 0) if spare is None else (len(self.bytecode.template) // CONSTANTS["REGISTER_CELL"], spare)
 
     def _call(self, site: int, mask: int) -> int:
         """Executes a site for the running warp; the core calls it."""
@@ -332,9 +332,6 @@ class WarpExecution:
         self.error: BaseException | None = None
         self.site, self.place = 0, -1
         self._bulk: np.ndarray | None = None
-        self._files: dict[int, RegisterFile] = {}
-        if translation.spare is not None:
-            self.in_flight = RegistersInFlight(self.state.view(np.uint32), translation.spare // 4)
         launch.names["W"] = warp
         for expression, offset, bits, uniform in translation.constants:
             self._set(offset, bits, uniform, eval(expression, launch.names))  # noqa: S307 - our own text
@@ -345,15 +342,6 @@ class WarpExecution:
         else:
             lanes = self.state[offset : offset + 4 * bits].view(f"u{bits // 8}")
             lanes[:] = np.asarray(value).view(lanes.dtype)
-
-    def registers(self, places: np.ndarray) -> RegisterFile:
-        """Registers by the indices of their 32-bit words in the state, an array of the translation."""
-        if self.launch.translation.spare is not None:
-            return self.in_flight.issue(places)
-        found = self._files.get(id(places))
-        if found is None:
-            found = self._files[id(places)] = RegisterFile(self.state.view(np.uint32), places)
-        return found
 
     def send(self, budget: int) -> None:
         """Runs until the warp waits or has executed ``budget`` blocks.
@@ -417,7 +405,7 @@ class WarpExecution:
         elif waits == CONSTANTS["WAITS_COPIES"]:
             warp.wait = CopyWait(warp.cluster.copies, warp, header.newest, header.awaited)
         elif waits == CONSTANTS["WAITS_GROUPS"]:
-            warp.wait = GroupWait(warp, header.awaited)
+            warp.wait = GroupWait(warp.cluster.wgmma, warp.cta.rank, warp.index, header.awaited, header.newest)
         else:
             warp.wait = NamedWait(warp.cta.named.barrier(header.awaited))
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cute_kernels.emulator.bytecode.emitter import BlockEmitter, Inline
-from cute_kernels.emulator.bytecode.program import ISSUER
 from cute_kernels.emulator.core.layout import word_count
 from cute_kernels.emulator.graph.values import LiveIn, Node
-from cute_kernels.emulator.instructions import tcgen05, wgmma
+from cute_kernels.emulator.instructions import tcgen05
 from cute_kernels.emulator.instructions.mma import mma_sync
 from cute_kernels.emulator.units.matrix.operands import KINDS
 
@@ -61,21 +60,7 @@ def _inline_mma(emitter: BlockEmitter, node: Node) -> bool:
     return True
 
 
-def _inline_wgmma_commit(emitter: BlockEmitter, node: Node) -> bool:
-    emitter.fast(node, "wgmma_commit", a=_constant(emitter, ISSUER))
-    return True
-
-
-def _inline_wgmma_wait(emitter: BlockEmitter, node: Node) -> bool:
-    """wgmma.wait_group."""
-    alone = not emitter.builder.divergent
-    emitter.fast(node, "wgmma_wait", a=_constant(emitter, ISSUER), c=int(alone), imm=node.anchor.args[0])
-    return True
-
-
 INLINE: dict[Callable[..., object], Inline] = {
     mma_sync: _inline_mma_sync,
     tcgen05.mma: _inline_mma,
-    wgmma.commit_group: _inline_wgmma_commit,
-    wgmma.wait_group: _inline_wgmma_wait,
 }

@@ -22,12 +22,10 @@ from cute_kernels.emulator.core.pure_operations import operations
 from cute_kernels.emulator.graph.values import FULL, Namespace
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.units.matrix.core_wgmma import Site as WgmmaSite
     from cute_kernels.emulator.units.matrix.mma_sync import Form as MmaForm
+    from cute_kernels.emulator.units.matrix.wgmma import Form as WgmmaForm
 
 LANES = CONSTANTS["LANES"]
-#: Who issues a wgmma, an expression for a warp: as `wgmma_issue` of the core has it.
-ISSUER = "(W.cta.rank | W.index << 16)"
 _INSTRUCTION = struct.Struct("=QIIIIq")
 assert _INSTRUCTION.size == ctypes.sizeof(STRUCTURES["Instruction"])
 
@@ -96,7 +94,7 @@ class Program:
         self.rows = 3  # of the exchange area, which a branch uses three of
         self.code: list[list[int]] = []
         self.lists: list[int] = []
-        self.wgmmas: list[WgmmaSite] = []
+        self.wgmmas: list[WgmmaForm] = []
         self.warp_mmas: list[MmaForm] = []
         self._temporary: dict[int, list[int]] = {}  # all places of intermediate values, by size
 

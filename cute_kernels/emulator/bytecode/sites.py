@@ -28,13 +28,6 @@ class Site:
     block: int = -1
 
 
-@dataclass(frozen=True)
-class Bound:
-    """An argument of a site that is a name already."""
-
-    name: str
-
-
 def key_of(value: Value) -> Key:
     return value.variable if isinstance(value, LiveIn) else value
 

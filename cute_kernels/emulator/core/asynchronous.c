@@ -17,6 +17,7 @@ static int32_t perform(WorkQueues *all, Work *work) {
     case WORK_BULK_LOAD: return bulk_load_run(all, (BulkCopy *)(void *)work);
     case WORK_BULK_READ: return bulk_read_run(all, (BulkCopy *)(void *)work);
     case WORK_BULK_WRITE: return bulk_write_run(all, (BulkCopy *)(void *)work);
+    case WORK_WGMMA: return wgmma_run(all, (WgmmaWork *)(void *)work);
     default: return all->run(work->number);
   }
 }

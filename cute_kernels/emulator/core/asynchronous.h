@@ -15,5 +15,6 @@ int32_t copies_arrival_run(WorkQueues *all, CopiesArrival *arrival);
 int32_t bulk_load_run(WorkQueues *all, BulkCopy *copy);
 int32_t bulk_read_run(WorkQueues *all, BulkCopy *copy);
 int32_t bulk_write_run(WorkQueues *all, BulkCopy *copy);
+int32_t wgmma_run(WorkQueues *all, const WgmmaWork *work);
 
 #endif

@@ -75,13 +75,6 @@ static inline int takes_logs(Tables *t, int64_t operation) {
   return !t->context || log_flush(t) || !stops(t, TAKE_LOGS, operation, 0, 0, 0);
 }
 
-// Likewise, as if the blocking call of Python, which is the last of the `d` instructions behind this one, had said so.
-static inline const Instruction *wait_for(
-    const Instruction *i, uint8_t *s, Machine *m, int32_t waits, int32_t awaited) {
-  const Instruction *call = i + i->d;
-  return wait_in(s, m, call->b, (int32_t)call->a, waits, awaited);
-}
-
 // The forms of an operation for values of lanes and for values that all lanes share; null: there is none.
 typedef struct Operation {
   const char *name;
@@ -94,6 +87,7 @@ extern const Operation conversion_operations[];
 extern const Operation move_operations[], flow_operations[], unit_operations[], barrier_operations[];
 extern const Operation mbarrier_operations[], together_operations[], bulk_operations[], group_operations[];
 extern const Operation memory_operations[], copy_operations[], commit_operations[], tensor_operations[];
+extern const Operation wgmma_operations[], register_operations[];
 
 // An operation on an mbarrier, as `mbarrier_apply`, at `Tables.place`.
 int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who);

@@ -33,23 +33,14 @@ EXPORT int32_t mma_execute(const Mma *mma);
 // mma.sync of a whole warp, with registers at offsets of `state`: those of A, B, C and D. 0: nothing is done, how it adds
 // is not known.
 EXPORT int32_t warp_mma(const WarpMma *form, uint8_t *state, const uint32_t *registers);
-// mma_execute, of a wgmma that all four warps have issued.
-EXPORT int32_t wgmma_execute(const WgmmaForm *form, Wgmma *operation, uint8_t *data, const uint8_t *states);
-// A warp (`who`: CTA rank | index << 16) issues the operation that `issued` describes: the parts of this warp alone, at
-// its place among the parts. It executes when the last warp issues it. 1: done; 0: Python has to do it.
-EXPORT int32_t wgmma_issue(Tables *t, int64_t who, const Wgmma *issued, int64_t instruction);
-// wgmma.commit_group, and wgmma.wait_group of groups that are complete. Likewise.
-EXPORT int32_t wgmma_commit(Tables *t, int64_t who);
-EXPORT int32_t wgmma_wait(Tables *t, int64_t who, int64_t newest);
-// Whether they are the core's and not complete, so that a warp may wait for them. 0: they are, or Python decides.
-EXPORT int32_t wgmma_waits(Tables *t, int64_t who, int64_t newest);
-// With detectors: a matrix of clocks learns what the warps knew that have issued an operation.
-EXPORT void wgmma_tell(const Warpgroup *group, int64_t number, int32_t *clocks);
+// What the warpgroups of a cluster have allocated.
+EXPORT void wgmma_free(Warpgroup *groups, int64_t count);
 // 1: the MMA was executed; 0: Python has to do it.
 EXPORT int32_t tensor_mma(Tables *t, const MmaArguments *arguments, int32_t instruction);
 // Decode descriptors. 0, or what is wrong with them.
 EXPORT int32_t mma_fields(const MmaKind *kind, int64_t group, int64_t descriptor, MmaFields *fields);
 EXPORT int32_t matrix_fields(int64_t descriptor, Matrix *matrix);
+EXPORT int32_t wgmma_matrix(int64_t descriptor, Matrix *matrix);  // one of wgmma
 // Where an operand lies in shared memory, int64 [rows, pieces of K_BYTES]: indices of chunks of 16 bytes or, MN-major, of
 // elements.
 EXPORT void matrix_places(const Matrix *matrix, const MatrixRows *rows, int64_t *places);

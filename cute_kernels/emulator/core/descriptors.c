@@ -68,6 +68,17 @@ int32_t matrix_fields(int64_t descriptor, Matrix *matrix) {
   return 0;
 }
 
+// PTX ISA, wgmma, "Matrix descriptor format".
+int32_t wgmma_matrix(int64_t descriptor, Matrix *matrix) {
+  static const int8_t modes[] = {SWIZZLE_NONE, SWIZZLE_128B, SWIZZLE_64B, SWIZZLE_32B};
+  uint64_t bits = (uint64_t)descriptor;
+  int mode = modes[bits >> 62];
+  if (field(bits, 49, 3) && mode != SWIZZLE_NONE) return MATRIX_BASE;
+  if (field(bits, 14, 2) || field(bits, 30, 2) || field(bits, 46, 3) || field(bits, 52, 10)) return MATRIX_BITS;
+  *matrix = (Matrix){16 * field(bits, 0, 14), 16 * field(bits, 16, 14), 16 * field(bits, 32, 14), mode};
+  return 0;
+}
+
 // Offset of the byte `at` of K in a row of a K-major matrix, without the swizzle.
 static int64_t along_k(const Matrix *matrix, const Pattern *pattern, int64_t row, int64_t at) {
   int64_t offset = row / CORE_ROWS * matrix->stride;
@@ -156,6 +167,7 @@ int shared_operand(const Matrix *matrix, const MatrixRows *rows, SharedOperand *
     high = places[i] > high ? places[i] : high;
   }
   SharedOperand found = {.places = places, .low = low * unit, .high = (high + 1) * unit};
+  *operand = found;
   if (found.high > MOST_CHUNKS * CHUNK) return 0;
   memset(marked, 0, sizeof marked);
   for (int64_t i = 0; i < count; i++) {

@@ -13,7 +13,7 @@ typedef struct SharedOperand {
   int64_t count, nbytes, low, high;
 } SharedOperand;
 
-// Its arrays are good until this thread makes room. 0: it lies beyond all shared memory.
+// Its arrays are good until this thread makes room. 0: it lies beyond all shared memory, and has no pieces.
 int shared_operand(const Matrix *matrix, const MatrixRows *rows, SharedOperand *operand);
 // For two more operands, of which this may forget all others.
 void operands_make_room(void);

@@ -128,7 +128,7 @@ static const Operation *const tables[] = {
     integer_operations, bit_operations, float_operations, double_operations, conversion_operations,
     move_operations, flow_operations, unit_operations, barrier_operations, mbarrier_operations,
     together_operations, bulk_operations, group_operations, memory_operations, copy_operations, commit_operations,
-    tensor_operations, NULL,
+    tensor_operations, wgmma_operations, register_operations, NULL,
 };
 
 static const Operation *operation(int32_t number) {

@@ -22,6 +22,8 @@ typedef struct CommitThread CommitThread;
 typedef struct BulkThread BulkThread;
 typedef struct TensorMap TensorMap;
 typedef struct CopyName CopyName;
+typedef struct WgmmaForm WgmmaForm;
+typedef struct Warpgroup Warpgroup;
 
 // An mbarrier of a cluster (PTX ISA, "mbarrier"), on a cache line of its own.
 enum {
@@ -54,6 +56,11 @@ enum {
   NAME_COMMIT,   // the `CommitThread` at the address, of the lane `given`
   COMMITS_MEET,  // what is noted of commits at the mbarrier is to be taken
   ADD_STREAM,    // the column `given`, to the point of the mbarrier
+  // Of a wgmma of the form `operation`: lanes differ in scale-d, or in a descriptor; a descriptor (`given`) has the fault
+  // `place` of `wgmma_matrix`; an operand reaches from `address` to `given` in the memory of the CTA `place`; the `Wgmma`
+  // at the address differs from the one (`given`) of the other warps; bytes of operand `given` (at the places `address`)
+  // in the CTA `place` are not initialised; lanes in `place` copy an accumulator in flight.
+  WGMMA_SCALE, WGMMA_LANES, WGMMA_DESCRIPTOR, WGMMA_OUTSIDE, WGMMA_DIFFERS, WGMMA_UNINITIALISED, WGMMA_COPIED,
   // Of an access of `given` bytes by the lanes in `place` (`operation`: space and ACCESS_*): its address, or where those of
   // all lanes are. It is not aligned; there is no such CTA; the CTA has exited; it leaves the memory; it touches bytes that
   // no array has, or an mbarrier; nobody has written them; no region of global memory allows it; lanes address different
@@ -178,69 +185,6 @@ typedef struct WarpMma {
   int64_t rows, k_bytes;
 } WarpMma;
 
-// wgmma.mma_async: what an instruction says. Of the parts of `mma` the first; an operation has its own operands.
-enum { WGMMA_WARPS = 4, WGMMA_ROWS = 64, A_WORDS = 128 };  // of a warp: A_REGISTERS * 32
-typedef struct WgmmaForm {
-  Mma mma;
-  int64_t registers;  // of D, in each thread
-  int64_t a_in_registers;
-  int64_t operand_bytes;       // in shared memory
-  int64_t text;                // with detectors, the number of its name
-  int64_t kinds[2];            // of B and of A, from 1 on: what their places depend on beside the descriptor
-} WgmmaForm;
-
-// An operand in shared memory, in the entry that `key_slot` says, of a table for B and one for A. The key: descriptor
-// and kind.
-enum { WGMMA_OPERANDS = 1024, OPERAND_KEY = 2 };
-typedef struct WgmmaOperand {
-  int64_t key[OPERAND_KEY];
-  const int64_t *places;          // as of MmaOperand
-  const int64_t *starts;          // offsets of pieces of so many bytes, for the race detector
-  int64_t count, nbytes;
-} WgmmaOperand;
-
-// What one warp contributes: registers of D, as offsets in its state, and of A.
-typedef struct WgmmaPart {
-  uint8_t *state;
-  const uint32_t *registers;
-  uint32_t a[A_WORDS];
-} WgmmaPart;
-typedef struct Wgmma {
-  int64_t form, a, b, accumulate;  // a, b: descriptors
-  int64_t identity;                // with detectors
-  int64_t known;                   // and number of the `WgmmaKnown`
-  int64_t clocks[WGMMA_WARPS];     // of each warp its own when it issued it; 0: it has not
-  WgmmaOperand operands[2];        // B, A
-  WgmmaPart parts[WGMMA_WARPS];
-} Wgmma;
-
-// What warps knew that issued some operations in a row, but for the clocks of these warps themselves.
-typedef struct WgmmaKnown {
-  int64_t changes[WGMMA_WARPS];   // of each warp, up to where they have what it knew: `Agent.changes`
-  int64_t operations;             // that have it, as long as they count
-} WgmmaKnown;
-
-// The wgmmas of a warpgroup while the core executes all of them: operation n is in entry n % WGMMAS, as long as a warp
-// has to issue it or to wait for it.
-enum { WGMMAS = 64, WGMMA_GROUPS = 16 };
-typedef struct WgmmaWarp {
-  int64_t issued, observed;         // operations that it issued, and waited for
-  int64_t committed, waited;        // likewise of groups
-  int64_t order;                    // how many warps have issued an operation, when it issued its first
-  int64_t ends[WGMMA_GROUPS];       // of group n in entry n % WGMMA_GROUPS: operations up to its end
-} WgmmaWarp;
-typedef struct Warpgroup {
-  WgmmaWarp warps[WGMMA_WARPS];
-  uint8_t *data;          // shared memory of the CTA
-  const uint8_t *states;  // or null, where nobody asks
-  int64_t column, width;  // with detectors, its stream and the columns of all clocks
-  int64_t bases[WGMMA_WARPS];  // columns of the warps
-  int64_t forgotten;           // operations that nobody will ask for any more what warps knew
-  WgmmaKnown known[WGMMAS];
-  int32_t *clocks;             // int32 [WGMMAS][ROWS][width], of each of these
-  Wgmma operations[WGMMAS];
-} Warpgroup;
-
 // What an instruction asked of the units, by its index; counters.py has the meanings. `width`: bytes per lane.
 enum { METER_SHARED, METER_GLOBAL, METER_UNIT, METER_CLUSTER, METERS };  // memories; all else; other CTAs' memory
 enum { METER_LOAD, METER_STORE, METER_ATOMIC };
@@ -288,12 +232,14 @@ typedef struct Tables {
   Meter *meter;  // [instructions][METERS] of the role of the warp that runs, or null: nothing is counted
   int64_t meter_rank;  // the CTA of that warp
   const WarpMma *warp_mmas;  // of the kernel, by number
-  WgmmaForm *wgmma_forms;
-  WgmmaOperand *wgmma_operands;
-  Warpgroup *warpgroups;         // of CTA after CTA; null: wgmmas are Python's
+  const WgmmaForm *wgmma_forms;  // likewise
+  Warpgroup *warpgroups;         // of CTA after CTA; null: the kernel has no wgmma
   int64_t warpgroups_of_cta;
-  int64_t wgmmas;                // executed since Python looked
+  int64_t wgmmas;                // executed
   int64_t wgmma_warps;           // that have issued an operation
+  // Where other instructions touch accumulators in flight: cells of a warp's state (else 0), and in it 32 words for
+  // results that no register holds any more.
+  int64_t register_cells, spare_register;
   uint8_t *local;                // of the warp that runs: of lane after lane so many bytes
   int64_t local_bytes;
   const int64_t *steps;          // of the warp that runs, see `WarpHeader`
@@ -314,6 +260,8 @@ typedef struct Tables {
 #include "state_async.h"
 
 #include "state_copies.h"
+
+#include "state_wgmma.h"
 
 // --- what observers hear ---------------------------------------------------------------------------------------------
 

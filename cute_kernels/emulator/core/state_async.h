@@ -11,8 +11,9 @@ enum {
   WORK_PYTHON, WORK_LANE_COPY, WORK_COPIES_ARRIVE, WORK_TENSOR_COMMIT, WORK_BULK_LOAD, WORK_BULK_READ, WORK_BULK_WRITE,
   WORK_MMA, WORK_WGMMA
 };
-// That of the tcgen05 pipe of CTA n: TENSOR_QUEUE - n; of a store after n other operations: STORE_QUEUE - n.
-enum { NO_QUEUE = 0, TENSOR_QUEUE = -1, STORE_QUEUE = -64 };
+// That of the tcgen05 pipe of CTA n: TENSOR_QUEUE - n; of warpgroup n: WGMMA_QUEUE - n; of a store after n other
+// operations: STORE_QUEUE - n.
+enum { NO_QUEUE = 0, TENSOR_QUEUE = -1, WGMMA_QUEUE = -64, STORE_QUEUE = -1024 };
 struct Work {
   int64_t kind;
   int64_t queue;   // operations of one queue take effect in their order; NO_QUEUE: nothing is ordered with it
@@ -77,9 +78,8 @@ typedef struct TensorCommit {
   int64_t count, targets[MOST_TARGETS];
 } TensorCommit;
 
-// MMAs that take effect as they are issued, as observers hear of them. Rank of the CTA; the entry of `mma_issuers`, rows
-// and columns of D; the number of the warpgroup, and the form.
+// A dense MMA that takes effect as it is issued, as observers hear of it. Rank of the CTA; the entry of `mma_issuers`, rows
+// and columns of D.
 typedef struct MmaWork { Work work; int64_t rank, issuer, m, n; } MmaWork;
-typedef struct WgmmaWork { Work work; int64_t rank, warpgroup, form; } WgmmaWork;
 
 #endif

@@ -27,7 +27,7 @@ typedef struct MmaKind {
 enum { SWIZZLE_NONE, SWIZZLE_32B, SWIZZLE_64B, SWIZZLE_128B, SWIZZLE_128B_ATOM32B };
 typedef struct Matrix { int64_t address, leading, stride, swizzle; } Matrix;
 // What is wrong with a descriptor, the first of these; 0: nothing.
-enum { MATRIX_MODE = 1, MATRIX_CONSTANT = 2, MATRIX_BITS = 3, MATRIX_START = 4 };
+enum { MATRIX_MODE = 1, MATRIX_CONSTANT = 2, MATRIX_BITS = 3, MATRIX_START = 4, MATRIX_BASE = 5 };
 // How the K_BYTES of each row of an operand lie in it.
 typedef struct MatrixRows { int64_t rows, element_bytes, mn_major; } MatrixRows;
 

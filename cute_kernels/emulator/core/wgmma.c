@@ -1,23 +1,54 @@
-// wgmma.mma_async, commit_group and wait_group where operations take effect as soon as the last of four warps has issued
-// them; wgmma.py has the general case, and takes over what is in flight when this one does not do something.
+// wgmma.mma_async, fence, commit_group and wait_group: Hopper's tensor core, which the four warps of a warpgroup use together.
 //
-// Warps issue the operations of their warpgroup in one order, so that operation n of each warp is the same one.
+// An operation starts when the last of its warps has issued it, and completes at any later time that the completion policy
+// chooses; until then its accumulators are not there, and its operands are read from shared memory as they are at
+// completion. Only wgmma.wait_group tells a program that it is complete, so the bytes that it reads count as in use until
+// one of its warps has waited, whatever the policy. Warps issue the operations of their warpgroup in one order, so that
+// operation n of each warp is the same one. wgmma.py words what is wrong.
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "asynchronous.h"
 #include "events.h"
 #include "fragments.h"
 #include "meter.h"
-#include "races.h"
+#include "wgmma.h"
 
-enum { B = 0, A = 1 };
+// --- operands --------------------------------------------------------------------------------------------------------
+
+MatrixRows wgmma_rows(const WgmmaForm *form, int which) {
+  const MmaType *type = which == WGMMA_A ? &form->mma.a : &form->mma.b;
+  int64_t element = type->element, nbytes = element == TF32 ? 4 : element == F16 || element == BF16 ? 2 : 1;
+  return (MatrixRows){which == WGMMA_A ? form->mma.m : form->mma.n, nbytes, type->unit != CHUNK};
+}
+
+SharedOperand wgmma_operand(const WgmmaForm *form, int which, const Wgmma *operation) {
+  MatrixRows rows = wgmma_rows(form, which);
+  SharedOperand found;
+  Matrix matrix;
+  wgmma_matrix(which == WGMMA_A ? operation->a : operation->b, &matrix);
+  shared_operand(&matrix, &rows, &found);
+  return found;
+}
+
+static int refused_operand(Tables *t, const Wgmma *issued, int which, int64_t rank) {
+  int64_t descriptor = which == WGMMA_A ? issued->a : issued->b;
+  MatrixRows rows = wgmma_rows(&t->wgmma_forms[issued->form], which);
+  SharedOperand found;
+  Matrix matrix;
+  int32_t wrong = wgmma_matrix(descriptor, &matrix);
+  if (wrong) return stops(t, WGMMA_DESCRIPTOR, issued->form, 0, descriptor, wrong);
+  if (shared_operand(&matrix, &rows, &found) && found.high <= t->ctas[rank].size) return 0;
+  return stops(t, WGMMA_OUTSIDE, issued->form, found.low, found.high, rank);
+}
 
 // --- the product -----------------------------------------------------------------------------------------------------
 
-// Cells of D, transposed: column j of row i at j * WGMMA_ROWS + i.
-static _Thread_local uint32_t all_cells[256 * WGMMA_ROWS] __attribute__((aligned(64)));
-
 enum { ROWS_OF_WARP = 16 };
+
+// Cells of D, transposed: column j of row i at j * WGMMA_ROWS + i.
+static _Thread_local uint32_t all_cells[WGMMA_MOST_ROWS * WGMMA_ROWS] __attribute__((aligned(64)));
 
 // Register j is of the rows from 8 (j % 2) on of the warp's 16 rows of A, chunk j / 2.
 static void gather_fragments(const Wgmma *operation, uint8_t *fragments) {
@@ -28,252 +59,242 @@ static void gather_fragments(const Wgmma *operation, uint8_t *fragments) {
     }
 }
 
-static void move_parts(const Wgmma *operation, const WgmmaForm *form, uint32_t *cells, int store) {
-  for (int warp = 0; warp < WGMMA_WARPS; warp++) {
-    const WgmmaPart *part = &operation->parts[warp];
-    uint32_t *first = cells + ROWS_OF_WARP * warp;
-    int halves = form->mma.d == SUM_F16;
-    move_accumulators(part->state, part->registers, form->registers, first, WGMMA_ROWS, halves, store);
-  }
+// Between cells and the registers at these offsets of each warp's state.
+static void move_parts(
+    const Wgmma *operation, const WgmmaForm *form, const uint32_t *const registers[], uint32_t *cells, int store) {
+  for (int warp = 0; warp < WGMMA_WARPS; warp++)
+    move_accumulators(
+        operation->parts[warp].state, registers[warp], form->registers, cells + ROWS_OF_WARP * warp, WGMMA_ROWS,
+        form->mma.d == SUM_F16, store);
 }
 
-int32_t wgmma_execute(const WgmmaForm *form, Wgmma *operation, uint8_t *data, const uint8_t *states) {
-  uint8_t fragments[WGMMA_ROWS * K_BYTES] __attribute__((aligned(64)));
-  int64_t rows[WGMMA_ROWS * CHUNKS];  // places of fragments
-  Mma mma = form->mma;
-  MmaPart *part = &mma.parts[0];
+// Operands are at `a` and `b`. 0: bytes of them are not initialised, and nothing is done.
+static int multiply(
+    const Wgmma *operation, const WgmmaForm *form, const uint32_t *const registers[], MmaOperand a, MmaOperand b) {
   uint32_t *cells = all_cells;  // found once: of a library that is loaded later, a thread's variables take a call
-  part->b = (MmaOperand){data, states, operation->operands[B].places};
-  part->a = (MmaOperand){data, states, operation->operands[A].places};
+  Mma mma = form->mma;
+  mma.parts[0].a = a;
+  mma.parts[0].b = b;
+  mma.parts[0].cells = cells;
+  mma.accumulate = operation->accumulate;
+  if (operation->accumulate) move_parts(operation, form, registers, cells, 0);
+  if (!mma_execute(&mma)) return 0;
+  move_parts(operation, form, registers, cells, 1);
+  return 1;
+}
+
+int32_t wgmma_run(WorkQueues *all, const WgmmaWork *work) {
+  Tables *t = all->tables;
+  Warpgroup *group = &t->warpgroups[work->warpgroup];
+  int64_t rank = work->warpgroup / t->warpgroups_of_cta, rows[WGMMA_ROWS * CHUNKS];  // places of fragments
+  const Wgmma *operation = operation_of(group, work->number);
+  const WgmmaForm *form = &t->wgmma_forms[operation->form];
+  uint8_t fragments[WGMMA_ROWS * K_BYTES] __attribute__((aligned(64)));
+  uint32_t homes[WGMMA_WARPS][WGMMA_MOST_REGISTERS];
+  const uint32_t *registers[WGMMA_WARPS];
+  for (int i = 0; i < WGMMA_WARPS; i++) {
+    registers[i] = t->register_cells ? homes[i] : operation->parts[i].registers;
+    if (t->register_cells) registers_locate(t, group, i, work->number, homes[i]);
+  }
+  operands_make_room();
+  const Cta *cta = &t->ctas[rank];
+  const uint8_t *states = t->flags & STATES ? cta->states : NULL;
+  MmaOperand b = {cta->data, states, wgmma_operand(form, WGMMA_B, operation).places}, a = {fragments, NULL, rows};
   if (form->a_in_registers) {
     for (int i = 0; i < WGMMA_ROWS * CHUNKS; i++) rows[i] = i;
     gather_fragments(operation, fragments);
-    part->a = (MmaOperand){fragments, NULL, rows};
+  } else {
+    a = (MmaOperand){cta->data, states, wgmma_operand(form, WGMMA_A, operation).places};
   }
-  part->cells = cells;
-  mma.accumulate = operation->accumulate;
-  if (operation->accumulate) move_parts(operation, form, cells, 0);
-  if (!mma_execute(&mma)) return 0;
-  move_parts(operation, form, cells, 1);
-  return 1;
+  if (!multiply(operation, form, registers, a, b)) {
+    if (stops(t, WGMMA_UNINITIALISED, operation->form, (int64_t)(intptr_t)b.places, WGMMA_B, rank)) return 1;
+    if (a.states && stops(t, WGMMA_UNINITIALISED, operation->form, (int64_t)(intptr_t)a.places, WGMMA_A, rank)) return 1;
+    a.states = b.states = NULL;  // execution goes on after the report: whatever the memory holds is multiplied
+    multiply(operation, form, registers, a, b);
+  }
+  for (int i = 0; t->register_cells && i < WGMMA_WARPS; i++) registers_fill(t, group, i, work->number, homes[i]);
+  group->complete = work->number + 1;
+  t->wgmmas++;
+  if (t->events) {
+    int64_t *values = event(t, EVENT_WGMMAS);
+    values[0] = rank;
+    values[1] = work->warpgroup % t->warpgroups_of_cta;
+    values[2] = group->complete;
+  }
+  return 0;
 }
 
 // --- operations of a warpgroup ---------------------------------------------------------------------------------------
 
-static Warpgroup *warpgroup_of(const Tables *t, int64_t who) {
-  if (!t->warpgroups || !(t->unit_flags & EAGER)) return NULL;
-  return &t->warpgroups[(who & 0xFFFF) * t->warpgroups_of_cta + (who >> 16) / WGMMA_WARPS];
+enum { FIRST_ROOM = 16 };  // operations
+
+static void make_room(const Tables *t, Warpgroup *group) {
+  int64_t old = group->room, room = old ? 2 * old : FIRST_ROOM, cells = t->register_cells;
+  Wgmma *operations = calloc((size_t)room, sizeof *operations);
+  int64_t issued = 0;
+  for (int i = 0; i < WGMMA_WARPS; i++) issued = group->warps[i].issued > issued ? group->warps[i].issued : issued;
+  for (int64_t n = issued > old ? issued - old : 0; n < issued; n++) operations[n % room] = group->operations[n % old];
+  for (int i = 0; cells && i < WGMMA_WARPS; i++) {
+    int16_t *held = calloc((size_t)(room * cells), sizeof *held);
+    for (int64_t n = group->complete; n < issued; n++)
+      memcpy(held + n % room * cells, group->warps[i].held + n % old * cells, (size_t)cells * sizeof *held);
+    free(group->warps[i].held);
+    group->warps[i].held = held;
+  }
+  free(group->operations);
+  group->operations = operations;
+  wgmma_keep_known(group, room);
+  group->room = room;
 }
 
-// The fewest operations that any warp has issued, and has waited for.
-static void least(const Warpgroup *group, int64_t *issued, int64_t *observed) {
-  *issued = *observed = INT64_MAX;
+void wgmma_free(Warpgroup *groups, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    for (int k = 0; k < WGMMA_WARPS; k++) free(groups[i].warps[k].held);
+    free(groups[i].operations);
+    free(groups[i].known);
+    free(groups[i].clocks);
+  }
+}
+
+// The last warp has issued an operation.
+static int start(Tables *t, const WarpHeader *header, const Warpgroup *group, int64_t number) {
+  int64_t index = group - t->warpgroups;
+  int64_t form = operation_of(group, number)->form;
+  if (t->meter) meter_mma(t, t->place, t->wgmma_forms[form].operand_bytes, 0, 0);
+  if (t->context && wgmma_races(t, group, number, header->rank)) return 1;
+  WgmmaWork work = {
+      .work = {
+          .kind = WORK_WGMMA, .queue = WGMMA_QUEUE - index, .yields = 1, .place = t->place, .warp = header->number,
+      },
+      .warpgroup = index, .form = form, .number = number,
+  };
+  return work_submit(t->work, &work.work, sizeof work);
+}
+
+static int is_same(const WgmmaForm *form, const Wgmma *one, const Wgmma *other) {
+  return one->form == other->form && one->b == other->b && one->accumulate == other->accumulate &&
+         (form->a_in_registers || one->a == other->a);
+}
+
+// A warp issues the operation that `issued` describes, with its own part. 1: Python has been told what is wrong.
+static int issue(Tables *t, const WarpHeader *header, Warpgroup *group, const Wgmma *issued) {
+  int64_t member = header->index % WGMMA_WARPS, number = group->warps[member].issued, most = 0, observed = INT64_MAX;
+  const WgmmaForm *form = &t->wgmma_forms[issued->form];
+  int others = 0;
   for (int i = 0; i < WGMMA_WARPS; i++) {
     const WgmmaWarp *warp = &group->warps[i];
-    *issued = warp->issued < *issued ? warp->issued : *issued;
-    *observed = warp->observed < *observed ? warp->observed : *observed;
+    most = warp->issued > most ? warp->issued : most;
+    observed = warp->observed < observed ? warp->observed : observed;
+    others += warp->issued > number;
   }
-}
-
-static int find_operand(
-    const Tables *t, int64_t descriptor, const WgmmaForm *form, int which, WgmmaOperand *found) {
-  const int64_t key[OPERAND_KEY] = {descriptor, form->kinds[which]};
-  const WgmmaOperand *entry = &t->wgmma_operands[which * WGMMA_OPERANDS + key_slot(key, OPERAND_KEY, WGMMA_OPERANDS)];
-  if (memcmp(entry->key, key, sizeof key)) return 0;
-  *found = *entry;
-  return 1;
-}
-
-// A read of shared memory by an operation whose warps know the clocks: two rows.
-static Access read_of(
-    const Context *context, const Warpgroup *group, const WgmmaOperand *operand, const int32_t *known,
-    const int32_t *fenced) {
-  return (Access){
-      .shadow = context->shadow, .grain = GRANULE, .offsets = operand->starts, .rows = operand->count,
-      .count = operand->nbytes, .known = known, .width = group->width, .own = -1, .lane = -1, .exempt = -1,
-      .epochs = context->epochs, .fenced = fenced, .read_column = group->column,
-  };
-}
-
-// --- what the warps know that issue an operation ---
-//
-// Between two synchronisations a warp issues several operations, and knows the same each time but for its own clock. So
-// operations in a row have one matrix as long as no warp has learnt anything, and each has the clocks of the warps.
-
-static inline int32_t *clocks_of(const Warpgroup *group, int64_t known) {
-  return group->clocks + known * ROWS * group->width;
-}
-
-static inline Wgmma *operation_of(Warpgroup *group, int64_t number) { return &group->operations[number % WGMMAS]; }
-
-// Operation `number` and those behind it that have the same matrix get one of their own, which begins as a copy.
-static void divide(Warpgroup *group, int64_t number, int64_t end) {
-  int64_t old = operation_of(group, number)->known, new = 0;
-  while (group->known[new].operations) new++;  // every one in use has an operation of the WGMMAS that may be in flight
-  WgmmaKnown *from = &group->known[old], *to = &group->known[new];
-  memcpy(clocks_of(group, new), clocks_of(group, old), ROWS * (size_t)group->width * sizeof *group->clocks);
-  memcpy(to->changes, from->changes, sizeof to->changes);
-  for (; number < end && operation_of(group, number)->known == old; number++) {
-    operation_of(group, number)->known = new;
-    from->operations--;
-    to->operations++;
-  }
-}
-
-// A warp issues an operation, of `issued` that any warp has issued: what it knows is added. To do it again changes
-// nothing.
-static void learn(Warpgroup *group, const Agent *agent, int64_t number, int64_t member, int64_t issued, int64_t observed) {
-  Wgmma *operation = operation_of(group, number);
-  if (number == issued) {
-    for (; group->forgotten < observed && group->forgotten < number - 1; group->forgotten++)
-      group->known[operation_of(group, group->forgotten)->known].operations--;
-    operation->known = number ? operation_of(group, number - 1)->known : 0;
-    group->known[operation->known].operations++;
-    memset(operation->clocks, 0, sizeof operation->clocks);
-  }
-  if (group->known[operation->known].changes[member] != agent->changes) {
-    int64_t end = number == issued ? number + 1 : issued;
-    if (number > observed && operation_of(group, number - 1)->known == operation->known) divide(group, number, end);
-    agent_tell(agent, clocks_of(group, operation->known));
-    group->known[operation->known].changes[member] = agent->changes;
-  }
-  operation->clocks[member] = agent->clock;
-  group->bases[member] = agent->base;
-}
-
-void wgmma_tell(const Warpgroup *group, int64_t number, int32_t *clocks) {
-  const Wgmma *operation = &group->operations[number % WGMMAS];
-  clocks_join(clocks, clocks_of(group, operation->known), ROWS * group->width);
-  for (int i = 0; i < WGMMA_WARPS; i++)
-    for (int row = 0; row < ROW_PROXY; row++)
-      if (operation->clocks[i]) cover_warp(clocks + row * group->width, group->bases[i], operation->clocks[i]);
-}
-
-// Whether the race detector can be told of an operation that a warp issues.
-static int may_learn(Tables *t, const Warpgroup *group, int first) {
-  if (!log_flush(t) || !group->clocks || !t->context) return 0;
-  return t->context->agent->width == group->width && (!first || has_room(t->context->epochs, 1));
-}
-
-// The last warp issues an operation. 0: nothing has changed.
-static int start(Tables *t, const Warpgroup *group, Wgmma *operation, const WgmmaForm *form, int64_t instruction) {
-  int watched = (t->unit_flags & WATCHED) != 0, operands = form->a_in_registers ? 1 : 2;
-  const Context *context = t->context;
-  int32_t *known = watched ? context->agent->scratch : NULL;
-  const int32_t *clocks = watched ? clocks_of(group, operation->known) : NULL;
-  Access reads[2];
-  if (watched) {
-    memcpy(known, clocks + ROW_VISIBLE * group->width, (size_t)group->width * sizeof *known);
-    for (int i = 0; i < WGMMA_WARPS; i++) cover_warp(known, group->bases[i], operation->clocks[i]);
-  }
-  for (int i = 0; watched && i < operands; i++) {
-    reads[i] = read_of(context, group, &operation->operands[i], known, clocks + ROW_PROXY * group->width);
-    if (!access_check(&reads[i])) return 0;
-  }
-  if (!wgmma_execute(form, operation, group->data, group->states)) return 0;
-  for (int i = 0; watched && i < operands; i++) {
-    reads[i].identity = operation->identity;
-    access_record(&reads[i]);
-  }
-  if (t->meter) meter_mma(t, instruction, form->operand_bytes, 0, 0);
-  t->wgmmas++;
-  return 1;
-}
-
-static void note(Tables *t, const Warpgroup *group, const Wgmma *operation, int64_t number, int64_t instruction) {
-  int64_t index = group - t->warpgroups, rank = index / t->warpgroups_of_cta, mine = index % t->warpgroups_of_cta;
-  const WgmmaWork work = {{.kind = WORK_WGMMA}, rank, mine, operation->form};
-  event_of_work(t, EVENT_ISSUED, instruction, &work.work, sizeof work);
-  event_of_work(t, EVENT_BEGINS, instruction, &work.work, sizeof work);
-  int64_t *values = event_at(t, EVENT_WGMMAS, instruction);
-  values[0] = rank;
-  values[1] = mine;
-  values[2] = number + 1;
-  event_of_work(t, EVENT_ENDS, instruction, &work.work, sizeof work);
-}
-
-int32_t wgmma_issue(Tables *t, int64_t who, const Wgmma *issued, int64_t instruction) {
-  Warpgroup *group = warpgroup_of(t, who);
-  if (!group) return 0;
-  const WgmmaForm *form = &t->wgmma_forms[issued->form];
-  int64_t member = (who >> 16) % WGMMA_WARPS, number = group->warps[member].issued, complete, observed, most = 0;
-  least(group, &complete, &observed);
-  if (number - observed >= WGMMAS) return 0;
-  for (int i = 0; i < WGMMA_WARPS; i++) most = group->warps[i].issued > most ? group->warps[i].issued : most;
-  Wgmma *operation = &group->operations[number % WGMMAS];
-  int first = number == most, watched = (t->unit_flags & WATCHED) != 0, others = 0;
-  for (int i = 0; i < WGMMA_WARPS; i++) others += group->warps[i].issued > number;
-  WgmmaOperand operands[2];
-  if (first) {
-    if (!find_operand(t, issued->b, form, B, &operands[B])) return 0;
-    if (!form->a_in_registers && !find_operand(t, issued->a, form, A, &operands[A])) return 0;
-  } else if (
-      operation->form != issued->form || operation->b != issued->b || operation->accumulate != issued->accumulate ||
-      (!form->a_in_registers && operation->a != issued->a)) {
-    return 0;
-  }
-  if (watched && !may_learn(t, group, first)) return 0;
-  if (first) {
+  if (number == most) {
+    operands_make_room();
+    if (refused_operand(t, issued, WGMMA_B, header->rank)) return 1;
+    if (!form->a_in_registers && refused_operand(t, issued, WGMMA_A, header->rank)) return 1;
+    if (number - observed >= group->room) make_room(t, group);
+    Wgmma *operation = operation_of(group, number);
     operation->form = issued->form;
     operation->a = issued->a;
     operation->b = issued->b;
     operation->accumulate = issued->accumulate;
-    memcpy(operation->operands, operands, sizeof operands);
-    if (watched)
-      operation->identity = new_epoch(t->context->epochs, group->column, number + 1, form->text, 0, (int32_t)instruction);
+  } else if (!is_same(form, issued, operation_of(group, number))) {
+    const Wgmma *theirs = operation_of(group, number);
+    return stops(t, WGMMA_DIFFERS, issued->form, (int64_t)(intptr_t)issued, (int64_t)(intptr_t)theirs, header->rank);
   }
-  if (watched) learn(group, t->context->agent, number, member, most, observed);
-  operation->parts[member] = issued->parts[member];
-  if (others == WGMMA_WARPS - 1 && !start(t, group, operation, form, instruction)) return 0;
-  if (watched) agent_advance(t->context->agent);
-  if (t->events && others == WGMMA_WARPS - 1) note(t, group, operation, number, instruction);
+  if (t->context && !wgmma_learn(t, group, member, number, most, observed)) return 1;
+  operation_of(group, number)->parts[member] = issued->parts[member];
+  if (t->register_cells) registers_hold(t, group, (int)member, number);
   if (!group->warps[member].issued++) group->warps[member].order = ++t->wgmma_warps;
+  return others == WGMMA_WARPS - 1 && start(t, header, group, number);
+}
+
+// --- in bytecode -----------------------------------------------------------------------------------------------------
+
+// All of them are for whole warps.
+static int is_part(const Instruction *i, const uint8_t *s, const Machine *m) {
+  m->tables->place = place_of(i);
+  return m->active != ((const WarpHeader *)(const void *)s)->live && stops(m->tables, WRONG_LANES, 0, 0, 0, m->active);
+}
+
+// One value of all lanes: in the word at an offset or, where it varies, in a row of lanes. 0: they differ.
+static int together(const uint8_t *s, uint32_t offset, int varies, int64_t *value) {
+  int64_t differ = 0;
+  *value = AT(const s64, offset);
+  if (!varies) return 1;
+  const s64 *lanes = ROW_OF(const s64, offset);
+  for (int lane = 0; lane < LANES; lane++) differ |= lanes[lane] ^ *value;
+  return !differ;
+}
+
+static const Instruction *differs(Machine *m, int32_t what, int64_t form) {
+  stops(m->tables, what, form, 0, 0, 0);
+  return leave(m, ERROR);
+}
+
+// The list b: number of the form, scale-d, descriptors of B and of A (0: in registers), registers of A, and those of D. Of
+// scale-d and the descriptors, c says by bits whether they vary between lanes.
+static const Instruction *run_wgmma(const Instruction *i, uint8_t *s, Machine *m) {
+  enum { HEAD = 4, A_REGISTERS = A_WORDS / LANES };
+  const WarpHeader *header = (const WarpHeader *)(const void *)s;
+  const uint32_t *list = m->program->lists + i->b;
+  Tables *t = m->tables;
+  if (is_part(i, s, m) || !takes_logs(t, 0)) return leave(m, ERROR);
   t->progress++;
-  return 1;
+  Wgmma issued;
+  WgmmaPart *part = &issued.parts[header->index % WGMMA_WARPS];
+  uint32_t scale = i->c & 1 ? AT(u32, list[1]) & m->active : AT(s64, list[1]) ? m->active : 0;
+  issued.form = list[0];
+  issued.accumulate = scale != 0;
+  issued.a = 0;
+  if (scale && scale != m->active) return differs(m, WGMMA_SCALE, issued.form);
+  if (list[3] && !together(s, list[3], i->c & 4, &issued.a)) return differs(m, WGMMA_LANES, issued.form);
+  if (!together(s, list[2], i->c & 2, &issued.b)) return differs(m, WGMMA_LANES, issued.form);
+  for (int k = 0; k < A_REGISTERS && !list[3]; k++)
+    memcpy(part->a + LANES * k, s + list[HEAD + k], LANES * sizeof *part->a);
+  part->state = s;
+  part->registers = list + HEAD + (list[3] ? 0 : A_REGISTERS);
+  return issue(t, header, warpgroup_of(t, header), &issued) ? leave(m, ERROR) : i + 1;
 }
 
-int32_t wgmma_commit(Tables *t, int64_t who) {
-  Warpgroup *group = warpgroup_of(t, who);
-  if (!group) return 0;
-  WgmmaWarp *warp = &group->warps[(who >> 16) % WGMMA_WARPS];
-  if (warp->committed - warp->waited == WGMMA_GROUPS) return 0;
+// Orders accesses to registers, which take effect in program order here; missing ones are found ahead.
+static const Instruction *run_wgmma_fence(const Instruction *i, uint8_t *s, Machine *m) {
+  return is_part(i, s, m) ? leave(m, ERROR) : i + 1;
+}
+
+static const Instruction *run_wgmma_commit(const Instruction *i, uint8_t *s, Machine *m) {  // an empty group is legal
+  const WarpHeader *header = (const WarpHeader *)(const void *)s;
+  Warpgroup *group = warpgroup_of(m->tables, header);
+  if (is_part(i, s, m)) return leave(m, ERROR);
+  if (!group) return i + 1;
+  WgmmaWarp *warp = &group->warps[header->index % WGMMA_WARPS];
   warp->ends[warp->committed++ % WGMMA_GROUPS] = warp->issued;
-  return 1;
+  return i + 1;
 }
 
-// How many operations of its warpgroup have to be complete for a wait of a warp to end.
-static int64_t end_of_wait(const Warpgroup *group, int64_t who, int64_t newest) {
-  const WgmmaWarp *warp = &group->warps[(who >> 16) % WGMMA_WARPS];
-  int64_t older = warp->committed - warp->waited - newest;
-  return older > 0 ? warp->ends[(warp->waited + older - 1) % WGMMA_GROUPS] : 0;
-}
-
-int32_t wgmma_waits(Tables *t, int64_t who, int64_t newest) {
-  int64_t complete, observed;
-  const Warpgroup *group = warpgroup_of(t, who);
-  if (!group) return 0;
-  least(group, &complete, &observed);
-  return end_of_wait(group, who, newest) > complete;
-}
-
-int32_t wgmma_wait(Tables *t, int64_t who, int64_t newest) {
-  Warpgroup *group = warpgroup_of(t, who);
-  if (!group) return 0;
-  WgmmaWarp *warp = &group->warps[(who >> 16) % WGMMA_WARPS];
-  int64_t older = warp->committed - warp->waited - newest, complete, observed;
-  if (older <= 0) return 1;
-  int64_t end = end_of_wait(group, who, newest);
-  least(group, &complete, &observed);
-  if (end > complete) return 0;
-  if (t->unit_flags & WATCHED && end > warp->observed) {
-    // The warps know at least as much when they issue an operation as when they issued those before.
-    if (!log_flush(t) || t->context->agent->width != group->width) return 0;
-    Agent *agent = t->context->agent;
-    wgmma_tell(group, end - 1, agent->clocks);
-    agent->changes++;
-    clocks_raise(agent->clocks, group->width, ROW_TENSOR, group->column, end);
+// imm's order: how many groups, the newest, may be incomplete.
+static const Instruction *run_wgmma_wait(const Instruction *i, uint8_t *s, Machine *m) {
+  WarpHeader *header = (WarpHeader *)(void *)s;
+  Tables *t = m->tables;
+  Warpgroup *group = warpgroup_of(t, header);
+  int64_t newest = i->imm & 255;
+  if (is_part(i, s, m)) return leave(m, ERROR);
+  WgmmaWarp *warp = group ? &group->warps[header->index % WGMMA_WARPS] : NULL;
+  if (!warp || warp->committed - newest <= warp->waited) return i + 1;
+  int64_t end = warp->ends[(warp->committed - newest - 1) % WGMMA_GROUPS];
+  if (end > group->complete) {
+    header->newest = end;
+    return wait_here(i, s, m, WAITS_GROUPS, (int32_t)newest);
   }
-  warp->waited += older;
+  if (t->context && end > warp->observed) {
+    if (!takes_logs(t, 0)) return leave(m, ERROR);
+    wgmma_observe(t->context->agent, group, end);
+  }
+  warp->waited = warp->committed - newest;
   warp->observed = end;
-  return 1;
+  return i + 1;
 }
+
+const Operation wgmma_operations[] = {
+    {"wgmma", run_wgmma, 0}, {"wgmma_fence", run_wgmma_fence, 0}, {"wgmma_commit", run_wgmma_commit, 0},
+    {"wgmma_wait", run_wgmma_wait, 0}, {0, 0, 0},
+};

@@ -9,19 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Anchor, Value
-from cute_kernels.emulator.instructions.sync import require_whole_warp
 from cute_kernels.emulator.ptx.decode import Instruction, Vector
 from cute_kernels.emulator.ptx.families import always_varies, as_integer
-from cute_kernels.emulator.state.lane_masks import LaneValues
-from cute_kernels.emulator.state.warp import Wait
 from cute_kernels.emulator.units.matrix.operands import (
     BF16,
     E4M3,
@@ -32,10 +26,7 @@ from cute_kernels.emulator.units.matrix.operands import (
     U8,
     ElementType,
 )
-from cute_kernels.emulator.units.matrix.wgmma import WARPS, Form
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.units.sm import Warp
+from cute_kernels.emulator.units.matrix.wgmma import Form
 
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
@@ -67,28 +58,8 @@ _KINDS = (
     _Kind((S8, U8), ("s32",), (8, 16, 24, *range(32, 257, 16)), scales=0, saturates=True),
 )
 _TYPES = {element.name: (kind, element) for kind in _KINDS for element in kind.types}
+COMMIT, WAIT = "wgmma_commit", "wgmma_wait"  # operations of the core
 _A_REGISTERS = 4  # of a thread, for every type: 64 rows of 32 bytes over 128 threads
-
-
-class GroupWait(Wait):
-    """wgmma.wait_group."""
-
-    kind = "wgmma_group"
-
-    def __init__(self, warp: Warp, newest: int) -> None:
-        self.unit, self.rank, self.warp, self.newest = warp.cluster.wgmma, warp.cta.rank, warp.index, newest
-        self.key = ("wgmma", warp.cta.rank, warp.index // WARPS)
-
-    def ready(self) -> bool:
-        return self.unit.complete(self.rank, self.warp, self.newest)
-
-    def ready_at(self, count: int) -> bool:
-        return self.unit.core.end_of_wait(self.rank, self.warp, self.newest) <= count
-
-    def describe(self) -> str:
-        count, operation = self.unit.outstanding(self.rank, self.warp, self.newest)
-        first = f", first {operation}" if count else ""
-        return f"waits for all but the {self.newest} newest of its wgmma-groups: {count} operations{first}"
 
 
 # --- mma_async ------------------------------------------------------------------------------------------------------
@@ -146,53 +117,8 @@ def parse_form(instruction: Instruction) -> Form:
     )
 
 
-def learn_in_core(warp: Warp, mask: int, number: int, *descriptors: LaneValues) -> None:
-    """The core could not issue the wgmma of this number, perhaps for lack of its operands: B, and A with a descriptor.
-
-    It tries again then; what is wrong is said by `mma_async`.
-    """
-    core = warp.cluster.wgmma.core
-    agreed = [isinstance(each, int) or (each == each[0]).all() for each in descriptors]
-    if core is not None and mask == warp.live and all(agreed):
-        words = [each if isinstance(each, int) else int(each[0]) for each in descriptors]
-        core.learn(warp.cta.rank, warp.index, number, words)
-
-
-def mma_async(
-    warp: Warp, mask: int, form: Form, places: np.ndarray, a: LaneValues | np.ndarray, b: LaneValues,
-    accumulate: LaneValues,
-) -> None:  # fmt: skip
-    """wgmma.mma_async by one warp, whose accumulators are at these offsets of its state."""
-    require_whole_warp(warp, mask, "wgmma.mma_async")
-    warp.cluster.progress += 1
-    if not isinstance(accumulate, bool):
-        if accumulate & mask not in (0, mask):
-            raise BarrierMisuse(f"scale-d of {form.text} differs between the lanes of {warp.label}")
-        accumulate = accumulate & mask != 0
-    if form.a_in_registers:
-        fragments = np.empty((len(a), 32), np.uint32)
-        for row, register in zip(fragments, a):
-            row[:] = register
-        a = fragments
-    else:
-        a = _same_in_all_lanes(warp, form, a)
-    b = _same_in_all_lanes(warp, form, b)
-    if warp.agent is not None:
-        warp.cluster.tracker.enter(warp.agent)
-    accumulators = warp.code.registers(places)
-    warp.cluster.wgmma.issue(warp.cta.rank, warp.index, form, accumulators, a, b, accumulate)
-
-
-def _same_in_all_lanes(warp: Warp, form: Form, descriptor: LaneValues) -> int:
-    if isinstance(descriptor, int):
-        return descriptor
-    if (descriptor != descriptor[0]).any():
-        raise BarrierMisuse(f"a matrix descriptor of {form.text} differs between the lanes of {warp.label}")
-    return int(descriptor[0])
-
-
 class MmaAsync(Anchor):
-    """The call of `mma_async`, which bytecode/accumulators.py emits."""
+    """A wgmma.mma_async, which bytecode/accumulators.py emits."""
 
     def __init__(self, form: Form, accumulators: list[Value], a: list[Value], b: Value, accumulate: Value) -> None:
         self.form, self.accumulators, self.a, self.b, self.accumulate = form, accumulators, a, b, accumulate
@@ -233,31 +159,14 @@ def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.fence: orders register accesses, which take effect in program order here; missing ones are found ahead."""
     _refuse_partial(block, instruction)
     if block.divergent:
-        block.call(require_whole_warp, "wgmma.fence")
-
-
-def commit_group(warp: Warp, mask: int) -> None:
-    """wgmma.commit_group."""
-    require_whole_warp(warp, mask, "wgmma.commit_group")
-    warp.cluster.wgmma.commit(warp.cta.rank, warp.index)
+        block.operation("wgmma_fence")
 
 
 @family("wgmma.commit_group", destinations=0, qualifiers="sync aligned")
 def _commit_group(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.commit_group."""
     _refuse_partial(block, instruction)
-    block.call(commit_group)
-
-
-def wait_group(warp: Warp, mask: int, newest: int) -> bool | None:
-    """wgmma.wait_group: waits until all but the ``newest`` groups of this warp are complete."""
-    require_whole_warp(warp, mask, "wgmma.wait_group")
-    unit = warp.cluster.wgmma
-    if not unit.complete(warp.cta.rank, warp.index, newest):
-        warp.wait = GroupWait(warp, newest)
-        return None
-    unit.observe(warp.cta.rank, warp.index, newest, warp.agent)
-    return True
+    block.operation(COMMIT)
 
 
 @family("wgmma.wait_group", destinations=0, blocking=True, qualifiers="sync aligned")
@@ -265,7 +174,6 @@ def _wait_group(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.wait_group."""
     _refuse_partial(block, instruction)
     newest = as_integer(instruction, instruction.operands[0])
-    if newest not in range(8):
+    if newest not in range(CONSTANTS["WGMMA_GROUPS"]):
         raise instruction.refuse("wait_group takes 0 to 7")
-    block.call(wait_group, newest, blocking=True)
-
+    block.operation(WAIT, order=newest, blocking=True)

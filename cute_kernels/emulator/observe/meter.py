@@ -32,7 +32,7 @@ class CoreMeter:
         self._counts: dict[str, np.ndarray] = {}
 
     def counts_for(self, warp: WarpState) -> None:
-        """What is counted from now on is the work of this warp."""
+        """Counts from now on for this warp."""
         if warp.track not in self._counts:
             self._counts[warp.track] = np.zeros((len(self._instructions), _METERS), _METER)
         self._header.meter, self._header.meter_rank = self._counts[warp.track].ctypes.data, warp.cta.rank
@@ -46,7 +46,7 @@ class CoreMeter:
 
 
 def _name(opcode: str) -> str:
-    """What an access of the load/store unit is called."""
+    """Name of an access of the load/store unit, by its opcode."""
     first, second, *_ = (*opcode.removeprefix("multimem.").split("."), "")
     if second == "async" and first in ("cp", "st", "red"):
         return f"{first}.async"

@@ -1,4 +1,4 @@
-"""What happens in a cluster, told to observers in its order: asynchronous work, and what warps wait for.
+"""Events of a cluster, told to observers in their order: asynchronous work, and what warps wait for.
 
 Whatever the core does it notes in a buffer (``core/events.h``), which is read when it is full, when a warp gives way,
 and before anything happens in Python. So an event is told later than it happened; it has the numbers that change in
@@ -33,8 +33,8 @@ class Observer(Protocol):
     """Hears of what happens in a cluster."""
 
     def at(self, place: tuple[int, int] | None) -> None:
-        """What follows happened where the running warp had executed so many instructions (`WarpCode.steps`) and was at
-        the one of this index; None: it happens now.
+        """The place of what follows: how many instructions the running warp had executed (`WarpCode.steps`), and the
+        index of that at which it was. None: it happens now.
         """
 
     def issued(self, number: int, op: AsyncOp) -> None:

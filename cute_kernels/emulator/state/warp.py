@@ -123,7 +123,7 @@ class Wait:
         raise NotImplementedError
 
     def ready_at(self, count: int) -> bool:
-        """Whether it was when so much was complete: phases of its barrier, operations of its warpgroup."""
+        """Whether it was when so much was complete: phases of its barrier."""
         raise NotImplementedError
 
     def describe(self) -> str:

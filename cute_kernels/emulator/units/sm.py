@@ -32,9 +32,8 @@ from cute_kernels.emulator.state.tmem_pairs import PairOperation
 from cute_kernels.emulator.state.warp import WarpState
 from cute_kernels.emulator.steps import Step
 from cute_kernels.emulator.units.copies import bulk, cp_async
-from cute_kernels.emulator.units.matrix import tensor_core
+from cute_kernels.emulator.units.matrix import tensor_core, wgmma
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
-from cute_kernels.emulator.units.matrix.wgmma import WgmmaUnit
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.observe.trace import ClusterTrace
@@ -276,7 +275,7 @@ class Cluster:
             self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter,
             self.arithmetic,
         )
-        self.wgmma = WgmmaUnit(self.memory, self.engine, self.tracker, self.meter, self.arithmetic)
+        self.wgmma = wgmma.WgmmaUnit(self)
         self.units: Units | None = None
         memories = [cta.tmem for cta in self.ctas]
         self.pair_operations = [
@@ -344,8 +343,7 @@ class Cluster:
         """Hands what the core has counted to the units."""
         counted = self.barriers.tables
         self.tensor_core.instructions += counted.mmas
-        self.wgmma.instructions += counted.wgmmas
-        counted.mmas = counted.wgmmas = 0
+        counted.mmas = 0
 
     def _index(self) -> int:
         """Index of the instruction that is executed now, -1 if that is not known."""
@@ -410,6 +408,9 @@ class Cluster:
             return True
         if what == CONSTANTS["RACE_RAISED"]:
             self.tracker.unit.reraise()
+        if what in wgmma.FAULTS:
+            self.wgmma.answer(what, tables.fault, warp)
+            return True
         if what in tensor_core.ASKED:
             self.tensor_core.answer(what, tables.fault, warp)
             return True
@@ -465,7 +466,7 @@ class Cluster:
         """
         unobserved = list(self.bulk.unobserved())
         self.engine.drain()
-        self.wgmma.check_finished(lambda rank, warp: self.ctas[rank].warps[warp].label)
+        self.wgmma.check_finished()
         if self.options.looks_for("exits"):
             for cta in self.ctas:
                 cta.tmem.check_released(self._instructions)

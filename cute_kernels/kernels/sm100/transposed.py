@@ -172,13 +172,13 @@ def _load_words(words: cute.Tensor, chunk: Int32, registers: cute.Tensor) -> Non
 
 
 @dsl_user_op
-def _signed_tensor(pointer: cute.Pointer, layout: cute.Layout, *, loc=None, ip=None) -> cute.Tensor:
+def _signed_tensor(pointer: cute.Pointer, layout: cute.Layout, *, loc=None) -> cute.Tensor:
     """Tensor-memory view of si8, as an integer MMA wants it. Elements of ``Int8`` are i8, which it refuses.
 
     CuTe DSL 4.8.1 has no public way to them.
     """
     kind = cute_ir.PtrType.get(mlir_types.si8(), cute_ir.AddressSpace.tmem, 16)
-    return cute.make_tensor(cute_ir.recast_iter(kind, pointer.value, loc=loc, ip=ip), layout, loc=loc, ip=ip)
+    return cute.make_tensor(cute_ir.recast_iter(kind, pointer.value, loc=loc), layout, loc=loc)
 
 
 # ---- shared memory --------------------------------------------------------------------------------------------------

@@ -60,8 +60,8 @@ from cute_kernels.kernels.strips import (
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.kernels.tma import Tma, all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
 from cute_kernels.plan.base import Phase
-from cute_kernels.plan.images_sm90 import REPACK_WARPS, Sm90ImagesPlan
-from cute_kernels.plan.images_strips import REPACKED, REPACKED_ROWS, RowPart
+from cute_kernels.plan.images_sm90 import REPACK_PAIRS, REPACK_WARPS, Sm90ImagesPlan
+from cute_kernels.plan.images_strips import REPACKED, RowPart
 from cute_kernels.plan.tiles import COLUMN_GROUP
 
 # --- epilogue of a consumer warpgroup: integer sums -> FP32, scale, bias + position, BF16 -> staging -> TMA ----------
@@ -294,8 +294,7 @@ class Repack:
 
     A strip lands as ``[row][patch][14 bytes]``, the patches of all images side by side, and the operand wants ``[row]
     [patch][16 bytes]``: row i of either, counted through, begins at 14 i and at 16 i. What a thread copies does not
-    depend on where rows of the images end. The last two rows of a patch in the operand are zeros from the beginning, or
-    are not there.
+    depend on where rows of the images end. The last two rows of a patch in the operand, zeros, are not there.
 
     Attributes:
         raw, stages: buffers of both.
@@ -314,8 +313,6 @@ class Repack:
     @cute.jit
     def run(self) -> None:
         plan, lane = self.plan, self.thread % 32
-        if cutlass.const_expr(not plan.drops_rows):
-            self._clear()
         strip, stage = self.strips.consumer_state(), self.operands.producer_state()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             self.strips.stamps.mark(Phase.TILE)
@@ -323,35 +320,23 @@ class Repack:
                 self.strips.wait_full(strip)
                 raw = self.raw + cute.assume(strip.index * plan.load_pitch, divby=128)
                 buffer = self.stages + cute.assume(stage.index * plan.pixel_stage_bytes, divby=128)
-                if cutlass.const_expr(plan.held_pairs > 1):
-                    self._copy_held(raw, buffer, strip, stage)
-                else:
-                    self.operands.wait_empty(stage)
-                    self._copy(raw, buffer)
+                self._copy(raw, buffer, strip, stage)
                 # WGMMA reads the operand through the async proxy.
                 cute.arch.fence_view_async_shared()
                 cute.arch.sync_warp()
                 self.operands.arrive_written(stage, lane)
-                if cutlass.const_expr(plan.held_pairs == 1):
-                    self.strips.arrive_empty(strip, lane, plan.config.cluster)
                 strip.advance()
                 stage.advance()
 
     @cute.jit
-    def _copy(self, raw: cute.Pointer, stage: cute.Pointer) -> None:
-        """A pair of rows at a time: a thread stores one before it loads the next."""
-        for i in cutlass.range(self.thread, self._pairs, THREADS, unroll=2):
-            self._store_pair(stage, i, self._load_pair(raw, i))
-
-    @cute.jit
-    def _copy_held(
+    def _copy(
         self, raw: cute.Pointer, stage: cute.Pointer, strip_state: PipelineState, stage_state: PipelineState
     ) -> None:
         """Repacks as many pairs in registers as a thread holds, whose loads do not wait for each other.
 
         The strip is free when the last ones are loaded, and the stage has to be when the first ones are stored.
         """
-        held = self.plan.held_pairs
+        held = REPACK_PAIRS
         rounds = -(-self._pairs // (held * THREADS))
         for r in cutlass.range_constexpr(rounds):
             indices = [self.thread + j * THREADS for j in range(r * held, (r + 1) * held) if j * THREADS < self._pairs]
@@ -396,18 +381,6 @@ class Repack:
         for j in cutlass.range_constexpr(WORDS):
             row[j] = cutlass.select_(choice != 0, yes[j], no[j])
         cute.autovec_copy(row, self._row(stage, i))
-
-    @cute.jit
-    def _clear(self) -> None:
-        """Writes the rows that no strip has, of every stage; the first hand-over of each stage orders them."""
-        plan = self.plan
-        zeros = cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32)
-        zeros.fill(0)
-        first, beyond = (rows * plan.tile_rows for rows in (REPACKED, REPACKED_ROWS))
-        for stage in cutlass.range(plan.config.stages, unroll=1):
-            buffer = self.stages + cute.assume(stage * plan.pixel_stage_bytes, divby=128)
-            for i in cutlass.range(first + self.thread, beyond, THREADS, unroll=1):
-                cute.autovec_copy(zeros, self._row(buffer, i))
 
     def _row(self, stage: cute.Pointer, i: Int32) -> cute.Tensor:
         target = stage + cute.assume(i * ROW_BYTES, divby=ROW_BYTES)

@@ -217,14 +217,14 @@ def _fragments(shape: cute.Shape, dtype: type) -> cute.Tensor:
 
 
 @dsl_user_op
-def _signed_fragments(shape: cute.Shape, *, loc=None, ip=None) -> cute.Tensor:
+def _signed_fragments(shape: cute.Shape, *, loc=None) -> cute.Tensor:
     """Registers of si8, as an integer MMA wants them. Those of ``make_rmem_tensor(.., Int8)`` are i8, which it refuses.
 
     CuTe DSL 4.8.1 has no public way to them.
     """
-    layout = cute.make_layout(shape, loc=loc, ip=ip)
+    layout = cute.make_layout(shape, loc=loc)
     pointer = cute_ir.PtrType.get(mlir_types.si8(), cute_ir.AddressSpace.rmem, _REGISTER_BYTES)
-    memory = cute_ir.memref_alloca(cute_ir.MemRefType.get(pointer, layout.type), layout=layout, loc=loc, ip=ip)
+    memory = cute_ir.memref_alloca(cute_ir.MemRefType.get(pointer, layout.type), layout=layout, loc=loc)
     return tensor_of(memory.value, Int8)
 
 

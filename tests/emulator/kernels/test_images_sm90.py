@@ -62,9 +62,8 @@ GATHERED = {  # facts of the problem, tunables, and bytes of a patch's row in me
     "channels last, patches of 32": (
         {"patch": 32, "channels_last": True}, replace(BASE, warpgroups=1, stage_blocks=2, weight="streamed"), (96, 128),
     ),
-    "channels last, patches of 32, no products of zeros, shares of images": (
-        {"patch": 32, "channels_last": True},
-        replace(BASE, warpgroups=1, stage_blocks=1, weight="streamed", skip_zeros=True), (96, 128),
+    "channels last, patches of 32, shares of images": (
+        {"patch": 32, "channels_last": True}, replace(BASE, warpgroups=1, weight="streamed"), (96, 128),
     ),
 }  # fmt: skip
 
@@ -120,19 +119,8 @@ def test_any_images_under_any_schedule(kind, grid, completion, interleave, seed,
 REPACKED = {  # and the channels
     "pair": (replace(BASE, tile_patches=8, tile_images=8, stages=2, stage_blocks=2), 1),
     "one CTA": (replace(BASE, tile_patches=16, tile_images=1, warpgroups=1, cluster=1, stage_blocks=2), 1),
-    "pair, no zeros": (
-        replace(
-            BASE, tile_patches=8, tile_images=8, stages=2, stage_blocks=2, raw_stages=3, skip_zeros=True
-        ), 2,
-    ),
-    "pairs held": (
-        replace(
-            BASE, tile_patches=8, tile_images=8, stages=2, stage_blocks=2, raw_stages=3, repack_pairs=4, skip_zeros=True
-        ), 2,
-    ),
-    "pairs held, two rounds": (
-        replace(BASE, tile_patches=16, tile_images=5, warpgroups=1, cluster=1, stage_blocks=2, repack_pairs=2), 1,
-    ),
+    "pair, three strips": (replace(BASE, tile_patches=8, tile_images=8, stages=2, stage_blocks=2, raw_stages=3), 2),
+    "two rounds": (replace(BASE, tile_patches=16, tile_images=9, warpgroups=1, cluster=1, stage_blocks=2), 1),
 }  # fmt: skip
 
 

@@ -236,9 +236,7 @@ def test_more_than_two_to_the_31_output_elements(order: str, store: str) -> None
     problem = PatchEmbedProblem(m, n, k, positions)
     plan = make_plan(problem, config, sm_count=2 * make_plan(problem, config).tiles)
     assert plan.clusters == plan.tiles
-    table = build_table(
-        None, pos, positions=positions, columns=plan.padded_n, dtype=torch.float32, layout=plan.table_layout
-    )
+    table = build_table(None, pos, plan.table_shape, plan.table_layout)
     out = torch.empty(m, n, dtype=torch.bfloat16)
     last = range(plan.tiles - 3, plan.tiles)
     emulate(plan, Operands(x=x, weight=weight, table=table, scale=1.0, out=out), Options(clusters=tuple(last)))

@@ -131,7 +131,11 @@ class RaceChecks:
             self.arrive()
             self.agent = next(agent for agent in self.agents if agent.block_address == access.issuer)
             column = int(self.epochs.columns[access.identity >> LANE_BITS])
-            self.looking = Operation(access.identity, column, self.agent.clocks, self.agent.base, access.lane)
+            clocks = self.agent.clocks
+            if access.own < 0:  # of several warps
+                visible = access.known - clocks.strides[0] * Row.VISIBLE
+                clocks = array_at(visible, clocks.size, np.int32).reshape(clocks.shape).copy()
+            self.looking = Operation(access.identity, column, clocks, access.own, access.lane)
         if what == CONSTANTS["RACE_ELSEWHERE"]:
             self.elsewhere(conflict)
         elif what == CONSTANTS["RACE_ABROAD"]:

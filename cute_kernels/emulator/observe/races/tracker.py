@@ -25,8 +25,7 @@ between; a store that follows a load by another lane of the same warp is not che
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,7 +39,7 @@ from cute_kernels.emulator.observe.races.memory_order import lane_vector, orders
 from cute_kernels.emulator.observe.races.operations import Operation
 from cute_kernels.emulator.observe.races.points import PointRaces
 from cute_kernels.emulator.observe.races.shadow import GENERIC, GRANULE, LANE_BITS, STRONG, Lanes, Offsets, Shadow
-from cute_kernels.emulator.observe.races.sync_point import Row, join, widened
+from cute_kernels.emulator.observe.races.sync_point import Row, join
 from cute_kernels.emulator.observe.races.tensor_memory import TensorRaces
 
 if TYPE_CHECKING:
@@ -49,19 +48,6 @@ if TYPE_CHECKING:
 _TOGETHER, _STRONG = CONSTANTS["LOG_TOGETHER"], CONSTANTS["LOG_STRONG"]
 #: Of the kinds of entries of a log.
 SPACES = {CONSTANTS[f"LOG_{space.upper()}_{how}"]: space for space in ("shared", "global") for how in ("READ", "WRITE")}
-
-
-@dataclass
-class JointOperation:
-    """An operation that several warps issue and each of them waits for; ``serial`` is its clock."""
-
-    operation: Operation
-    serial: int
-
-    def observe(self, agent: Agent) -> None:
-        """A warp waited for it: so all of them have issued it."""
-        join(agent.clocks, self.operation.clocks)
-        agent.complete(self.operation.column, self.serial)
 
 
 class RaceTracker(PointRaces):
@@ -275,7 +261,7 @@ class RaceTracker(PointRaces):
     def _instruction(self, place: int) -> Instruction | None:
         return self.launch.flow.kernel.instructions[place] if place >= 0 and self.launch.flow is not None else None
 
-    # --- bulk groups and wgmma ----------------------------------------------------------------------------------------
+    # --- bulk groups --------------------------------------------------------------------------------------------------
 
     def bulk_columns(self, agent: Agent, lane: int) -> tuple[int, int]:
         """The streams of a lane's bulk groups: reads, writes."""
@@ -288,23 +274,3 @@ class RaceTracker(PointRaces):
     def copies_by_lanes(self, agent: Agent, lanes: np.ndarray, targets: np.ndarray, nbytes: int, identity: int) -> None:
         """cp.async of a warp: writes through the generic proxy, until it is waited for."""
         self._generic(agent, lanes, targets, ("shared", nbytes, True, False), identity)
-
-    def joint(self, key: Hashable, text: str) -> JointOperation:
-        """The next operation of a pipe that several warps issue together."""
-        column = self.columns.named(key)
-        serial = self._serials[column] = self._serials.get(column, 0) + 1
-        clocks = np.zeros((len(Row), self.columns.width), np.int32)
-        identity = self.epochs.new(column, serial, text, 0, self.agent.executing())
-        return JointOperation(Operation(identity, column, clocks, -1, -1), serial)
-
-    def note_joint(self, column: int, serial: int) -> None:
-        """The core has issued so many operations of such a pipe."""
-        self._serials[column] = serial
-
-    def join_in(self, joint: JointOperation) -> None:
-        """The entered warp issues it."""
-        clocks = self.agent.snapshot(FULL)
-        if joint.operation.clocks.shape != clocks.shape:
-            joint.operation.clocks = widened(joint.operation.clocks, clocks.shape[1])
-        join(joint.operation.clocks, clocks)
-        self.agent.advance()

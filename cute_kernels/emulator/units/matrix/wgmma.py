@@ -1,9 +1,6 @@
-"""Hopper's tensor core: wgmma.mma_async, executed by the four warps of a warpgroup together.
+"""Hopper's tensor core, which the core operates (``core/wgmma.c``): wgmma.mma_async and what waits for it.
 
-An operation starts when the last of its warps has issued it, and completes at any later time that the completion policy
-chooses; until then its accumulators hold a NaN pattern and its operands are read from shared memory as they are at
-completion. Only wgmma.wait_group tells a program that an operation is complete, so the bytes that it reads count as in
-use until one of its warps has waited, whatever the policy.
+This tells it of the instructions of a kernel, and puts into words what goes wrong.
 
 How one instruction adds is in `matrix.arithmetic`: as measured on an H100 and an H200, or exactly with one rounding.
 Sums of s8 and u8 products are exact and wrap at 32 bits, or saturate with .satfinite.
@@ -12,41 +9,39 @@ Sums of s8 and u8 products are exact and wrap at 32 bits, or saturate with .satf
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+import weakref
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_kernels.emulator.core.layout import STRUCTURES
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, UnsupportedPTX
-from cute_kernels.emulator.observe.counters import UnitCounters
-from cute_kernels.emulator.observe.races.happens_before import Agent
-from cute_kernels.emulator.observe.races.tracker import JointOperation, RaceTracker
-from cute_kernels.emulator.state.async_engine import AsyncEngine, AsyncOp
-from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
+from cute_kernels.emulator.state.async_engine import AsyncOp
+from cute_kernels.emulator.state.warp import Wait, WarpState
 from cute_kernels.emulator.units.copies.tensor_map import CHUNK
 from cute_kernels.emulator.units.matrix import products
-from cute_kernels.emulator.units.matrix.arithmetic import EXACTLY, Arithmetic
-from cute_kernels.emulator.units.matrix.operands import (
-    K_BYTES,
-    ElementType,
-    Matrix,
-    Places,
-    check_operand,
-    find_operand,
-)
+from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
+from cute_kernels.emulator.units.matrix.operands import K_BYTES, ElementType
 from cute_kernels.emulator.units.matrix.products import Accumulator, Kind, Rows
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.ptx.program import Instruction
+    from cute_kernels.emulator.units.surroundings import Surroundings
 
-WARPS = 4  # of a warpgroup
-ROWS = 64  # M of every wgmma; warp w holds rows 16 w to 16 w + 15 of A and D
-PENDING = 0xFFF1DEAD  # what is read in an accumulator register before its wgmma is complete: a NaN that no sum produces
-_Wgmma, _WgmmaForm = STRUCTURES["Wgmma"], STRUCTURES["WgmmaForm"]
+WARPS, ROWS = CONSTANTS["WGMMA_WARPS"], CONSTANTS["WGMMA_ROWS"]  # of a warpgroup; M of every wgmma
+PENDING = CONSTANTS["PENDING"]  # what is read in an accumulator register before its wgmma is complete
+Wgmma, WgmmaForm, WgmmaWork, Warpgroup = (
+    STRUCTURES[name] for name in ("Wgmma", "WgmmaForm", "WgmmaWork", "Warpgroup")
+)
+_WORK = CONSTANTS["WORK_WGMMA"]
+#: What the core finds wrong.
+FAULTS = {
+    CONSTANTS[f"WGMMA_{name}"]: name
+    for name in ("SCALE", "LANES", "DESCRIPTOR", "OUTSIDE", "DIFFERS", "UNINITIALISED", "COPIED")
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,12 +78,6 @@ class Form:
         """Accumulator registers of a thread."""
         return self.n // (4 if self.d_type == "f16" else 2)
 
-    def layout(self, which: int) -> tuple[int, int, bool]:
-        """Layout of B (0) or A (1): rows, bytes of an element, MN-major."""
-        if which:
-            return ROWS, self.a_type.nbytes, self.a_mn_major
-        return self.n, self.b_type.nbytes, self.b_mn_major
-
     @property
     def name(self) -> str:
         """Short, for traces."""
@@ -100,95 +89,6 @@ class Form:
         return (self.n + (0 if self.a_in_registers else ROWS)) * K_BYTES
 
 
-_SWIZZLE_MODES = {0: "none", 1: "128B", 2: "64B", 3: "32B"}
-
-
-@functools.lru_cache(maxsize=1024)
-def decode_descriptor(descriptor: int) -> Matrix:
-    """Decodes a shared-memory matrix descriptor of wgmma (PTX ISA, "Matrix descriptor format").
-
-    Raises:
-        UnsupportedPTX: a base offset of a swizzled matrix, or a bit outside the defined fields.
-    """
-    where = f"matrix descriptor {descriptor:#018x}"
-    if descriptor >> 49 & 7 and descriptor >> 62:  # no swizzle repeats no pattern: its base offset means nothing
-        raise UnsupportedPTX(f"{where}: base offset {descriptor >> 49 & 7}")
-    if descriptor & (3 << 14 | 3 << 30 | 7 << 46 | 0x3FF << 52):
-        raise UnsupportedPTX(f"{where}: a bit outside of the fields of a wgmma descriptor")
-    return Matrix(
-        address=(descriptor & 0x3FFF) << 4,
-        leading=(descriptor >> 16 & 0x3FFF) << 4,
-        stride=(descriptor >> 32 & 0x3FFF) << 4,
-        swizzle=_SWIZZLE_MODES[descriptor >> 62],
-    )
-
-
-# --- operations ------------------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class _Operand:
-    """A matrix in shared memory: where it is, and how to read it."""
-
-    where: Places
-    element: ElementType
-    mn_major: bool
-
-
-def operand_of(form: Form, which: int, descriptor: int, cta: SharedMemory) -> _Operand:
-    """B (0) or A (1) of an operation.
-
-    Raises:
-        UnsupportedPTX: a descriptor that is none.
-        IllegalAccess: it lies outside of the shared memory of the CTA.
-    """
-    where = find_operand(decode_descriptor(descriptor), *form.layout(which))
-    check_operand(cta, where, form.text)
-    return _Operand(where, *((form.a_type, form.a_mn_major) if which else (form.b_type, form.b_mn_major)))
-
-
-class RegisterFile:
-    """Accumulators where bytecode keeps them: the operation reads and writes the warp's registers themselves.
-
-    Nothing else touches them while it is in flight; else they are `registers_in_flight.HeldResults`.
-
-    Args:
-        words: uint32, the warp's state.
-        places: indices of the registers' first lanes in it.
-
-    Attributes:
-        address: of the state.
-        offsets: address of the registers' offsets in it, in bytes.
-    """
-
-    def __init__(self, words: np.ndarray, places: np.ndarray) -> None:
-        self._words, self.address = words, words.ctypes.data
-        self.place(places)
-
-    def place(self, places: np.ndarray) -> None:
-        """Where they are from now on."""
-        self._offsets = (4 * places).astype(np.uint32)
-        self.offsets = self._offsets.ctypes.data
-
-    def locate(self) -> None:
-        """The operation takes effect now."""
-
-    def fill(self) -> None:
-        """It has written the registers."""
-
-    @classmethod
-    def of(cls, rows: np.ndarray) -> RegisterFile:
-        """Registers in a contiguous array, uint32 [registers, 32]."""
-        return cls(rows, np.arange(0, rows.size, 32))
-
-
-@dataclass
-class Part:
-    """One warp's share of an operation, which reads and writes the accumulators when it completes."""
-
-    accumulators: RegisterFile
-    a: np.ndarray | int
-
-
 def operation_text(form: Form, rank: int, issued: Collection[int]) -> str:
     """Name in reports of an operation that these warps of a warpgroup have issued."""
     missing = [str(warp) for warp in range(WARPS) if warp not in issued]
@@ -196,250 +96,187 @@ def operation_text(form: Form, rank: int, issued: Collection[int]) -> str:
     return f"{form.text} of CTA {rank}{state}"
 
 
-@dataclass(eq=False)
-class Operation:
-    """One wgmma.mma_async of a warpgroup.
-
-    Attributes:
-        a, b: descriptors; ``a`` is None when A comes from registers.
-        accumulate: the scale-d predicate.
-        operands: B, and A if it has a descriptor.
-        parts: by warp index in the warpgroup; complete when all four have issued it.
-        done: the accumulators hold the result.
-        observed: a warp has waited for the operation.
-        watched: what the race detector knows of it, or None.
-    """
-
-    form: Form
-    rank: int
-    a: int | None
-    b: int
-    accumulate: bool
-    operands: list[_Operand] = field(default_factory=list)
-    parts: dict[int, Part] = field(default_factory=dict)
-    done: bool = False
-    observed: bool = False
-    watched: JointOperation | None = None
-
-    def describe(self) -> str:
-        return operation_text(self.form, self.rank, self.parts)
-
-
-@dataclass
-class WarpGroups:
-    """wgmma-groups of one warp."""
-
-    open: list[Operation] = field(default_factory=list)
-    committed: list[list[Operation]] = field(default_factory=list)
-
-
-class InCore(Protocol):
-    """The unit's work that the core executes; see `core_wgmma.CoreWgmmas`."""
-
-    def learn(self, rank: int, warp: int, number: int, descriptors: Sequence[int]) -> None: ...
-    def complete(self, rank: int, warp: int, newest: int) -> bool: ...
-    def outstanding(self, rank: int, warp: int, newest: int) -> tuple[int, str]: ...
-    def end_of_wait(self, rank: int, warp: int, newest: int) -> int: ...
-    def take_over(self) -> tuple[dict[tuple[int, int], list[Operation]], dict[tuple[int, int], WarpGroups]]: ...
-
-
 class WgmmaUnit:
-    """The wgmma pipes of one cluster, one per warpgroup.
+    """The wgmma pipes of one cluster, one per warpgroup, as reports and waits need them."""
 
-    Attributes:
-        instructions: operations executed so far, one per warpgroup.
-        meter: hears of every operation that starts, or None.
-        arithmetic: how products are added.
-        core: what executes the operations as long as there is nothing to it, or None.
-    """
+    def __init__(self, cluster: Surroundings) -> None:
+        self.cluster, self._header = cluster, cluster.barriers.tables
+        self._kernel: tuple[Form, ...] = ()
+        self._groups = self._forms = ()
+        self._of_cta = 1
+        cluster.engine.words[_WORK] = self._work
 
-    def __init__(
-        self,
-        shared: ClusterMemory,
-        engine: AsyncEngine,
-        tracker: RaceTracker | None = None,
-        meter: UnitCounters | None = None,
-        arithmetic: Arithmetic = EXACTLY,
-    ) -> None:
-        self.shared, self.engine, self.tracker, self.meter = shared, engine, tracker, meter
-        self.arithmetic = arithmetic
-        self.instructions = 0
-        #: Per (rank, warpgroup): operations that some of its warps have issued and some have not, oldest first.
-        self._partial: dict[tuple[int, int], list[Operation]] = {}
-        self._warps: dict[tuple[int, int], WarpGroups] = {}
-        self._forms: dict[Form, ctypes.Structure] = {}
-        self.core: InCore | None = None
-
-    def issue(
-        self,
-        rank: int,
-        warp: int,
-        form: Form,
-        accumulators: RegisterFile,
-        a: np.ndarray | int,
-        b: int,
-        accumulate: bool,
-    ) -> None:
-        """wgmma.mma_async by one warp.
+    def begin(self, forms: Sequence[Form], cells: int, spare: int) -> None:
+        """A kernel is about to run.
 
         Args:
-            rank: cluster rank of the CTA.
-            warp: warp index in the CTA; a warpgroup is four warps from a multiple of four on.
-            form: the instruction.
-            accumulators: D, read if ``accumulate``, and written, when the operation runs.
-            a: descriptor, or uint32 [4, 32] registers.
-            b: descriptor.
-            accumulate: the scale-d predicate.
+            forms: of its wgmma.mma_async, by number.
+            cells: of a warp's state, where other instructions touch accumulators in flight, else 0.
+            spare: where results go then that no register holds any more.
+        """
+        cluster, header = self.cluster, self._header
+        if not forms:
+            return
+        self._kernel = tuple(forms)
+        self._of_cta = -(-max(len(cta.warps) for cta in cluster.ctas) // WARPS)
+        self._groups = (Warpgroup * (self._of_cta * len(cluster.ctas)))()
+        tracker = cluster.tracker
+        texts = [0 if tracker is None else tracker.epochs.text(form.text) for form in forms]
+        entries = (_described(form, cluster.arithmetic, text) for form, text in zip(forms, texts))
+        self._forms = (WgmmaForm * len(forms))(*entries)
+        for index, group in enumerate(self._groups if tracker is not None else ()):
+            group.column = tracker.columns.named(self.key(index))
+        header.wgmma_forms, header.warpgroups = ctypes.addressof(self._forms), ctypes.addressof(self._groups)
+        header.warpgroups_of_cta, header.register_cells, header.spare_register = self._of_cta, cells, spare
+        weakref.finalize(self, _free, self._groups)
+
+    @property
+    def instructions(self) -> int:
+        """Operations executed so far, one per warpgroup."""
+        return self._header.wgmmas
+
+    def key(self, index: int) -> tuple[str, int, int]:
+        """`Wait.key` of a warpgroup of the cluster, and of the queue of its operations."""
+        return ("wgmma", *divmod(index, self._of_cta))
+
+    def group(self, rank: int, warp: int) -> int:
+        """The warpgroup of a warp, by its index in the cluster."""
+        return rank * self._of_cta + warp // WARPS
+
+    def is_complete(self, index: int, end: int) -> bool:
+        """Whether all operations of a warpgroup before ``end`` are complete."""
+        return self._groups[index].complete >= end
+
+    def unfinished(self, index: int, end: int) -> tuple[int, str]:
+        """How many operations before ``end`` are not, and the first of them."""
+        first = self._groups[index].complete
+        return max(end - first, 0), self._text(index, first) if first < end else ""
+
+    def _form(self, index: int, number: int) -> Form:
+        group = self._groups[index]
+        entry = Wgmma.from_address(group.operations + number % group.room * ctypes.sizeof(Wgmma))
+        return self._kernel[entry.form]
+
+    def _issued(self, index: int, number: int) -> list[int]:
+        """The warps of a warpgroup that have issued an operation."""
+        return [member for member in range(WARPS) if self._groups[index].warps[member].issued > number]
+
+    def _text(self, index: int, number: int) -> str:
+        return operation_text(self._form(index, number), index // self._of_cta, self._issued(index, number))
+
+    def _work(self, address: int) -> AsyncOp:
+        work = WgmmaWork.from_address(address)
+        form, queue = self._kernel[work.form], self.key(work.warpgroup)
+        text = operation_text(form, work.warpgroup // self._of_cta, range(WARPS))
+        return AsyncOp(queue, None, text, yields=True, name=form.name)
+
+    # --- what is wrong ------------------------------------------------------------------------------------------------
+
+    def answer(self, what: int, fault: ctypes.Structure, warp: WarpState | None) -> None:
+        """Raises what the core finds wrong, a key of `FAULTS`, or reports it.
 
         Raises:
-            BarrierMisuse: the warps of the warpgroup issue different operations.
-            IllegalAccess: an operand outside of shared memory.
-            ProxyFenceMissing: an operand was written through the generic proxy and not fenced since.
+            BarrierMisuse: warps of a warpgroup, or lanes, that do not issue the same operation.
+            UnsupportedPTX: a descriptor that is none; a part of a warp that copies an accumulator in flight.
+            IllegalAccess: an operand outside of shared memory, or that was never written.
         """
-        self._take_over()
-        partial = self._partial.setdefault((rank, warp // WARPS), [])
-        member = warp % WARPS
-        descriptor = None if form.a_in_registers else a
-        operation = next((op for op in partial if member not in op.parts), None)
-        if operation is None:
-            operation = Operation(form, rank, descriptor, b, accumulate)
-            partial.append(operation)
-            self._find_operands(operation)
-            if self.tracker is not None:
-                operation.watched = self.tracker.joint(("wgmma", rank, warp // WARPS), form.text)
-        elif (operation.form, operation.a, operation.b, operation.accumulate) != (form, descriptor, b, accumulate):
+        name = FAULTS[what]
+        if name == "COPIED":
+            if self.cluster.options.looks_for("registers"):
+                raise UnsupportedPTX(
+                    f"lanes {fault.place:#010x} of a warp with live lanes {warp.live:#010x} copy an accumulator of a "
+                    "wgmma that no wgmma.wait_group has waited for: only whole warps can"
+                )
+            return
+        form = self._kernel[fault.operation]
+        if name == "UNINITIALISED":
+            self._uninitialised(form, fault)
+        elif name == "DESCRIPTOR":
+            raise _no_descriptor(fault.given % (1 << 64), fault.place)
+        elif name == "OUTSIDE":
+            raise IllegalAccess(
+                f"{form.text}: operand at shared offsets {fault.address} to {fault.given} of CTA {fault.place}, which "
+                f"has {self.cluster.ctas[fault.place].shared.size} bytes"
+            ).know("out-of-bounds")
+        elif name == "DIFFERS":
+            mine, theirs = (self._asked(Wgmma.from_address(each)) for each in (fault.address, fault.given))
             raise BarrierMisuse(
-                f"warp {warp} of CTA {rank} issues {_text(form, descriptor, b, accumulate)} where the other warps "
-                f"of its warpgroup issued {_text(operation.form, operation.a, operation.b, operation.accumulate)}"
+                f"warp {warp.index} of CTA {fault.place} issues {mine} where the other warps of its warpgroup issued "
+                f"{theirs}"
             )
-        operation.parts[member] = Part(accumulators, a)
-        if operation.watched is not None:
-            self.tracker.join_in(operation.watched)
-        self._warps.setdefault((rank, warp), WarpGroups()).open.append(operation)
-        if len(operation.parts) == WARPS:
-            partial.remove(operation)
-            self._start(operation, ("wgmma", rank, warp // WARPS))
+        else:
+            what = "scale-d" if name == "SCALE" else "a matrix descriptor"
+            raise BarrierMisuse(f"{what} of {form.text} differs between the lanes of {warp.label}")
 
-    def commit(self, rank: int, warp: int) -> None:
-        """wgmma.commit_group by one warp (an empty group is legal)."""
-        self._take_over()
-        groups = self._warps.setdefault((rank, warp), WarpGroups())
-        groups.committed.append(groups.open)
-        groups.open = []
+    def _asked(self, operation: ctypes.Structure) -> str:
+        form, a, b = self._kernel[operation.form], operation.a % (1 << 64), operation.b % (1 << 64)
+        first = "registers" if form.a_in_registers else f"{a:#018x}"
+        return f"{form.text} with A {first}, B {b:#018x}, scale-d {operation.accumulate}"
 
-    def outstanding(self, rank: int, warp: int, newest: int) -> tuple[int, str]:
-        """How many operations in all but the ``newest`` committed groups of a warp are unfinished, and the first."""
-        if self.core is not None:
-            return self.core.outstanding(rank, warp, newest)
-        unfinished = self._unfinished(rank, warp, newest)
-        return len(unfinished), unfinished[0].describe() if unfinished else ""
+    def _uninitialised(self, form: Form, fault: ctypes.Structure) -> None:
+        element, mn_major, rows = form.b_type, form.b_mn_major, form.n
+        if fault.given:
+            element, mn_major, rows = form.a_type, form.a_mn_major, ROWS
+        nbytes = element.nbytes if mn_major else CHUNK
+        places = (ctypes.c_int64 * (rows * K_BYTES // nbytes)).from_address(fault.address)
+        self.cluster.ctas[fault.place].shared.check_initialised(np.array(places), nbytes)
 
-    def _unfinished(self, rank: int, warp: int, newest: int) -> list[Operation]:
-        committed = self._warps.setdefault((rank, warp), WarpGroups()).committed
-        return [op for group in committed[: max(len(committed) - newest, 0)] for op in group if not op.done]
-
-    def complete(self, rank: int, warp: int, newest: int) -> bool:
-        """Whether none is `outstanding`."""
-        if self.core is not None:
-            return self.core.complete(rank, warp, newest)
-        return not self._unfinished(rank, warp, newest)
-
-    def observe(self, rank: int, warp: int, newest: int, agent: Agent | None = None) -> None:
-        """The warp has waited for all but the ``newest`` groups; the race detector knows it as ``agent``."""
-        self._take_over()
-        groups = self._warps.setdefault((rank, warp), WarpGroups())
-        older = max(len(groups.committed) - newest, 0)
-        for group in groups.committed[:older]:
-            for operation in group:
-                operation.observed = True
-                if operation.watched is not None:
-                    operation.watched.observe(agent)
-        del groups.committed[:older]
-
-    def check_finished(self, label: Callable[[int, int], str] = lambda rank, warp: "") -> None:
+    def check_finished(self) -> None:
         """At the end of the kernel.
-
-        Args:
-            label: of the warp of a rank and index.
 
         Raises:
             BarrierMisuse: an operation that some warp of a warpgroup never issued.
             IllegalAccess: an operation that no warp waited for.
         """
-        self._take_over()
         error: EmulatorError
-        for (rank, warpgroup), partial in self._partial.items():
-            if partial:
-                error = BarrierMisuse(f"the kernel ends with {partial[0].describe()}")
-                first = WARPS * warpgroup + min(partial[0].parts)
-                raise error.at(partial[0].form.instruction, label(rank, first))
-        for (rank, warp), groups in self._warps.items():
-            for operation in [op for group in [*groups.committed, groups.open] for op in group]:
-                if not operation.observed:
-                    error = IllegalAccess(
-                        f"warp {warp} of CTA {rank} exits, and its warpgroup never waited for {operation.describe()}"
-                    )
-                    raise error.at(operation.form.instruction, label(rank, warp))
+        by_order = sorted(self._issuers(), key=lambda each: each[2].order)  # reports name who issued first
+        for index in dict.fromkeys(index for index, *_ in by_order):
+            complete = min(each.issued for each in self._groups[index].warps)
+            if issued := self._issued(index, complete):
+                error = BarrierMisuse(f"the kernel ends with {self._text(index, complete)}")
+                raise error.at(self._form(index, complete).instruction, self._label(index, min(issued)))
+        for index, member, mine in by_order:
+            observed = max(each.observed for each in self._groups[index].warps)
+            if observed < mine.issued:
+                rank, warp = index // self._of_cta, index % self._of_cta * WARPS + member
+                error = IllegalAccess(
+                    f"warp {warp} of CTA {rank} exits, and its warpgroup never waited for {self._text(index, observed)}"
+                )
+                raise error.at(self._form(index, observed).instruction, self._label(index, member))
 
-    # --- execution ----------------------------------------------------------------------------------------------------
+    def _issuers(self) -> Iterator[tuple[int, int, ctypes.Structure]]:
+        """Warpgroup, index in it and `WgmmaWarp` of the warps that have issued an operation."""
+        for index, group in enumerate(self._groups):
+            for member, mine in enumerate(group.warps):
+                if mine.issued:
+                    yield index, member, mine
 
-    def _find_operands(self, operation: Operation) -> None:
-        form, rank = operation.form, operation.rank
-        for which, descriptor in enumerate((operation.b, operation.a)):
-            if descriptor is not None:
-                operation.operands.append(operand_of(form, which, descriptor, self.shared.ctas[rank]))
-
-    def _start(self, operation: Operation, queue: tuple[str, int, int]) -> None:
-        """The last warp has issued the operation."""
-        if self.meter is not None:
-            self.meter.mma(operation.form.operand_bytes)
-        if self.tracker is not None:
-            for operand in operation.operands:
-                self.tracker.async_read(operation.rank, operand.where.starts, CHUNK, operation.watched.operation)
-        run, name = functools.partial(self._run, operation), operation.form.name
-        self.engine.submit(AsyncOp(queue, run, operation.describe(), yields=True, name=name, signals=queue))
-
-    def _run(self, operation: Operation) -> None:
-        form, cta = operation.form, self.shared.ctas[operation.rank]
-        job = _Wgmma(accumulate=operation.accumulate)
-        for entry, operand in zip(job.operands, operation.operands):
-            entry.places = operand.where.address
-        files = []
-        for warp, entry in enumerate(job.parts):
-            part = operation.parts[warp]
-            files.append(part.accumulators)
-            files[-1].locate()
-            entry.state, entry.registers = files[-1].address, files[-1].offsets
-            if operation.a is None:
-                entry.a[:] = part.a.ravel().tolist()
-        entry = self._described(form)
-        execute = functools.partial(library().wgmma_execute, ctypes.addressof(entry), ctypes.addressof(job))
-        data, states = cta.addresses()
-        if not execute(data, states):
-            for x in operation.operands:
-                cta.check_initialised(x.where.places, x.element.nbytes if x.mn_major else CHUNK)
-            # Execution goes on after the report: whatever the memory holds is multiplied.
-            if not execute(data, None):
-                raise AssertionError(f"{form.text}: nothing is wrong with what the core does not execute")
-        for file in files:
-            file.fill()
-        operation.done = True
-        self.instructions += 1
-
-    def _described(self, form: Form) -> ctypes.Structure:
-        if form not in self._forms:
-            self._forms[form] = described(form, self.arithmetic)
-        return self._forms[form]
-
-    def _take_over(self) -> None:
-        """From now on operations are Python's."""
-        if self.core is not None:
-            self.engine.noted()
-            self._partial, self._warps = self.core.take_over()
-            self.core = None
+    def _label(self, index: int, member: int) -> str:
+        return self.cluster.ctas[index // self._of_cta].warps[index % self._of_cta * WARPS + member].label
 
 
-def described(form: Form, arithmetic: Arithmetic, text: int = 0) -> ctypes.Structure:
+class GroupWait(Wait):
+    """wgmma.wait_group, for all operations of its warpgroup before ``end``."""
+
+    kind = "wgmma_group"
+
+    def __init__(self, unit: WgmmaUnit, rank: int, warp: int, newest: int, end: int) -> None:
+        self._unit, self._group, self._newest, self._end = unit, unit.group(rank, warp), newest, end
+        self.key = unit.key(self._group)
+
+    def ready(self) -> bool:
+        return self._unit.is_complete(self._group, self._end)
+
+    def ready_at(self, count: int) -> bool:
+        return count >= self._end
+
+    def describe(self) -> str:
+        count, operation = self._unit.unfinished(self._group, self._end)
+        first = f", first {operation}" if count else ""
+        return f"waits for all but the {self._newest} newest of its wgmma-groups: {count} operations{first}"
+
+
+def _described(form: Form, arithmetic: Arithmetic, text: int) -> ctypes.Structure:
     """The core's `WgmmaForm`; ``text`` is the number of its name for the race detector."""
     kinds = [
         Kind(element, negated, element.nbytes if mn_major else CHUNK)
@@ -451,9 +288,16 @@ def described(form: Form, arithmetic: Arithmetic, text: int = 0) -> ctypes.Struc
     sums = arithmetic.sums("wgmma", form.a_type.name, form.d_type)
     nowhere = Rows(0, None, 0)  # an operation knows its operands and accumulators
     mma = products.describe(ROWS, form.n, *kinds, d, [(nowhere, nowhere, 0, None)], sums)
-    return _WgmmaForm(mma, form.registers, form.a_in_registers, form.operand_bytes, text)
+    return WgmmaForm(mma, form.registers, form.a_in_registers, form.operand_bytes, text)
 
 
-def _text(form: Form, a: int | None, b: int, accumulate: bool) -> str:
-    first = "registers" if a is None else f"{a:#018x}"
-    return f"{form.text} with A {first}, B {b:#018x}, scale-d {int(accumulate)}"
+def _no_descriptor(descriptor: int, wrong: int) -> UnsupportedPTX:
+    """The error for what ``wgmma_matrix`` has found wrong."""
+    text = "a bit outside of the fields of a wgmma descriptor"
+    if wrong == CONSTANTS["MATRIX_BASE"]:
+        text = f"base offset {descriptor >> 49 & 7}"
+    return UnsupportedPTX(f"matrix descriptor {descriptor:#018x}: {text}")
+
+
+def _free(groups: ctypes.Array[ctypes.Structure]) -> None:
+    library().wgmma_free(ctypes.addressof(groups), len(groups))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
-import random
+import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +13,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from cute_kernels.config import Sm90PatchEmbedConfig
 from cute_kernels.emulator import Options
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
     Hang,
@@ -22,16 +26,14 @@ from cute_kernels.emulator.errors import (
     UnsupportedPTX,
 )
 from cute_kernels.emulator.launch.run import Report
-from cute_kernels.emulator.state.async_engine import AsyncEngine
-from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
-from cute_kernels.emulator.units.matrix.operands import E4M3
-from cute_kernels.emulator.units.matrix.wgmma import Form, RegisterFile, WgmmaUnit, decode_descriptor
 from cute_kernels.testing.ptx import aligned
+from tests.emulator.exact_sums import emulate
+from tests.emulator.kernel_inputs import make_case
 from tests.emulator.matrix_cases import IntegerWgmma, Wgmma, integer_wgmma_cases, wgmma_cases
 from tests.emulator.ptx_launch import launch
 from tests.emulator.record_matrix_on_gpu import digest, result_array
 from tests.emulator.units.matrix.test_exact import nearest_float32, rational_dot
-from tests.emulator.wgmma_registers import accumulators_of_rows, rows_of_accumulators
+from tests.emulator.wgmma_registers import rows_of_accumulators
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "matrix_h200.json").read_text())
 POLICIES = ("eager", "lazy", "random")
@@ -98,22 +100,20 @@ def test_result_does_not_depend_on_the_schedule(completion: str, in_registers: b
 @pytest.mark.parametrize("scale", [1.0, 2.0**20, 3e7, 1e-9])
 def test_one_rounding_per_instruction(scale: float) -> None:
     """E4M3 products and an accumulator of any magnitude, on the grid of the products or not, against rationals."""
-    rng = np.random.default_rng(5)
+    rng, case = np.random.default_rng(5), Wgmma(n=8, a_in_registers=True)
     a, b = (rng.normal(0, 20, (rows, 32)).astype(ml_dtypes.float8_e4m3fn) for rows in (64, 8))
     old = (rng.normal(0, 1, (64, 8)) * scale).astype(np.float32)
-    memory = ClusterMemory([SharedMemory(4096, detect=False)])
-    # Without swizzle: the first 16 bytes of all rows, then the others.
-    memory.ctas[0].words[1][:256] = b.view(np.uint8).reshape(8, 2, 16).transpose(1, 0, 2).reshape(-1)
-    descriptor = 128 >> 4 << 16
-    unit = WgmmaUnit(memory, AsyncEngine("eager", random.Random(0)))
-    form = Form(8, E4M3, E4M3, True, False, False, False, False, "wgmma")
-    results = []
-    for warp, accumulators in enumerate(accumulators_of_rows(old.view(np.uint32))):
-        rows = a[16 * warp : 16 * warp + 16].view(np.uint32).reshape(2, 8, 2, 4)
-        registers = rows.transpose(2, 0, 1, 3).reshape(4, 32)
-        results.append(np.ascontiguousarray(accumulators))
-        unit.issue(0, warp, form, RegisterFile.of(results[-1]), registers, descriptor, True)
-    got = np.concatenate([rows_of_accumulators(each).view(np.float32) for each in results])
+    image, _ = case.image()
+    image[case.layout("b").offsets(8, 32)] = b.view(np.uint8)
+    warps = a.view(np.uint32).reshape(4, 2, 8, 2, 4)
+    fragments = warps.transpose(3, 1, 0, 2, 4).reshape(4, 128)
+    registers, out = np.concatenate([fragments, case.fragments(old)]), result_array(case)
+    launch(
+        case.ptx(), aligned(image), aligned(registers), out,
+        block=(128, 1, 1), dynamic_smem=len(image), options=Options(arithmetic="exact"),
+    )  # fmt: skip
+    by_warp = np.split(out, 4, axis=1)
+    got = np.concatenate([rows_of_accumulators(each.copy()).view(np.float32) for each in by_warp])
     for i, j in np.ndindex(64, 8):
         products = rational_dot(a[i].astype(float), b[j].astype(float))
         assert got[i, j] == nearest_float32(products + Fraction(float(old[i, j])))
@@ -131,6 +131,63 @@ def test_nan_stays_in_its_row_and_column() -> None:
     wrong = case.fragments(nan).view(np.float32) == 1
     assert np.isnan(out.view(np.float32)[wrong]).all()
     assert np.array_equal(out[~wrong], case.fragments(case.expected())[~wrong])
+
+
+ASKED = {"detectors": Options(), "none": Options(detectors=False), "counters": Options(counters=True)}
+SOME_CASES = [case for case in wgmma_cases() if case.n <= 64]
+
+
+@pytest.mark.parametrize("completion", POLICIES)
+@pytest.mark.parametrize("options", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("case", [*SOME_CASES[::4], *list(integer_wgmma_cases())[::40]], ids=repr)
+def test_what_is_counted(case: Wgmma, options: Options, completion: str) -> None:
+    """Whatever looks at the operations changes no result; of operands in shared memory every byte is read once."""
+    out, report = run_with_report(case, None, replace(options, completion=completion))
+    assert np.array_equal(out, case.fragments(case.expected()))
+    assert report.mma_instructions == case.steps
+    if options.counters:
+        rows = case.n + (0 if case.a_in_registers else 64)
+        counts = {metric: count for _, kind, metric, count in report.units.rows() if kind == "mma"}
+        assert counts == {"instructions": case.steps, "operand_wavefronts": case.steps * rows * 32 // 128}
+
+
+@pytest.mark.parametrize("order", [(2, 1, 0, 3), (3, 2, 1, 0), (0, 2, 1, 3)])
+def test_accumulators_in_any_order(order: tuple[int, ...]) -> None:
+    """Registers lie in memory by their names, which need not be the order of the operands."""
+    case = Wgmma(n=8, steps=2)
+    text = re.sub(r"%d([0-3])\b", lambda match: f"%d{order[int(match[1])]}", case.ptx())
+    assert text != case.ptx()
+    assert np.array_equal(run(case, text), case.fragments(case.expected()))
+
+
+def test_computed_accumulators_reach_the_operation() -> None:
+    """The old D is not what memory holds when the block begins, but computed in it."""
+    case = Wgmma(n=8)
+    a, b, d = case.values()
+    old = case.fragments(d.astype(np.float32)).view(np.float32)
+    expected = case.fragments((a @ b.T).astype(np.float32)).view(np.float32) + old[[0, 1, 0, 3]]
+    expected[[0, 2]] += 1
+    out = run(case, changed(case, (FENCE, f"add.f32 %d0, %d0, 0f3F800000; mov.b32 %d2, %d0; {FENCE}")))
+    assert np.array_equal(out.view(np.float32), expected)
+
+
+def test_accumulators_that_a_move_has_packed() -> None:
+    """Two halves that change places, by moves and by a permutation of bytes."""
+    case = Wgmma(n=8)
+    moves = ".reg .b16 %half<2>; mov.b32 {%half0, %half1}, %d0; mov.b32 %d1, {%half1, %half0};"
+    packed, permuted = (
+        run(case, changed(case, (FENCE, f"{{ {swap} }} {FENCE}")))
+        for swap in (moves, "prmt.b32 %d1, %d0, 0, 0x1032;")
+    )
+    assert np.array_equal(packed, permuted)
+    assert not np.array_equal(packed, run(case))
+
+
+def test_two_warpgroups_read_one_operand() -> None:
+    """Neither is ordered before the other: the race detector keeps a reader of each."""
+    case = make_case(positions=128, n=136, k=272, sm_count=2, config=Sm90PatchEmbedConfig(tile_rows=64))
+    report = emulate(case.plan, case.tensors, Options())
+    assert report.mma_instructions and not case.mismatches().any()
 
 
 # --- waiting and groups ---------------------------------------------------------------------------------------------
@@ -197,8 +254,7 @@ def test_a_warp_that_does_not_take_part_is_named() -> None:
     assert (misuse.value.ptx_line, misuse.value.warp) == (line_of_mma(text), "CTA 0 warp 0")
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_an_operation_that_nobody_waits_for_is_reported_where_it_was_issued(native: bool) -> None:
+def test_an_operation_that_nobody_waits_for_is_reported_where_it_was_issued() -> None:
     case = Wgmma(n=8)
     text = changed(case, (WAIT, ""))
     text = text[: text.index(COMMIT) + len(COMMIT)] + "\nret;\n}\n"
@@ -379,9 +435,8 @@ AROUND = {
 THREAD = "mov.u32 %thread, %tid.x;"
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("name", AROUND)
-def test_branches_around_wgmma(name: str, native: bool) -> None:
+def test_branches_around_wgmma(name: str) -> None:
     """In the second case lanes may diverge, as far as the text says; they do not."""
     case = Wgmma(n=8, steps=2, a_in_registers=True)
     text = changed(case, (THREAD, f"{THREAD} {AROUND[name]} @%p bra SKIP;"), ("bar.sync 0;", "bar.sync 1, 128;"))
@@ -392,8 +447,7 @@ def test_branches_around_wgmma(name: str, native: bool) -> None:
 
 
 @pytest.mark.parametrize("edited", [FENCE, COMMIT, WAIT])
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_a_part_of_a_warp_is_reported(edited: str, native: bool) -> None:
+def test_a_part_of_a_warp_is_reported(edited: str) -> None:
     case = Wgmma(n=8)
     skipped = f"setp.lt.u32 %p, %thread, 16; @%p bra SKIP; {edited}"
     text = changed(case, (edited, skipped), ("ret;", "SKIP: bar.warp.sync -1; ret;"))
@@ -401,15 +455,30 @@ def test_a_part_of_a_warp_is_reported(edited: str, native: bool) -> None:
         run(case, text, Options())
 
 
+def decoded(descriptor: int) -> tuple[int, ...] | None:
+    """Address, leading and stride offset, and number of the swizzle; None: it is refused."""
+    matrix = STRUCTURES["Matrix"]()
+    if library().wgmma_matrix(ctypes.c_int64(descriptor).value, ctypes.addressof(matrix)):
+        return None
+    return matrix.address, matrix.leading, matrix.stride, matrix.swizzle
+
+
 def test_descriptor_fields() -> None:
-    matrix = decode_descriptor(0x123 | 0x45 << 16 | 0x678 << 32 | 3 << 62)
-    assert (matrix.address, matrix.leading, matrix.stride, matrix.swizzle) == (0x1230, 0x450, 0x6780, "32B")
-    modes = [decode_descriptor(mode << 62).swizzle for mode in range(4)]
-    assert modes == ["none", "128B", "64B", "32B"]
+    modes = [CONSTANTS[f"SWIZZLE_{name}"] for name in ("NONE", "128B", "64B", "32B")]
+    assert decoded(0x123 | 0x45 << 16 | 0x678 << 32 | 3 << 62) == (0x1230, 0x450, 0x6780, modes[3])
+    assert [decoded(mode << 62)[3] for mode in range(4)] == modes
     for bit in (14, 15, 30, 31, *range(46, 62)):
-        with pytest.raises(UnsupportedPTX, match="base offset|outside of the fields"):
-            decode_descriptor(1 << bit | 1 << 62)
-    assert decode_descriptor(4 << 49) == decode_descriptor(0), "without a swizzle there is no pattern to be offset"
+        assert decoded(1 << bit | 1 << 62) is None
+    assert decoded(4 << 49) == decoded(0), "without a swizzle there is no pattern to be offset"
+
+
+@pytest.mark.parametrize(("bit", "words"), [(50, "base offset 2"), (47, "a bit outside of the fields of a wgmma")])
+def test_descriptors_that_are_refused(bit: int, words: str) -> None:
+    case = Wgmma(n=8, a_in_registers=True)
+    (mma,) = [line for line in case.ptx().splitlines() if line.startswith("wgmma.mma_async")]
+    with pytest.raises(UnsupportedPTX, match=f"matrix descriptor 0x[0-9a-f]{{16}}: {words}") as caught:
+        run(case, changed(case, (mma, f"add.u64 %bdesc, %bdesc, {1 << bit};\n{mma}")))
+    assert caught.value.instruction.startswith("wgmma.mma_async")
 
 
 def test_operands_beyond_shared_memory() -> None:
