@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 _ROOM = 256  # events
 _MOST_KNOWN = 4096  # operations
 _Event, _Work, _PYTHON = STRUCTURES["Event"], STRUCTURES["Work"], CONSTANTS["WORK_PYTHON"]
-_WORDS, _VALUES = ctypes.sizeof(_Event) // 8, _Event.values.offset
-_NUMBER, _WARP, _WORK = _Work.number.offset // 8, _Work.warp.offset // 8, ctypes.sizeof(_Work) // 8
+_WORDS = ctypes.sizeof(_Event) // 8
+#: Words of the record of an operation in an event.
+_NUMBER, _WARP, _OPERANDS = (
+    (_Event.values.offset + offset) // 8 for offset in (_Work.number.offset, _Work.warp.offset, ctypes.sizeof(_Work))
+)
 _ISSUED, _BEGINS, _ENDS, _FAILS, _PHASE, _NAMED, _WGMMAS, _PASSED, _MBARRIER = (
     CONSTANTS[f"EVENT_{name}"]
     for name in ("ISSUED", "BEGINS", "ENDS", "FAILS", "PHASE", "NAMED", "WGMMAS", "PASSED", "MBARRIER")
@@ -102,36 +105,37 @@ class Events:
                 self._engine.forget(number)
 
     def _tell(self, observer: Observer, records: list[list[int]]) -> None:
-        last = 0, -1
-        for index, (kind, place, steps, *values) in enumerate(records):
-            if (steps, place) != last:
-                last = steps, place
-                observer.at(last if place >= 0 else None)
-            if kind == _ISSUED:
-                observer.issued(values[_NUMBER], self._operation(index, values))
-            elif kind == _BEGINS:
-                observer.begins(values[0])
-            elif kind in (_ENDS, _FAILS):
-                observer.ends(values[0], kind == _FAILS)
-            elif kind == _PASSED:
-                observer.passed(values[0], values[1], bool(values[2]))
-            elif kind == _MBARRIER:
-                observer.operated(values[0], values[1], values[2:7])
+        before = -1, 0
+        for index, record in enumerate(records):
+            kind, place, steps, first = record[:4]
+            if (place, steps) != before:
+                before = place, steps
+                observer.at((steps, place) if place >= 0 else None)
+            if kind == _BEGINS:
+                observer.begins(first)
+            elif kind == _ENDS or kind == _FAILS:
+                observer.ends(first, kind == _FAILS)
+            elif kind == _ISSUED:
+                observer.issued(record[_NUMBER], self._operation(index, record))
             elif kind == _PHASE:
-                observer.completed(("mbarrier", values[0]), values[1])
+                observer.completed(("mbarrier", first), record[4])
+            elif kind == _PASSED:
+                observer.passed(first, record[4], bool(record[5]))
+            elif kind == _MBARRIER:
+                observer.operated(first, record[4], record[5:10])
             else:
-                observer.completed(("bar" if kind == _NAMED else "wgmma", *values[:2]), values[2])
+                observer.completed(("bar" if kind == _NAMED else "wgmma", first, record[4]), record[5])
         observer.at(None)
 
-    def _operation(self, index: int, values: Sequence[int]) -> AsyncOp:
+    def _operation(self, index: int, record: Sequence[int]) -> AsyncOp:
         """The operation of a record; a kernel issues those with one name again and again."""
-        kind, number, warp = values[0], values[_NUMBER], values[_WARP]
+        kind, number = record[3], record[_NUMBER]
         if kind == _PYTHON:
             return self._engine.operation(kind, number, 0)
-        key = (kind, warp, *values[_WORK:])
+        key = kind, record[_WARP], *record[_OPERANDS:]
         if key not in self._known:
             if len(self._known) == _MOST_KNOWN:
                 self._known.clear()
-            address = self._records.ctypes.data + index * 8 * _WORDS + _VALUES
+            address = self._records.ctypes.data + index * 8 * _WORDS + _Event.values.offset
             self._known[key] = self._engine.operation(kind, number, address)
         return self._known[key]
