@@ -15,7 +15,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
 
-# Where Python is told to write no bytecode, each of a hundred processes would compile every module that it imports.
+# Where Python is told to write no bytecode, each of a hundred processes would compile every module that it imports, and
+# pytest in each of its processes rewrite the assertions of every test, eight seconds.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-test
 	$(BIN)/python -m compileall -q -j 2 cute_kernels bench tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)

@@ -53,7 +53,7 @@ def per_tile(
         total("wavefronts", "stmatrix") + total("wavefronts", "tma.store"),
     ]
     values += [sum(values), total("bank_conflicts"), total("bytes", "tmem.ld") / 128, total("l2_bytes_read")]
-    tiles = plan.tiles * plan.groups * plan.ctas * plan.columns / TILE_COLUMNS
+    tiles = plan.tiles * plan.feature_groups * plan.ctas * plan.columns / TILE_COLUMNS
     return {name: value / tiles for name, value in zip(COLUMNS, values, strict=True)}
 
 

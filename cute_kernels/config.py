@@ -253,7 +253,7 @@ class Sm100ResidentConfig(Typed):
         tile_rows: rows of ``x`` in a tile, the N of an MMA: multiples of 16 for each CTA, up to 256.
         tile_positions: neighbouring positions of a tile in position order. Each CTA has a multiple of 8 images.
         cta_group: CTAs that multiply together: a pair, each with half of the images of a tile, or 1.
-        accumulators, part_columns: as in `Sm100ImagesConfig`.
+        accumulators, mma_columns: as in `Sm100ImagesConfig`.
         tmem_load_width: columns of one ``tcgen05.ld.16x256b``: 16, 32 or 64.
         stages: operand buffers between TMA and tensor core; None: two tiles' worth, or what shared memory holds.
         stage_blocks: K blocks of 128 bytes in one stage, 1 or 2.
@@ -269,7 +269,7 @@ class Sm100ResidentConfig(Typed):
     tile_positions: int | None = None
     cta_group: int | None = None
     accumulators: int | None = None
-    part_columns: int | None = None
+    mma_columns: int | None = None
     tmem_load_width: int | None = None
     stages: int | None = None
     stage_blocks: int = 1
@@ -430,8 +430,8 @@ class Sm100ImagesConfig(Typed):
         weight: where it stays. ``"tmem"``: tensor memory, 64 columns per channel, 128 of 16-bit images; ``"smem"``:
             shared memory, 32 or 64 KiB per channel, which every MMA reads again, and not of two terms.
         accumulators: of a whole tile in tensor memory, 1 or 2.
-        part_columns: columns of an accumulator that are multiplied and handed to the epilogue at once, the last part
-            may have fewer: while one part is drained the next is multiplied, over the same stages.
+        mma_columns: columns of an accumulator that are multiplied and handed to the epilogue at once, an MMA tile,
+            of which the last may have fewer: while one is drained the next is multiplied, over the same stages.
         tmem_load_width: columns of one ``tcgen05.ld.16x256b``: 16 or 32.
         stages: operand buffers between TMA and tensor core; None: two tiles' worth, or what shared memory holds.
         stage_blocks: K blocks of 128 bytes in one stage, 8 rows of a patch in one channel each: 1 or 2.
@@ -447,7 +447,7 @@ class Sm100ImagesConfig(Typed):
     cta_group: int | None = None
     weight: WeightMemory | None = None
     accumulators: int | None = None
-    part_columns: int | None = None
+    mma_columns: int | None = None
     tmem_load_width: int = 16
     stages: int | None = None
     stage_blocks: int = 2

@@ -26,7 +26,7 @@ class Signal(Enum):
     TCGEN05_COMMIT = "one tcgen05.commit, multicast to every CTA of the pair"
     SHARED_COMMIT = "one tcgen05.commit of every pair that reads what a CTA loads, multicast to all that load for it"
     WARP_ARRIVE = "one elected lane of every warp of the role, in every CTA of the pair, at the leader CTA"
-    TURN_ARRIVE = "one thread of the warpgroup whose turn it is, in every CTA of the cluster, at every CTA"
+    OWNER_ARRIVE = "one thread of the warpgroup whose tile it is, in every CTA of the cluster, at every CTA"
     WARP_WRITES = "one lane of every warp of the role, in its own CTA, behind its writes and their proxy fence"
     WARP_READS = "one lane of every warp of the role, in every CTA of the cluster, at every CTA"
     WARPGROUP_ARRIVE = "one thread of every warpgroup of the role, in every CTA of the cluster, at every CTA"
@@ -122,7 +122,7 @@ class Graph:
             Signal.WARP_WRITES: warps,
             Signal.WARP_READS: warps * ctas,
             Signal.WARPGROUP_ARRIVE: warps // 4 * ctas,
-            Signal.TURN_ARRIVE: ctas,
+            Signal.OWNER_ARRIVE: ctas,
             Signal.SHARED_COMMIT: self.sharing_pairs,
         }
         return counts.get(signal, 1)
@@ -158,13 +158,13 @@ class Graph:
         return lines
 
 
-def _tcgen05_graph(plan: Sm100Plan, empty: Signal, accumulators: int, parts: int) -> Graph:
-    """load -> mma -> epilogue, with so many accumulators, each of which is handed over in parts."""
+def _tcgen05_graph(plan: Sm100Plan, empty: Signal, accumulators: int, mma_tiles: int) -> Graph:
+    """load -> mma -> epilogue, with so many accumulators, each of which is handed over MMA tile by MMA tile."""
     operands = Edge(
         "operands", "load", "mma", plan.config.stages, full=Signal.TMA_BYTES, empty=empty, tx_bytes=plan.stage_tx_bytes
     )
     commit, release = Signal.TCGEN05_COMMIT, Signal.WARP_ARRIVE
-    accumulator = Edge("accumulator", "mma", "epilogue", accumulators, full=commit, empty=release, parts=parts)
+    accumulator = Edge("accumulator", "mma", "epilogue", accumulators, full=commit, empty=release, parts=mma_tiles)
     roles = (
         Role("load", plan.load_warp, 1),
         Role("mma", plan.mma_warp, 1),
@@ -185,10 +185,10 @@ def sm100_graph(plan: Sm100PatchEmbedPlan | Sm100GemmPlan) -> Graph:
 def sm100_transposed_graph(plan: Sm100TransposedPlan) -> Graph:
     """load -> mma -> epilogue, beside the weight that the MMAs of all tiles read.
 
-    A tile's accumulator is handed over part by part. Into tensor memory the epilogue warps write the weight, each its
-    quarter of the lanes of its CTA; into shared memory TMA does.
+    An accumulator is handed over MMA tile by MMA tile. Into tensor memory the epilogue warps write the weight, each
+    its quarter of the lanes of its CTA; into shared memory TMA does.
     """
-    graph = _tcgen05_graph(plan, Signal.TCGEN05_COMMIT, plan.config.accumulators, len(plan.parts))
+    graph = _tcgen05_graph(plan, Signal.TCGEN05_COMMIT, plan.config.accumulators, len(plan.mma_spans))
     if plan.config.weight == "tmem":
         weight = Edge("weight", "epilogue", "mma", 1, full=Signal.WARP_ARRIVE, empty=None)
     else:
@@ -204,14 +204,15 @@ def sm90_graph(plan: TransposedPlan) -> Graph:
     load and mma: they read raw strips, which the CTAs of a cluster load for each other, and fill operands of their own.
 
     Named barriers: ``staged`` of a warpgroup separates its writes to staging from the TMA store that reads them;
-    ``turn`` of a warpgroup is where the one before it hands over the tensor cores.
+    ``order barrier`` of a warpgroup (CUTLASS: ordered sequence barrier) is where the one before it hands over the
+    tensor cores.
     """
     groups = plan.config.warpgroups
     stages, released, nbytes = plan.config.stages, Signal.WARPGROUP_ARRIVE, plan.stage_bytes
     operands = Edge("operands", "load", "mma", stages, full=Signal.TMA_BYTES, empty=released, tx_bytes=nbytes)
     weight = Edge("weight", "load", "mma", 1, full=Signal.TMA_BYTES, empty=None, tx_bytes=plan.weight_bytes)
     staged = tuple(NamedBarrier(f"staged {i}", 1 + i, 128) for i in range(groups))
-    turn = tuple(NamedBarrier(f"turn {i}", 1 + groups + i, 256) for i in range(groups))
+    order = tuple(NamedBarrier(f"order barrier {i}", 1 + groups + i, 256) for i in range(groups))
     roles = (Role("mma", 0, 4 * groups), Role("load", plan.load_warp, 1))
     edges = (operands, weight) if plan.weight_bytes else (operands,)
     repack = plan.roles.count("repack")
@@ -220,7 +221,7 @@ def sm90_graph(plan: TransposedPlan) -> Graph:
         stages, released, nbytes = plan.load_stages, Signal.WARP_READS, plan.load_bytes
         raw = Edge("raw", "load", "repack", stages, full=Signal.TMA_BYTES, empty=released, tx_bytes=nbytes)
         edges = (replace(operands, producer="repack", full=Signal.WARP_WRITES, tx_bytes=0, ctas=1), raw)
-    return Graph(roles, edges, ctas=plan.config.cluster, named_barriers=staged + turn)
+    return Graph(roles, edges, ctas=plan.config.cluster, named_barriers=staged + order)
 
 
 def sm90_gemm_graph(plan: Sm90GemmPlan) -> Graph:
@@ -253,16 +254,16 @@ def sm90_gemm_graph(plan: Sm90GemmPlan) -> Graph:
 def sm90_gather_graph(plan: WgmmaPair) -> Graph:
     """load -> mma, both operands in a stage. With pingpong a stage belongs to the one warpgroup that computes its tile.
 
-    Named barriers: ``turn`` of a warpgroup is where the other one hands over the tensor cores.
+    Named barriers: ``order barrier`` of a warpgroup is where the other one hands over the tensor cores.
     """
-    empty = Signal.TURN_ARRIVE if plan.config.pingpong else Signal.WARPGROUP_ARRIVE
+    empty = Signal.OWNER_ARRIVE if plan.config.pingpong else Signal.WARPGROUP_ARRIVE
     stages, ctas, nbytes = plan.config.stages, plan.sharing_ctas, plan.loaded_bytes
     operands = Edge("operands", "load", "mma", stages, full=Signal.TMA_BYTES, empty=empty, tx_bytes=nbytes, ctas=ctas)
     return Graph(
         roles=(Role("mma", 0, 4 * plan.warpgroups), Role("load", plan.load_warp, 1)),
         edges=(operands,),
         ctas=ctas,
-        named_barriers=tuple(NamedBarrier(f"turn {i}", 1 + i, 256) for i in range(plan.warpgroups)),
+        named_barriers=tuple(NamedBarrier(f"order barrier {i}", 1 + i, 256) for i in range(plan.warpgroups)),
     )
 
 

@@ -245,18 +245,18 @@ class TransposedArguments:
     rows: Int32
     row_tiles: Int32
     position_tiles: Int32
-    groups: Int32
+    feature_groups: Int32
 
 
 def transposed_arguments(
     plan: PatchEmbedPlan, o: RowsOperands, x: Tma, weight: tuple[cute.CopyAtom | None, cute.Tensor], out: Tma
 ) -> TransposedArguments:
     """The arguments, from operands and TMA atoms with their views."""
-    groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
+    feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
     table = None
     if o.table is not None:
         own = plan.thread_features
-        blocks = groups * (plan.ctas * plan.features // (8 * own))
+        blocks = feature_groups * (plan.ctas * plan.features // (8 * own))
         row = cute.assume(blocks * (8 * own), divby=8 * own)
         shape = (own, 8, blocks, o.table_rows + int(plan.problem.table_index))
         table = cute.make_tensor(o.table, cute.make_layout(shape, stride=(1, own, 8 * own, row)))
@@ -274,5 +274,5 @@ def transposed_arguments(
         rows=o.rows,
         row_tiles=cute.ceil_div(o.images, plan.tile_images),
         position_tiles=cute.ceil_div(o.positions, plan.config.tile_positions),
-        groups=groups,
+        feature_groups=feature_groups,
     )

@@ -110,12 +110,12 @@ def _first_byte(plan: StripsPlan, stages: cute.Pointer, part: RowPart) -> cute.P
 
 
 def table_view(
-    plan: StripsPlan, pointer: cute.Pointer | None, groups: Int32, position_tiles: Int32
+    plan: StripsPlan, pointer: cute.Pointer | None, feature_groups: Int32, position_tiles: Int32
 ) -> cute.Tensor | None:
     """``[4, 32, period, padded features / 16, position tiles]`` over the table of `StripsPlan.table_shape`, or None."""
     if pointer is None:
         return None
-    blocks = groups * (plan.ctas * plan.features // BLOCK_FEATURES)
+    blocks = feature_groups * (plan.ctas * plan.features // BLOCK_FEATURES)
     shape = (TABLE_VALUES, 32, plan.table_period, blocks, position_tiles)
     return cute.make_tensor(pointer, cute.make_ordered_layout(shape, order=(0, 1, 2, 3, 4)))
 

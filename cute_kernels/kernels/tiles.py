@@ -13,7 +13,7 @@ from cute_kernels.plan.tiles import TransposedRows
 
 @dataclass(frozen=True)
 class PositionOrder:
-    """Row blocks by position: ``tile -> (row block, position)``, dealt round-robin to the clusters of a group.
+    """Row blocks by position: ``tile -> (row block, position)``, dealt round-robin to the clusters of a feature group.
 
     A position stands for a block of neighbouring ones where a tile has several.
 
@@ -23,8 +23,8 @@ class PositionOrder:
     Attributes:
         row_tiles: blocks of rows at one position, the last one possibly partial.
         positions: positions.
-        first: this cluster's first tile, its index in its group.
-        step: clusters in the group.
+        first: this cluster's first tile, its index in its feature group.
+        step: clusters in that group.
     """
 
     row_tiles: Int32
@@ -96,14 +96,14 @@ class SnakeOrder:
         m_tiles, n_tiles: tiles in rows and columns, the last ones possibly partial.
         first: this cluster's first tile, its own index.
         step: clusters in the grid.
-        turns: odd rows run backwards; otherwise all run alike.
+        snake: odd rows run backwards; otherwise all run alike.
     """
 
     m_tiles: Int32
     n_tiles: Int32
     first: Int32
     step: Int32
-    turns: bool = True
+    snake: bool = True
 
     @property
     def tiles(self) -> Int32:
@@ -114,7 +114,7 @@ class SnakeOrder:
         """``tile -> (m_tile, n_tile)``."""
         m_tile = tile // self.n_tiles
         n_tile = tile - m_tile * self.n_tiles
-        if cutlass.const_expr(self.turns):
+        if cutlass.const_expr(self.snake):
             if m_tile % 2 == 1:
                 n_tile = self.n_tiles - 1 - n_tile
         return m_tile, n_tile

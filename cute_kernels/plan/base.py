@@ -180,6 +180,10 @@ class Plan(ABC):
         graph: ``module:function`` that gives the kernel's producer -> consumer graph.
         profile: clock stamps that each warp may write, 0 in a kernel that is not profiled
             (`cute_kernels.plan.base`).
+        k_block_bytes: of a K block, a row of SWIZZLE_128B.
+        mma_k_bytes: K of one MMA: 32 elements of 8 bits, 16 of 16, 8 of TF32 (PTX ISA, wgmma and tcgen05.mma).
+        swizzle_period: bytes after which SWIZZLE_128B repeats.
+        barrier_bytes: of shared memory that barriers take.
     """
 
     operation: ClassVar[str]
@@ -191,6 +195,10 @@ class Plan(ABC):
     arch: Arch
     sm_count: int
     profile: int = field(default=0, kw_only=True)
+    k_block_bytes: int = field(default=128, kw_only=True)
+    mma_k_bytes: int = field(default=32, kw_only=True)
+    swizzle_period: int = field(default=1024, kw_only=True)
+    barrier_bytes: int = field(default=1024, kw_only=True)
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -201,9 +209,14 @@ class Plan(ABC):
         return len(self.roles) * LANES
 
     @property
+    def tile_k(self) -> int:
+        """Elements of K in a block."""
+        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
+
+    @property
     def k_blocks(self) -> int:
-        """Stages that one tile takes: 128 bytes of K each, what one SWIZZLE_128B row holds."""
-        return -(-self.problem.k // (128 // ITEMSIZE[self.problem.in_dtype]))
+        """K blocks of a tile."""
+        return -(-self.problem.k // self.tile_k)
 
     @property
     def smem_bytes(self) -> int:
@@ -299,6 +312,15 @@ def room_for_stages(plan: Plan) -> int:
     return plan.config.stages + (plan.arch.smem_bytes - plan.smem_bytes) // plan.stage_bytes
 
 
+def smem_rule(plan: Plan) -> str:
+    """Why its stages are too many."""
+    stages = plan.config.stages * plan.stage_bytes
+    return (
+        f"{plan.config.stages} stages of {plan.stage_bytes:,} B and {plan.smem_bytes - stages:,} B of barriers and "
+        f"staging make {plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
+    )
+
+
 def is_legal(plan: Any, check: Callable[[Any], None]) -> bool:
     """Whether a check raises no ValueError."""
     try:
@@ -326,18 +348,20 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def check_sm_count(sm_count: int, ctas: int | None, what: str = "cluster") -> None:
+    """Raises ValueError for a device that has no multiprocessor for each of the CTAs of a cluster."""
+    if ctas is not None and sm_count < ctas:
+        reject("sm_count", sm_count, f"a {what} needs {ctas} multiprocessors", ctas)
+
+
 def check_smem(plan: Plan) -> None:
     """Shared memory, by the number of stages or what is in one."""
     if plan.smem_bytes <= plan.arch.smem_bytes:
         return
-    fixed = plan.smem_bytes - plan.config.stages * plan.stage_bytes
-    fit = (plan.arch.smem_bytes - fixed) // plan.stage_bytes
-    rule = (
-        f"{plan.config.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B of barriers and staging make "
-        f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
-    )
+    fit, rule = room_for_stages(plan), smem_rule(plan)
     if fit < 2:
-        name, value, nearest = plan.smaller_stage((plan.arch.smem_bytes - fixed) // 2)
+        room = plan.arch.smem_bytes - plan.smem_bytes + plan.config.stages * plan.stage_bytes
+        name, value, nearest = plan.smaller_stage(room // 2)
         reject(name, value, f"{rule}, and two stages are needed", nearest)
     reject("stages", plan.config.stages, rule, fit)
 
@@ -358,7 +382,7 @@ class Phase(IntEnum):
     """Copies or MMAs of a stage are started."""
     COMMIT = 3
     """The accumulator is handed over."""
-    TURN = 4
+    ORDER_BARRIER = 4
     """Waits for the tensor cores, which another warpgroup has."""
     MMA = 5
     """Waits for its own MMAs."""

@@ -24,10 +24,7 @@ from cute_kernels.plan.base import (
     smem_map,
 )
 from cute_kernels.plan.options import Option, ProblemOptions
-from cute_kernels.plan.shared_operands import SWIZZLE_BYTES, StoreBuffers, check_store_stages
-
-MMA_K_BYTES = 32
-"""K of one `tcgen05.mma` or `wgmma.mma_async` (PTX ISA: 32 elements of 8 bits, 16 of 16, 8 of TF32)."""
+from cute_kernels.plan.shared_operands import StoreBuffers, check_store_stages
 
 FLOATS = ("bfloat16", "float16", "float32")
 """Element types that nothing has to be multiplied with to mean a number."""
@@ -121,7 +118,7 @@ class GemmPlan(Plan):
     @property
     def mma_k(self) -> int:
         """Elements of K of one tensor-core instruction: 32 bytes, of every element type and architecture."""
-        return MMA_K_BYTES // ITEMSIZE[self.problem.in_dtype]
+        return self.mma_k_bytes // ITEMSIZE[self.problem.in_dtype]
 
     @property
     def m_tiles(self) -> int:
@@ -173,15 +170,7 @@ def _kind(source: str) -> Kind:
 class StagedGemmPlan(GemmPlan, StoreBuffers):
     """A persistent GEMM: TMA fills stages of both operands, and empties store buffers."""
 
-    k_block_bytes: int = SWIZZLE_BYTES
-    swizzle_period: int = 1024
-    barrier_bytes: int = 1024
     barrier_region: str = "barriers"
-
-    @property
-    def tile_k(self) -> int:
-        """Elements of K in one stage."""
-        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
 
     @property
     def spare_barrier_bytes(self) -> int:

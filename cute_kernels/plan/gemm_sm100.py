@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
-from cute_kernels.plan.base import LANES, Arch, Field, TmemRegion, check_fields, reject
+from cute_kernels.plan.base import LANES, Arch, Field, TmemRegion, check_fields, check_sm_count, reject
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import check_stores_and_stages
 from cute_kernels.plan.tiles import CtaPairs
@@ -134,7 +134,7 @@ def checked_plan(problem: GemmProblem, config: Sm100GemmConfig, arch: Arch, sm_c
     if plan.tmem_columns > arch.tmem_columns:
         size = f"{config.accumulators} accumulators of {plan.mma_tiles} x {config.tile_n} columns"
         reject("tile_n", config.tile_n, f"{size} exceed {arch.tmem_columns} TMEM columns", config.tile_n // 2)
-    plan.check_sm_count()
+    check_sm_count(sm_count, plan.ctas)
     check_tile_order(plan)
     check_stores_and_stages(plan)
     return plan

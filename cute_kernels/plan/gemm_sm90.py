@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
-from cute_kernels.plan.base import CTA_SMEM_BYTES, ITEMSIZE, Arch, Field, check_fields, reject, require, round_up
+from cute_kernels.plan.base import (
+    CTA_SMEM_BYTES,
+    ITEMSIZE,
+    Arch,
+    Field,
+    check_fields,
+    check_sm_count,
+    reject,
+    require,
+    round_up,
+)
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import (
     LEAST_ROW_BYTES,
@@ -225,8 +235,6 @@ FIELDS = {
 
 def checked_plan(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_count: int) -> Sm90GemmPlan:
     """The plan, or ValueError."""
-    if sm_count < 1:
-        reject("sm_count", sm_count, "a cluster needs a multiprocessor", 1)
     check_fields(config, FIELDS)
     rows = (64, 128, 192) if config.pingpong else (64, 128, 256)
     require("tile_m", config.tile_m, rows, "64 rows or a multiple for each warpgroup")
@@ -249,8 +257,7 @@ def checked_plan(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_co
     if config.split_k > plan.k_blocks:
         rule = f"every slice of K needs a block of {plan.tile_k}, and k = {problem.k} has {plan.k_blocks}"
         reject("split_k", config.split_k, rule, 1 << (plan.k_blocks.bit_length() - 1))
-    if sm_count < plan.ctas:
-        reject("sm_count", sm_count, f"a cluster needs {plan.ctas} multiprocessors", plan.ctas)
+    check_sm_count(sm_count, plan.ctas)
     check_accumulators(plan)
     if config.split_k > 2 and plan.accumulator_registers >= SPLIT_REGISTERS:
         rule = f"beside {plan.accumulator_registers} registers of accumulators, sums of more than two slices spill"

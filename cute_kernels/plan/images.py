@@ -132,9 +132,9 @@ class GridTilesPlan(ImagesPlan):
         return f"{source}: one kernel reads the images"
 
     @property
-    @abstractmethod
     def tile_patches(self) -> int:
         """Neighbouring patches of a grid row in a tile."""
+        return self.config.tile_patches
 
     @property
     def tile_images(self) -> int:

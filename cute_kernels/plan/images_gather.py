@@ -24,6 +24,7 @@ from cute_kernels.plan.base import (
     Field,
     SmemRegion,
     check_fields,
+    check_sm_count,
     is_legal,
     reject,
     require,
@@ -56,15 +57,7 @@ class Sm90GatherPlan(GridTilesPlan, WgmmaPair):
 
     config: Sm90GatherConfig
 
-    k_block_bytes: int = SWIZZLE_BYTES
-    swizzle_period: int = 1024
-    barrier_bytes: int = 1024
-
     # ---- tiles -----------------------------------------------------------------------------------------------------
-
-    @property
-    def tile_patches(self) -> int:
-        return self.config.tile_patches
 
     @property
     def tile_m(self) -> int:
@@ -190,8 +183,7 @@ def check_gather_problem(p: PatchEmbedImagesProblem) -> None:
 def check_gather(plan: Sm90GatherPlan) -> None:
     """Every limit of a configuration that leaves nothing open, but for those of `check_numbers`."""
     c, p = plan.config, plan.problem
-    if plan.sm_count < c.cluster:
-        reject("sm_count", plan.sm_count, f"a cluster needs {c.cluster} multiprocessors", c.cluster)
+    check_sm_count(plan.sm_count, c.cluster)
     _check_tile(plan)
     if p.grid_width % c.row_patches:
         rule = f"TMA reads whole pieces, and a grid row has {p.grid_width} patches"
@@ -284,8 +276,6 @@ def checked_plan(
 ) -> Sm90GatherPlan:
     """The plan, or ValueError; what a config leaves open is what the model finds fastest."""
     check_gather_problem(problem)
-    if sm_count < 1:
-        reject("sm_count", sm_count, "a cluster needs a multiprocessor", 1)
     check_fields(config, FIELDS)
     plan = _resolve(problem, config, arch, sm_count)
     check_gather(plan)

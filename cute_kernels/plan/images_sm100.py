@@ -13,7 +13,17 @@ from typing import ClassVar
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.model import b200
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, is_legal, reject, require, round_up
+from cute_kernels.plan.base import (
+    ITEMSIZE,
+    Arch,
+    Field,
+    check_fields,
+    check_sm_count,
+    is_legal,
+    reject,
+    require,
+    round_up,
+)
 from cute_kernels.plan.images import INTEGERS, MOST_PATCHES, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
 from cute_kernels.plan.images_strips import (
     StripsPlan,
@@ -26,12 +36,12 @@ from cute_kernels.plan.sm100_transposed import (
     ACCUMULATORS,
     COLUMN_STEP,
     CTA_GROUP,
+    MMA_COLUMNS,
     MOST_COLUMNS,
-    PART_COLUMNS,
     STAGES,
     WEIGHT_MEMORY,
     Sm100TransposedPlan,
-    check_parts,
+    check_mma_tiles,
     check_stages,
     check_tensor_memory,
     complete,
@@ -66,7 +76,7 @@ class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
         return [
             ("source", f"{c.source}: TMA boxes of {self.stage_box} pixels, images, rows, channels in each CTA"),
             ("tile", f"{what} = {self.columns} columns x {features} features, {self.k_blocks} K blocks of 128"),
-            *self.describe_parts(),
+            *self.describe_mma_tiles(),
             ("tiles", f"{self.tiles} = {self.image_tiles} of images x {self.position_tiles} of positions, {c.order}"),
             ("epilogue", f"tcgen05.ld.16x256b.x{c.tmem_load_width // 8}, table {self.table_shape or 'none'}"),
             *self.describe_memory(),
@@ -83,7 +93,7 @@ FIELDS = {
     "cta_group": CTA_GROUP,
     "weight": WEIGHT_MEMORY,
     "accumulators": ACCUMULATORS,
-    "part_columns": PART_COLUMNS,
+    "mma_columns": MMA_COLUMNS,
     "tmem_load_width": Field("columns whose registers an epilogue warp holds", (16, 32)),
     "stages": STAGES,
     "stage_blocks": Field("halves of a patch of one channel in a stage", (1, 2)),
@@ -106,8 +116,7 @@ def checked_plan(
     require("source", config.source, ("strips" if integers else "gather",), rule)
     if problem.precision == "int16":
         require("weight", config.weight, ("tmem",), "two terms of a weight are rows of tensor memory in turn")
-    if config.cta_group is not None and sm_count < config.cta_group:
-        reject("sm_count", sm_count, f"a pair needs {config.cta_group} multiprocessors", config.cta_group)
+    check_sm_count(sm_count, config.cta_group, "pair")
     _check_channels(problem, config, arch)
     plan = resolve(problem, config, arch, sm_count)
     check(plan)
@@ -140,7 +149,7 @@ def check(plan: Sm100ImagesPlan) -> None:
     """Raises ValueError for the first limit that is broken."""
     _check_tile(plan)
     check_tensor_memory(plan, functools.partial(_narrower, plan))
-    check_parts(plan)
+    check_mma_tiles(plan)
     step, patches = _images_step(plan), plan.tile_patches
     check_stages(plan, "tile_images", plan.tile_images, lambda: largest_fitting(plan, step, "tile_images", patches))
     check_table(plan)

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.config import PatchEmbedImagesProblem, Sm80ImagesConfig
+from cute_kernels.config import PatchEmbedImagesProblem, Sm80ImagesConfig, longest_row
 from cute_kernels.plan import sm80
 from cute_kernels.plan.base import (
     CTA_SMEM_BYTES,
@@ -32,10 +32,6 @@ from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, choice
 
 COPIED_ROWS = (16, 32, 64)
 """Bytes of a row of a patch, in as many pieces as lanes copy side by side."""
-
-MOST_K = 65_792
-"""Pixels of a patch whose products with int8 have sums of 32 bits: (2^31 - 1) / (255 * 128), in whole vectors."""
-
 
 FIELDS = sm80.FIELDS | {
     "tile_images": Field("images whose patches at a position are neighbouring rows", (1, 8)),
@@ -192,10 +188,9 @@ def checked_plan(
     require("patch", p.patch, sides, f"a row of a patch is {COPIED_ROWS} bytes, in pieces of 16")
     if p.channels_last:
         reject("channels_last", True, "pixels of one channel are copied, which have to be neighbours", False)
-    if p.precision in INTEGERS and p.k > MOST_K:
-        reject("channels", p.channels, "sums of products of uint8 by int8 leave 32 bits", MOST_K // p.patch**2)
-    if sm_count < 1:
-        reject("sm_count", sm_count, "a CTA needs a multiprocessor", 1)
+    most = longest_row(p.in_dtype)
+    if most is not None and p.k > most:
+        reject("channels", p.channels, "sums of products of uint8 by int8 leave 32 bits", most // p.patch**2)
     check_fields(config, FIELDS)
     plan = Sm80ImagesPlan(problem, config, arch, sm_count)
     check_kept(plan)

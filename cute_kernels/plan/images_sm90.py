@@ -27,6 +27,7 @@ from cute_kernels.plan.base import (
     Field,
     SmemRegion,
     check_fields,
+    check_sm_count,
     check_smem,
     reject,
     require,
@@ -218,7 +219,7 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
             ("tile", f"{what} = {self.tile_rows} columns x {self.features} features, {self.k_blocks} K blocks of 128"),
             ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
             ("tiles", f"{self.tiles} = {self.image_tiles} of images x {self.position_tiles} of positions, {c.order}"),
-            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.groups} groups of features"),
+            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.feature_groups} groups of features"),
             ("weight", f"{c.weight}, {self.weight_registers} registers per thread"),
             ("registers", f"{self.needed_registers} + table, of {self.consumer_registers} per consumer thread"),
             ("epilogue", f"table {table}, pingpong {c.pingpong}"),
@@ -320,8 +321,7 @@ def checked_plan(
         rule = f"a row of a TMA box is whole 16 bytes, of patches of {REPACKED} eight or 16"
         reject("tile_patches", config.tile_patches, rule, 8 if config.tile_patches < 12 else 16)
     given, config = config, resolve(problem, config, arch, sm_count)
-    if sm_count < config.cluster:
-        reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
+    check_sm_count(sm_count, config.cluster)
     check_tile(config)
     plan = Sm90ImagesPlan(problem, config, arch, sm_count)
     if not _shares(plan):
@@ -591,7 +591,7 @@ def _microseconds(plan: Sm90ImagesPlan) -> float:
 
 def _box_microseconds(plan: Sm90ImagesPlan) -> float:
     """Time that TMA takes for the rows of the boxes, one after the other."""
-    tiles = -(-plan.tiles // (plan.clusters // plan.groups))
+    tiles = -(-plan.tiles // (plan.clusters // plan.feature_groups))
     per_row = 1 if plan.gathers else plan.tile_patches
     box_rows = len(plan.row_parts) * plan.pixel_stage_bytes // plan.row_span // per_row
     return tiles * plan.tile_stages * box_rows * GATHER_CLOCKS / plan.config.cluster / CLOCKS_PER_MICROSECOND

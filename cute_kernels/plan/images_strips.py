@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require, round_up
 from cute_kernels.plan.images import INTEGERS, STRIP_PATCH, GridTilesPlan
-from cute_kernels.plan.tiles import COLUMN_GROUP, FeatureTiles
+from cute_kernels.plan.tiles import CORE_COLUMNS, FeatureTiles
 
 BLOCK_FEATURES = 16
 """Features of which a thread has two: lane / 4 and lane / 4 + 8."""
@@ -67,10 +67,6 @@ class RowPart:
 
 class StripsPlan(GridTilesPlan, FeatureTiles):
     """Columns of a tile are its patches, image by image; features are the rows of the tensor core's result."""
-
-    @property
-    def tile_patches(self) -> int:
-        return self.config.tile_patches
 
     @property
     def tiles(self) -> int:
@@ -217,7 +213,7 @@ class StripsPlan(GridTilesPlan, FeatureTiles):
         """Groups of 8 columns after which the positions of a tile repeat."""
         if self.problem.table_rows == 1:
             return 1
-        return self.tile_patches // math.gcd(COLUMN_GROUP, self.tile_patches)
+        return self.tile_patches // math.gcd(CORE_COLUMNS, self.tile_patches)
 
     @property
     def table_shape(self) -> tuple[int, int, int, int, int] | None:
@@ -272,7 +268,7 @@ def check_table(plan: StripsPlan) -> None:
     problem: PatchEmbedImagesProblem = plan.problem
     if plan.table_shape is not None and math.prod(plan.table_shape) >= 2**31:
         rule = f"the table is indexed with 32 bits and has {plan.padded_n} padded columns"
-        rows = (2**31 - 1) // (plan.padded_n * plan.row_tiles * plan.table_period * COLUMN_GROUP)
+        rows = (2**31 - 1) // (plan.padded_n * plan.row_tiles * plan.table_period * CORE_COLUMNS)
         reject("height", problem.height, rule, rows * problem.patch)
 
 

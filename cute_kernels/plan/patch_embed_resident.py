@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
 from cute_kernels.model import b200
-from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, is_legal, reject, round_up
+from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, is_legal, reject, round_up
 from cute_kernels.plan.patch_embed import (
     EPILOGUE,
     ORDER,
@@ -25,13 +25,13 @@ from cute_kernels.plan.sm100_transposed import (
     ACCUMULATORS,
     COLUMN_STEP,
     CTA_GROUP,
+    MMA_COLUMNS,
     MOST_COLUMNS,
-    PART_COLUMNS,
     STAGES,
     WAVEFRONT,
     WEIGHT_MEMORY,
     Sm100TransposedPlan,
-    check_parts,
+    check_mma_tiles,
     check_stages,
     check_tensor_memory,
     complete,
@@ -40,7 +40,7 @@ from cute_kernels.plan.sm100_transposed import (
     smallest,
     transposed_work,
 )
-from cute_kernels.plan.tiles import COLUMN_GROUP, TransposedRows
+from cute_kernels.plan.tiles import CORE_COLUMNS, TransposedRows
 
 _LINES_OF_A_FILL = 32
 """Wavefronts of one load of the weight's fill: each lane reads 16 bytes of a feature of its own."""
@@ -85,9 +85,9 @@ class Sm100ResidentPlan(TransposedRows, Sm100TransposedPlan, PatchEmbedPlan):
         """Image in a tile of one of its rows as `row_of` counts them."""
         return row // self.cta_rows * self.cta_images + row % self.cta_images
 
-    def staged_row(self, part: int, column: int) -> int:
+    def staged_row(self, mma_tile: int, column: int) -> int:
         """Images of both CTAs side by side, position after position: what one TMA store takes."""
-        row = self.row_of(part, column)
+        row = self.row_of(mma_tile, column)
         return self.position_of(row) * self.tile_images + self.image_of(row)
 
     # ---- bias + position table -------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Sm100ResidentPlan(TransposedRows, Sm100TransposedPlan, PatchEmbedPlan):
         return [
             ("tile", f"{self.columns} rows x {features} features, {self.k_blocks} K blocks of {self.tile_k}"),
             ("rows of a tile", rows),
-            *self.describe_parts(),
+            *self.describe_mma_tiles(),
             ("tiles", f"{self.tiles} = {self.row_tiles} x {self.position_tiles} of positions"),
             ("epilogue", f"{c.epilogue}, {load}, table {self.table_shape or 'none'}"),
             *self.describe_memory(),
@@ -150,7 +150,7 @@ FIELDS = {
     "tile_positions": Field("a tile has a multiple of 8 images at each position", least=1),
     "cta_group": CTA_GROUP,
     "accumulators": ACCUMULATORS,
-    "part_columns": PART_COLUMNS,
+    "mma_columns": MMA_COLUMNS,
     "tmem_load_width": Field("columns of a load", _LOAD_WIDTHS),
     "stages": STAGES,
     "stage_blocks": Field("K blocks of 128 bytes in a stage", (1, 2)),
@@ -170,8 +170,7 @@ def checked_plan(
 ) -> Sm100ResidentPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
     check_fields(config, FIELDS)
-    if config.cta_group is not None and sm_count < config.cta_group:
-        reject("sm_count", sm_count, f"a pair needs {config.cta_group} multiprocessors", config.cta_group)
+    check_sm_count(sm_count, config.cta_group, "pair")
     check_order(problem, config.order)
     most = longest_k(problem, config, arch)
     if problem.k > most:
@@ -218,7 +217,7 @@ def check(plan: Sm100ResidentPlan) -> None:
     """Raises ValueError for the first limit that is broken."""
     _check_tile(plan)
     check_tensor_memory(plan, functools.partial(_narrower, plan))
-    check_parts(plan)
+    check_mma_tiles(plan)
     step = COLUMN_STEP * plan.cta_group
     check_stages(plan, "tile_rows", plan.columns, lambda: largest_fitting(plan, step, "tile_rows", tile_positions=1))
     check_capacity(plan)
@@ -231,8 +230,8 @@ def _check_tile(plan: Sm100ResidentPlan) -> None:
         rule = f"N of an MMA of {plan.cta_group} CTAs is a multiple of {step} up to {MOST_COLUMNS}"
         reject("tile_rows", config.tile_rows, rule, min(max(round_up(config.tile_rows, step), step), MOST_COLUMNS))
     positions = config.tile_positions
-    if positions < 1 or plan.cta_rows % positions or plan.cta_rows // positions % COLUMN_GROUP:
-        rule = f"each CTA has {plan.cta_rows} rows of a tile, a multiple of {COLUMN_GROUP} images at each position"
+    if positions < 1 or plan.cta_rows % positions or plan.cta_rows // positions % CORE_COLUMNS:
+        rule = f"each CTA has {plan.cta_rows} rows of a tile, a multiple of {CORE_COLUMNS} images at each position"
         reject("tile_positions", positions, rule, 1)
     check_tile_positions(plan)
 
@@ -316,5 +315,5 @@ def _positions(problem: PatchEmbedProblem, order: str, rows: int, group: int) ->
         return 1
     images, positions = problem.m // problem.table_rows, problem.table_rows
     cta_rows = rows // group
-    legal = [p for p in range(1, min(positions, cta_rows // COLUMN_GROUP) + 1) if cta_rows % (COLUMN_GROUP * p) == 0]
+    legal = [p for p in range(1, min(positions, cta_rows // CORE_COLUMNS) + 1) if cta_rows % (CORE_COLUMNS * p) == 0]
     return min(legal or [1], key=lambda p: -(-images // (rows // p)) * -(-positions // p))

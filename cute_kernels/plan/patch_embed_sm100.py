@@ -22,6 +22,7 @@ from cute_kernels.plan.base import (
     SmemRegion,
     TmemRegion,
     check_fields,
+    check_sm_count,
     reject,
     require,
     smem_map,
@@ -208,16 +209,12 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
     config: Sm100PatchEmbedConfig
 
     cta_m: int = 128
-    k_block_bytes: int = 128
-    mma_k_bytes: int = 32
     accumulators: int = 2
     mma_tiles: int = 1
     load_warp: int = 0
     mma_warp: int = 1
     first_epilogue_warp: int = 2
     store_columns: int = STORE_COLUMNS
-    swizzle_period: int = 1024
-    barrier_bytes: int = 1024
 
     @property
     def runs(self) -> str:
@@ -249,11 +246,6 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
     @property
     def tile_n(self) -> int:
         return self.config.tile_n
-
-    @property
-    def tile_k(self) -> int:
-        """Elements of K in one stage: the 128 bytes that one SWIZZLE_128B row holds."""
-        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
 
     @property
     def m_tiles(self) -> int:
@@ -497,7 +489,7 @@ def checked_plan(
     def planned(candidate: Sm100PatchEmbedConfig) -> Sm100PatchEmbedPlan:
         return Sm100PatchEmbedPlan(problem, candidate, arch, sm_count)
 
-    planned(config).check_sm_count()
+    check_sm_count(sm_count, config.cta_group)
     plan = planned(resolve(problem, config, planned))
     check_rows(problem, plan.config)
     check_columns(plan)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm80PatchEmbedConfig
 from cute_kernels.plan import sm80
-from cute_kernels.plan.base import Arch, Operand, check_fields, reject
+from cute_kernels.plan.base import Arch, Operand, check_fields
 from cute_kernels.plan.patch_embed import EPILOGUE, PatchEmbedPlan, TableLayout, check_capacity
 from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, choice, require_fp8
 
@@ -63,8 +63,6 @@ def checked_plan(
     problem: PatchEmbedProblem, config: Sm80PatchEmbedConfig, arch: Arch, sm_count: int
 ) -> Sm80PatchEmbedPlan:
     """The plan, or ValueError."""
-    if sm_count < 1:
-        reject("sm_count", sm_count, "a CTA needs a multiprocessor", 1)
     check_fields(config, FIELDS)
     require_fp8(arch.name, problem.in_dtype)
     plan = Sm80PatchEmbedPlan(problem, config, arch, sm_count)

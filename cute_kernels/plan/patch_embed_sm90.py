@@ -12,7 +12,17 @@ from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan.base import ITEMSIZE, TWO_TILES, Arch, Field, SmemRegion, check_fields, reject, require, smem_map
+from cute_kernels.plan.base import (
+    TWO_TILES,
+    Arch,
+    Field,
+    SmemRegion,
+    check_fields,
+    check_sm_count,
+    reject,
+    require,
+    smem_map,
+)
 from cute_kernels.plan.patch_embed import (
     EPILOGUE,
     ORDER,
@@ -48,10 +58,6 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
     def rows_of_tiles(self) -> str:
         """Without positions a tile is consecutive rows, whatever the order is called."""
         return "flat" if self.positions == 1 else self.config.order
-
-    @property
-    def tile_k(self) -> int:
-        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -112,7 +118,7 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
             ("rows of a tile", rows),
             ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
             ("tiles", tiles),
-            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.groups} groups of features"),
+            ("clusters", f"{self.clusters} of {c.cluster} CTAs in {self.feature_groups} groups of features"),
             ("weight", f"{c.weight}, {self.weight_registers} registers per thread"),
             ("registers", f"{registers} + addressing, of {self.consumer_registers} per consumer thread"),
             ("epilogue", f"{c.epilogue}, table {self.table_shape}, pingpong {c.pingpong}"),
@@ -141,8 +147,7 @@ def checked_plan(
     require("tile_positions", config.tile_positions, divisors, "the images of a tile are a multiple of 8")
     config = resolve(problem, config, arch)
     plan = Sm90PatchEmbedPlan(problem, config, arch, sm_count)
-    if sm_count < config.cluster:
-        reject("sm_count", sm_count, f"a cluster needs {config.cluster} multiprocessors", config.cluster)
+    check_sm_count(sm_count, config.cluster)
     check_order(problem, config.order)
     check_tile_positions(plan)
     if config.tile_positions > 1 and config.tile_positions % config.cluster:
@@ -229,7 +234,7 @@ MICROSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
 def facts(plan: TransposedPlan) -> tuple[float, ...]:
     """Facts that the time of a launch is linear in, in the order of `FACTS`."""
     config = plan.config
-    tiles = -(-plan.tiles // (plan.clusters // plan.groups))
+    tiles = -(-plan.tiles // (plan.clusters // plan.feature_groups))
     ctas = plan.clusters * config.cluster
     weight_rows = 0 if plan.resident else plan.features
     blocks_kib = plan.tile_stages * config.stage_blocks * plan.k_block_bytes / 1024

@@ -46,7 +46,7 @@ from cute_kernels.plan import (
     patch_embed_sm100,
     sm100_transposed,
 )
-from cute_kernels.plan.base import ARCHS, Arch, Kernel, Plan, reject
+from cute_kernels.plan.base import ARCHS, Arch, Kernel, Plan, check_sm_count, reject
 from cute_kernels.plan.images_chain import (
     chained,
     why_not_read_on_sm90,
@@ -102,6 +102,7 @@ class Planner:
         if config is not None and type(config) not in kernels:
             allowed = " or ".join(kind.__name__ for kind in kernels)
             raise TypeError(f"config is {type(config).__name__}, {arch.name} takes {allowed}")
+        check_sm_count(sm_count, 1)
         self.check(problem)
         kernel = self.kernel(problem, arch) if config is None else kernels[type(config)]
         return kernel.plan(problem, config or kernel.choose(problem, arch, sm_count), arch, sm_count)
@@ -111,6 +112,7 @@ class Planner:
 
         Of several kernels, what the problem gets, and then all by modelled time, or in turn where one has no model.
         """
+        check_sm_count(sm_count, 1)
         kernels = {kernel: kernel.search(problem, arch, sm_count) for kernel in self.of(arch.name)}
         found = {kernel: plans for kernel, plans in kernels.items() if plans}
         if len(found) < 2:
@@ -232,10 +234,10 @@ def candidate_plans(problem: Problem, arch: str, *, sm_count: int | None = None)
         NotImplementedError: the architecture has no kernel for the operation, or nothing to choose from.
     """
     planner = _BY_PROBLEM[type(problem)]
-    limits = _limits(arch)
+    device = _device(arch, sm_count)
     planner.of(arch)
     planner.check(problem)
-    plans = planner.search(problem, limits, limits.sm_count if sm_count is None else sm_count)
+    plans = planner.search(problem, *device)
     if not plans:
         raise NotImplementedError(f"{planner.operation} has no search space for this problem on {arch}")
     return plans
@@ -271,14 +273,14 @@ def make_plan(
     planner = _BY_PROBLEM[type(problem)]
     if arch is None:
         arch = planner.kinds.get(type(config), next(iter(planner.kernels)))
-    limits = _limits(arch)
+    limits, sm_count = _device(arch, sm_count)
     if config is not None:
-        arch = planner.arch_for(arch, config)
-        limits = _limits(arch)
-    return planner.plan(problem, config, limits, limits.sm_count if sm_count is None else sm_count)
+        limits = ARCHS[planner.arch_for(arch, config)]
+    return planner.plan(problem, config, limits, sm_count)
 
 
-def _limits(arch: str) -> Arch:
+def _device(arch: str, sm_count: int | None) -> tuple[Arch, int]:
+    """Limits of an architecture, and multiprocessors: of its usual part when None."""
     if arch not in ARCHS:
         reject("arch", arch, f"supported architectures are {', '.join(ARCHS)}", next(iter(ARCHS)))
-    return ARCHS[arch]
+    return ARCHS[arch], ARCHS[arch].sm_count if sm_count is None else sm_count

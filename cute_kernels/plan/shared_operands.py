@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require, round_up
+from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require, room_for_stages, round_up, smem_rule
 
 SWIZZLE_BYTES = 128
 """Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""
@@ -185,16 +185,10 @@ def check_stores_and_stages(plan: StoreBuffers) -> None:
     """Shared memory, by the number of operand stages, or of store buffers where two stages do not fit beside them."""
     if plan.smem_bytes <= plan.arch.smem_bytes:
         return
-    c = plan.config
-    fixed = plan.smem_bytes - c.stages * plan.stage_bytes
-    rule = (
-        f"{c.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B of barriers and staging make "
-        f"{plan.smem_bytes:,} B of shared memory, the limit is {plan.arch.smem_bytes:,} B"
-    )
-    fit = (plan.arch.smem_bytes - fixed) // plan.stage_bytes
+    c, fit, rule = plan.config, room_for_stages(plan), smem_rule(plan)
     if fit >= 2:
         reject("stages", c.stages, rule, fit)
-    room = plan.arch.smem_bytes - (fixed - plan.staging_bytes) - 2 * plan.stage_bytes
+    room = plan.arch.smem_bytes - plan.smem_bytes + plan.staging_bytes + (c.stages - 2) * plan.stage_bytes
     buffers = room * c.store_stages // plan.staging_bytes
     legal = [count for count in range(1, buffers + 1) if plan.regions_per_tile % count == 0]
     reject("store_stages", c.store_stages, f"{rule}, and two stages are needed", max(legal, default=1))

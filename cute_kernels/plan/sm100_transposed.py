@@ -28,6 +28,7 @@ from cute_kernels.plan.base import (
     room_for_stages,
     round_up,
     smem_map,
+    smem_rule,
 )
 from cute_kernels.plan.tiles import CtaPairs, FeatureTiles
 
@@ -66,14 +67,10 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     stage_name: ClassVar[str] = "x"
 
     lanes: int = TMEM_LANES
-    k_block_bytes: int = 128
-    mma_k_bytes: int = 32
     load_warp: int = 0
     mma_warp: int = 1
     first_epilogue_warp: int = 2
     epilogue_warps: int = 4
-    swizzle_period: int = 1024
-    barrier_bytes: int = 1024
 
     @property
     @abstractmethod
@@ -125,31 +122,26 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
         return self.tile_rows // self.cta_group
 
     @cached_property
-    def parts(self) -> tuple[tuple[int, int], ...]:
-        """First column and columns of each part of an accumulator.
+    def mma_spans(self) -> tuple[tuple[int, int], ...]:
+        """First column and columns of each MMA tile of an accumulator.
 
-        The columns of a part are an MMA's: the first half of them are rows of the leader, the others of its neighbour,
+        The first half of the columns of an MMA tile are rows of the leader, the others of its neighbour,
         from row ``first column / cta_group`` of each on.
         """
-        step = self.config.part_columns
+        step = self.config.mma_columns
         return tuple((first, min(step, self.columns - first)) for first in range(0, self.columns, step))
 
-    def row_of(self, part: int, column: int) -> int:
-        """Row of the tile, the leader's first, that a column of a part belongs to."""
-        first, columns = self.parts[part]
+    def row_of(self, mma_tile: int, column: int) -> int:
+        """Row of the tile, the leader's first, that a column of an MMA tile belongs to."""
+        first, columns = self.mma_spans[mma_tile]
         cta, row = divmod(column, columns // self.cta_group)
         return cta * self.cta_rows + first // self.cta_group + row
 
-    def staged_row(self, part: int, column: int) -> int:
-        """Row of a staging buffer that a column of a part is written to."""
-        return self.row_of(part, column)
+    def staged_row(self, mma_tile: int, column: int) -> int:
+        """Row of a staging buffer that a column of an MMA tile is written to."""
+        return self.row_of(mma_tile, column)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
-
-    @property
-    def tile_k(self) -> int:
-        """Elements of K in a block."""
-        return self.k_block_bytes // ITEMSIZE[self.weight_dtype]
 
     @property
     def weight_bytes(self) -> int:
@@ -201,8 +193,8 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
 
     @property
     def used_barrier_bytes(self) -> int:
-        """Full and empty ones of stages and parts of accumulators, that of the weight, and the address behind them."""
-        slots = 2 * self.config.stages + 2 * self.config.accumulators * len(self.parts) + 1
+        """Full and empty ones of stages and MMA tiles, that of the weight, and the address behind them."""
+        slots = 2 * self.config.stages + 2 * self.config.accumulators * len(self.mma_spans) + 1
         return slots * BARRIER_BYTES + ADDRESS_BYTES
 
     # ---- counted work ----------------------------------------------------------------------------------------------
@@ -217,10 +209,10 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
         """Wavefronts of shared memory in one CTA and tile, as the emulator counts them.
 
         ``x`` written by TMA and read by the MMAs, the output staged and read by TMA; a weight in shared memory is read
-        by the MMAs of each part.
+        by the MMAs of each MMA tile.
         """
         fill = self.stage_bytes * self.tile_stages // WAVEFRONT
-        weight = self.weight_bytes * len(self.parts) // WAVEFRONT if self.config.weight == "smem" else 0
+        weight = self.weight_bytes * len(self.mma_spans) // WAVEFRONT if self.config.weight == "smem" else 0
         return 2 * fill + weight + self.staging_wavefronts
 
     @property
@@ -236,11 +228,11 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
 
     # ---- printing --------------------------------------------------------------------------------------------------
 
-    def describe_parts(self) -> list[tuple[str, str]]:
+    def describe_mma_tiles(self) -> list[tuple[str, str]]:
         """Rows (what, value) of how a tile is computed."""
         c = self.config
         return [
-            ("parts", ", ".join(f"{first}-{first + count}" for first, count in self.parts)),
+            ("MMA tiles", ", ".join(f"{first}-{first + count}" for first, count in self.mma_spans)),
             ("stages", f"{c.stages} of {c.stage_blocks} K blocks, {self.tile_stages} for a tile"),
         ]
 
@@ -249,7 +241,7 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
         c = self.config
         weight = f", {self.weight_columns} columns from {self.weight_column} on" if c.weight == "tmem" else ""
         return [
-            ("clusters", f"{self.clusters} of {self.ctas} CTAs in {self.groups} groups of features"),
+            ("clusters", f"{self.clusters} of {self.ctas} CTAs in {self.feature_groups} groups of features"),
             ("weight", f"{self.weight_bytes:,} B in {c.weight}{weight}"),
             ("TMEM accumulators", f"{c.accumulators} x {self.columns} columns"),
             ("TMEM total", f"{self.tmem_columns} of {self.arch.tmem_columns} columns"),
@@ -265,7 +257,7 @@ AnyConfig = TypeVar("AnyConfig", Sm100ResidentConfig, Sm100ImagesConfig)
 WEIGHT_MEMORY = Field("where the weight stays", ("tmem", "smem"))
 CTA_GROUP = Field("CTAs of one MMA", (1, 2))
 ACCUMULATORS = Field("accumulators in tensor memory", (1, 2))
-PART_COLUMNS = Field("N of an MMA is a multiple of 16", least=COLUMN_STEP, most=MOST_COLUMNS)
+MMA_COLUMNS = Field("N of an MMA is a multiple of 16", least=COLUMN_STEP, most=MOST_COLUMNS)
 STAGES = Field("TMA and MMA overlap only with two stages or more", least=2, open=TWO_TILES)
 
 TILE_CLOCKS = 400
@@ -275,50 +267,46 @@ _DRAIN_CLOCKS = 1000
 """From the last MMA to the last store of an accumulator that nothing else hides. An estimate."""
 
 
-def check_parts(plan: Sm100TransposedPlan) -> None:
-    """Every part is a legal N, and whole loads of an epilogue warp."""
+def check_mma_tiles(plan: Sm100TransposedPlan) -> None:
+    """Every MMA tile is a legal N, and whole loads of an epilogue warp."""
     config, step = plan.config, COLUMN_STEP * plan.cta_group
-    if config.part_columns % step or not step <= config.part_columns <= plan.columns:
+    if config.mma_columns % step or not step <= config.mma_columns <= plan.columns:
         rule = f"N of an MMA of {plan.cta_group} CTAs is a multiple of {step}, and the tile has {plan.columns} columns"
-        nearest = min(max(round_up(config.part_columns, step), step), plan.columns)
-        reject("part_columns", config.part_columns, rule, nearest)
-    for _, columns in plan.parts:
+        nearest = min(max(round_up(config.mma_columns, step), step), plan.columns)
+        reject("mma_columns", config.mma_columns, rule, nearest)
+    for _, columns in plan.mma_spans:
         if columns // plan.cta_group % config.tmem_load_width:
-            rule = f"a load's columns are rows of one CTA, and a part has {columns // plan.cta_group} of each"
+            rule = f"a load's columns are rows of one CTA, and an MMA tile has {columns // plan.cta_group} of each"
             reject("tmem_load_width", config.tmem_load_width, rule, COLUMN_STEP)
 
 
 def check_stages(plan: Sm100TransposedPlan, name: str, value: int, smaller: Callable[[], int]) -> None:
-    """Barriers and shared memory; all parts of a tile read its stages, which the last part frees.
+    """Barriers and shared memory; all MMA tiles of a tile read its stages, which the last one frees.
 
     Args:
         plan: to be checked.
         name, value: what to report where two stages do not fit: a field of the tile's shape.
         smaller: its nearest legal value.
     """
-    config, arch = plan.config, plan.arch
-    fixed = plan.smem_bytes - config.stages * plan.stage_bytes
-    room = (arch.smem_bytes - fixed) // plan.stage_bytes
+    config = plan.config
+    room = room_for_stages(plan)
     slots = (plan.barrier_bytes - ADDRESS_BYTES) // BARRIER_BYTES
     most = min(room, (slots - (plan.used_barrier_bytes - ADDRESS_BYTES) // BARRIER_BYTES) // 2 + config.stages)
     if config.stages > room:
-        rule = (
-            f"{config.stages} stages of {plan.stage_bytes:,} B and {fixed:,} B beside them make {plan.smem_bytes:,} B "
-            f"of shared memory, the limit is {arch.smem_bytes:,} B"
-        )
+        rule = smem_rule(plan)
         if most >= 2:
             reject("stages", config.stages, rule, most)
         rule = f"{rule}, and two stages are needed"
-        if config.stage_blocks == 2 and plan.stage_bytes <= arch.smem_bytes - fixed:
+        if config.stage_blocks == 2 and room >= 1:
             reject("stage_blocks", config.stage_blocks, rule, 1)
         reject(name, value, rule, smaller())
     if config.stages > most:
         reject("stages", config.stages, f"the {plan.barrier_bytes:,} B of barriers hold those of {most} stages", most)
-    if len(plan.parts) > 1 and config.stages < plan.tile_stages:
-        rule = f"the parts of a tile read its {plan.tile_stages} stages in turn, and the last part frees them"
+    if len(plan.mma_spans) > 1 and config.stages < plan.tile_stages:
+        rule = f"MMA tiles read the {plan.tile_stages} stages of a tile one after another, and the last one frees them"
         if plan.tile_stages <= most:
             reject("stages", config.stages, rule, plan.tile_stages)
-        reject("part_columns", config.part_columns, f"{rule}; {most} fit", plan.columns)
+        reject("mma_columns", config.mma_columns, f"{rule}; {most} fit", plan.columns)
 
 
 def check_tensor_memory(plan: Sm100TransposedPlan, narrower: Callable[[int], tuple[str, object, object]]) -> None:
@@ -345,7 +333,7 @@ def check_tensor_memory(plan: Sm100TransposedPlan, narrower: Callable[[int], tup
 
 def smallest(config: AnyConfig, weight: str, **shape: object) -> AnyConfig:
     """The configuration with as little as possible beside the weight, and a tile of this shape."""
-    few = {"cta_group": 1, "accumulators": 1, "part_columns": COLUMN_STEP, "tmem_load_width": 16, "stages": 2}
+    few = {"cta_group": 1, "accumulators": 1, "mma_columns": COLUMN_STEP, "tmem_load_width": 16, "stages": 2}
     return dataclasses.replace(config, **few, stage_blocks=1, weight=weight, **shape)
 
 
@@ -360,7 +348,7 @@ def largest_fitting(plan: Sm100TransposedPlan, step: int, name: str, columns: in
         fixed: other fields, by their values.
     """
     for value in range(getattr(plan.config, name) - step, step, -step):
-        shape = {name: value, "part_columns": value * columns, "stages": 2, **fixed}
+        shape = {name: value, "mma_columns": value * columns, "stages": 2, **fixed}
         smaller = dataclasses.replace(plan, config=dataclasses.replace(plan.config, **shape))
         if smaller.smem_bytes <= plan.arch.smem_bytes:
             return value
@@ -368,17 +356,17 @@ def largest_fitting(plan: Sm100TransposedPlan, step: int, name: str, columns: in
 
 
 def complete(plan: AnyPlan) -> AnyPlan:
-    """With accumulators, parts and stages that the configuration leaves open.
+    """With accumulators, MMA tiles and stages that the configuration leaves open.
 
-    Two accumulators where tensor memory holds them; otherwise one in two parts, of which the first is drained while the
-    MMAs of the second run.
+    Two accumulators where tensor memory holds them; otherwise one in two MMA tiles, of which the first is drained while
+    the second is multiplied.
     """
     config = plan.config
     accumulators = config.accumulators or (2 if 2 * plan.columns + plan.weight_columns <= plan.arch.tmem_columns else 1)
     step = COLUMN_STEP * plan.cta_group
     half = round_up(-(-plan.columns // 2), max(step, config.tmem_load_width * plan.cta_group))
-    parts = config.part_columns or (plan.columns if accumulators > 1 or half >= plan.columns else half)
-    config = dataclasses.replace(config, accumulators=accumulators, part_columns=parts, stages=config.stages or 2)
+    columns = config.mma_columns or (plan.columns if accumulators > 1 or half >= plan.columns else half)
+    config = dataclasses.replace(config, accumulators=accumulators, mma_columns=columns, stages=config.stages or 2)
     resolved = dataclasses.replace(plan, config=config)
     if not plan.config.stages:
         stages = max(2, min(room_for_stages(resolved), 2 * resolved.tile_stages))
@@ -393,9 +381,9 @@ def launch_clocks(plan: Sm100TransposedPlan) -> float:
     after the other, and rounds of clusters that the device does not hold at once.
     """
     clocks = max(plan.mma_clocks, plan.wavefronts + plan.table_wavefronts) + TILE_CLOCKS
-    if plan.config.accumulators * len(plan.parts) == 1:
+    if plan.config.accumulators * len(plan.mma_spans) == 1:
         clocks += _DRAIN_CLOCKS
-    tiles = -(-plan.tiles * plan.groups // plan.clusters)
+    tiles = -(-plan.tiles * plan.feature_groups // plan.clusters)
     rounds = -(-plan.clusters * plan.ctas // plan.sm_count)
     return tiles * rounds * clocks
 
@@ -420,12 +408,12 @@ def transposed_work(plan: Sm100TransposedPlan, memory_bytes: int, once_lines: fl
         once_lines: of bringing the weight to where it stays.
     """
     return b200.TileWork(
-        tiles=-(-plan.tiles * plan.groups // plan.clusters) * -(-plan.clusters * plan.ctas // plan.sm_count),
+        tiles=-(-plan.tiles * plan.feature_groups // plan.clusters) * -(-plan.clusters * plan.ctas // plan.sm_count),
         mma_clocks=plan.mma_clocks,
         operand_bytes=plan.tile_stages * plan.stage_bytes,
         lines=plan.table_wavefronts + plan.staging_wavefronts,
         partial_lines=0,
-        waits=sum(-(-columns // plan.config.tmem_load_width) for _, columns in plan.parts),
+        waits=sum(-(-columns // plan.config.tmem_load_width) for _, columns in plan.mma_spans),
         columns=plan.columns,
         memory_bytes=memory_bytes,
         once_lines=once_lines,

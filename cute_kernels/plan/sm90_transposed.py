@@ -45,11 +45,6 @@ class TransposedPlan(FeatureTiles):
 
     graph: ClassVar[str] = "cute_kernels.kernels.graph:sm90_graph"
 
-    k_block_bytes: int = 128
-    mma_k_bytes: int = 32
-    swizzle_period: int = 1024
-    barrier_bytes: int = 1024
-
     @property
     @abstractmethod
     def tile_rows(self) -> int:

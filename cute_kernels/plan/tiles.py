@@ -6,18 +6,17 @@ from abc import abstractmethod
 from collections.abc import Hashable
 from typing import ClassVar
 
-from cute_kernels.plan.base import Plan, reject
+from cute_kernels.plan.base import Plan
 
-COLUMN_GROUP = 8
-"""Columns of a tensor core's result that its accumulators repeat with: a thread has two of each."""
+CORE_COLUMNS = 8
+"""Columns after which a tensor core's accumulators repeat, a core matrix's: a thread has two of each 8."""
 
 
 class FeatureTiles(Plan):
-    """A persistent kernel that takes every tile of ``x`` once for each group of clusters.
+    """A persistent kernel that takes every tile of ``x`` once for each feature group, clusters with the same features.
 
-    A CTA keeps its `features`, an N tile, for the whole launch. The `ctas` of a cluster have neighbouring ones;
-    `groups` clusters cover all features, and every group walks the tiles in the same order, so that ``x`` comes from
-    DRAM once and from L2 afterwards.
+    A CTA keeps its `features`, an N tile, for the whole launch. The `ctas` of a cluster have neighbouring ones. All
+    feature groups walk the tiles in the same order, so that ``x`` comes from DRAM once and from L2 afterwards.
     """
 
     @property
@@ -33,27 +32,27 @@ class FeatureTiles(Plan):
     @property
     @abstractmethod
     def tiles(self) -> int:
-        """Tiles of ``x``; each is taken once by every group."""
+        """Tiles of ``x``; each is taken once by every feature group."""
 
     @property
     def n_tiles(self) -> int:
         return -(-self.problem.n // self.features)
 
     @property
-    def groups(self) -> int:
-        """Clusters that together cover all features."""
+    def feature_groups(self) -> int:
+        """Feature groups, which together have all features."""
         return -(-self.n_tiles // self.ctas)
 
     @property
     def padded_n(self) -> int:
         """Features rounded up to what all CTAs together compute, so that table reads need no bounds check."""
-        return self.groups * self.ctas * self.features
+        return self.feature_groups * self.ctas * self.features
 
     @property
     def clusters(self) -> int:
-        """Clusters: as many whole groups as the device holds at once, at least one, never more than there are tiles."""
-        resident_groups = self.sm_count // self.ctas // self.groups
-        return max(1, min(resident_groups, self.tiles)) * self.groups
+        """Clusters: of each feature group as many as the device holds at once, at least one, at most one a tile."""
+        of_group = self.sm_count // self.ctas // self.feature_groups
+        return max(1, min(of_group, self.tiles)) * self.feature_groups
 
     @property
     def cluster(self) -> tuple[int, int, int]:
@@ -194,8 +193,3 @@ class CtaPairs:
     def stage_tx_bytes(self) -> int:
         """Bytes that the leader's full barrier expects per stage: TMA of both CTAs signals the leader."""
         return self.stage_bytes * self.cta_group
-
-    def check_sm_count(self) -> None:
-        """Raises ValueError if the device cannot hold one cluster."""
-        if self.sm_count < self.ctas:
-            reject("sm_count", self.sm_count, f"a cluster needs {self.ctas} multiprocessors", self.ctas)

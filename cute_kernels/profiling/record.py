@@ -166,9 +166,9 @@ def phase_name(graph: Graph, phase: int) -> str:
     return f"wait {graph.edges[edge].name}_{'empty' if empty else 'full'}"
 
 
-_NAMES = {Phase.TURN: "wait turn", Phase.MMA: "wait MMAs", Phase.BUFFER: "wait staging"}
+_NAMES = {Phase.ORDER_BARRIER: "wait order barrier", Phase.MMA: "wait MMAs", Phase.BUFFER: "wait staging"}
 
 
 def is_wait(phase: int) -> bool:
     """Whether a warp does nothing of its own in a phase: it waits for other warps, for copies, or idles."""
-    return phase >= FIRST_WAIT or phase in (Phase.TURN, Phase.BUFFER, Phase.STAGGER)
+    return phase >= FIRST_WAIT or phase in (Phase.ORDER_BARRIER, Phase.BUFFER, Phase.STAGGER)

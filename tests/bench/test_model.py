@@ -155,7 +155,7 @@ def test_images_on_a_b200_have_the_work_of_rows_with_the_weight_on_chip():
     problem = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
     plan = make_plan(problem, arch="sm_100a")
     prediction = predict(plan)
-    tiles = -(-plan.tiles * plan.groups // plan.clusters)
+    tiles = -(-plan.tiles * plan.feature_groups // plan.clusters)
     clocks = tiles * plan.columns * b200.FITTED.column
     assert prediction.parts["epilogue columns"] == pytest.approx(clocks / b200.CLOCKS_PER_MICROSECOND)
     bytes_ = 4736 * 3 * 224 * 224 + 768 * 768 + 196 * 768 * 4 + 4736 * 196 * 768 * 2

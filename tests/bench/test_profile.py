@@ -21,7 +21,7 @@ def test_every_case_has_a_plan_with_stamps(name: str, arch: str, tmp_path: Path)
     plan, device = command._plan_and_device(options)
     assert (device, plan.arch.name) == ("emulator", arch)
     # What a warp writes of a tile is at most 40 stamps, with which no tile of a large problem is lost.
-    tiles = -(-plan.tiles * getattr(plan, "groups", 1) // plan.clusters)
+    tiles = -(-plan.tiles * getattr(plan, "feature_groups", 1) // plan.clusters)
     assert with_profile(plan, options.stamps).profile >= 40 * tiles
 
 

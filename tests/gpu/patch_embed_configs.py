@@ -217,7 +217,7 @@ def _sm100_on_chip() -> Iterable[Sm100ResidentConfig]:
     for weight, order, group in itertools.product(("tmem", "smem"), ("position", "flat"), (1, 2)):
         config = Sm100ResidentConfig(weight=weight, order=order, cta_group=group)
         yield config
-        yield dataclasses.replace(config, tile_rows=96, accumulators=1, part_columns=32 * group, tmem_load_width=16)
+        yield dataclasses.replace(config, tile_rows=96, accumulators=1, mma_columns=32 * group, tmem_load_width=16)
         yield dataclasses.replace(config, tile_rows=128, tmem_load_width=64, stage_blocks=2, epilogue="bf16x2")
     for positions in (1, 2, 4):
         yield Sm100ResidentConfig(order="position", tile_rows=64, tile_positions=positions, cta_group=2)

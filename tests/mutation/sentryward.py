@@ -70,7 +70,7 @@ SUBJECTS = {
         KernelTarget(
             Sm100ResidentConfig(
                 weight="tmem", order="position", tile_rows=64, tile_positions=1, cta_group=1, accumulators=1,
-                part_columns=32, stages=3,
+                mma_columns=32, stages=3,
             ),
             batch=80, positions=2, n=128, k=320,
         ),
@@ -90,7 +90,7 @@ SUBJECTS = {
     "images, weight in tensor memory": Subject(
         ImagesTarget(
             Sm100ImagesConfig(
-                tile_patches=4, tile_images=16, cta_group=1, weight="tmem", accumulators=1, part_columns=32, stages=3,
+                tile_patches=4, tile_images=16, cta_group=1, weight="tmem", accumulators=1, mma_columns=32, stages=3,
                 stage_blocks=1,
             ),
             batch=40, positions=8, n=128, k=256,

@@ -212,7 +212,7 @@ TARGETS: dict[str, KernelTarget] = {
     "sm100-on-chip": KernelTarget(
         Sm100ResidentConfig(
             weight="tmem", order="position", tile_rows=64, tile_positions=1, cta_group=2, accumulators=1,
-            part_columns=32, stages=4,
+            mma_columns=32, stages=4,
         ),
         80, 4, 256, k=320,
     ),
@@ -258,7 +258,7 @@ TARGETS: dict[str, KernelTarget] = {
     ),
     "images-sm100": ImagesTarget(
         Sm100ImagesConfig(
-            tile_patches=4, tile_images=16, cta_group=2, weight="tmem", accumulators=1, part_columns=32, stages=3,
+            tile_patches=4, tile_images=16, cta_group=2, weight="tmem", accumulators=1, mma_columns=32, stages=3,
             stage_blocks=1,
         ),
         40, 8, 256, k=256,
@@ -271,7 +271,7 @@ TARGETS: dict[str, KernelTarget] = {
     ),
     "images-sm100-two-terms": ImagesTarget(
         Sm100ImagesConfig(
-            tile_patches=4, tile_images=16, cta_group=2, weight="tmem", accumulators=1, part_columns=32, stages=3,
+            tile_patches=4, tile_images=16, cta_group=2, weight="tmem", accumulators=1, mma_columns=32, stages=3,
             stage_blocks=1,
         ),
         40, 8, 128, k=256, precision="int16",

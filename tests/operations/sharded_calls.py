@@ -8,15 +8,13 @@ are small integers wherever they are multiplied, so that sums are exact on every
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import json
 import math
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 import cute_kernels
 from cute_kernels.operations.patch_weight import PatchWeight
+from tests.processes import run_python
 
 FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
 Tensors = dict[str, torch.Tensor | PatchWeight]
@@ -326,29 +325,18 @@ def in_two_processes(backend: str, folder: Path, seconds: float) -> dict[str, di
         seconds: after which they are ended.
 
     Raises:
-        AssertionError: a process failed, or did not end in time; with what it said.
+        AssertionError: a process failed; with what it said.
+        subprocess.TimeoutExpired: one did not end in time.
     """
     output = folder / "results.json"
-    program = [sys.executable, "-m", "tests.operations.sharded_calls"]
-    commands = [[*program, str(rank), "2", str(folder / "store"), str(output), backend] for rank in range(2)]
-    root = Path(__file__).resolve().parents[2]
-    logs = [open(folder / f"{rank}.log", "w+") for rank in range(2)]
-    processes = [subprocess.Popen(c, cwd=root, stdout=log, stderr=log) for c, log in zip(commands, logs)]
-    try:
-        deadline = time.monotonic() + seconds
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-    finally:
-        for process in processes:
-            process.kill()  # of no effect on one that has ended
-            process.wait()
-    said = []
-    for log in logs:
-        log.seek(0)
-        said.append(log.read()[-3000:])
-        log.close()
-    assert all(process.returncode == 0 for process in processes), "\n".join(said)
+    program = functools.partial(run_python, "-m", "tests.operations.sharded_calls")
+    with ThreadPoolExecutor(2) as threads:
+        started = [
+            threads.submit(program, str(rank), "2", str(folder / "store"), str(output), backend, timeout=seconds)
+            for rank in range(2)
+        ]
+        done = [process.result() for process in started]
+    assert all(process.returncode == 0 for process in done), "\n".join(process.stderr[-3000:] for process in done)
     return json.loads(output.read_text())
 
 

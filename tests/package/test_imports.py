@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import cute_kernels
+from tests.processes import run_python
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -56,7 +57,7 @@ torch.ops.cute_kernels.gemm, torch.ops.cute_kernels.patch_embed
 
 def test_with_torch_the_operators_are_there_from_the_import_on() -> None:
     program = "import torch, cute_kernels; print(torch.ops.cute_kernels.gemm, torch.ops.cute_kernels.patch_embed)"
-    run = python("-c", program)
+    run = run_python("-c", program)
     assert (run.returncode, run.stdout) == (0, "cute_kernels.gemm cute_kernels.patch_embed\n")
 
 
@@ -68,7 +69,7 @@ a = torch.randn(16, 64).bfloat16()
 compiled = torch.compile(lambda x: cute_kernels.gemm(x, a) * 2, fullgraph=True, backend="eager")
 assert torch.equal(compiled(a), cute_kernels.gemm(a, a) * 2)
 """
-    run = python("-c", program)
+    run = run_python("-c", program)
     assert run.returncode == 0, run.stderr
 
 

@@ -81,18 +81,18 @@ def _fields() -> Iterator[Limit]:
     yield _field("tmem_load_width", 32, 64, 32, tile_patches=16, tile_images=16)
     yield _field("tile_patches", 16, 17, 16, replace(BARE, width=512))
     yield _field("tile_patches", 1, 0, 1)
-    yield _field("stages", 2, 1, 2, BARE, part_columns=224, tile_patches=14, tile_images=16)
+    yield _field("stages", 2, 1, 2, BARE, mma_columns=224, tile_patches=14, tile_images=16)
     pairs = [images(sm_count=sms, cta_group=2) for sms in (2, 1)]
     yield Limit("a pair's multiprocessors", *pairs, r"^sm_count = 1 .*pair needs 2 multiprocessors.*value: 2$")
     # N of kind::i8 is a multiple of 16, of a pair of 32 (PTX ISA, tcgen05.mma shapes): 14 patches x 8 or x 16 images.
     yield _field("tile_images", 16, 24, 16, reason="multiples of 16 up to 16 make N = 32 to 256", **_without(PAIR))
     yield _field("tile_images", 8, 9, 16, reason="multiples of 8 up to 16", cta_group=1, tile_patches=14)
     yield _field("tile_images", 1, -1, 1, cta_group=1, tile_patches=16)
-    yield _field("part_columns", 96, 100, 128, reason="multiple of 32, and the tile has 224", **PAIR)
-    yield _field("part_columns", 224, 256, 224, **PAIR)
-    yield _field("part_columns", 48, 40, 48, reason="multiple of 16", cta_group=1, tile_patches=14, tile_images=8)
+    yield _field("mma_columns", 96, 100, 128, reason="multiple of 32, and the tile has 224", **PAIR)
+    yield _field("mma_columns", 224, 256, 224, **PAIR)
+    yield _field("mma_columns", 48, 40, 48, reason="multiple of 16", cta_group=1, tile_patches=14, tile_images=8)
     # Parts of 128 and 96 columns: 64 and 48 patches of each CTA.
-    yield _field("tmem_load_width", 16, 32, 16, reason="a part has 48 of each", **PAIR)
+    yield _field("tmem_load_width", 16, 32, 16, reason="an MMA tile has 48 of each", **PAIR)
 
 
 def _without(config: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _stages() -> Iterator[Limit]:
     # 127 slots of 8 bytes beside the 4 of an address: two accumulators have four, the weight one.
     small = {"tile_patches": 1, "tile_images": 16, "cta_group": 1, "stage_blocks": 1}
     yield _field("stages", 61, 62, 61, replace(BARE, channels=1), "1,024 B of barriers hold those of 61", **small)
-    yield _field("stages", 3, 2, 3, reason="read its 3 stages in turn", **PAIR, part_columns=128)
+    yield _field("stages", 3, 2, 3, reason="read the 3 stages of a tile", **PAIR, mma_columns=128)
     # 131,072 B of weight, 57,344 of staging and 1,024 leave 43,008: three stages of 14,336 of the eight of a tile.
     config = {**PAIR, "weight": "smem", "stage_blocks": 1}
-    yield _field("part_columns", 224, 128, 224, four, "its 8 stages in turn.*3 fit", **config)
+    yield _field("mma_columns", 224, 128, 224, four, "the 8 stages of a tile.*3 fit", **config)

@@ -49,7 +49,7 @@ def _fields() -> Iterator[Limit]:
         yield _field(name, 1, -1, 1)
     yield _field("tmem_load_width", 64, 128, 64)
     yield _field("tmem_load_width", 16, 8, 16)
-    yield _field("stages", 2, 1, 2, part_columns=128, tile_rows=128, cta_group=2)
+    yield _field("stages", 2, 1, 2, mma_columns=128, tile_rows=128, cta_group=2)
     pairs = [rows(sm_count=sms, cta_group=2) for sms in (2, 1)]
     yield Limit("a pair's multiprocessors, weight on chip", *pairs, r"^sm_count = 1 .*pair needs 2 .*value: 2$")
     yield _field("order", "flat", "position", "flat", "an index", {"table_index": True})
@@ -69,9 +69,9 @@ def _tiles() -> Iterator[Limit]:
     three = {"m": 30, "table_rows": 3}
     yield _field("tile_positions", 2, 4, 1, "position order has 3 positions", three, tile_rows=64, order="position")
     yield _field("tile_positions", 1, 2, 1, "consecutive ones", tile_rows=64, order="flat")
-    yield _field("part_columns", 96, 100, 128, "multiple of 32, and the tile has 256", **PAIR)
-    yield _field("part_columns", 256, 288, 256, **PAIR)
-    yield _field("tmem_load_width", 16, 32, 16, "a part has 48 of each", **PAIR, part_columns=96)
+    yield _field("mma_columns", 96, 100, 128, "multiple of 32, and the tile has 256", **PAIR)
+    yield _field("mma_columns", 256, 288, 256, **PAIR)
+    yield _field("tmem_load_width", 16, 32, 16, "an MMA tile has 48 of each", **PAIR, mma_columns=96)
 
 
 def _tensor_memory() -> Iterator[Limit]:
@@ -92,9 +92,9 @@ def _tensor_memory() -> Iterator[Limit]:
 def _stages() -> Iterator[Limit]:
     # 10 x 16,384 + 1,024 + 4 x 16,384 B are 230,400 of 232,448.
     yield _field("stages", 10, 11, 10, "232,448 B", **PAIR)
-    yield _field("stages", 6, 5, 6, "read its 6 stages in turn", **PAIR, part_columns=128)
+    yield _field("stages", 6, 5, 6, "read the 6 stages of a tile", **PAIR, mma_columns=128)
     # 98,304 B of weight, 65,536 of staging and 1,024 leave 67,584: one stage of 65,536 B, two of half of that.
-    whole = {"weight": "smem", "cta_group": 1, "tile_rows": 256, "tile_positions": 1, "part_columns": 256}
+    whole = {"weight": "smem", "cta_group": 1, "tile_rows": 256, "tile_positions": 1, "mma_columns": 256}
     yield _field("stage_blocks", 1, 2, 1, "two stages are needed", stages=2, **whole)
     # With K = 1024 they leave 34,816: a stage has 32,768 B. Of 192 rows two fit:
     # 131,072 + 1,024 + 49,152 + 2 x 24,576 = 230,400.

@@ -70,18 +70,18 @@ BASES = {
         PATCHES,
         Sm100ResidentConfig(
             weight="tmem", order="position", tile_rows=64, tile_positions=2, cta_group=1, accumulators=2,
-            part_columns=64, tmem_load_width=16, stages=5, stage_blocks=1,
+            mma_columns=64, tmem_load_width=16, stages=5, stage_blocks=1,
         ),
         OTHER_PATCHES | {"table_index": None},
         {
             "weight": "smem", "tile_rows": 128, "tile_positions": 4, "cta_group": 2, "accumulators": 1,
-            "part_columns": 32, "tmem_load_width": 32, "stages": 6, "stage_blocks": 2, "epilogue": "bf16x2",
+            "mma_columns": 32, "tmem_load_width": 32, "stages": 6, "stage_blocks": 2, "epilogue": "bf16x2",
         },
     ),
     "patch_embed, sm100, weight on chip, flat": (
         PATCHES,
         Sm100ResidentConfig(
-            weight="smem", order="flat", tile_rows=32, tile_positions=1, cta_group=1, accumulators=2, part_columns=32,
+            weight="smem", order="flat", tile_rows=32, tile_positions=1, cta_group=1, accumulators=2, mma_columns=32,
             tmem_load_width=16, stages=5,
         ),
         OTHER_PATCHES,
@@ -135,7 +135,7 @@ BASES = {
         PatchEmbedImagesProblem(6, 1, 64, 96, 16, 264, table_rows=1),
         Sm100ImagesConfig(
             source="strips", tile_patches=6, tile_images=16, cta_group=1, weight="tmem", accumulators=1,
-            part_columns=64, stages=4, stage_blocks=1,
+            mma_columns=64, stages=4, stage_blocks=1,
         ),
         {
             "batch": 9, "channels": 2, "height": 96, "width": 192, "patch": None, "n": 520, "table_rows": 24,
@@ -143,7 +143,7 @@ BASES = {
         },
         {
             "source": None, "tile_patches": 5, "tile_images": 24, "cta_group": 2, "weight": "smem", "accumulators": 2,
-            "part_columns": 32, "tmem_load_width": 32, "stages": 5, "stage_blocks": 2, "order": "image",
+            "mma_columns": 32, "tmem_load_width": 32, "stages": 5, "stage_blocks": 2, "order": "image",
         },
     ),
     "patch_embed_images, sm90, gather": (

@@ -28,7 +28,7 @@ def test_headline() -> None:
     """14 patches of a grid row in 8 images are 112 columns; three groups of clusters cover 768 features."""
     plan = make_plan(HEADLINE, None, "sm_90a")
     assert (plan.tile_patches, plan.tile_images, plan.tile_rows) == (14, 8, 112)
-    assert (plan.config.warpgroups, plan.config.cluster, plan.groups, plan.clusters) == (2, 2, 3, 66)
+    assert (plan.config.warpgroups, plan.config.cluster, plan.feature_groups, plan.clusters) == (2, 2, 3, 66)
     assert (plan.image_tiles, plan.position_tiles, plan.tiles) == (592, 14, 8288)
     assert (plan.k_blocks, plan.tile_stages, plan.config.stages) == (6, 3, 6)
     assert plan.stage_box == (224, 8, 16, 1) and plan.stage_bytes == 28_672 and plan.stages_per_plane == 1
@@ -66,7 +66,7 @@ def test_every_size_has_a_default(grid, batch, channels, n, table, sm_count) -> 
     assert plan.needed_registers + (plan.table_registers if plan.holds_table else 0) <= plan.consumer_registers
     streamed = 0 if plan.config.weight == "registers" else plan.features
     assert plan.config.stages >= 2 and plan.stage_bytes == (plan.tile_rows + streamed) * 128 * plan.config.stage_blocks
-    assert 1 <= plan.clusters * plan.config.cluster <= max(sm_count, plan.groups * plan.config.cluster)
+    assert 1 <= plan.clusters * plan.config.cluster <= max(sm_count, plan.feature_groups * plan.config.cluster)
     if rows > 1:
         tiles, blocks, period, lanes, values = plan.table_shape
         assert (tiles, 16 * blocks, lanes, values) == (plan.position_tiles, plan.padded_n, 32, 4)

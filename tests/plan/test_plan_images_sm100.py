@@ -23,8 +23,8 @@ def test_headline() -> None:
     assert (plan.cta_group, plan.tile_patches, plan.tile_images, plan.columns) == (2, 14, 16, 224)
     assert (plan.cta_images, plan.cta_patches, plan.stage_box, plan.stage_bytes) == (8, 112, (224, 8, 16, 1), 28_672)
     assert (plan.config.weight, plan.weight_columns, plan.weight_column, plan.tmem_columns) == ("tmem", 192, 320, 512)
-    assert plan.config.accumulators == 1 and plan.parts == ((0, 128), (128, 96))
-    assert (plan.groups, plan.clusters, plan.tiles, plan.padded_n) == (3, 72, 296 * 14, 768)
+    assert plan.config.accumulators == 1 and plan.mma_spans == ((0, 128), (128, 96))
+    assert (plan.feature_groups, plan.clusters, plan.tiles, plan.padded_n) == (3, 72, 296 * 14, 768)
     assert (plan.k_blocks, plan.tile_stages, plan.config.stages) == (6, 3, 6)
     assert plan.smem_bytes == 1024 + 6 * 28_672 + 4 * 224 * 64
     assert plan.table_shape == (14, 48, 7, 32, 4)
@@ -36,7 +36,7 @@ def test_patches_of_columns() -> None:
     plan = make_plan(HEADLINE, None, "sm_100a")
     assert [plan.row_of(0, column) for column in (0, 63, 64, 127)] == [0, 63, 112, 175]
     assert [plan.row_of(1, column) for column in (0, 47, 48, 95)] == [64, 111, 176, 223]
-    patches = [plan.row_of(part, c) for part, (_, columns) in enumerate(plan.parts) for c in range(columns)]
+    patches = [plan.row_of(part, c) for part, (_, columns) in enumerate(plan.mma_spans) for c in range(columns)]
     assert sorted(patches) == list(range(224))
 
 
@@ -62,8 +62,8 @@ def test_model_sizes(n: int, groups: int, side: int) -> None:
     """Many images go to pairs, with the weight in tensor memory and hardly any padding, whole groups on 148 SMs."""
     problem = PatchEmbedImagesProblem(4736, 3, side, side, 16, n, table_rows=(side // 16) ** 2)
     plan = make_plan(problem, None, "sm_100a")
-    assert (plan.cta_group, plan.config.weight, plan.groups) == (2, "tmem", groups)
-    assert plan.columns >= 192 and len(plan.parts) * plan.config.accumulators == 2
+    assert (plan.cta_group, plan.config.weight, plan.feature_groups) == (2, "tmem", groups)
+    assert plan.columns >= 192 and len(plan.mma_spans) * plan.config.accumulators == 2
     assert plan.row_tiles * plan.tile_patches == side // 16
     assert plan.clusters == 74 // groups * groups
     assert plan.config.stages >= plan.tile_stages
@@ -74,7 +74,7 @@ def test_few_images_have_small_tiles(batch: int) -> None:
     """A tile has no more images than there are, or a few more, and one image is the matter of single CTAs."""
     plan = make_plan(replace(HEADLINE, batch=batch), None, "sm_100a")
     assert plan.tile_images <= batch + 1 and plan.image_tiles * plan.tile_images <= batch + 1
-    assert plan.clusters * plan.ctas >= 84 and plan.tiles * plan.groups == plan.clusters
+    assert plan.clusters * plan.ctas >= 84 and plan.tiles * plan.feature_groups == plan.clusters
     if batch == 1:
         assert (plan.cta_group, plan.tile_patches, plan.columns) == (1, 16, 16)
 
@@ -99,10 +99,10 @@ def test_every_size_has_a_default(grid, batch, channels, n, table, sm_count) -> 
     assert plan.padded_n >= n and plan.smem_bytes <= plan.arch.smem_bytes
     assert plan.accumulator_columns + plan.weight_columns <= plan.tmem_columns <= 512
     assert plan.weight_column >= plan.accumulator_columns and plan.tmem_columns.bit_count() == 1
-    assert sum(columns for _, columns in plan.parts) == plan.columns
-    assert len(plan.parts) == 1 or plan.config.stages >= plan.tile_stages
+    assert sum(columns for _, columns in plan.mma_spans) == plan.columns
+    assert len(plan.mma_spans) == 1 or plan.config.stages >= plan.tile_stages
     assert plan.used_barrier_bytes <= plan.barrier_bytes and plan.stage_bytes % 2048 == 0
-    assert 1 <= plan.clusters * plan.ctas <= max(sm_count, plan.groups * plan.ctas)
+    assert 1 <= plan.clusters * plan.ctas <= max(sm_count, plan.feature_groups * plan.ctas)
     if rows > 1:
         tiles, blocks, period, lanes, values = plan.table_shape
         assert (tiles, 16 * blocks, lanes, values) == (plan.position_tiles, plan.padded_n, 32, 4)
@@ -122,5 +122,5 @@ def test_kernels_are_shared_between_sizes() -> None:
 def test_description_names_what_was_chosen() -> None:
     text = dict(make_plan(HEADLINE, None, "sm_100a").describe())
     assert "16 images x 14 patches of a grid row = 224 columns x 256 features" in text["tile"]
-    assert text["parts"] == "0-128, 128-224" and "(224, 8, 16, 1)" in text["source"]
+    assert text["MMA tiles"] == "0-128, 128-224" and "(224, 8, 16, 1)" in text["source"]
     assert text["weight"] == "98,304 B in tmem, 192 columns from 320 on"

@@ -23,9 +23,9 @@ def test_headline() -> None:
     config = plan.config
     assert (config.weight, config.order, config.cta_group) == ("tmem", "position", 2)
     assert (plan.columns, plan.tile_images, config.tile_positions, plan.cta_images) == (256, 128, 2, 64)
-    assert (plan.row_tiles, plan.position_tiles, plan.groups, plan.clusters) == (37, 98, 3, 72)
+    assert (plan.row_tiles, plan.position_tiles, plan.feature_groups, plan.clusters) == (37, 98, 3, 72)
     assert (plan.weight_columns, plan.weight_column, plan.tmem_columns) == (192, 320, 512)
-    assert config.accumulators == 1 and plan.parts == ((0, 128), (128, 128))
+    assert config.accumulators == 1 and plan.mma_spans == ((0, 128), (128, 128))
     assert plan.smem_bytes == 1024 + 10 * 16_384 + 65_536 and plan.table_shape == (196, 24, 8, 4)
     assert make_plan(HEADLINE, config) == plan
 
@@ -47,7 +47,7 @@ def test_rows_of_columns() -> None:
     assert [(plan.position_of(row), plan.image_of(row)) for row in (0, 63, 64, 128, 255)] == [
         (0, 0), (0, 63), (1, 0), (0, 64), (1, 127)
     ]  # fmt: skip
-    staged = [plan.staged_row(part, c) for part, (_, columns) in enumerate(plan.parts) for c in range(columns)]
+    staged = [plan.staged_row(part, c) for part, (_, columns) in enumerate(plan.mma_spans) for c in range(columns)]
     assert sorted(staged) == list(range(256)) and plan.staged_row(1, 64) == 128 + 64
 
 
@@ -87,7 +87,7 @@ def test_which_design_a_problem_gets(problem: PatchEmbedProblem, weight: str, or
 def test_model_sizes(n: int, groups: int, positions: int) -> None:
     """Many images: tiles of 256 rows on pairs, hardly any padding, whole groups of clusters."""
     plan = make_plan(PatchEmbedProblem(4736 * positions, n, 768, positions))
-    assert (plan.config.weight, plan.groups, plan.columns, plan.cta_group) == ("tmem", groups, 256, 2)
+    assert (plan.config.weight, plan.feature_groups, plan.columns, plan.cta_group) == ("tmem", groups, 256, 2)
     assert plan.clusters == 74 // groups * groups
     assert plan.tiles * plan.columns <= 1.03 * plan.problem.m
 
@@ -120,7 +120,7 @@ def test_every_size_has_a_default(images, positions, rest, n, k, table, indexed,
     assert plan.cta_images % 8 == 0 and plan.cta_rows % 16 == 0
     assert plan.smem_bytes <= plan.arch.smem_bytes and plan.used_barrier_bytes <= plan.barrier_bytes
     assert plan.accumulator_columns + plan.weight_columns <= plan.tmem_columns <= 512
-    assert len(plan.parts) == 1 or plan.config.stages >= plan.tile_stages
+    assert len(plan.mma_spans) == 1 or plan.config.stages >= plan.tile_stages
 
 
 MODELS = {(768, 768, 196), (768, 768, 256), (1024, 768, 256), (1152, 592, 256), (1152, 592, 729), (1536, 768, 256)}

@@ -25,7 +25,7 @@ def test_headline() -> None:
     plan = make_plan(HEADLINE, arch="sm_90a")
     assert plan.config == Sm90PatchEmbedConfig(128, 2, 6, 2, 2, "registers", "position", True, "f32")
     assert (plan.row_tiles, plan.positions, plan.tiles) == (37, 196, 7252)
-    assert (plan.n_tiles, plan.groups, plan.clusters, plan.grid) == (6, 3, 66, (132, 1, 1))
+    assert (plan.n_tiles, plan.feature_groups, plan.clusters, plan.grid) == (6, 3, 66, (132, 1, 1))
     assert plan.smem_bytes == 1_024 + 6 * 32_768 + 2 * 16_384
     assert (plan.weight_registers, plan.accumulator_registers) == (96, 64)
     assert (plan.tile_stages, plan.handover_stage) == (3, 2)
@@ -49,8 +49,8 @@ def test_every_problem_has_a_default_plan_that_fits(batch, positions, n, k, tabl
     assert registers <= 65_536
     assert plan.row_tiles * plan.config.tile_rows >= plan.rows_per_position
     assert plan.rows_per_position * plan.positions == plan.problem.m
-    assert plan.groups * plan.config.cluster * plan.features == plan.padded_n >= n
-    assert plan.clusters % plan.groups == 0 and plan.clusters >= plan.groups
+    assert plan.feature_groups * plan.config.cluster * plan.features == plan.padded_n >= n
+    assert plan.clusters % plan.feature_groups == 0 and plan.clusters >= plan.feature_groups
     assert plan.tile_stages * plan.config.stage_blocks >= plan.k_blocks
     assert 0 <= plan.handover_stage < plan.tile_stages
     # Until a warpgroup gets its turn it frees no stage, so the one before must reach the hand-over within the ring.

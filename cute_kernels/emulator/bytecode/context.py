@@ -11,6 +11,7 @@ from cute_kernels.emulator.ptx.decode import Instruction, Kernel, Special, Symbo
 from cute_kernels.emulator.ptx.flow import Flow, uniform_function_of_tid
 from cute_kernels.emulator.state.generic_addresses import PARAM_WINDOW
 from cute_kernels.emulator.state.smem import SYSTEM_BYTES, shared_layout
+from cute_kernels.emulator.units.matrix.mma_sync import Form as MmaForm
 
 #: Expression and width of uniform special registers.
 _UNIFORM = {
@@ -55,6 +56,7 @@ class Context:
         self.kernel, self.flow, self.space = kernel, flow, space
         self.parameters = {p.name: p.offset for p in kernel.parameters}
         self.wide = {v.name for v in kernel.variables if v.space not in ("shared", "local")}
+        self.warp_mmas: list[MmaForm] = []
         self.local: dict[str, int] = {}
         self.local_bytes = 0
         for variable in kernel.variables:
@@ -63,6 +65,12 @@ class Context:
                 self.local_bytes = self.local[variable.name] + variable.nbytes
         self.shared, end = shared_layout(kernel.variables)
         self.static_shared = end - SYSTEM_BYTES
+
+    def number_of(self, form: MmaForm) -> int:
+        """The number of a form of mma.sync that the core executes."""
+        if form not in self.warp_mmas:
+            self.warp_mmas.append(form)
+        return self.warp_mmas.index(form)
 
     def is_wide_symbol(self, symbol: Symbol) -> bool:
         """Whether the address of a symbol has 64 bits (all but shared variables)."""

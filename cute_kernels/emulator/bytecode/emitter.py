@@ -261,7 +261,8 @@ class BlockEmitter:
                 self.operand(value, True)
         if operation:
             given = node.anchor.operands
-            operands = [0 if value is None else self.operand(value, not value.uniform) for value in given]
+            lanes = node.anchor.in_lanes
+            operands = [0 if value is None else self.operand(value, lanes or not value.uniform) for value in given]
         for result in node.results:
             self.define(result)
         guard = None
@@ -318,7 +319,7 @@ class BlockEmitter:
             source.append("if r is None: return 1")
         source += store_results(results)
         self.program.reserve(len(results))
-        self.call(self.program.site(Site(node.instruction, source, self.number)), blocking)
+        self.call(self.program.site(Site(node.instruction, source)), blocking)
 
     def _argument(self, arg: object, rows: list[tuple[Value, int]]) -> str:
         if isinstance(arg, Constant):
@@ -334,7 +335,10 @@ class BlockEmitter:
 
     def _operation(self, node: Node, places: Sequence[int]) -> None:
         anchor, operands = node.anchor, node.anchor.operands
-        if anchor.facts:
+        if anchor.in_lanes:
+            results = [self._places[result] for result in node.results]
+            where, operands = {"b": self.program.list([*anchor.facts, *places, *results])}, ()
+        elif anchor.facts:
             rows = [0 if value is None or value.uniform else value.bits // 8 for value in operands]
             items = [_LISTED * place + nbytes for place, nbytes in zip(places, rows)]
             where, operands = {"b": self.program.list([*anchor.facts, *items])}, ()
@@ -342,8 +346,7 @@ class BlockEmitter:
             where = dict(zip("abd", places))
         flags = anchor.flags | sum(row for row, value in zip(_ROWS, operands) if not value.uniform)
         flags |= CONSTANTS["WIDE"] * any(value.bits == 64 for value in operands)
-        flags |= CONSTANTS["ALONE"] * (not self.builder.divergent)
-        if node.results:
+        if node.results and not anchor.in_lanes:
             where["d"] = self._places[node.results[0]]
         imm = anchor.order | self.number << 8 | node.instruction.index << 32
         self.program.put(anchor.name, c=flags, imm=imm, **where)

@@ -45,7 +45,7 @@ from cute_kernels.emulator.state.memory_tables import (
     MemoryTables,
     exchange_area,
 )
-from cute_kernels.emulator.state.warp import BulkWait, CopyWait, Frame, NamedWait, PhaseWait, ProgressWait
+from cute_kernels.emulator.state.warp import AnyWait, BulkWait, CopyWait, NamedWait, PhaseWait, ProgressWait, Wait
 from cute_kernels.emulator.units.core_units import Units
 from cute_kernels.emulator.units.matrix.mma_sync import Form as MmaForm
 from cute_kernels.emulator.units.matrix.mma_sync import table as mma_table
@@ -57,12 +57,10 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.units.sm import Cluster, Warp
 
 _Header = STRUCTURES["WarpHeader"]
-_HEADER = CONSTANTS["WARP_HEADER"]  # bytes before the counts
-_GO, _WAIT, _ERROR, _AGAIN, _EXIT = (CONSTANTS[name] for name in ("GO", "WAIT", "ERROR", "AGAIN", "EXIT"))
-_SITES = _ARRIVE, _DIVERGE, _WAITING, _STOP = tuple(
-    CONSTANTS[f"SITE_{name}"] for name in ("ARRIVE", "DIVERGE", "WAIT", "STOP")
-)
-_DECIDES = _Header.budget.offset  # bytes of the header that decide what the warp does next
+_HEADER = ctypes.sizeof(_Header)  # bytes before the counts
+_GO, _WAIT, _ERROR, _EXIT = (CONSTANTS[name] for name in ("GO", "WAIT", "ERROR", "EXIT"))
+_SITES = tuple(CONSTANTS[f"SITE_{name}"] for name in ("EXIT", "WAIT", "STOP"))
+_DECIDES = _Header.waiting.offset  # bytes of the header that decide what the warp does next
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ class _Translator:
             rows=program.rows,
             local_bytes=self.lowering.context.local_bytes,
             wgmmas=tuple(program.wgmmas),
-            warp_mmas=tuple(program.warp_mmas),
+            warp_mmas=tuple(self.lowering.context.warp_mmas),
             spare=spare,
         )
 
@@ -194,10 +192,8 @@ class _Translator:
         taken, following = block.successors
         lanes = not condition.uniform
         meet = self.flow.reconvergence[block.index] if lanes else 0
-        near = lanes and meet in (taken, following) and taken != following and meet != self.flow.exit
         where = emitter.operand(condition, lanes)
-        flags = divergent | 2 * int(near)
-        self.program.put("branch", lanes=lanes, a=where, b=taken, c=following, d=flags, imm=meet)
+        self.program.put("branch", lanes=lanes, a=where, b=taken, c=following, d=divergent, imm=meet)
 
     def _sites(self) -> str:
         """Python source of ``sites(Q, X8, X16, X32, X64)``, which returns the functions of all sites."""
@@ -233,9 +229,8 @@ class Execution:
         self.names = dict(translation.names)
         exec(translation.code, self.names)  # noqa: S102 - our own generated source
         self.sites = self.names["sites"](words, *lanes)
-        self.sites[: len(_SITES)] = self._arrive, self._diverge, self._wait, self._stop
+        self.sites[: len(_SITES)] = self._exit, self._wait, self._stop
         self.places = [-1 if site.instruction is None else site.instruction.index for site in translation.sites]
-        self.words = words
         self.current: WarpExecution | None = None
         self.tables: dict[Cluster, MemoryTables] = {}
         # The callback refers to this object: a cycle, but collected like any other.
@@ -267,19 +262,20 @@ class Execution:
         current = self.current
         try:
             current.publish()
-            current.site, current.place = site, self.places[site]
+            current.place = self.places[site]
             result = self.sites[site](current.warp, mask)
             if interrupts.noted:
                 current.header.budget = 1  # gives way at the next block
-            return current.block() if result == _WAIT else result
+            if result == _WAIT:
+                current.waits[current.header.mask] = current.warp.wait
+            return result
         except BaseException as error:  # noqa: BLE001 - must not unwind through the core; `WarpExecution.send` raises it
             current.error = error
             return _ERROR
 
-    def _arrive(self, warp: Warp, mask: int) -> int:
-        header = self.current.header
-        header.pc, header.mask, header.meet = warp.arrive(header.mask)
-        header.live = warp.live
+    def _exit(self, warp: Warp, mask: int) -> int:
+        warp.live = self.current.header.live
+        warp.cta.thread_exited()
         return _GO
 
     def _wait(self, warp: Warp, mask: int) -> int:
@@ -289,16 +285,6 @@ class Execution:
     def _stop(self, warp: Warp, mask: int) -> int:
         self.current.place = self.flow.blocks[self.current.header.pc].start
         self.debugger.stops(warp)
-        return _GO
-
-    def _diverge(self, warp: Warp, mask: int) -> int:
-        header = self.current.header
-        if header.open:
-            header.open = 0
-            warp.stack.append(Frame(header.meet, header.arrived, []))
-        taken, following, meet = (self.words[row * ROW // 8] for row in range(3))
-        header.pc, header.mask, header.meet = warp.diverge(mask, header.mask, taken, following, meet)
-        header.live = warp.live
         return _GO
 
 
@@ -326,11 +312,13 @@ class WarpExecution:
         self.counts = self.state[_HEADER : _HEADER + 8 * blocks].view(np.int64)
         warp.counts = self.counts
         self.header.number, self.header.rank, self.header.index = warp.number, warp.cta.rank, warp.index
-        self.header.mask, self.header.live, self.header.meet = warp.live, warp.live, CONSTANTS["NO_MEET"]
+        self.header.mask, self.header.live = warp.live, warp.live
+        self.header.meet, self.header.top = CONSTANTS["NO_MEET"], CONSTANTS["NO_FRAME"]
         if translation.local_bytes:
             warp.local = np.zeros((32, translation.local_bytes), np.uint8)
         self.error: BaseException | None = None
-        self.site, self.place = 0, -1
+        self.place = -1
+        self.waits: dict[int, Wait] = {}  # of paths, by their lanes
         self._bulk: np.ndarray | None = None
         launch.names["W"] = warp
         for expression, offset, bits, uniform in translation.constants:
@@ -370,6 +358,12 @@ class WarpExecution:
         if self.header.waits:
             self.wait()
             return
+        if self.header.waiting:
+            masks = self.header.mask, *(path.mask for path in self.header.paths[: self.header.parted])
+            self.waits = {mask: self.waits[mask] for mask in masks}
+            self.warp.wait = AnyWait([*self.waits.values()])
+            self.header.waiting = 0
+            return
         if self.header.entered:  # its turn is over: what lanes wait for that have parted does not hold the others up
             self.warp.wait = None
         if status == _EXIT:
@@ -392,8 +386,8 @@ class WarpExecution:
     def wait(self) -> None:
         """The core has found out what the warp waits for."""
         header, warp = self.header, self.warp
-        waits, header.waits, self.site = header.waits, 0, header.site
-        self.place = self.launch.places[self.site] if self.site >= 0 else self.tables.header.place
+        waits, header.waits = header.waits, 0
+        self.place = self.tables.header.place
         barriers = warp.cluster.barriers
         if waits in (CONSTANTS["WAITS_PHASE"], CONSTANTS["WAITS_STATE"]):
             warp.wait = PhaseWait(barriers, header.mbarrier, header.awaited, waits == CONSTANTS["WAITS_PHASE"])
@@ -419,18 +413,6 @@ class WarpExecution:
             header.progress = 0
             cluster.count()
         self.log.report()
-
-    def block(self) -> int:
-        """The instruction of the current site has to wait: the warp leaves the core or runs another path."""
-        translation, header, warp = self.launch.translation, self.header, self.warp
-        number = header.pc
-        block = translation.flow.blocks[number]
-        self.counts[number] -= 1
-        header.steps -= block.end - block.start
-        if not block.divergent:
-            return _WAIT
-        header.pc, header.mask, header.meet, leaves = warp.park(number, header.mask, header.meet)
-        return _WAIT if leaves else _AGAIN
 
     def failed_at(self, error: BaseException) -> Instruction | None:
         """The instruction that raised."""

@@ -12,7 +12,6 @@ from cute_kernels.emulator.bytecode.emitter import BlockEmitter, Inline
 from cute_kernels.emulator.core.layout import word_count
 from cute_kernels.emulator.graph.values import LiveIn, Node
 from cute_kernels.emulator.instructions import tcgen05
-from cute_kernels.emulator.instructions.mma import mma_sync
 from cute_kernels.emulator.units.matrix.operands import KINDS
 
 _MMA_WORDS = word_count("MmaArguments")
@@ -23,17 +22,6 @@ _ZERO = 1  # in a list of words: none, the number 0
 def _constant(emitter: BlockEmitter, expression: str, bits: int = 64) -> int:
     """A word that never changes for a warp."""
     return emitter.live(LiveIn(expression, bits, True))
-
-
-def _inline_mma_sync(emitter: BlockEmitter, node: Node) -> bool:
-    """mma.sync by the whole warp."""
-    form, *operands, _ = node.anchor.args
-    if not form.in_core:
-        return False
-    places = [emitter.operand(value, True) for values in operands for value in values]
-    places += [emitter.define(result) for result in node.results]
-    emitter.fast(node, "warp_mma", b=emitter.program.list([emitter.program.warp_mma(form), *places]))
-    return True
 
 
 # --- units ----------------------------------------------------------------------------------------------------------
@@ -61,6 +49,5 @@ def _inline_mma(emitter: BlockEmitter, node: Node) -> bool:
 
 
 INLINE: dict[Callable[..., object], Inline] = {
-    mma_sync: _inline_mma_sync,
     tcgen05.mma: _inline_mma,
 }

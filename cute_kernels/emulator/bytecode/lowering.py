@@ -6,6 +6,7 @@ implemented, and registers of wgmma that are touched too early.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from cute_kernels.emulator.bytecode.context import Context
@@ -13,13 +14,20 @@ from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import lower as lower_instruction
 from cute_kernels.emulator.graph.values import Constant, Namespace, Value
 from cute_kernels.emulator.instructions import tcgen05
-from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Kernel, Module, parse
-from cute_kernels.emulator.ptx.families import CONTROL
+from cute_kernels.emulator.ptx.decode import (
+    TYPE_BITS,
+    Instruction,
+    Kernel,
+    Module,
+    Operand,
+    Register,
+    Vector,
+    parse,
+)
+from cute_kernels.emulator.ptx.families import CONTROL, check_operands
 from cute_kernels.emulator.ptx.flow import Block, analyse
-from cute_kernels.emulator.ptx.operand_table import check_operands
 from cute_kernels.emulator.ptx.register_hazards import check_registers
 from cute_kernels.emulator.ptx.tensor_loads import first_uses
-from cute_kernels.emulator.ptx.wide_registers import in_halves
 
 # What taking an instruction apart raises that is of no form the function for its opcode knows: a missing operand, a
 # register or a literal where the other is meant, a number that no register holds. A mistake of that function raises the
@@ -52,7 +60,7 @@ def lower(
     module = parse(ptx)
     entry = pick(module, kernel)
     check_operands(entry)
-    lowering = Lowering(module, in_halves(entry), block_shape, single)
+    lowering = Lowering(module, _wide_in_halves(entry), block_shape, single)
     if registers:
         check_registers(lowering.flow)
     if check:
@@ -148,3 +156,32 @@ def _variable_names(kernel: Kernel) -> dict[str, str]:
         used.add(name)
         names[register] = name
     return names
+
+
+# --- registers of 128 bits as pairs of 64 bits: nothing computes with all of their bits, and they live across blocks --
+
+_HALVES = (".low", ".high")
+
+
+def _wide_in_halves(kernel: Kernel) -> Kernel:
+    """The kernel with ``{low, high}`` in place of every register of 128 bits."""
+    wide = {name for name, type_ in kernel.registers.items() if type_ == "b128"}
+    if not wide:
+        return kernel
+    registers = {name: type_ for name, type_ in kernel.registers.items() if name not in wide}
+    registers |= {name + half: "b64" for name in wide for half in _HALVES}
+    instructions = tuple(_in_halves(instruction, wide) for instruction in kernel.instructions)
+    return dataclasses.replace(kernel, registers=registers, instructions=instructions)
+
+
+def _in_halves(instruction: Instruction, wide: set[str]) -> Instruction:
+    operands = tuple(_halves(operand, wide) for operand in instruction.operands)
+    return instruction if operands == instruction.operands else dataclasses.replace(instruction, operands=operands)
+
+
+def _halves(operand: Operand, wide: set[str]) -> Operand:
+    if isinstance(operand, Register) and operand.name in wide:
+        return Vector(tuple(Register(operand.name + half) for half in _HALVES))
+    if isinstance(operand, Vector):
+        return Vector(tuple(_halves(item, wide) for item in operand.items))
+    return operand

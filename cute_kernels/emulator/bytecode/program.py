@@ -22,7 +22,6 @@ from cute_kernels.emulator.core.pure_operations import operations
 from cute_kernels.emulator.graph.values import FULL, Namespace
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.units.matrix.mma_sync import Form as MmaForm
     from cute_kernels.emulator.units.matrix.wgmma import Form as WgmmaForm
 
 LANES = CONSTANTS["LANES"]
@@ -91,23 +90,16 @@ class Program:
         self.registers = registers
         self.layout = Layout(size=header)
         self.sites: list[Site] = []
-        self.rows = 3  # of the exchange area, which a branch uses three of
+        self.rows = 1  # of the exchange area
         self.code: list[list[int]] = []
         self.lists: list[int] = []
         self.wgmmas: list[WgmmaForm] = []
-        self.warp_mmas: list[MmaForm] = []
         self._temporary: dict[int, list[int]] = {}  # all places of intermediate values, by size
 
     def site(self, site: Site) -> int:
         """The number of a new site."""
         self.sites.append(site)
         return len(self.sites) - 1
-
-    def warp_mma(self, form: MmaForm) -> int:
-        """The number of a form of mma.sync."""
-        if form not in self.warp_mmas:
-            self.warp_mmas.append(form)
-        return self.warp_mmas.index(form)
 
     def reserve(self, rows: int) -> None:
         """Makes the exchange area at least this large."""
@@ -161,7 +153,7 @@ class Bytecode:
 
     def _place(self, code: np.ndarray, starts: np.ndarray, lists: np.ndarray) -> None:
         self._arrays = code, starts, lists
-        self._program = STRUCTURES["Program"](*(array.ctypes.data for array in self._arrays))
+        self._program = STRUCTURES["Program"](*(array.ctypes.data for array in self._arrays), len(starts) - 1)
         self.address = ctypes.addressof(self._program)
 
     def copy(self) -> Bytecode:

@@ -20,12 +20,10 @@ class Site:
     Attributes:
         instruction: what it performs.
         source: body of ``def site(W, mask)`` that returns None where a blocking instruction has to wait.
-        block: the basic block, for blocking instructions.
     """
 
     instruction: Instruction | None
     source: list[str]
-    block: int = -1
 
 
 def key_of(value: Value) -> Key:

@@ -35,33 +35,27 @@ static inline const Instruction *leave(Machine *m, int32_t status) {
 // Executes an instruction and returns the one to execute next; null ends the run.
 typedef const Instruction *Run(const Instruction *i, uint8_t *s, Machine *m);
 
-// The warp waits in an instruction of a block, which begins again then.
-static inline const Instruction *wait_in(
-    uint8_t *s, Machine *m, uint32_t block, int32_t site, int32_t waits, int32_t awaited) {
-  WarpHeader *header = (WarpHeader *)s;
-  header->waits = waits;
-  header->awaited = awaited;
-  header->site = site;
-  header->pc = (int32_t)block;
-  ((int64_t *)(void *)(s + WARP_HEADER))[block]--;
-  header->steps -= m->program->code[m->program->starts[block]].b;
-  return leave(m, WAIT);
+static inline const Instruction *start_of(const Machine *m, int64_t block) {
+  return m->program->code + m->program->starts[block];
 }
+
+// divergence.c. The running lanes part at a branch: those that it takes, and the others.
+const Instruction *part(uint8_t *s, Machine *m, uint32_t taken, int32_t target, int32_t following, int32_t meet);
+// They have come to the block where they meet others.
+const Instruction *meet_others(uint8_t *s, Machine *m);
+// They wait in an instruction of a block, which begins again then; where lanes have parted, others may run meanwhile.
+const Instruction *wait_in(uint8_t *s, Machine *m, uint32_t block);
 
 static inline int64_t place_of(const Instruction *i) { return i->imm >> 32; }
 
-// The warp waits in such an instruction. Where lanes have parted, others may run meanwhile.
+// Likewise, in such an instruction of the core.
 static inline const Instruction *wait_here(
     const Instruction *i, uint8_t *s, Machine *m, int32_t waits, int32_t awaited) {
   WarpHeader *header = (WarpHeader *)s;
-  uint32_t block = (uint32_t)(i->imm >> 8) & 0xFFFFFF;
-  if (i->c & ALONE) return wait_in(s, m, block, -1, waits, awaited);
   header->waits = waits;
   header->awaited = awaited;
-  header->site = -1;
-  header->pc = (int32_t)block;
-  int32_t status = m->call(SITE_WAIT, m->active);
-  return status == AGAIN ? m->program->code + m->program->starts[header->pc] : leave(m, status);
+  if (header->parted && m->call(SITE_WAIT, m->active) == ERROR) return leave(m, ERROR);
+  return wait_in(s, m, (uint32_t)(i->imm >> 8) & 0xFFFFFF);
 }
 
 // Whether execution ends here: Python words a fault and raises it, or answers that it goes on.
@@ -87,7 +81,7 @@ extern const Operation conversion_operations[];
 extern const Operation move_operations[], flow_operations[], unit_operations[], barrier_operations[];
 extern const Operation mbarrier_operations[], together_operations[], bulk_operations[], group_operations[];
 extern const Operation memory_operations[], copy_operations[], commit_operations[], tensor_operations[];
-extern const Operation wgmma_operations[], register_operations[];
+extern const Operation wgmma_operations[], register_operations[], warp_mma_operations[];
 
 // An operation on an mbarrier, as `mbarrier_apply`, at `Tables.place`.
 int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who);

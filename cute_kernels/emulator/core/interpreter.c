@@ -6,10 +6,6 @@
 #define FORM(name) static const Instruction *name(const Instruction *i, uint8_t *s, __attribute__((unused)) Machine *m)
 #define HEADER ((WarpHeader *)s)
 
-static const Instruction *start_of(const Machine *m, int64_t block) {
-  return m->program->code + m->program->starts[block];
-}
-
 FORM(block) {  // a: offset of its count; b: its instructions; c: a turn may end here; imm: its number
   WarpHeader *header = HEADER;
   AT(s64, i->a)++;
@@ -38,45 +34,18 @@ FORM(finish) {
   return leave(m, EXIT);
 }
 
-// Where the lanes go on that have come to the block where they meet others.
-static const Instruction *arrive(uint8_t *s, Machine *m) {
-  WarpHeader *header = HEADER;
-  if (header->open) {
-    header->mask |= header->arrived;
-    header->pc = header->meet;
-    header->meet = NO_MEET;
-    header->open = 0;
-  } else if (m->call(SITE_ARRIVE, 0)) {
-    return leave(m, ERROR);
-  }
-  return start_of(m, header->pc);
-}
-
 // `divergent`: lanes may be waiting somewhere for these.
 static const Instruction *go(uint32_t target, uint32_t divergent, uint8_t *s, Machine *m) {
-  return divergent && HEADER->meet == (int32_t)target ? arrive(s, m) : start_of(m, target);
+  return divergent && HEADER->meet == (int32_t)target ? meet_others(s, m) : start_of(m, target);
 }
 
-enum { DIVERGENT = 1, NEAR = 2 };  // NEAR: one way leads to where the lanes meet
-FORM(jump) { return go(i->b, i->d & DIVERGENT, s, m); }  // b: block
-FORM(branch_uniform) { return go(AT(u64, i->a) ? i->b : i->c, i->d & DIVERGENT, s, m); }
+FORM(jump) { return go(i->b, i->d, s, m); }  // b: block; d: divergent
+FORM(branch_uniform) { return go(AT(u64, i->a) ? i->b : i->c, i->d, s, m); }
 FORM(branch) {  // b, c: blocks where the predicate a holds and where not; imm: where the lanes meet
-  WarpHeader *header = HEADER;
   uint32_t lanes = AT(u32, i->a) & m->mask;
-  if (lanes == m->mask) return go(i->b, i->d & DIVERGENT, s, m);
-  if (!lanes) return go(i->c, i->d & DIVERGENT, s, m);
-  if (i->d & NEAR && header->meet == NO_MEET) {  // no other branch to remember: Python need not know
-    int here = i->b == (uint32_t)i->imm;
-    header->arrived = here ? lanes : m->mask ^ lanes;
-    header->mask = m->mask ^ header->arrived;
-    header->meet = (int32_t)i->imm;
-    header->open = 1;
-    return start_of(m, here ? i->c : i->b);
-  }
-  const int64_t where[] = {i->b, i->c, i->imm};
-  for (int k = 0; k < 3; k++) memcpy(m->rows + k * EXCHANGE_ROW, &where[k], sizeof where[k]);
-  if (m->call(SITE_DIVERGE, lanes)) return leave(m, ERROR);
-  return header->pc == header->meet ? arrive(s, m) : start_of(m, header->pc);
+  if (lanes == m->mask) return go(i->b, i->d, s, m);
+  if (!lanes) return go(i->c, i->d, s, m);
+  return part(s, m, lanes, (int32_t)i->b, (int32_t)i->c, (int32_t)i->imm);
 }
 
 // Instructions up to the end of the guard are skipped where no lane executes them.
@@ -99,8 +68,7 @@ FORM(call) {  // a: site
 FORM(call_blocking) {  // b: number of the block, which runs again
   HEADER->pc = (int32_t)i->b;
   int32_t status = m->call((int32_t)i->a, m->active);
-  if (status == GO) return i + 1;
-  return status == AGAIN ? start_of(m, HEADER->pc) : leave(m, status);
+  return status == GO ? i + 1 : status == WAIT ? wait_in(s, m, i->b) : leave(m, status);
 }
 
 const Operation flow_operations[] = {
@@ -128,7 +96,7 @@ static const Operation *const tables[] = {
     integer_operations, bit_operations, float_operations, double_operations, conversion_operations,
     move_operations, flow_operations, unit_operations, barrier_operations, mbarrier_operations,
     together_operations, bulk_operations, group_operations, memory_operations, copy_operations, commit_operations,
-    tensor_operations, wgmma_operations, register_operations, NULL,
+    tensor_operations, wgmma_operations, register_operations, warp_mma_operations, NULL,
 };
 
 static const Operation *operation(int32_t number) {

@@ -43,6 +43,7 @@ enum {
   // Of lanes (`place`, of those in `operation`): they are not all of the warp's; they have different operands, of `given`
   // bits at an address; of their member mask (`given`) others name another mask; it does not name these lanes.
   WRONG_LANES, LANES_DIFFER, MASKS_DIFFER, WRONG_MEMBERS,
+  UNKNOWN_MMA,  // it is not known how an mma.sync adds on this target
   // Of cp.async, whose `LaneCopy` is at the address: it is refused, or the race detector has to look at it.
   COPY_REFUSED, COPY_UNORDERED,
   // Of the `BulkCopy` at the address: it breaks the rule `operation`; its name is to be left in `given`, or the number of
@@ -285,11 +286,18 @@ struct Event {
 
 // --- kernels as bytecode ---------------------------------------------------------------------------------------------
 
+// A branch at which lanes have parted: the block where they meet, who is there already, the branch around it, and how many
+// parts (paths, and branches inside) have not come there. Lanes of what has parted are disjoint: there are at most LANES.
+enum { NO_MEET = -1, NO_FRAME = -1 };
+typedef struct Frame { int32_t meet; uint32_t arrived; int32_t below, parts; } Frame;
+// Lanes that are not running now: where they continue, the innermost branch at which they have parted, whether they have
+// had to wait since the warp did, and what a blocking instruction of theirs remembers.
+typedef struct Path { int32_t pc; uint32_t mask; int32_t frame, blocked; int64_t token; } Path;
+
 // The state of a warp begins with this; behind it are a count of executions (int64) for every basic block, registers,
-// constants and intermediate values. `meet` is NO_MEET where no path has diverged. `open` is 1 while the only branch
-// that lanes have diverged at is known to the core alone: the lanes `arrived` are at its meeting block already, the
-// others run. `entered`: the warp stands behind the count of block `pc`, not before it.
-enum { NO_MEET = -1, WARP_HEADER = 128 };
+// constants and intermediate values. `meet` is that of the innermost branch `top`, NO_MEET where no lanes have parted;
+// `used` is a mask of `frames`, `parted` the number of `paths`, oldest first. `entered`: the warp stands behind the count
+// of block `pc`, not before it.
 // For the phase of a parity, or a state, of `mbarrier`, or until anything changes; at the named barrier of a number; for
 // all but so many wgmma-groups; for bulk groups of a lane, 2 * lane + 1 if for their reads; for copies of the lanes
 // `newest`, all but so many groups of each, EVERY_COPY: all that they have issued.
@@ -301,13 +309,17 @@ enum { POLLED = 1, SLEPT = 2 };  // what an instruction remembers that is execut
 typedef struct WarpHeader {
   int32_t pc;
   uint32_t mask;
-  int32_t meet, open;
-  uint32_t arrived;
+  int32_t meet, top;
+  uint32_t used;
+  int32_t parted;
+  Frame frames[LANES];
+  Path paths[LANES];
+  int32_t waiting;  // all paths wait
   int32_t budget;  // blocks until the warp gives way
   int32_t entered;
   int32_t timed_out;  // its next try_wait gives up
-  int32_t waits, awaited, site;  // what it waits for, if not 0; which one, see there; in the call of this site, or -1
-  uint32_t live;                 // lanes that have not exited
+  int32_t waits, awaited;  // what it waits for, if not 0; which one, see there
+  uint32_t live;           // lanes that have not exited
   int64_t mbarrier;
   int64_t steps;      // instructions executed, up to the end of the block that it is in
   int64_t number;     // in the cluster
@@ -327,9 +339,9 @@ typedef struct Instruction {
   int64_t imm;
 } Instruction;
 // An operation on a unit (`graph.block.Operation`) has in c: which one; which of its operands a and b are rows of lanes, not
-// words that all lanes share; whether the last has 64 bits; a flag of its own; that the warp never diverges here. imm: the
+// words that all lanes share; whether the last has 64 bits; a flag of its own. imm: the
 // order, the number of the block, the instruction. One that has no result may have a third operand, d.
-enum { OPERATION = 15, ROWS_A = 16, ROWS_B = 32, WIDE = 64, FLAG = 128, ALONE = 256, ROWS_D = 512 };
+enum { OPERATION = 15, ROWS_A = 16, ROWS_B = 32, WIDE = 64, FLAG = 128, ROWS_D = 512 };
 // One with more operands has a list b of facts and of operands: LISTED * where it is, and bytes of each lane there, 0 for a
 // word that lanes share; or 0, there is none.
 enum { LISTED = 16 };
@@ -337,11 +349,12 @@ typedef struct Program {
   Instruction *code;
   int32_t *starts;   // of every basic block, its first instruction; behind them, that of the exit
   uint32_t *lists;   // operands of instructions that have more
+  int64_t exit;      // number of the block behind the last one
 } Program;
 
-// What the Python function of a site returns, and a run of a warp: go on, wait, error, run the block again, exit.
-enum { GO = 0, WAIT = 1, ERROR = 2, AGAIN = 3, EXIT = 4 };
+// What the Python function of a site returns, and a run of a warp: go on, wait, error, exit.
+enum { GO = 0, WAIT = 1, ERROR = 2, EXIT = 4 };
 enum { CLOCK_STEP = 16 };  // from one reading of a clock to the next
-enum { SITE_ARRIVE = 0, SITE_DIVERGE = 1, SITE_WAIT = 2, SITE_STOP = 3 };  // sites of control flow
+enum { SITE_EXIT = 0, SITE_WAIT = 1, SITE_STOP = 2 };  // sites of control flow
 
 #endif

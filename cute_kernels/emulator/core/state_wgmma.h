@@ -32,7 +32,7 @@ typedef struct WgmmaKnown {
   int64_t operations;            // that have it, as long as they count
 } WgmmaKnown;
 
-// What a warp is read in an accumulator before its wgmma is complete: a NaN that no sum produces.
+// What is read in an accumulator before its wgmma is complete: a NaN that no sum produces.
 enum { PENDING = 4293058221 };  // 0xFFF1DEAD
 enum { REGISTER_CELL = 64 };    // bytes: registers of 32 lanes begin at multiples of it in a warp's state
 

@@ -43,13 +43,7 @@ FORM(tensor_mma) {  // the list c: words of `MmaArguments` but who issues; imm: 
   DONE(t->tensor_mma(t, arguments, (int32_t)i->imm));
 }
 
-// mma.sync by the whole warp. The list b: number of the form, registers of A, B, C and D.
-FORM(warp_mma) {
-  const uint32_t *list = m->program->lists + i->b;
-  DONE(m->active == UINT32_MAX && warp_mma(&m->tables->warp_mmas[list[0]], s, list + 1));
-}
-
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation unit_operations[] = {
-    ENTRY(read_clock), ENTRY(tensor_mma), ENTRY(warp_mma), {0, 0, 0},
+    ENTRY(read_clock), ENTRY(tensor_mma), {0, 0, 0},
 };

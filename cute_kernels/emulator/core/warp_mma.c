@@ -1,4 +1,5 @@
 // mma.sync: a warp multiplies what lies in its registers.
+#include "bytecode.h"
 #include "fragments.h"
 
 int32_t warp_mma(const WarpMma *form, uint8_t *state, const uint32_t *registers) {
@@ -27,3 +28,15 @@ int32_t warp_mma(const WarpMma *form, uint8_t *state, const uint32_t *registers)
   move_accumulators(state, of_c + accumulators, accumulators, cells, MMA_SYNC_ROWS, halves, 1);
   return 1;
 }
+
+// The list b: number of the form, registers of A, B, C and D.
+static const Instruction *run_warp_mma(const Instruction *i, uint8_t *s, Machine *m) {
+  const uint32_t *list = m->program->lists + i->b;
+  int whole = m->active == ((const WarpHeader *)s)->live;
+  if (whole && warp_mma(&m->tables->warp_mmas[list[0]], s, list + 1)) return i + 1;
+  m->tables->place = place_of(i);
+  stops(m->tables, whole ? UNKNOWN_MMA : WRONG_LANES, m->active, 0, 0, m->active);
+  return leave(m, ERROR);
+}
+
+const Operation warp_mma_operations[] = {{"warp_mma", run_warp_mma, 0}, {0, 0, 0}};

@@ -71,6 +71,7 @@ class Operation(Anchor):
         watched: it only tells the race detector something.
         effects: as of `Call`.
         facts: numbers that it is told in front of a list of its operands.
+        in_lanes: these have a value in each lane; there may be several results, whose places follow.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Operation(Anchor):
     watched: bool = False
     effects: bool = True
     facts: Sequence[int] = ()
+    in_lanes: bool = False
 
 
 class KernelContext(Protocol):
@@ -91,6 +93,7 @@ class KernelContext(Protocol):
     local_bytes: int
     static_shared: int
 
+    def number_of(self, form: Hashable) -> int: ...
     def is_wide_symbol(self, symbol: Symbol) -> bool: ...
     def is_uniform_of_tid(self, instruction: Instruction) -> bool: ...
     def named_value(self, block: BlockBuilder, operand: Symbol | Special, bits: int) -> Value: ...

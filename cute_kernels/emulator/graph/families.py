@@ -11,6 +11,7 @@ from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.ptx import families
 from cute_kernels.emulator.ptx.families import (
     Family,
+    Operands,
     Qualifiers,
     Varies,
     check_qualifiers,
@@ -30,14 +31,14 @@ def family(
     blocking: bool = False,
     own_turn: bool = True,
     reads_destinations: bool = False,
+    operands: Operands | None,
     qualifiers: Qualifiers | None = None,
 ) -> Callable[[Lower], Lower]:
     """Registers the decorated function for opcodes that start with any of the dotted ``prefixes``; see `Family`."""
 
     def register(lower: Lower) -> Lower:
-        facts = Family(
-            destinations, varies, blocking, own_turn, reads_destinations, lower.__doc__ or "", _words(qualifiers)
-        )
+        doc, parts = lower.__doc__ or "", _words(qualifiers)
+        facts = Family(destinations, varies, blocking, own_turn, reads_destinations, doc, operands, parts)
         LOWERINGS.update(dict.fromkeys(families.register(prefixes, facts), lower))
         return lower
 

@@ -18,6 +18,7 @@ from cute_kernels.emulator.observe.races.memory_order import Strength, access_st
 from cute_kernels.emulator.observe.races.tracker import Operation
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Vector
 from cute_kernels.emulator.ptx.families import always_varies, as_integer
+from cute_kernels.emulator.ptx.operand_syntax import data_operand, policy_operand
 from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.units.copies.generic_accesses import space_of
@@ -199,7 +200,17 @@ def lower_atomic(block: BlockBuilder, instruction: Instruction, first: int) -> t
     return block.anchor(call, [(CANONICAL[bits], False)] * count, [address, *values]), count
 
 
-@family("atom", varies=always_varies)
+def update_operands(parts: tuple[str, ...]) -> str:
+    """Operands of an atomic operation without a result."""
+    second = ", c" if "cas" in parts else ""
+    return f"[a], {data_operand('b', 'T', parts)}{second}{policy_operand(parts)}"
+
+
+def _atom_operands(parts: tuple[str, ...]) -> str:
+    return f"{data_operand('d', 'T', parts)}, {update_operands(parts)}"
+
+
+@family("atom", varies=always_varies, operands=_atom_operands)
 def _atom(block: BlockBuilder, instruction: Instruction) -> None:
     """atom on integers, f16, bf16 (packed and vectors), f32, f64, exch and cas of b128; global, shared, generic."""
     results, _ = lower_atomic(block, instruction, 1)
@@ -211,7 +222,7 @@ def _atom(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(item, value)
 
 
-@family("red", destinations=0)
+@family("red", destinations=0, operands=update_operands)
 def _red(block: BlockBuilder, instruction: Instruction) -> None:
     """red: atom without a result."""
     lower_atomic(block, instruction, 0)
@@ -283,7 +294,7 @@ def store_bulk(warp: Warp, mask: int, space: str, address: LaneValues, nbytes: L
             cells[:] = 0
 
 
-@family("st.bulk", destinations=0, qualifiers="weak shared::cta")
+@family("st.bulk", destinations=0, operands="[a], size:b64, initval:imm", qualifiers="weak shared::cta")
 def _store_bulk(block: BlockBuilder, instruction: Instruction) -> None:
     """st.bulk: zeros in shared memory."""
     if as_integer(instruction, instruction.operands[2]) != 0:
@@ -305,7 +316,11 @@ _ASYNC = ("async", "weak", "relaxed", "cluster", "shared::cluster", "mbarrier::c
 _STORED = (*(f"{kind}{bits}" for kind in "bus" for bits in (32, 64)), "f32", "f64")
 
 
-@family("st.async", destinations=0, qualifiers=(*_ASYNC, "v2", "v4", *_STORED))
+def _async_operands(parts: tuple[str, ...]) -> str:
+    return f"[a], {data_operand('b', 'T', parts)}, [mbar]"
+
+
+@family("st.async", destinations=0, operands=_async_operands, qualifiers=(*_ASYNC, "v2", "v4", *_STORED))
 def _st_async(block: BlockBuilder, instruction: Instruction) -> None:
     """st.async to the shared memory of a CTA of the cluster, with mbarrier completion."""
     type_ = instruction.parts[-1]
@@ -315,7 +330,10 @@ def _st_async(block: BlockBuilder, instruction: Instruction) -> None:
     _lower_async(block, instruction, "", type_)
 
 
-@family("red.async", destinations=0, qualifiers=(*_ASYNC, *_NAMES, "b32", "u32", "s32", "u64"))
+@family(
+    "red.async", destinations=0, operands=_async_operands,
+    qualifiers=(*_ASYNC, *_NAMES, "b32", "u32", "s32", "u64"),
+)  # fmt: skip
 def _red_async(block: BlockBuilder, instruction: Instruction) -> None:
     """red.async on integers in the shared memory of a CTA of the cluster, with mbarrier completion."""
     type_ = instruction.parts[-1]

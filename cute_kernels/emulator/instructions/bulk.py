@@ -13,6 +13,7 @@ from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane
 from cute_kernels.emulator.ptx.decode import Instruction, Memory, Operand, Vector
 from cute_kernels.emulator.ptx.families import as_integer
+from cute_kernels.emulator.ptx.operand_syntax import policy_operand
 from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.units.copies.bulk import LOAD, STORE, tensor_descriptor
 from cute_kernels.emulator.units.copies.tensor_map import decode
@@ -28,7 +29,7 @@ def prefetch_descriptor(warp: Warp, mask: int, address: LaneValues) -> None:
         decode(tensor_descriptor(warp.cluster, where))
 
 
-@family("prefetch.tensormap", "prefetch.param.tensormap", "prefetch.const.tensormap", destinations=0)
+@family("prefetch.tensormap", "prefetch.param.tensormap", "prefetch.const.tensormap", destinations=0, operands="[a]")
 def _prefetch_tensormap(block: BlockBuilder, instruction: Instruction) -> None:
     """prefetch.tensormap: no effect on results; a tensor map with a mode that is not implemented is refused."""
     block.call(prefetch_descriptor, address_value(block, instruction.operands[0], 64))
@@ -60,7 +61,22 @@ def rank_of(instruction: Instruction) -> int:
     return ranks[0]
 
 
-@family("cp.async.bulk.tensor", destinations=0, qualifiers=(*_PARTS, *_MODES, *RANKS, *_COPIED))
+def _offsets_operand(parts: tuple[str, ...]) -> str:
+    return ", {im2colOffsets}:u16" if "im2col" in parts else ""
+
+
+def tensor_operands(parts: tuple[str, ...]) -> str:
+    """Operands of a tensor copy."""
+    if "bulk_group" in parts:
+        return f"[tensorMap{{coords}}], [src]{policy_operand(parts)}"
+    multicast = ", ctaMask:u16" if "multicast::cluster" in parts else ""
+    return f"[dst], [tensorMap{{coords}}], [mbar]{_offsets_operand(parts)}{multicast}{policy_operand(parts)}"
+
+
+@family(
+    "cp.async.bulk.tensor", destinations=0, operands=tensor_operands,
+    qualifiers=(*_PARTS, *_MODES, *RANKS, *_COPIED),
+)  # fmt: skip
 def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.tensor: global to shared (multicast, cta_group) and shared to global, tiled (packed 4- and 6-bit
     elements too) and im2col mode."""
@@ -131,7 +147,14 @@ def _offsets(block: BlockBuilder, instruction: Instruction, operand: Operand, ra
     return tuple(block.value(item, 16) for item in operand.items)
 
 
-@family("cp.async.bulk.prefetch.tensor", destinations=0, qualifiers=(*_PARTS, *_MODES, *RANKS, "L2"))
+def _prefetch_operands(parts: tuple[str, ...]) -> str:
+    return f"[tensorMap{{coords}}]{_offsets_operand(parts)}{policy_operand(parts)}"
+
+
+@family(
+    "cp.async.bulk.prefetch.tensor", destinations=0, operands=_prefetch_operands,
+    qualifiers=(*_PARTS, *_MODES, *RANKS, "L2"),
+)  # fmt: skip
 def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""
     rank = rank_of(instruction)
@@ -144,13 +167,13 @@ def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 # --- bulk groups ----------------------------------------------------------------------------------------------------
 
 
-@family("cp.async.bulk.commit_group", destinations=0, qualifiers="")
+@family("cp.async.bulk.commit_group", destinations=0, operands="", qualifiers="")
 def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.commit_group."""
     block.operation("bulk_commit")
 
 
-@family("cp.async.bulk.wait_group", destinations=0, blocking=True, qualifiers="read")
+@family("cp.async.bulk.wait_group", destinations=0, blocking=True, operands="N:imm", qualifiers="read")
 def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.wait_group, wait_group.read."""
     parts = instruction.parts[1:]

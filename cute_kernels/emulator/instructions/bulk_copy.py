@@ -6,10 +6,18 @@ from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import family
-from cute_kernels.emulator.instructions.bulk import RANKS, bulk_operation, mode_of, rank_of, tensor_store
+from cute_kernels.emulator.instructions.bulk import (
+    RANKS,
+    bulk_operation,
+    mode_of,
+    rank_of,
+    tensor_operands,
+    tensor_store,
+)
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.instructions.sync import each_lane
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction
+from cute_kernels.emulator.ptx.operand_syntax import policy_operand
 from cute_kernels.emulator.units.copies.bulk import LOAD, SEND, STORE
 from cute_kernels.emulator.units.copies.generic_accesses import view_bytes
 from cute_kernels.emulator.units.copies.reductions import DTYPES, OPERATIONS, TYPES, operations
@@ -38,8 +46,17 @@ def _reduction(instruction: Instruction, parts: list[str]) -> tuple[int, int]:
 _BULK = (*_SPACES, *_COMPLETIONS, "L2::cache_hint")
 
 
-@family("cp.reduce.async.bulk", destinations=0, qualifiers=(*_BULK, *_OPERATIONS, "noftz", *TYPE_BITS))
-@family("cp.async.bulk", destinations=0, qualifiers=(*_BULK, "multicast::cluster", "cp_mask"))
+def _operands(parts: tuple[str, ...]) -> str:
+    barrier = "" if "bulk_group" in parts else ", [mbar]"
+    multicast = ", ctaMask:u16" if "multicast::cluster" in parts else ""
+    mask = ", byteMask:u16" if "cp_mask" in parts else ""
+    return f"[dst], [src], size:u32{barrier}{multicast}{policy_operand(parts)}{mask}"
+
+
+@family(
+    "cp.reduce.async.bulk", destinations=0, operands=_operands, qualifiers=(*_BULK, *_OPERATIONS, "noftz", *TYPE_BITS),
+)  # fmt: skip
+@family("cp.async.bulk", destinations=0, operands=_operands, qualifiers=(*_BULK, "multicast::cluster", "cp_mask"))
 def _bulk(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk, cp.reduce.async.bulk: global to shared (multicast), shared to global, shared to shared."""
     reduces = instruction.parts[1] == "reduce"
@@ -73,7 +90,10 @@ def bulk_prefetch(warp: Warp, mask: int, address: LaneValues, nbytes: LaneValues
         view_bytes(warp.cluster, "global", where, size)
 
 
-@family("cp.async.bulk.prefetch.L2", destinations=0, qualifiers="global L2::cache_hint")
+@family(
+    "cp.async.bulk.prefetch.L2", destinations=0, operands=lambda parts: f"[src], size:u32{policy_operand(parts)}",
+    qualifiers="global L2::cache_hint",
+)  # fmt: skip
 def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.L2: no effect on results; the range is checked."""
     address, nbytes = instruction.operands[:2]
@@ -81,7 +101,7 @@ def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 
 
 @family(
-    "cp.reduce.async.bulk.tensor", destinations=0,
+    "cp.reduce.async.bulk.tensor", destinations=0, operands=tensor_operands,
     qualifiers=(*RANKS, *_OPERATIONS, *"global shared::cta bulk_group L2::cache_hint tile im2col_no_offs".split()),
 )  # fmt: skip
 def _tensor_reduce(block: BlockBuilder, instruction: Instruction) -> None:

@@ -59,25 +59,32 @@ def _lower_product(block: BlockBuilder, instruction: Instruction) -> None:
     _define(block, instruction, [product, c, carry], bits)
 
 
-@family(*_SUMS, destinations=2, qualifiers=_TYPES)
+def _operands(parts: tuple[str, ...]) -> str:
+    """Decoding adds the carry, which .cc writes and addc, subc and madc read."""
+    written = ", carry_out:pred" if "cc" in parts else ""
+    addend = ", c" if parts[0].startswith("mad") else ""
+    return f"d{written}, a, b{addend}" + (", carry_in:pred" if parts[0].endswith("c") else "")
+
+
+@family(*_SUMS, destinations=2, operands=_operands, qualifiers=_TYPES)
 def _sum_with_carry_out(block: BlockBuilder, instruction: Instruction) -> None:
     """add.cc, addc.cc, sub.cc, subc.cc: sums and differences that leave a carry or borrow."""
     _lower_sum(block, instruction)
 
 
-@family("addc", "subc", qualifiers=_TYPES)
+@family("addc", "subc", operands=_operands, qualifiers=_TYPES)
 def _sum_with_carry_in(block: BlockBuilder, instruction: Instruction) -> None:
     """addc, subc: sums and differences that take a carry or borrow."""
     _lower_sum(block, instruction)
 
 
-@family(*(f"{name}.cc" for name in _PRODUCTS), destinations=2, qualifiers=_TYPES)
+@family(*(f"{name}.cc" for name in _PRODUCTS), destinations=2, operands=_operands, qualifiers=_TYPES)
 def _product_with_carry_out(block: BlockBuilder, instruction: Instruction) -> None:
     """mad.lo.cc, mad.hi.cc, madc.lo.cc, madc.hi.cc: half a product, added, that leaves a carry."""
     _lower_product(block, instruction)
 
 
-@family(*_PRODUCTS[2:], qualifiers=_TYPES)
+@family(*_PRODUCTS[2:], operands=_operands, qualifiers=_TYPES)
 def _product_with_carry_in(block: BlockBuilder, instruction: Instruction) -> None:
     """madc.lo, madc.hi: half a product, added with the carry."""
     _lower_product(block, instruction)

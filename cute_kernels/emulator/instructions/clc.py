@@ -66,7 +66,7 @@ def _answer(cluster: Cluster, targets: list[tuple[int, int]], operations: list[O
 
 
 @family(
-    "clusterlaunchcontrol.try_cancel", destinations=0,
+    "clusterlaunchcontrol.try_cancel", destinations=0, operands="[addr], [mbar]",
     qualifiers="async shared::cta mbarrier::complete_tx::bytes multicast::cluster::all b128",
 )  # fmt: skip
 def _try_cancel(block: BlockBuilder, instruction: Instruction) -> None:
@@ -76,7 +76,13 @@ def _try_cancel(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(try_cancel, *addresses, "multicast::cluster::all" in parts)
 
 
-@family("clusterlaunchcontrol.query_cancel")
+def _query_operands(parts: tuple[str, ...]) -> str:
+    if "is_canceled" in parts:
+        return "pred:pred, response:b128"
+    return ("{xdim}4:b32" if "v4" in parts else "reg:b32") + ", response:b128"
+
+
+@family("clusterlaunchcontrol.query_cancel", operands=_query_operands)
 def _query_cancel(block: BlockBuilder, instruction: Instruction) -> None:
     """clusterlaunchcontrol.query_cancel.is_canceled and .get_first_ctaid."""
     what = instruction.parts[2]

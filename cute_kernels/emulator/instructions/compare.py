@@ -7,6 +7,7 @@ from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Constant, Pack, PureOp, Value
 from cute_kernels.emulator.instructions.integers import INTEGERS, binary, storage
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Pair
+from cute_kernels.emulator.ptx.operand_syntax import is_type
 
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
@@ -72,7 +73,16 @@ def _combined(block: BlockBuilder, instruction: Instruction, holds: list[Value])
     return [block.pure(binary(combine[0], "pred"), each, condition) for each in holds]
 
 
-@family("setp")
+def _combined_with(parts: tuple[str, ...]) -> str:
+    return ", c:pred" if {"and", "or", "xor"} & set(parts) else ""
+
+
+def result_type(parts: tuple[str, ...]) -> str:
+    """The type before the last one."""
+    return parts[-2] if len(parts) > 2 and is_type(parts[-2]) else "b32"
+
+
+@family("setp", operands=lambda parts: f"p|q?:pred, a, b{_combined_with(parts)}")
 def _setp(block: BlockBuilder, instruction: Instruction) -> None:
     """setp on integers and bits; and on floats, f16x2 and bf16x2 with a predicate for each."""
     holds = _compared(block, instruction, instruction.parts[-1])
@@ -96,7 +106,7 @@ _TRUE = {
 }  # fmt: skip
 
 
-@family("set")
+@family("set", operands=lambda parts: f"d:{result_type(parts)}, a, b{_combined_with(parts)}")
 def _set(block: BlockBuilder, instruction: Instruction) -> None:
     """set: all ones, or 1.0, where a comparison holds, else 0; of f16x2 and bf16x2 in both halves."""
     if len(instruction.parts) < 4 or instruction.parts[-2] not in _TRUE:
@@ -114,7 +124,7 @@ def _set(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], chosen[0] if len(chosen) == 1 else Pack(chosen))
 
 
-@family(*(f"selp.{k}{b}" for k in "bsu" for b in (16, 32, 64)), "selp.f32", "selp.f64")
+@family(*(f"selp.{k}{b}" for k in "bsu" for b in (16, 32, 64)), "selp.f32", "selp.f64", operands="d, a, b, p:pred")
 def _selp(block: BlockBuilder, instruction: Instruction) -> None:
     """selp: choose by predicate."""
     bits = TYPE_BITS[instruction.parts[1]]

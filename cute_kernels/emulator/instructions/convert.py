@@ -8,13 +8,25 @@ from cute_kernels.emulator.graph.values import CANONICAL, Pack, PureOp, Value, o
 from cute_kernels.emulator.instructions.convert_narrow import convert_narrow
 from cute_kernels.emulator.instructions.floats import float_to_float
 from cute_kernels.emulator.ptx.decode import Instruction, Register
+from cute_kernels.emulator.ptx.operand_syntax import HELD_IN, is_type
 
 _INTEGER_BITS = {f"{k}{b}": b for k in "us" for b in (8, 16, 32, 64)}
 _FP8 = ("e4m3x2", "e5m2x2")
 _MODES = ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")
 
 
-@family("cvt")
+def _operands(parts: tuple[str, ...]) -> str:
+    types = [part for part in parts if is_type(part)]
+    newer = any(part in HELD_IN or part in ("bf16", "bf16x2") for part in types)  # without wider registers
+    wider = "" if newer else "+"
+    random = ", rbits:b32" if "rs" in parts else ""
+    if len(types) == 2 and types[0].endswith("x4"):
+        return f"d:S, {{a}}4:T{random}"
+    two = len(types) == 2 and types[0].endswith("x2") and types[1] == "f32"
+    return f"d:S{wider}, a:T{wider}" + (f", b:T{wider}" if two else "") + random
+
+
+@family("cvt", operands=_operands)
 def _cvt(block: BlockBuilder, instruction: Instruction) -> None:
     """cvt: integers, f16, bf16, f32, f64, packed f16x2/bf16x2/e4m3x2/e5m2x2/e2m3x2/e3m2x2/e2m1x2/ue8m0x2, tf32."""
     *flags, target, source = instruction.parts[1:]

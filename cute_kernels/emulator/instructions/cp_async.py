@@ -9,13 +9,19 @@ from cute_kernels.emulator.graph.values import Constant, Value
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Not, Register
 from cute_kernels.emulator.ptx.families import as_integer
+from cute_kernels.emulator.ptx.operand_syntax import policy_operand
 
 _SIZES = {"ca": (4, 8, 16), "cg": (16,)}
 _IGNORES = _EVERY = _COUNTED = CONSTANTS["FLAG"]  # of ``copy_lanes``, ``copies_wait`` and ``copies_arrive``
 
 
+def _operands(parts: tuple[str, ...]) -> str:
+    policy = policy_operand(parts)
+    return f"[dst], [src], cpSize:imm{policy}; [dst], [src], cpSize:imm, srcSize:u32/pred{policy}"
+
+
 @family(
-    "cp.async.ca", "cp.async.cg", destinations=0,
+    "cp.async.ca", "cp.async.cg", destinations=0, operands=_operands,
     qualifiers="shared shared::cta global L2::cache_hint L2::64B L2::128B L2::256B",
 )  # fmt: skip
 def _cp_async(block: BlockBuilder, instruction: Instruction) -> None:
@@ -41,13 +47,16 @@ def _cp_async(block: BlockBuilder, instruction: Instruction) -> None:
     block.operation("copy_lanes", *places, fourth, flags=flags, order=nbytes)
 
 
-@family("cp.async.commit_group", destinations=0, qualifiers="")
+@family("cp.async.commit_group", destinations=0, operands="", qualifiers="")
 def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.commit_group."""
     block.operation("copies_commit")
 
 
-@family("cp.async.wait_group", "cp.async.wait_all", destinations=0, blocking=True, qualifiers="")
+@family(
+    "cp.async.wait_group", "cp.async.wait_all", destinations=0, blocking=True,
+    operands=lambda parts: "" if parts[2] == "wait_all" else "N:imm", qualifiers="",
+)  # fmt: skip
 def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.wait_group, cp.async.wait_all."""
     every = "wait_all" in instruction.parts[1:]
@@ -57,7 +66,7 @@ def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     block.operation("copies_wait", flags=_EVERY * every, order=newest, blocking=True)
 
 
-@family("cp.async.mbarrier.arrive", destinations=0, qualifiers="noinc shared shared::cta b64")
+@family("cp.async.mbarrier.arrive", destinations=0, operands="[addr]", qualifiers="noinc shared shared::cta b64")
 def _arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.mbarrier.arrive, with .noinc."""
     parts = instruction.parts[4:]

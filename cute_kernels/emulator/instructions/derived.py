@@ -5,7 +5,7 @@ from __future__ import annotations
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import Constant, LiveIn, PureOp, Value
-from cute_kernels.emulator.instructions.compare import integer_compare
+from cute_kernels.emulator.instructions.compare import integer_compare, result_type
 from cute_kernels.emulator.instructions.integers import binary, multiply, shift_by
 from cute_kernels.emulator.instructions.video import Numbers
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction
@@ -14,7 +14,7 @@ from cute_kernels.emulator.state.generic_addresses import LOCAL_WINDOW, PARAM_WI
 _WIDTHS = (16, 32, 64)
 
 
-@family("cnot.b16", "cnot.b32", "cnot.b64")
+@family("cnot.b16", "cnot.b32", "cnot.b64", operands="d, a")
 def _cnot(block: BlockBuilder, instruction: Instruction) -> None:
     """cnot: 1 for 0, 0 for all others."""
     bits = TYPE_BITS[instruction.parts[1]]
@@ -27,7 +27,10 @@ _ABOVE = PureOp("setp_gt_f32", ("f32", "f32"), "pred")
 _LARGEST_FLUSHED = Constant(0x80800000, 32)  # the first negative number that .ftz keeps
 
 
-@family("slct", qualifiers=("ftz", *(f"{k}{n}" for k in "bsu" for n in _WIDTHS), "f32", "f64"))
+@family(
+    "slct", operands=lambda parts: "d:{0}, a:{0}, b:{0}, c".format(result_type(parts)),
+    qualifiers=("ftz", *(f"{k}{n}" for k in "bsu" for n in _WIDTHS), "f32", "f64"),
+)  # fmt: skip
 def _slct(block: BlockBuilder, instruction: Instruction) -> None:
     """slct: the first operand where the third is not negative (-0 is not, NaN is), else the second."""
     parts = instruction.parts[1:]
@@ -50,7 +53,9 @@ _FORMATS = {"f32": (0x7F800000, 0x00800000), "f64": (0x7FF << 52, 1 << 52)}
 _PROPERTIES = {"finite": ("lt", 0), "infinite": ("eq", 0), "number": ("le", 0), "notanumber": ("gt", 0)}
 
 
-@family(*(f"testp.{name}.{t}" for name in (*_PROPERTIES, "normal", "subnormal") for t in _FORMATS))
+@family(
+    *(f"testp.{name}.{t}" for name in (*_PROPERTIES, "normal", "subnormal") for t in _FORMATS), operands="p:pred, a",
+)  # fmt: skip
 def _testp(block: BlockBuilder, instruction: Instruction) -> None:
     """testp: whether a float is finite, infinite, a number, not one, normal (zero is) or subnormal."""
     name, type_ = instruction.parts[1:]
@@ -81,8 +86,8 @@ def _of_24_bits(block: BlockBuilder, value: Value, type_: str) -> Value:
 
 @family(
     *(f"{name}.{half}.{t}" for name in ("mul24", "mad24") for half in ("lo", "hi") for t in ("u32", "s32")),
-    "mad24.hi.sat.s32",
-)
+    "mad24.hi.sat.s32", operands=lambda parts: "d, a, b" if parts[0] == "mul24" else "d, a, b, c",
+)  # fmt: skip
 def _mul24(block: BlockBuilder, instruction: Instruction) -> None:
     """mul24, mad24: products of the low 24 bits; of 48 bits the low 32, or (.hi) the high 32."""
     name, half, type_ = instruction.parts[0], instruction.parts[1], instruction.parts[-1]
@@ -101,7 +106,7 @@ def _mul24(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], product)
 
 
-@family(*(f"szext.{mode}.{t}" for mode in ("clamp", "wrap") for t in ("u32", "s32")))
+@family(*(f"szext.{mode}.{t}" for mode in ("clamp", "wrap") for t in ("u32", "s32")), operands="d, a, b:u32")
 def _szext(block: BlockBuilder, instruction: Instruction) -> None:
     """szext: a number of so many bits, limited to 32 or taken modulo 32, extended by its sign or by zeros."""
     _, mode, type_ = instruction.parts
@@ -123,7 +128,7 @@ _SPACES["param::entry"] = _SPACES["param"]
 _SPACES["shared"] = _SPACES["shared::cta"] = _SPACES["shared::cluster"]
 
 
-@family(*(f"isspacep.{space}" for space in _SPACES))
+@family(*(f"isspacep.{space}" for space in _SPACES), operands="p:pred, a:u32/u64")
 def _isspacep(block: BlockBuilder, instruction: Instruction) -> None:
     """isspacep: whether a generic address is of global, shared (own CTA or cluster), local memory or of a parameter."""
     space = instruction.parts[1]

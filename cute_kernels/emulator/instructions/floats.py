@@ -60,7 +60,15 @@ def _elementwise(block: BlockBuilder, instruction: Instruction, name: str = "") 
 _FLOATS = ("f32", "f32x2", "f16", "f16x2", "bf16", "bf16x2", "f64")
 
 
-@family("add", "sub", "mul", "fma", qualifiers=("rn", *_DIRECTIONS, "ftz", "sat", "relu", *_FLOATS))
+def _sum_operands(parts: tuple[str, ...]) -> str:
+    """The last operand of add.f32.f16 and fma.f32.f16 has the type of the result."""
+    return "d:S, a:T, b:T, c:S" if parts[0] == "fma" else "d:S, a:T, b:S"
+
+
+@family(
+    "add", "sub", "mul", "fma", operands=_sum_operands,
+    qualifiers=("rn", *_DIRECTIONS, "ftz", "sat", "relu", *_FLOATS),
+)  # fmt: skip
 def _sum_product(block: BlockBuilder, instruction: Instruction) -> None:
     """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat; f16 or bf16 operands of f32 sums; f32, f32x2
     and f64 directed; .relu of fma on f16 and bf16."""
@@ -100,7 +108,13 @@ def _mixed(block: BlockBuilder, instruction: Instruction, type_: str) -> None:
     block.define(instruction.operands[0], _lower(block, plain, instruction.parts[0], sources, "f32"))
 
 
-@family("min", "max", "abs", "neg", qualifiers=("ftz", "NaN", "xorsign", "abs", *_FLOATS))
+def _order_operands(parts: tuple[str, ...]) -> str:
+    if parts[0] in ("abs", "neg"):
+        return "d, a"
+    return "d, a, b, c?" if parts[-1] == "f32" and "xorsign" not in parts else "d, a, b"
+
+
+@family("min", "max", "abs", "neg", operands=_order_operands, qualifiers=("ftz", "NaN", "xorsign", "abs", *_FLOATS))
 def _order(block: BlockBuilder, instruction: Instruction) -> None:
     """min, max (of three operands too; .NaN; .xorsign.abs), abs, neg on floats."""
     parts = instruction.parts[1:]
@@ -124,7 +138,7 @@ def _order(block: BlockBuilder, instruction: Instruction) -> None:
     _elementwise(block, instruction, name)
 
 
-@family("copysign", qualifiers="f32 f64")
+@family("copysign", operands="d, a, b", qualifiers="f32 f64")
 def _copysign(block: BlockBuilder, instruction: Instruction) -> None:
     """copysign: the sign of the first operand, the rest of the second one, NaN as they are."""
     bits = TYPE_BITS[instruction.parts[-1]]
@@ -133,13 +147,16 @@ def _copysign(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], block.pure(of_one_type(f"copysign_{kind}", kind, 2), *sources))
 
 
-@family("div", "rcp", "sqrt", qualifiers="rn approx full ftz f32 f64")
+@family(
+    "div", "rcp", "sqrt", operands=lambda parts: "d, a, b" if parts[0] == "div" else "d, a",
+    qualifiers="rn approx full ftz f32 f64",
+)  # fmt: skip
 def _quotient(block: BlockBuilder, instruction: Instruction) -> None:
     """div, rcp, sqrt: .rn exactly, .approx and .full rounded correctly too."""
     _elementwise(block, instruction)
 
 
-@family(*_APPROXIMATE, qualifiers="approx ftz f32 f64 f16 bf16 f16x2 bf16x2")
+@family(*_APPROXIMATE, operands="d, a", qualifiers="approx ftz f32 f64 f16 bf16 f16x2 bf16x2")
 def _approximate(block: BlockBuilder, instruction: Instruction) -> None:
     """ex2, lg2, sin, cos, tanh, rsqrt (.approx)."""
     type_ = instruction.parts[-1]

@@ -50,7 +50,7 @@ def binary(name: str, type_: str) -> PureOp:
 
 @family(
     *(f"{name}.{t}" for name in ("add", "sub", "min", "max", "div", "rem") for t in INTEGERS),
-    "add.sat.s32", "sub.sat.s32", qualifiers="",
+    "add.sat.s32", "sub.sat.s32", operands="d, a, b", qualifiers="",
 )  # fmt: skip
 def _arithmetic(block: BlockBuilder, instruction: Instruction) -> None:
     """add, sub, min, max, div, rem on integers; .sat of add and sub on s32."""
@@ -61,8 +61,8 @@ def _arithmetic(block: BlockBuilder, instruction: Instruction) -> None:
 @family(
     *(f"{name}.{kind}16x2" for name in ("add", "min", "max") for kind in "us"),
     *(f"{name}.relu.{type_}" for name in ("min", "max") for type_ in ("s16x2", "s32")),
-    qualifiers="",
-)
+    operands="d, a, b", qualifiers="",
+)  # fmt: skip
 def _halves(block: BlockBuilder, instruction: Instruction) -> None:
     """add, min, max on pairs of 16-bit integers; .relu of min and max on s16x2 and s32."""
     name, type_ = instruction.parts[0], instruction.parts[-1]
@@ -75,7 +75,7 @@ def _halves(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], Pack([block.pure(op, a, b) for a, b in zip(first, second)]))
 
 
-@family(*(f"sad.{t}" for t in INTEGERS), qualifiers="")
+@family(*(f"sad.{t}" for t in INTEGERS), operands="d, a, b, c", qualifiers="")
 def _sad(block: BlockBuilder, instruction: Instruction) -> None:
     """sad: the difference of two integers without its sign, added to a third."""
     type_ = instruction.parts[1]
@@ -99,13 +99,16 @@ def _product(block: BlockBuilder, instruction: Instruction) -> Value:
 _MULTIPLY = [f"{half}.{t}" for half in ("lo", "hi", "wide") for t in INTEGERS if (half, t[1:]) != ("wide", "64")]
 
 
-@family(*(f"mul.{form}" for form in _MULTIPLY))
+@family(*(f"mul.{form}" for form in _MULTIPLY), operands=lambda parts: "d:2T, a, b" if "wide" in parts else "d, a, b")
 def _mul(block: BlockBuilder, instruction: Instruction) -> None:
     """mul.lo, mul.hi, mul.wide."""
     block.define(instruction.operands[0], _product(block, instruction))
 
 
-@family(*(f"mad.{form}" for form in _MULTIPLY), "mad.hi.sat.s32", qualifiers="")
+@family(
+    *(f"mad.{form}" for form in _MULTIPLY), "mad.hi.sat.s32",
+    operands=lambda parts: "d:2T, a, b, c:2T" if "wide" in parts else "d, a, b, c", qualifiers="",
+)  # fmt: skip
 def _mad(block: BlockBuilder, instruction: Instruction) -> None:
     """mad.lo, mad.hi, mad.wide, mad.hi.sat."""
     product = _product(block, instruction)
@@ -115,7 +118,10 @@ def _mad(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], block.pure(add, product, addend))
 
 
-@family(*(f"{name}.{t}" for name in ("neg", "abs") for t in ("s16", "s32", "s64")), *(f"not.{t}" for t in _BITS[:3]))
+@family(
+    *(f"{name}.{t}" for name in ("neg", "abs") for t in ("s16", "s32", "s64")), *(f"not.{t}" for t in _BITS[:3]),
+    operands="d, a",
+)  # fmt: skip
 def _one_operand(block: BlockBuilder, instruction: Instruction) -> None:
     """neg, abs, not."""
     name, type_ = instruction.parts
@@ -125,13 +131,13 @@ def _one_operand(block: BlockBuilder, instruction: Instruction) -> None:
 # --- bits -----------------------------------------------------------------------------------------------------------
 
 
-@family(*(f"{name}.{t}" for name in ("and", "or", "xor") for t in _BITS))
+@family(*(f"{name}.{t}" for name in ("and", "or", "xor") for t in _BITS), operands="d, a, b")
 def _and_or_xor(block: BlockBuilder, instruction: Instruction) -> None:
     """and, or, xor, on bits and predicates."""
     apply(block, instruction, binary(*instruction.parts))
 
 
-@family("not.pred")
+@family("not.pred", operands="d, a")
 def _not_predicate(block: BlockBuilder, instruction: Instruction) -> None:
     """not.pred."""
     block.define(instruction.operands[0], block.logic_not(block.value(instruction.operands[1], 1)))
@@ -147,7 +153,9 @@ def shift_by(name: str, type_: str, amount: int) -> PureOp:
     return of_one_type(f"{name}_{type_}_by{amount}", storage(type_), 1)
 
 
-@family(*(f"shl.b{n}" for n in (16, 32, 64)), *(f"shr.{k}{n}" for k in "bsu" for n in (16, 32, 64)))
+@family(
+    *(f"shl.b{n}" for n in (16, 32, 64)), *(f"shr.{k}{n}" for k in "bsu" for n in (16, 32, 64)), operands="d, a, b:u32",
+)  # fmt: skip
 def _shl_shr(block: BlockBuilder, instruction: Instruction) -> None:
     """shl, shr."""
     name, type_ = instruction.parts
@@ -162,20 +170,20 @@ def _shl_shr(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], result)
 
 
-@family(*(f"shf.{d}.{m}.b32" for d in "lr" for m in ("wrap", "clamp")))
+@family(*(f"shf.{d}.{m}.b32" for d in "lr" for m in ("wrap", "clamp")), operands="d, a, b, c:u32")
 def _shf(block: BlockBuilder, instruction: Instruction) -> None:
     """shf: funnel shift."""
     apply(block, instruction, of_one_type("_".join(instruction.parts[:3]), "u32", 3))
 
 
-@family(*(f"bfe.{t}" for t in ("u32", "s32", "u64", "s64")))
+@family(*(f"bfe.{t}" for t in ("u32", "s32", "u64", "s64")), operands="d, a, b:u32, c:u32")
 def _bfe(block: BlockBuilder, instruction: Instruction) -> None:
     """bfe: bit field extract."""
     type_ = instruction.parts[1]
     apply(block, instruction, PureOp(f"bfe_{type_}", (type_, "u32", "u32"), type_))
 
 
-@family("bfi.b32", "bfi.b64")
+@family("bfi.b32", "bfi.b64", operands="f, a, b, c:u32, d:u32")
 def _bfi(block: BlockBuilder, instruction: Instruction) -> None:
     """bfi: bit field insert."""
     bits = instruction.parts[1]
@@ -195,7 +203,7 @@ _PRMT_MODES = {
 }
 
 
-@family("prmt.b32", qualifiers=_PRMT_MODES)
+@family("prmt.b32", operands="d, a, b, c", qualifiers=_PRMT_MODES)
 def _prmt(block: BlockBuilder, instruction: Instruction) -> None:
     """prmt: byte permutation, with all modes."""
     _, *modes = instruction.parts[1:]
@@ -211,7 +219,7 @@ def _prmt(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], block.pure(_PRMT, a, b, selector))
 
 
-@family("dp4a", *(f"dp2a.{half}" for half in ("lo", "hi")), qualifiers="u32 s32")
+@family("dp4a", *(f"dp2a.{half}" for half in ("lo", "hi")), operands="d:u32, a:u32, b:u32, c:u32", qualifiers="u32 s32")
 def _dot(block: BlockBuilder, instruction: Instruction) -> None:
     """dp4a, dp2a: dot product of four bytes, or of two halves and two bytes, added to 32 bits."""
     name, *parts = instruction.parts
@@ -223,7 +231,7 @@ def _dot(block: BlockBuilder, instruction: Instruction) -> None:
     apply(block, instruction, of_one_type("_".join((name, str(pieces), str(first), *parts)), "u32", 3))
 
 
-@family("lop3.b32", qualifiers="")
+@family("lop3.b32", operands="d, a, b, c, immLut:imm", qualifiers="")
 def _lop3(block: BlockBuilder, instruction: Instruction) -> None:
     """lop3: any logic function of three operands."""
     table = as_integer(instruction, instruction.operands[4]) & 255
@@ -231,11 +239,11 @@ def _lop3(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], block.pure(of_one_type(f"lop3_{table:#04x}", "u32", 3), *sources))
 
 
+@family("brev.b32", "brev.b64", operands="d, a", qualifiers="")
 @family(
-    *(f"{n}.b{b}" for n in ("popc", "clz", "brev") for b in (32, 64)),
-    *(f"bfind.{k}{b}" for k in "us" for b in (32, 64)),
-    qualifiers="",
-)
+    *(f"{n}.b{b}" for n in ("popc", "clz") for b in (32, 64)),
+    *(f"bfind.{k}{b}" for k in "us" for b in (32, 64)), operands="d:u32, a", qualifiers="",
+)  # fmt: skip
 def _counting(block: BlockBuilder, instruction: Instruction) -> None:
     """popc, clz, brev, bfind."""
     name, type_ = instruction.parts
@@ -243,7 +251,7 @@ def _counting(block: BlockBuilder, instruction: Instruction) -> None:
     apply(block, instruction, PureOp(f"{name}_{type_}", (source,), source if name == "brev" else "u32"))
 
 
-@family(*(f"bfind.shiftamt.{k}{b}" for k in "us" for b in (32, 64)))
+@family(*(f"bfind.shiftamt.{k}{b}" for k in "us" for b in (32, 64)), operands="d:u32, a")
 def _bfind_shift(block: BlockBuilder, instruction: Instruction) -> None:
     """bfind.shiftamt: by how much to shift left so that the bit found is the highest; all ones where there is none."""
     type_ = instruction.parts[2]
@@ -255,13 +263,13 @@ def _bfind_shift(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], block.select(missing, none, amount))
 
 
-@family("fns.b32", qualifiers="")
+@family("fns.b32", operands="d, mask, base, offset", qualifiers="")
 def _fns(block: BlockBuilder, instruction: Instruction) -> None:
     """fns: the n-th set bit from a position on, upwards or downwards."""
     apply(block, instruction, PureOp("fns_b32", ("u32", "u32", "s32"), "u32"))
 
 
-@family("bmsk.clamp.b32", "bmsk.wrap.b32", qualifiers="")
+@family("bmsk.clamp.b32", "bmsk.wrap.b32", operands="d, position, width", qualifiers="")
 def _bmsk(block: BlockBuilder, instruction: Instruction) -> None:
     """bmsk: ones from a position on, so many as a width says, both limited to 32 or taken modulo 32."""
     apply(block, instruction, of_one_type(f"bmsk_{instruction.parts[1]}", "u32", 2))

@@ -43,7 +43,7 @@ def _form(instruction: Instruction, registers: Operand, shape: str) -> tuple[int
     return CONSTANTS[kind], items
 
 
-@family("ldmatrix", varies=always_varies, qualifiers=f"m16n16 {_QUALIFIERS}")
+@family("ldmatrix", varies=always_varies, operands="{r}:b32, [p]", qualifiers=f"m16n16 {_QUALIFIERS}")
 def _ldmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     """ldmatrix.m8n8.b16, with .trans; .m16n16.trans.b8; of shared memory, by generic addresses too."""
     kind, items = _form(instruction, instruction.operands[0], "m16n16")
@@ -53,7 +53,7 @@ def _ldmatrix(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(item, value)
 
 
-@family("stmatrix", destinations=0, qualifiers=f"m16n8 {_QUALIFIERS}")
+@family("stmatrix", destinations=0, operands="[p], {r}:b32", qualifiers=f"m16n8 {_QUALIFIERS}")
 def _stmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     """stmatrix.m8n8.b16, with .trans; .m16n8.trans.b8; to shared memory, by generic addresses too."""
     kind, items = _form(instruction, instruction.operands[1], "m16n8")
@@ -62,7 +62,7 @@ def _stmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     block.anchor(Access("store_matrix", address, [kind], values), [], [address, *values])
 
 
-@family("movmatrix", varies=always_varies)
+@family("movmatrix", varies=always_varies, operands="d:b32, a:b32")
 def _movmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     """movmatrix.m8n8.trans.b16: a matrix in registers, transposed."""
     if instruction.parts[1:] != ("sync", "aligned", "m8n8", "trans", "b16"):

@@ -14,6 +14,7 @@ from cute_kernels.emulator.instructions.integers import binary
 from cute_kernels.emulator.observe.races.memory_order import access_strength, fence_order, strength_number
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Memory, Operand, Register, Symbol, Vector
 from cute_kernels.emulator.ptx.families import never_varies
+from cute_kernels.emulator.ptx.operand_syntax import data_operand, policy_operand
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.units.sm import Warp
@@ -129,7 +130,13 @@ def _is_private(block: BlockBuilder, space: str, operand: Memory) -> bool:
     return isinstance(operand.base, Register) and operand.base.name in block.varying
 
 
-@family("ld", "ldu", varies=_load_varies)
+def _load_operands(parts: tuple[str, ...]) -> str:
+    """Not of 128 bits into a register in braces: ptxas 13.0 takes that, and makes a load of 64 bits of it."""
+    data = data_operand("d", "T+", parts)
+    return f"{'d' if data == '{d}1:T+' and 'b128' in parts else data}, [a]{policy_operand(parts)}"
+
+
+@family("ld", "ldu", varies=_load_varies, operands=_load_operands)
 def lower_load(block: BlockBuilder, instruction: Instruction) -> None:
     """ld: param, const, global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Form(instruction)
@@ -157,7 +164,11 @@ def lower_load(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(target, value)
 
 
-@family("st", destinations=0)
+def _store_operands(parts: tuple[str, ...]) -> str:
+    return f"[a], {data_operand('b', 'T+', parts)}{policy_operand(parts)}"
+
+
+@family("st", destinations=0, operands=_store_operands)
 def lower_store(block: BlockBuilder, instruction: Instruction) -> None:
     """st: global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Form(instruction)
@@ -178,7 +189,8 @@ def lower_store(block: BlockBuilder, instruction: Instruction) -> None:
 # --- no effect on results, and fences -------------------------------------------------------------------------------
 
 
-@family("prefetch", "prefetchu", "discard", "applypriority", destinations=0)
+@family("discard", "applypriority", destinations=0, operands="[a], size:imm")
+@family("prefetch", "prefetchu", destinations=0, operands="[a]")
 def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """Cache hints: there are no caches here."""
 
@@ -186,7 +198,16 @@ def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 _EVICTIONS = "L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged"
 
 
-@family("createpolicy", varies=never_varies, qualifiers=f"fractional range cvt global L2 b64 {_EVICTIONS}")
+def _policy_operands(parts: tuple[str, ...]) -> str:
+    if "range" in parts:
+        return "policy, [a], primary_size:u32, total_size:u32"
+    return "policy, access_property" if "cvt" in parts else "policy, fraction:f32?"
+
+
+@family(
+    "createpolicy", varies=never_varies, operands=_policy_operands,
+    qualifiers=f"fractional range cvt global L2 b64 {_EVICTIONS}",
+)  # fmt: skip
 def _createpolicy(block: BlockBuilder, instruction: Instruction) -> None:
     """createpolicy: an eviction priority, which nothing here looks at; its bits, opaque by the PTX ISA, are 0."""
     block.define(instruction.operands[0], Constant(0, 64))
@@ -196,7 +217,7 @@ _RESTRICTIONS = "sync_restrict::shared::cta sync_restrict::shared::cluster"
 
 
 @family(
-    "fence.proxy.async", "fence.proxy.async::generic", destinations=0,
+    "fence.proxy.async", "fence.proxy.async::generic", destinations=0, operands="",
     qualifiers=f"global shared::cta shared::cluster acquire release cluster {_RESTRICTIONS}",
 )  # fmt: skip
 def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
@@ -220,7 +241,7 @@ def fence_initialised(warp: Warp, mask: int) -> None:
 
 
 @family(
-    "fence", "membar", destinations=0,
+    "fence", "membar", destinations=0, operands="",
     qualifiers=f"sc acq_rel acquire release cta cluster gpu sys gl mbarrier_init proxy alias {_RESTRICTIONS}",
 )  # fmt: skip
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:

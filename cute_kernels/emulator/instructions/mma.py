@@ -75,9 +75,9 @@ def mma_sync(
     warp: Warp, mask: int, form: Form, a: tuple[LaneValues, ...], b: tuple[LaneValues, ...],
     c: tuple[LaneValues, ...], metadata: LaneValues | None,
 ) -> np.ndarray:  # fmt: skip
-    """mma.sync: [registers, 32]; operands are one array [32] per register, or an int where it is uniform.
+    """mma.sp, and mma.sync of types that the core does not multiply: [registers, 32].
 
-    ``metadata``: of mma.sp, else None.
+    Operands are one array [32] per register, or an int where it is uniform; ``metadata``: of mma.sp, else None.
     """
     require_whole_warp(warp, mask, "mma.sync" if form.sparsity is None else "mma.sp")
     if metadata is not None:
@@ -88,7 +88,17 @@ def mma_sync(
     return multiply(form, *stacked, warp.cluster.arithmetic, metadata).reshape(-1, 32)
 
 
-@family("mma.sync.aligned", "mma.sp.sync.aligned", "mma.sp::ordered_metadata.sync.aligned", varies=always_varies)
+def _operands(parts: tuple[str, ...]) -> str:
+    """The metadata and the selector follow in the sparse forms."""
+    bits = "b64" if "f64" in parts else "b32"
+    sparse = ", {e}1:b32, f:imm" if parts[1:2] != ("sync",) else ""
+    return ", ".join(f"{{{name}}}:{bits}" for name in "dabc") + sparse
+
+
+@family(
+    "mma.sync.aligned", "mma.sp.sync.aligned", "mma.sp::ordered_metadata.sync.aligned", varies=always_varies,
+    operands=_operands,
+)  # fmt: skip
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """mma.sync: f16, bf16, tf32, e4m3, e5m2 into f32 (f16: of f16 and FP8), s8, u8, s4, u4 and b1 into s32, f64; mma.sp
     of all but the latter two. No block scaling.
@@ -100,9 +110,14 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
         raise instruction.refuse(f"{wanted} registers of A, B and C are needed")
     bits = form.register_bits
     operands = tuple([block.whole(block.value(item, bits)) for item in items] for items in sources)
-    metadata = block.whole(block.value(instruction.operands[4], 32)) if form.sparsity else None
-    call = Call(mma_sync, (form, *operands, metadata), effects=form.sparsity is not None)
-    values = [value for values in operands for value in values] + ([metadata] if form.sparsity else [])
-    results = block.anchor(call, [(f"u{bits}", False)] * form.c_registers, values)
-    for item, value in zip(d, results):
+    values = [value for values in operands for value in values]
+    results = [(f"u{bits}", False)] * form.c_registers
+    if form.in_core:
+        number = block.context.number_of(form)
+        defined = block.operation("warp_mma", *values, facts=[number], in_lanes=True, results=results, effects=False)
+    else:
+        metadata = block.whole(block.value(instruction.operands[4], 32)) if form.sparsity else None
+        call = Call(mma_sync, (form, *operands, metadata), effects=form.sparsity is not None)
+        defined = block.anchor(call, results, [*values, metadata] if form.sparsity else values)
+    for item, value in zip(d, defined):
         block.define(item, value)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.units.sm import Warp
 
 
-@family("mov")
+@family("mov", operands="d~, a~")
 def _mov(block: BlockBuilder, instruction: Instruction) -> None:
     """mov: registers, literals, addresses, special registers, packing and unpacking; an address may have an offset."""
     if len(instruction.parts) != 2 or instruction.parts[1] not in TYPE_BITS:
@@ -57,7 +57,10 @@ def _cvta_varies(instruction: Instruction, varies: Callable[[Operand], bool]) ->
     return "local" in instruction.parts or varies(instruction.operands[1])
 
 
-@family("cvta", varies=_cvta_varies, qualifiers="to global shared shared::cta shared::cluster param const local u64")
+@family(
+    "cvta", varies=_cvta_varies, operands="d, a",
+    qualifiers="to global shared shared::cta shared::cluster param const local u64",
+)  # fmt: skip
 def _cvta(block: BlockBuilder, instruction: Instruction) -> None:
     """cvta: generic addresses of global memory are the addresses themselves; shared, local, param have windows."""
     parts = instruction.parts[1:]
@@ -83,7 +86,7 @@ def _shared_address(block: BlockBuilder, instruction: Instruction) -> Value:
     return block.resize(address, 32)
 
 
-@family("mapa.shared::cluster.u32", "mapa.shared::cluster.u64", "mapa.u64")
+@family("mapa.shared::cluster.u32", "mapa.shared::cluster.u64", "mapa.u64", operands="d, a, b:u32")
 def _lower_mapa(block: BlockBuilder, instruction: Instruction) -> None:
     """mapa: the same shared offset in another CTA of the cluster; of generic addresses too."""
     address, rank = _shared_address(block, instruction), block.value(instruction.operands[2], 32)
@@ -96,7 +99,7 @@ def _lower_mapa(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], result)
 
 
-@family("getctarank.shared::cluster.u32", "getctarank.shared::cluster.u64", "getctarank.u64")
+@family("getctarank.shared::cluster.u32", "getctarank.shared::cluster.u64", "getctarank.u64", operands="d:u32, a")
 def _getctarank(block: BlockBuilder, instruction: Instruction) -> None:
     """getctarank: CTA rank of a shared address; of generic addresses too."""
     address = _shared_address(block, instruction)
@@ -117,7 +120,7 @@ def _elect_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -
     return [varies_with_members(instruction, varies), True]
 
 
-@family("elect.sync", varies=_elect_varies)
+@family("elect.sync", varies=_elect_varies, operands="d|p:u32, membermask:u32")
 def _lower_elect(block: BlockBuilder, instruction: Instruction) -> None:
     """elect.sync: the lowest lane of the mask (PTX leaves the choice open, but it must always be the same)."""
     members = block.value(instruction.operands[1], 32)
@@ -185,7 +188,10 @@ def _shuffle_varies(instruction: Instruction, varies: Callable[[Operand], bool])
     return not _is_broadcast(instruction) or varies(instruction.operands[2]) or varies_with_members(instruction, varies)
 
 
-@family(*(f"shfl.sync.{mode}.b32" for mode in ("idx", "up", "down", "bfly")), varies=_shuffle_varies)
+@family(
+    *(f"shfl.sync.{mode}.b32" for mode in ("idx", "up", "down", "bfly")), varies=_shuffle_varies,
+    operands="d|p?, a, b, c, membermask:u32",
+)  # fmt: skip
 def _shfl(block: BlockBuilder, instruction: Instruction) -> None:
     """shfl.sync: exchange between lanes."""
     value, lane, clamp, members = (block.value(operand, 32) for operand in instruction.operands[1:])
@@ -214,7 +220,10 @@ def _vote(warp: Warp, mask: int, mode: str, predicate: LaneValues, members: int)
     return {"all": voters == mask, "any": voters != 0, "uni": voters in (0, mask)}[mode]
 
 
-@family("vote.sync", varies=varies_with_members)
+@family(
+    "vote.sync", varies=varies_with_members,
+    operands=lambda parts: f"d:{'b32' if 'ballot' in parts else 'pred'}, a:pred, membermask:u32",
+)  # fmt: skip
 def _lower_vote(block: BlockBuilder, instruction: Instruction) -> None:
     """vote.sync.all/any/uni.pred and vote.sync.ballot.b32."""
     mode, type_ = instruction.parts[2:]
@@ -231,7 +240,7 @@ def _active(warp: Warp, mask: int) -> int:
     return mask
 
 
-@family("activemask", varies=never_varies)
+@family("activemask", varies=never_varies, operands="d")
 def _activemask(block: BlockBuilder, instruction: Instruction) -> None:
     """activemask."""
     block.define(instruction.operands[0], block.call(_active, results=[("u32", True)], effects=False)[0])
@@ -246,7 +255,7 @@ def _reduce(warp: Warp, mask: int, name: str, signed: bool, value: LaneValues, m
     return int(ufunc.reduce(lanes)) & FULL
 
 
-@family("redux.sync", varies=varies_with_members)
+@family("redux.sync", varies=varies_with_members, operands="dst, src, membermask:u32")
 def _redux(block: BlockBuilder, instruction: Instruction) -> None:
     """redux.sync: integer reduction over a warp."""
     name, type_ = instruction.parts[2:]

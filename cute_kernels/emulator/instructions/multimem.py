@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import family
-from cute_kernels.emulator.instructions.atomic import lower_atomic
+from cute_kernels.emulator.instructions.atomic import lower_atomic, update_operands
 from cute_kernels.emulator.instructions.memory import lower_load, lower_store
 from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.ptx.operand_syntax import HELD_IN
+from cute_kernels.emulator.ptx.operand_syntax import HELD_IN, data_operand
 
 _OPERATIONS = ("min", "max", "add", "and", "or", "xor")
 _ACCUMULATION = ("acc::f32", "acc::f16")
@@ -44,19 +44,19 @@ def _of_one_gpu(instruction: Instruction, name: str, *, reduces: bool, keeps: bo
     return replace(instruction, parts=parts)
 
 
-@family("multimem.ld_reduce")
+@family("multimem.ld_reduce", operands=lambda parts: f"{data_operand('d', 'T', parts)}, [a]")
 def _ld_reduce(block: BlockBuilder, instruction: Instruction) -> None:
     """multimem.ld_reduce, of the memory of one GPU: a load."""
     lower_load(block, _of_one_gpu(instruction, "ld", reduces=True))
 
 
-@family("multimem.st", destinations=0)
+@family("multimem.st", destinations=0, operands=update_operands)
 def _st(block: BlockBuilder, instruction: Instruction) -> None:
     """multimem.st, to the memory of one GPU: a store."""
     lower_store(block, _of_one_gpu(instruction, "st", reduces=False))
 
 
-@family("multimem.red", destinations=0)
+@family("multimem.red", destinations=0, operands=update_operands)
 def _red(block: BlockBuilder, instruction: Instruction) -> None:
     """multimem.red, on the memory of one GPU: a reduction."""
     lower_atomic(block, _of_one_gpu(instruction, "red", reduces=True, keeps=True), 0)

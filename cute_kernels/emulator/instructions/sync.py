@@ -70,20 +70,24 @@ def named_barrier(
 
 
 @family(
-    "bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", destinations=0, blocking=True, qualifiers="aligned"
-)
+    "bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", destinations=0, blocking=True,
+    operands="a:u32, b:u32?", qualifiers="aligned",
+)  # fmt: skip
 def _bar_sync(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.sync, barrier.sync."""
     named_barrier(block, "BAR_SYNC", instruction.operands)
 
 
-@family("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", destinations=0, qualifiers="aligned")
+@family(
+    "bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", destinations=0, operands="a:u32, b:u32",
+    qualifiers="aligned",
+)  # fmt: skip
 def _bar_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.arrive, barrier.arrive."""
     named_barrier(block, "BAR_ARRIVE", instruction.operands)
 
 
-@family("bar.warp.sync", destinations=0)
+@family("bar.warp.sync", destinations=0, operands="membermask:u32")
 def _bar_warp_sync(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.warp.sync."""
     members = block.value(instruction.operands[0], 32)
@@ -112,14 +116,14 @@ def cluster_wait(warp: Warp, mask: int, order: int) -> bool | None:
     return True
 
 
-@family("barrier.cluster.arrive", destinations=0, qualifiers=("aligned", *_SEMANTICS))
+@family("barrier.cluster.arrive", destinations=0, operands="", qualifiers=("aligned", *_SEMANTICS))
 def _cluster_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """barrier.cluster.arrive."""
     parts = instruction.parts[3:]
     block.call(cluster_arrive, sync_order([*parts, "cluster"]))
 
 
-@family("barrier.cluster.wait", destinations=0, blocking=True, qualifiers=("aligned", *_SEMANTICS))
+@family("barrier.cluster.wait", destinations=0, blocking=True, operands="", qualifiers=("aligned", *_SEMANTICS))
 def _cluster_wait(block: BlockBuilder, instruction: Instruction) -> None:
     """barrier.cluster.wait."""
     parts = instruction.parts[3:]
@@ -169,8 +173,13 @@ def _wait_varies(instruction: Instruction, varies: Callable[[Operand], bool]) ->
     return any(varies(operand) for operand in instruction.operands[1:3])
 
 
+def _wait_operands(parts: tuple[str, ...]) -> str:
+    state = "phaseParity:u32" if "parity" in parts else "state:b64"
+    return f"waitComplete:pred, [addr], {state}, suspendTimeHint:u32?"
+
+
 @family(
-    "mbarrier.try_wait", "mbarrier.test_wait", varies=_wait_varies, blocking=True,
+    "mbarrier.try_wait", "mbarrier.test_wait", varies=_wait_varies, blocking=True, operands=_wait_operands,
     qualifiers=("parity", "shared", "shared::cta", "b64", *_SEMANTICS),
 )  # fmt: skip
 def _mbarrier_wait(block: BlockBuilder, instruction: Instruction) -> None:
@@ -186,9 +195,13 @@ def _mbarrier_wait(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], done)
 
 
+def _setup_operands(parts: tuple[str, ...]) -> str:
+    return {"init": "[addr], count:u32", "inval": "[addr]"}.get(parts[1], "[addr], txCount:u32")
+
+
 @family(
     "mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", "mbarrier.complete_tx", destinations=0,
-    qualifiers=("shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS),
+    operands=_setup_operands, qualifiers=("shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS),
 )  # fmt: skip
 def _mbarrier_setup(block: BlockBuilder, instruction: Instruction) -> None:
     """mbarrier.init, inval, expect_tx, complete_tx."""
@@ -201,8 +214,12 @@ def _mbarrier_setup(block: BlockBuilder, instruction: Instruction) -> None:
         block.operation("mbarrier", *values, flags=CONSTANTS[name.upper()], order=Order.RELAXED)
 
 
+def _arrive_operands(parts: tuple[str, ...]) -> str:
+    return f"state:b64, [addr], {'txCount:u32' if parts[2:3] == ('expect_tx',) else 'count:u32?'}"
+
+
 @family(
-    "mbarrier.arrive", "mbarrier.arrive_drop", varies=never_varies,
+    "mbarrier.arrive", "mbarrier.arrive_drop", varies=never_varies, operands=_arrive_operands,
     qualifiers=("expect_tx", "shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS),
 )  # fmt: skip
 def _mbarrier_arrive(block: BlockBuilder, instruction: Instruction) -> None:
@@ -236,7 +253,7 @@ def pause(warp: Warp, mask: int) -> bool | None:
     return None
 
 
-@family("nanosleep", destinations=0, blocking=True, qualifiers="u32")
+@family("nanosleep", destinations=0, blocking=True, operands="t:u32", qualifiers="u32")
 def _nanosleep(block: BlockBuilder, instruction: Instruction) -> None:
     """nanosleep: other warps run meanwhile; the duration has no meaning here."""
     block.call(pause, blocking=True)
@@ -261,7 +278,7 @@ def launch_dependents(warp: Warp, mask: int) -> bool | None:
     return True
 
 
-@family("griddepcontrol", destinations=0, blocking=True, qualifiers="wait launch_dependents")
+@family("griddepcontrol", destinations=0, blocking=True, operands="", qualifiers="wait launch_dependents")
 def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
     """griddepcontrol.wait / launch_dependents: where a launch that may overlap another one waits or lets it begin."""
     parts = instruction.parts[1:]
@@ -294,13 +311,16 @@ def _registers(instruction: Instruction) -> int:
     return count
 
 
-@family("setmaxnreg.dec", destinations=0, qualifiers="sync aligned u32")
+@family("setmaxnreg.dec", destinations=0, operands="imm_reg_count:imm", qualifiers="sync aligned u32")
 def _setmaxnreg_dec(block: BlockBuilder, instruction: Instruction) -> None:
     """setmaxnreg.dec: gives registers to the other warps of the CTA."""
     block.call(lower_registers, _registers(instruction))
 
 
-@family("setmaxnreg.inc", destinations=0, blocking=True, own_turn=False, qualifiers="sync aligned u32")
+@family(
+    "setmaxnreg.inc", destinations=0, blocking=True, own_turn=False, operands="imm_reg_count:imm",
+    qualifiers="sync aligned u32",
+)  # fmt: skip
 def _setmaxnreg_inc(block: BlockBuilder, instruction: Instruction) -> None:
     """setmaxnreg.inc: takes registers that others of the CTA do not hold, and waits for them."""
     block.call(raise_registers, _registers(instruction), blocking=True)
@@ -312,12 +332,12 @@ def trap(warp: Warp, mask: int, opcode: str) -> None:
         raise EmulatorError(f"the kernel executed {opcode}").know("trap")
 
 
-@family("trap", "brkpt", destinations=0)
+@family("trap", "brkpt", destinations=0, operands="")
 def _trap(block: BlockBuilder, instruction: Instruction) -> None:
     """trap; brkpt, which stops a program without a debugger."""
     block.call(trap, instruction.opcode)
 
 
-@family("pmevent", "pmevent.mask", destinations=0)
+@family("pmevent", "pmevent.mask", destinations=0, operands="a:imm")
 def _pmevent(block: BlockBuilder, instruction: Instruction) -> None:
     """pmevent: triggers counters of the GPU that no program sees; no effect."""

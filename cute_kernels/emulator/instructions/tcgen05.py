@@ -72,7 +72,10 @@ def _together(warp: Warp, name: str, operands: tuple[int, ...]) -> int | None:
     return result
 
 
-@family("tcgen05.alloc", destinations=0, blocking=True, qualifiers=(*_GROUPS, "sync", "aligned", "shared::cta", "b32"))
+@family(
+    "tcgen05.alloc", destinations=0, blocking=True, operands="[dst], nCols:u32",
+    qualifiers=(*_GROUPS, "sync", "aligned", "shared::cta", "b32"),
+)  # fmt: skip
 def _alloc(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.alloc."""
     columns = block.agreed(block.value(instruction.operands[1], 32))
@@ -94,7 +97,10 @@ def dealloc(warp: Warp, mask: int, address: int, columns: int, cta_group: int) -
     return True
 
 
-@family("tcgen05.dealloc", destinations=0, blocking=True, qualifiers=(*_GROUPS, "sync", "aligned", "b32"))
+@family(
+    "tcgen05.dealloc", destinations=0, blocking=True, operands="taddr:u32, nCols:u32",
+    qualifiers=(*_GROUPS, "sync", "aligned", "b32"),
+)  # fmt: skip
 def _dealloc(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.dealloc."""
     operands = (block.agreed(block.value(operand, 32)) for operand in instruction.operands)
@@ -107,7 +113,7 @@ def relinquish(warp: Warp, mask: int) -> None:
     warp.cta.tmem.relinquish()
 
 
-@family("tcgen05.relinquish_alloc_permit", destinations=0, qualifiers=(*_GROUPS, "sync", "aligned"))
+@family("tcgen05.relinquish_alloc_permit", destinations=0, operands="", qualifiers=(*_GROUPS, "sync", "aligned"))
 def _relinquish(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.relinquish_alloc_permit."""
     block.call(relinquish)
@@ -146,7 +152,14 @@ def _facts(
     return [SHAPE_NUMBERS[shape], repeat, split, index, int(pack)]
 
 
-@family("tcgen05.ld", varies=always_varies, qualifiers=(*_SHAPES, "pack::16b"))
+def _halves(parts: tuple[str, ...]) -> str:
+    return ", immHalfSplitoff:imm" if "16x32bx2" in parts else ""
+
+
+@family(
+    "tcgen05.ld", varies=always_varies, operands=lambda parts: f"{{r}}:b32, [taddr]{_halves(parts)}",
+    qualifiers=(*_SHAPES, "pack::16b"),
+)  # fmt: skip
 def _ld(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.ld of all shapes; .pack::16b for 32x32b."""
     pack = "pack::16b" in instruction.parts
@@ -174,7 +187,7 @@ def _only(destination: Operand) -> tuple[Operand, ...]:
     return destination.items if isinstance(destination, Vector) else (destination,)
 
 
-@family("tcgen05.st", destinations=0, qualifiers=_SHAPES)
+@family("tcgen05.st", destinations=0, operands=lambda parts: f"[taddr]{_halves(parts)}, {{r}}:b32", qualifiers=_SHAPES)
 def _st(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.st of all shapes."""
     shape, repeat = _shape(instruction)
@@ -187,7 +200,7 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
     block.anchor(Access("tensor_store", address, facts, values), [], [address, *values])
 
 
-@family("tcgen05.wait::ld", "tcgen05.wait::st", destinations=0, qualifiers="sync aligned")
+@family("tcgen05.wait::ld", "tcgen05.wait::st", destinations=0, operands="", qualifiers="sync aligned")
 def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.wait: loads and stores of tensor memory complete at once here; the detectors are told."""
     parts = instruction.parts[1:]
@@ -195,7 +208,7 @@ def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     block.operation("tensor_wait", order=int(kind))
 
 
-@family("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync", destinations=0)
+@family("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync", destinations=0, operands="")
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.fence: orders what is ordered anyway here; the detector is told."""
     before = instruction.parts[1] == "fence::before_thread_sync"
@@ -252,7 +265,16 @@ def _mma_qualifiers(parts: tuple[str, ...]) -> tuple[str, ...]:
     return (*_GROUPS, *hints, *(SCALED_QUALIFIERS if "block_scale" in parts else _DENSE))
 
 
-@family("tcgen05.mma", destinations=0, qualifiers=_mma_qualifiers)
+def _mma_operands(parts: tuple[str, ...]) -> str:
+    if "block_scale" in parts:
+        rests = ["b_desc:b64, idesc:u32, [scale_a], [scale_b], enable_input_d:pred"]
+    else:
+        disabled = ("{disable_output_lane}:b32, ", "")
+        rests = [f"b_desc:b64, idesc:u32, {lanes}enable_input_d:pred, scale_input_d:imm?" for lanes in disabled]
+    return "; ".join(f"[d_tmem], {a}, {rest}" for a in ("a_desc:b64", "[a_tmem]") for rest in rests)
+
+
+@family("tcgen05.mma", destinations=0, operands=_mma_operands, qualifiers=_mma_qualifiers)
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.mma, dense kinds, with block scaling too; collector hints, which change no result, are ignored."""
     if "block_scale" in instruction.parts:
@@ -300,7 +322,10 @@ def copy(
         )
 
 
-@family("tcgen05.cp", destinations=0, qualifiers=("b8x16", *COMPRESSED, *_GROUPS, *_COPIED, *_MULTICASTS))
+@family(
+    "tcgen05.cp", destinations=0, operands="[taddr], s_desc:b64",
+    qualifiers=("b8x16", *COMPRESSED, *_GROUPS, *_COPIED, *_MULTICASTS),
+)  # fmt: skip
 def _cp(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.cp of 128x256b, 128x128b, 64x128b.warpx2, 32x128b.warpx4; .b8x16 from .b4x16_p64 and .b6x16_p32."""
     parts = instruction.parts
@@ -331,7 +356,7 @@ def shift(warp: Warp, mask: int, cta_group: int, address: LaneValues) -> None:
         )
 
 
-@family("tcgen05.shift", destinations=0, qualifiers=(*_GROUPS, "down"))
+@family("tcgen05.shift", destinations=0, operands="[taddr]", qualifiers=(*_GROUPS, "down"))
 def _shift(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.shift.down: in 32 lanes, every row of 32 bytes but the last becomes the next one."""
     if "down" not in instruction.parts[1:]:
@@ -341,6 +366,7 @@ def _shift(block: BlockBuilder, instruction: Instruction) -> None:
 
 @family(
     "tcgen05.commit", destinations=0,
+    operands=lambda parts: "[mbar]" + (", ctaMask:u16" if "multicast::cluster" in parts else ""),
     qualifiers=(*_GROUPS, "mbarrier::arrive::one", "shared::cluster", "multicast::cluster", "b64"),
 )  # fmt: skip
 def _commit(block: BlockBuilder, instruction: Instruction) -> None:

@@ -62,7 +62,12 @@ def _watch(warp: Warp, lane: int, address: int) -> None:
         warp.cluster.tracker.generic(warp.agent, lane, "global", places, 16, True)
 
 
-@family("tensormap.replace.tile", destinations=0)
+def _replace_operands(parts: tuple[str, ...]) -> str:
+    indexed = {"box_dim", "global_dim", "global_stride", "element_stride"} & set(parts)
+    return "[addr], " + ("ord:imm, " if indexed else "") + "new_val"
+
+
+@family("tensormap.replace.tile", destinations=0, operands=_replace_operands)
 def _replace(block: BlockBuilder, instruction: Instruction) -> None:
     """tensormap.replace.tile: every field, in global or shared memory."""
     name, *rest = instruction.parts[3:]
@@ -92,7 +97,7 @@ def copy_tensor_map(warp: Warp, mask: int, target: LaneValues, source: LaneValue
 
 
 @family(
-    "tensormap.cp_fenceproxy", destinations=0,
+    "tensormap.cp_fenceproxy", destinations=0, operands="[dst], [src], size:imm",
     qualifiers="global shared::cta tensormap::generic release sync aligned cta cluster gpu sys",
 )  # fmt: skip
 def _copy(block: BlockBuilder, instruction: Instruction) -> None:
@@ -103,6 +108,10 @@ def _copy(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(copy_tensor_map, address_value(block, target, 64), address_value(block, source))
 
 
-@family("fence.proxy.tensormap::generic", destinations=0, qualifiers="acquire release cta cluster gpu sys")
+@family(
+    "fence.proxy.tensormap::generic", destinations=0,
+    operands=lambda parts: "[addr], size:imm" if "acquire" in parts else "",
+    qualifiers="acquire release cta cluster gpu sys",
+)  # fmt: skip
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """fence.proxy.tensormap: no effect, memory is coherent here."""

@@ -91,6 +91,7 @@ _OPERATIONS: dict[str, _Operation] = {
     **{f"vset.{relation}": _compare(relation) for relation in _RELATIONS},
 }
 _QUALIFIERS = ("s32", "u32", "sat", "add", *_RELATIONS)
+_OPERANDS = "d.:u32, a.:u32, b.:u32, c:u32?"
 _LANED = ("vadd", "vsub", "vmin", "vmax", "vabsdiff", "vset")
 #: By the digit at the end of the opcode: lanes of a register, the bits of each, and the letter of their selectors.
 _LANES = {"2": (2, 16, "h"), "4": (4, 8, "b")}
@@ -138,7 +139,9 @@ def _refuse_wrong(instruction: Instruction, selector: str, letter: str, count: i
     return numbers
 
 
-@family(*(f"{name}{lanes}" for name in (*_LANED, "vavrg") for lanes in _LANES), qualifiers=_QUALIFIERS)
+@family(
+    *(f"{name}{lanes}" for name in (*_LANED, "vavrg") for lanes in _LANES), operands=_OPERANDS, qualifiers=_QUALIFIERS,
+)  # fmt: skip
 def _lanes(block: BlockBuilder, instruction: Instruction) -> None:
     """vadd, vsub, vabsdiff, vmin, vmax, vset and vavrg of 2 and 4 lanes, with selectors."""
     count, bits, letter = _LANES[instruction.parts[0][-1]]
@@ -203,7 +206,7 @@ def _differs(instruction: Instruction, opcode: _Opcode, place: str) -> bool:
     return bool(place) or unsigned or instruction.parts[0] == "vshl"
 
 
-@family(*_LANED, "vshl", "vshr", qualifiers=(*_QUALIFIERS, "clamp", "wrap", "min", "max"))
+@family(*_LANED, "vshl", "vshr", operands=_OPERANDS, qualifiers=(*_QUALIFIERS, "clamp", "wrap", "min", "max"))
 def _scalar(block: BlockBuilder, instruction: Instruction) -> None:
     """vadd, vsub, vabsdiff, vmin, vmax, vset, vshl, vshr, with selectors, where a GPU does as the PTX ISA says."""
     opcode, numbers = _Opcode.of(instruction), Numbers(block)
@@ -231,7 +234,7 @@ def _scalar(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(d, result)
 
 
-@family("vmad", qualifiers=("s32", "u32", "sat", "po", *_SCALES))
+@family("vmad", operands="d:u32, -a.:u32, -b.:u32, -c:u32", qualifiers=("s32", "u32", "sat", "po", *_SCALES))
 def _vmad(block: BlockBuilder, instruction: Instruction) -> None:
     """vmad, with selectors and signs; .sat, .shr7 and .shr15 of two signed operands."""
     parts = instruction.parts[1:]
@@ -260,7 +263,7 @@ def _vmad(block: BlockBuilder, instruction: Instruction) -> None:
 _PACKED = {f"{kind}{bits}": (bits, kind == "s") for kind in "us" for bits in (16, 8, 4, 2)}
 
 
-@family(*(f"cvt.pack.sat.{type_}.s32" for type_ in _PACKED))
+@family(*(f"cvt.pack.sat.{type_}.s32" for type_ in _PACKED), operands="d, a:s32, b:s32, c:b32?")
 def _cvt_pack(block: BlockBuilder, instruction: Instruction) -> None:
     """cvt.pack: two integers, each limited to a narrow type, side by side, the second one lowest; c lies above them."""
     bits, signed = _PACKED[instruction.parts[3]]

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 _BARRIERS = [f"{name}{cta}.red" for name in ("bar", "barrier") for cta in ("", ".cta")]
 
 
-@family(*_BARRIERS, varies=never_varies, blocking=True, qualifiers="aligned popc and or u32 pred")
+@family(
+    *_BARRIERS, varies=never_varies, blocking=True, operands="d, a:u32, c:pred; d, a:u32, b:u32, c:pred",
+    qualifiers="aligned popc and or u32 pred",
+)  # fmt: skip
 def _bar_red(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.red, barrier.red: .popc.u32, .and.pred, .or.pred."""
     parts = instruction.parts[1:]
@@ -53,7 +56,10 @@ def match_all_holds(warp: Warp, mask: int, value: LaneValues, members: int) -> i
     return mask if int(match(warp, mask, True, value, members)[block_lanes(mask)][0]) == mask else 0
 
 
-@family("match.any.sync", "match.all.sync", varies=always_varies)
+@family(
+    "match.any.sync", "match.all.sync", varies=always_varies,
+    operands=lambda parts: f"d{'|p?' if 'all' in parts else ''}:b32, a, membermask:u32",
+)  # fmt: skip
 def _match(block: BlockBuilder, instruction: Instruction) -> None:
     """match.any.sync, match.all.sync."""
     _, mode, _, type_ = instruction.parts
@@ -81,8 +87,10 @@ def reduce_f32(warp: Warp, mask: int, name: str, magnitude: bool, nan: bool, val
     return functools.reduce(choose, numbers, numbers[0])  # with itself first: one NaN becomes the one of results
 
 
-@family(*(f"redux.sync.{name}{a}{n}.f32" for name in ("min", "max") for a in ("", ".abs") for n in ("", ".NaN")),
-        varies=varies_with_members)  # fmt: skip
+@family(
+    *(f"redux.sync.{name}{a}{n}.f32" for name in ("min", "max") for a in ("", ".abs") for n in ("", ".NaN")),
+    varies=varies_with_members, operands="dst, src, membermask:u32",
+)  # fmt: skip
 def _redux_f32(block: BlockBuilder, instruction: Instruction) -> None:
     """redux.sync.min, .max on f32, with .abs and .NaN."""
     parts = instruction.parts

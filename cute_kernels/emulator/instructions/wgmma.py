@@ -124,7 +124,12 @@ class MmaAsync(Anchor):
         self.form, self.accumulators, self.a, self.b, self.accumulate = form, accumulators, a, b, accumulate
 
 
-@family("wgmma.mma_async", varies=always_varies, reads_destinations=True)
+# How many literals there are depends on types that have to go together; `parse_form` looks at both.
+_LITERALS = "imm_scale_a:imm?, imm_scale_b:imm?, imm_trans_a:imm?, imm_trans_b:imm?"
+_OPERANDS = "; ".join(f"{{d}}:b32, {a}, b_desc:b64, scale_d:pred, {_LITERALS}" for a in ("a_desc:b64", "{a}4:b32"))
+
+
+@family("wgmma.mma_async", varies=always_varies, reads_destinations=True, operands=_OPERANDS)
 def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.mma_async, dense: f16, bf16, tf32, e4m3, e5m2 into f32, f16, e4m3, e5m2 into f16, s8 and u8 into s32; A in
     registers or in shared memory."""
@@ -154,7 +159,7 @@ def _refuse_partial(block: BlockBuilder, instruction: Instruction) -> None:
 # --- groups ---------------------------------------------------------------------------------------------------------
 
 
-@family("wgmma.fence", destinations=0, qualifiers="sync aligned")
+@family("wgmma.fence", destinations=0, operands="", qualifiers="sync aligned")
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.fence: orders register accesses, which take effect in program order here; missing ones are found ahead."""
     _refuse_partial(block, instruction)
@@ -162,14 +167,14 @@ def _fence(block: BlockBuilder, instruction: Instruction) -> None:
         block.operation("wgmma_fence")
 
 
-@family("wgmma.commit_group", destinations=0, qualifiers="sync aligned")
+@family("wgmma.commit_group", destinations=0, operands="", qualifiers="sync aligned")
 def _commit_group(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.commit_group."""
     _refuse_partial(block, instruction)
     block.operation(COMMIT)
 
 
-@family("wgmma.wait_group", destinations=0, blocking=True, qualifiers="sync aligned")
+@family("wgmma.wait_group", destinations=0, blocking=True, operands="N:imm", qualifiers="sync aligned")
 def _wait_group(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.wait_group."""
     _refuse_partial(block, instruction)

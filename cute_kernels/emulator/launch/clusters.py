@@ -16,20 +16,22 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.forked import AVAILABLE, Ended, Forked
-from cute_kernels.emulator.launch.independence import shared_memory
 from cute_kernels.emulator.launch.launch import Launch
 from cute_kernels.emulator.launch.residents import Residents
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.observe.counters import Counters, UnitCounters
 from cute_kernels.emulator.observe.races.launch_accesses import MAP_BYTES, Span, meeting
 from cute_kernels.emulator.observe.trace import Timeline
+from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.units.sm import Cluster
 
 Progress = Callable[[int, int], None]
+_MAPS = Path("/proc/self/maps")
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,42 @@ def known_dependence(launch: Launch) -> str:
         return "the race detector is off, which tells whether clusters are independent"
     if options.trace is not None:
         return "a timeline is written"
-    return launch.execution.kernel.dependence or shared_memory(launch.memory)
+    return launch.execution.kernel.dependence or _shared_memory(launch.memory)
+
+
+def _shared_memory(memory: GlobalMemory) -> str:
+    """Memory that may be written and is not one process's own, or is registered under two names; "": none."""
+    regions = sorted(memory.regions(), key=lambda region: region.start)
+    end, widest = 0, None
+    for region in regions:
+        if widest is not None and region.start < end and (region.writable or widest.writable):
+            same = (region.start, region.end, region.writable) == (widest.start, widest.end, widest.writable)
+            if not same:
+                return f"{widest.name or 'an array'} and {region.name or 'an array'} share memory"
+        if region.end > end:
+            end, widest = region.end, region
+    mappings = _shared_mappings()
+    if mappings is None:
+        return "the system does not tell which memory processes share"
+    for region in regions:
+        if region.writable and any(start < region.end and region.start < end for start, end in mappings):
+            return f"{region.name or 'an array'} is in memory that processes share"
+    return ""
+
+
+def _shared_mappings() -> Sequence[tuple[int, int]] | None:
+    """Address ranges of this process that a forked one would share; None where the system does not tell."""
+    try:
+        lines = _MAPS.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    found = []
+    for line in lines:
+        span, flags = line.split()[:2]
+        if flags.endswith("s"):
+            first, _, end = span.partition("-")
+            found.append((int(first, 16), int(end, 16)))
+    return found
 
 
 def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:

@@ -114,7 +114,22 @@ class Launch:
             if wanted is not None and wanted != given:
                 raise ValueError(f"{name} {given}, but the kernel was compiled for {wanted}")
 
-    def place_variables(self, ptx: str) -> None:
+    def watch(self, *, programmatic: bool) -> None:
+        """Looks for races in global memory; ``programmatic``: also with the launch before."""
+        if self.races is not None:
+            if programmatic and isinstance(self.memory.accesses, LaunchShadow):
+                self.races = self.memory.accesses.successor()
+            self.races.follow(self.execution.flow)
+        self.memory.accesses = self.races
+
+    def prepare(self, ptx: str, *, cooperative: bool) -> None:
+        """Gives its variables memory; arguments and errors as of `run.run`. Then all its clusters wait."""
+        self._place_variables(ptx)
+        if cooperative:
+            self._cooperate()
+        self.waiting.extend(self._cluster_indices())
+
+    def _place_variables(self, ptx: str) -> None:
         """Gives .global and .const variables memory; they have it until `GlobalMemory` ends."""
         held = self.memory.modules.setdefault(ptx, {})
         for variable in parse(ptx).variables:
@@ -127,7 +142,7 @@ class Launch:
                 self.memory.register_tensor(cells, variable.name, writable=variable.space == "global")
             self.symbols[variable.name] = cells.ctypes.data
 
-    def cooperate(self) -> None:
+    def _cooperate(self) -> None:
         """The launch is a cooperative one.
 
         Raises:
@@ -143,7 +158,7 @@ class Launch:
         self.memory.register_tensor(cells, "the grid's barrier", writable=True)
         self.symbols["%envreg"] = cells.ctypes.data
 
-    def cluster_indices(self) -> Sequence[int]:
+    def _cluster_indices(self) -> Sequence[int]:
         counts = [g // c for g, c in zip(self.grid, self.cluster)]
         total = counts[0] * counts[1] * counts[2]
         if self.options.clusters is None:

@@ -144,10 +144,7 @@ class _Grid:
                 self.execution, launch.grid, launch.block, launch.cluster, launch.dynamic_smem, launch.params, memory,
                 options, parse(launch.ptx).target,
             )  # fmt: skip
-            self.launch.place_variables(launch.ptx)
-            if launch.cooperative:
-                self.launch.cooperate()
-        self.launch.waiting.extend(self.launch.cluster_indices())
+            self.launch.prepare(launch.ptx, cooperative=launch.cooperative)
         most = min(len(self.launch.waiting), _MOST_HELD)
         self.overlapping = most if rng is None else rng.randint(0, most)
         self.held: list[Scheduler] = []

@@ -15,7 +15,6 @@ from cute_kernels.emulator.launch.arguments import extents, pack_arguments, requ
 from cute_kernels.emulator.launch.clusters import ClusterWork, Dependent, at_once, in_turn, known_dependence
 from cute_kernels.emulator.launch.launch import Launch
 from cute_kernels.emulator.observe.counters import Counters, UnitCounters, UnitCounts
-from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.trace import recording
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import parse
@@ -133,66 +132,75 @@ def run(
             raise ValueError("params and args are both given; args are made into params")
         params = pack_arguments(execution.kernel, args, memory)
     launch = Launch(execution, grid, block, cluster, dynamic_smem, params, memory, options, parse(ptx).target)
-    if launch.races is not None and programmatic and isinstance(memory.accesses, LaunchShadow):
-        launch.races = memory.accesses.successor()
-    if launch.races is not None:
-        launch.races.follow(execution.flow)
-    memory.accesses = launch.races
-    launch.place_variables(ptx)
-    if cooperative:
-        launch.cooperate()
-    indices = launch.cluster_indices()
-    launch.waiting.extend(indices)
-    counters = Counters(execution.flow)
-    totals = {"loaded": 0, "stored": 0, "mmas": 0, "columns": 0, "clusters": 0}
-    meter = UnitCounters() if options.counters else None
-    processes = 1
-    start = time.perf_counter()
-    if progress is not None:
-        progress(0, len(indices))
+    launch.watch(programmatic=programmatic)
+    launch.prepare(ptx, cooperative=cooperative)
+    work, start = _Work(launch), time.perf_counter()
+    processes, one_process = _execute(launch, work, progress)
+    return work.report(time.perf_counter() - start, processes, one_process)
 
-    def add(work: ClusterWork) -> None:
-        counters.merge(work.executions)
-        if meter is not None:
-            meter.merge(work.meter)
-        for name, done in (("loaded", work.loaded), ("stored", work.stored), ("mmas", work.mmas), ("clusters", 1)):
-            totals[name] += done
-        totals["columns"] = max(totals["columns"], work.columns)
 
-    one_process = known_dependence(launch) if options.processes > 1 else ""
+class _Work:
+    """Work of a launch's clusters, added up."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.counters = Counters(launch.execution.flow)
+        self.meter = UnitCounters() if launch.options.counters else None
+        self.loaded = self.stored = self.mmas = self.columns = self.clusters = 0
+
+    def add(self, work: ClusterWork) -> None:
+        """Adds that of a cluster."""
+        self.counters.merge(work.executions)
+        if self.meter is not None:
+            self.meter.merge(work.meter)
+        self.loaded += work.loaded
+        self.stored += work.stored
+        self.mmas += work.mmas
+        self.columns = max(self.columns, work.columns)
+        self.clusters += 1
+
+    def report(self, seconds: float, processes: int, one_process: str) -> Report:
+        """All of it; arguments as of `Report`."""
+        units, counters = None, self.counters
+        if self.meter is not None:
+            ctas = self.clusters * math.prod(self.launch.cluster)
+            units = self.meter.result(ctas, counters, self.launch.execution.kernel.instructions)
+        by_opcode = counters.by_opcode()
+        by_warps = sum(count for opcode, count in by_opcode.items() if opcode.split(".")[0] == "mma")
+        return Report(
+            warp_instructions=counters.total,
+            by_role=counters.by_role,
+            by_opcode=by_opcode,
+            seconds=seconds,
+            clusters=self.clusters,
+            tma_bytes_loaded=self.loaded,
+            tma_bytes_stored=self.stored,
+            mma_instructions=self.mmas + by_warps,
+            shared_bytes=self.launch.shared_bytes - SYSTEM_BYTES,
+            tensor_columns=self.columns,
+            units=units,
+            processes=processes,
+            one_process=one_process,
+        )
+
+
+def _execute(launch: Launch, work: _Work, progress: Callable[[int, int], None] | None) -> tuple[int, str]:
+    """Executes all clusters; by how many processes, and why by one, as in `Report`."""
+    tell = progress or (lambda done, of: None)
+    allowed, clusters, processes = launch.options.processes, len(launch.waiting), 1
+    tell(0, clusters)
+    one_process = known_dependence(launch) if allowed > 1 else ""
     with interrupts.deferred():
-        if options.processes > 1 and not one_process:
+        if allowed > 1 and not one_process:
             try:
-                for work in at_once(launch, progress):
-                    add(work)
-                processes = min(options.processes, len(indices))
+                for done in at_once(launch, progress):
+                    work.add(done)
+                processes = min(allowed, clusters)
             except Dependent as dependent:
                 one_process = str(dependent)
-                if progress is not None:
-                    progress(0, len(indices))
-        with recording(options.trace) as timeline:
-            for work in in_turn(launch, timeline):
-                add(work)
-                if progress is not None:
-                    progress(len(indices) - len(launch.waiting), len(indices))
-    units = None
-    if meter is not None:
-        ctas = totals["clusters"] * math.prod(launch.cluster)
-        units = meter.result(ctas, counters, execution.kernel.instructions)
-    by_opcode = counters.by_opcode()
-    by_warps = sum(count for opcode, count in by_opcode.items() if opcode.split(".")[0] == "mma")
-    return Report(
-        warp_instructions=counters.total,
-        by_role=counters.by_role,
-        by_opcode=by_opcode,
-        seconds=time.perf_counter() - start,
-        clusters=totals["clusters"],
-        tma_bytes_loaded=totals["loaded"],
-        tma_bytes_stored=totals["stored"],
-        mma_instructions=totals["mmas"] + by_warps,
-        shared_bytes=launch.shared_bytes - SYSTEM_BYTES,
-        tensor_columns=totals["columns"],
-        units=units,
-        processes=processes,
-        one_process=one_process,
-    )
+                tell(0, clusters)
+        with recording(launch.options.trace) as timeline:
+            for done in in_turn(launch, timeline):
+                work.add(done)
+                tell(clusters - len(launch.waiting), clusters)
+    return processes, one_process

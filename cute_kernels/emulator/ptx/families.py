@@ -1,7 +1,7 @@
 """The table of opcode families: facts that are needed before anything is lowered.
 
-Which operands are destinations, whether the result can differ between the lanes of a warp, and whether the instruction
-can block. `graph.families` has the functions that lower them, and registers both.
+Which operands an instruction has, which of them are destinations, whether the result can differ between the lanes of a
+warp, and whether it can block. `graph.families` has the functions that lower them, and registers both.
 """
 
 from __future__ import annotations
@@ -10,13 +10,25 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Not, Operand, Pair, Register, Vector
+from cute_kernels.emulator.ptx.decode import (
+    Immediate,
+    Instruction,
+    Kernel,
+    Memory,
+    Not,
+    Operand,
+    Pair,
+    Register,
+    Vector,
+)
+from cute_kernels.emulator.ptx.operand_syntax import Slot, mismatch, read_forms
 
 #: (instruction, "may this operand differ between lanes?") -> may the result; one value per destination register if a
 #: list is returned.
 Varies = Callable[[Instruction, Callable[[Operand], bool]], "bool | list[bool]"]
 
-
+#: Operands in the notation of `operand_syntax`, or a function of the opcode's parts that returns them.
+Operands = str | Callable[[tuple[str, ...]], str]
 Qualifiers = str | Collection[str] | Callable[[tuple[str, ...]], Collection[str]]
 
 
@@ -48,6 +60,7 @@ class Family:
             block counts as a part of the one before: what is granted at once leaves schedules as they are.
         reads_destinations: the destinations are operands as well (accumulators).
         doc: what the family does, for the list of supported instructions.
+        operands: what an instruction takes; None: the function that lowers it decides.
         qualifiers: parts of an opcode behind its prefix that are executed, or a function of all its parts that returns
             them; None: the function that lowers it decides.
     """
@@ -58,6 +71,7 @@ class Family:
     own_turn: bool
     reads_destinations: bool
     doc: str
+    operands: Operands | None
     qualifiers: Qualifiers | None = None
 
 
@@ -154,8 +168,8 @@ def _registers(operands: tuple[Operand, ...]) -> tuple[str, ...]:
     return tuple(name for operand in operands for name in registers_of(operand))
 
 
-#: Control flow is not a family: `cute_kernels.emulator.ptx.flow` and `lowering` handle it.
-CONTROL = ("bra", "ret", "exit")
+#: Operands of control flow, which is not a family: `cute_kernels.emulator.ptx.flow` and `lowering` handle it.
+CONTROL = {"bra": "tgt:label", "ret": "", "exit": ""}
 
 
 def check_qualifiers(instruction: Instruction, prefix: tuple[str, ...]) -> None:
@@ -166,6 +180,54 @@ def check_qualifiers(instruction: Instruction, prefix: tuple[str, ...]) -> None:
     for part in instruction.parts[len(prefix) :] if allowed is not None else ():
         if part not in allowed:
             raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
+
+
+@functools.cache
+def forms_of(parts: tuple[str, ...]) -> dict[int, list[tuple[Slot, ...]]] | None:
+    """Operands that an opcode takes, by their number; None: it is none of a family, or of one without `operands`."""
+    if parts[0] in CONTROL:
+        return read_forms(CONTROL[parts[0]], parts, 0)
+    found = prefix_of(parts)
+    if found is None or FAMILIES[found].operands is None:
+        return None
+    operands = FAMILIES[found].operands
+    return read_forms(operands(parts) if callable(operands) else operands, parts, FAMILIES[found].destinations)
+
+
+@functools.cache
+def _plain(parts: tuple[str, ...], count: int) -> tuple[frozenset[str], ...] | None:
+    """Per operand the declared types of a register that is all of it: most instructions have nothing else."""
+    forms = (forms_of(parts) or {}).get(count, [])
+    return tuple(slot.simple for slot in forms[0]) if len(forms) == 1 else None
+
+
+def check_operands(kernel: Kernel) -> None:
+    """Refuses instructions whose operands are too few, too many, of another kind or of another width than they take.
+
+    Raises:
+        UnsupportedPTX: it names the instruction, the operand, what is given and what is allowed.
+    """
+    registers = kernel.registers
+    for instruction in kernel.instructions:
+        operands = instruction.operands
+        plain = _plain(instruction.parts, len(operands))
+        if plain is not None:
+            for allowed, operand in zip(plain, operands):
+                if type(operand) is not Register or registers[operand.name] not in allowed:
+                    break
+            else:
+                continue
+        _check(instruction, registers)
+
+
+def _check(instruction: Instruction, registers: dict[str, str]) -> None:
+    forms = forms_of(instruction.parts)
+    if forms is None:
+        find_prefix(instruction)  # refuses opcodes that are not implemented
+        return
+    reason = mismatch(instruction, forms, registers)
+    if reason is not None:
+        raise instruction.refuse(reason)
 
 
 def as_integer(instruction: Instruction, operand: Operand) -> int:

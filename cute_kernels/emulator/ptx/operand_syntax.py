@@ -1,8 +1,8 @@
 """Operands of an instruction: how many there are, of which kind and width.
 
-`operand_table` says for each opcode, in the notation below, what the PTX ISA's syntax of the instruction says; here it
-is compared with what stands in a kernel, before anything is analysed or lowered. Operands are separated by commas,
-forms by semicolons:
+The row of each opcode (``@family`` in `instructions`) says, in the notation below, what the PTX ISA's syntax of the
+instruction says; here it is compared with what stands in a kernel, before anything is analysed or lowered. Operands are
+separated by commas, forms by semicolons:
 
 * ``a`` is a register or literal of the instruction's type, the last type of its opcode; ``a:u32`` of another type;
   ``:S`` of the opcode's first type, ``:2T`` an integer twice as wide as its last, ``:B`` bits as wide as its last,
@@ -248,6 +248,17 @@ def _slot(text: str, parts: tuple[str, ...]) -> Slot:
         name, "value", types, registers, pack=bool(match["pack"]), second=second, optional=optional,
         part=bool(match["part"]), sign=bool(match["sign"]),
     )  # fmt: skip
+
+
+def policy_operand(parts: tuple[str, ...]) -> str:
+    """The cache policy at the end, of an opcode that says there is one."""
+    return ", policy:b64" if "L2::cache_hint" in parts else ""
+
+
+def data_operand(name: str, type_: str, parts: tuple[str, ...]) -> str:
+    """One register, which ptxas takes in braces too, or a list of them, whose width alone matters to ptxas."""
+    lengths = [part[1:] for part in parts if part in ("v2", "v4", "v8")]
+    return f"{{{name}}}{lengths[0]}:B{type_[1:]}" if lengths else f"{{{name}}}1:{type_}"
 
 
 def read_forms(text: str, parts: tuple[str, ...], destinations: int) -> dict[int, list[tuple[Slot, ...]]]:

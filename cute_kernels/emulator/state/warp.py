@@ -1,15 +1,9 @@
-"""One warp: its identity, its divergence stack, and what it waits for.
-
-Divergent lanes run one path at a time until they reach the immediate post-dominator of the branch. When a path blocks
-while another path of the same warp could run, the other one runs (independent thread scheduling), so lanes may wait
-for each other.
-"""
+"""One warp: its identity, and what it waits for. Where its lanes have parted: ``core/divergence.c``."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -304,28 +298,6 @@ class AnyWait(Wait):
         return "is diverged: " + "; ".join(wait.describe() for wait in self.waits)
 
 
-# --- divergence -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Path:
-    """Lanes that are not running now: where they continue, and the divergence inside them."""
-
-    pc: int
-    mask: int
-    token: int = 0
-    inner: list[Frame] = field(default_factory=list)
-
-
-@dataclass
-class Frame:
-    """One divergent branch: the block where its lanes meet, who is there already, and who has still to run."""
-
-    meet: int
-    arrived: int
-    pending: list[Path]
-
-
 class Knowledge(Protocol):
     """`observe.races.happens_before.Agent`."""
 
@@ -350,7 +322,6 @@ class WarpState:
     """
 
     def __init__(self, cta: CtaState, index: int, live: int, role: str, blocks: int) -> None:
-        self.exit = blocks
         self.cta: CtaState = cta
         self.cluster: ClusterState = cta.cluster
         self.index, self.live, self.role = index, live, role
@@ -360,8 +331,6 @@ class WarpState:
         self.track = role or f"warp {index}"
         self.counts: Sequence[int] = [0] * (blocks + 1)
         self.wait: Wait | None = None
-        self.stack: list[Frame] = []
-        self.blocked: list[Wait] = []
         self.code: WarpCode | None = None
         self.local: np.ndarray | None = None
         self.agent: Knowledge | None = None
@@ -396,64 +365,3 @@ class WarpState:
     @timed_out.setter
     def timed_out(self, value: bool) -> None:
         self.code.header.timed_out = value
-
-
-    # --- called by generated code at divergent branches -------------------------------------------------------------
-
-    def diverge(self, taken: int, mask: int, target: int, following: int, meet: int) -> tuple[int, int, int]:
-        """Splits the lanes at a branch; returns (pc, mask, meeting block) of the path to run first."""
-        frame = Frame(meet, 0, [])
-        self.stack.append(frame)
-        first, second = Path(target, taken), Path(following, mask & ~taken)
-        if first.pc == meet:
-            first, second = second, first
-        if second.pc == meet:
-            frame.arrived |= second.mask
-            self._exit(meet, second.mask)
-        else:
-            frame.pending.append(second)
-        return first.pc, first.mask, meet
-
-    def arrive(self, mask: int) -> tuple[int, int, int]:
-        """The running lanes reached the meeting block: the next path, or all lanes together."""
-        while True:
-            frame = self.stack[-1]
-            frame.arrived |= mask
-            self._exit(frame.meet, mask)
-            if frame.pending:
-                return self._resume(frame, frame.pending.pop())
-            self.stack.pop()
-            pc, mask = frame.meet, frame.arrived
-            self.blocked.clear()
-            if not self.stack or self.stack[-1].meet != pc:
-                return pc, mask, self.stack[-1].meet if self.stack else -1
-
-    def _exit(self, meet: int, mask: int) -> None:
-        """Lanes whose meeting block is the end of the kernel have exited: barriers no longer count on them."""
-        if meet == self.exit:
-            self.live &= ~mask
-            self.cta.thread_exited()
-
-    def park(self, pc: int, mask: int, meet: int) -> tuple[int, int, int, bool]:
-        """The running path blocked: switches to another path, or gives the warp up when all are blocked."""
-        self.blocked.append(self.wait)
-        frames = [frame for frame in self.stack if frame.pending]
-        paths = 1 + sum(len(frame.pending) for frame in frames)
-        if not frames:
-            self.blocked.clear()
-            return pc, mask, meet, True
-        all_blocked = len(self.blocked) >= paths
-        if all_blocked:
-            self.wait = AnyWait(self.blocked[-paths:])
-            self.blocked = []
-        # Outer branches get their turn too: which frame is switched rotates with the number of blocked attempts.
-        frame = frames[-1 - (len(self.blocked) % len(frames))]
-        depth = self.stack.index(frame)
-        frame.pending.append(Path(pc, mask, self.token, self.stack[depth + 1 :]))
-        del self.stack[depth + 1 :]
-        return (*self._resume(frame, frame.pending.pop(0)), all_blocked)
-
-    def _resume(self, frame: Frame, path: Path) -> tuple[int, int, int]:
-        self.token = path.token
-        self.stack.extend(path.inner)
-        return path.pc, path.mask, self.stack[-1].meet

@@ -416,6 +416,9 @@ class Cluster:
             return True
         if what in named_barriers.FAULTS:
             raise warp.cta.named.fault(what, tables.fault, warp)
+        if what == CONSTANTS["UNKNOWN_MMA"]:
+            a, _, accumulator = self.place_of(warp).parts[-3:]
+            self.arithmetic.sums("mma", a, accumulator)  # raises
         if what in lane_faults.FAULTS:
             raise lane_faults.fault(what, tables.fault, warp)
         if what == access_faults.UNINITIALISED:

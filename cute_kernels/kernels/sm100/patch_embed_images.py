@@ -2,8 +2,8 @@
 
 The output is computed transposed, ``D[feature, patch] = weight * patches^T``: 128 features of the weight, or both terms
 of 64, stay in each CTA for the whole launch, and strips of images, which TMA reads where they lie, are the N operand.
-The load warp of each CTA streams strips, the leader's MMA warp issues, and the epilogue warps drain one part of the
-accumulators while another is computed.
+The load warp of each CTA streams strips, the leader's MMA warp issues, and the epilogue warps drain one MMA tile of
+the accumulators while another is computed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from cute_kernels.kernels.tma import load_tma
 from cute_kernels.plan import LANES, Sm100ImagesPlan
 from cute_kernels.plan.images import STRIP_PATCH
 from cute_kernels.plan.images_strips import BLOCK_FEATURES
-from cute_kernels.plan.tiles import COLUMN_GROUP
+from cute_kernels.plan.tiles import CORE_COLUMNS
 
 # --- strips of images as the N operand of tcgen05.mma, where they land -----------------------------------------------
 
@@ -57,7 +57,7 @@ class Strips:
     strips: cute.Pointer
 
     def fragments(self, tiled_mma: cute.TiledMma, first: int, columns: int) -> cute.Tensor:
-        """Shared-memory descriptors ``[.., k step in block, block]`` of this CTA's patches of a part of the columns."""
+        """Shared-memory descriptors ``[.., k step in block, block]`` of this CTA's patches of an MMA tile."""
         plan = self.plan
         count, first = columns // plan.cta_group, first // plan.cta_group
         if plan.pixel_bytes == 2:
@@ -139,7 +139,7 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
             if cutlass.const_expr(registers is not None or self.scales is not None):
                 scale, addends = Float32(1.0) if self.scales is None else self.scales[i], None
                 if cutlass.const_expr(registers is not None):
-                    j = row // COLUMN_GROUP % self.plan.table_period
+                    j = row // CORE_COLUMNS % self.plan.table_period
                     addends = (registers[2 * (i % 2), i // 2, j], registers[2 * (i % 2) + 1, i // 2, j])
                 pair = scale_add(pair, (scale, scale), addends, packed_f32=True)
             values[0, i], values[1, i] = pair
@@ -188,7 +188,7 @@ class DeviceArguments:
     image_tiles: Int32
     row_tiles: Int32
     position_tiles: Int32
-    groups: Int32
+    feature_groups: Int32
 
 
 class Sm100ImagesKernel(ImagesHost, TransposedKernel):
@@ -208,7 +208,7 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         weight_atom, weight = self.weight_tma(o.weight)
         row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
         position_tiles = row_tiles * o.grid_height
-        groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
+        feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
         scale = None if o.scale is None else cute.make_tensor(o.scale, cute.make_layout((o.n,)))
         return DeviceArguments(
             images_atom=images_atom,
@@ -218,12 +218,12 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
             weight_low=o.weight_low,
             out_atom=out_atom,
             out=out_view,
-            table=table_view(plan, o.table, groups, position_tiles),
+            table=table_view(plan, o.table, feature_groups, position_tiles),
             scale=scale,
             image_tiles=cute.ceil_div(o.batch, plan.tile_images),
             row_tiles=row_tiles,
             position_tiles=position_tiles,
-            groups=groups,
+            feature_groups=feature_groups,
         )
 
     @cute.kernel

@@ -2,8 +2,8 @@
 
 The output is computed transposed, ``D[feature, row] = weight * x^T``: 128 features of the weight stay in each CTA for
 the whole launch, in tensor memory or in shared memory, and rows of ``x`` are the N operand. The load warp of each CTA
-streams rows, the leader's MMA warp issues, and the epilogue warps drain one part of the accumulators while another is
-computed.
+streams rows, the leader's MMA warp issues, and the epilogue warps drain one MMA tile of the accumulators while another
+is computed.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Rows:
     stages: cute.Pointer
 
     def fragments(self, tiled_mma: cute.TiledMma, first: int, columns: int) -> cute.Tensor:
-        """Shared-memory descriptors ``[.., k step in block, block]`` of this CTA's rows of a part of the columns."""
+        """Shared-memory descriptors ``[.., k step in block, block]`` of this CTA's rows of an MMA tile."""
         plan = self.plan
         count, first = columns // plan.cta_group, first // plan.cta_group
         step, blocks = plan.tile_k // MMA_STEPS, plan.ring_blocks
         layout = cute.make_layout(
             ((count, step), 1, MMA_STEPS, blocks), stride=((plan.tile_k, 1), 0, step, plan.tile_k * plan.cta_rows)
         )
-        # A part begins with a multiple of 8 rows, the 1024 bytes after which the swizzle repeats.
+        # An MMA tile begins with a multiple of 8 rows, the 1024 bytes after which the swizzle repeats.
         rows = shared_tensor(self.stages + first * plan.k_block_bytes, swizzled(layout), element_type(plan))
         return tiled_mma.make_fragment_B(rows)
 

@@ -1,8 +1,8 @@
 """Common parts of the device functions of kernels whose weight stays on chip: allocate, dispatch to roles.
 
-Where two accumulators do not fit beside the weight, one is computed in parts with barriers of their own: one part is
-drained while the next is multiplied, over the same stages, which the last part frees. An MMA of a pair takes half of
-its columns from each CTA: the first half of a part's columns are rows of the leader, the others of its neighbour.
+Where two accumulators do not fit beside the weight, one is computed in MMA tiles with barriers of their own: one is
+drained while the next is multiplied, over the same stages, which the last one frees. An MMA of a pair takes half of its
+columns from each CTA: the first half of its columns are rows of the leader, the others of its neighbour.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from cute_kernels.kernels.tma import (
 )
 from cute_kernels.plan.base import ITEMSIZE, LANES, VECTOR_BYTES, Phase
 from cute_kernels.plan.sm100_transposed import Sm100TransposedPlan
-from cute_kernels.plan.tiles import COLUMN_GROUP
+from cute_kernels.plan.tiles import CORE_COLUMNS
 
 # --- the instruction of the transposed product, and its accumulators in tensor memory --------------------------------
 
@@ -65,7 +65,7 @@ def accumulator_type(plan: Sm100TransposedPlan) -> type:
 
 
 def make_mma(plan: Sm100TransposedPlan, columns: int) -> cute.TiledMma:
-    """The instruction of one part of a tile: ``kind::i8``, ``kind::f8f6f4``, or ``kind::f16`` of 16-bit elements."""
+    """The instruction of an MMA tile: ``kind::i8``, ``kind::f8f6f4``, or ``kind::f16`` of 16-bit elements."""
     group = cta_group(plan)
     source = tcgen05.OperandSource.TMEM if plan.config.weight == "tmem" else tcgen05.OperandSource.SMEM
     shape = (plan.lanes * plan.cta_group, columns)
@@ -76,9 +76,9 @@ def make_mma(plan: Sm100TransposedPlan, columns: int) -> cute.TiledMma:
     return sm100_utils.make_trivial_tiled_mma(weight, rows, *majors, Float32, group, shape, source)
 
 
-def accumulators_of_parts(plan: Sm100TransposedPlan, tmem: cute.Pointer) -> tuple[cute.Tensor, ...]:
-    """Tensor-memory view ``[.., accumulator]`` of each part of the columns."""
-    return tuple(_accumulators(plan, tmem, first, columns) for first, columns in plan.parts)
+def mma_accumulators(plan: Sm100TransposedPlan, tmem: cute.Pointer) -> tuple[cute.Tensor, ...]:
+    """Tensor-memory view ``[.., accumulator]`` of each MMA tile."""
+    return tuple(_accumulators(plan, tmem, first, columns) for first, columns in plan.mma_spans)
 
 
 def _accumulators(plan: Sm100TransposedPlan, tmem: cute.Pointer, first: int, columns: int) -> cute.Tensor:
@@ -204,7 +204,7 @@ def smem_tma(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, weight: cute.T
 
 
 def _tile(plan: Sm100TransposedPlan) -> tuple[int, int, int]:
-    return (plan.lanes * plan.cta_group, plan.parts[0][1], plan.tile_k)
+    return (plan.lanes * plan.cta_group, plan.mma_spans[0][1], plan.tile_k)
 
 
 def _weight_type(plan: Sm100TransposedPlan) -> type:
@@ -253,7 +253,7 @@ def weight_load(
         group: of features, of this cluster.
         place: of this CTA.
     """
-    tiled_mma = make_mma(plan, plan.parts[0][1])
+    tiled_mma = make_mma(plan, plan.mma_spans[0][1])
     tile_m, _, tile_k = _tile(plan)
     boxes = tiled_mma.get_slice(place.rank).partition_A(cute.local_tile(tma[1], (tile_m, tile_k), (None, None)))
     blocks, source = sides(tma[0], smem_tensor(plan, tiled_mma, stages), boxes, 3)
@@ -283,20 +283,20 @@ class RowsOperand(Protocol):
     """The N operand as it lies in shared memory."""
 
     def fragments(self, tiled_mma: cute.TiledMma, first: int, columns: int) -> cute.Tensor:
-        """Shared-memory descriptors ``[.., k step in block, block]`` of this CTA's rows of a part of the columns."""
+        """Shared-memory descriptors ``[.., k step in block, block]`` of this CTA's rows of an MMA tile."""
 
 
 @dataclass(frozen=True)
 class Mma:
-    """Issues the MMAs of every tile of this cluster, part by part.
+    """Issues the MMAs of every tile of this cluster, MMA tile by MMA tile.
 
-    All parts read the same stages: the first waits for them, the last frees them. While the MMAs of one part run, the
-    epilogue drains the part before.
+    All of a tile read the same stages: the first waits for them, the last frees them. While one is multiplied, the
+    epilogue drains the one before.
 
     Attributes:
         rows: operand stages in shared memory.
         weight: where it begins, in shared or in tensor memory.
-        accumulators: of each part, tensor-memory view ``[.., accumulator]``.
+        accumulators: of each MMA tile, tensor-memory view ``[.., accumulator]``.
         weight_ready: pipe of the weight, filled once.
     """
 
@@ -312,10 +312,10 @@ class Mma:
     @cute.jit
     def run(self) -> None:
         plan = self.plan
-        parts, blocks = len(plan.parts), plan.config.stage_blocks
+        mma_tiles, blocks = len(plan.mma_spans), plan.config.stage_blocks
         # Made here: `set` rebinds them in staged code, which objects shared with other roles do not survive.
-        mmas = [make_mma(plan, columns) for _, columns in plan.parts]
-        rows = [self.rows.fragments(mmas[i], *plan.parts[i]) for i in range(parts)]
+        mmas = [make_mma(plan, columns) for _, columns in plan.mma_spans]
+        rows = [self.rows.fragments(mmas[i], *plan.mma_spans[i]) for i in range(mma_tiles)]
         weight = weight_fragments(plan, mmas[0], self.weight)
         full = self.operands.consumer_state()
         out = self.accumulator.producer_state()
@@ -324,30 +324,30 @@ class Mma:
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             self.operands.stamps.mark(Phase.TILE)
             first = full.clone()
-            for part in cutlass.range_constexpr(parts):
+            for mma_tile in cutlass.range_constexpr(mma_tiles):
                 # The epilogue's reads of these columns, ordered by the barrier, must precede MMAs that overwrite them.
-                self.accumulator.wait_empty(out, part)
+                self.accumulator.wait_empty(out, mma_tile)
                 ptx.tcgen05_fence_after_thread_sync()
-                target = self.accumulators[part][None, None, None, out.index]
+                target = self.accumulators[mma_tile][None, None, None, out.index]
                 stage = first.clone()
                 for i in cutlass.range_constexpr(plan.tile_stages):
-                    if cutlass.const_expr(part == 0):
+                    if cutlass.const_expr(mma_tile == 0):
                         self.operands.wait_full(stage)
                     # The last stage of a tile may have room for more blocks than K has.
                     steps = min(blocks, plan.k_blocks - i * blocks) * MMA_STEPS
                     for j in cutlass.range_constexpr(steps):
                         step = i * blocks * MMA_STEPS + j
-                        mmas[part].set(tcgen05.Field.ACCUMULATE, step > 0)
-                        columns = rows[part][None, None, j % MMA_STEPS, stage.index * blocks + j // MMA_STEPS]
-                        cute.gemm(mmas[part], target, weight[None, None, step], columns, target)
-                    if cutlass.const_expr(part == parts - 1):
+                        mmas[mma_tile].set(tcgen05.Field.ACCUMULATE, step > 0)
+                        columns = rows[mma_tile][None, None, j % MMA_STEPS, stage.index * blocks + j // MMA_STEPS]
+                        cute.gemm(mmas[mma_tile], target, weight[None, None, step], columns, target)
+                    if cutlass.const_expr(mma_tile == mma_tiles - 1):
                         with cute.arch.elect_one():
                             self.operands.commit_empty(stage)
                         full.advance()
                     stage.advance()
                 self.operands.stamps.mark(Phase.COMMIT)
                 with cute.arch.elect_one():
-                    self.accumulator.commit_full(out, part)
+                    self.accumulator.commit_full(out, mma_tile)
             out.advance()
 
 
@@ -359,7 +359,7 @@ class WeightArguments(Protocol):
 
     weight_atom: cute.CopyAtom | None
     weight: cute.Tensor
-    groups: Int32
+    feature_groups: Int32
 
 
 class TransposedKernel:
@@ -405,7 +405,7 @@ class TransposedKernel:
         """Atom and view by which TMA loads ``[N, K]`` into shared memory; the weight itself where it goes elsewhere."""
         if self.plan.config.weight == "tmem":
             return None, weight
-        return smem_tma(self.plan, make_mma(self.plan, self.plan.parts[0][1]), weight)
+        return smem_tma(self.plan, make_mma(self.plan, self.plan.mma_spans[0][1]), weight)
 
     def out_tma(self, out: cute.Tensor) -> Tma:
         """The stores of the output."""
@@ -424,10 +424,10 @@ class TransposedKernel:
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         tmem = cute.arch.retrieve_tmem_ptr(Int32, 16, tmem_address)
-        accumulators = accumulators_of_parts(plan, tmem)
+        accumulators = mma_accumulators(plan, tmem)
         cluster, clusters = this_cluster(plan)
-        group = cluster % args.groups
-        order = self.order(args, cluster // args.groups, clusters // args.groups)
+        group = cluster % args.feature_groups
+        order = self.order(args, cluster // args.feature_groups, clusters // args.feature_groups)
 
         if warp == plan.load_warp:
             if cutlass.const_expr(plan.config.weight == "smem"):
@@ -564,7 +564,7 @@ def transposed_staging(
     return TransposedStaging(**vars(own), lane=cute.arch.lane_idx(), dtype=dtype, features=plan.warp_features)
 
 
-# --- epilogue warps: the loop that drains accumulators of 32 features each, part by part -----------------------------
+# --- epilogue warps: the loop that drains accumulators of 32 features each, MMA tile by MMA tile ---------------------
 
 
 MATRICES = LANES // 8
@@ -578,7 +578,7 @@ class TransposedEpilogue:
     A subclass says what becomes of the sums.
 
     Attributes:
-        accumulators: of each part, tensor-memory view ``[.., accumulator]`` of this CTA's 128 lanes.
+        accumulators: of each MMA tile, tensor-memory view ``[.., accumulator]`` of this CTA's 128 lanes.
         staging: this warp's buffer.
         accumulator: pipe of the accumulators.
         feature_block: this warp's block of 32 or 16 features.
@@ -631,13 +631,13 @@ class TransposedEpilogue:
     def run(self) -> None:
         plan = self.plan
         width = plan.config.tmem_load_width
-        load_atom = cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(width // COLUMN_GROUP)), self._kind)
+        load_atom = cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(width // CORE_COLUMNS)), self._kind)
         # (128 lanes, width columns, 1, chunks, accumulators)
         tiler = (plan.lanes, width)
-        chunks = [cute.flat_divide(part[(None, None), 0, 0, None], tiler) for part in self.accumulators]
+        chunks = [cute.flat_divide(each[(None, None), 0, 0, None], tiler) for each in self.accumulators]
         lane = self.quarter * LANES + self.staging.lane
         load = tcgen05.make_tmem_copy(load_atom, chunks[0][None, None, 0, 0, 0]).get_slice(lane)
-        sources = [load.partition_S(part) for part in chunks]
+        sources = [load.partition_S(each) for each in chunks]
         shape = load.partition_D(cute.make_identity_tensor(tiler)).shape
         addresses = self.staging.addresses()
 
@@ -648,30 +648,30 @@ class TransposedEpilogue:
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             self.accumulator.stamps.mark(Phase.TILE)
             held = self.fetch(registers, row_block, position, held)
-            for part in cutlass.range_constexpr(len(plan.parts)):
-                columns = plan.parts[part][1]
-                self.accumulator.wait_full(state, part)
+            for mma_tile in cutlass.range_constexpr(len(plan.mma_spans)):
+                columns = plan.mma_spans[mma_tile][1]
+                self.accumulator.wait_full(state, mma_tile)
                 ptx.tcgen05_fence_after_thread_sync()
-                if cutlass.const_expr(part == 0):
+                if cutlass.const_expr(mma_tile == 0):
                     self.accumulator.stamps.mark(Phase.BUFFER)
                     self.staging.acquire()
                 for chunk in cutlass.range_constexpr(columns // width):
-                    if cutlass.const_expr(part == 0 or chunk > 0):
+                    if cutlass.const_expr(mma_tile == 0 or chunk > 0):
                         self.accumulator.stamps.mark(Phase.READ)
                     fragment = cute.make_rmem_tensor(shape, self._kind)
-                    cute.copy(load, sources[part][None, None, None, 0, chunk, state.index], fragment)
+                    cute.copy(load, sources[mma_tile][None, None, None, 0, chunk, state.index], fragment)
                     cute.arch.fence_view_async_tmem_load()
                     self.accumulator.stamps.mark(Phase.MATH)
                     if cutlass.const_expr((chunk + 1) * width == columns):
-                        release_accumulator(self.accumulator, state, part)
+                        release_accumulator(self.accumulator, state, mma_tile)
                     # (2 columns, +8 lanes, groups of 8 columns, +16 lanes)
-                    layout = cute.make_layout((2, 2, width // COLUMN_GROUP, 2))
+                    layout = cute.make_layout((2, 2, width // CORE_COLUMNS, 2))
                     sums = cute.make_tensor(fragment.iterator, layout)
-                    for group in cutlass.range_constexpr(width // COLUMN_GROUP):
-                        column = chunk * width + group * COLUMN_GROUP
-                        row = plan.row_of(part, column)
+                    for group in cutlass.range_constexpr(width // CORE_COLUMNS):
+                        column = chunk * width + group * CORE_COLUMNS
+                        row = plan.row_of(mma_tile, column)
                         values = self.finish(sums[None, None, group, None], registers, held, row, row_block, position)
-                        self.staging.write(addresses, values, plan.staged_row(part, column))
+                        self.staging.write(addresses, values, plan.staged_row(mma_tile, column))
             self.accumulator.stamps.mark(Phase.STORE)
             self.store(row_block, position)
             state.advance()

@@ -181,16 +181,16 @@ class MainLoop:
                     more = Int32(block + 1 < self.k_blocks)
                     # Behind the last block nothing may have been copied: its own first step is read again, not used.
                     following = cutlass.select_(more != 0, following, read)
-                turn = self._turn(read, following, ring, Int32(block))
-                self._stage(sums, parts, loads, block + ahead, exists, turn, more)
+                buffers = self._buffers(read, following, ring, Int32(block))
+                self._stage(sums, parts, loads, block + ahead, exists, buffers, more)
                 read = following
             if cutlass.const_expr(plan.overlaps):
                 coming, exists = self._of_tile(tile + step), Int32(tile + step < count)
                 for block in cutlass.range_constexpr(ahead):
                     following = self._behind(read, ring)
                     more = Int32(1) if cutlass.const_expr(block + 1 < ahead) else None
-                    turn = self._turn(read, following, ring, inner + block)
-                    self._stage(sums, parts, coming, Int32(block), exists, turn, more)
+                    buffers = self._buffers(read, following, ring, inner + block)
+                    self._stage(sums, parts, coming, Int32(block), exists, buffers, more)
                     read = following
             self.tiles.store(sums, this_warp(plan), tile)
 
@@ -198,7 +198,7 @@ class MainLoop:
         """The stage behind one, of a ring from its first to its last."""
         return cutlass.select_(stage == ring[1], ring[0], stage + self.plan.stage_bytes)
 
-    def _turn(self, read: Int32, following: Int32, ring: tuple[Int32, Int32], block: Int32) -> tuple[Int32, ...]:
+    def _buffers(self, read: Int32, following: Int32, ring: tuple[Int32, Int32], block: Int32) -> tuple[Int32, ...]:
         """Stages that are multiplied, that come next, and that are written: the one in front, multiplied last.
 
         Behind them where B of the first two is.
@@ -221,8 +221,8 @@ class MainLoop:
     def _keep(self, load: Load) -> None:
         """Copies all of B, in the group of the first block of A; teams take blocks in turn."""
         team = team_of(self.plan)
-        for turn in cutlass.range(-(-self.plan.k_blocks // self.plan.teams), unroll=1):
-            block = turn * self.plan.teams + team
+        for i in cutlass.range(-(-self.plan.k_blocks // self.plan.teams), unroll=1):
+            block = i * self.plan.teams + team
             self._emit(load.copies(self._b(Int32(0), block), block, Int32(block < self.plan.k_blocks)))
 
     def _begin(self, loads: tuple[Load, Load], smem: Int32) -> None:
@@ -253,7 +253,7 @@ class MainLoop:
         loads: tuple[Load, Load],
         block: Int32,
         exists: Int32,
-        turn: tuple[Int32, ...],
+        buffers: tuple[Int32, ...],
         more: Int32 | None,
     ) -> None:
         """Multiplies a block, copies another one, and makes the next one ready.
@@ -261,10 +261,10 @@ class MainLoop:
         Args:
             sums, parts: accumulators, and fragments of the first step.
             loads, block, exists: what is copied, if at all.
-            turn: as `_turn`.
+            buffers: as `_buffers`.
             more: whether a next one is there; None: nobody is to wait for it here.
         """
-        read, following, write, b, following_b = turn
+        read, following, write, b, following_b = buffers
         steps = self.plan.config.row_bytes // STEP_BYTES
         chores = self._copies(loads, write, block, exists)
         chores.append(cute.arch.cp_async_commit_group)

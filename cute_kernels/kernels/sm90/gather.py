@@ -417,7 +417,7 @@ class Sm90GatherKernel(ImagesHost):
             rank_n=rank,
             first_cta=0,
             partials=None,
-            turn=self.graph.named_barriers[0].identifier,
+            order_barrier=self.graph.named_barriers[0].identifier,
             grid=(args.grid_height, args.grid_width),
         )
 

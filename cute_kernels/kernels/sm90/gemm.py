@@ -3,8 +3,8 @@
 One warp loads, two consumer warpgroups multiply and store: together, half of a tile each, or in turn, a tile each. Of a
 tile with the 64 rows of a WGMMA there is one, unless two take turns.
 
-In turn, each warpgroup skips the stages of the other one's tile. ``turn[w]`` is signalled when the last WGMMA of a tile
-has been issued, unless no tile follows: a barrier that nobody waits for must not be left half full.
+In turn, each warpgroup skips the stages of the other one's tile. The other one's order barrier is signalled when the
+last WGMMA of a tile has been issued, unless no tile follows: a barrier that nobody waits for must not stay half full.
 
 With a split of K, CTA i of s finishes the rows of consumer warps ``w i / s`` to ``w (i + 1) / s - 1`` of w: the same
 warps of the others send it their accumulators by ``st.async``, which it adds as it rounds, in one fixed order. Tensor
@@ -187,7 +187,7 @@ class Sm90GemmKernel(GemmHost):
                 rank_n=rank_n,
                 first_cta=first_cta,
                 partials=partials,
-                turn=self.graph.named_barriers[0].identifier,
+                order_barrier=self.graph.named_barriers[0].identifier,
                 addends=args.addends.loaded(),
                 residual=self._residual(args, pipes, ring, store_group),
                 kept=self._kept(numbers, group, thread),

@@ -289,7 +289,7 @@ class GemmMma:
         rank_m, rank_n: this CTA among those of its cluster that share operands.
         first_cta: the first of them.
         partials: what this warp and those of other CTAs do with slices of K; None without a split.
-        turn: first of the named barriers by which warpgroups hand the tensor cores to each other.
+        order_barrier: first of the named barriers by which warpgroups hand the tensor cores to each other.
         addends: what the epilogue multiplies and adds besides the bias.
         residual: where TMA brings it, what it brings.
     """
@@ -309,7 +309,7 @@ class GemmMma:
     rank_n: Int32
     first_cta: Int32 | int
     partials: PartialSums | None
-    turn: int
+    order_barrier: int
     addends: Addends = Addends()
     residual: Residual | None = None
 
@@ -334,7 +334,7 @@ class GemmMma:
         for tile in cutlass.range(first, self.order.tiles, step, unroll=1):
             self.operands.stamps.mark(Phase.TILE)
             self._prefetch_residual(tile)
-            self._await_turn(tile)
+            self._await_order(tile)
             released = state.clone()
             self._stage(accumulator, False, state)
             state.advance()
@@ -387,19 +387,19 @@ class GemmMma:
         warpgroup.commit_group()
 
     @cute.jit
-    def _await_turn(self, tile: Int32) -> None:
+    def _await_order(self, tile: Int32) -> None:
         """The first tile of a cluster needs no permission."""
         if cutlass.const_expr(self.plan.config.pingpong):
-            self.operands.stamps.mark(Phase.TURN)
+            self.operands.stamps.mark(Phase.ORDER_BARRIER)
             if tile != self.order.first:
-                cute.arch.barrier(barrier_id=self.turn + self.warpgroup, number_of_threads=256)
+                cute.arch.barrier(barrier_id=self.order_barrier + self.warpgroup, number_of_threads=256)
 
     @cute.jit
     def _hand_over(self, tile: Int32) -> None:
         """The last WGMMA of this tile is issued: lets the other warpgroup begin the next tile, if there is one."""
         if cutlass.const_expr(self.plan.config.pingpong):
             if tile + self.order.step < self.order.tiles:
-                cute.arch.barrier_arrive(barrier_id=self.turn + 1 - self.warpgroup, number_of_threads=256)
+                cute.arch.barrier_arrive(barrier_id=self.order_barrier + 1 - self.warpgroup, number_of_threads=256)
 
     @cute.jit
     def _store(
@@ -463,8 +463,8 @@ class GemmMma:
             self.staging.acquire()
         else:
             stages = self.plan.config.store_stages
-            turn, turns = i // stages, self.plan.regions_per_tile // stages
-            parity = phase * (turns % 2) ^ turn % 2
+            use, uses = i // stages, self.plan.regions_per_tile // stages  # of the buffer in a tile
+            parity = phase * (uses % 2) ^ use % 2
             cute.arch.mbarrier_wait(self.residual.full + i % stages, parity)
 
     @cute.jit

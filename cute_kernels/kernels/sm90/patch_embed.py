@@ -301,8 +301,8 @@ class Sm90PatchEmbedKernel(RowsHost):
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster, clusters = this_cluster(plan)
-        n_tile = cluster % o.groups * config.cluster + cta_rank
-        order = PositionOrder(o.row_tiles, o.position_tiles, cluster // o.groups, clusters // o.groups)
+        n_tile = cluster % o.feature_groups * config.cluster + cta_rank
+        order = PositionOrder(o.row_tiles, o.position_tiles, cluster // o.feature_groups, clusters // o.feature_groups)
 
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
@@ -412,7 +412,7 @@ class Sm90PatchEmbedKernel(RowsHost):
             tile_stages=args.tile_stages,
             warpgroup=warpgroup_index,
             thread=thread,
-            turn=named["turn 0"],
+            order_barrier=named["order barrier 0"],
         )
 
 

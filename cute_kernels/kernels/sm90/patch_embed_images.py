@@ -62,7 +62,7 @@ from cute_kernels.kernels.tma import Tma, all_ctas, k_major, load_tma, shared_te
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.images_sm90 import REPACK_PAIRS, REPACK_WARPS, Sm90ImagesPlan
 from cute_kernels.plan.images_strips import REPACKED, RowPart
-from cute_kernels.plan.tiles import COLUMN_GROUP
+from cute_kernels.plan.tiles import CORE_COLUMNS
 
 # --- epilogue of a consumer warpgroup: integer sums -> FP32, scale, bias + position, BF16 -> staging -> TMA ----------
 
@@ -106,7 +106,7 @@ class Sm90ImagesEpilogue:
     @cute.jit
     def store(self, sums: cute.Tensor, fetched: None, image_tile: Int32, position_tile: Int32) -> None:
         """Converts, stages and stores one tile; returns as soon as the TMA store is issued."""
-        groups = ROWS_PER_STORE // COLUMN_GROUP
+        groups = ROWS_PER_STORE // CORE_COLUMNS
         addresses = self.staging.addresses()
         self.staging.acquire()
         for i in cutlass.range_constexpr(self.plan.tile_rows // ROWS_PER_STORE):
@@ -414,7 +414,7 @@ class DeviceArguments:
     image_tiles: Int32
     row_tiles: Int32
     position_tiles: Int32
-    groups: Int32
+    feature_groups: Int32
 
 
 @dataclass(frozen=True)
@@ -445,7 +445,7 @@ class Sm90ImagesKernel(ImagesHost):
         out_atom, out_view = store_tma(out, self._staging_layout(), self._out_box())
         row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
         position_tiles = row_tiles * o.grid_height
-        groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
+        feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
         source = warpgroup.OperandSource.RMEM if plan.resident else warpgroup.OperandSource.SMEM
         return DeviceArguments(
             tiled_mma=integer_mma(plan, source),
@@ -458,12 +458,12 @@ class Sm90ImagesKernel(ImagesHost):
             high=weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None,
             out_atom=out_atom,
             out=out_view,
-            table=table_view(plan, o.table, groups, position_tiles),
+            table=table_view(plan, o.table, feature_groups, position_tiles),
             scale=cute.make_tensor(o.scale, cute.make_layout((o.n,))),
             image_tiles=cute.ceil_div(o.batch, plan.tile_images),
             row_tiles=row_tiles,
             position_tiles=position_tiles,
-            groups=groups,
+            feature_groups=feature_groups,
         )
 
     def _images_tma(self, o: ImagesOperands, part: RowPart) -> Tma:
@@ -491,9 +491,10 @@ class Sm90ImagesKernel(ImagesHost):
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster, clusters = this_cluster(plan)
-        n_tile = cluster % args.groups * config.cluster + cta_rank
+        n_tile = cluster % args.feature_groups * config.cluster + cta_rank
         kind = ImageOrder if config.order == "row" else PositionOrder
-        order = kind(args.image_tiles, args.position_tiles, cluster // args.groups, clusters // args.groups)
+        first, step = cluster // args.feature_groups, clusters // args.feature_groups
+        order = kind(args.image_tiles, args.position_tiles, first, step)
 
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
@@ -607,7 +608,7 @@ class Sm90ImagesKernel(ImagesHost):
             "tile_stages": Int32(plan.tile_stages),
             "warpgroup": warpgroup_index,
             "thread": thread,
-            "turn": named["turn 0"],
+            "order_barrier": named["order barrier 0"],
         }
         if cutlass.const_expr(plan.splits):
             return SplitMma(**common, rest_fragments=others[0])

@@ -49,7 +49,7 @@ class Mma:
         weight: A operand: register fragments ``[.., k step]`` if resident, otherwise shared-memory descriptors
             ``[.., k step in block, block]``.
         x_fragments: shared-memory descriptors ``[.., k step in block, block]``.
-        turn: first of the named barriers by which warpgroups hand the tensor cores to each other.
+        order_barrier: first of the named barriers by which warpgroups hand the tensor cores to each other.
     """
 
     plan: TransposedPlan
@@ -63,7 +63,7 @@ class Mma:
     tile_stages: Int32
     warpgroup: Int32
     thread: Int32
-    turn: int
+    order_barrier: int
 
     @cute.jit
     def run(self) -> None:
@@ -71,14 +71,14 @@ class Mma:
         accumulator = cute.make_rmem_tensor(self._accumulator_shape(), self.accumulator_type)
         state = self.operands.consumer_state()
         if self.warpgroup == plan.config.warpgroups - 1 and self.order.first < self.order.tiles:
-            self._pass_turn(0)
+            self._pass_on(0)
         row_block, position = self.order.start()
         stride = self.order.stride()
         for tile in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             self.operands.stamps.mark(Phase.TILE)
             fetched = self.epilogue.prefetch(row_block, position)
             is_last = tile + self.order.step >= self.order.tiles
-            self._await_turn()
+            self._await_order()
             released = state.clone()
             self._stage(accumulator, 0, state)
             state.advance()
@@ -140,29 +140,29 @@ class Mma:
         return self.x_fragments[None, None, step, stage * self.plan.config.stage_blocks + block]
 
     @property
-    def _takes_turns(self) -> bool:
+    def _ordered(self) -> bool:
         return self.plan.config.pingpong and self.plan.config.warpgroups > 1
 
     @cute.jit
-    def _await_turn(self) -> None:
-        if cutlass.const_expr(self._takes_turns):
-            self.operands.stamps.mark(Phase.TURN)
-            cute.arch.barrier(barrier_id=self.turn + self.warpgroup, number_of_threads=256)
+    def _await_order(self) -> None:
+        if cutlass.const_expr(self._ordered):
+            self.operands.stamps.mark(Phase.ORDER_BARRIER)
+            cute.arch.barrier(barrier_id=self.order_barrier + self.warpgroup, number_of_threads=256)
 
     @cute.jit
     def _hand_over(self, is_last: cutlass.Boolean) -> None:
         """Lets the next warpgroup begin this tile, or the first one the next tile if there is one."""
-        if cutlass.const_expr(self._takes_turns):
+        if cutlass.const_expr(self._ordered):
             groups = self.plan.config.warpgroups
             if self.warpgroup < groups - 1:
-                self._pass_turn(self.warpgroup + 1)
+                self._pass_on(self.warpgroup + 1)
             elif not is_last:
-                self._pass_turn(0)
+                self._pass_on(0)
 
     @cute.jit
-    def _pass_turn(self, to: Int32) -> None:
-        if cutlass.const_expr(self._takes_turns):
-            cute.arch.barrier_arrive(barrier_id=self.turn + to, number_of_threads=256)
+    def _pass_on(self, to: Int32) -> None:
+        if cutlass.const_expr(self._ordered):
+            cute.arch.barrier_arrive(barrier_id=self.order_barrier + to, number_of_threads=256)
 
 
 # --- the weight as a warpgroup keeps it: fragments of the A operand in registers -------------------------------------

@@ -21,7 +21,7 @@ from tests.nightly import drawn, every_other, examples
 
 FP16, BF16 = torch.float16, torch.bfloat16
 PAIR = Sm100ImagesConfig(tile_patches=4, tile_images=8, cta_group=2, stages=3, stage_blocks=1)
-PARTS = dataclasses.replace(PAIR, tile_images=24, accumulators=1, part_columns=64, stages=5)
+PARTS = dataclasses.replace(PAIR, tile_images=24, accumulators=1, mma_columns=64, stages=5)
 CONFIGS = {  # and what else is not as usual
     "pair, two accumulators": (PAIR, {}),
     "pair, two parts of different size": (PARTS, {"dtype": FP16, "out_dtype": FP16}),

@@ -20,20 +20,20 @@ from tests.nightly import drawn, every_other, examples
 
 BASE = Sm100ImagesConfig(tile_patches=4, tile_images=8, cta_group=2, stages=3, stage_blocks=1)
 replace = dataclasses.replace
-PARTS = replace(BASE, tile_images=24, accumulators=1, part_columns=64)
+PARTS = replace(BASE, tile_images=24, accumulators=1, mma_columns=64)
 CONFIGS = {  # and the channels that they are compiled for
     "pair, two accumulators": (BASE, 1),
     "pair, two parts of different size": (PARTS, 1),
     "pair, shared memory, three channels": (replace(BASE, weight="smem", stages=4, stage_blocks=2), 3),
-    "pair, both, by image": (replace(BASE, weight="smem", tile_images=16, part_columns=32, order="image"), 1),
+    "pair, both, by image": (replace(BASE, weight="smem", tile_images=16, mma_columns=32, order="image"), 1),
     "one CTA, tile wider than the grid row": (
         replace(BASE, cta_group=1, tile_patches=16, tile_images=1, stages=2, stage_blocks=2), 2,
     ),
     "one CTA, wide loads in parts": (
-        replace(PARTS, cta_group=1, tile_patches=7, tile_images=16, tmem_load_width=16, part_columns=48), 1,
+        replace(PARTS, cta_group=1, tile_patches=7, tile_images=16, tmem_load_width=16, mma_columns=48), 1,
     ),
     "one CTA, 32 columns a load": (
-        replace(PARTS, cta_group=1, tile_patches=6, tile_images=16, tmem_load_width=32, part_columns=64), 1,
+        replace(PARTS, cta_group=1, tile_patches=6, tile_images=16, tmem_load_width=32, mma_columns=64), 1,
     ),
 }  # fmt: skip
 TABLES = {"positions": (True, True), "bias": (True, False), "none": (False, False)}
@@ -52,7 +52,7 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
         config, batch=config.tile_images + 1, channels=channels, grid=grid, n=72, sm_count=config.cta_group, seed=1
     )
     plan = case.plan
-    assert plan.tiles // (plan.clusters // plan.groups) >= 4 and plan.problem.n < plan.padded_n
+    assert plan.tiles // (plan.clusters // plan.feature_groups) >= 4 and plan.problem.n < plan.padded_n
     check(case, Options(completion="lazy"))
     resources = compile_plan(plan, emulated=True).resources
     assert resources.stack_bytes == resources.local_bytes == 0 and resources.registers <= 255
@@ -116,7 +116,7 @@ def test_default_config_and_its_work() -> None:
     case = case_of(config, batch=20, channels=3, grid=(1, 14), n=256, sm_count=2, seed=224)
     plan = case.plan
     assert (plan.cta_group, plan.tile_patches, plan.tile_images, plan.config.weight) == (2, 14, 16, "tmem")
-    assert plan.parts == ((0, 128), (128, 96)) and plan.tiles == 2 and plan.clusters == 1
+    assert plan.mma_spans == ((0, 128), (128, 96)) and plan.tiles == 2 and plan.clusters == 1
     report = check(case, Options(completion="lazy", counters=True))
     units, tiles = report.units, 2 * plan.tiles
     for kind, metric, wavefronts in (

@@ -44,7 +44,7 @@ def test_every_config_is_bit_exact(name: str) -> None:
     case = make_images_case(
         batch=config.tile_images + 1, channels=channels, grid=grid, n=72, config=config, sm_count=config.cluster, seed=1
     )
-    assert case.plan.tiles // (case.plan.clusters // case.plan.groups) >= 4
+    assert case.plan.tiles // (case.plan.clusters // case.plan.feature_groups) >= 4
     assert case.plan.holds_table == ("table read" not in name)
     check(case, Options(completion="lazy"))
 

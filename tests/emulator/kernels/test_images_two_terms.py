@@ -34,14 +34,14 @@ CONFIGS = {  # and channels, K blocks in registers and in shared memory
 DAILY = ("base", "both terms in shared memory")
 
 PAIR = Sm100ImagesConfig(
-    tile_patches=4, tile_images=16, cta_group=2, accumulators=1, part_columns=32, stages=3, stage_blocks=1
+    tile_patches=4, tile_images=16, cta_group=2, accumulators=1, mma_columns=32, stages=3, stage_blocks=1
 )
 ONE_CTA = replace(PAIR, tile_images=8, cta_group=1, accumulators=2)
 SM100_CONFIGS = {  # and channels
     "pair": (PAIR, 1),
     "one CTA": (ONE_CTA, 2),
     "wide loads, by image": (replace(ONE_CTA, tmem_load_width=32, stage_blocks=2, order="image"), 1),
-    "14 patches": (replace(PAIR, tile_patches=14, part_columns=128, stages=6), 3),
+    "14 patches": (replace(PAIR, tile_patches=14, mma_columns=128, stages=6), 3),
 }
 
 
@@ -59,7 +59,7 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
     )
     plan = case.plan
     assert (plan.held_blocks, plan.shared_blocks) == (held, shared)
-    assert plan.tiles // (plan.clusters // plan.groups) >= 4
+    assert plan.tiles // (plan.clusters // plan.feature_groups) >= 4
     check(case, Options(completion="lazy"))
     resources = compile_plan(plan, emulated=True).resources
     assert resources.stack_bytes == resources.local_bytes == 0

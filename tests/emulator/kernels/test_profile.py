@@ -33,7 +33,7 @@ CONFIGS: dict[str, Config] = {
     "sm90": Sm90PatchEmbedConfig(tile_rows=32, warpgroups=2, stages=3, stage_blocks=1, cluster=1, order="flat"),
     "sm100": Sm100PatchEmbedConfig(tile_n=128, stages=3, epilogue_warps=4, order="flat"),
     "sm100, weight on chip": Sm100ResidentConfig(
-        weight="smem", order="flat", tile_rows=32, tile_positions=1, cta_group=1, accumulators=2, part_columns=32,
+        weight="smem", order="flat", tile_rows=32, tile_positions=1, cta_group=1, accumulators=2, mma_columns=32,
         tmem_load_width=16, stages=3, stage_blocks=1,
     ),
 }  # fmt: skip
@@ -78,7 +78,7 @@ def expected_tile(plan: Plan, role: str) -> Sequence:
         return ["tile"] + ["wait operands_empty", "issue"] * blocks
     if plan.arch.name == "sm_90a":
         return [
-            "tile", "wait turn", *read, *read, "wait MMAs", "wait MMAs", "wait staging", "math", "store",
+            "tile", "wait order barrier", *read, *read, "wait MMAs", "wait MMAs", "wait staging", "math", "store",
         ]  # fmt: skip
     if role == "mma":
         return ["tile", "wait accumulator_empty", "issue", *read * blocks, "commit"]

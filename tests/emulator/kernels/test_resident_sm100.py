@@ -24,7 +24,7 @@ PAIR = Sm100ResidentConfig(weight="tmem", order="position", tile_rows=64, tile_p
 replace = dataclasses.replace
 CONFIGS = {
     "pair, two accumulators": PAIR,
-    "pair, two parts of different size": replace(PAIR, tile_rows=96, tile_positions=1, accumulators=1, part_columns=64),
+    "pair, two parts of different size": replace(PAIR, tile_rows=96, tile_positions=1, accumulators=1, mma_columns=64),
     "pair, shared memory, wide loads": replace(
         PAIR, weight="smem", tile_rows=128, tile_positions=1, stage_blocks=2, tmem_load_width=64
     ),
@@ -33,7 +33,7 @@ CONFIGS = {
         PAIR, weight="smem", cta_group=1, tile_rows=80, tile_positions=10, tmem_load_width=16
     ),
     "one CTA, parts, BF16 table": replace(
-        PAIR, cta_group=1, tile_rows=48, tile_positions=3, accumulators=1, part_columns=16, epilogue="bf16x2"
+        PAIR, cta_group=1, tile_rows=48, tile_positions=3, accumulators=1, mma_columns=16, epilogue="bf16x2"
     ),
     "one CTA, flat, shared memory": replace(
         PAIR, weight="smem", order="flat", cta_group=1, tile_rows=16, tile_positions=1, accumulators=1
@@ -59,7 +59,7 @@ def test_every_config_is_bit_exact_without_spills(name: str) -> None:
         batch=batch, positions=positions, n=72, k=272, config=config, sm_count=config.cta_group, seed=1
     )
     plan = case.plan
-    assert plan.tiles // (plan.clusters // plan.groups) >= 3 and plan.problem.n < plan.padded_n
+    assert plan.tiles // (plan.clusters // plan.feature_groups) >= 3 and plan.problem.n < plan.padded_n
     check(case, Options(completion="lazy"))
     resources = compile_plan(plan, emulated=True).resources
     assert resources.stack_bytes == resources.local_bytes == 0 and resources.registers <= 255

@@ -236,8 +236,8 @@ def test_counts() -> None:
     report = emulate(case.plan, case.tensors)
     plan = case.plan
     ctas = plan.clusters * plan.config.cluster
-    assert plan.tiles % (plan.clusters // plan.groups) == 0
-    tiles_per_cta = plan.tiles // (plan.clusters // plan.groups)
+    assert plan.tiles % (plan.clusters // plan.feature_groups) == 0
+    tiles_per_cta = plan.tiles // (plan.clusters // plan.feature_groups)
     assert report.mma_instructions == ctas * plan.config.warpgroups * tiles_per_cta * plan.k_blocks * 4
     assert report.by_role["idle"] < report.by_role["load"] < report.by_role["mma"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
@@ -124,6 +124,51 @@ def test_three_paths_that_wait_in_a_chain(order: str):
     assert out.tolist() == [1] * 4 + [2] * 10 + [3] * 18
 
 
+def _waiting_paths(rng: np.random.Generator) -> tuple[str, list[int]]:
+    """Branches inside branches, whose paths wait for each other in a chain of any order; some of them exit.
+
+    Returns the body, and for each lane when its turn is.
+    """
+    count = int(rng.integers(2, 12))
+    cuts = [0, *sorted(rng.choice(np.arange(1, 32), count - 1, replace=False).tolist()), 32]
+    turn, exits = rng.permutation(count).tolist(), rng.random(count) < 0.3
+    lines = ["setp.ne.u32 %p1, %r1, 0; @%p1 bra READY;"]
+    lines += [f"mbarrier.init.shared.b64 [dynamic+{8 * turn[k]}], {cuts[k + 1] - cuts[k]};" for k in range(count)]
+    lines += ["mov.b32 %r2, 0; st.shared.b32 [dynamic+512], %r2; READY: bar.sync 0;"]
+
+    def path(k: int) -> None:
+        if turn[k]:
+            wait = f"mbarrier.{rng.choice(['try_wait', 'test_wait'])}.parity.shared.b64"
+            lines.append(f"W{k}: {wait} %p3, [dynamic+{8 * turn[k] - 8}], 0; @!%p3 bra W{k};")
+        lanes = (1 << cuts[k + 1]) - (1 << cuts[k])
+        lines.append(f"ld.shared.b32 %r9, [dynamic+512]; bar.warp.sync {lanes}; add.u32 %r2, %r9, 1;")
+        lines.append("st.shared.b32 [dynamic+512], %r2; st.global.b32 [%d1], %r9;")
+        lines.append(f"mbarrier.arrive.shared.b64 %d3, [dynamic+{8 * turn[k]}];" + " exit;" * bool(exits[k]))
+
+    def paths(first: int, last: int) -> None:
+        if last - first == 1:
+            return path(first)
+        middle = int(rng.integers(first + 1, last))
+        lines.append(f"setp.lt.u32 %p2, %r1, {cuts[middle]}; @%p2 bra L{middle};")
+        paths(middle, last)
+        lines.append(f"bra M{middle}; L{middle}:")
+        paths(first, middle)
+        lines.append(f"M{middle}:")
+
+    paths(0, count)
+    return "\n".join(lines), [turn[k] for k in range(count) for _ in range(cuts[k], cuts[k + 1])]
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10**6), interleave=st.sampled_from(["round_robin", "random"]))
+def test_paths_that_wait_for_each_other_in_any_order_and_depth(seed: int, interleave: str):
+    body, turns = _waiting_paths(np.random.default_rng(seed))
+    out = np.full(32, 99, np.uint32)
+    options = Options(seed=seed, interleave=interleave)
+    launch(module(f"{THREAD_OUTPUT}\n{body}\nret;", parameters=1), out, options=options)
+    assert out.tolist() == turns
+
+
 # --- between lanes --------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +254,7 @@ def test_votes_and_reductions(mask: int):
         "bar.sync 0;",
         "barrier.sync.aligned 0;",
         "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [dynamic], 32;",
+        "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r2, %r3}, {%r1}, {%r1}, {%r1, %r1}; st.b32 [%d1], %r2;",
     ],
 )
 def test_whole_warp_instructions_in_a_part_of_the_warp_are_reported(instruction: str):

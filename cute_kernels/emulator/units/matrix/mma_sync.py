@@ -2,8 +2,7 @@
 
 How one instruction adds is in `matrix.arithmetic`: as measured on a GPU of the target's generation, or exactly with one
 rounding to the accumulator's type. Integers are exact and wrap, or saturate with .satfinite. The core multiplies
-(``core/warp_mma.c``); f64 and elements below a byte are in `matrix.numpy_products`, the metadata of mma.sp in
-`matrix.structured_sparsity`.
+(``core/warp_mma.c``) all but f64 and elements below a byte; the metadata of mma.sp is in `matrix.structured_sparsity`.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.core.pure_operations import apply
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.units.matrix.arithmetic import EXACTLY, Arithmetic, Sums
-from cute_kernels.emulator.units.matrix.numpy_products import common_bits, doubles, integers, nibbles
 from cute_kernels.emulator.units.matrix.operands import (
     BF16,
     E4M3,
@@ -183,9 +182,9 @@ def multiply(
     if form.sparsity is not None:
         d = _multiply_sparse(form, *rows, old, arithmetic, metadata)
     elif form.a_type is F64:
-        d = doubles(*(x.view(np.uint64) for x in rows), old, form.variant)
+        d = _doubles(*(x.view(np.uint64) for x in rows), old, form.variant)
     elif form.a_type is B1:
-        d = common_bits(*rows, old, form.variant)
+        d = _common_bits(*rows, old, form.variant)
     else:
         d = _multiply_nibbles(form, rows[0][:, :, None], rows[1][:, None], old)
     return accumulator_registers(d.astype(dtype))
@@ -230,7 +229,7 @@ def _multiply_in_core(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray, a
 
 
 def _multiply_nibbles(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return integers(nibbles(a, form.a_type is S4), nibbles(b, form.b_type is S4), c, form.saturate)
+    return _integers(_nibbles(a, form.a_type is S4), _nibbles(b, form.b_type is S4), c, form.saturate)
 
 
 def _multiply_sparse(
@@ -259,3 +258,36 @@ def _padded(rows: np.ndarray, least: int) -> np.ndarray:
     """Rows of an operand with zeros up to the rows and the bytes of K that a product has."""
     _, size, nbytes = rows.shape
     return np.pad(rows, ((0, 0), (0, max(least - size, 0)), (0, K_BYTES - nbytes)))
+
+
+# --- what the core does not have: f64, single bits, integers of four bits. Sums of integers are exact, and wrap at 32
+# bits or saturate once; f64 is a chain of fused multiply-adds in order of K, which begins with C, each rounded --------
+
+_BITS = {"xor": np.bitwise_xor, "and": np.bitwise_and}
+
+
+def _doubles(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str) -> np.ndarray:
+    """Bit patterns of f64, uint64 [count, m, K], [count, n, K] and [count, m, n] -> D like C."""
+    d = c.reshape(-1)
+    for k in range(a.shape[-1]):
+        factors = (np.broadcast_to(x, c.shape).reshape(-1) for x in (a[:, :, None, k], b[:, None, :, k]))
+        d = apply("fma_f64" if rounding == "rn" else f"fma_{rounding}_f64", *factors, d)
+    return d.reshape(c.shape)
+
+
+def _common_bits(a: np.ndarray, b: np.ndarray, c: np.ndarray, operation: str) -> np.ndarray:
+    """How many bits of rows are 1 after ``operation``: uint8 [count, m, bytes], [count, n, bytes]; C and D uint32."""
+    bits = np.unpackbits(_BITS[operation](a[:, :, None], b[:, None]), axis=-1)
+    return c + bits.sum(-1, dtype=np.uint32)
+
+
+def _nibbles(rows: np.ndarray, signed: bool) -> np.ndarray:
+    """Elements of four bits, the lower one of a byte first: uint8 [..., bytes] -> int64 [..., 2 bytes]."""
+    elements = np.stack((rows & 15, rows >> 4), -1).reshape(*rows.shape[:-1], -1).astype(np.int64)
+    return (elements ^ 8) - 8 if signed else elements
+
+
+def _integers(a: np.ndarray, b: np.ndarray, c: np.ndarray, saturate: bool) -> np.ndarray:
+    """int64 [count, m, 1, K] and [count, 1 or m, n, K], uint32 [count, m, n] -> D like C."""
+    total = (a * b).sum(-1) + c.view(np.int32)
+    return (np.clip(total, -(2**31), 2**31 - 1) if saturate else total).astype(np.uint32)

@@ -102,7 +102,8 @@ class WgmmaUnit:
     def __init__(self, cluster: Surroundings) -> None:
         self.cluster, self._header = cluster, cluster.barriers.tables
         self._kernel: tuple[Form, ...] = ()
-        self._groups = self._forms = ()
+        self._forms: Sequence[ctypes.Structure] = ()
+        self._groups: Sequence[ctypes.Structure] = ()  # of CTA after CTA
         self._of_cta = 1
         cluster.engine.words[_WORK] = self._work
 
@@ -205,8 +206,8 @@ class WgmmaUnit:
                 f"{theirs}"
             )
         else:
-            what = "scale-d" if name == "SCALE" else "a matrix descriptor"
-            raise BarrierMisuse(f"{what} of {form.text} differs between the lanes of {warp.label}")
+            operand = "scale-d" if name == "SCALE" else "a matrix descriptor"
+            raise BarrierMisuse(f"{operand} of {form.text} differs between the lanes of {warp.label}")
 
     def _asked(self, operation: ctypes.Structure) -> str:
         form, a, b = self._kernel[operation.form], operation.a % (1 << 64), operation.b % (1 << 64)
