@@ -2,10 +2,9 @@
 
 Run with ``python -m bench.emulator``. ``--one-launch`` compares launches whose clusters run in one process and in
 ``--processes`` (`cute_kernels.emulator.Options.processes`). ``--preparation`` times what a kernel costs before its
-first instruction, ``--mma-sync`` loops of that instruction. ``--headline`` emulates all 10,878 tiles of the 928,256 x
-768 x 768 patch embed, in as many processes as asked for, and checks a sample of the result. Times are CPU seconds of
-the process, which runs one thread: what else keeps the machine busy hardly shows in them. Compilation comes before the
-clock starts.
+first instruction. ``--headline`` emulates all 10,878 tiles of the 928,256 x 768 x 768 patch embed, in as many processes
+as asked for, and checks a sample of the result. Times are CPU seconds of the process, which runs one thread: what else
+keeps the machine busy hardly shows in them. Compilation comes before the clock starts.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import argparse
 import dataclasses
 import mmap
 import multiprocessing
-import re
 import resource
 import statistics
 import struct
@@ -61,18 +59,6 @@ NEXT:
     ret;
 }
 """
-MMA_SYNC = {
-    "tf32": ("m16n8k8", "f32.tf32.tf32.f32", ("sm_80", "sm_90")),
-    "bf16": ("m16n8k16", "f32.bf16.bf16.f32", ("sm_80", "sm_90")),
-    "fp16": ("m16n8k16", "f32.f16.f16.f32", ("sm_80", "sm_90")),
-    "fp16, sums too": ("m16n8k16", "f16.f16.f16.f16", ("sm_80", "sm_90")),
-    "u8 x s8": ("m16n8k32", "s32.u8.s8.s32", ("sm_80", "sm_90")),
-    "e4m3": ("m16n8k32", "f32.e4m3.e4m3.f32", ("sm_89", "sm_90", "sm_120")),
-}
-"""Forms of mma.sync, and targets that add in different ways."""
-_TORCH = {
-    "tf32": "float32", "bf16": "bfloat16", "f16": "float16", "u8": "uint8", "e4m3": "float8_e4m3fn",
-}  # fmt: skip
 
 
 @dataclass
@@ -200,68 +186,6 @@ def arithmetic_rate(rounds: int, detectors: bool) -> float:
         )
         best = max(best, report.warp_instructions / (time.process_time() - start) / 1e6)
     return best
-
-
-def mma_sync_text(shape: str, types: str, target: str) -> str:
-    """PTX of a loop in which a warp begins a sum with eight mma.sync, on six registers that it has loaded."""
-    d = ", ".join(f"%c{i}" for i in range(2 if types.startswith("f16") else 4))
-    one = f"mma.sync.aligned.{shape}.row.col.{types} {{{d}}}, {{%r0, %r1, %r2, %r3}}, {{%r4, %r5}}, {{{d}}};"
-    loads = " ".join(f"ld.global.b32 %r{i}, [%d1+{128 * i}];" for i in range(6))
-    zeros = " ".join(f"mov.b32 {register}, 0;" for register in d.split(", "))
-    return f""".version 8.8
-.target {target}
-.address_size 64
-.visible .entry k(.param .u64 words, .param .u64 rounds)
-{{
-    .reg .pred %p<2>; .reg .b32 %r<9>; .reg .b32 %c<4>; .reg .b64 %d<3>;
-    mov.u32 %r6, %tid.x; ld.param.u64 %d1, [words]; ld.param.u32 %r7, [rounds]; mov.u32 %r8, 0;
-    mul.wide.u32 %d2, %r6, 4; add.s64 %d1, %d1, %d2; {loads}
-NEXT:
-    {zeros}
-    {one * 8}
-    add.s32 %r8, %r8, 1; setp.lt.s32 %p1, %r8, %r7;
-    @%p1 bra NEXT;
-    st.global.b32 [%d1], %c0;
-    ret;
-}}
-"""
-
-
-def mma_sync_rate(name: str, target: str, rounds: int) -> float:
-    """Thousand mma.sync per second, of normal numbers or any integers, the best of three launches."""
-    shape, types, _ = MMA_SYNC[name]
-    generator = torch.Generator().manual_seed(0)
-    dtype = getattr(torch, _TORCH[types.split(".")[1]])
-    size = 6 * 32 * 4 // dtype.itemsize
-    numbers = torch.randn(size, generator=generator) if dtype.is_floating_point else torch.randint(256, (size,))
-    words = numbers.to(dtype).view(torch.uint8).numpy()
-    memory = GlobalMemory()
-    memory.register_tensor(words, "words")
-    best = 0.0
-    for _ in range(3):
-        start = time.process_time()
-        run(
-            mma_sync_text(shape, types, target),
-            grid=(1, 1, 1),
-            block=(32, 1, 1),
-            memory=memory,
-            params=[struct.pack("<Q", value) for value in (words.ctypes.data, rounds)],
-        )
-        best = max(best, 8 * rounds / (time.process_time() - start) / 1e3)
-    return best
-
-
-def mma_sync_table(rounds: int) -> Table:
-    """Thousand mma.sync per second, and million multiply-adds, of every type and way of adding."""
-    table = Table(title="mma.sync, detectors on")
-    for column in ("operands", "shape", "target", "k/s", "M multiply-adds/s"):
-        table.add_column(column, justify="right")
-    for name, (shape, _, targets) in MMA_SYNC.items():
-        m, n, k = map(int, re.fullmatch(r"m(\d+)n(\d+)k(\d+)", shape).groups())
-        for target in targets:
-            rate = mma_sync_rate(name, target, rounds)
-            table.add_row(name, shape, target, f"{rate:.1f}", f"{rate * m * n * k / 1e3:.0f}")
-    return table
 
 
 def gemm_seconds(size: int, repeats: int, arithmetic: str) -> dict[bool, float]:
@@ -410,7 +334,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--arithmetic", choices=CHOICES, default="silicon", help="of the products")
     parser.add_argument("--gemm", type=int, default=2048, help="size of the square GEMM")
-    parser.add_argument("--mma-sync", action="store_true", help="the rate of mma.sync instead")
     parser.add_argument("--one-launch", action="store_true", help="compare one process and --processes instead")
     parser.add_argument("--preparation", action="store_true", help="what a kernel costs before it runs instead")
     parser.add_argument("--headline", action="store_true", help="emulate the whole problem instead")
@@ -421,9 +344,6 @@ def main() -> None:
     console = Console()
     if arguments.headline:
         headline(arguments.images, arguments.processes, not arguments.no_detectors, console)
-        return
-    if arguments.mma_sync:
-        console.print(mma_sync_table(2_000))
         return
     if arguments.preparation:
         console.print(preparation_table(arguments.repeats))

@@ -63,8 +63,8 @@ def product(name: str, deviation: float | None, m: int, n: int, sums: Sums) -> P
     a, b = (values.astype(dtype) for values in drawn)
     cells, places = np.zeros((n, m), np.uint32), np.arange(2 * max(m, n))
     rows = [Rows(array.ctypes.data, None, places.ctypes.data) for array in (a, b)]
-    kind, shape = Kind(ELEMENTS[name]), Accumulator("f32", True, False, n, n, column_stride=m)
-    mma = describe(m, n, kind, kind, shape, [(*rows, cells.ctypes.data, None)], sums)
+    kind, shape = Kind(ELEMENTS[name]), Accumulator("f32", True, False, m)
+    mma = describe(m, n, kind, kind, shape, [(*rows, cells.ctypes.data)], sums)
     return Product(mma, cells, (a, b, places))
 
 

@@ -14,8 +14,9 @@ from cute_kernels import extras, files
 from cute_kernels.commands import compare
 from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem, count
 
-_HELP = """Exit status: 0 the same bits, 1 they differ, 2 arguments that cannot be used or runs that cannot be compared,
-3 a kernel is at fault, 4 the emulator does not implement something."""
+_HELP = """Exit status: 0 the same bits, 1 they differ, 2 arguments that cannot be used or runs that cannot be compared
+(also where launches write the same bits, but did not have the same inputs), 3 a kernel is at fault, 4 the emulator does
+not implement something."""
 
 _PROGRAMS = (".py", ".ptx", ".cu")
 
@@ -71,16 +72,19 @@ def run(options: argparse.Namespace) -> int:
     difference = sameness.first_difference(a, b, prefix=options.prefix)
     how = f"{len(a)} launches" if len(a) == len(b) else f"the last of {len(a)} launches and of {len(b)}"
     inputs = sameness.different_inputs(a, b) if difference is None else difference.inputs
-    note = f"\n{sameness.OTHER_INPUTS}: {inputs}" if inputs else ""
-    print(f"different: {difference}" if difference is not None else f"same: {how}, bit by bit{note}")
+    same = difference is None and not inputs
+    if difference is not None:
+        print(f"different: {difference}")
+    else:
+        print(f"same: {how}, bit by bit" if same else f"not comparable: {sameness.OTHER_INPUTS}: {inputs}")
     if options.json is not None:
         facts = dataclasses.asdict(difference) if difference is not None else None
         if facts is not None:
             facts |= {"a": difference.a.hex(), "b": difference.b.hex()}
-        answer = {"a": options.a, "b": options.b, "same": difference is None, "launches": [len(a), len(b)]}
+        answer = {"a": options.a, "b": options.b, "same": same, "launches": [len(a), len(b)]}
         answer["inputs"] = inputs
         files.write_text(options.json, json.dumps({**answer, "first_difference": facts}, indent=1) + "\n")
-    return int(difference is not None)
+    return 0 if same else 1 if difference is not None else 2
 
 
 def _of_program(side: str, options: argparse.Namespace) -> list | int:

@@ -12,8 +12,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from cute_kernels import extras, files
-from cute_kernels.commands.sweep_table import Row
-from cute_kernels.executors import Workers
+from cute_kernels.commands.sweep_table import Row, evaluated
 from cute_kernels.plan import SmemRegion, TmemRegion
 
 
@@ -56,23 +55,11 @@ def sweep_program(
     if arch not in capturing.ARCHITECTURES:
         raise ValueError(f"arch = {arch!r}, allowed: {', '.join(capturing.ARCHITECTURES)}")
     files.check_program(script)
-    if jobs < 1:
-        raise ValueError(f"jobs = {jobs}, allowed: at least 1")
     state = (os.path.abspath(script), arch, tuple(arguments))
-    with Workers(_prepare, state, executor, jobs) as workers:
-        rows = []
-        for row in workers.each(_evaluate, [(dict(chosen),) for chosen in settings]):
-            rows.append(row)
-            if seen is not None:
-                seen(row)
-        return rows
+    return evaluated(_evaluate, state, map(dict, settings), executor=executor, jobs=jobs, seen=seen)
 
 
 # --- one configuration, in a worker ----------------------------------------------------------------------------------
-
-
-def _prepare(script: str, arch: str, arguments: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
-    return script, arch, arguments
 
 
 def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]) -> Row:

@@ -113,17 +113,40 @@ def sweep(
             raise TypeError(f"settings have {name!r}, allowed for {type(base).__name__}: {', '.join(names)}")
     if counted is not None and type(counted) is not type(problem):
         raise TypeError(f"counted is {type(counted).__name__}, expected {type(problem).__name__}, as of problem")
-    if jobs < 1:
-        raise ValueError(f"jobs = {jobs}, allowed: at least 1")
     if measured:
         check_measurable(problem)
+    state = (problem, base, counted, compiled)
+    rows = evaluated(_evaluate, state, settings, executor=executor, jobs=jobs, seen=seen)
+    return measure(problem, rows) if measured else rows
+
+
+def evaluated(
+    evaluate: Callable[[Any, Any], Row],
+    state: tuple,
+    settings: Iterable[Any],
+    *,
+    executor: Executor | Callable[[], Executor] | None,
+    jobs: int,
+    seen: Callable[[Row], None] | None,
+) -> list[Row]:
+    """Rows of configurations in their order, each evaluated with ``state`` in a worker.
+
+    Raises:
+        ValueError: ``jobs`` below 1, or beside an executor.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs = {jobs}, allowed: at least 1")
     rows = []
-    with Workers(_prepare, (problem, base, counted, compiled), executor, jobs) as workers:
-        for row in workers.each(_evaluate, [(chosen,) for chosen in settings]):
+    with Workers(_together, state, executor, jobs) as workers:
+        for row in workers.each(evaluate, [(chosen,) for chosen in settings]):
             rows.append(row)
             if seen is not None:
                 seen(row)
-    return measure(problem, rows) if measured else rows
+    return rows
+
+
+def _together(*state: Any) -> tuple:
+    return state
 
 
 # --- times on a GPU --------------------------------------------------------------------------------------------------
@@ -180,10 +203,6 @@ def measure(problem: Any, rows: Sequence[Row]) -> list[Row]:
 # --- one configuration, in a worker ----------------------------------------------------------------------------------
 
 _SM_COUNT = 2  # of the counted problem
-
-
-def _prepare(problem: Any, base: Any, counted: Any, compiled: bool) -> tuple[Any, Any, Any, bool]:
-    return problem, base, counted, compiled
 
 
 def _evaluate(state: tuple[Any, Any, Any, bool], chosen: Mapping[str, Any] | None) -> Row:

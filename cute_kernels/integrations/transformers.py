@@ -32,22 +32,34 @@ from cute_kernels.nn.calls import change_class, check_reachable, reaches_class, 
 from cute_kernels.nn.engine import check_tensor
 from cute_kernels.nn.layer_norm import LayerNormEngine
 from cute_kernels.nn.layers import EngineMixin
-from cute_kernels.nn.options import Backend, PatchOptions, Pixels, Precision
+from cute_kernels.nn.options import Backend, Order, PatchOptions, Pixels, Precision
 from cute_kernels.nn.positions import PositionCache, checked_grids
 from cute_kernels.nn.raw import pixels_of, stand_in
 
 
-class _Images(EngineMixin):
-    """``SiglipVisionEmbeddings``: images, a convolution, positions for one grid."""
+class _Embedding(EngineMixin):
+    """An embedding of the library, whose forward is replaced.
 
-    order = "chw"
+    Attributes:
+        order: of a patch's pixels in rows and in the weight.
+        layer_name: of the convolution or linear layer in it.
+    """
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
+    order: Order
+    layer_name: str
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         _equip(self)
 
     def engine_weight(self) -> torch.Tensor:
-        return self.patch_embedding.weight
+        return getattr(self, self.layer_name).weight
+
+
+class _Images(_Embedding):
+    """``SiglipVisionEmbeddings``: images, a convolution, positions for one grid."""
+
+    order, layer_name = "chw", "patch_embedding"
 
     def forward(self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = False) -> torch.Tensor:
         layer = self.patch_embedding
@@ -96,17 +108,10 @@ class _Images(EngineMixin):
         )
 
 
-class _NaFlex(EngineMixin):
+class _NaFlex(_Embedding):
     """``Siglip2VisionEmbeddings``: padded rows of patches, a linear layer, positions for each image's grid."""
 
-    order = "hwc"
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        _equip(self)
-
-    def engine_weight(self) -> torch.Tensor:
-        return self.patch_embedding.weight
+    order, layer_name = "hwc", "patch_embedding"
 
     def forward(self, pixel_values: torch.Tensor, spatial_shapes: torch.Tensor) -> torch.Tensor:
         check_tensor("pixel_values", pixel_values)
@@ -125,14 +130,10 @@ class _NaFlex(EngineMixin):
         return self.engine.rows(pixel_values, layer.weight, layer.bias, table, index)
 
 
-class _Rows(EngineMixin):
+class _Rows(_Embedding):
     """``Qwen2VL`` and its successors: rows of patches, a convolution over each that is a linear layer."""
 
     order = "chw"
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        _equip(self)
 
     def layer(self) -> tuple[str, type, torch.nn.Module]:
         """Name and kind of the layer, and itself: a convolution, or the linear one that the library's fusion makes."""
@@ -157,17 +158,10 @@ class _Rows(EngineMixin):
         return super().forward(self.engine.normalised(rows, layer.weight))
 
 
-class _Scaled(EngineMixin):
+class _Scaled(_Embedding):
     """``Gemma4VisionPatchEmbedder``: rows of pixels from 0 to 1, a linear layer, positions of two tables."""
 
-    order = "chw"  # of rows and of the weight alike; one mean serves any
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        _equip(self)
-
-    def engine_weight(self) -> torch.Tensor:
-        return self.input_proj.weight
+    order, layer_name = "chw", "input_proj"  # of rows and of the weight alike; one mean serves any
 
     def forward(
         self, pixel_values: torch.Tensor, pixel_position_ids: torch.Tensor, padding_positions: torch.Tensor
@@ -189,18 +183,11 @@ class _Scaled(EngineMixin):
         return out + self._position_embeddings(pixel_position_ids, padding_positions)
 
 
-class _Normed(EngineMixin):
+class _Normed(_Embedding):
     """``Gemma4UnifiedVisionEmbedder``: LayerNorm of the pixels, a linear layer; norms and positions behind them."""
 
-    order = "hwc"  # of rows and of the weight alike; one mean serves any
+    order, layer_name = "hwc", "patch_dense"  # of rows and of the weight alike; one mean serves any
     engine_class = LayerNormEngine
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        _equip(self)
-
-    def engine_weight(self) -> torch.Tensor:
-        return self.patch_dense.weight
 
     def engine_parameters(self) -> tuple[torch.Tensor | None, ...]:
         norm, layer = self.patch_ln1, self.patch_dense

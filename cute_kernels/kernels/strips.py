@@ -82,7 +82,7 @@ def operand_layout(plan: StripsPlan, part: RowPart) -> cute.Layout:
     """View of the bytes as K-major blocks: ``[patches, 128 bytes of K, blocks]``, without the swizzle of gathered rows.
 
     A patch's pixels of a row are neighbours, and so are the patches of all images; a block has as many rows as make 128
-    bytes. Of split rows the blocks are those of one part, stage by stage. Where rows of zeros are dropped the last
+    bytes. Of split rows the blocks are those of one part, stage by stage. Where pixels are repacked the last
     block of a stage ends behind it.
     """
     patches, span, block = plan.cta_patches, part.span, BLOCK_BYTES * plan.cta_patches

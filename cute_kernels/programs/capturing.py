@@ -116,6 +116,7 @@ class Session:
         overlap: bool = False,
         recorder: Recorder | None = None,
         roles: Mapping[str, Sequence[str]] | None = None,
+        new_byte: int = 0,
     ) -> None:
         from cute_kernels.programs import cuda_tensors  # torch is loaded when it is needed
 
@@ -135,7 +136,7 @@ class Session:
         self._captures = threading.local()
         self.streams = Streams()
         self._tensors = cuda_tensors.CudaOnHost(self.facts, self.streams, self._made_on_device)
-        self._tensors.report = self._raced
+        self._tensors.report, self._tensors.new_byte = self._raced, new_byte
         self._launching = forks.lock()
         self.threads = ProgramThreads(self._inside)
 
@@ -394,6 +395,7 @@ def capture(
     overlap: bool = False,
     recorder: Recorder | None = None,
     roles: Mapping[str, Sequence[str]] | None = None,
+    new_byte: int = 0,
 ) -> Iterator[Session]:
     """Runs in the emulator what this thread, and those that it starts, compile and launch inside.
 
@@ -414,19 +416,25 @@ def capture(
         recorder: takes every launch with the memory that it finds.
         roles: part of a kernel's name ("" fits all) -> name per warp of a CTA, "" for none; for counters, timelines
             and reports. The longest part that fits counts, and where none does, ``options.roles``.
+        new_byte: what each byte of a tensor of ``torch.empty`` and its like is. With 255, NaN in every float type and
+            -1 in integers, results show reads of memory that nobody has written.
 
     Yields:
         The `Session` with the launches so far.
 
     Raises:
-        ValueError: an architecture that is not one of `ARCHITECTURES`, or an empty ``keep_ptx``.
+        ValueError: an architecture that is not one of `ARCHITECTURES`, an empty ``keep_ptx``, or a ``new_byte`` that is
+            no int from 0 to 255.
         OSError: ``keep_ptx`` cannot be written into.
         EmulatorError: out of the call of the host function whose kernel failed; ``ptx`` and ``launch`` of the error are
             the kernel's text and the launch.
     """
     if arch not in ARCHITECTURES:
         raise ValueError(f"arch {arch!r}; legal are {', '.join(ARCHITECTURES)}")
-    session = Session(arch, options or Options(), report, keep_ptx, overlap=overlap, recorder=recorder, roles=roles)
+    if type(new_byte) is not int or not 0 <= new_byte <= 255:
+        raise ValueError(f"new_byte {new_byte!r}: an int from 0 to 255 is needed")
+    more = {"overlap": overlap, "recorder": recorder, "roles": roles, "new_byte": new_byte}
+    session = Session(arch, options or Options(), report, keep_ptx, **more)
     with session.active():
         yield session
 

@@ -128,6 +128,12 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "DIR/launch-N-KERNEL.ptx and DIR/launch-N.json, failing launches included",
     )
     parser.add_argument(
+        "--fill-new",
+        action="store_true",
+        help="torch.empty and its like have NaN (-1 in integers) instead of zeros: results show what reads memory that "
+        "nobody has written",
+    )
+    parser.add_argument(
         "--processes",
         type=positive,
         default=1,
@@ -255,7 +261,9 @@ def emulate(options: argparse.Namespace) -> int:
         counters=options.counters or profiled, trace=options.trace, processes=options.processes, **facts
     )
     report = None if options.quiet else functools.partial(_print, options.counters)
-    session = capture(options.arch, how, report, options.keep_ptx, overlap=chosen.overlap, roles=dict(options.roles))
+    new_byte = 255 if options.fill_new else 0
+    more = {"overlap": chosen.overlap, "roles": dict(options.roles), "new_byte": new_byte}
+    session = capture(options.arch, how, report, options.keep_ptx, **more)
     with session as session, writing_reports(options, reporter, "emulate") as outcome:
         outcome.arguments = replay_words(options, chosen)
         outcome.seed, outcome.schedule = chosen.seed, chosen.arguments()
@@ -290,6 +298,7 @@ def run_words(parsed: argparse.Namespace) -> list[str]:
     words += [word for name in parsed.without for word in ("--without", name)]
     words += ["--strict"] if parsed.strict else []
     words += ["--keep-going"] if getattr(parsed, "keep_going", False) else []
+    words += ["--fill-new"] if getattr(parsed, "fill_new", False) else []
     words += [word for each in parsed.roles for word in ("--roles", roles.text_of(*each))]
     words += [word for each in parsed.suppress for word in ("--suppress", str(each))]
     words += [word for path in parsed.suppressions for word in ("--suppressions", str(path))]

@@ -82,6 +82,7 @@ class CudaOnHost(TorchFunctionMode):
 
     Attributes:
         report: called with a race of what the host reads; raises or returns.
+        new_byte: what each byte of a tensor of ``torch.empty`` and its like is, 0 to 255.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class CudaOnHost(TorchFunctionMode):
         super().__init__()
         self.facts, self.streams, self.refuse = facts, streams, refuse
         self.report: Callable[[EmulatorError], None] = raising
+        self.new_byte = 0
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self._lock = forks.lock()  # of changes
         self._operators = CudaOperators(self)
@@ -203,7 +205,7 @@ class CudaOnHost(TorchFunctionMode):
         if not on_device or getattr(func, "__name__", "") in ("__dlpack__", "numpy", "__array__"):
             return result
         if getattr(func, "__name__", "") in _UNINITIALISED and type(result) is torch.Tensor and "out" not in kwargs:
-            result.untyped_storage().fill_(0)  # as `guarded_memory` says: two runs of a program do not differ by it
+            result.untyped_storage().fill_(self.new_byte)  # as `guarded_memory` says: two runs do not differ by it
         copies: dict[int, torch.UntypedStorage] = {}
         return tree_map_only(torch.Tensor, lambda x: self.adopt(x, func, copies), result)
 

@@ -141,6 +141,43 @@ def test_a_timeout_that_a_kernel_takes_for_a_phase_is_one_step(tmp_path: Path) -
     assert [each["kind"] for each in replayed(diagnostic, words, tmp_path)["diagnostics"]] == ["trap"]
 
 
+def test_a_refused_request_for_a_cluster_is_one_step(tmp_path: Path) -> None:
+    """A kernel that takes the answer for that of the last cluster; its second request is the one that must succeed."""
+    ptx = HEAD.replace("sm_90a", "sm_100a").replace("8.7", "8.8") + """
+    .shared .align 16 .b8 answer[16]; .shared .align 8 .b64 bar;
+    .reg .b64 %rd<3>; .reg .b32 %r<8>; .reg .pred %p<4>; .reg .b128 %q;
+    mov.u32 %r1, bar; mov.u32 %r2, answer; mov.u32 %r3, 0; mov.u32 %r4, %ctaid.x;
+    setp.ne.u32 %p1, %r4, 0;
+    @%p1 bra END;
+    mbarrier.init.shared.b64 [%r1], 1;
+    NEXT:
+    mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 16;
+    clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r2], [%r1];
+    WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p1, [%r1], %r3;
+    @!%p1 bra WAIT;
+    ld.shared.b128 %q, [%r2];
+    clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2, %q;
+    fence.proxy.async.shared::cta;
+    xor.b32 %r3, %r3, 1;
+    @%p2 bra NEXT;
+    mbarrier.inval.shared.b64 [%r1];
+    ld.param.u64 %rd1, [p];
+    atom.relaxed.gpu.global.add.u32 %r5, [%rd1], %r3;
+    END:
+    ret;
+    }
+    """
+    words = write(tmp_path, ptx, 3, 1)
+    report = tmp_path / "report.json"
+    assert cli.main(["check", "--arch", "sm_100a", "--quiet", "--report", str(report), *words]) == 3
+    (diagnostic,) = report_files.validated(report)["diagnostics"]
+    assert diagnostic["kind"] == "different-result"
+    head, line = diagnostic["steps"]
+    assert re.fullmatch(r"in turn but for these \(--steps 0c[01]\)", head)
+    assert line == "cluster 0: a try_cancel reports that no cluster is left"
+
+
 def test_what_is_left_is_minimal_whatever_the_order() -> None:
     """Every pair and triple of nine items, the only ones that fail together."""
     for size in (0, 1, 2, 3):
@@ -148,12 +185,12 @@ def test_what_is_left_is_minimal_whatever_the_order() -> None:
             assert fewest(range(9), lambda items, needed=needed: set(needed) <= set(items)) == list(needed)
 
 
-@pytest.mark.parametrize("text", ["0w3:14", "0w3", "12a0", "0a-1", "1t2:0"])
+@pytest.mark.parametrize("text", ["0w3:14", "0w3", "12a0", "0a-1", "1t2:0", "3c0"])
 def test_steps_are_read_as_they_are_written(text: str) -> None:
     assert str(Step.of(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "w1", "0x1", "0w", "0t1", "0a1:2", "0w1:", "0w1:-3"])
+@pytest.mark.parametrize("text", ["", "w1", "0x1", "0w", "0t1", "0a1:2", "0c1:2", "0w1:", "0w1:-3"])
 def test_other_texts_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="CLUSTERwWARP"):
         Step.of(text)

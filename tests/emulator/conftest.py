@@ -1,19 +1,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
 from tests.emulator.hardware import MODE, TALLY
-from tests.emulator.python_units import units
-
-
-@pytest.fixture
-def native(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Parametrized, indirectly: whether the test's launches have the units of the core, or those of Python."""
-    with units(request.param):
-        yield request.param
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

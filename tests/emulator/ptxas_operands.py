@@ -98,6 +98,10 @@ def verdicts(ptxas: str, target: str, instructions: Sequence[str]) -> str:
     return "".join("1" if i in accepted else "0" for i in range(len(instructions)))
 
 
+#: Architectures that are asked which of the forms they have.
+TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_120", "sm_120a")
+
+
 def target_of(form: str) -> str:
     """The architecture that has the instruction."""
     return "sm_90a" if form.startswith("wgmma") else "sm_100a"
@@ -114,7 +118,8 @@ def main() -> None:
             raise SystemExit(f"ptxas refuses `{form}` itself")
     said = subprocess.run([ptxas, "--version"], capture_output=True, text=True, check=True).stdout
     version = said.split("release ")[1].split(",")[0]
-    DATA.write_text(json.dumps({"ptxas": version, "verdicts": recorded}, indent=0) + "\n")
+    targets = {target: verdicts(ptxas, target, list(recorded)) for target in TARGETS}
+    DATA.write_text(json.dumps({"ptxas": version, "targets": targets, "verdicts": recorded}, indent=0) + "\n")
     print(f"{sum(map(len, recorded.values()))} variants of {len(recorded)} instructions")
 
 

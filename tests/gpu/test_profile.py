@@ -42,7 +42,7 @@ def test_stamps_fit_the_launch():
         loaded += int((warp.phases == Phase.TILE).sum()) if warp.role == "load" else 0
     plan = profile.plan
     # Where the weight stays on chip, every group of clusters takes all tiles, for features of its own.
-    assert loaded == plan.tiles * getattr(plan, "groups", 1) * (plan.grid[0] // plan.clusters)
+    assert loaded == plan.tiles * getattr(plan, "feature_groups", 1) * (plan.grid[0] // plan.clusters)
 
 
 @pytest.mark.gpu_only("times")

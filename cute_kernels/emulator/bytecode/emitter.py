@@ -7,7 +7,7 @@ the node names, with operands and results in the rows of the exchange area (`mem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from cute_kernels.emulator.bytecode.accumulators import Accumulators
 from cute_kernels.emulator.bytecode.program import Program, row_bytes
@@ -39,17 +39,14 @@ class BlockEmitter:
     Args:
         builder: a block whose instructions have all been lowered.
         number: index of the block.
-        inline: what emits operations that the core does by itself, by the function of their sites.
         in_flight: as ``ages`` of `Accumulators`.
     """
 
     def __init__(
-        self, program: Program, builder: BlockBuilder, number: int, inline: Mapping[Callable[..., object], Inline],
-        in_flight: dict[str, int] | None = None,
-    ) -> None:  # fmt: skip
+        self, program: Program, builder: BlockBuilder, number: int, in_flight: dict[str, int] | None = None
+    ) -> None:
         self.program, self.builder, self.number = program, builder, number
         self.instruction = builder.instruction  # whose node is emitted
-        self._inline = inline
         self.accumulators = Accumulators(self, in_flight)
         self._free = program.places()
         self._places: dict[Key, int] = {}  # of results, and of live registers that were put aside
@@ -128,16 +125,6 @@ class BlockEmitter:
             return self.operand(value, False)
         place = self._take(8)
         self.program.put(f"lane_{_kind(value.bits)}", d=place, a=self.operand(value, True), c=CONSTANTS["FLAG"])
-        return place
-
-    def literal(self, value: int) -> int:
-        """A word."""
-        return self.program.layout.constant(value, 64, False)
-
-    def either(self, a: int, b: int) -> int:
-        """The bits of two words."""
-        place = self._take(8)
-        self.program.put("or_b64", lanes=False, d=place, a=a, b=b)
         return place
 
     # --- exchange area ----------------------------------------------------------------------------------------------
@@ -251,10 +238,6 @@ class BlockEmitter:
             self.accumulators.emit(node, index)
             return
         memory, operation = isinstance(node.anchor, Access), isinstance(node.anchor, Operation)
-        function = None if memory or operation else node.anchor.function
-        inline = self._inline.get(function)
-        if inline is not None and node.guard is None and inline(self, node):
-            return
         if memory:  # operands that are spread before the guard, for later nodes too
             one = node.anchor.name in _ONE_ADDRESS
             for value in (*(() if one else (node.anchor.address,)), *node.anchor.values):
@@ -287,23 +270,9 @@ class BlockEmitter:
         else:
             self.program.put("call", a=site)
 
-    def fast(self, node: Node, name: str, in_rows: bool = False, **fields: int) -> None:
-        """An instruction that does the frequent case, and the call of Python for all others.
-
-        Args:
-            in_rows: the instruction leaves its results in the exchange rows, as Python does; else where they belong.
-        """
-        instruction = self.program.put(name, **fields)
-        start = len(self.program.code)
-        self.python(node, read=not in_rows)
-        instruction[1] = len(self.program.code) - start
-        if in_rows:
-            self.read_rows(node.results)
-
-    def python(self, node: Node, read: bool = True) -> None:
+    def python(self, node: Node) -> None:
         self.python_call(node, node.anchor.function, node.anchor.args, node.results)
-        if read:
-            self.read_rows(node.results)
+        self.read_rows(node.results)
 
     def python_call(
         self, node: Node, called: Callable[..., object], given: Sequence[object], results: Sequence[Result] = ()
@@ -416,7 +385,3 @@ class BlockEmitter:
                 program.put(f"spread_{_kind(bits)}", d=place, a=self.operand(value, False))
             else:
                 program.put(f"move_{_kind(bits)}", d=place, a=self.operand(value, True))
-
-
-Inline = Callable[[BlockEmitter, Node], bool]
-"""Emits an operation where no predicate guards it; False, and nothing emitted, where it is Python's."""

@@ -23,7 +23,6 @@ import numpy as np
 
 from cute_kernels import interrupts
 from cute_kernels.emulator.bytecode.emitter import BlockEmitter
-from cute_kernels.emulator.bytecode.inline import INLINE
 from cute_kernels.emulator.bytecode.lowering import Lowering, lower
 from cute_kernels.emulator.bytecode.program import Bytecode, Program, row_bytes
 from cute_kernels.emulator.bytecode.sites import Site
@@ -46,7 +45,6 @@ from cute_kernels.emulator.state.memory_tables import (
     exchange_area,
 )
 from cute_kernels.emulator.state.warp import AnyWait, BulkWait, CopyWait, NamedWait, PhaseWait, ProgressWait, Wait
-from cute_kernels.emulator.units.core_units import Units
 from cute_kernels.emulator.units.matrix.mma_sync import Form as MmaForm
 from cute_kernels.emulator.units.matrix.mma_sync import table as mma_table
 from cute_kernels.emulator.units.matrix.wgmma import Form as WgmmaForm
@@ -179,7 +177,7 @@ class _Translator:
         variables, ages = self.lowering.variables, None
         if self.in_flight is not None:
             ages = {variables[name]: age for name, age in self.in_flight[block.index].items()}
-        emitter = BlockEmitter(program, builder, block.index, INLINE, ages)
+        emitter = BlockEmitter(program, builder, block.index, ages)
         emitter.emit(block.live_out, condition)
         self._branch(emitter, block, condition)
         return start
@@ -244,7 +242,6 @@ class Execution:
         if cluster not in self.tables:
             tables = MemoryTables(cluster.barriers, cluster.gmem, cluster.params, _flags(cluster))
             self.tables = {cluster: tables}  # one cluster runs at a time
-            cluster.units = Units(cluster, tables)
             tables.warp_mmas = mma_table(self.translation.warp_mmas, cluster.arithmetic)
             tables.header.warp_mmas = ctypes.addressof(tables.warp_mmas)
             cluster.wgmma.begin(self.translation.wgmmas, *self._in_flight())
@@ -411,7 +408,6 @@ class WarpExecution:
         if header.progress:
             cluster.progress += header.progress
             header.progress = 0
-            cluster.count()
         self.log.report()
 
     def failed_at(self, error: BaseException) -> Instruction | None:

@@ -27,6 +27,7 @@ from cute_kernels.emulator.ptx.decode import (
 from cute_kernels.emulator.ptx.families import CONTROL, check_operands
 from cute_kernels.emulator.ptx.flow import Block, analyse
 from cute_kernels.emulator.ptx.register_hazards import check_registers
+from cute_kernels.emulator.ptx.targets import check_target
 from cute_kernels.emulator.ptx.tensor_loads import first_uses
 
 # What taking an instruction apart raises that is of no form the function for its opcode knows: a missing operand, a
@@ -60,6 +61,7 @@ def lower(
     module = parse(ptx)
     entry = pick(module, kernel)
     check_operands(entry)
+    check_target(module.target, entry.instructions)
     lowering = Lowering(module, _wide_in_halves(entry), block_shape, single)
     if registers:
         check_registers(lowering.flow)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "asynchronous.h"
+#include "bytecode.h"
 #include "events.h"
 
 static int32_t perform(WorkQueues *all, Work *work) {
@@ -14,6 +15,7 @@ static int32_t perform(WorkQueues *all, Work *work) {
     case WORK_LANE_COPY: return lane_copy_run(all, (LaneCopy *)(void *)work);
     case WORK_COPIES_ARRIVE: return copies_arrival_run(all, (CopiesArrival *)(void *)work);
     case WORK_TENSOR_COMMIT: return tensor_commit_run(all, (TensorCommit *)(void *)work);
+    case WORK_TENSOR_MMA: return tensor_mma_run(all, (TensorMma *)(void *)work);
     case WORK_BULK_LOAD: return bulk_load_run(all, (BulkCopy *)(void *)work);
     case WORK_BULK_READ: return bulk_read_run(all, (BulkCopy *)(void *)work);
     case WORK_BULK_WRITE: return bulk_write_run(all, (BulkCopy *)(void *)work);
@@ -91,6 +93,15 @@ int32_t work_step(WorkQueues *all, int64_t index) {
   free(work);
   all->running = NULL;
   return 0;
+}
+
+int64_t work_epoch(Tables *t, const Work *work, int64_t column, int64_t clock, int64_t text, int kind) {
+  Epochs *epochs = t->context->epochs;
+  if (!has_room(epochs, 1)) {
+    Conflict more = {0};
+    if (t->context->ask(RACE_EPOCHS, &more) && stops(t, RACE_RAISED, 0, 0, 0, 0)) return 0;
+  }
+  return new_epoch(epochs, column, clock, text, kind, work->place);
 }
 
 void work_hold(WorkQueues *all, const Work *work, int64_t size) {

@@ -315,32 +315,19 @@ int32_t bulk_copy(Tables *t, const BulkCopy *given) {
 
 // --- in bytecode -----------------------------------------------------------------------------------------------------
 
-// An item of an instruction's list: where a word is, or a row, and bytes of a lane there; 0: `missing`.
-static int64_t operand(const uint8_t *s, uint32_t item, int lane, int64_t missing) {
-  const uint8_t *at = s + item / LISTED;
-  if (!item) return missing;
-  switch (item & (LISTED - 1)) {
-    case 1: return at[lane];
-    case 2: return ((const u16 *)(const void *)at)[lane];
-    case 4: return ((const u32 *)(const void *)at)[lane];
-    case 8: return ((const s64 *)(const void *)at)[lane];
-    default: return *(const s64 *)(const void *)at;
-  }
-}
-
 enum { FACTS = 6, ITEMS = 5 + RANKS + SPATIAL };
 
 static void take_operands(BulkCopy *copy, const uint8_t *s, const uint32_t *list, int lane) {
   const uint32_t *item = list + FACTS;
   copy->lane = lane;
-  copy->shared = operand(s, *item++, lane, 0);
-  copy->other = operand(s, *item++, lane, 0);
-  copy->signal = operand(s, *item++, lane, -1);
-  copy->nbytes = operand(s, *item++, lane, 0);
-  copy->mask = operand(s, *item, lane, -1);
+  copy->shared = listed(s, *item++, lane, 0);
+  copy->other = listed(s, *item++, lane, 0);
+  copy->signal = listed(s, *item++, lane, -1);
+  copy->nbytes = listed(s, *item++, lane, 0);
+  copy->mask = listed(s, *item, lane, -1);
   if (*item++) copy->mask &= CTA_MASK;
-  for (int i = 0; i < RANKS; i++) copy->coordinates[i] = (int32_t)operand(s, *item++, lane, 0);
-  for (int i = 0; i < SPATIAL; i++) copy->offsets[i] = operand(s, *item++, lane, 0) & 0xFFFF;
+  for (int i = 0; i < RANKS; i++) copy->coordinates[i] = (int32_t)listed(s, *item++, lane, 0);
+  for (int i = 0; i < SPATIAL; i++) copy->offsets[i] = listed(s, *item++, lane, 0) & 0xFFFF;
 }
 
 // Of lanes that store the same bytes to the same place one does it for all: CuTe DSL lets whole warps execute stores, and

@@ -87,13 +87,7 @@ static int64_t name_of(Tables *t, const BulkCopy *copy) {
 // An epoch of a copy; 0: Python has raised.
 static int64_t epoch_of(Tables *t, const BulkCopy *copy, int64_t column, int64_t clock, int kind) {
   int64_t text = name_of(t, copy);
-  if (text < 0) return 0;
-  Epochs *epochs = t->context->epochs;
-  if (!has_room(epochs, 1)) {
-    Conflict more = {0};
-    if (t->context->ask(RACE_EPOCHS, &more) && stops(t, RACE_RAISED, 0, 0, 0, 0)) return 0;
-  }
-  return new_epoch(epochs, column, clock, text, kind, copy->work.place);
+  return text < 0 ? 0 : work_epoch(t, &copy->work, column, clock, text, kind);
 }
 
 int races_to_cta(Tables *t, BulkCopy *copy, int first) {

@@ -1,6 +1,8 @@
 // What the parts of the interpreter share: its machine, and the functions that instructions consist of.
 #ifndef CUTE_KERNELS_BYTECODE_H
 #define CUTE_KERNELS_BYTECODE_H
+#include <string.h>
+
 #include "core.h"
 #include "races.h"
 
@@ -69,6 +71,19 @@ static inline int takes_logs(Tables *t, int64_t operation) {
   return !t->context || log_flush(t) || !stops(t, TAKE_LOGS, operation, 0, 0, 0);
 }
 
+// An item of an instruction's list: where a word is, or a row, and bytes of a lane there; 0: `missing`.
+static inline int64_t listed(const uint8_t *s, uint32_t item, int lane, int64_t missing) {
+  const uint8_t *at = s + item / LISTED;
+  if (!item) return missing;
+  switch (item & (LISTED - 1)) {
+    case 1: return at[lane];
+    case 2: return ((const u16 *)(const void *)at)[lane];
+    case 4: return ((const u32 *)(const void *)at)[lane];
+    case 8: return ((const s64 *)(const void *)at)[lane];
+    default: return *(const s64 *)(const void *)at;
+  }
+}
+
 // The forms of an operation for values of lanes and for values that all lanes share; null: there is none.
 typedef struct Operation {
   const char *name;
@@ -78,10 +93,10 @@ typedef struct Operation {
 // Ended by one without a name.
 extern const Operation integer_operations[], bit_operations[], float_operations[], double_operations[];
 extern const Operation conversion_operations[];
-extern const Operation move_operations[], flow_operations[], unit_operations[], barrier_operations[];
+extern const Operation move_operations[], flow_operations[], barrier_operations[];
 extern const Operation mbarrier_operations[], together_operations[], bulk_operations[], group_operations[];
 extern const Operation memory_operations[], copy_operations[], commit_operations[], tensor_operations[];
-extern const Operation wgmma_operations[], register_operations[], warp_mma_operations[];
+extern const Operation wgmma_operations[], register_operations[], warp_mma_operations[], mma_operations[];
 
 // An operation on an mbarrier, as `mbarrier_apply`, at `Tables.place`.
 int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who);

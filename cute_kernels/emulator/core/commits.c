@@ -63,7 +63,7 @@ static int watch(Tables *t, TensorCommit *commit, Stream *stream, int64_t lane) 
 }
 
 int32_t tensor_commit(Tables *t, int64_t rank, int64_t warp, int64_t lane, int64_t address, int64_t multicast) {
-  CommitThread *thread = &t->commit_threads[warp * LANES + lane];
+  TensorThread *thread = &t->tensor_threads[warp * LANES + lane];
   if (!thread->label && stops(t, NAME_COMMIT, TENSOR_COMMIT, (int64_t)(intptr_t)thread, lane, 0)) return 1;
   if (multicast >= 0 && (!multicast || multicast >> t->ranks)) return stops(t, COMMIT_MASK, TENSOR_COMMIT, 0, multicast, 0);
   int64_t width = t->context ? t->context->agent->width : 0, size = (int64_t)sizeof(TensorCommit) + CLOCK_BYTES(width);

@@ -28,15 +28,15 @@ EXPORT int32_t bulk_wait(const WorkQueues *all, BulkThread *thread, int64_t newe
 // Issues a bulk copy, of which all is given up to `lane`, and the thread. 1: Python has been told what is wrong.
 EXPORT int32_t bulk_copy(Tables *t, const BulkCopy *copy);
 
-// 1: the MMA was executed; 0: it reads bytes that are not initialised, or columns that are not allocated, and is not.
+// 1: the MMA was executed; 0: it reads bytes that are not initialised, and is not.
 EXPORT int32_t mma_execute(const Mma *mma);
 // mma.sync of a whole warp, with registers at offsets of `state`: those of A, B, C and D. 0: nothing is done, how it adds
 // is not known.
 EXPORT int32_t warp_mma(const WarpMma *form, uint8_t *state, const uint32_t *registers);
 // What the warpgroups of a cluster have allocated.
 EXPORT void wgmma_free(Warpgroup *groups, int64_t count);
-// 1: the MMA was executed; 0: Python has to do it.
-EXPORT int32_t tensor_mma(Tables *t, const MmaArguments *arguments, int32_t instruction);
+// Issues a tcgen05.mma, of which all is given but the kind and the queue of its work, and `fields`. 1: Python was told.
+EXPORT int32_t tensor_mma(Tables *t, const TensorMma *given);
 // Decode descriptors. 0, or what is wrong with them.
 EXPORT int32_t mma_fields(const MmaKind *kind, int64_t group, int64_t descriptor, MmaFields *fields);
 EXPORT int32_t matrix_fields(int64_t descriptor, Matrix *matrix);
@@ -141,10 +141,6 @@ EXPORT int64_t log_observe(const Context *context, const LogEntry *log, int64_t 
 // has raised.
 EXPORT int32_t access_record_whole(const Access *access, void *ask);
 EXPORT int32_t generic_record_whole(const Context *context, const GenericAccess *generic, void *ask);
-// Accesses of a tcgen05 operation by a lane, of a stream with this column: how many, from the first on, are in order.
-EXPORT int64_t access_pipelined(
-    const PipelinedAccess *accesses, int64_t count, const Agent *agent, int64_t identity, int64_t lane,
-    int64_t column);
 // How many loads and stores of warps this thread decided for all lanes at once.
 EXPORT int64_t accesses_together(void);
 

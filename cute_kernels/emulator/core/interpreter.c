@@ -1,4 +1,4 @@
-// Runs warps whose kernel is bytecode: basic blocks, branches and guards, calls of Python.
+// Runs warps whose kernel is bytecode: basic blocks, branches and guards, calls of Python; clocks.
 #include <string.h>
 
 #include "bytecode.h"
@@ -71,10 +71,17 @@ FORM(call_blocking) {  // b: number of the block, which runs again
   return status == GO ? i + 1 : status == WAIT ? wait_in(s, m, i->b) : leave(m, status);
 }
 
+// A clock, of 64 bits with FLAG, else of 32, to the word d.
+FORM(read_clock) {
+  uint64_t now = (uint64_t)(m->tables->clock += CLOCK_STEP);
+  AT(u64, i->d) = i->c & FLAG ? now : (uint32_t)now;
+  return i + 1;
+}
+
 const Operation flow_operations[] = {
-    {"block", block, 0}, {"follow", follow, 0}, {"stop", stop, 0}, {"exit", finish, 0}, {"jump", jump, 0}, {"branch", branch, branch_uniform},
-    {"guard", guard, guard_uniform}, {"guard_end", guard_end, 0}, {"call", call, 0},
-    {"call_blocking", call_blocking, 0}, {0, 0, 0},
+    {"block", block, 0}, {"follow", follow, 0}, {"stop", stop, 0}, {"exit", finish, 0}, {"jump", jump, 0},
+    {"branch", branch, branch_uniform}, {"guard", guard, guard_uniform}, {"guard_end", guard_end, 0}, {"call", call, 0},
+    {"call_blocking", call_blocking, 0}, {"read_clock", read_clock, 0}, {0, 0, 0},
 };
 
 int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *t, void *callback) {
@@ -94,9 +101,9 @@ int32_t warp_run(const Program *program, uint8_t *state, uint8_t *rows, Tables *
 
 static const Operation *const tables[] = {
     integer_operations, bit_operations, float_operations, double_operations, conversion_operations,
-    move_operations, flow_operations, unit_operations, barrier_operations, mbarrier_operations,
+    move_operations, flow_operations, barrier_operations, mbarrier_operations,
     together_operations, bulk_operations, group_operations, memory_operations, copy_operations, commit_operations,
-    tensor_operations, wgmma_operations, register_operations, warp_mma_operations, NULL,
+    tensor_operations, mma_operations, wgmma_operations, register_operations, warp_mma_operations, NULL,
 };
 
 static const Operation *operation(int32_t number) {

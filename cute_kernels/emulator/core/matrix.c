@@ -277,7 +277,6 @@ static int may_execute(const Mma *mma) {
     const MmaPart *part = &mma->parts[r];
     if (!initialised(&part->b, mma->n / mma->ctas, mma->b.unit)) return 0;
     if (!initialised(&part->a, mma->m, mma->a.unit)) return 0;
-    if (part->allocated && memchr(part->allocated, 0, (size_t)mma->columns)) return 0;
   }
   return 1;
 }

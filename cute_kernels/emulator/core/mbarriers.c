@@ -79,6 +79,7 @@ int32_t mbarrier_test(Tables *t, int64_t operation, int64_t address, int64_t sta
 // --- in bytecode -----------------------------------------------------------------------------------------------------
 
 enum { ADDRESSES = ROWS_A, AMOUNTS = ROWS_B, PARITY = FLAG };
+static const int64_t phase_bits = ((int64_t)1 << MBARRIER_PENDING) - 1;  // of a state
 
 typedef struct Lanes { int64_t address, amount; uint32_t lanes; } Lanes;
 
@@ -95,7 +96,7 @@ static Lanes next_of(const Instruction *i, const uint8_t *s, uint32_t left, int 
   for (uint32_t rest = i->c & (ADDRESSES | AMOUNTS) ? left : one & -one; rest; rest &= rest - 1) {
     int lane = __builtin_ctz(rest);
     int64_t address = operand(s, i->a, i->c & ADDRESSES, 0, lane);
-    int64_t amount = operand(s, i->b, i->c & AMOUNTS, i->c & WIDE, lane);
+    int64_t amount = operand(s, i->b, i->c & AMOUNTS, i->c & WIDE, lane) & phase_bits;
     if (found.lanes && (address != found.address || (alike && amount != found.amount))) continue;
     if (!found.lanes) found = (Lanes){address, amount, one};
     found.lanes |= rest & -rest;
@@ -150,11 +151,14 @@ static const Instruction *run_mbarrier(const Instruction *i, uint8_t *s, Machine
   for (uint32_t left = m->active; left && phase >= 0;) {
     Lanes group = next_of(i, s, left, 0);
     if (!together) group.lanes = left & -left;
+    const Barrier *barrier = i->d ? barrier_at(t, group.address) : NULL;
+    int64_t pending = barrier ? barrier->pending : 0;
     phase = perform(t, operation, group.address, group.amount * __builtin_popcount(group.lanes), who);
     left &= ~group.lanes;
+    for (; barrier && group.lanes; group.lanes &= group.lanes - 1, pending -= group.amount)
+      ROW_OF(u64, i->d)[__builtin_ctz(group.lanes)] = (u64)(phase | pending << MBARRIER_PENDING);
   }
   if (phase < 0) return leave(m, ERROR);
-  if (i->d) AT(u64, i->d) = (u64)phase;
   return i + 1;
 }
 

@@ -51,10 +51,15 @@ int refused_by_cta(
   if (t->flags & STATES && cta->exited) return stops(t, ACCESS_EXITED, operation, base, nbytes, 0);
   if (most + nbytes > cta->size) return stops(t, ACCESS_OUTSIDE, operation, base | most, nbytes, 0);
   if (!(t->flags & STATES)) return 0;
-  for (int k = 0; k < 3 - (operation & ACCESS_WRITE ? 1 : 0); k++)
+  Repeat *repeat = &t->uninitialised[(uint64_t)t->place % REPEATS];
+  int told = t->place >= 0 && repeat->key == (uint64_t)t->place && repeat->count;
+  for (int k = 0; k < 3 - (operation & ACCESS_WRITE || told ? 1 : 0); k++)
     for (int64_t i = 0; i < count; i++)
-      if (touches(cta, offsets[i], nbytes, kinds[k]))
-        return stops(t, kinds[k], operation, base | offsets[i], nbytes, 0);
+      if (touches(cta, offsets[i], nbytes, kinds[k])) {
+        int ends = stops(t, kinds[k], operation, base | offsets[i], nbytes, 0);
+        if (!ends && kinds[k] == ACCESS_UNINITIALISED) *repeat = (Repeat){(uint64_t)t->place, 1};
+        return ends;
+      }
   return 0;
 }
 

@@ -43,6 +43,8 @@ void access_record(const Access *access);
 void access_note(const Access *access);
 // Splits a granule into bytes, which take over what is known of it. 0: there are no planes for that.
 int divide_granule(Shadow *shadow, int64_t granule);
+// Checks and records what a tensor core reads of shared memory, row by row; 0: one is not in order.
+int access_pipelined(const Access *access);
 // Likewise for the lanes of a whole warp, whose places have one history: the plane where they are, or null.
 Plane *lanes_check(const Access *access, int64_t places[LANES]);
 void lanes_record(const Access *access, Plane *plane, const int64_t places[LANES], int32_t id);

@@ -316,49 +316,19 @@ static inline int64_t read_alike(const Access *access, int64_t i, const Met *met
   return i;
 }
 
-static int access_shadow(const Access *access) {
-  if (!access_check(access)) return 0;
-  access_record(access);
-  return 1;
-}
-
-// Reads of a tensor core: each row is checked and recorded at once. Python records rows before one that is not in order
-// again, under the same identity.
-static int pipelined_reads(const Access *access) {
+// Rows before one that is not in order are recorded already; they are so again, under the same identity.
+int access_pipelined(const Access *access) {
   Met met = {0, 0, 0};
   int32_t id = (int32_t)access->identity;
-  if (!is_short(access)) return access_shadow(access) != 0;
+  if (!is_short(access)) {
+    if (!access_check(access)) return 0;
+    access_record(access);
+    return 1;
+  }
   for (int64_t i = 0;; i++) {
     i = access->count == GRANULE ? read_alike(access, i, &met, 0) : read_alike(access, i, &met, 1);
     if (i >= access->rows) return 1;
     if (!row(access, CHECK, access->offsets[i], access->lane, id, &met)) return 0;
     row(access, READ, access->offsets[i], access->lane, id, &met);
   }
-}
-
-int64_t access_pipelined(
-    const PipelinedAccess *accesses, int64_t count, const Agent *agent, int64_t identity, int64_t lane,
-    int64_t column) {
-  Access access = {.width = agent->width, .identity = identity, .read_column = column};
-  for (int64_t i = 0; i < count; i++) {
-    const PipelinedAccess *one = &accesses[i];
-    int tensor = one->grain == 1;  // there, what the pipe did before is in order
-    access.write = one->write;
-    access.shadow = one->shadow;
-    access.grain = one->grain;
-    access.offsets = one->offsets;
-    access.rows = one->rows;
-    access.base = one->first;
-    access.stride = one->stride;
-    access.count = one->count;
-    access.epochs = one->epochs;
-    access.known = agent_row(agent, tensor ? ROW_TENSOR : ROW_VISIBLE);
-    access.own = tensor ? -1 : agent->base;
-    access.lane = tensor ? -1 : lane;
-    access.exempt = tensor ? column : -1;
-    access.fenced = tensor ? NULL : agent_row(agent, ROW_PROXY);
-    access.read_known = tensor ? access.known : NULL;
-    if (tensor || one->write ? !access_shadow(&access) : !pipelined_reads(&access)) return i;
-  }
-  return count;
 }

@@ -18,7 +18,7 @@ typedef struct Event Event;
 typedef struct Agent Agent;
 typedef struct NamedBarriers NamedBarriers;
 typedef struct WorkQueues WorkQueues;
-typedef struct CommitThread CommitThread;
+typedef struct TensorThread TensorThread;
 typedef struct BulkThread BulkThread;
 typedef struct TensorMap TensorMap;
 typedef struct CopyName CopyName;
@@ -28,6 +28,7 @@ typedef struct Warpgroup Warpgroup;
 // An mbarrier of a cluster (PTX ISA, "mbarrier"), on a cache line of its own.
 enum {
   MAX_COUNT = 1048575,                    // valid range of expected, pending and transaction counts
+  MBARRIER_PENDING = 40,                  // where a state has its pending arrivals; below is the phase
   BARRIER_BLOCKS = 64, BARRIER_BLOCK = 256  // of a cluster so many blocks, each of so many
 };
 // What is done with one.
@@ -54,7 +55,7 @@ enum {
   RACE_RAISED,  // the race detector has raised
   // Of tcgen05.commit: its mask of CTAs (`given`) is illegal.
   COMMIT_MASK,
-  NAME_COMMIT,   // the `CommitThread` at the address, of the lane `given`
+  NAME_COMMIT,   // the `TensorThread` at the address, of the lane `given`
   COMMITS_MEET,  // what is noted of commits at the mbarrier is to be taken
   ADD_STREAM,    // the column `given`, to the point of the mbarrier
   // Of a wgmma of the form `operation`: lanes differ in scale-d, or in a descriptor; a descriptor (`given`) has the fault
@@ -71,6 +72,10 @@ enum {
   // Of the `TensorAccess` at the address: what it touches is refused, or was not written; the race detector has to look at
   // it, a load with the number `given`.
   TENSOR_REFUSED, TENSOR_ORDER,
+  // Of the `TensorMma` at the address: it breaks the rule `operation`; fields of an instruction descriptor with scales; the
+  // text and the stream of the `TensorThread` at `place` are asked for; what it touches is not allocated or not written; its
+  // product, which the core does not compute.
+  MMA_REFUSED, MMA_FIELDS, MMA_NAME, MMA_TOUCHES, MMA_PRODUCT,
   MAKE_ROOM,  // for arrivals at a named barrier
   MAKE_COPIES,  // what is kept of the running warp's cp.async
   NAME_ARRIVAL,  // a label of cp.async.mbarrier.arrive by the lane `given`, to be left there
@@ -96,7 +101,6 @@ typedef struct Cta {
   uint8_t *states;  // of every byte: uninitialised, data, of an mbarrier
   int64_t size;     // bytes
   int16_t *slots;   // of every 8 bytes: the number of the mbarrier there plus one, or 0
-  Shadow *shadow;   // with detectors
   int64_t exited;   // nothing may access it any more
   NamedBarriers *named;
 } Cta;
@@ -160,7 +164,6 @@ typedef struct MmaOperand {
 typedef struct MmaPart {
   MmaOperand a, b;
   uint32_t *cells;
-  const uint8_t *allocated;  // a byte for each column of tensor memory, 1 where it is; or null
 } MmaPart;
 typedef struct Mma {
   int64_t ctas, m, n;  // m: rows of A in each CTA
@@ -169,7 +172,6 @@ typedef struct Mma {
   // How floats are added; see silicon.c. `fraction` 0: exactly, with one rounding at the end; UNKNOWN_SUMS: not known.
   // `split`: FP8 is multiplied in two halves of K, as FP16, whose sums begin at 0; then D is added.
   int64_t fraction, result, step, lowest, split;
-  int64_t columns;  // of tensor memory in each CTA
   // Where in `cells` column j of D is, for row i of A: j * column_stride, from column `wrap` on beginning again
   // at wrap_offset; i / LANE_GROUP * group_stride + i % LANE_GROUP.
   int64_t column_stride, wrap, wrap_offset, group_stride;
@@ -196,9 +198,11 @@ typedef struct Meter {
 
 // What the core knows of one cluster.
 enum {
-  STATES = 1, SPURIOUS = 2,  // Tables.flags: bytes have states; waits may fail though they could succeed
-  EAGER = 2, WATCHED = 4     // Tables.unit_flags: asynchronous work takes effect when it is issued; there are detectors
+  STATES = 1, SPURIOUS = 2  // Tables.flags: bytes have states; waits may fail though they could succeed
 };
+// Reports after which execution went on, by what tells them apart: how often Python was asked.
+enum { REPEATS = 64 };
+typedef struct Repeat { uint64_t key; int64_t count; } Repeat;
 enum { LOOKS = 64, MOST_LOOKS = 16 };  // that are kept; without any effect, before a warp gives way
 typedef struct Look { int64_t address, nbytes; } Look;
 typedef struct Tables {
@@ -214,22 +218,18 @@ typedef struct Tables {
   int64_t param_bytes;
   LogEntry *log;  // what the race detector has not seen yet, entries in use and in all
   int64_t log_used, log_size;
-  int64_t unit_flags;
   Barrier *barriers[BARRIER_BLOCKS];
   int64_t completions;           // phases
   int64_t loaded, stored;        // bytes of bulk copies
-  int64_t mmas;                  // since Python looked
+  int64_t mmas;                  // tcgen05.mma that have taken effect
   TensorMap *maps;
   const MmaKind *mma_kinds;
-  MmaIssuer *mma_issuers;
   TensorCells *tensor_cells;  // of each CTA
-  // What bytecode calls; 0: nothing is done, Python has to do it.
-  int32_t (*tensor_mma)(Tables *t, const MmaArguments *arguments, int32_t instruction);
   int64_t log_done;  // entries of the log that the race detector has seen
   Context *context;  // with detectors, the warp that runs
   CopyName *names;
   int64_t name_count;
-  CommitThread *commit_threads;  // of every lane of warp after warp
+  TensorThread *tensor_threads;  // of every lane of warp after warp
   Meter *meter;  // [instructions][METERS] of the role of the warp that runs, or null: nothing is counted
   int64_t meter_rank;  // the CTA of that warp
   const WarpMma *warp_mmas;  // of the kernel, by number
@@ -249,6 +249,7 @@ typedef struct Tables {
   int64_t look_count, look_progress;  // looks (of lanes) since this progress
   Look looks[LOOKS];                  // the latest of them: look n is the entry n % LOOKS
   Fault fault;                   // that is reported
+  Repeat uninitialised[REPEATS];  // reads, by instruction
   int32_t (*report)(int32_t what);  // 0: go on
   WorkQueues *work;
   Event *events;                 // that observers have not heard of yet, entries in use and in all; null: there are none

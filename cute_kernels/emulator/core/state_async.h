@@ -9,7 +9,7 @@ typedef struct LaneCopies LaneCopies;
 // (EVENT_VALUES words in all). Kinds; a function of Python performs the first.
 enum {
   WORK_PYTHON, WORK_LANE_COPY, WORK_COPIES_ARRIVE, WORK_TENSOR_COMMIT, WORK_BULK_LOAD, WORK_BULK_READ, WORK_BULK_WRITE,
-  WORK_MMA, WORK_WGMMA
+  WORK_WGMMA, WORK_TENSOR_MMA
 };
 // That of the tcgen05 pipe of CTA n: TENSOR_QUEUE - n; of warpgroup n: WGMMA_QUEUE - n; of a store after n other
 // operations: STORE_QUEUE - n.
@@ -64,11 +64,22 @@ typedef struct CopiesArrival {
   int64_t rank, width;   // of its CTA, and of the clocks
 } CopiesArrival;
 
-// tcgen05.commit by each thread: the label of its arrivals plus one, 0: not made yet; with detectors, its stream.
-struct CommitThread {
-  int64_t label;
-  Stream *stream;
-};
+// tcgen05.mma of a kind: those of `mma_kinds`, then, with block scaling, those that Python knows. Operands are addresses in
+// tensor memory and descriptors; of each row so many scales, or none. `disabled`: lanes of D that are left out.
+enum { MOST_DISABLED = 8 };
+typedef struct TensorMma {
+  Work work;
+  int64_t kind, group;
+  int64_t rank, lane;  // of the issuing CTA
+  MmaFields fields;    // of the instruction descriptor
+  int64_t a_in_tensor, scales;
+  int64_t d, a, b, instruction, accumulate, scale_a, scale_b;
+  int64_t disabled[MOST_DISABLED];
+} TensorMma;
+// Rules that one breaks: lanes of D are left out; the odd CTA of a pair issues it; its instruction descriptor is illegal;
+// there is no CTA `given`; A cannot be in tensor memory so. Of A (`given` 0) or B (1): the matrix descriptor is illegal,
+// its swizzle does not go with the elements, it leaves the shared memory of the CTA `place`, its scales are not in lane 0.
+enum { MMA_LANES, MMA_ODD, MMA_INSTRUCTION, MMA_NO_CTA, MMA_A, MMA_MATRIX, MMA_SWIZZLE, MMA_OUTSIDE, MMA_SCALES };
 
 // tcgen05.commit; with detectors, clocks of what it passes on follow.
 typedef struct TensorCommit {
@@ -77,9 +88,5 @@ typedef struct TensorCommit {
   int64_t column, clock;       // the stream that it ends, and how many commits that has by then
   int64_t count, targets[MOST_TARGETS];
 } TensorCommit;
-
-// A dense MMA that takes effect as it is issued, as observers hear of it. Rank of the CTA; the entry of `mma_issuers`, rows
-// and columns of D.
-typedef struct MmaWork { Work work; int64_t rank, issuer, m, n; } MmaWork;
 
 #endif

@@ -108,6 +108,7 @@ typedef struct Epochs {
   int32_t *texts, *instructions, *clusters;
   int64_t count, capacity;
   int64_t cluster;  // that runs now, from 1 on
+  Repeat races[REPEATS];  // by the instructions of both accesses
 } Epochs;
 
 // Identities of the last write and the last reads of places. See shadow.py.
@@ -201,21 +202,12 @@ typedef struct Conflict {
   const LogEntry *entry;  // that is worked off, or null
 } Conflict;
 
-// An access of a tcgen05 operation.
-typedef struct PipelinedAccess {
-  int64_t write;
-  Shadow *shadow;
-  int64_t grain;
-  const int64_t *offsets;
-  int64_t rows, first, stride, count;
-  Epochs *epochs;
-} PipelinedAccess;
-
 // tcgen05 operations of one thread since its last commit.
 struct Stream {
   int64_t column;
   int64_t commits;
   int64_t identity;  // 0: none yet
+  int64_t paired;    // that of its latest MMA by a pair of CTAs
 };
 
 // A warp as the log of its accesses is worked off.

@@ -5,7 +5,7 @@
 // What an instruction descriptor of a dense kind says (PTX ISA, "Instruction descriptor"). Elements by their numbers, m
 // and n of both CTAs together, d one of SUM_F32, SUM_F16 and SUM_S32.
 typedef struct MmaFields {
-  int64_t a, b, negate_a, negate_b, a_mn_major, b_mn_major, m, n, d, saturate;
+  int64_t m, n, a, b, negate_a, negate_b, a_mn_major, b_mn_major, d, saturate;
 } MmaFields;
 // What is wrong with one, the first of these; 0: nothing.
 enum {
@@ -31,21 +31,13 @@ enum { MATRIX_MODE = 1, MATRIX_CONSTANT = 2, MATRIX_BITS = 3, MATRIX_START = 4, 
 // How the K_BYTES of each row of an operand lie in it.
 typedef struct MatrixRows { int64_t rows, element_bytes, mn_major; } MatrixRows;
 
-// A tcgen05.mma as bytecode stores its operands. issuer: CTA rank, lane and number of the warp; kind: of `mma_kinds`;
-// disabled: lanes of the accumulator that are left out.
-typedef struct MmaArguments {
-  int64_t group, issuer, kind, d, a, b, instruction, accumulate, disabled;
-} MmaArguments;
-
-// Who issues tcgen05.mma of a kind and a group, which Python tells of once: in the entry that `key_slot` says of the
-// first three words of the arguments. `latest`: with detectors, the identity of its latest operation.
-enum { MMA_ISSUERS = 64, ISSUER_KEY = 3 };
-typedef struct MmaIssuer {
-  int64_t key[ISSUER_KEY];
-  int64_t known;
-  Stream *stream;  // with detectors; and the number of its name
-  int64_t text, latest;
-} MmaIssuer;
+// A thread that issues tcgen05.mma and tcgen05.commit: the label of its arrivals plus one, 0: not made yet; with detectors,
+// its stream, and what reports call its MMAs of a kind and a group (`form`).
+struct TensorThread {
+  int64_t label;
+  Stream *stream;
+  int64_t form, text;
+};
 
 // Tensor memory of a CTA: cells [TENSOR_COLUMNS][TENSOR_LANES]; of each column a byte, 1 where it is allocated, and where
 // an access has written all lanes; of each cell a byte, 1 where it is written.

@@ -4,9 +4,9 @@
 
 #include "bytecode.h"
 #include "meter.h"
+#include "tensor_memory.h"
 
 enum { HALF = 16, QUARTERS = 4 };
-typedef struct Rectangle { int64_t lane, lanes, column, columns; } Rectangle;
 static const int64_t widths[] = {1, 2, 4, 8, 1};  // columns of a repetition of each shape
 
 // What an access touches; how many rectangles.
@@ -19,20 +19,25 @@ static int rectangles(const TensorAccess *access, Rectangle found[2]) {
   return access->pack || access->shape == SHAPE_HALVES ? 2 : 1;
 }
 
-static int allowed(const TensorCells *memory, const TensorAccess *access, const Rectangle *part, int unwritten) {
+int cells_allowed(const TensorCells *memory, const Rectangle *part, int read) {
   if (part->lane < 0 || part->lane + part->lanes > TENSOR_LANES) return 0;
   if (part->column < 0 || part->column + part->columns > TENSOR_COLUMNS) return 0;
+  if (memchr(memory->allocated + part->column, 0, (size_t)part->columns)) return 0;
+  if (!read || !memchr(memory->full + part->column, 0, (size_t)part->columns)) return 1;
   for (int64_t column = part->column; column < part->column + part->columns; column++) {
-    if (!memory->allocated[column]) return 0;
-    if (access->write || unwritten || memory->full[column]) continue;
+    if (memory->full[column]) continue;
     if (memchr(memory->written + column * TENSOR_LANES + part->lane, 0, (size_t)part->lanes)) return 0;
   }
   return 1;
 }
 
-static void mark(const TensorCells *memory, const Rectangle *part) {
-  for (int64_t column = part->column; column < part->column + part->columns; column++)
+void cells_mark_written(const TensorCells *memory, const Rectangle *part) {
+  if (!memchr(memory->full + part->column, 0, (size_t)part->columns)) return;
+  for (int64_t column = part->column; column < part->column + part->columns; column++) {
+    if (memory->full[column]) continue;
     memset(memory->written + column * TENSOR_LANES + part->lane, 1, (size_t)part->lanes);
+    memory->full[column] = part->lanes == TENSOR_LANES;
+  }
 }
 
 // The cell of register r of a thread, relative to the first one: as many columns and lanes further on.
@@ -79,8 +84,8 @@ int32_t tensor_access(const TensorCells *memory, const TensorAccess *access, int
   Rectangle parts[2];
   int count = rectangles(access, parts);
   for (int i = 0; i < count; i++)
-    if (!allowed(memory, access, &parts[i], unwritten)) return 0;
-  for (int i = 0; i < count && access->write; i++) mark(memory, &parts[i]);
+    if (!cells_allowed(memory, &parts[i], !access->write && !unwritten)) return 0;
+  for (int i = 0; i < count && access->write; i++) cells_mark_written(memory, &parts[i]);
   uint32_t *cells = memory->cells + access->column * TENSOR_LANES + access->lane;
   for (int64_t r = 0; r < access->count; r++) move(cells, access, r);
   return 1;

@@ -23,7 +23,7 @@ int32_t warp_mma(const WarpMma *form, uint8_t *state, const uint32_t *registers)
   move_accumulators(state, of_c, accumulators, cells, MMA_SYNC_ROWS, halves, 0);
   for (int i = 0; i < MMA_SYNC_ROWS * CHUNKS; i++) places[i] = i;
   Mma mma = form->mma;
-  mma.parts[0] = (MmaPart){{a, NULL, places}, {b, NULL, places}, cells, NULL};
+  mma.parts[0] = (MmaPart){{a, NULL, places}, {b, NULL, places}, cells};
   mma_execute(&mma);
   move_accumulators(state, of_c + accumulators, accumulators, cells, MMA_SYNC_ROWS, halves, 1);
   return 1;
@@ -39,4 +39,12 @@ static const Instruction *run_warp_mma(const Instruction *i, uint8_t *s, Machine
   return leave(m, ERROR);
 }
 
-const Operation warp_mma_operations[] = {{"warp_mma", run_warp_mma, 0}, {0, 0, 0}};
+// Other instructions that a whole warp executes.
+static const Instruction *run_whole_warp(const Instruction *i, uint8_t *s, Machine *m) {
+  if (m->active == ((const WarpHeader *)s)->live) return i + 1;
+  m->tables->place = place_of(i);
+  stops(m->tables, WRONG_LANES, m->active, 0, 0, m->active);
+  return leave(m, ERROR);
+}
+
+const Operation warp_mma_operations[] = {{"warp_mma", run_warp_mma, 0}, {"whole_warp", run_whole_warp, 0}, {0, 0, 0}};

@@ -24,6 +24,7 @@ from cute_kernels.emulator.instructions import (
     video,
     warp,
     wgmma,
+    wmma,
 )
 
 __all__ = [
@@ -50,4 +51,5 @@ __all__ = [
     "video",
     "warp",
     "wgmma",
+    "wmma",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.graph.families import family
+from cute_kernels.emulator.graph.values import Value
 from cute_kernels.emulator.instructions.sync import require_whole_warp
 from cute_kernels.emulator.ptx.decode import Instruction, Vector
 from cute_kernels.emulator.ptx.families import always_varies, as_integer
@@ -109,15 +111,21 @@ def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     if tuple(map(len, sources)) != wanted or len(d) != form.c_registers:
         raise instruction.refuse(f"{wanted} registers of A, B and C are needed")
     bits = form.register_bits
-    operands = tuple([block.whole(block.value(item, bits)) for item in items] for items in sources)
+    operands = ([block.value(item, bits) for item in items] for items in sources)
+    metadata = block.whole(block.value(instruction.operands[4], 32)) if form.sparsity else None
+    for item, value in zip(d, multiply_registers(block, form, *operands, metadata=metadata)):
+        block.define(item, value)
+
+
+def multiply_registers(
+    block: BlockBuilder, form: Form, *operands: Sequence[Value], metadata: Value | None = None
+) -> list[Value]:
+    """Adds an mma.sync or mma.sp to the block: the registers of D, of those of A, B and C."""
+    operands = tuple([block.whole(value) for value in values] for values in operands)
     values = [value for values in operands for value in values]
-    results = [(f"u{bits}", False)] * form.c_registers
+    results = [(f"u{form.register_bits}", False)] * form.c_registers
     if form.in_core:
         number = block.context.number_of(form)
-        defined = block.operation("warp_mma", *values, facts=[number], in_lanes=True, results=results, effects=False)
-    else:
-        metadata = block.whole(block.value(instruction.operands[4], 32)) if form.sparsity else None
-        call = Call(mma_sync, (form, *operands, metadata), effects=form.sparsity is not None)
-        defined = block.anchor(call, results, [*values, metadata] if form.sparsity else values)
-    for item, value in zip(d, defined):
-        block.define(item, value)
+        return block.operation("warp_mma", *values, facts=[number], in_lanes=True, results=results, effects=False)
+    call = Call(mma_sync, (form, *operands, metadata), effects=form.sparsity is not None)
+    return block.anchor(call, results, [*values, metadata] if form.sparsity else values)

@@ -15,11 +15,12 @@ from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import FULL, Constant, Pack, Value
+from cute_kernels.emulator.instructions.integers import shift_by
 from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.observe.races.memory_order import sync_order
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Operand, Sink
-from cute_kernels.emulator.ptx.families import as_integer, never_varies
+from cute_kernels.emulator.ptx.families import always_varies, as_integer
 from cute_kernels.emulator.state.lane_faults import lanes_apart
 from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait
@@ -219,7 +220,7 @@ def _arrive_operands(parts: tuple[str, ...]) -> str:
 
 
 @family(
-    "mbarrier.arrive", "mbarrier.arrive_drop", varies=never_varies, operands=_arrive_operands,
+    "mbarrier.arrive", "mbarrier.arrive_drop", varies=always_varies, operands=_arrive_operands,
     qualifiers=("expect_tx", "shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS),
 )  # fmt: skip
 def _mbarrier_arrive(block: BlockBuilder, instruction: Instruction) -> None:
@@ -234,10 +235,20 @@ def _mbarrier_arrive(block: BlockBuilder, instruction: Instruction) -> None:
         if name == "arrive_drop":
             raise instruction.refuse("mbarrier.arrive_drop.expect_tx is not implemented")
         name = "arrive_expect_tx"
-    (token,) = block.operation(
-        "mbarrier", address, count, flags=CONSTANTS[name.upper()], order=sync_order(parts), results=[("u64", True)]
+    results = [] if isinstance(destination, Sink) else [("u64", False)]
+    states = block.operation(
+        "mbarrier", address, count, flags=CONSTANTS[name.upper()], order=sync_order(parts), results=results
     )
-    block.define(destination, token)
+    for state in states:
+        block.define(destination, state)
+
+
+@family("mbarrier.pending_count", operands="count:u32, state:b64", qualifiers="b64")
+def _mbarrier_pending_count(block: BlockBuilder, instruction: Instruction) -> None:
+    """mbarrier.pending_count: arrivals that were pending before the one that gave the state."""
+    state = block.value(instruction.operands[1], 64)
+    pending = block.pure(shift_by("shr", "u64", CONSTANTS["MBARRIER_PENDING"]), state)
+    block.define(instruction.operands[0], block.resize(pending, 32))
 
 
 # --- others ---------------------------------------------------------------------------------------------------------

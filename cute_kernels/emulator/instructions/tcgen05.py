@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.errors import UnsupportedPTX
-from cute_kernels.emulator.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.instructions.accesses import enter, watch_uniform
 from cute_kernels.emulator.instructions.memory import Access, address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers, require_whole_warp
-from cute_kernels.emulator.instructions.tcgen05_scaled import SCALED_QUALIFIERS, lower_scaled_mma
 from cute_kernels.emulator.observe.races.happens_before import Offset
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Operand, Register, Vector
 from cute_kernels.emulator.ptx.families import always_varies, as_integer
@@ -22,8 +20,9 @@ from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.state.tmem import COLUMNS, HALVES, LANES, SHAPE_NUMBERS, SHAPES
 from cute_kernels.emulator.state.tmem_pairs import PairWait
 from cute_kernels.emulator.state.warp import AllocationWait
+from cute_kernels.emulator.units.matrix.scaled_descriptors import SCALED_KINDS
 from cute_kernels.emulator.units.matrix.tensor_copy import COMPRESSED, copy_to_tensor_memory, shift_rows
-from cute_kernels.emulator.units.matrix.tensor_core import mma_text
+from cute_kernels.emulator.units.matrix.tensor_mma import KIND_NAMES
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.units.sm import Warp
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 _GROUPS = ("cta_group::1", "cta_group::2")
 _DENSE = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
 _COPIED = ("128x256b", "128x128b", "64x128b", "32x128b")
+_MOST_DISABLED = CONSTANTS["MOST_DISABLED"]  # registers of a mask of lanes
 _MULTICASTS = ("warpx2::02_13", "warpx2::01_23", "warpx4")
 
 
@@ -218,51 +218,34 @@ def _fence(block: BlockBuilder, instruction: Instruction) -> None:
 # --- matrix multiplication ------------------------------------------------------------------------------------------
 
 
-def mma(
-    warp: Warp,
-    mask: int,
-    kind: str,
-    cta_group: int,
-    d: LaneValues,
-    a: LaneValues,
-    b: LaneValues,
-    instruction: LaneValues,
-    accumulate: LaneValues,
-    a_in_tmem: bool,
-    disabled: tuple[LaneValues, ...],
-) -> None:
-    """tcgen05.mma, once per executing lane."""
-    warp.cluster.progress += 1
-    if not isinstance(accumulate, bool):
-        accumulate = bool(accumulate & mask & -mask)
-    values = each_lane(mask, d, a, b, instruction, *disabled)
-    for lane, (d1, a1, b1, instruction1, *off) in zip(lane_numbers(mask), values):
-        enter(warp, lane)
-        if any(off):
-            raise UnsupportedPTX(f"tcgen05.mma with a disable-output-lane mask {[hex(x) for x in off]}")
-        who, units = f"by {warp.label}", warp.cluster.units
-        if units is not None and not a_in_tmem:
-            thread = kind, cta_group, warp.cta.rank | lane << 8 | warp.number << 16
-            units.learn_mma(*thread, mma_text(kind, cta_group, who))
-            if units.mma(*thread, (d1, a1, b1, instruction1, accumulate), warp.executing()):
-                continue
-        warp.cluster.tensor_core.mma(
-            kind=kind,
-            cta_group=cta_group,
-            rank=warp.cta.rank,
-            d=d1,
-            a=a1,
-            b=b1,
-            instruction=instruction1,
-            accumulate=accumulate,
-            a_in_tmem=a_in_tmem,
-            describe=who,
-        )
+#: PTX ISA, "Block Scaling": kind -> scales of a row by .scale_vec or by its alias; the first is the default, if any.
+_COUNTS = {
+    "mxf8f6f4": {"": 1, "scale_vec::1X": 1, "block32": 1},
+    "mxf4": {"": 2, "scale_vec::2X": 2, "block32": 2},
+    "mxf4nvf4": {"scale_vec::2X": 2, "scale_vec::4X": 4, "block32": 2, "block16": 4},
+}
+_VECTORS = {name for counts in _COUNTS.values() for name in counts if name}
+_SCALED = ("block_scale", *_VECTORS, *(f"kind::{kind}" for kind in SCALED_KINDS))
+
+
+def _scales_of_a_row(instruction: Instruction, kinds: list[str]) -> int:
+    """How many scales each row has in a tcgen05.mma with .block_scale of the named kinds.
+
+    Raises:
+        UnsupportedPTX: a kind without scales, or a number of scales that it does not have.
+    """
+    named = [part for part in instruction.parts if part in _VECTORS]
+    counts = _COUNTS[kinds[0]] if len(kinds) == 1 else {}
+    vector = named[0] if named else ""
+    if len(named) > 1 or vector not in counts:
+        allowed = ", ".join(f".{name}" for name in counts if name) or "none"
+        raise instruction.refuse(f"one kind with scales is needed, and one of its numbers of scales ({allowed})")
+    return counts[vector]
 
 
 def _mma_qualifiers(parts: tuple[str, ...]) -> tuple[str, ...]:
     hints = (f"collector::a::{use}" for use in ("fill", "use", "lastuse", "discard"))
-    return (*_GROUPS, *hints, *(SCALED_QUALIFIERS if "block_scale" in parts else _DENSE))
+    return (*_GROUPS, *hints, *(_SCALED if "block_scale" in parts else _DENSE))
 
 
 def _mma_operands(parts: tuple[str, ...]) -> str:
@@ -277,28 +260,25 @@ def _mma_operands(parts: tuple[str, ...]) -> str:
 @family("tcgen05.mma", destinations=0, operands=_mma_operands, qualifiers=_mma_qualifiers)
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.mma, dense kinds, with block scaling too; collector hints, which change no result, are ignored."""
-    if "block_scale" in instruction.parts:
-        lower_scaled_mma(block, instruction, _cta_group(instruction))
-        return
-    kind = next(part for part in instruction.parts if part in _DENSE)[6:]
-    operands = list(instruction.operands)
-    d, a, b, descriptor = operands[:4]
-    rest = operands[4:]
-    a_in_tmem = isinstance(a, Memory)
-    disabled = []
-    if rest and isinstance(rest[0], Vector):
-        disabled = [block.whole(block.value(item, 32)) for item in rest.pop(0).items]
-    if len(rest) != 1 or not isinstance(rest[0], (Register, Immediate)):
+    parts, operands = instruction.parts, list(instruction.operands)
+    kinds = [part.removeprefix("kind::") for part in parts if part.startswith("kind::")]
+    scaled = "block_scale" in parts
+    count = _scales_of_a_row(instruction, kinds) if scaled else 0
+    if len(kinds) != 1:
+        raise instruction.refuse("one kind is needed")
+    d, a, b, descriptor, *rest = operands
+    scales = [address_value(block, rest.pop(0)) for _ in range(2)] if scaled else [None, None]
+    disabled: tuple[Operand, ...] = rest.pop(0).items if rest and isinstance(rest[0], Vector) else ()
+    if len(rest) != 1 or not isinstance(rest[0], (Register, Immediate)) or len(disabled) > _MOST_DISABLED:
         raise instruction.refuse("scale-input-d is not implemented")
+    a_in_tmem, enable = isinstance(a, Memory), block.value(rest[0], 1)
     values = [
-        address_value(block, d),
-        address_value(block, a) if a_in_tmem else block.whole(block.value(a, 64)),
-        block.whole(block.value(b, 64)),
-        block.whole(block.value(descriptor, 32)),
-        block.value(rest[0], 1),
-    ]
-    call = Call(mma, [kind, _cta_group(instruction), *values, a_in_tmem, tuple(disabled)])
-    block.anchor(call, [], [*values, *disabled])
+        address_value(block, d), address_value(block, a) if a_in_tmem else block.value(a, 64), block.value(b, 64),
+        block.value(descriptor, 32), enable, *scales, *(block.value(item, 32) for item in disabled),
+    ]  # fmt: skip
+    values += [None] * (_MOST_DISABLED - len(disabled))
+    facts = KIND_NAMES.index(kinds[0]), _cta_group(instruction), int(a_in_tmem), count, int(not enable.uniform)
+    block.operation("tensor_mma", *values, facts=facts)
 
 
 def copy(

@@ -19,6 +19,7 @@ from cute_kernels.emulator.ptx.decode import Kernel, Variable, parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.register_pool import at_entry
 from cute_kernels.emulator.state.smem import SYSTEM_BYTES, gaps
+from cute_kernels.emulator.steps import Step
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
 from cute_kernels.emulator.units.sm import Cluster, LaunchFacts
 
@@ -172,9 +173,14 @@ class Launch:
         nx, ny = (g // c for g, c in zip(self.grid[:2], self.cluster[:2]))
         return index % nx, index // nx % ny, index // (nx * ny)
 
-    def _take_cluster(self) -> tuple[int, int, int] | None:
-        spurious = self.options.spurious_try_wait_failures and self._refusals.random() < 0.25
-        if not self.waiting or spurious:
+    def _take_cluster(self, request: Step) -> tuple[int, int, int] | None:
+        options = self.options
+        by_chance = options.spurious_try_wait_failures and self._refusals.random() < 0.25 or request in options.steps
+        if not self.waiting:
+            return None
+        if by_chance:
+            if options.stepped is not None:
+                options.stepped(request, f"cluster {request.cluster}: a try_cancel reports that no cluster is left")
             return None
         x, y, z = (place * size for place, size in zip(self._coordinates(self.waiting.popleft()), self.cluster))
         return x, y, z

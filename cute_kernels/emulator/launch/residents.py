@@ -19,6 +19,7 @@ from cute_kernels.emulator.launch.launch import Launch
 from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.observe.trace import Timeline
 from cute_kernels.emulator.state.tmem import TensorMemory
+from cute_kernels.emulator.steps import REFUSALS
 
 _RANDOM_TURN = 64  # turns of warps that a cluster has at most until another one is drawn
 _LOOKS = 4_000  # strong loads after which a cluster gives way that does something besides
@@ -51,7 +52,7 @@ class Residents:
         self._victim = self._rng.randrange(self._at_first) if self._order == "starve" else -1
         self._starved: Scheduler | None = None
         self._begun = 0
-        self._steps = deque(step for step in launch.options.steps if step.kind != "t")
+        self._steps = deque(step for step in launch.options.steps if step.kind not in REFUSALS)
 
     def run(self) -> Iterator[Scheduler]:
         """The clusters, as they end.

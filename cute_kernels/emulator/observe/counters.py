@@ -287,10 +287,6 @@ class UnitCounters:
             tables, place = self.core.tables, self.warp.code.executing
             library().meter_access(tables, places.ctypes.data, mask, place, space == "shared", how, nbytes)
 
-    def mma(self, operand_bytes: int, *, tmem_read: int = 0, tmem_written: int = 0) -> None:
-        """One MMA of a CTA, a CTA pair or a warpgroup: bytes of operands in shared memory, and tensor-memory bytes."""
-        library().meter_mma(self.core.tables, self.warp.code.executing, operand_bytes, tmem_read, tmem_written)
-
     # --- called by the scheduler --------------------------------------------------------------------------------------
 
     def resume(self, warp: WarpState) -> None:

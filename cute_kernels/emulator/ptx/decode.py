@@ -7,6 +7,7 @@ import functools
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.ptx.decode_body import Body
 from cute_kernels.emulator.ptx.decode_functions import Function, read_function, take_body
+from cute_kernels.emulator.ptx.decode_stack import uses_stack
 from cute_kernels.emulator.ptx.decode_variables import read_variable
 from cute_kernels.emulator.ptx.lexer import Reader, Token, integer, tokenize
 from cute_kernels.emulator.ptx.program import (  # noqa: F401 - users of `parse` find what it returns here
@@ -74,7 +75,7 @@ def parse(text: str) -> Module:
         else:
             raise UnsupportedPTX(f"{token.text!r} at module level is not supported", ptx_line=token.line)
     for body, tokens in pending:  # after the loop: functions, and LLVM's .file table, may stand behind the code
-        body.read(Reader(tokens), functions)
+        body.read(Reader(tokens), functions, uses_stack(text))
         kernels[body.name] = body.finish(tuple(variables))
     return Module(target, version, kernels, tuple(variables))
 

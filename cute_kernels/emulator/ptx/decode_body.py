@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.ptx import decode_stack
 from cute_kernels.emulator.ptx.decode_functions import Call, Function, expansion, read_call, returning
 from cute_kernels.emulator.ptx.decode_operands import PARTS, OperandReader
 from cute_kernels.emulator.ptx.decode_scopes import Scope, Statement, make_tokens
@@ -58,11 +59,22 @@ class Body:
         self.variables: list[Variable] = []
         self.call_parameters: set[str] = set()
         self.tables: dict[str, list[str]] = {}  # .branchtargets
+        self.stack = False
         self._scopes = 0
 
-    def read(self, reader: Reader, functions: dict[str, Function]) -> None:
-        """Pass 1: statements, scopes, labels and register declarations; calls of functions are expanded."""
-        self._read(reader, Scope(None, ""), functions, ())
+    def read(self, reader: Reader, functions: dict[str, Function], stack: bool) -> None:
+        """Pass 1: statements, scopes, labels and register declarations; calls of functions are expanded.
+
+        ``stack``: whether the module allocates on the stack of a thread.
+        """
+        root = Scope(None, "")
+        self.stack = stack
+        if stack:
+            pointer = decode_stack.pointer(0)
+            root.registers.add(pointer)
+            self.registers[pointer] = "b64"
+            self.statements.append(Statement(make_tokens(reader.line(), "mov.b64", pointer, ",", "0"), root, ""))
+        self._read(reader, root, functions, ())
 
     def _read(self, reader: Reader, root: Scope, functions: dict[str, Function], callers: tuple[str, ...]) -> None:
         """A body from { to }. ``callers``: the functions that are being expanded, the last of which this is."""
@@ -114,8 +126,14 @@ class Body:
                     continue
                 if callers:
                     tokens = returning(tokens)
-                for statement in self._indirect(tokens, scope) if tokens[0].text == "brx.idx" else [tokens]:
-                    self.statements.append(Statement(statement, scope, location))
+                if tokens[0].text == "brx.idx":
+                    statements = self._indirect(tokens, scope)
+                elif self.stack and decode_stack.is_of_stack(tokens):
+                    spare = self._spare_register("alloca", "b64", scope)
+                    statements = decode_stack.expanded(tokens, len(callers), spare)
+                else:
+                    statements = [tokens]
+                self.statements += [Statement(statement, scope, location) for statement in statements]
 
     def _new_suffix(self) -> str:
         self._scopes += 1
@@ -130,6 +148,8 @@ class Body:
             raise UnsupportedPTX(f"{name} calls itself, which is not implemented", ptx_line=call.line)
         if len(callers) >= _MOST_CALLERS:
             raise UnsupportedPTX(f"more than {_MOST_CALLERS} functions that call one another", ptx_line=call.line)
+        if self.stack:
+            call = decode_stack.with_pointer(call, len(callers))
         expanded = expansion(call, scope, self._new_suffix(), location)
         self.registers.update(expanded.declared)
         self.call_parameters.update(expanded.declared)
@@ -163,15 +183,19 @@ class Body:
         if len(tokens) != 4 or name not in self.tables:
             raise UnsupportedPTX("brx.idx without a table of targets before it", ptx_line=tokens[0].line)
         line = tokens[0].line
-        predicate = f"%brx_{len(self.statements)}"
-        self.registers[predicate + scope.suffix] = "pred"
-        scope.registers.add(predicate)
+        predicate = self._spare_register("brx", "pred", scope)
         *others, last = self.tables[name]
         out = []
         for number, target in enumerate(others):
             out.append(make_tokens(line, "setp.eq.u32", predicate, ",", index.text, ",", str(number)))
             out.append(make_tokens(line, "@", predicate, "bra", target))
         return [*out, make_tokens(line, "bra", last)]
+
+    def _spare_register(self, use: str, type_: str, scope: Scope) -> str:
+        name = f"%{use}_{len(self.statements)}"
+        self.registers[name + scope.suffix] = type_
+        scope.registers.add(name)
+        return name
 
     def _declare_call_parameter(self, reader: Reader, scope: Scope) -> None:
         """A parameter of a call is a register here: it is written once and read by the call."""
@@ -236,7 +260,7 @@ class Body:
             self.registers,
             tuple(instructions),
             self.labels,
-            (*of_module, *self.variables),
+            (*of_module, *self.variables, *([decode_stack.variable()] if self.stack else ())),
             self.reqntid,
             self.reqnctapercluster,
             self.most_threads,

@@ -39,7 +39,7 @@ def _name(warp: WarpState) -> str:
     first, *others = (part.partition("::")[0] for part in warp.cluster.place_of(warp).parts)
     if first.endswith("matrix"):
         return first
-    if first == "wgmma" or others[:1] in (["ld"], ["st"]):
+    if first in ("wgmma", "wmma") or others[:1] in (["ld"], ["st"]):
         return f"{first}.{others[0]}"
     return ".".join([first, *(part for part in others if part in ("sync", "arrive", "red", "warp", "wait"))][:3])
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.observe.trace import ClusterTrace
     from cute_kernels.emulator.options import Options
     from cute_kernels.emulator.ptx.program import Instruction
-    from cute_kernels.emulator.units.core_units import Units
 
 
 class Warp(WarpState):
@@ -170,7 +169,7 @@ class LaunchFacts:
         registers: what a CTA has of them, or None where that is not known.
         reported: what tells reports apart, of those after which execution went on: none is made again.
         take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
-            None when none is left.
+            None when none is left, or by chance; its argument is the step that this is then.
     """
 
     grid: tuple[int, int, int]
@@ -189,7 +188,7 @@ class LaunchFacts:
     instructions: Sequence[Instruction]
     registers: int | None
     reported: set[tuple[object, ...]]
-    take_cluster: Callable[[], tuple[int, int, int] | None]
+    take_cluster: Callable[[Step], tuple[int, int, int] | None]
 
 
 def _deallocate(memory: TensorMemory, operands: tuple[int, ...]) -> int:
@@ -214,15 +213,13 @@ class Cluster:
             at none.
         excused: warps that do not wait there.
         triggered: ranks of the CTAs that have executed griddepcontrol.launch_dependents.
-        take_cluster: see `LaunchFacts`.
-        units: what the core does of the units' work, or None.
         events: what happens, for observers.
         pair_operations: of every pair of CTAs, by name of the operation on tensor memory.
     """
 
     def __init__(self, index: int, coordinates: tuple[int, int, int], launch: LaunchFacts) -> None:
         options, shape, block, smem, gmem = launch.options, launch.shape, launch.block, launch.smem, launch.gmem
-        self.take_cluster = launch.take_cluster
+        self._take_cluster, self._requests = launch.take_cluster, itertools.count()
         self.index, self.coordinates = index, coordinates
         self.grid, self.block, self.shape = launch.grid, block, shape
         self.params, self.symbols, self.gmem, self.options = launch.params, launch.symbols, gmem, options
@@ -272,11 +269,9 @@ class Cluster:
         self.trace: ClusterTrace | None = None
         self.copies, self.bulk = cp_async.CopyUnit(self), bulk.BulkUnit(self)
         self.tensor_core = tensor_core.TensorCore(
-            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.meter,
-            self.arithmetic,
+            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.arithmetic,
         )
         self.wgmma = wgmma.WgmmaUnit(self)
-        self.units: Units | None = None
         memories = [cta.tmem for cta in self.ctas]
         self.pair_operations = [
             {
@@ -301,7 +296,7 @@ class Cluster:
                     warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)
                     warp.agent.warp = warp
         self.running = dict.fromkeys(warp for cta in self.ctas for warp in cta.warps)
-        self.tensor_core.commits_of(len(self.running))
+        self.tensor_core.threads_of(len(self.running))
         if launch.registers is not None:
             for cta in self.ctas:
                 cta.registers = RegisterPool(launch.registers, len(cta.warps))
@@ -339,11 +334,6 @@ class Cluster:
         """Differs whenever something happened that a waiting warp could observe."""
         return self.progress, self.barriers.completions, self.engine.executed
 
-    def count(self) -> None:
-        """Hands what the core has counted to the units."""
-        counted = self.barriers.tables
-        self.tensor_core.instructions += counted.mmas
-        counted.mmas = 0
 
     def _index(self) -> int:
         """Index of the instruction that is executed now, -1 if that is not known."""
@@ -448,6 +438,10 @@ class Cluster:
             line = getattr(self.place_of(warp), "line", "?")
             options.stepped(step, f"{warp.label}: a try_wait at PTX line {line} of a complete phase reports a timeout")
         return not fails
+
+    def take_cluster(self) -> tuple[int, int, int] | None:
+        """The %ctaid of the first CTA of a cluster that has not started and never will, None if the answer is none."""
+        return self._take_cluster(Step(self.index, "c", next(self._requests)))
 
     def exit(self, warp: Warp) -> None:
         """A warp finished."""

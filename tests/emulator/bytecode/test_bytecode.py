@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cute_kernels.compile import compile_plan
 from cute_kernels.config import Sm100PatchEmbedConfig
-from cute_kernels.emulator import GlobalMemory, Options, Report, run
+from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.bytecode.execution import Execution, translate
 from cute_kernels.emulator.core.pure_operations import pure_operation
 from cute_kernels.emulator.errors import EmulatorError, Hang, ProxyFenceMissing
@@ -31,7 +31,6 @@ from tests.emulator.instructions.test_conversions import CONVERSION
 from tests.emulator.instructions.test_instructions import FLOAT, INTEGER
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx_launch import launch
-from tests.emulator.python_units import units
 from tests.nightly import nightly
 
 FORMS = {**INTEGER, **FLOAT, **CONVERSION}
@@ -68,10 +67,6 @@ def test_random_programs(program: list[tuple], threads: int, seed: int) -> None:
     assert memory.tolist() == [m for _, m in expected]
 
 
-def counts(report: Report) -> tuple[object, ...]:
-    return report.by_role, report.by_opcode, report.mma_instructions, report.tma_bytes_loaded, report.tma_bytes_stored
-
-
 SCHEDULES = [
     {},
     {"completion": "lazy", "detectors": False},
@@ -88,20 +83,14 @@ NARROW = Sm100PatchEmbedConfig(epilogue="bf16x2", tmem_load_width=64)
         for daily, schedule in ((i in numbers, schedule) for i, schedule in enumerate(SCHEDULES))
     ],
 )
-def test_kernel_gives_the_same_results_and_counts(config: Sm100PatchEmbedConfig, schedule: dict[str, object]) -> None:
-    """Counts of retried waits and lane masks agree only if core and Python take the same way at every branch."""
+def test_kernel_gives_the_same_results(config: Sm100PatchEmbedConfig, schedule: dict[str, object]) -> None:
     case = make_case(batch=3, positions=100, n=config.tile_n + 72, k=400, config=config, sm_count=2, seed=1)
-    reports = []
-    for native in (False, True):
-        with units(native):
-            case.tensors.out.fill_(float("nan"))
-            reports.append(emulate(case.plan, case.tensors, Options(**schedule)))
-            assert not case.mismatches().any()
-    assert counts(reports[0]) == counts(reports[1])
+    case.tensors.out.fill_(float("nan"))
+    emulate(case.plan, case.tensors, Options(**schedule))
+    assert not case.mismatches().any()
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_lanes_that_run_for_longer_than_a_turn_while_others_of_their_warp_wait(native: bool) -> None:
+def test_lanes_that_run_for_longer_than_a_turn_while_others_of_their_warp_wait() -> None:
     """The lower lanes wait at the cluster barrier until the upper ones have exited, 30,000 blocks later."""
     text = module("""
         mov.u32 %r1, %tid.x; mov.u32 %r5, 0; setp.lt.u32 %p1, %r1, 16;
@@ -144,18 +133,13 @@ def test_loads_and_stores_of_every_width(width: int, space: str, detectors: bool
         ret;
     """
     data = aligned(np.random.default_rng(width).integers(0, 256, (32, width)).astype(np.uint8))
-    results = []
-    for native in (False, True):
-        with units(native):
-            scratch, out = aligned(np.zeros_like(data)), aligned(np.zeros_like(data))
-            try:
-                launch(module(text, parameters=3), data, scratch, out, options=Options(detectors=detectors))
-            except EmulatorError as error:
-                results.append(str(error))
-            else:
-                results.append((out.tobytes(), scratch.tobytes()))
-                assert (np.delete(out, (9, 12), 0) == np.delete(data, (9, 12), 0)).all()
-    assert results[0] == results[1]
+    scratch, out = aligned(np.zeros_like(data)), aligned(np.zeros_like(data))
+    if detectors and space != "global":  # lane 12 reads what lane 9 would have stored
+        with pytest.raises(EmulatorError, match="read of uninitialised shared memory"):
+            launch(module(text, parameters=3), data, scratch, out, options=Options())
+        return
+    launch(module(text, parameters=3), data, scratch, out, options=Options(detectors=detectors))
+    assert (np.delete(out, (9, 12), 0) == np.delete(data, (9, 12), 0)).all()
 
 
 FAULTS = {
@@ -188,16 +172,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_faults_are_reported_in_the_same_words(name: str) -> None:
-    """Type, message, PTX line, instruction and warp."""
+def test_faults_are_reported_at_their_line(name: str) -> None:
     text = module(f"{THREAD_OUTPUT}\n{FAULTS[name]}\nst.global.u32 [%d1], %r1;\nret;")
-    reports = []
-    for native in (False, True):
-        with units(native), pytest.raises(EmulatorError) as caught:
-            _launch_with_constants(text, Options())
-        reports.append((type(caught.value), str(caught.value)))
-    assert reports[0] == reports[1]
-    assert "PTX line" in reports[0][1]
+    with pytest.raises(EmulatorError, match="PTX line"):
+        _launch_with_constants(text, Options())
 
 
 TENSOR = """
@@ -222,17 +200,10 @@ TENSOR_FAULTS = {
 
 @pytest.mark.parametrize("detectors", [False, True])
 @pytest.mark.parametrize("name", TENSOR_FAULTS)
-def test_faults_of_tensor_memory_are_reported_in_the_same_words(name: str, detectors: bool) -> None:
-    """What the core does by itself, and leaves to Python where a check stops it."""
+def test_faults_of_tensor_memory_are_reported_at_their_line(name: str, detectors: bool) -> None:
     text = module(TENSOR + TENSOR_FAULTS[name] + TENSOR_END, parameters=1)
-    reports = []
-    for native in (False, True):
-        with units(native):
-            with pytest.raises(EmulatorError) as caught:
-                launch(text, _OUT, options=Options(detectors=detectors))
-            reports.append((type(caught.value), str(caught.value)))
-    assert reports[0] == reports[1]
-    assert "PTX line" in reports[0][1]
+    with pytest.raises(EmulatorError, match="PTX line"):
+        launch(text, _OUT, options=Options(detectors=detectors))
 
 
 def calls_of_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -314,15 +285,11 @@ def _launch_with_constants(text: str, options: Options) -> None:
     run(text, grid=(1, 1, 1), block=(32, 1, 1), dynamic_smem=4100, params=params, memory=memory, options=options)
 
 
-def test_hang_reports_are_the_same() -> None:
+def test_a_wait_for_an_mbarrier_that_hangs_is_reported() -> None:
     body = "mov.u32 %r1, %tid.x; setp.eq.u32 %p2, %r1, 0; @%p2 mbarrier.init.shared.b64 [dynamic], 64;\n"
     body += "W: mbarrier.try_wait.parity.shared.b64 %p1, [dynamic], 0; @!%p1 bra W; ret;"
-    reports = []
-    for native in (False, True):
-        with units(native), pytest.raises(Hang) as caught:
-            launch(module(body), 0, 0)
-        reports.append((str(caught.value), caught.value.report))
-    assert reports[0] == reports[1]
+    with pytest.raises(Hang, match="mbarrier"):
+        launch(module(body), 0, 0)
 
 
 @pytest.mark.parametrize("options", [Options(), Options(interleave="random")], ids=str)
@@ -337,13 +304,8 @@ def test_stores_are_reported_to_the_detectors() -> None:
     case = make_case(batch=1, positions=128, n=256, k=128)
     artifact = compile_plan(case.plan, emulated=True)
     text = "\n".join(line for line in artifact.ptx.splitlines() if "fence.proxy.async" not in line)
-    reports = []
-    for native in (False, True):
-        with units(native):
-            with pytest.raises(ProxyFenceMissing) as caught:
-                emulate(case.plan, case.tensors, Options(), artifact=replace(artifact, ptx=text))
-            reports.append(str(caught.value))
-    assert reports[0] == reports[1]
+    with pytest.raises(ProxyFenceMissing):
+        emulate(case.plan, case.tensors, Options(), artifact=replace(artifact, ptx=text))
 
 
 def test_any_exception_leaves_native_code_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Core and Python name the same operation and take the same turns where they alternate."""
+"""Reports name the operation that is meant, among several with the same operands."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
-from tests.emulator.python_units import units, with_both_units
 
 READY = "bar.warp.sync -1; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
-#: The first copy goes to both CTAs and is Python's; the second, with the same operands, to one: it races with a store.
+#: The first copy goes to both CTAs; the second, with the same operands, to one: it races with a store.
 MULTICAST = module(
     f"""
     ld.param.u64 %d1, [p0]; mov.u32 %r1, dynamic; mov.u32 %r2, %tid.x; mov.u32 %r3, %cluster_ctarank; mov.u16 %h1, 3;
@@ -66,17 +63,6 @@ END:
     """
 )
 #: Two warps that end at different times.
-LOOP = module(
-    """
-    ld.param.u64 %d1, [p0]; mov.u32 %r2, %tid.x; shr.u32 %r4, %r2, 5; mov.u32 %r7, 0; add.s32 %r5, %r4, 4;
-NEXT:
-    add.s32 %r7, %r7, 1; setp.lt.u32 %p3, %r7, %r5;
-    @%p3 bra NEXT;
-    ret;
-    """
-)
-
-
 def tensor(rows: int) -> tuple[np.ndarray, TensorMap]:
     memory = aligned(np.arange(rows * 128, dtype=np.uint32).astype(np.uint8).reshape(rows, 128), 1024)
     return memory, TensorMap(memory.ctypes.data, "u8", (128, rows), (128,), (128, 16), (1, 1), "128B")
@@ -91,34 +77,9 @@ def error(text: str, rows: int, **shape: Any) -> str:
 
 def test_copy_after_a_multicast_with_the_same_operands() -> None:
     shape = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "dynamic_smem": 8192}
-    fast, slow = with_both_units(lambda: error(MULTICAST, 16, **shape))
-    assert fast == slow
-    assert "TMA load of 2048 bytes to shared offset 2048 of CTA 0 for the mbarrier at offset 1024 of CTA 0" in slow
+    words = error(MULTICAST, 16, **shape)
+    assert "TMA load of 2048 bytes to shared offset 2048 of CTA 0 for the mbarrier at offset 1024 of CTA 0" in words
 
 
 def test_latest_store_that_nobody_waited_for() -> None:
-    fast, slow = with_both_units(lambda: error(UNOBSERVED, 512, dynamic_smem=40960))
-    assert fast == slow
-    assert "from shared offset 10240 of CTA 0" in slow
-
-
-@pytest.mark.parametrize("detectors", [False, True])
-def test_turns(detectors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warp whose turn ends where it exits takes no other one."""
-    turns: list[tuple[str, int]] = []
-    resume = Scheduler._resume
-
-    def recorded(scheduler: object, warp: Any, budget: int) -> Any:
-        turns.append((warp.label, budget))
-        return resume(scheduler, warp, budget)
-
-    monkeypatch.setattr(Scheduler, "_resume", recorded)
-    for seed in range(25):
-        taken = []
-        for native in (True, False):
-            with units(native):
-                turns.clear()
-                options = Options(seed=seed, interleave="random", detectors=detectors)
-                launch(LOOP, np.zeros(4, np.uint8), 0, block=(64, 1, 1), options=options)
-                taken.append(list(turns))
-        assert taken[0] == taken[1]
+    assert "from shared offset 10240 of CTA 0" in error(UNOBSERVED, 512, dynamic_smem=40960)

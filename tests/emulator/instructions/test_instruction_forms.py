@@ -17,7 +17,6 @@ from tests.emulator.ieee import BF16, F16, F32, Format
 from tests.emulator.instruction_cases import Case, check, signed
 from tests.emulator.instructions.test_instructions import directed, pairwise, propagating
 from tests.emulator.ptx_launch import launch
-from tests.emulator.python_units import units
 from tests.nightly import examples
 
 rows_of_operands = settings(max_examples=examples(3, 100))
@@ -142,11 +141,9 @@ def test_a_carry_is_that_of_a_thread():
     body = f"""{THREAD_OUTPUT} setp.lt.u32 %p1, %r1, 7; mov.b32 %r2, 0xFFFFFFFF; mov.b32 %r3, 0; add.cc.u32 %r4, %r3, 0;
         @%p1 add.cc.u32 %r4, %r2, 1; @!%p1 bra MEET; mul.lo.u32 %r5, %r1, 3; MEET: addc.u32 %r9, %r1, 100;
         st.global.b32 [%d1], %r9; ret;"""
-    for native in (False, True):
-        with units(native):
-            out = np.zeros(32, np.uint32)
-            launch(module(body, parameters=1), out, options=Options())
-            assert out.tolist() == [n + 100 + (n < 7) for n in range(32)]
+    out = np.zeros(32, np.uint32)
+    launch(module(body, parameters=1), out, options=Options())
+    assert out.tolist() == [n + 100 + (n < 7) for n in range(32)]
 
 
 # --- floating point -------------------------------------------------------------------------------------------------
@@ -266,8 +263,7 @@ def test_forms_that_do_not_exist_or_are_not_executed(text: str):
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_a_cache_policy_changes_no_result(native: bool):
+def test_a_cache_policy_changes_no_result():
     body = f"""{THREAD_OUTPUT} createpolicy.fractional.L2::evict_last.b64 %d5, 1.0;
         createpolicy.fractional.L2::evict_first.L2::evict_unchanged.b64 %d6, 0.5;
         createpolicy.range.global.L2::evict_last.L2::evict_normal.b64 %d7, [%d0], 128, 256;
@@ -285,13 +281,12 @@ WIDE = f"""{THREAD_OUTPUT} .reg .b128 old, want, new; mul.wide.u32 %d3, %r1, 16;
     mov.b128 new, {{%d6, %d7}}; OPERATION mov.b128 {{%d8, %d9}}, old; st.global.v2.b64 [%d3+512], {{%d8, %d9}}; ret;"""
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize(
     ("operation", "exchanges"),
     [("atom.global.relaxed.gpu.cas.b128 old, [%d3], want, new;", lambda n: n % 3 == 0),
      ("atom.exch.b128 old, [%d3], new;", lambda n: True)],
 )  # fmt: skip
-def test_atomics_of_16_bytes(operation: str, exchanges: Callable[[int], bool], native: bool):
+def test_atomics_of_16_bytes(operation: str, exchanges: Callable[[int], bool]):
     """Of three threads one finds what it expects, one another low half, one another high half."""
     before = np.array([[n + (n % 3 == 1), 7 + (n % 3 == 2)] for n in range(32)], np.uint64)
     data = aligned(np.concatenate([before, np.zeros((32, 2), np.uint64)]))
@@ -300,8 +295,7 @@ def test_atomics_of_16_bytes(operation: str, exchanges: Callable[[int], bool], n
     assert data[:32].tolist() == after and data[32:].tolist() == before.tolist()
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_registers_of_128_bits_live_across_blocks(native: bool):
+def test_registers_of_128_bits_live_across_blocks():
     """They are written in one basic block and read in others, in a loop and under a guard, too."""
     body = f"""{THREAD_OUTPUT} .reg .b128 wide, other; mov.u32 %r2, 0; cvt.u64.u32 %d3, %r1; mov.b64 %d4, 5;
         mov.b128 wide, {{%d3, %d4}}; LOOP: setp.gt.u32 %p1, %r1, 7; @%p1 bra SKIP;

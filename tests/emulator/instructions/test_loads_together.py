@@ -12,7 +12,6 @@ from cute_kernels.emulator.errors import EmulatorError, GlobalMemoryRace, Illega
 from cute_kernels.programs.guarded_memory import guarded
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
-from tests.emulator.python_units import with_both_units
 
 HEAD = """
 mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic; ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1];
@@ -45,12 +44,6 @@ def outcome(body: str, detectors: bool = True) -> tuple[type | None, str, list[i
     return None, "", out.tolist()
 
 
-def both(body: str) -> tuple[type | None, str, list[int]]:
-    core, python = with_both_units(lambda: outcome(body))
-    assert core == python
-    return core
-
-
 @pytest.mark.parametrize("space", ["shared", "global"])
 @pytest.mark.parametrize(("load", "registers", "expected"), [
     ("u32", "%r10", ROWS[4]), ("u8", "%r10", ROWS[4] & 255), ("u16", "%r10", ROWS[4] & 0xFFFF),
@@ -59,14 +52,14 @@ def both(body: str) -> tuple[type | None, str, list[int]]:
 def test_values_and_races(space: str, load: str, registers: str, expected: int) -> None:
     race = {"shared": SharedMemoryRace, "global": GlobalMemoryRace}[space]
     read = f"ld.{space}.{load} {registers}, [{PLACE[space]}+16];\n"
-    assert both(STORES[space] + "bar.sync 0;\n" + read) == (None, "", [expected] * 64)
+    assert outcome(STORES[space] + "bar.sync 0;\n" + read) == (None, "", [expected] * 64)
     # Warp 0 has filled the words; warp 1 stores while both load.
     fill = STORES[space].replace("%r4, 1", "%r4, 0") + "bar.sync 0;\n"
-    kind, words, _ = both(fill + STORES[space] + read)
+    kind, words, _ = outcome(fill + STORES[space] + read)
     assert kind is race and f"ld.{space}.{load}" in words
-    kind, words, _ = both(fill + read + STORES[space])
+    kind, words, _ = outcome(fill + read + STORES[space])
     assert kind is race
-    assert both(fill + read + "bar.sync 0;\n" + STORES[space])[0] is None
+    assert outcome(fill + read + "bar.sync 0;\n" + STORES[space])[0] is None
 
 
 @pytest.mark.parametrize("sync", ["", "bar.warp.sync -1;\n"])
@@ -75,7 +68,7 @@ def test_a_single_lane_knows_its_own_stores(lanes: str, own: bool, sync: str) ->
     """One lane that loads what it stored itself needs no synchronisation; for another lane's store it needs some."""
     read = f"setp.{lanes}; @%p2 ld.shared.u32 %r10, [%r2+16];\n"
     body = STORES["shared"] + sync + "setp.eq.u32 %p3, %r4, 0; @%p3 bra DONE;\n" + read + "DONE:\n"
-    kind, _, loaded = both(body)
+    kind, _, loaded = outcome(body)
     assert kind is (None if own or sync else SharedMemoryRace)
     if kind is None:
         place = 32 + (4 if own else 5)
@@ -88,7 +81,7 @@ def test_what_one_lane_stored_all_lanes_need_synchronisation_for(sync: str) -> N
     before = STORES["shared"] + "bar.warp.sync -1;\nld.shared.u32 %r11, [%r2];\nbar.warp.sync -1;\nmov.u32 %r11, 0;\n"
     store = "setp.eq.u32 %p2, %r3, 0; @%p2 st.shared.u32 [%r2], %r5;\n"
     body = "setp.eq.u32 %p3, %r4, 0; @%p3 bra DONE;\n" + before + store + sync + "ld.shared.u32 %r10, [%r2];\nDONE:\n"
-    kind, _, loaded = both(body)
+    kind, _, loaded = outcome(body)
     assert kind is (None if sync else SharedMemoryRace)
     if sync:
         assert loaded == [0] * 32 + [ROWS[0]] * 32
@@ -101,5 +94,5 @@ def test_what_one_lane_stored_all_lanes_need_synchronisation_for(sync: str) -> N
     ("ld.global.u32 %r10, [%d1+2];", "misaligned"),
 ])  # fmt: skip
 def test_refusals(read: str, words: str) -> None:
-    kind, text, _ = both(read)
+    kind, text, _ = outcome(read)
     assert kind is IllegalAccess and words in text

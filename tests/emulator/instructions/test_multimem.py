@@ -9,7 +9,6 @@ import pytest
 from cute_kernels.emulator.errors import GlobalMemoryRace, IllegalAccess, UnsupportedPTX
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
-from tests.emulator.python_units import with_both_units
 
 #: %d1: this thread's 16 bytes of p0, %d2 those of p1; %r4 to %r7 hold what p1 does.
 HEAD = """mov.u32 %r1, %tid.x; ld.param.u64 %d3, [p0]; ld.param.u64 %d2, [p1]; mad.wide.u32 %d1, %r1, 16, %d3;
@@ -53,8 +52,8 @@ def test_reductions(form: str, source: str, dtype: type, combine: np.ufunc, coun
     expected = memory.copy()
     with np.errstate(over="ignore"):
         expected[:, :count] = combine(memory[:, :count], given[:, :count])
-    for after, _ in with_both_units(lambda: run(f"multimem.red{how}.{form} [%d1], {source};", memory, given)):
-        assert np.array_equal(after, expected)
+    after, _ = run(f"multimem.red{how}.{form} [%d1], {source};", memory, given)
+    assert np.array_equal(after, expected)
 
 
 def test_reductions_of_all_lanes_to_one_place() -> None:
@@ -77,8 +76,8 @@ def test_reductions_that_are_loaded(load: str, words: int) -> None:
     memory, given = (rng.integers(0, 2**32, (32, 4), np.uint32) for _ in range(2))
     expected = given.copy()
     expected[:, :words] = memory[:, :words]
-    for _, after in with_both_units(lambda: run(load + "st.global.v4.b32 [%d2], {%r4, %r5, %r6, %r7};", memory, given)):
-        assert np.array_equal(after, expected)
+    _, after = run(load + "st.global.v4.b32 [%d2], {%r4, %r5, %r6, %r7};", memory, given)
+    assert np.array_equal(after, expected)
 
 
 @pytest.mark.parametrize(("store", "words"), [
@@ -91,8 +90,8 @@ def test_stores(store: str, words: int) -> None:
     memory, given = (rng.integers(0, 2**32, (32, 4), np.uint32) for _ in range(2))
     expected = memory.copy()
     expected[:, :words] = given[:, :words]
-    for after, _ in with_both_units(lambda: run(store, memory, given)):
-        assert np.array_equal(after, expected)
+    after, _ = run(store, memory, given)
+    assert np.array_equal(after, expected)
 
 
 @pytest.mark.parametrize("body", [

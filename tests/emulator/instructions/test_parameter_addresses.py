@@ -18,17 +18,15 @@ ADDRESSES = {
 }
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_loads(address: str, native: bool):
+def test_loads(address: str):
     result = np.zeros(1, np.uint32)
     body = f"{ADDRESSES[address]} ld.param.b64 %d0, [p0]; st.global.b32 [%d0], %r1; ret;"
     launch(module(body, parameters=2), result, 0x1234567, block=(1, 1, 1), options=Options())
     assert result[0] == 0x1234567
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_the_tensor_map_of_a_copy(native: bool):
+def test_the_tensor_map_of_a_copy():
     """A tensor map in a parameter, whose address has 32 bits on the way."""
     source, result = aligned(np.arange(64, dtype=np.uint32)), np.zeros(1, np.uint32)
     tensor_map = TensorMap(source.ctypes.data, "u32", (64,), (), (64,), (1,))

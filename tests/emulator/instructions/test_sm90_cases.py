@@ -51,8 +51,7 @@ def test_against_independent_results(case: Case) -> None:
         assert digest(out) == RECORDED[case.name]
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_mma_with_registers_that_are_the_same_in_all_lanes(native: bool) -> None:
+def test_mma_with_registers_that_are_the_same_in_all_lanes() -> None:
     """Literals and registers of one value stand beside those that differ from lane to lane."""
     text = module(
         "ld.param.u64 %d0, [p0];\nmov.u32 %r0, %laneid;\nmad.wide.u32 %d0, %r0, 16, %d0;\nmov.b32 %r9, 0x01010101;\n"

@@ -111,10 +111,10 @@ def test_clusters_of_several_pairs_under_any_schedule(completion, interleave, se
     [
         pytest.param(LEVEL_8, id="level 8"),
         pytest.param(LEVEL_7, id="level 7", marks=nightly),
-        pytest.param(ONE_ACCUMULATOR, id="one accumulator"),
+        pytest.param(ONE_ACCUMULATOR, id="one accumulator", marks=nightly),
         pytest.param(CLUSTERS[0], id="4 x 1 CTAs", marks=nightly),
         pytest.param(CLUSTERS[1], id="2 x 2 CTAs", marks=nightly),
-        pytest.param(CLUSTERS[2], id="2 x 2, one accumulator", marks=nightly),
+        pytest.param(CLUSTERS[2], id="2 x 2, one accumulator"),
         pytest.param(CLUSTERS[3], id="4 x 2 CTAs"),
     ],
 )

@@ -27,7 +27,6 @@ from tests.emulator.cluster_launches import CTAS, PLACE, SCHEDULES, compare, out
 from tests.emulator.gemm_inputs import make_gemm_case
 from tests.emulator.image_inputs import make_images_case
 from tests.emulator.kernel_inputs import make_case
-from tests.emulator.python_units import units
 from tests.nightly import by_day, crossed, examples
 
 # --- our kernels ----------------------------------------------------------------------------------------------------
@@ -113,9 +112,7 @@ def test_counts_are_added_in_the_order_of_the_clusters():
         @%p2 bra THREE; @%p3 bra FOUR; st.global.b32 [%d1], %r9; ret;
         THREE: st.global.b8 [%d1], %r9; ret; FOUR: shl.b32 %r4, %r1, 2; mov.b32 %r5, dynamic; add.u32 %r5, %r5, %r4;
         st.shared.b32 [%r5], %r4; ret;"""
-    for native in (True, False):
-        with units(native):
-            assert compare(body, Options(counters=True)).processes == 4
+    assert compare(body, Options(counters=True)).processes == 4
 
 
 def test_the_same_again_and_again():
@@ -166,8 +163,6 @@ def test_reports_are_those_of_one_process(fault: str):
     assert compare(body) is None
     for options in SCHEDULES[1:]:
         assert compare(body, options, processes=(3,)) is None
-    with units(False):
-        assert compare(body, Options(), processes=(3,)) is None
 
 
 def test_reports_after_which_execution_goes_on_come_in_the_order_of_the_clusters():

@@ -233,8 +233,7 @@ def test_an_endless_loop_is_called_by_what_it_does(name: str):
     assert message in str(error)
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_a_loop_that_waits_for_a_time_is_not_endless(native: bool):
+def test_a_loop_that_waits_for_a_time_is_not_endless():
     body = """ld.param.u64 %d0, [p0]; mov.u32 %r1, %clock; L: mov.u32 %r2, %clock; sub.u32 %r3, %r2, %r1;
     setp.lt.u32 %p1, %r3, 8000000; @%p1 bra L;
     mov.u32 %r4, %clock; sub.u32 %r4, %r4, %r1; setp.ge.u32 %p2, %r4, 8000000; selp.u32 %r4, 1, 2, %p2;
@@ -315,8 +314,7 @@ ld.param.u64 %d1, [p0]; st.global.u32 [%d1], %r1; ret;
 """
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_a_warp_that_sleeps_often_is_no_hang(native: bool) -> None:
+def test_a_warp_that_sleeps_often_is_no_hang() -> None:
     """Nothing else happens meanwhile: only the count of its loop goes up."""
     out = np.zeros(1, np.uint32)
     launch(module(SLEEPER.replace("TIMES", "200")), out, 0, options=Options())

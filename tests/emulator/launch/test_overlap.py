@@ -49,8 +49,7 @@ def overlapped(first: str, second: str, options: Options, threads: int = 32) -> 
     return arrays[0], arrays[1]
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_what_stands_before_the_wait_finds_what_the_first_launch_has_not_done(native: bool):
+def test_what_stands_before_the_wait_finds_what_the_first_launch_has_not_done():
     first = text(FIRST, before=LET)
     assert set(overlapped(first, text(READER, after=WAIT), Options())[1]) == {OLD}
     assert set(overlapped(first, text(WRITER, after=WAIT), Options())[0]) == {DONE}  # overwritten
@@ -58,15 +57,13 @@ def test_what_stands_before_the_wait_finds_what_the_first_launch_has_not_done(na
     assert set(overlapped(first, text(WRITER, before=WAIT), Options())[0]) == {5}
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_what_the_first_launch_does_before_it_lets_others_begin_is_done(native: bool):
+def test_what_the_first_launch_does_before_it_lets_others_begin_is_done():
     for after in (LET, ""):  # without it, others begin at its end
         assert set(overlapped(text(FIRST, after=after), text(READER, after=WAIT), Options())[1]) == {DONE}
         assert set(overlapped(text(FIRST, after=after), text(WRITER, after=WAIT), Options())[0]) == {5}
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_all_ctas_let_others_begin_or_have_ended(native: bool):
+def test_all_ctas_let_others_begin_or_have_ended():
     """CTA 0 exits without the instruction, after its store; the others store behind it."""
     body = f"""{HEAD} setp.eq.u32 %p1, %r3, 0; @%p1 bra STORE; {LET}
         STORE: st.global.b32 [%d1], 100; ret;"""
@@ -74,8 +71,7 @@ def test_all_ctas_let_others_begin_or_have_ended(native: bool):
     assert p1.tolist() == [[OLD] * 32, [OLD] * 32, [DONE] * 32]  # CTA 2 reads what CTA 0 has written
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_one_warp_lets_others_begin_and_the_rest_of_the_cta_goes_on(native: bool):
+def test_one_warp_lets_others_begin_and_the_rest_of_the_cta_goes_on():
     """Warp 0 stores behind a barrier that warp 1, which lets others begin, reaches only after that."""
     body = f"""{HEAD} setp.ge.u32 %p1, %r1, 32; @!%p1 bra MEET; {LET} MEET: bar.sync 0; @%p1 bra LAST;
         st.global.b32 [%d1], 100; LAST: ret;"""
@@ -84,8 +80,7 @@ def test_one_warp_lets_others_begin_and_the_rest_of_the_cta_goes_on(native: bool
     assert set(overlapped(first, reader, Options(), threads=64)[1]) == {OLD}
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_a_held_warp_goes_on_where_another_needs_it_to_let_others_begin(native: bool):
+def test_a_held_warp_goes_on_where_another_needs_it_to_let_others_begin():
     """Of a cluster of two, CTA 1 lets others begin when CTA 0 has stored, behind its own instruction."""
     body = f"""{HEAD} setp.eq.u32 %p1, %r3, 1; @%p1 bra MEET; {LET} st.global.b32 [%d1], 100;
         MEET: barrier.cluster.arrive; barrier.cluster.wait; {LET}
@@ -102,8 +97,7 @@ def test_a_held_warp_goes_on_where_another_needs_it_to_let_others_begin(native: 
     assert arrays[1].reshape(2, 32).tolist() == [[OLD] * 32, [DONE] * 32]
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_a_launch_that_looks_for_what_the_first_one_writes_finds_it(native: bool):
+def test_a_launch_that_looks_for_what_the_first_one_writes_finds_it():
     """It waits in a loop instead of griddepcontrol.wait."""
     poll = f"{HEAD} AGAIN: ld.relaxed.gpu.global.b32 %r6, [%d1]; setp.ne.u32 %p1, %r6, 100; @%p1 bra AGAIN; "
     second = module(f"{poll} st.global.b32 [%d2], %r6; ret;", parameters=2)
@@ -133,9 +127,8 @@ def test_a_seed_draws_how_much_overlaps_and_repeats_it():
     assert {(OLD,) * CTAS, (DONE,) * CTAS} < set(found)  # and some of the sixteen others
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("body", [READER, WRITER])
-def test_a_replay_shows_the_fault_by_report_and_by_result(body: str, native: bool):
+def test_a_replay_shows_the_fault_by_report_and_by_result(body: str):
     for sound in (False, True):
         arrays = [aligned(np.full(32 * CTAS, value, np.uint32)) for value in (OLD, 0)]
         second = text(body, before=WAIT) if sound else text(body, after=WAIT)

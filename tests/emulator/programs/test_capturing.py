@@ -66,6 +66,20 @@ def test_new_device_memory_is_zero(device: CudaOnHost, make: Callable[[torch.Ten
         del x, made
 
 
+@pytest.mark.parametrize("make", NEW.values(), ids=NEW)
+def test_new_device_memory_may_be_what_shows_in_results(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A sum into memory that nobody has cleared is NaN; what is cleared is as ever."""
+    with capture("sm_90a", new_byte=255):
+        x = torch.ones(25_000, device="cuda")
+        made = make(x).detach()
+        assert (made.contiguous().flatten().view(torch.uint8) == 255).all() and (torch.zeros_like(x) == 0).all()
+        if made.is_floating_point():
+            assert made.add_(1).isnan().all()
+    for byte in (-1, 256, True, 1.0):
+        with pytest.raises(ValueError, match="new_byte .*: an int from 0 to 255"), capture("sm_90a", new_byte=byte):
+            pass
+
+
 def test_tensors_on_the_device_lie_far_from_each_other(device: CudaOnHost) -> None:
     """An access beyond one is no access of another, wherever the host's allocator places them."""
     sizes = (64, 64, 512, 4096, 1 << 20, 64) * 3

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from cute_kernels.emulator.options import Options
 from cute_kernels.programs.capturing import capture
 from cute_kernels.programs.recorded import Recorder, Replay
 from cute_kernels.testing.ptx import module
+from tests.processes import run_python
 
 #: Multiplies x by a number, and counts its launches in a variable of the module, which goes to out.
 COUNTS = """.version 8.8
@@ -145,7 +144,7 @@ def test_memory_that_there_is_not(files: Path) -> None:
             f"import cute_kernels.commands.cli as cli\n{set_limit}"
             f"raise SystemExit(cli.main(['emulate', {str(files / 'kernel.ptx')!r}, {str(files / 'large.json')!r}]))"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        done = run_python("-c", code)
         assert done.returncode == 2, done.stderr
         line = done.stderr.splitlines()[-1]
         assert line.startswith("cute-kernels: error: not enough memory: ") and "the machine has" in line

@@ -61,8 +61,7 @@ def execute(body: str, functions: str) -> list[int]:
     return out.tolist()
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_calls(native: bool):
+def test_calls():
     """Registers and labels have the names of the caller's; lanes return at different times."""
     body = """{ .param .b64 a; .param .b32 b; .param .b64 c; cvt.u64.u32 %d5, %r1; st.param.b64 [a], %d5;
         st.param.b32 [b], 20; call.uni (c), twice, (a, b); ld.param.b64 %d6, [c]; }
@@ -72,8 +71,7 @@ def test_calls(native: bool):
         assert execute(body, functions) == expected
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_calls_by_some_lanes(native: bool):
+def test_calls_by_some_lanes():
     """Under a guard, behind a branch, and with literals for arguments."""
     body = """setp.lt.u32 %p1, %r1, 9; mov.b32 %r2, 77; mov.b32 %r3, 0; @%p1 call (%r2), collatz, (%r1, 5);
         setp.gt.u32 %p2, %r1, 20; @!%p2 bra STORE; @!%p1 call (%r3), collatz, (27, %r1);
@@ -102,8 +100,7 @@ NARROW = """
 """
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_parameters_that_are_wider_than_what_is_passed(native: bool):
+def test_parameters_that_are_wider_than_what_is_passed():
     """As nvcc passes char and short: only the value's own bits count, and its sign fills a wider register."""
     body = """mad.lo.u32 %r2, %r1, 0x01235F85, 0x7DC3A1B7; call (%r3), narrow, (%r2, %r2, %r2);
         call keep, (%d1, %r3); ret;"""
@@ -113,8 +110,7 @@ def test_parameters_that_are_wider_than_what_is_passed(native: bool):
     assert execute(body, NARROW + COLLATZ + TWICE) == (total ^ (total & 255)).view(np.uint32).tolist()
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_functions_that_are_not_called_are_skipped(native: bool):
+def test_functions_that_are_not_called_are_skipped():
     assert execute("st.global.b32 [%d1], %r1; ret;", UNUSED) == list(range(32))
 
 
@@ -132,8 +128,7 @@ def test_calls_that_are_refused(call: str, message: str):
         execute(f"{call} ret;", COLLATZ + TWICE + UNUSED)
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_a_report_names_the_line_in_the_function(native: bool):
+def test_a_report_names_the_line_in_the_function():
     functions = ".func stop(.param .b32 a) {\n .reg .b32 %r;\n ld.param.b32 %r, [a];\n ld.shared.b32 %r, [%r];\n ret; }"
     with pytest.raises(EmulatorError, match=r"ld.shared.b32 %r, \[%r\]") as caught:
         execute("mov.b32 %r2, dynamic; call stop, (%r2); ret;", functions)

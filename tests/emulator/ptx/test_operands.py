@@ -132,9 +132,8 @@ def test_errors_name_the_operand(body: str, message: str) -> None:
     assert error.value.ptx_line is not None
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("bits", [8, 16])
-def test_narrow_addresses_are_zero_extended(bits: int, native: bool) -> None:
+def test_narrow_addresses_are_zero_extended(bits: int) -> None:
     """PTX ISA, "Addresses as Operands". The address has its highest bit set, and lies behind 1 KB of shared memory."""
     text = kernel(
         f".reg .b{bits} %narrow; .shared .align 4 .b8 room[65536];\n"

@@ -33,9 +33,8 @@ ACCESSES = {
 }
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("access", ACCESSES)
-def test_an_access_after_the_exit_is_illegal(access: str, native: bool):
+def test_an_access_after_the_exit_is_illegal(access: str):
     body = BODY.replace("ACCESS", ACCESSES[access]).replace("MEET", "")
     with pytest.raises(IllegalAccess, match="the shared memory of CTA 1, which has exited"):
         launch(

@@ -34,9 +34,8 @@ def run(access: str, symbol: str, offset: int, options: Options) -> None:
     launch(module(body), data, data, block=(1, 1, 1), dynamic_smem=128, options=options)
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("access", ACCESSES)
-def test_what_is_behind_the_arrays_is_reported(access: str, native: bool) -> None:
+def test_what_is_behind_the_arrays_is_reported(access: str) -> None:
     """What nobody has written may be read here: that is another fault. So is a barrier that is left over."""
     options = Options(without=("uninitialised", "exits"))
     nbytes = ACCESSES[access]

@@ -272,3 +272,40 @@ def test_lanes_arrive_each_where_it_says(
         assert error.kind == "phase-at-exit" and unfinished
         return
     assert passed.tolist() == [each.phase == 1 for each in defined]
+
+
+PENDING_COUNT = """
+    mov.u32 %r9, dynamic; ld.param.u64 %d1, [p0]; mov.u32 %r1, %tid.x; mad.wide.u32 %d1, %r1, 8, %d1;
+    and.b32 %r2, %r1, 1; mad.lo.u32 %r8, %r2, 8, %r9; setp.eq.u32 %p1, %r1, 0;
+    @%p1 mbarrier.init.shared.b64 [%r9], 16; @%p1 mbarrier.init.shared.b64 [%r9+8], 40; bar.sync 0;
+    mov.u32 %r3, 0;
+LOOP:
+    {arrive} mbarrier.pending_count.b64 %r4, %d2;
+WAIT:
+    mbarrier.try_wait.shared.b64 %p2, [%r8], %d2; @!%p2 bra WAIT;
+    st.global.u32 [%d1], %r4; add.u64 %d1, %d1, 4;
+    add.u32 %r3, %r3, 1; setp.lt.u32 %p3, %r3, 2; @%p3 bra LOOP; ret;
+"""
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_states_say_how_many_arrivals_were_pending(several: bool) -> None:
+    """Even lanes arrive at a barrier of 16 arrivals, odd ones, with counts that differ, at one of 40: twice each.
+
+    Whoever arrives first is not specified: each number of a phase comes once.
+    """
+    odd = np.arange(1, 32, 2) // 2 % 4 + 1  # 1 to 4 arrivals, 40 of 16 threads
+    if several:
+        arrive = "shr.u32 %r5, %r1, 1; and.b32 %r5, %r5, 3; add.u32 %r5, %r5, 1; setp.eq.u32 %p4, %r2, 1;"
+        arrive += "selp.b32 %r5, %r5, 1, %p4; mbarrier.arrive.shared.b64 %d2, [%r8], %r5;"
+        expected = 40
+    else:
+        arrive, expected = "mbarrier.arrive.shared.b64 %d2, [%r8];", 16
+    text = module(PENDING_COUNT.format(arrive=arrive).replace("8], 40", f"8], {expected}"), parameters=1)
+    out = aligned(np.zeros((32, 2), np.uint32))
+    launch(text.replace("sm_100a", "sm_90a"), out, dynamic_smem=64, hardware="lanes arrive in any order")
+    for phase in out.T:
+        assert sorted(phase[::2].tolist()) == list(range(1, 17))
+        counts = odd if several else np.ones(16, np.int64)
+        order = np.argsort(-phase[1::2].astype(np.int64))
+        assert phase[1::2][order].tolist() == [expected - int(n) for n in np.cumsum([0, *counts[order][:-1]])]

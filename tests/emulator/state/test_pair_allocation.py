@@ -56,8 +56,7 @@ def test_a_cta_does_not_go_on_before_its_peer_has_allocated(options: Options):
     np.testing.assert_array_equal(run(kernel(), options), 1000 * rank + 4 * row + word)
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_a_peer_that_does_not_take_part(native: bool):
+def test_a_peer_that_does_not_take_part():
     alone = f"""setp.ne.u32 %p6, %r2, 0; mov.b32 %r19, 0; @!%p6 bra TAKE; st.shared.b32 [dynamic+8], %r19; bra SKIP;
         TAKE: {ALLOC} SKIP:"""
     with pytest.raises(Hang, match=r"waits for a warp of CTA 1 to execute tcgen05.alloc.cta_group::2 as well"):
@@ -67,8 +66,7 @@ def test_a_peer_that_does_not_take_part(native: bool):
         run(kernel(free=alone), Options())
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_operands_of_both(native: bool):
+def test_operands_of_both():
     for columns in ("16", "1024", "48"):
         with pytest.raises(IllegalAccess, match=f"tcgen05.alloc of {columns} columns"):
             run(kernel(columns=columns), Options())
@@ -79,8 +77,7 @@ def test_operands_of_both(native: bool):
         run(kernel(late=""), Options(), ctas=1)
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_both_wait_for_columns_that_another_warp_frees(native: bool):
+def test_both_wait_for_columns_that_another_warp_frees():
     """Warps 0 of both CTAs have all columns; warps 1 want some."""
     body = f"""mov.u32 %r1, %tid.x; mov.u32 %r2, %cluster_ctarank; ld.param.u64 %d0, [p0]; shr.u32 %r3, %r1, 5;
         setp.ne.u32 %p1, %r3, 0; @%p1 bra SECOND; {ALLOC} bar.warp.sync -1; ld.shared.b32 %r20, [dynamic+8];

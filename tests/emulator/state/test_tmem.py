@@ -147,8 +147,7 @@ SHAPES_IN_TURN = f"""{THREAD_OUTPUT} tcgen05.alloc.cta_group::1.sync.aligned.sha
 WHOLE, SPLIT = "32x32b.x2.b32", "16x32bx2.x2.b32"
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_halves_in_a_kernel(native: bool):
+def test_halves_in_a_kernel():
     """Registers of the lower 16 threads are columns 0 and 1 of lanes 0 to 15, those of the others columns 2 and 3."""
     whole = (
         f"tcgen05.st.sync.aligned.{WHOLE} [%r20], {{%r2, %r3}};",

@@ -41,20 +41,3 @@ class Operation:
 
     def __post_init__(self) -> None:
         self.address = self.address or self.clocks.ctypes.data
-
-
-@dataclass(frozen=True)
-class PipelinedAccess:
-    """An access of a tcgen05 operation: ``nbytes`` at ``starts`` in shared memory, or ``place`` in tensor memory.
-
-    Attributes:
-        rank: the CTA.
-        starts: int64, contiguous and never changed.
-        write: to tensor memory; shared memory is read only.
-    """
-
-    rank: int
-    starts: np.ndarray | None = None
-    nbytes: int = 0
-    place: Place = (slice(0), slice(0))
-    write: bool = False

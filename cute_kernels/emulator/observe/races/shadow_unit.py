@@ -8,15 +8,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar, NoReturn
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES, word_count
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.observe.races.happens_before import FULL, Agent, Offset
-from cute_kernels.emulator.observe.races.operations import Operation, PipelinedAccess
+from cute_kernels.emulator.observe.races.happens_before import FULL, Offset
+from cute_kernels.emulator.observe.races.operations import Operation
 from cute_kernels.emulator.observe.races.shadow import GRANULE, Epochs, Lanes, Offsets, Plane, Shadow
 from cute_kernels.emulator.observe.races.sync_point import Row
 
@@ -49,7 +49,6 @@ class ShadowUnit:
 
     #: What is known of arrays that never change, with the array, so that no other one gets its identity.
     _constants: ClassVar[dict[int, tuple[tuple[int, int, int, int], np.ndarray]]] = {}
-    _pieces: ClassVar[dict[int, tuple[np.ndarray, int, np.ndarray]]] = {}
 
     def __init__(
         self, epochs: Epochs, find: Callable[[int], Shadow | Plane],
@@ -192,48 +191,6 @@ class ShadowUnit:
             access.lanes[: len(addresses)] = lanes.tolist()
         where = ctypes.addressof(context), ctypes.addressof(access)
         self._checked(library().generic_record_whole(*where, self.callback_address))
-
-    def pipelined_list(
-        self, shared: Sequence[Shadow], planes: Sequence[Plane], accesses: Sequence[PipelinedAccess]
-    ) -> tuple[np.ndarray, ...]:
-        """Arguments of `pipelined`: `PipelinedAccess` as int64, and arrays that have to live as long as it."""
-        lines, kept = [], []
-        for access in accesses:
-            if access.starts is not None:
-                shadow, (starts, nbytes) = shared[access.rank], self.merged(access.starts, access.nbytes)
-                lines.append((0, shadow.address, GRANULE, starts.ctypes.data, len(starts), 0, 0, nbytes))
-                kept.append(starts)
-                continue
-            plane = planes[access.rank]
-            places, offsets = _rectangle(plane, access.place)
-            lines.append((int(access.write), plane.address, 1, *places))
-            kept.append(offsets)
-        return np.array([(*line, self._epochs.address) for line in lines], np.int64), *kept
-
-    def merged(self, starts: np.ndarray, nbytes: int) -> tuple[np.ndarray, int]:
-        """Merges the bytes into longer pieces of one length, where they can be put together so."""
-        found = self._pieces.get(id(starts))
-        if found is None:
-            ordered = np.unique(starts)
-            breaks = np.flatnonzero(np.diff(ordered) != nbytes) + 1
-            lengths = np.diff(np.concatenate([[0], breaks, [len(ordered)]]))
-            pieces = starts, nbytes
-            if (lengths == lengths[0]).all():
-                pieces = ordered[:: lengths[0]].copy(), nbytes * int(lengths[0])
-            if len(self._pieces) > _MOST_CONSTANTS:
-                self._pieces.clear()
-            found = self._pieces[id(starts)] = *pieces, starts  # with the array, so that no other one gets its identity
-        return found[:2]
-
-    def pipelined(self, accesses: int, count: int, agent: Agent, identity: int, lane: int, column: int) -> int:
-        """Accesses of a tcgen05 operation of a lane: how many, from the first on, are in order and recorded.
-
-        Args:
-            accesses, count: host address of what `pipelined_list` returned, and how many they are.
-            agent, lane: who issues it.
-            identity, column: of the operation.
-        """
-        return library().access_pipelined(accesses, count, agent.block_address, identity, lane, column)
 
     def observe(self, context: ctypes.Structure, log: np.ndarray, first: int) -> int:
         """Works off what a warp has logged (`memory_tables`), from an entry on.

@@ -8,71 +8,16 @@ tcgen05.wait, mma by tcgen05.commit and an mbarrier, and that has to be passed o
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from cute_kernels.emulator.core.layout import words
+from cute_kernels.emulator.core.layout import STRUCTURES, words
 from cute_kernels.emulator.observe.races.checks import RaceChecks
 from cute_kernels.emulator.observe.races.happens_before import Agent, Offset
-from cute_kernels.emulator.observe.races.operations import Operation, PipelinedAccess, Place
+from cute_kernels.emulator.observe.races.operations import Operation, Place
 from cute_kernels.emulator.observe.races.shadow import LANE_BITS
 from cute_kernels.emulator.observe.races.sync_point import Row
 
 _TEXT, _LOAD_IDENTITY = words("Agent")["text"], words("Agent")["load_identity"]
-
-class Pipelined:
-    """The accesses of a tcgen05 operation, which may be issued many times.
-
-    Attributes:
-        text: for reports.
-        shared_ranks: CTAs whose shared memory it reads.
-    """
-
-    def __init__(self, text: str, accesses: Sequence[PipelinedAccess]) -> None:
-        self.text, self.accesses = text, tuple(accesses)
-        self.shared_ranks = frozenset(access.rank for access in self.accesses if access.starts is not None)
-        self._list: tuple[np.ndarray, ...] | None = None
-
-    def listed(self, tracker: RaceChecks) -> int:
-        """Host address of `ShadowUnit.pipelined_list`, made once."""
-        if self._list is None:
-            self._list = tracker.unit.pipelined_list(tracker.shared, tracker.planes, self.accesses)
-        return self._list[0].ctypes.data
-
-
-class _Stream:
-    """tcgen05 operations of one thread since its last commit, in a `Stream` of the core.
-
-    Attributes:
-        column: the stream's.
-        commits: so far.
-        identity: of the operations since, 0 for none yet.
-        noted: CTAs whose exit must come after the operations of the identity ``noted_for``.
-    """
-
-    def __init__(self, column: int) -> None:
-        block = np.array([column, 0, 0], np.int64)
-        self._words, self.address = memoryview(block).cast("B").cast("q"), block.ctypes.data
-        self.column = column
-        self.noted: set[int] = set()
-        self.noted_for = 0
-
-    @property
-    def commits(self) -> int:
-        return self._words[1]
-
-    @commits.setter
-    def commits(self, count: int) -> None:
-        self._words[1] = count
-
-    @property
-    def identity(self) -> int:
-        return self._words[2]
-
-    @identity.setter
-    def identity(self, identity: int) -> None:
-        self._words[2] = identity
+Stream = STRUCTURES["Stream"]
 
 
 class TensorRaces:
@@ -80,88 +25,38 @@ class TensorRaces:
 
     Args:
         tracker: the detector.
-        read_shared: `RaceTracker.async_read`.
     """
 
-    def __init__(self, tracker: RaceChecks, read_shared: Callable[[int, np.ndarray, int, Operation], None]) -> None:
+    def __init__(self, tracker: RaceChecks) -> None:
         self.tracker, self.epochs, self.planes = tracker, tracker.epochs, tracker.planes
-        self._read_shared = read_shared
-        self._streams: dict[tuple[int, int], _Stream] = {}
-        self._issuers: list[ctypes.Structure] = []
+        self._streams: dict[tuple[Agent, int], ctypes.Structure] = {}  # of tcgen05 operations, by lanes
 
-    def _stream(self) -> _Stream:
-        key = (self.tracker.agent.base, self.tracker.lane)
-        if key not in self._streams:
-            self._streams[key] = _Stream(self.tracker.columns.named(("tcgen05", *key)))
-        return self._streams[key]
+    def _stream(self) -> ctypes.Structure:
+        agent, lane = self.tracker.agent, self.tracker.lane
+        if (agent, lane) not in self._streams:
+            self._streams[agent, lane] = Stream(self.tracker.columns.named(("tcgen05", agent.base, lane)))
+        return self._streams[agent, lane]
 
     def operation(self, text: str) -> Operation:
-        """A tcgen05.mma, cp or shift of the entered lane."""
-        stream = self._begun(text)
-        agent = self.tracker.agent
-        lane = self.tracker.lane
+        """A tcgen05.cp or shift of the entered lane."""
+        stream, agent, lane = self._stream(), self.tracker.agent, self.tracker.lane
+        if not stream.identity:
+            stream.identity = self.epochs.new(stream.column, stream.commits + 1, text, 0, agent.executing())
         return Operation(stream.identity, stream.column, agent.clocks, agent.base, lane, address=agent.address)
 
-    def _begun(self, text: str) -> _Stream:
-        """The stream of the entered lane, in which an operation is issued."""
-        stream = self._stream()
-        if not stream.identity:
-            place = self.tracker.agent.executing()
-            stream.identity = self.epochs.new(stream.column, stream.commits + 1, text, 0, place)
-        if stream.noted_for != stream.identity:
-            stream.noted_for = stream.identity
-            stream.noted.clear()
-        return stream
-
-    def follow(self, issuer: ctypes.Structure, text: str) -> None:
-        """The core tells of the MMAs of the entered lane from now on.
-
-        Args:
-            issuer: an `MmaIssuer`.
-            text: what reports call them.
-        """
-        issuer.stream, issuer.text = self._stream().address, self.epochs.text(text)
-        self._issuers.append(issuer)
-
     def note_exits(self) -> None:
-        """Tells `exits` of the operations that the core has issued: a pair of CTAs reads the shared memory of both."""
-        for issuer in self._issuers:
-            group, who, _ = issuer.key
-            if issuer.latest and group == 2:
-                epoch = issuer.latest >> LANE_BITS
+        """Tells `exits` of MMAs by pairs of CTAs, which read the shared memory of both."""
+        for (agent, _), stream in self._streams.items():
+            if stream.paired:
+                epoch = stream.paired >> LANE_BITS
                 self.tracker.exits.operation(
-                    who & 0xFF ^ 1, int(self.epochs.columns[epoch]), int(self.epochs.clocks[epoch]),
-                    self.epochs.label(issuer.latest), place=self.epochs.place(issuer.latest),
+                    agent.rank ^ 1, stream.column, int(self.epochs.clocks[epoch]), self.epochs.label(stream.paired),
+                    place=self.epochs.place(stream.paired),
                 )  # fmt: skip
-
-    def issue(self, work: Pipelined) -> None:
-        """A tcgen05.mma, cp or shift of the entered lane, with all its accesses.
-
-        Raises:
-            TensorMemoryRace, SharedMemoryRace, ProxyFenceMissing: an earlier access is not ordered before.
-        """
-        tracker, stream = self.tracker, self._begun(work.text)
-        agent, unit, count = tracker.agent, tracker.unit, len(work.accesses)
-        listed = work.listed(tracker)
-        done = unit.pipelined(listed, count, agent, stream.identity, tracker.lane, stream.column)
-        for rank in work.shared_ranks - stream.noted:
-            stream.noted.add(rank)
-            if rank != agent.rank:
-                label = self.epochs.label(stream.identity)
-                place = self.epochs.place(stream.identity)
-                tracker.exits.operation(rank, stream.column, stream.commits + 1, label, place=place)
-        if done == count:
-            return
-        operation = self.operation(work.text)
-        for access in work.accesses[done:]:
-            if access.starts is not None:
-                self._read_shared(access.rank, access.starts, access.nbytes, operation)
-            else:
-                self.access(access.rank, access.place, operation, access.write)
 
     def stream(self) -> int:
         """Host address of the `Stream` of the entered lane."""
-        return self._stream().address
+        return ctypes.addressof(self._stream())
 
     def load(self, agent: Agent, place: Place, index: int) -> None:
         """tcgen05.ld, the instruction of this index. Raises TensorMemoryRace when what it reads may not be written."""

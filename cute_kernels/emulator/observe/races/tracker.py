@@ -55,7 +55,7 @@ class RaceTracker(PointRaces):
 
     def __init__(self, sizes: list[int], launch: LaunchShadow, warps: int = 1, strict: bool = False) -> None:
         super().__init__(sizes, launch, warps, strict)
-        self.tensor = TensorRaces(self, self.async_read)
+        self.tensor = TensorRaces(self)
 
     # --- generic accesses ---------------------------------------------------------------------------------------------
 

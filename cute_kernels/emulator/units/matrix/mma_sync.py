@@ -201,10 +201,10 @@ def described(form: Form, arithmetic: Arithmetic) -> ctypes.Structure:
 
 
 def _described(form: Form, sums: Sums) -> ctypes.Structure:
-    d = Accumulator(form.c_type, True, form.saturate, _COLUMNS, _COLUMNS, column_stride=_ROWS)
+    d = Accumulator(form.c_type, True, form.saturate, _ROWS)
     nowhere = Rows(0, None, 0)  # an operation knows its operands and accumulators
     kinds = Kind(form.a_type), Kind(form.b_type)
-    mma = describe(_ROWS, _COLUMNS, *kinds, d, [(nowhere, nowhere, 0, None)], sums)
+    mma = describe(_ROWS, _COLUMNS, *kinds, d, [(nowhere, nowhere, 0)], sums)
     return _WarpMma(mma, form.m, form.stored_bytes)
 
 

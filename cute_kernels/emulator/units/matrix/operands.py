@@ -56,6 +56,8 @@ E2M1_PAIRS = ElementType("e2m1x2", 1)  # two in a byte, the first one lower: ope
 _ELEMENTS = {
     CONSTANTS[element.name.upper()]: element for element in (E4M3, E5M2, F16, BF16, TF32, S8, U8, E2M3, E3M2, E2M1)
 }
+#: By their elements; the core multiplies none of those of less than eight bits.
+ELEMENT_NUMBERS = {element: number for number, element in _ELEMENTS.items()} | {E2M1_PAIRS: CONSTANTS["E2M1"]}
 #: kind -> type code of the instruction descriptor -> element type.
 EIGHT_BITS_AND_LESS = {0: E4M3, 1: E5M2, 3: E2M3, 4: E3M2, 5: E2M1}
 KINDS = {"f8f6f4": EIGHT_BITS_AND_LESS, "f16": {0: F16, 1: BF16}, "tf32": {2: TF32}, "i8": {0: U8, 1: S8}}

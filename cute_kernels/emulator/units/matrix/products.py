@@ -64,29 +64,22 @@ class Rows:
 
 @dataclass(frozen=True)
 class Accumulator:
-    """D of 32-bit cells, in which column j (row j of B) is at ``j * column_stride``, and row i (of A) of it at
-    ``i // 16 * group_stride + i % 16``.
+    """D of 32-bit cells, in which column j (row j of B) is at ``j * column_stride``, and row i (of A) of it at ``i``.
 
     Attributes:
         kind: ``"f32"``, ``"f16"`` (the low half of a cell) or ``"s32"``.
         add: whether the old D is added.
         saturate: integers saturate.
-        columns: of tensor memory that it takes.
-        wrap, wrap_offset: from column ``wrap`` on, columns begin again this many cells further.
     """
 
     kind: str
     add: bool
     saturate: bool
-    columns: int
-    wrap: int
-    wrap_offset: int = 0
     column_stride: int = LANES
-    group_stride: int = _GROUP
 
 
-#: One CTA's part: A, B, the address of D's cells, and of a byte per column, 1 where it is allocated, or None.
-Part = tuple[Rows, Rows, int, int | None]
+#: One CTA's part: A, B and the address of D's cells.
+Part = tuple[Rows, Rows, int]
 
 
 def describe(
@@ -104,11 +97,11 @@ def describe(
         parts: of one CTA or of the two of a pair.
         sums: how floats are added.
     """
-    described = [_Part(_Operand(*_fields(a)), _Operand(*_fields(b)), cells, used) for a, b, cells, used in parts]
+    described = [_Part(_Operand(*_fields(a)), _Operand(*_fields(b)), cells) for a, b, cells in parts]
     kind = layout.CONSTANTS[f"SUM_{d.kind.upper()}"]
     return _Mma(
         len(parts), m, n, a.described(), b.described(), kind, d.add, d.saturate, sums.fraction, sums.result, sums.step,
-        sums.lowest, sums.split, d.columns, d.column_stride, d.wrap, d.wrap_offset, d.group_stride, tuple(described),
+        sums.lowest, sums.split, d.column_stride, n, 0, _GROUP, tuple(described),
     )  # fmt: skip
 
 
@@ -117,7 +110,7 @@ def _fields(rows: Rows) -> tuple[int, int | None, int]:
 
 
 def execute(mma: ctypes.Structure) -> bool:
-    """False, and nothing done, where a byte is not initialised or a column not allocated."""
+    """False, and nothing done, where a byte is not initialised."""
     return bool(core().mma_execute(ctypes.addressof(mma)))
 
 
@@ -140,8 +133,8 @@ def multiply_rows(
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     where = np.arange(max(m, n) * K_BYTES // CHUNK)
     rows = [Rows(array.ctypes.data, None, where.ctypes.data) for array in (a, b)]
-    shape = Accumulator(accumulator, add, saturate, n, n, column_stride=m)
-    mma = describe(m, n, *kinds, shape, [(*rows, d.ctypes.data, None)], sums)
+    shape = Accumulator(accumulator, add, saturate, m)
+    mma = describe(m, n, *kinds, shape, [(*rows, d.ctypes.data)], sums)
     part = mma.parts[0]
     for number in range(count):
         part.a.data = a.ctypes.data + number * a.strides[0]

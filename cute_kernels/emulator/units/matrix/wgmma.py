@@ -285,10 +285,10 @@ def _described(form: Form, arithmetic: Arithmetic, text: int) -> ctypes.Structur
             (form.a_type, form.negate_a, form.a_mn_major), (form.b_type, form.negate_b, form.b_mn_major),
         )
     ]  # fmt: skip
-    d = Accumulator(form.d_type, False, form.saturate, form.n, form.n, column_stride=ROWS)
+    d = Accumulator(form.d_type, False, form.saturate, ROWS)
     sums = arithmetic.sums("wgmma", form.a_type.name, form.d_type)
     nowhere = Rows(0, None, 0)  # an operation knows its operands and accumulators
-    mma = products.describe(ROWS, form.n, *kinds, d, [(nowhere, nowhere, 0, None)], sums)
+    mma = products.describe(ROWS, form.n, *kinds, d, [(nowhere, nowhere, 0)], sums)
     return WgmmaForm(mma, form.registers, form.a_in_registers, form.operand_bytes, text)
 
 

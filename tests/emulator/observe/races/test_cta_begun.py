@@ -38,7 +38,6 @@ ACCESSES = {
     "atomic": "atom.relaxed.cluster.shared::cluster.add.u32 %r5, [%r4], 1;",
     "reduction": "red.relaxed.cluster.shared::cluster.add.u32 [%r4], 1;",
 }
-UNITS = pytest.mark.parametrize("native", [False, True], indirect=True)
 
 
 def run(start: str, access: str, seed: int = 0, warps: int = 1, last: str = "", **options: object) -> np.ndarray:
@@ -50,11 +49,10 @@ def run(start: str, access: str, seed: int = 0, warps: int = 1, last: str = "", 
     return out
 
 
-@UNITS
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("start", ["", "bar.sync 0;", "fence.acq_rel.cluster;"])
 @pytest.mark.parametrize("access", ACCESSES)
-def test_nothing_says_that_the_other_cta_has_begun(native: bool, start: str, access: str, seed: int) -> None:
+def test_nothing_says_that_the_other_cta_has_begun(start: str, access: str, seed: int) -> None:
     """Whichever CTA runs first."""
     with pytest.raises(IllegalAccess) as caught:
         run(start, ACCESSES[access], seed, without=("uninitialised",))
@@ -62,16 +60,14 @@ def test_nothing_says_that_the_other_cta_has_begun(native: bool, start: str, acc
     assert diagnose(caught.value).kind == "cta-not-begun"
 
 
-@UNITS
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("start", [RELAXED, ORDERED])
-def test_a_cluster_barrier_says_so(native: bool, start: str, seed: int) -> None:
+def test_a_cluster_barrier_says_so(start: str, seed: int) -> None:
     assert run(start, STORE, seed).tolist() == [2, 1]
 
 
-@UNITS
 @pytest.mark.parametrize("seed", range(3))
-def test_a_warp_may_hear_of_it_from_another_one(native: bool, seed: int) -> None:
+def test_a_warp_may_hear_of_it_from_another_one(seed: int) -> None:
     """Warp 1 waits for the cluster's arrivals; warp 0 stores behind a barrier of the CTA, and waits for them later."""
     start = """mov.u32 %r7, %tid.x; setp.lt.u32 %p1, %r7, 32; barrier.cluster.arrive.relaxed.aligned;
         @%p1 bra $told; barrier.cluster.wait.aligned; $told: bar.sync 1, 64;"""
@@ -79,6 +75,5 @@ def test_a_warp_may_hear_of_it_from_another_one(native: bool, seed: int) -> None
     assert run(start, access, seed, warps=2, last="@!%p1 exit;").tolist() == [2, 1]
 
 
-@UNITS
-def test_without_detectors_it_is_not_looked_for(native: bool) -> None:
+def test_without_detectors_it_is_not_looked_for() -> None:
     assert sorted(run("", STORE, detectors=False).tolist()) == [1, 2]

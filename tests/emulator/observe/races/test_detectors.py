@@ -16,7 +16,6 @@ from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.matrix_cases import Wgmma
 from tests.emulator.ptx_launch import launch
-from tests.emulator.python_units import units
 from tests.emulator.record_matrix_on_gpu import result_array
 
 ALLOCATE = """tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [dynamic+48], 32; bar.warp.sync -1;
@@ -57,9 +56,8 @@ def execute(body: str, options: Options) -> list[int]:
     return out.tolist()
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("name", FAULTS)
-def test_one_is_left_out(name: str, native: bool):
+def test_one_is_left_out(name: str):
     body, error, message, expected = FAULTS[name]
     with pytest.raises(error, match=message):
         execute(body, Options())
@@ -88,8 +86,7 @@ def test_registers_of_a_wgmma_in_flight():
     run(Options(without=("registers",)))
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_tensor_memory_that_nobody_wrote(native: bool):
+def test_tensor_memory_that_nobody_wrote():
     body = f"""{THREAD_OUTPUT} {ALLOCATE} tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%r9}}, [%r20];
         tcgen05.wait::ld.sync.aligned; and.b32 %r9, %r9, 0; add.u32 %r9, %r9, %r1; {FREE}
         st.global.b32 [%d1], %r9; ret;"""
@@ -98,8 +95,7 @@ def test_tensor_memory_that_nobody_wrote(native: bool):
     assert execute(body, Options(without=("uninitialised",))) == list(range(32))
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_the_memory_of_an_mbarrier_that_is_no_more(native: bool):
+def test_the_memory_of_an_mbarrier_that_is_no_more():
     """mbarrier.inval leaves bytes that hold nothing; an mbarrier that lives is none of this detector's affairs."""
     body = f"""{THREAD_OUTPUT} setp.ne.u32 %p1, %r1, 0; @%p1 bra END; mbarrier.init.shared.b64 [dynamic], 1; INVAL
         ld.shared.b32 %r9, [dynamic]; END: st.global.b32 [%d1], %r1; ret;"""
@@ -118,8 +114,7 @@ LEFT = f"""{THREAD_OUTPUT} setp.ne.u32 %p1, %r1, 0; @%p1 bra END; mbarrier.init.
 ARRIVALS, BYTES = ".shared.b64 %d3, [dynamic];", ".expect_tx.shared.b64 %d3, [dynamic], 16;"
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_an_mbarrier_in_the_middle_of_a_phase(native: bool):
+def test_an_mbarrier_in_the_middle_of_a_phase():
     some, message = LEFT.replace("EXPECT", ARRIVALS), "the kernel ends in the middle of a phase"
     assert execute(some, Options()) == list(range(32))
     with pytest.raises(BarrierMisuse, match=message):
@@ -135,8 +130,7 @@ def test_an_mbarrier_in_the_middle_of_a_phase(native: bool):
     assert execute(LEFT.replace("EXPECT", BYTES), left_out) == list(range(32))
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_lanes_that_initialise_one_mbarrier(native: bool):
+def test_lanes_that_initialise_one_mbarrier():
     """PTX defines the first of them alone; what they leave is the same."""
     body = f"""{THREAD_OUTPUT} setp.ge.u32 %p1, %r1, LANES; @%p1 bra W; mbarrier.init.shared.b64 [dynamic], 1; W:
         bar.warp.sync -1; setp.ne.u32 %p1, %r1, 0; @!%p1 mbarrier.arrive.shared.b64 %d3, [dynamic];
@@ -171,15 +165,12 @@ def test_sound_kernels_are_clean_whatever_is_left_out(config: Sm100PatchEmbedCon
     """What one detector knows, of bytes that a copy has brought for example, does not depend on another."""
     case = make_case(batch=300, positions=2, n=256, k=256, config=config, sm_count=2)
     for left_out in (*((name,) for name in DETECTORS), DETECTORS):
-        for native in (False, True) if left_out == ("races",) else (True,):
-            with units(native):
-                case.tensors.out.fill_(float("nan"))
-                emulate(case.plan, case.tensors, Options(without=left_out))
-                assert not case.mismatches().any(), (left_out, native)
+        case.tensors.out.fill_(float("nan"))
+        emulate(case.plan, case.tensors, Options(without=left_out))
+        assert not case.mismatches().any(), left_out
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_a_store_of_uninitialised_bytes_is_found_without_races(native: bool) -> None:
+def test_a_store_of_uninitialised_bytes_is_found_without_races() -> None:
     """By a tensor copy that has been executed before, which is the core's then."""
     out = aligned(np.zeros(32, np.uint32))
     tensor = TensorMap(out.ctypes.data, "u32", (32,), (), (32,), (1,))
@@ -200,8 +191,7 @@ def test_a_store_of_uninitialised_bytes_is_found_without_races(native: bool) -> 
     assert out.tolist() == list(range(7, 39))
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_who_expects_another_number_of_threads_is_reported_at_both_lines(native: bool):
+def test_who_expects_another_number_of_threads_is_reported_at_both_lines():
     text = module("mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; @%p1 bra FEWER;\nbar.sync 1, 64;\nret;\n"
                   "FEWER: bar.sync 1, 96;\nret;")  # fmt: skip
     with pytest.raises(BarrierMisuse, match="expects .* threads where") as raised:

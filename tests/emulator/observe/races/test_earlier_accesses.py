@@ -19,7 +19,6 @@ from cute_kernels.emulator.ptx.flow import analyse
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.observe.races.test_races import CASES, END, TWINS, TWO_WARPS, WORDS, Twin, run
 from tests.emulator.ptx_launch import launch
-from tests.emulator.python_units import units, with_both_units
 
 EARLIER = re.compile(r"\((one of \d+ instructions in PTX lines \d+ to \d+|PTX line [^)]*)\)")
 
@@ -76,15 +75,8 @@ EXACT = {
 
 
 @pytest.mark.parametrize(("name", "broken"), EXACT)
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_both_sides_are_named(name: str, broken: int, native: bool):
+def test_both_sides_are_named(name: str, broken: int):
     assert report(name, broken, Options()) == EXACT[name, broken]
-
-
-@pytest.mark.parametrize(("name", "broken"), CASES)
-def test_core_and_python_say_the_same(name: str, broken: int):
-    core, python = with_both_units(lambda: report(name, broken, Options()))
-    assert core == python
 
 
 class _Forgetful(dict):
@@ -97,8 +89,7 @@ class _Forgetful(dict):
 @pytest.mark.parametrize(("name", "broken"), CASES)
 def test_the_instruction_is_among_those_named(name: str, broken: int, monkeypatch: pytest.MonkeyPatch):
     """Compared with a detector that gives every access an epoch of its own, which costs too much outside of a test."""
-    with units(False):
-        named = report(name, broken, Options())
+    named = report(name, broken, Options())
 
     def forgetful(agent: Agent, *args: object) -> None:
         original(agent, *args)
@@ -114,8 +105,7 @@ def test_the_instruction_is_among_those_named(name: str, broken: int, monkeypatc
     monkeypatch.setattr(
         earlier_accesses, "instructions_of", lambda flow, first, access: [flow.kernel.instructions[first]]
     )
-    with units(False):
-        exact = EARLIER.search(report(name, broken, Options()))
+    exact = EARLIER.search(report(name, broken, Options()))
     found = EARLIER.search(named)
     assert (exact is None) == (found is None)
     if exact is not None:
@@ -132,9 +122,8 @@ DIVERGED = f"""{WORDS} bar.sync 0; @%p1 bra READ; setp.lt.u32 %p2, %r1, 16; @%p2
     READ: nanosleep.u32 20; setp.lt.u32 %p3, %r1, FIRST; @%p3 bra END; ld.shared.b32 %r9, [%r5+-128]; {END}"""
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("first", [32, 48])
-def test_lanes_that_took_another_way_are_named_too(first: int, native: bool):
+def test_lanes_that_took_another_way_are_named_too(first: int):
     """The epoch of a warp begins with the side that runs first; the race may be with a lane of the other one."""
     twin = Twin("", SharedMemoryRace, "", shape=TWO_WARPS)
     with pytest.raises(SharedMemoryRace, match="a load of CTA 0 warp 1 reads") as found:
@@ -247,9 +236,8 @@ MULTICAST = """
 )
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("completion", ["eager", "lazy"])
-def test_a_stage_that_is_filled_again_names_who_reads_it(native: bool, completion: str) -> None:
+def test_a_stage_that_is_filled_again_names_who_reads_it(completion: str) -> None:
     """Of a multicast, in the other CTA: the first copy is not known to be over either, but its reader says more."""
     data = aligned(np.zeros(64, np.int32))
     options = Options(completion=completion)

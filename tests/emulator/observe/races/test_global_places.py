@@ -35,20 +35,18 @@ def launch(body: str, start: int, name: str, options: Options, warps: int = 1) -
     return array
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize(
     ("start", "name", "words"),
     [(4, "out", r"byte 12 of out \(128 bytes\)"), (20, "", r"byte 12 of a global array \(128 bytes\)"),
      (32, "argument p0", r"byte 12 of argument p0 \(128 bytes\)")],
 )  # fmt: skip
-def test_stores(start: int, name: str, words: str, native: bool):
+def test_stores(start: int, name: str, words: str):
     with pytest.raises(GlobalMemoryRace, match=f"writes the 4 bytes at {words}, which the store of CTA 0 warp 0 wrote"):
         launch(STORES.replace("BARRIER", ""), start, name, Options(), warps=2)
     assert launch(STORES.replace("BARRIER", "bar.sync 0;"), start, name, Options(), warps=2)[12] == 35
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_a_copy_without_a_proxy_fence(native: bool):
+def test_a_copy_without_a_proxy_fence():
     with pytest.raises(ProxyFenceMissing, match=r"reads the 4 bytes at byte 20 of out \(128 bytes\), which the store"):
         launch(COPY.replace("FENCE", ""), 16, "out", Options())
     launch(COPY.replace("FENCE", "fence.proxy.async.global;"), 16, "out", Options())
@@ -59,11 +57,10 @@ ONE_LANE = "setp.eq.u32 %p1, %r1, 0; @%p1 st.global.b32 [%d0], %r1; ret;"
 TWO_LANES = f"setp.eq.u32 %p2, %r1, 1; @%p2 st.global.b32 [%d0], %r1; {ONE_LANE}"
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize(
     ("body", "ctas", "kind"), [(ONE_LANE, 2, "global-race"), (TWO_LANES, 1, "lanes-race"), (TWO_LANES, 2, "lanes-race")]
 )
-def test_warps_of_the_same_number_in_two_clusters_are_two_warps(body: str, ctas: int, kind: str, native: bool):
+def test_warps_of_the_same_number_in_two_clusters_are_two_warps(body: str, ctas: int, kind: str):
     text = module(THREAD_OUTPUT + body, parameters=1)
     with pytest.raises(GlobalMemoryRace) as caught:
         ptx_launch.launch(text, np.zeros(64, np.uint32), grid=(ctas, 1, 1), options=Options())
@@ -84,10 +81,9 @@ def two_stores(space: str, first: str, between: str, second: str) -> None:
 STRENGTHS = ("", ".volatile", ".relaxed.cta", ".release.gpu")
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("space", ["shared", "global"])
 @pytest.mark.parametrize(("first", "second"), [(x, y) for x in STRENGTHS for y in STRENGTHS])
-def test_two_stores_of_two_lanes_to_one_word_race_however_strong(space: str, first: str, second: str, native: bool):
+def test_two_stores_of_two_lanes_to_one_word_race_however_strong(space: str, first: str, second: str):
     stores = [f"st{strength}.{{}}.b32 {{}}, %r1;" for strength in (first, second)]
     with pytest.raises(Race) as caught:
         two_stores(space, stores[0], "", stores[1])

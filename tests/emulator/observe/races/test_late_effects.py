@@ -62,17 +62,15 @@ def run(case: str, options: Options) -> int:
     return line
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("completion", ["eager", "lazy", "random"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_place_is_where_it_was_issued(case: str, completion: str, native: bool):
+def test_the_place_is_where_it_was_issued(case: str, completion: str):
     with pytest.raises(CASES[case][1]):
         run(case, Options(completion=completion, seed=3))
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("completion", ["eager", "lazy", "random"])
-def test_and_where_execution_goes_on_after_the_report(completion: str, native: bool):
+def test_and_where_execution_goes_on_after_the_report(completion: str):
     found: list[EmulatorError] = []
     options = Options(
         completion=completion, seed=3, going_on=lambda error: found.append(error) or True

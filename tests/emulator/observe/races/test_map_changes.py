@@ -12,7 +12,6 @@ from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.observe.races.test_races import SCHEDULES
 from tests.emulator.ptx_launch import launch
 
-UNITS = pytest.mark.parametrize("native", [False, True], indirect=True)
 TO_SHARED = "".join(
     f"@%p1 ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%d0+{n}];"
     f"@%p1 st.shared.v4.b32 [dynamic+{512 + n}], {{%r20, %r21, %r22, %r23}};"
@@ -101,10 +100,9 @@ def test_a_load_is_over_before_the_map_changes(change: str, options: Options) ->
     assert report(f"{before} {after} {wait(0)} {wait(1)}", "", options) == expected
 
 
-@UNITS
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_store_has_read_its_map_before_that_changes(change: str, kind: str, native: bool) -> None:
+def test_a_store_has_read_its_map_before_that_changes(change: str, kind: str) -> None:
     """`cp.async.bulk.wait_group.read` is enough (PTX ISA); a group that is committed is not."""
     store = STORES[kind]
     for completion in ("eager", "lazy"):
@@ -116,8 +114,7 @@ def test_a_store_has_read_its_map_before_that_changes(change: str, kind: str, na
         assert f"that a TMA {kind} read" in report(f"{store} {CHANGES[change]} {PUBLISH}", "", options)
 
 
-@UNITS
-def test_another_warp_changes_the_map(native: bool) -> None:
+def test_another_warp_changes_the_map() -> None:
     """It has waited itself, or for one that has."""
     change = f"{CHANGE} {PUBLISH}"
     issue = f"{load(0)} bar.sync 1, 64; bar.sync 2, 64; {load(1)} {wait(1)}"
@@ -129,8 +126,7 @@ def test_another_warp_changes_the_map(native: bool) -> None:
     report(f"{load(0)} bar.sync 1, 64; {wait(0)} bar.sync 2, 64; {load(1)} {wait(1)}", change_at_once)
 
 
-@UNITS
-def test_the_last_load_stands_for_those_before_it_unless_strictly(native: bool) -> None:
+def test_the_last_load_stands_for_those_before_it_unless_strictly() -> None:
     """Grouped GEMMs of CUTLASS wait for the last stage alone. An earlier load stands for no later one."""
     loads, strict = f"{load(0)} {load(1)}", Options(strict=True)
     assert run(f"{loads} {wait(1)} {CHANGE} {wait(0)}")[0] == [100, 100]

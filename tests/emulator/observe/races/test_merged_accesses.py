@@ -5,15 +5,12 @@ Every program runs with the units of the core and with those of Python.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from cute_kernels.emulator.errors import EmulatorError, GlobalMemoryRace, IllegalAccess, SharedMemoryRace
 from cute_kernels.testing.ptx import module
 from tests.emulator.ptx_launch import launch
-from tests.emulator.python_units import units
 
 # %r3 and %d3: a word for each thread in shared and in global memory; %r8: a place in shared memory, the same for all,
 # which cannot be known before global memory is read.
@@ -23,13 +20,6 @@ cvt.u64.u32 %d2, %r2; add.u64 %d3, %d1, %d2;
 ld.global.b32 %r7, [%d3]; add.u32 %r8, %r7, %r4;
 setp.ge.u32 %p1, %r1, 32;
 """
-
-
-@pytest.fixture(params=["python", "the core"], autouse=True)
-def performed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """By whose units."""
-    with units(request.param != "python"):
-        yield
 
 
 def execute(body: str, threads: int = 32) -> np.ndarray:

@@ -55,9 +55,8 @@ def loading(body: str, opcode: str) -> str:
     return body.replace("LOADV4", f"ld.global{opcode}.v4.b32").replace("LOAD", f"ld.global{opcode}.b32")
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_the_kernel_wrote(name: str, native: bool):
+def test_what_the_kernel_wrote(name: str):
     body, writer, warps, ctas = WRITTEN[name]
     message = f"a non-coherent load of CTA 0 warp .* reads .* of out .*, which the {writer}.* wrote .*PTX line"
     with pytest.raises(GlobalMemoryRace, match=message):
@@ -66,8 +65,7 @@ def test_what_the_kernel_wrote(name: str, native: bool):
     assert out[: 32 * warps].tolist() == list(range(1, 32 * warps + 1))
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_what_nobody_wrote_and_what_the_launch_before_wrote(native: bool):
+def test_what_nobody_wrote_and_what_the_launch_before_wrote():
     body = f"{HEAD} griddepcontrol.wait; ld.global.nc.b32 %r9, [%d3]; add.u32 %r9, %r9, %r1; {TAIL}"
     assert execute(body, Options(), 1, 1)[:32].tolist() == list(range(1, 33))
     accumulates = body.replace("[%d3]", "[%d1+128]").replace("[%d1], %r9", "[%d1], %r9")
@@ -79,8 +77,7 @@ def test_what_nobody_wrote_and_what_the_launch_before_wrote(native: bool):
     assert execute(turns, Options(), 1, 1, launches=2)[:32].tolist() == list(range(1, 33))
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_what_an_earlier_cluster_wrote(native: bool):
+def test_what_an_earlier_cluster_wrote():
     """It is a race as well, and is reported as that."""
     body = f"""{HEAD} mov.u32 %r2, %ctaid.x; setp.ne.u32 %p1, %r2, 0; @%p1 bra READ; st.global.b32 [%d3], %r1; ret;
         READ: ld.global.nc.b32 %r9, [%d3]; {TAIL}"""

@@ -13,7 +13,6 @@ from tests.emulator.ptx_launch import launch
 
 LEFT = "// left"
 SOURCE = 100  # line of the source that the first line of a body comes from
-UNITS = pytest.mark.parametrize("native", [False, True], indirect=True)
 GROUP = "tcgen05.{}.cta_group::{}.sync.aligned"
 #: Warp 1 allocates, and warp 2 after it; warp 0 frees what %r8 says: bit 0 the first allocation, bit 1 the other.
 TWO = f"""mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.u32 %r8, FREED;
@@ -63,9 +62,8 @@ def reported(text: str, warps: int = 4, ctas: int = 1) -> list[EmulatorError]:
     return found
 
 
-@UNITS
 @pytest.mark.parametrize("freed", range(4))
-def test_tensor_memory_is_reported_where_it_was_allocated(freed: int, native: bool):
+def test_tensor_memory_is_reported_where_it_was_allocated(freed: int):
     text = located(TWO.replace("FREED", str(freed)))
     left = [(1, 32, "first"), (2, 64, "second")]
     expected = [
@@ -79,15 +77,13 @@ def test_tensor_memory_is_reported_where_it_was_allocated(freed: int, native: bo
     assert all(isinstance(error, IllegalAccess) and "tcgen05.alloc" in error.instruction for error in found)
 
 
-@UNITS
-def test_columns_that_are_allocated_twice_are_the_last_ones(native: bool):
+def test_columns_that_are_allocated_twice_are_the_last_ones():
     text = located(AGAIN)
     (error,) = reported(text)
     assert (error.ptx_line, error.warp) == (line_of(text, LEFT), "CTA 0 warp 3")
 
 
-@UNITS
-def test_each_cta_of_a_pair_is_reported(native: bool):
+def test_each_cta_of_a_pair_is_reported():
     """Both allocate together; CTA 1 comes later, and its allocation is made by the time that CTA 0 comes back."""
     text = located(f"""mov.u32 %r1, %tid.x; mov.u32 %r2, %cluster_ctarank;
         setp.eq.u32 %p1, %r2, 0; @%p1 bra GO; nanosleep.u32 100;
@@ -99,8 +95,7 @@ def test_each_cta_of_a_pair_is_reported(native: bool):
     ]  # fmt: skip
 
 
-@UNITS
-def test_the_report_shows_line_warp_and_columns(native: bool):
+def test_the_report_shows_line_warp_and_columns():
     text = located(TWO.replace("FREED", "1"))
     (error,) = reported(text)
     place = f"kernel.py:{SOURCE - 1 + line_of(TWO, '// second')}"
@@ -137,9 +132,8 @@ ARRIVALS = f"""mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; mov.u32 %r2, %clust
     LAST: ret;"""
 
 
-@UNITS
 @pytest.mark.parametrize(("body", "ctas", "warp"), [(COMMITS, 1, "CTA 0 warp 0"), (ARRIVALS, 2, "CTA 1 warp 0")])
-def test_what_may_come_after_the_exit_is_reported_where_it_was_issued(body: str, ctas: int, warp: str, native: bool):
+def test_what_may_come_after_the_exit_is_reported_where_it_was_issued(body: str, ctas: int, warp: str):
     text = located(body)
     options = Options(strict=True)
     with pytest.raises(IllegalAccess, match="CTA 0 may exit before .* is over") as error:

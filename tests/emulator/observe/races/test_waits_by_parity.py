@@ -78,9 +78,8 @@ def test_faults_and_their_sound_twins(name: str, options: Options):
         launch(module(resolve(body, True), parameters=1), np.zeros(64, np.uint32), **shape)
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
 @pytest.mark.parametrize("seen", [True, False])
-def test_bytes_that_arrive_complete_a_phase_that_nobody_knows(native: bool, seen: bool):
+def test_bytes_that_arrive_complete_a_phase_that_nobody_knows(seen: bool):
     """The thread that expects a copy's bytes does not know by that alone that they have come."""
     copy = """mbarrier.arrive.expect_tx.shared.b64 %d3, [dynamic], 16;
         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [dynamic+16], [%d0], 16, [dynamic];"""
@@ -98,8 +97,7 @@ def test_bytes_that_arrive_complete_a_phase_that_nobody_knows(native: bool, seen
             launch(text, array, options=options)
 
 
-@pytest.mark.parametrize("native", [False, True], indirect=True)
-def test_the_wait_that_a_phase_overtakes_is_reported_at_its_line(native: bool):
+def test_the_wait_that_a_phase_overtakes_is_reported_at_its_line():
     """Of several waits of a warp for one barrier it is the one for the phase before; the core executes them too."""
     # The other warp goes on meanwhile.
     later = "AGAIN: add.u32 %r9, %r9, 1; setp.lt.u32 %p4, %r9, 20000; @%p4 bra AGAIN;"

@@ -92,6 +92,7 @@ LEGAL = {
         [mma(D), moves(E, D), mma(F), moves(["%e3"], ["%f3"]), WAIT_FOR_OLDER, moves(["%d0"], ["%e1"]), NEXT, WAIT],
         ["%d0", "%e0", "%e3", "%f0"],
     ),
+    "many before the first is complete": ([mma(D)] * 40 + [moves(E, D), NEXT, mma(E), WAIT], [*D[:2], *E[:2]]),
     "in another order": ([mma(D), moves(E, D), mma([D[2], D[0], D[3], D[1]]), WAIT], [*D[:2], *E[:2]]),
     "a loop goes on with a copy": ([three_times(mma(D), moves(E, D), mma(E), moves(D, E)), WAIT], D),
     "a loop turns copies round": (

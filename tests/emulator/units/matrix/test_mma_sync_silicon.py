@@ -14,7 +14,6 @@ from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
 from cute_kernels.emulator.units.matrix.mma_sync import TYPES, Form, accumulator_registers, accumulator_rows, multiply
 from tests.emulator.aligned_sums import NAN, Rules, decode, dot, encode
 from tests.emulator.mma_launch import BITS, accumulators, execute, registers
-from tests.emulator.python_units import units
 from tests.emulator.sm90_cases import MMA_FORMS
 from tests.emulator.sum_inputs import STYLES, numbers
 from tests.nightly import examples
@@ -135,13 +134,10 @@ def test_fp8_of_a_chip_without_is_refused(target: str) -> None:
     target=st.sampled_from(list(HMMA)),
     style=st.sampled_from(STYLES),
     saturate=st.booleans(),
-    native=st.booleans(),
     seed=st.integers(0, 2**20),
 )
-def test_any_instruction_of_a_kernel(
-    drawn: tuple, target: str, style: str, saturate: bool, native: bool, seed: int
-) -> None:
-    """Every form on every target, executed by the core and by Python's call of it."""
+def test_any_instruction_of_a_kernel(drawn: tuple, target: str, style: str, saturate: bool, seed: int) -> None:
+    """Every form on every target."""
     m, n, k, d, *types = drawn
     if types[0].startswith("e") and target not in (*FP8, *SPLIT):
         target = "sm_89"
@@ -150,8 +146,5 @@ def test_any_instruction_of_a_kernel(
     shape = f"m{m}n{n}k{k}.row.col{'.satfinite' * form.saturate}"
     opcode = f"mma.sync.aligned.{shape}.{d}.{'.'.join(types)}.{d}"
     codes = ((x & 255 if d == "s32" else x, BITS[name]) for x, name in zip((a, b), types))
-    with units(native):
-        got = execute(
-            opcode, *(registers(*each) for each in codes), accumulators(c), target=target, arithmetic="silicon"
-        )
+    got = execute(opcode, *(registers(*each) for each in codes), accumulators(c), target=target, arithmetic="silicon")
     assert np.array_equal(got, accumulators(expected(form, target, a, b, c)))

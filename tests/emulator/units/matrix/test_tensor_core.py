@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import (
     BarrierMisuse,
@@ -26,6 +27,7 @@ from cute_kernels.emulator.errors import (
 from cute_kernels.emulator.observe.races.happens_before import FULL
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.state.async_engine import AsyncEngine
+from cute_kernels.emulator.state.memory_tables import STATES
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory, shared_address
 from cute_kernels.emulator.state.tmem import TensorMemory, rectangle, tensor_address
 from cute_kernels.emulator.units.matrix.operands import (
@@ -33,9 +35,11 @@ from cute_kernels.emulator.units.matrix.operands import (
     decode_matrix,
 )
 from cute_kernels.emulator.units.matrix.tensor_core import ASKED, TensorCore
+from cute_kernels.emulator.units.matrix.tensor_mma import KIND_NAMES
 from tests.emulator.barriers import Barriers
 from tests.emulator.crew import Crew, wait_for
 
+TensorMma = STRUCTURES["TensorMma"]
 SIZE, BARRIER, A, B = 200 * 1024, 1024, 4 * 1024, 100 * 1024
 #: name -> (kind, type code, NumPy type, bytes)
 TYPES = {
@@ -58,26 +62,55 @@ class Machine:
         self.engine = AsyncEngine(policy, random.Random(0), tables=self.barriers.address)
         self.barriers.tables.work, self.engine.reraise = self.engine.address, self.barriers.reraise
         self.barriers.ask = self._ask
+        self.barriers.tables.flags = STATES if detectors else 0
         self.tmem = [TensorMemory(detect=detectors) for _ in range(ctas)]
         for memory in self.tmem:
             memory.alloc(512)
         self.core = TensorCore(self.shared, self.tmem, self.barriers, self.engine, tracker)
-        self.core.commits_of(1)
+        self.core.threads_of(1)
         self.warp: Any = self.crew[0] if detectors else SimpleNamespace()
         self.warp.label = "warp 0"
+        self.barriers.labels.append(self.warp.label)
         if detectors:
             self._context = tracker.context(self.crew[0].agent)
 
     def _ask(self, what: int) -> bool:
+        if what == CONSTANTS["RACE_RAISED"]:
+            self.crew.tracker.unit.reraise()
         if what not in ASKED:
             raise self.barriers.fault(what)
         self.core.answer(what, self.barriers.tables.fault, self.warp)
         return True
 
-    def commit(self, barrier: int, multicast: int = -1) -> None:
-        """tcgen05.commit by the first lane of the warp, which is in CTA 0."""
+    def mma(
+        self, *, kind: str, cta_group: int, d: int, a: int, b: int, instruction: int, accumulate: bool, rank: int = 0,
+        a_in_tmem: bool = False, scales: tuple[int, int, int] = (0, 0, 0), disabled: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        """tcgen05.mma by the first lane of the warp.
+
+        Args:
+            kind, cta_group, d, a, b, instruction, accumulate: as in PTX.
+            rank: of the issuing CTA.
+            a_in_tmem: A is in tensor memory.
+            scales: addresses of those of A and B, and how many each row has.
+            disabled: mask of lanes of D.
+        """
+        record = TensorMma(
+            kind=KIND_NAMES.index(kind), group=cta_group, a_in_tensor=a_in_tmem, scales=scales[2], rank=rank, d=d, a=a,
+            b=b, instruction=instruction, accumulate=accumulate, scale_a=scales[0], scale_b=scales[1],
+        )  # fmt: skip
+        record.disabled[: len(disabled)] = disabled
+        self._enter()
+        if library().tensor_mma(self.barriers.address, ctypes.addressof(record)):
+            self.barriers.reraise()
+
+    def _enter(self) -> None:
         if self.crew is not None:
             self.barriers.tables.context = ctypes.addressof(self._context)
+
+    def commit(self, barrier: int, multicast: int = -1) -> None:
+        """tcgen05.commit by the first lane of the warp, which is in CTA 0."""
+        self._enter()
         if library().tensor_commit(self.barriers.address, 0, 0, 0, barrier, multicast):
             self.barriers.reraise()
 
@@ -192,7 +225,7 @@ def run_once(
         "a": layouts[0].descriptor(A), "b": layouts[1].descriptor(B),
         "instruction": idesc(*names, m, n, layouts[0].mn_major, layouts[1].mn_major),
     }  # fmt: skip
-    machine.core.mma(**(arguments | (changes or {})))
+    machine.mma(**(arguments | (changes or {})))
 
 
 @pytest.mark.parametrize("name, swizzle, mn_major", OPERANDS)
@@ -228,7 +261,7 @@ def test_an_operand_may_start_in_the_middle_of_the_swizzle_pattern(shift: int):
     machine, layout = Machine(1), Layout("128B", False, 2, 0)
     machine.write(0, A, image)
     machine.write(0, B, layout.place(b))
-    machine.core.mma(
+    machine.mma(
         kind="f16", cta_group=1, rank=0, d=0, accumulate=False, a=layout.descriptor(A, shift),
         b=layout.descriptor(B), instruction=idesc("f16", "f16", 128, 64),
     )  # fmt: skip
@@ -244,7 +277,7 @@ def test_accumulator_layouts(cta_group: int, m: int, n: int):
     run_once(machine, cta_group, m, n, a, b, (layout, layout), ("e4m3", "e5m2"), {"d": 128})
     expected = a.astype(int) @ b.astype(int).T
     np.testing.assert_array_equal(accumulator(machine, cta_group, m, n, 128), expected)
-    machine.core.mma(
+    machine.mma(
         kind="f8f6f4", cta_group=cta_group, rank=0, d=tensor_address(0, 128), accumulate=True,
         a=layout.descriptor(A), b=layout.descriptor(B), instruction=idesc("e4m3", "e5m2", m, n, negate=1),
     )  # fmt: skip
@@ -283,7 +316,7 @@ def test_a_whole_k_loop_bit_for_bit(policy: str, name: str):
             machine.write(rank, B + 16384 * stage, layout.place(b[rank * 48 :][:48, part]))
     for step in range(8):
         base, offset = 16384 * (step // 4), 32 * (step % 4)
-        machine.core.mma(
+        machine.mma(
             kind=kind, cta_group=2, rank=0, d=0, accumulate=step > 0, a=layout.descriptor(A + base, offset),
             b=layout.descriptor(B + base, offset), instruction=idesc(name, name, m, n),
         )  # fmt: skip
@@ -363,7 +396,7 @@ def test_a_from_tensor_memory(name: str):
             machine.tmem[rank].store(warp, tensor_address(32 * warp, 64), "32x32b", 8, rows)
 
     def issue(m: int) -> None:
-        machine.core.mma(
+        machine.mma(
             kind=TYPES[name][0], cta_group=2, rank=0, d=0, a=64, b=layout.descriptor(B), a_in_tmem=True,
             instruction=idesc(name, name, m, 32), accumulate=False,
         )  # fmt: skip
@@ -438,7 +471,7 @@ def test_matrix_descriptors_that_are_refused():
         nbytes = TYPES[name][3]
         layout = Layout(swizzle, mn_major, nbytes, 0)
         with pytest.raises(UnsupportedPTX, match=f"swizzle {swizzle}"):
-            Machine(1).core.mma(
+            Machine(1).mma(
                 kind=TYPES[name][0], cta_group=1, rank=0, d=0, a=layout.descriptor(A), b=layout.descriptor(B),
                 instruction=idesc(name, name, 128, 16, mn_major, mn_major), accumulate=False,
             )  # fmt: skip
@@ -488,7 +521,7 @@ def test_an_mma_that_is_repeated_is_checked_again(detectors: bool) -> None:
     one_mma(machine)
     machine.write(0, A, np.full(32, 0x40, np.uint8))  # 2 in the first row
     layout = Layout("128B", False, 1, 0)
-    machine.core.mma(
+    machine.mma(
         kind="f8f6f4", cta_group=1, rank=0, d=0, a=layout.descriptor(A), b=layout.descriptor(B),
         instruction=idesc("e4m3", "e4m3", 128, 16), accumulate=True,
     )  # fmt: skip
@@ -505,7 +538,7 @@ def test_unfenced_operand_is_reported():
     machine.crew.store(0, machine.shared, np.array([B + 1024 + 16]), np.ones((1, 16), np.uint8))
     with pytest.raises(ProxyFenceMissing, match=f"offset {B + 1040} of CTA 0, which the store of warp 0 wrote"):
         layout = Layout("128B", False, 1, 0)
-        machine.core.mma(
+        machine.mma(
             kind="f8f6f4", cta_group=1, rank=0, d=0, a=layout.descriptor(A), b=layout.descriptor(B),
             instruction=idesc("e4m3", "e4m3", 128, 16), accumulate=False,
         )  # fmt: skip
@@ -523,7 +556,7 @@ def test_mma_guards_its_operands_and_its_accumulator_until_the_commit_was_waited
     with pytest.raises(SharedMemoryRace, match="a store of warp 0 .* which the tcgen05.mma.*read"):
         crew.touch(0, np.array([A + 128]), 16, write=True)
     crew.touch(0, np.array([A + 48]), 16, write=True)
-    with pytest.raises(TensorMemoryRace, match="tcgen05.ld of warp 0 reads TMEM column 128.*tcgen05.mma.*CTA 0 wrote"):
+    with pytest.raises(TensorMemoryRace, match="tcgen05.ld of warp 0 reads TMEM column 128.*tcgen05.mma.*warp 0 wrote"):
         crew.tracker.tensor.load(crew[0].agent, place, 0)
     machine.commit(BARRIER)
     machine.engine.drain()

@@ -32,7 +32,7 @@ def test_integers_are_exact_and_wrap_or_saturate(a_type: str, b_type: str, satur
     machine.tmem[0].check(0, 128, 0, 64, write=True)
     word = 2 << 4 | saturate << 3 | codes[a_type] << 7 | codes[b_type] << 10 | 64 // 8 << 17 | 128 // 16 << 24
     descriptors = [layout.descriptor(base) for base, layout in zip((A, B), layouts)]
-    machine.core.mma(
+    machine.mma(
         kind="i8", cta_group=1, rank=0, d=0, a=descriptors[0], b=descriptors[1], instruction=word, accumulate=True
     )
     a, b = (x.view(np.int8 if t == "s8" else np.uint8).astype(np.int64) for x, t in zip(operands, (a_type, b_type)))
@@ -65,7 +65,7 @@ def test_fp16_accumulators_round_once_and_lie_in_the_low_halves() -> None:
     machine.tmem[0].check(0, 128, 0, 16, write=True)
     a, b = (layout.descriptor(base) for base, layout in zip((A, B), layouts))
     word = idesc("f16", "f16", 128, 16) & ~(3 << 4)
-    machine.core.mma(kind="f16", cta_group=1, rank=0, d=0, a=a, b=b, instruction=word, accumulate=True)
+    machine.mma(kind="f16", cta_group=1, rank=0, d=0, a=a, b=b, instruction=word, accumulate=True)
     expected = np.zeros((128, 16), np.float16)
     for i, j in np.ndindex(128, 16):
         total = rational_dot(operands[0][i].astype(float), operands[1][j].astype(float)) + Fraction(float(old[i, j]))

@@ -16,7 +16,7 @@ from cute_kernels.testing.ptx import aligned
 from tests.emulator.definitions.wgmma import WARPS, Order, needed
 from tests.emulator.matrix_cases import THREADS, Wgmma
 from tests.emulator.ptx_launch import launch
-from tests.emulator.units.matrix.test_wgmma import COMMIT, FENCE, POLICIES, changed, run
+from tests.emulator.units.matrix.test_wgmma import COMMIT, FENCE, POLICIES, WAIT, changed, run
 from tests.nightly import examples
 
 STEPS = 4
@@ -140,6 +140,28 @@ def test_an_operand_that_changes_while_earlier_operations_are_in_flight() -> Non
     for completion in POLICIES:
         out = run(CASE, program(events), Options(completion=completion, interleave="random"), threads=160)
         assert np.array_equal(out, result(set(range(STEPS))))
+
+
+@pytest.mark.parametrize("completion", POLICIES)
+def test_warps_know_what_they_stored_themselves(completion: str) -> None:
+    case, options = Wgmma(n=8, a_in_registers=True), Options(completion=completion)
+    again = "ld.shared.v4.b32 {%v0, %v1, %v2, %v3}, [%wide]; st.shared.v4.b32 [%wide], {%v0, %v1, %v2, %v3};"
+    out = run(case, changed(case, (FENCE, f"{again} fence.proxy.async; {FENCE}")), options)
+    assert np.array_equal(out, case.fragments(case.expected()))
+    with pytest.raises(ProxyFenceMissing):
+        run(case, changed(case, (FENCE, f"{again} {FENCE}")), options)
+
+
+@pytest.mark.parametrize("completion", POLICIES)
+def test_a_wait_comes_after_what_the_other_warps_did_before_they_issued(completion: str) -> None:
+    case, options = Wgmma(n=8, a_in_registers=True), Options(completion=completion)
+    flags = "setp.eq.u32 %first, %thread, 0; setp.eq.u32 %third, %thread, 64;"
+    store, load = "@%first st.shared.b32 [%shared+1024], %thread;", "@%third ld.shared.b32 %i, [%shared+1024];"
+    declared = (".reg .pred %p;", ".reg .pred %p, %first, %third;")
+    out = run(case, changed(case, declared, (FENCE, f"{flags} {store} {FENCE}"), (WAIT, f"{WAIT} {load}")), options)
+    assert np.array_equal(out, case.fragments(case.expected()))
+    with pytest.raises(SharedMemoryRace):
+        run(case, changed(case, declared, (FENCE, f"{flags} {store} {load} {FENCE}")), options)
 
 
 # --- groups and waits -------------------------------------------------------------------------------------------------

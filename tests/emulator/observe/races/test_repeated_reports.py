@@ -1,0 +1,47 @@
+"""Reports that the same instructions repeat: one of each kind, for which Python is not asked every time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cute_kernels.diagnostics.diagnosis import diagnose
+from cute_kernels.emulator import Options
+from cute_kernels.emulator.observe.races.checks import RaceChecks
+from cute_kernels.emulator.units.sm import Cluster
+from cute_kernels.testing.ptx import aligned, launch, module
+
+ROUNDS = 1000
+HEAD = f"""
+    mov.u32 %r0, dynamic; mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 2; add.u32 %r2, %r2, %r0; xor.b32 %r5, %r2, 128;
+    ld.param.u64 %d0, [p0]; mul.wide.u32 %d1, %r1, 4; add.u64 %d1, %d1, %d0; mov.u32 %r9, 0;
+    NEXT: {{}} add.u32 %r9, %r9, 1; setp.lt.u32 %p1, %r9, {ROUNDS}; @%p1 bra NEXT; ret;
+"""
+#: Kinds of reports of a loop, by its body.
+LOOPS = {
+    "ld.shared.b32 %r3, [%r2+64];": {"uninitialised-read"},
+    "ld.shared.b32 %r3, [%r0+64];": {"uninitialised-read"},
+    "st.shared.b32 [%r2], %r9; ld.shared.b32 %r3, [%r5];": {"shared-race", "uninitialised-read"},
+    "xor.b32 %r6, %r1, 32; mad.wide.u32 %d2, %r6, 4, %d0; st.global.b32 [%d1], %r9; ld.global.b32 %r3, [%d2];":
+        {"global-race"},
+    "st.global.b32 [%d1], %r9; ld.global.nc.b32 %r3, [%d1];": {"non-coherent-load"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", LOOPS)
+def test_python_is_asked_a_few_times(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand rounds of a fault cost what a thousand rounds without one do, but for a few."""
+    asked, reports = [], []
+    for place, name in ((RaceChecks, "_asked"), (Cluster, "_ask")):
+        original = getattr(place, name)
+
+        def counted(self: object, what: int, *rest: object, original: object = original) -> object:
+            asked.append(what)
+            return original(self, what, *rest)
+
+        monkeypatch.setattr(place, name, counted)
+    text = module(HEAD.format(body), parameters=1, target="sm_90a")
+    options = Options(going_on=lambda error: reports.append(diagnose(error).kind) or True)
+    launch(text, aligned(np.zeros(64, np.uint32)), block=64, options=options)
+    assert set(reports) == LOOPS[body]
+    assert len(asked) < ROUNDS // 4
