@@ -14,10 +14,10 @@ from typing import Any
 from bench import counter_cases as cases
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.observe.shared_banks import SECTOR_BYTES
 from cute_kernels.plan import make_plan
 from cute_kernels.runtime import emulated
 
+SECTOR_BYTES = 32
 CTA_TILES, CTAS = 21_756, 148
 """10,878 tiles of 256 x 256 for pairs of CTAs; the multiprocessors of a B200."""
 

@@ -39,8 +39,8 @@ def test_the_notebook_runs_headless(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = """
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 problem = PatchEmbedProblem(m=4736 * 196, n=768, k=768, table_rows=196)
-base = Sm100PatchEmbedConfig()
-varied = {"stages": (3, 6)}
+base = Sm100PatchEmbedConfig(tile_n=128, epilogue_warps=4)
+varied = {"stages": (3, 9)}
 jobs = 1
 """
     cells = notebook.with_choice(notebook.cells_of((NOTEBOOKS / "kernel.py").read_text()), choice)
@@ -51,16 +51,16 @@ jobs = 1
     assert (small.m, small.n, small.k) == (392, 256, 256)
     plan = make_plan(small, legal.config, sm_count=2)
     report = emulated.launch(plan, examples.random_operands(plan))
-    assert legal.smem_bytes == report.shared_bytes and legal.tmem_columns == report.tensor_columns == 512
-    # Two tiles of 256 x 256 on a pair of CTAs: each element of x and of the weight arrives once in every tile.
-    assert legal.counts["shared: TMA fill, wavefronts"] == 2 * (256 + 256) * 256 / 128
+    assert legal.smem_bytes == report.shared_bytes and legal.tmem_columns == report.tensor_columns == 256
+    # Four tiles of 256 x 128 on a pair of CTAs: each element of x and of the weight arrives once in every tile.
+    assert legal.counts["shared: TMA fill, wavefronts"] == 4 * (256 + 128) * 256 / 128
     assert legal.counts["L2 bytes written"] == 392 * 256 * 2
-    assert refused.reason.startswith("stages = 6 is not possible") and "stages = 6 is not possible" in page
+    assert refused.reason.startswith("stages = 9 is not possible") and "stages = 9 is not possible" in page
     assert "not measured: no GPU" in page and legal.prediction.caveat in page
     assert f"{legal.prediction.time}: --set stages=3" in page
     assert 'alt="Memory of 2 legal configurations, modelled against shared; ' in page
     copied = re.search(r"^  (Sm100PatchEmbedConfig\(.*\))$", page.replace("&#x27;", "'"), re.MULTILINE)[1]
-    assert eval(copied, vars(configs)) == Sm100PatchEmbedConfig(stages=3)
+    assert eval(copied, vars(configs)) == Sm100PatchEmbedConfig(tile_n=128, epilogue_warps=4, stages=3)
     pictures = [base64.b64decode(text) for text in PNG.findall(page)]
     assert len(pictures) == 2 and all(picture.startswith(b"\x89PNG") for picture in pictures)  # maps, timeline
 

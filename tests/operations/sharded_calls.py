@@ -329,11 +329,11 @@ def in_two_processes(backend: str, folder: Path, seconds: float) -> dict[str, di
         subprocess.TimeoutExpired: one did not end in time.
     """
     output = folder / "results.json"
-    program = functools.partial(run_python, "-m", "tests.operations.sharded_calls")
+    root = Path(__file__).resolve().parents[2]
+    program = functools.partial(run_python, "-m", "tests.operations.sharded_calls", cwd=root, timeout=seconds)
     with ThreadPoolExecutor(2) as threads:
         started = [
-            threads.submit(program, str(rank), "2", str(folder / "store"), str(output), backend, timeout=seconds)
-            for rank in range(2)
+            threads.submit(program, str(rank), "2", str(folder / "store"), str(output), backend) for rank in range(2)
         ]
         done = [process.result() for process in started]
     assert all(process.returncode == 0 for process in done), "\n".join(process.stderr[-3000:] for process in done)

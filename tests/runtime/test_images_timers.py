@@ -29,12 +29,14 @@ BF16 = PatchEmbedImagesProblem(2, 3, 32, 32, 16, 64, "bfloat16", precision="bf16
 CHAIN = PatchEmbedImagesProblem(17, 3, 32, 32, 16, 64)
 LAST = PatchEmbedImagesProblem(2, 3, 32, 32, 16, 64, channels_last=True)
 TWO_TERMS = PatchEmbedImagesProblem(2, 3, 32, 32, 16, 64, precision="int16", table_rows=4)
+ROWS = Sm90PatchEmbedConfig(tile_rows=32, stages=2)
+STRIPS = Sm90ImagesConfig(tile_patches=4, tile_images=4, stages=3, stage_blocks=1)
 CASES = [
-    (INT8, [Sm90ImagesConfig(), Sm90PatchEmbedConfig()]),
+    (INT8, [STRIPS, ROWS]),
     (BF16, [Sm90GatherConfig()]),
-    (CHAIN, [Sm90PatchEmbedConfig()]),
-    (LAST, [Sm90ImagesConfig()]),
-    (TWO_TERMS, [Sm90ImagesConfig()]),
+    (CHAIN, [ROWS]),
+    (LAST, [STRIPS]),
+    (TWO_TERMS, [STRIPS]),
 ]
 
 

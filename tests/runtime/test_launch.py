@@ -22,9 +22,10 @@ def meaningful(launch: host.CapturedLaunch) -> list[bytes]:
     return [p[:TENSOR_MAP_BYTES] if len(p) == 128 else p for p in launch.params if len(p) in (4, 8, 128)]
 
 
-@pytest.mark.parametrize(
-    "config", [Sm100PatchEmbedConfig(), Sm90PatchEmbedConfig(tile_rows=32, stages=2)], ids=["sm100", "sm90"]
-)
+SMALL = Sm100PatchEmbedConfig(tile_n=128, epilogue_warps=4)
+
+
+@pytest.mark.parametrize("config", [SMALL, Sm90PatchEmbedConfig(tile_rows=32, stages=2)], ids=["sm100", "sm90"])
 @pytest.mark.parametrize(
     ("rows", "source", "indexed", "along"),
     [
@@ -76,7 +77,7 @@ def test_bound_launch_equals_the_call_of_the_dsl(rows, source, indexed, along, c
 
 def test_each_thread_has_arguments_of_its_own():
     """Two threads interleave their calls; every recorded launch carries the addresses of its own thread."""
-    plan = make_plan(PatchEmbedProblem(14 * 37, 264, 144, 0), Sm100PatchEmbedConfig())
+    plan = make_plan(PatchEmbedProblem(14 * 37, 264, 144, 0), SMALL)
     bound = BoundLaunch(plan, compile_plan(plan, emulated=True))
     wrong: list[str] = []
 

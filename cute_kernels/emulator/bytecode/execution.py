@@ -26,7 +26,6 @@ from cute_kernels.emulator.bytecode.emitter import BlockEmitter
 from cute_kernels.emulator.bytecode.lowering import Lowering, lower
 from cute_kernels.emulator.bytecode.program import Bytecode, Program, row_bytes
 from cute_kernels.emulator.bytecode.sites import Site
-from cute_kernels.emulator.bytecode.trace_log import TraceLog
 from cute_kernels.emulator.bytecode.warp_log import WarpLog
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
@@ -247,9 +246,7 @@ class Execution:
             tables.header.warp_mmas = ctypes.addressof(tables.warp_mmas)
             cluster.wgmma.begin(self.translation.wgmmas, *self._in_flight())
             if cluster.meter is not None:
-                cluster.meter.core = CoreMeter(self.translation.kernel.instructions)
-            if cluster.trace is not None:
-                tables.tell = TraceLog(cluster, tables).report
+                cluster.meter.core = CoreMeter(tables.header, self.translation.kernel.instructions)
         return WarpExecution(self, warp, self.tables[cluster])
 
     def _in_flight(self) -> tuple[int, int]:
@@ -346,8 +343,7 @@ class WarpExecution:
             self.tables.header.local, self.tables.header.local_bytes = self.warp.local.ctypes.data, local
         meter = self.warp.cluster.meter
         if meter is not None:
-            self.tables.header.meter = meter.core.address(self.warp.track)
-            self.tables.header.meter_rank = self.warp.cta.rank
+            meter.core.counts_for(self.warp)
         status = launch.run(
             launch.bytecode.address, self.address, launch.exchange, self.tables.address, launch.callback_address
         )
@@ -412,8 +408,6 @@ class WarpExecution:
         if header.progress:
             cluster.progress += header.progress
             header.progress = 0
-        if header.trace_used:
-            self.tables.tell(self.warp)
         self.log.report()
 
     def failed_at(self, error: BaseException) -> Instruction | None:

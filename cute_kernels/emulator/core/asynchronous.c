@@ -8,6 +8,7 @@
 
 #include "asynchronous.h"
 #include "bytecode.h"
+#include "events.h"
 
 static int32_t perform(WorkQueues *all, Work *work) {
   switch (work->kind) {
@@ -19,15 +20,21 @@ static int32_t perform(WorkQueues *all, Work *work) {
     case WORK_BULK_READ: return bulk_read_run(all, (BulkCopy *)(void *)work);
     case WORK_BULK_WRITE: return bulk_write_run(all, (BulkCopy *)(void *)work);
     case WORK_WGMMA: return wgmma_run(all, (WgmmaWork *)(void *)work);
-    default: return all->tell(WORK_RUN, work->number);
+    default: return all->run(work->number);
   }
+}
+
+static void note(const WorkQueues *all, int64_t kind, const Work *work, int64_t size) {
+  Tables *t = all->tables;
+  if (t && t->events) event_of_work(t, kind, t->place, work, size);
 }
 
 static int32_t take_effect(WorkQueues *all, Work *work) {
   all->executed++;
-  if (work_told(all, WORK_BEGINS, work)) return 1;
+  note(all, EVENT_BEGINS, work, 0);
   int32_t wrong = perform(all, work);
-  return work_told(all, wrong ? WORK_FAILS : WORK_ENDS, work) || wrong;
+  note(all, wrong ? EVENT_FAILS : EVENT_ENDS, work, 0);
+  return wrong;
 }
 
 static WorkQueue *queue_of(WorkQueues *all, int64_t key) {
@@ -54,15 +61,20 @@ static void append(WorkQueues *all, const Work *work, int64_t size) {
 
 int32_t work_submit(WorkQueues *all, Work *work, int64_t size) {
   work->number = ++all->issued;
-  if (work_told(all, WORK_ISSUED, work)) return 1;
+  note(all, EVENT_ISSUED, work, size);
   if (all->eager) return take_effect(all, work);
   append(all, work, size);
   return 0;
 }
 
 int32_t work_submit_python(WorkQueues *all, int64_t queue, int32_t yields) {
-  Work work = {.kind = WORK_PYTHON, .queue = queue, .yields = yields};
-  return work_submit(all, &work, sizeof work);
+  Work work = {.kind = WORK_PYTHON, .queue = queue, .yields = yields, .place = -1};
+  Tables *t = all->tables;
+  int64_t place = t ? t->place : -1;
+  if (t) t->place = -1;  // Python knows where it is
+  int32_t wrong = work_submit(all, &work, sizeof work);
+  if (t) t->place = place;
+  return wrong;
 }
 
 int32_t work_step(WorkQueues *all, int64_t index) {

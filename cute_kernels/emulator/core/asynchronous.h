@@ -5,11 +5,6 @@
 
 #define CLOCK_BYTES(width) (ROWS * (width) * (int64_t)sizeof(int32_t))  // of a matrix of clocks
 
-// Tells observers, where there are any; 1: Python has raised.
-static inline int32_t work_told(const WorkQueues *all, int32_t what, const Work *work) {
-  return all->observed ? all->tell(what, (int64_t)(intptr_t)work) : 0;
-}
-
 // An epoch of an operation that is issued; 0: Python has raised.
 int64_t work_epoch(Tables *t, const Work *work, int64_t column, int64_t clock, int64_t text, int kind);
 

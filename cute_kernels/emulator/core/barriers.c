@@ -2,7 +2,7 @@
 #include <stddef.h>
 
 #include "bytecode.h"
-#include "trace.h"
+#include "events.h"
 
 static int settle(NamedBarrier *barrier) {
   if (barrier->arrived < barrier->expected) return 0;
@@ -74,10 +74,11 @@ static const Instruction *run_named(const Instruction *i, uint8_t *s, Machine *m
     int64_t generation = barrier->generation;
     arrive(all, barrier, header, threads, (Vote){__builtin_popcount(voted), __builtin_popcount(m->active)}, t->place);
     t->progress++;
-    if (t->trace && barrier->generation != generation) {
-      TraceEvent *event = trace_event(t, TRACE_NAMED, t->place);
-      event->number = number;
-      event->phase = barrier->generation;
+    if (t->events && barrier->generation != generation) {
+      int64_t *values = event(t, EVENT_NAMED);
+      values[0] = header->rank;
+      values[1] = number;
+      values[2] = barrier->generation;
     }
     if (operation == BAR_ARRIVE) return i + 1;
     *waiting = generation;

@@ -172,6 +172,13 @@ static inline void move_row(uint8_t *shared, const uint8_t *global, int64_t turn
     for (int64_t c = 0; c < nbytes; c += CHUNK) memcpy(shared + (c ^ turn), global + c, CHUNK);
 }
 
+static inline void gather_row(uint8_t *box, const uint8_t *shared, int64_t turn, int64_t nbytes) {
+  if (nbytes == WIDEST_ROW)
+    for (int c = 0; c < WIDEST_ROW; c += CHUNK) memcpy(box + c, shared + (c ^ turn), CHUNK);
+  else
+    for (int64_t c = 0; c < nbytes; c += CHUNK) memcpy(box + c, shared + (c ^ turn), CHUNK);
+}
+
 // FP32 bit patterns to nearest even TF32 (10 fraction bits); NaN becomes 0x7FFFE000.
 static void round_words(uint8_t *bytes, int64_t nbytes) {
   for (int64_t at = 0; at < nbytes; at += 4) {
@@ -236,11 +243,15 @@ void box_read(const BulkCopy *copy, const uint8_t *data, int64_t offset, uint8_t
     memcpy(box, data + offset, (size_t)copy->nbytes);
     return;
   }
+  for (int64_t n = 0; n < map->rows && map->group == CHUNK; n++, box += map->row_bytes) {
+    int64_t at = offset + n * map->pitch;
+    gather_row(box, data + at, at >> map->shift & map->mask, map->row_bytes);
+  }
+  if (map->group == CHUNK) return;
   for (int64_t n = 0; n < map->rows; n++)
     for (int64_t at = 0; at < map->row_bytes; at += map->group, box += map->group) {
       const uint8_t *chunk = data + place_of_chunk(map, offset, n, at / map->group);
-      if (map->group == CHUNK) memcpy(box, chunk, CHUNK);
-      else pack_sixes(chunk, box);
+      pack_sixes(chunk, box);
     }
 }
 

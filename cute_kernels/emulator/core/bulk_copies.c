@@ -158,10 +158,8 @@ static int send(Tables *t, const BulkCopy *copy) {
 
 int32_t bulk_load_run(WorkQueues *all, BulkCopy *copy) {
   Tables *t = all->tables;
-  int64_t phases = t->completions;
   if ((copy->kind == BULK_SEND ? send(t, copy) : load(t, copy)) || pass_on(t, copy)) return 1;
-  if (mbarrier_do(t, COMPLETE_TX, copy->signal, copy->nbytes, 0) < 0) return 1;
-  return all->observed && t->completions != phases ? all->tell(WORK_PHASE, copy->signal) : 0;
+  return mbarrier_do(t, COMPLETE_TX, copy->signal, copy->nbytes, 0) < 0;
 }
 
 int32_t bulk_read_run(WorkQueues *all, BulkCopy *copy) {
@@ -214,18 +212,22 @@ static void meter(const Tables *t, const BulkCopy *copy, int64_t ctas) {
   meter->wavefronts += (nbytes + WAVEFRONT - 1) / WAVEFRONT;
   if (copy->kind == BULK_SEND) return;
   Rows rows = rows_of(copy, copy->kind == BULK_STORE);
-  meter->sectors += rows_sectors(&rows);
+  meter->moved += SECTOR * rows_sectors(&rows);
   rows_free(&rows);
 }
 
+// With detectors the record ends with what is known to be over when the copy is.
 static int issue_to_cta(Tables *t, BulkCopy *given, int64_t target, int64_t signal, int first) {
   int64_t width = t->context ? t->context->agent->width : 0, size = (int64_t)sizeof *given + width * (int64_t)sizeof(int32_t);
   if (!given->rank && target >> RANK_SHIFT != signal >> RANK_SHIFT) return breaks(t, given, RULE_SIGNAL);
-  BulkCopy *copy = malloc((size_t)size);
-  *copy = *given;
-  copy->shared = target;
-  copy->signal = signal;
-  copy->width = width;
+  BulkCopy *copy = given;
+  given->shared = target;
+  given->signal = signal;
+  given->width = width;
+  if (width) {
+    copy = malloc((size_t)size);
+    *copy = *given;
+  }
   int wrong = has_no_cta(t, target);
   t->loaded += copy->kind == BULK_LOAD ? copy->nbytes : 0;
   wrong = wrong || (t->context && races_to_cta(t, copy, first));
@@ -235,12 +237,13 @@ static int issue_to_cta(Tables *t, BulkCopy *given, int64_t target, int64_t sign
     given->map_clock = copy->map_clock = t->fault.place;
   }
   wrong = wrong || work_submit(t->work, &copy->work, size);
-  free(copy);
+  if (width) free(copy);
   return wrong;
 }
 
 // To the CTAs of a mask. With .cta_group::2 the parity of the given mbarrier's CTA says which CTA of each pair is signalled.
 static int issue_loads(Tables *t, BulkCopy *copy) {
+  int64_t shared = copy->shared & OFFSET_MASK, barrier = copy->signal & OFFSET_MASK;
   int64_t rank = copy->shared >> RANK_SHIFT, signal = copy->signal >> RANK_SHIFT;
   if (copy->rank && (has_no_cta(t, copy->shared) || has_no_cta(t, copy->signal))) return 1;
   if (copy->mask < 0) {
@@ -253,8 +256,7 @@ static int issue_loads(Tables *t, BulkCopy *copy) {
   meter(t, copy, __builtin_popcountll(mask));
   for (int first = 1; mask; mask &= mask - 1, first = 0) {
     int64_t to = __builtin_ctzll(mask), of = copy->pair ? (to & ~(int64_t)1) | (signal & 1) : to;
-    int64_t target = to << RANK_SHIFT | (copy->shared & OFFSET_MASK);
-    if (issue_to_cta(t, copy, target, of << RANK_SHIFT | (copy->signal & OFFSET_MASK), first)) return 1;
+    if (issue_to_cta(t, copy, to << RANK_SHIFT | shared, of << RANK_SHIFT | barrier, first)) return 1;
   }
   return 0;
 }
@@ -292,22 +294,28 @@ static int issue_store(Tables *t, BulkCopy *copy) {
   return work_submit(t->work, &copy->work, sizeof *copy);
 }
 
+// Issues a copy; its record is used up.
+static int issue(Tables *t, BulkCopy *copy) {
+  copy->work.kind = WORK_BULK_LOAD;
+  copy->map_column = -1;
+  copy->identity = 0;
+  if (copy->rank && take_map(t, copy)) return 1;
+  int rule = copy->rank ? broken_rule(copy) : broken_rule_of_range(copy);
+  if (rule >= 0) return breaks(t, copy, rule);
+  if (copy->kind == BULK_STORE) return issue_store(t, copy);
+  if (copy->kind == BULK_LOAD) return issue_loads(t, copy);
+  if (copy->shared >> RANK_SHIFT == copy->signal >> RANK_SHIFT) meter(t, copy, 1);
+  return issue_to_cta(t, copy, copy->shared, copy->signal, 1);
+}
+
 int32_t bulk_copy(Tables *t, const BulkCopy *given) {
   BulkCopy copy = *given;
-  copy.work.kind = WORK_BULK_LOAD;
-  copy.map_column = -1;
-  if (copy.rank && take_map(t, &copy)) return 1;
-  int rule = copy.rank ? broken_rule(&copy) : broken_rule_of_range(&copy);
-  if (rule >= 0) return breaks(t, &copy, rule);
-  if (copy.kind == BULK_STORE) return issue_store(t, &copy);
-  if (copy.kind == BULK_LOAD) return issue_loads(t, &copy);
-  if (copy.shared >> RANK_SHIFT == copy.signal >> RANK_SHIFT) meter(t, &copy, 1);
-  return issue_to_cta(t, &copy, copy.shared, copy.signal, 1);
+  return issue(t, &copy);
 }
 
 // --- in bytecode -----------------------------------------------------------------------------------------------------
 
-enum { FACTS = 6 };
+enum { FACTS = 6, ITEMS = 5 + RANKS + SPATIAL };
 
 static void take_operands(BulkCopy *copy, const uint8_t *s, const uint32_t *list, int lane) {
   const uint32_t *item = list + FACTS;
@@ -324,14 +332,24 @@ static void take_operands(BulkCopy *copy, const uint8_t *s, const uint32_t *list
 
 // Of lanes that store the same bytes to the same place one does it for all: CuTe DSL lets whole warps execute stores, and
 // the hardware's instruction is one per warp as well.
-static int as_before(const BulkCopy *copy, const BulkCopy done[], int count) {
-  for (int i = 0; i < count; i++) {
-    const BulkCopy *other = &done[i];
-    if (copy->shared == other->shared && copy->other == other->other &&
-        !memcmp(copy->coordinates, other->coordinates, sizeof copy->coordinates))
-      return 1;
-  }
+typedef struct Stored {
+  int64_t shared, other, coordinates[RANKS];
+} Stored;
+
+static int as_before(const BulkCopy *copy, Stored done[], int *count) {
+  Stored stored = {.shared = copy->shared, .other = copy->other};
+  memcpy(stored.coordinates, copy->coordinates, sizeof stored.coordinates);
+  for (int i = 0; i < *count; i++)
+    if (!memcmp(&stored, &done[i], sizeof stored)) return 1;
+  done[(*count)++] = stored;
   return 0;
+}
+
+// Whether operands of lanes differ.
+static int varies(const uint32_t *list) {
+  uint32_t found = 0;
+  for (int i = 0; i < ITEMS; i++) found |= list[FACTS + i] & (LISTED - 1);
+  return found != 0;
 }
 
 // The list b: kind, dimensions, mode, pair, reduction, type, and the operands of `take_operands`.
@@ -339,28 +357,24 @@ static const Instruction *run_bulk_copy(const Instruction *i, uint8_t *s, Machin
   Tables *t = m->tables;
   const WarpHeader *header = (const WarpHeader *)(const void *)s;
   const uint32_t *list = m->program->lists + i->b;
-  BulkCopy copies[LANES];
-  int count = 0;
   t->place = place_of(i);
   t->progress++;
   if (!takes_logs(t, 0)) return leave(m, ERROR);
-  for (uint32_t left = m->active; left; left &= left - 1) {
-    BulkCopy *copy = &copies[count];
+  BulkCopy copy = {
+      .work = {.place = t->place, .warp = header->number}, .kind = list[0], .rank = list[1], .im2col = list[2],
+      .pair = list[3], .reduction = list[4], .type = list[5],
+  };
+  int once = copy.kind == BULK_STORE && copy.rank && !copy.reduction, count = 0;
+  Stored done[LANES];
+  for (uint32_t left = once && !varies(list) ? m->active & -m->active : m->active; left; left &= left - 1) {
     int lane = __builtin_ctz(left);
-    *copy = (BulkCopy){
-        .work = {.place = t->place, .warp = header->number}, .kind = list[0], .rank = list[1], .im2col = list[2],
-        .pair = list[3], .reduction = list[4], .type = list[5],
-    };
-    take_operands(copy, s, list, lane);
-    if (copy->kind == BULK_STORE) {
-      if (copy->rank && !copy->reduction) {
-        if (as_before(copy, copies, count)) continue;
-        count++;
-      }
+    take_operands(&copy, s, list, lane);
+    if (once && as_before(&copy, done, &count)) continue;
+    if (copy.kind == BULK_STORE) {
       if (!(header->storing >> lane & 1) && stops(t, BULK_GROUPS, 0, 0, lane, 0)) return leave(m, ERROR);
-      copy->thread = bulk_thread(header, lane);
+      copy.thread = bulk_thread(header, lane);
     }
-    if (bulk_copy(t, copy)) return leave(m, ERROR);
+    if (issue(t, &copy)) return leave(m, ERROR);
   }
   return i + 1;
 }

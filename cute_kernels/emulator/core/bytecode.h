@@ -73,11 +73,15 @@ static inline int takes_logs(Tables *t, int64_t operation) {
 
 // An item of an instruction's list: where a word is, or a row, and bytes of a lane there; 0: `missing`.
 static inline int64_t listed(const uint8_t *s, uint32_t item, int lane, int64_t missing) {
-  uint32_t nbytes = item & (LISTED - 1);
-  int64_t value = 0;
+  const uint8_t *at = s + item / LISTED;
   if (!item) return missing;
-  memcpy(&value, s + item / LISTED + nbytes * (uint32_t)lane, nbytes ? nbytes : sizeof value);
-  return value;
+  switch (item & (LISTED - 1)) {
+    case 1: return at[lane];
+    case 2: return ((const u16 *)(const void *)at)[lane];
+    case 4: return ((const u32 *)(const void *)at)[lane];
+    case 8: return ((const s64 *)(const void *)at)[lane];
+    default: return *(const s64 *)(const void *)at;
+  }
 }
 
 // The forms of an operation for values of lanes and for values that all lanes share; null: there is none.

@@ -24,14 +24,13 @@ int32_t tensor_commit_run(WorkQueues *all, TensorCommit *commit) {
   Tables *t = all->tables;
   const int32_t *clocks = (const int32_t *)(const void *)(commit + 1);
   for (int64_t i = 0; i < commit->count; i++) {
-    int64_t target = commit->targets[i], phases = t->completions;
+    int64_t target = commit->targets[i];
     const Barrier *barrier = barrier_at(t, target);
     if (barrier && barrier->point && commit->width) {
       point_gather(barrier->point, clocks, commit->width, commit->rank, ORDER_SYNC | ORDER_WIDE);
       if (!note(t, commit, barrier->point, target)) return 1;
     }
     if (mbarrier_do(t, ARRIVE, target, 1, commit->label) < 0) return 1;
-    if (all->observed && t->completions != phases && all->tell(WORK_PHASE, target)) return 1;
   }
   return 0;
 }

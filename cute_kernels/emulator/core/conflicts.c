@@ -333,7 +333,7 @@ int32_t access_record_whole(const Access *access, void *callback) {
 // Those of a `GenericAccess` to the memory of one CTA or region.
 typedef struct {
   int64_t rank, count;  // -1: global memory
-  int64_t addresses[LANES], lanes[LANES];
+  const int64_t *addresses, *lanes;
   const LaunchRegion *region;
 } Group;
 
@@ -360,6 +360,20 @@ static int64_t identity_of(
   return *identity;
 }
 
+// Records the access if it is in order at once, as nearly all are, and needs no more room than there is.
+static int is_at_once(
+    const Context *context, const GenericAccess *generic, Access *access, int whole, int by_lanes, uint32_t mask) {
+  int64_t places[LANES];
+  if (generic->strong || whole || generic->identity || !has_room(context->epochs, 1)) return 0;
+  Plane *plane = access->lanes && access->rows == LANES ? lanes_check(access, places) : NULL;
+  if (!plane && !access_check(access)) return 0;
+  if (by_lanes) agent_load_together(context->agent, mask);
+  access->identity = identity_of(context, generic, 0, by_lanes, access->read_column, NULL);
+  if (plane) lanes_record(access, plane, places, (int32_t)access->identity);
+  else access_record(access);
+  return 1;
+}
+
 static int group_whole(
     const Context *context, const GenericAccess *generic, const Group *group, Ask *ask_, const LogEntry *entry) {
   Agent *agent = context->agent;
@@ -369,11 +383,10 @@ static int group_whole(
   // Lanes that write one place together write the same value in every sound program: the warp's, not a lane's.
   int whole = write && generic->each && group->count > 1 && !differ;
   int by_lanes = !write && (generic->each ? group->count > 1 : generic->lane < 0);
-  if (generic->each) {
+  if (by_lanes && generic->each) {
     mask = 0;
     for (int64_t i = 0; i < group->count; i++) mask |= (int64_t)1 << group->lanes[i];
   }
-  if (by_lanes) agent_load_together(agent, (uint32_t)mask);
   int64_t column = by_lanes ? agent->base + COLUMN_LOADS : write && !whole ? agent->base : own_reads;
   const uint8_t *non_coherent = context->launch->non_coherent;
   Access access = {
@@ -396,9 +409,13 @@ static int group_whole(
     access.read_known = access.known;
   }
   if (generic->instruction < 0) access.stores = NULL;
-  const Part part = {.access = &access, .ask = ask_, .entry = entry};
-  if (!access.identity) access.identity = identity_of(context, generic, whole, by_lanes, column, &part);
-  if (!access.identity || !access_whole(&access, ask_, entry)) return 0;
+  if (!is_at_once(context, generic, &access, whole, by_lanes, (uint32_t)mask)) {
+    if (!ask_) return 0;
+    const Part part = {.access = &access, .ask = ask_, .entry = entry};
+    if (by_lanes) agent_load_together(agent, (uint32_t)mask);
+    if (!access.identity) access.identity = identity_of(context, generic, whole, by_lanes, column, &part);
+    if (!access.identity || !access_whole(&access, ask_, entry)) return 0;
+  }
   if (global || group->rank == agent->rank) return 1;
   Conflict elsewhere = {
       .access = &access, .identity = group->rank, .count = group->count, .lanes = access.lanes, .wrote = write,
@@ -422,21 +439,29 @@ int generic_whole(const Context *context, const GenericAccess *generic, Ask *ask
     high = generic->addresses[i] > high ? generic->addresses[i] : high;
   }
   const LaunchRegion *all = generic->of_global ? region_of_range(launch, low, high + generic->nbytes) : NULL;
+  int64_t rank = generic->of_global ? -1 : low >> RANK_SHIFT;
+  if (all || (!generic->of_global && high >> RANK_SHIFT == rank)) {
+    const Group group = {rank, generic->count, generic->addresses, generic->lanes, all};
+    if (all && !all->writable) return 1;  // nobody may write there
+    if (!ask_ && (generic->strong || (all ? !all->tracked : rank != context->agent->rank))) return 0;
+    return group_whole(context, generic, &group, ask_, entry);
+  }
+  if (!ask_) return 0;
   for (int64_t i = 0; i < generic->count; i++) {
     int64_t address = generic->addresses[i];
-    const LaunchRegion *region = all ? all : region_of_range(launch, address, address + generic->nbytes);
+    const LaunchRegion *region = region_of_range(launch, address, address + generic->nbytes);
     keys[i] = !generic->of_global ? address >> RANK_SHIFT : region ? region - launch->regions : -1;
   }
   for (int64_t last = -1;;) {  // group after group, in order of ranks or regions
-    Group group = {.rank = -1};
-    int64_t key = INT64_MAX;
+    int64_t key = INT64_MAX, addresses[LANES], lanes[LANES];
+    Group group = {.rank = -1, .addresses = addresses, .lanes = lanes};
     for (int64_t i = 0; i < generic->count; i++) key = keys[i] > last && keys[i] < key ? keys[i] : key;
     if (key == INT64_MAX) return 1;
     last = key;
     for (int64_t i = 0; i < generic->count; i++) {
       if (keys[i] != key) continue;
-      group.addresses[group.count] = generic->addresses[i];
-      group.lanes[group.count++] = generic->lanes[i];
+      addresses[group.count] = generic->addresses[i];
+      lanes[group.count++] = generic->lanes[i];
     }
     if (generic->of_global) group.region = &launch->regions[key];
     else group.rank = key;

@@ -12,8 +12,6 @@ EXPORT int64_t key_slot(const int64_t *key, int64_t words, int64_t slots);
 
 // The live mbarrier at a shared address, or null.
 EXPORT Barrier *barrier_at(Tables *t, int64_t address);
-// Completes its phase if nothing is pending.
-EXPORT void barrier_settle(Tables *t, Barrier *barrier);
 
 // An operation on an mbarrier. Returns the phase that it found; -1: Python has been told what is wrong.
 EXPORT int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who);
@@ -54,10 +52,13 @@ EXPORT int32_t tensor_commit(
 // With detectors: the stream of a lane ends, `clocks` is what its completion passes on. Returns how many commits it has.
 EXPORT int64_t stream_commit(Agent *agent, Stream *stream, int64_t lane, int32_t *clocks);
 
-// What one access to shared memory by the lanes of a mask costs; counters.py has the meanings.
-EXPORT void shared_cost(const int64_t *addresses, uint32_t mask, int64_t nbytes, int32_t load, int64_t *cost);
-// Distinct aligned pieces of `size` bytes, a power of two, that the lanes of a mask access; no access crosses a border.
-EXPORT int64_t distinct_pieces(const int64_t *addresses, uint32_t mask, int64_t size);
+// Counts an access of lanes, `nbytes` by each of a mask, by the running warp; `how`: METER_LOAD and so on.
+EXPORT void meter_access(
+    const Tables *t, const int64_t *addresses, uint32_t mask, int64_t instruction, int32_t shared, int32_t how,
+    int64_t nbytes);
+// Counts an MMA: bytes of operands in shared memory, and of tensor memory.
+EXPORT void meter_mma(
+    const Tables *t, int64_t instruction, int64_t operand_bytes, int64_t tensor_read, int64_t tensor_written);
 
 // Issues an asynchronous operation, a record of `size` bytes: it takes effect, or is kept. Likewise performs one, of the
 // queue with this index or (-1) of the first whose operation does not yield. 1: Python has been told what is wrong.

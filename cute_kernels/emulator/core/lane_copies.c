@@ -178,8 +178,8 @@ static const Instruction *run_copy_lanes(const Instruction *i, uint8_t *s, Machi
   }
   if (t->meter && copy.lanes) {
     uint32_t reads = reading(&copy);
-    meter_access(t, copy.targets, m->active, t->place, 1, 1, copy.nbytes);
-    if (reads) meter_access(t, copy.sources, reads, t->place, 0, 0, copy.nbytes);
+    meter_access(t, copy.targets, m->active, t->place, 1, METER_STORE, copy.nbytes);
+    if (reads) meter_access(t, copy.sources, reads, t->place, 0, METER_LOAD, copy.nbytes);
   }
   copies->issued++;
   if (t->context && copy.lanes) {
@@ -229,11 +229,9 @@ static const Instruction *run_copies_wait(const Instruction *i, uint8_t *s, Mach
 int32_t copies_arrival_run(WorkQueues *all, CopiesArrival *arrival) {
   Tables *t = all->tables;
   Barrier *barrier = barrier_at(t, arrival->barrier);
-  int64_t phases = t->completions;
   if (barrier && barrier->point && arrival->width)
     point_gather(barrier->point, (const int32_t *)(void *)(arrival + 1), arrival->width, arrival->rank, ORDER_SYNC);
-  if (mbarrier_do(t, ARRIVE, arrival->barrier, 1, arrival->label) < 0) return 1;
-  return all->observed && t->completions != phases ? all->tell(WORK_PHASE, arrival->barrier) : 0;
+  return mbarrier_do(t, ARRIVE, arrival->barrier, 1, arrival->label) < 0;
 }
 
 static int64_t label_of(Tables *t, LaneCopies *copies, int lane) {

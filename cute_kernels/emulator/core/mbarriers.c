@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "bytecode.h"
-#include "trace.h"
+#include "events.h"
 
 static Barrier *live(Tables *t, int64_t operation, int64_t address) {
   Barrier *barrier = barrier_at(t, address);
@@ -20,7 +20,14 @@ static int settle(Tables *t, Barrier *barrier, int64_t operation, int64_t addres
   int64_t late = point ? point_overtaken(point, barrier->phase, NULL) : -1;
   if (late >= 0 && stops(t, PHASE_OVERRUN, operation, address, late, point->followed[late].waited_place)) return 0;
   if (point) point_complete(point, barrier->phase);
-  barrier_settle(t, barrier);
+  barrier->phase++;
+  barrier->pending = barrier->expected;
+  t->completions++;
+  if (t->events) {
+    int64_t *values = event(t, EVENT_PHASE);
+    values[0] = address;
+    values[1] = barrier->phase;
+  }
   return 1;
 }
 
@@ -114,18 +121,17 @@ static int release(Tables *t, int64_t operation, const Lanes *group, int64_t ord
   return 1;
 }
 
-// An operation, which a timeline shows; arrive.expect_tx as the mbarrier is between its two halves.
+// An operation, which observers hear of; of arrive.expect_tx as the mbarrier is between its two halves.
 static int64_t perform(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who) {
   int both = operation == ARRIVE_EXPECT_TX;
   int64_t phase = mbarrier_do(t, both ? EXPECT_TX : operation, address, amount, who);
   if (phase < 0) return phase;
   const Barrier *barrier = barrier_at(t, address), shown = *barrier;
   if (both && mbarrier_do(t, ARRIVE, address, 1, who) < 0) return -1;
-  if (t->trace) {
-    TraceEvent *event = trace_event(t, TRACE_MBARRIER, t->place);
-    trace_barrier(event, address, &shown);
-    event->number = operation;
-    event->lane = barrier->phase - phase;
+  if (t->events) {
+    const int64_t values[] = {
+        operation, address, shown.phase, shown.expected, shown.pending, shown.tx, shown.arriver};
+    memcpy(event(t, EVENT_MBARRIER), values, sizeof values);
   }
   return phase;
 }
@@ -188,9 +194,11 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
     Lanes group = next_of(i, s, left, 1);
     int32_t passed = mbarrier_test(t, operation, group.address, group.amount, parity);
     if (passed < 0) return leave(m, ERROR);
-    if (t->trace && passed) {
-      TraceEvent *event = trace_event(t, TRACE_PASSED, t->place);
-      *event = (TraceEvent){event->kind, event->instruction, event->steps, group.address, group.amount, .lane = parity};
+    if (t->events && passed) {
+      int64_t *values = event(t, EVENT_PASSED);
+      values[0] = group.address;
+      values[1] = group.amount;
+      values[2] = parity;
     }
     done |= passed ? group.lanes : 0;
     left &= ~group.lanes;

@@ -283,7 +283,8 @@ static int32_t by_lanes(Tables *t, const int64_t *addresses, uint8_t *const *ele
     }
 #undef OF_SIZE
   }
-  if (done && t->meter) meter_access(t, addresses, r->mask, r->instruction, shared, write, bytes_of(r));
+  int32_t how = write ? METER_STORE : METER_LOAD;
+  if (done && t->meter) meter_access(t, addresses, r->mask, r->instruction, shared, how, bytes_of(r));
   return done;
 }
 
@@ -370,7 +371,7 @@ static int load_together(Tables *t, const Request *r, int64_t address, const uin
   if (t->meter && space != SPACE_PARAM) {
     int64_t addresses[LANES];
     for (int lane = 0; lane < LANES; lane++) addresses[lane] = at;
-    meter_access(t, addresses, r->mask, r->instruction, space == SPACE_SHARED, 0, nbytes);
+    meter_access(t, addresses, r->mask, r->instruction, space == SPACE_SHARED, METER_LOAD, nbytes);
   }
   return 1;
 }

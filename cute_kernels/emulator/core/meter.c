@@ -1,4 +1,4 @@
-// What accesses cost the load/store unit: wavefronts of shared memory, sectors of global memory.
+// What accesses cost: wavefronts of shared memory, sectors of global memory; counters.py names what is counted here.
 //
 // Shared memory has 32 banks of 4 bytes; one pass through the data pipe (a wavefront, as Nsight Compute names it)
 // delivers one word per bank, and the same word to any number of lanes. It moves at most 128 bytes of distinct words,
@@ -40,7 +40,7 @@ static int pairs_agree(const int64_t *addresses, uint32_t mask, int distance) {
 }
 
 // cost: wavefronts, conflicts, and the wavefronts that the distinct words would need in the best arrangement.
-void shared_cost(const int64_t *addresses, uint32_t mask, int64_t nbytes, int32_t load, int64_t *cost) {
+static void shared_cost(const int64_t *addresses, uint32_t mask, int64_t nbytes, int load, int64_t *cost) {
   int64_t width = nbytes < WORD ? WORD : nbytes, together = WAVEFRONT / width;
   if (together > LANES) together = LANES;
   if (load && together < LANES && (pairs_agree(addresses, mask, 1) || pairs_agree(addresses, mask, 2))) together *= 2;
@@ -66,7 +66,20 @@ void shared_cost(const int64_t *addresses, uint32_t mask, int64_t nbytes, int32_
   cost[2] = (distinct + BANKS - 1) / BANKS;
 }
 
-int64_t distinct_pieces(const int64_t *addresses, uint32_t mask, int64_t size) {
+// Lanes of an atomic that share a bank go one after the other, equal address or not.
+static void atomic_cost(const int64_t *addresses, uint32_t mask, int64_t *cost) {
+  int64_t lanes[BANKS] = {0}, most = 0;
+  for (; mask; mask &= mask - 1) {
+    int64_t count = ++lanes[addresses[__builtin_ctz(mask)] / WORD % BANKS];
+    most = count > most ? count : most;
+  }
+  cost[0] = most;
+  cost[1] = most - 1;
+  cost[2] = 1;
+}
+
+// Distinct aligned pieces of `size` bytes, a power of two, that lanes access; no access crosses a border.
+static int64_t distinct_pieces(const int64_t *addresses, uint32_t mask, int64_t size) {
   int64_t known[LANES], count = 0;
   int shift = __builtin_ctzll((uint64_t)size);
   for (; mask; mask &= mask - 1) {
@@ -77,6 +90,23 @@ int64_t distinct_pieces(const int64_t *addresses, uint32_t mask, int64_t size) {
   return count;
 }
 
+// Of atomics on global memory lanes with one address go one after the other, and each pass counts its sectors: as Nsight
+// Compute counts on an H200, where 32 lanes at one address are 32 sectors (docs/emulator/counters.md).
+static int64_t atomic_sectors(const int64_t *addresses, uint32_t mask) {
+  int64_t sectors = 0;
+  while (mask) {
+    uint32_t pass = 0;
+    for (uint32_t left = mask; left; left &= left - 1) {
+      int lane = __builtin_ctz(left), first = 1;
+      for (uint32_t in = pass; in && first; in &= in - 1) first = addresses[__builtin_ctz(in)] != addresses[lane];
+      pass |= (uint32_t)first << lane;
+    }
+    sectors += distinct_pieces(addresses, pass, SECTOR);
+    mask &= ~pass;
+  }
+  return sectors;
+}
+
 // An access to another CTA's memory goes through the network between multiprocessors, whose cost is not documented.
 static int of_own_cta(const Tables *t, const int64_t *addresses, uint32_t mask) {
   int other = 0;
@@ -85,9 +115,9 @@ static int of_own_cta(const Tables *t, const int64_t *addresses, uint32_t mask) 
 }
 
 void meter_access(
-    const Tables *t, const int64_t *addresses, uint32_t mask, int64_t instruction, int shared, int write,
+    const Tables *t, const int64_t *addresses, uint32_t mask, int64_t instruction, int32_t shared, int32_t how,
     int64_t nbytes) {
-  int own = !shared || of_own_cta(t, addresses, mask);
+  int own = !shared || how == METER_ATOMIC || of_own_cta(t, addresses, mask);
   Meter *meter = meter_of(t, instruction, !own ? METER_CLUSTER : shared ? METER_SHARED : METER_GLOBAL);
   meter->requests++;
   meter->bytes += nbytes * __builtin_popcount(mask);
@@ -95,12 +125,15 @@ void meter_access(
   if (!own) return;
   if (shared) {
     int64_t cost[3];
-    shared_cost(addresses, mask, nbytes, !write, cost);
+    if (how == METER_ATOMIC) atomic_cost(addresses, mask, cost);
+    else shared_cost(addresses, mask, nbytes, how == METER_LOAD, cost);
     meter->wavefronts += cost[0];
     meter->conflicts += cost[1];
     meter->ideal += cost[2];
   } else {
-    meter->sectors += distinct_pieces(addresses, mask, SECTOR);
+    int64_t sectors = distinct_pieces(addresses, mask, SECTOR);
+    meter->sectors += how == METER_ATOMIC ? atomic_sectors(addresses, mask) : sectors;
+    meter->moved += SECTOR * sectors;
     meter->lines += distinct_pieces(addresses, mask, LINE);
   }
 }
@@ -123,4 +156,13 @@ void meter_matrices(const Tables *t, const int64_t *addresses, int32_t count, in
     meter->conflicts += cost[1];
     meter->ideal += cost[2];
   }
+}
+
+void meter_mma(
+    const Tables *t, int64_t instruction, int64_t operand_bytes, int64_t tensor_read, int64_t tensor_written) {
+  Meter *meter = meter_of(t, instruction, METER_UNIT);
+  meter->requests++;
+  meter->wavefronts += (operand_bytes + WAVEFRONT - 1) / WAVEFRONT;
+  meter->tensor_read += tensor_read;
+  meter->tensor_written += tensor_written;
 }

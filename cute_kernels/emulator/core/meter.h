@@ -1,4 +1,4 @@
-// What the units are asked for, counted: inline where copies and MMAs are executed.
+// What the units are asked for, counted; where somebody counts (`Tables.meter`).
 #ifndef METER_H
 #define METER_H
 
@@ -10,11 +10,6 @@ enum { SECTOR = 32, LINE = 128, WAVEFRONT = 128 };  // bytes
 static inline Meter *meter_of(const Tables *t, int64_t instruction, int which) {
   return t->meter + instruction * METERS + which;
 }
-
-// A load or store by the lanes of a mask, `nbytes` by each.
-void meter_access(
-    const Tables *t, const int64_t *addresses, uint32_t mask, int64_t instruction, int shared, int write,
-    int64_t nbytes);
 
 // ldmatrix or stmatrix of so many matrices.
 void meter_matrices(const Tables *t, const int64_t *addresses, int32_t count, int64_t instruction);

@@ -53,7 +53,8 @@ void lanes_record(const Access *access, Plane *plane, const int64_t places[LANES
 typedef int32_t Ask(int32_t what, Conflict *conflict);
 // --- conflicts.c ---
 
-// An access is compared with all earlier ones, and recorded; 0: Python has raised.
+// An access is compared with all earlier ones, and recorded; 0: Python has raised. Of loads and stores without `ask` 0 also:
+// nothing is done, they are not in order at once.
 int access_whole(const Access *access, Ask *ask, const LogEntry *entry);
 int generic_whole(const Context *context, const GenericAccess *generic, Ask *ask, const LogEntry *entry);
 

@@ -236,7 +236,7 @@ void multiply_split(const Mma *mma) {
   Mma product = *mma;
   product.a = (MmaType){F16, mma->a.negated, 16}, product.b = (MmaType){F16, mma->b.negated, 16};
   product.column_stride = mma->m, product.wrap = mma->n, product.group_stride = LANE_GROUP;
-  product.parts[0] = (MmaPart){{(uint8_t *)half_a, NULL, places}, {(uint8_t *)half_b, NULL, places}, sums, NULL};
+  product.parts[0] = (MmaPart){{(uint8_t *)half_a, NULL, places}, {(uint8_t *)half_b, NULL, places}, sums};
   for (int half = 0; half < HALVES; half++) {
     take_half(half_a, a, mma->m, half);
     take_half(half_b, b, mma->n, half);

@@ -14,7 +14,7 @@ typedef struct Stream Stream;
 typedef struct Shadow Shadow;
 typedef struct Context Context;
 typedef struct LogEntry LogEntry;
-typedef struct TraceEvent TraceEvent;
+typedef struct Event Event;
 typedef struct Agent Agent;
 typedef struct NamedBarriers NamedBarriers;
 typedef struct WorkQueues WorkQueues;
@@ -79,7 +79,8 @@ enum {
   MAKE_ROOM,  // for arrivals at a named barrier
   MAKE_COPIES,  // what is kept of the running warp's cp.async
   NAME_ARRIVAL,  // a label of cp.async.mbarrier.arrive by the lane `given`, to be left there
-  TAKE_LOGS,  // of the running warp
+  TAKE_LOGS,    // of the running warp
+  TAKE_EVENTS,  // for observers
   BY_CHANCE   // whether a wait fails though it could succeed
 };
 typedef struct Fault { int64_t operation, address, given, place; } Fault;
@@ -189,8 +190,10 @@ typedef struct WarpMma {
 
 // What an instruction asked of the units, by its index; counters.py has the meanings. `width`: bytes per lane.
 enum { METER_SHARED, METER_GLOBAL, METER_UNIT, METER_CLUSTER, METERS };  // memories; all else; other CTAs' memory
+enum { METER_LOAD, METER_STORE, METER_ATOMIC };
 typedef struct Meter {
   int64_t requests, bytes, wavefronts, ideal, conflicts, sectors, lines, width, tensor_read, tensor_written;
+  int64_t moved;  // bytes between L2 and the multiprocessor
 } Meter;
 
 // What the core knows of one cluster.
@@ -249,8 +252,8 @@ typedef struct Tables {
   Repeat uninitialised[REPEATS];  // reads, by instruction
   int32_t (*report)(int32_t what);  // 0: go on
   WorkQueues *work;
-  TraceEvent *trace;             // what a timeline has not shown yet, entries in use and in all; or null
-  int64_t trace_used, trace_size;
+  Event *events;                 // that observers have not heard of yet, entries in use and in all; null: there are none
+  int64_t event_count, event_room;
   Cta ctas[];
 } Tables;
 
@@ -262,20 +265,24 @@ typedef struct Tables {
 
 #include "state_wgmma.h"
 
-// --- timelines -------------------------------------------------------------------------------------------------------
+// --- what observers hear ---------------------------------------------------------------------------------------------
 
-// What the core did of what a timeline shows (trace.py), in the order of the program.
+// What happens in a cluster, in its order, with its `values` (events.py).
 enum {
-  TRACE_PASSED,     // a wait for the state `number` of the mbarrier `address` succeeded; `lane`: 1 for a parity
-  TRACE_MBARRIER,   // the operation `number` on the mbarrier `address`, which then is as the members say; `lane`: 1 if it
-                    // has completed a phase
-  TRACE_NAMED       // `phase` generations of the named barrier `number` of the CTA are complete
+  EVENT_ISSUED,                            // an operation: the beginning of its record, see `Work`
+  EVENT_BEGINS, EVENT_ENDS, EVENT_FAILS,   // it takes effect, has done so or failed: its number
+  EVENT_PHASE,                             // of an mbarrier is complete: its address, how many are
+  EVENT_NAMED,    // a named barrier is complete: rank of the CTA, its number, how often it has been
+  EVENT_WGMMAS,   // of a warpgroup: rank of the CTA, number of the warpgroup, how many operations are complete
+  EVENT_PASSED,   // a wait for an mbarrier: its address, the state that was waited for, 1 if that is a parity
+  EVENT_MBARRIER  // an operation on one: which, its address, and the mbarrier then: phase, expected, pending, tx, arriver
 };
-struct TraceEvent {
-  int64_t kind, instruction;
-  int64_t steps;  // of the warp, see `WarpHeader`
-  int64_t address, number, text, lane;
-  int64_t phase, pending, tx, arriver;  // as of `Barrier`
+enum { EVENT_VALUES = 13 };
+struct Event {
+  int64_t kind;
+  int64_t place;  // index of the instruction, -1: Python knows it
+  int64_t steps;  // of the warp that runs, see `WarpHeader`
+  int64_t values[EVENT_VALUES];
 };
 
 // --- kernels as bytecode ---------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@
 typedef struct Work Work;
 typedef struct LaneCopies LaneCopies;
 
-// One asynchronous operation: the record begins with this, its operands follow.
-// Kinds; a function of Python performs the first.
+// One asynchronous operation: the record begins with this, its operands follow, first those of which its name is made
+// (EVENT_VALUES words in all). Kinds; a function of Python performs the first.
 enum {
   WORK_PYTHON, WORK_LANE_COPY, WORK_COPIES_ARRIVE, WORK_TENSOR_COMMIT, WORK_BULK_LOAD, WORK_BULK_READ, WORK_BULK_WRITE,
   WORK_WGMMA, WORK_TENSOR_MMA
@@ -24,21 +24,15 @@ struct Work {
 };
 typedef struct WorkQueue { int64_t key; Work *first, *last; } WorkQueue;
 
-// What Python is told of an operation (`WorkQueues.tell`): that it has to perform it; with observers that it is issued,
-// takes effect, has done so or failed, and that it has completed a phase of an mbarrier.
-enum { WORK_RUN, WORK_ISSUED, WORK_BEGINS, WORK_ENDS, WORK_FAILS, WORK_PHASE };
-
 // Asynchronous work of a cluster.
 struct WorkQueues {
   int64_t eager;             // it takes effect when it is issued
-  int64_t observed;
   int64_t issued, executed;  // operations
   int64_t count, room;       // queues
   WorkQueue *queues;         // that are not empty, in the order of becoming so
   Work *running;             // that had to wait and takes effect now, or null
   Work *held;                // that is not issued yet: something has to be complete first
-  // `detail`: of WORK_RUN the number, of WORK_PHASE the address of the mbarrier, else the address of the record. 0: go on
-  int32_t (*tell)(int32_t what, int64_t detail);
+  int32_t (*run)(int64_t number);  // Python performs an operation of its own; 0: go on
   Tables *tables;
 };
 
@@ -75,11 +69,12 @@ typedef struct CopiesArrival {
 enum { MOST_DISABLED = 8 };
 typedef struct TensorMma {
   Work work;
-  int64_t kind, group, a_in_tensor, scales;
+  int64_t kind, group;
   int64_t rank, lane;  // of the issuing CTA
+  MmaFields fields;    // of the instruction descriptor
+  int64_t a_in_tensor, scales;
   int64_t d, a, b, instruction, accumulate, scale_a, scale_b;
   int64_t disabled[MOST_DISABLED];
-  MmaFields fields;    // of the instruction descriptor
 } TensorMma;
 // Rules that one breaks: lanes of D are left out; the odd CTA of a pair issues it; its instruction descriptor is illegal;
 // there is no CTA `given`; A cannot be in tensor memory so. Of A (`given` 0) or B (1): the matrix descriptor is illegal,

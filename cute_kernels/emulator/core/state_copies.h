@@ -26,15 +26,18 @@ struct TensorMap {
 enum { BULK_LOAD, BULK_SEND, BULK_STORE };  // global to shared memory, between CTAs, shared to global memory
 typedef struct BulkCopy {
   Work work;
-  int64_t kind, rank, im2col, pair, reduction, type;
-  // Address in shared memory (of a load or send, of the target); of the tensor map, in global memory, or a send's source;
-  // of the mbarrier; bytes; of a load the CTAs that get it, of a store which of 16 bytes are written, -1: one, or all.
-  int64_t shared, other, signal, nbytes, mask;
+  int64_t kind, rank;
+  // Bytes; address in shared memory (of a load or send, of the target), and of the mbarrier; a store: whose.
+  int64_t nbytes, shared, signal;
+  BulkThread *thread;
+  int64_t im2col, pair, reduction, type;
+  // Address of the tensor map, in global memory, or a send's source; of a load the CTAs that get it, of a store which of 16
+  // bytes are written, -1: one, or all.
+  int64_t other, mask;
   int64_t coordinates[RANKS], offsets[SPATIAL];
   int64_t lane;
   TensorMap map;
-  BulkThread *thread;  // a store: whose, and which of its groups
-  int64_t group;
+  int64_t group;       // a store: which of its thread
   uint8_t *box;        // what it has read
   Epochs *epochs;      // with detectors
   int64_t identity, width;         // width: of what is known to be over when it is complete

@@ -5,7 +5,7 @@
 // What an instruction descriptor of a dense kind says (PTX ISA, "Instruction descriptor"). Elements by their numbers, m
 // and n of both CTAs together, d one of SUM_F32, SUM_F16 and SUM_S32.
 typedef struct MmaFields {
-  int64_t a, b, negate_a, negate_b, a_mn_major, b_mn_major, m, n, d, saturate;
+  int64_t m, n, a, b, negate_a, negate_b, a_mn_major, b_mn_major, d, saturate;
 } MmaFields;
 // What is wrong with one, the first of these; 0: nothing.
 enum {

@@ -8,8 +8,8 @@ struct WgmmaForm {
   Mma mma;
   int64_t registers;  // of D, in each thread
   int64_t a_in_registers;
-  int64_t operand_wavefronts;  // what it counts for
-  int64_t text;                // with detectors, the number of its name
+  int64_t operand_bytes;  // in shared memory
+  int64_t text;           // with detectors, the number of its name
 };
 
 // What one warp contributes: registers of D, as offsets in its state, and of A.
@@ -62,7 +62,7 @@ struct Warpgroup {
 // A wgmma that all its warps have issued.
 typedef struct WgmmaWork {
   Work work;
-  int64_t warpgroup, number;  // of the cluster; of the warpgroup's operations
+  int64_t warpgroup, form, number;  // of the cluster; of the kernel; of the warpgroup's operations
 } WgmmaWork;
 
 #endif

@@ -268,14 +268,10 @@ int32_t tensor_mma_run(WorkQueues *all, TensorMma *mma) {
 // Each CTA reads its own rows of A and of B; the pair exchanges what it reads of B.
 static void meter(const Tables *t, const TensorMma *mma) {
   if (!t->meter) return;
-  Meter *meter = meter_of(t, mma->work.place, METER_UNIT);
   int64_t rows = columns_of(mma) + (mma->a_in_tensor ? 0 : rows_of(mma));
   int64_t accumulator = rows_of(mma) * mma->fields.n * (int64_t)sizeof(uint32_t);
-  meter->requests++;
-  meter->wavefronts += (mma->group * rows * K_BYTES + WAVEFRONT - 1) / WAVEFRONT;
-  meter->tensor_read += mma->group * (mma->accumulate ? accumulator : 0);
-  meter->tensor_read += mma->group * (mma->a_in_tensor ? rows_of(mma) * K_BYTES : 0);
-  meter->tensor_written += mma->group * accumulator;
+  int64_t read = (mma->accumulate ? accumulator : 0) + (mma->a_in_tensor ? rows_of(mma) * K_BYTES : 0);
+  meter_mma(t, mma->work.place, mma->group * rows * K_BYTES, mma->group * read, mma->group * accumulator);
 }
 
 int32_t tensor_mma(Tables *t, const TensorMma *given) {

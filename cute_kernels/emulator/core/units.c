@@ -21,10 +21,3 @@ Barrier *barrier_at(Tables *t, int64_t address) {
   uint32_t number = (uint32_t)(cta->slots[offset >> 3] - 1);
   return &t->barriers[number / BARRIER_BLOCK][number % BARRIER_BLOCK];
 }
-
-void barrier_settle(Tables *t, Barrier *barrier) {
-  if (barrier->pending || barrier->tx) return;
-  barrier->phase++;
-  barrier->pending = barrier->expected;
-  t->completions++;
-}

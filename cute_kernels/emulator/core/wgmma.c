@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "asynchronous.h"
+#include "events.h"
 #include "fragments.h"
 #include "meter.h"
 #include "wgmma.h"
@@ -114,6 +115,12 @@ int32_t wgmma_run(WorkQueues *all, const WgmmaWork *work) {
   for (int i = 0; t->register_cells && i < WGMMA_WARPS; i++) registers_fill(t, group, i, work->number, homes[i]);
   group->complete = work->number + 1;
   t->wgmmas++;
+  if (t->events) {
+    int64_t *values = event(t, EVENT_WGMMAS);
+    values[0] = rank;
+    values[1] = work->warpgroup % t->warpgroups_of_cta;
+    values[2] = group->complete;
+  }
   return 0;
 }
 
@@ -152,17 +159,14 @@ void wgmma_free(Warpgroup *groups, int64_t count) {
 // The last warp has issued an operation.
 static int start(Tables *t, const WarpHeader *header, const Warpgroup *group, int64_t number) {
   int64_t index = group - t->warpgroups;
-  if (t->meter) {
-    Meter *meter = meter_of(t, t->place, METER_UNIT);
-    meter->requests++;
-    meter->wavefronts += t->wgmma_forms[operation_of(group, number)->form].operand_wavefronts;
-  }
+  int64_t form = operation_of(group, number)->form;
+  if (t->meter) meter_mma(t, t->place, t->wgmma_forms[form].operand_bytes, 0, 0);
   if (t->context && wgmma_races(t, group, number, header->rank)) return 1;
   WgmmaWork work = {
       .work = {
           .kind = WORK_WGMMA, .queue = WGMMA_QUEUE - index, .yields = 1, .place = t->place, .warp = header->number,
       },
-      .warpgroup = index, .number = number,
+      .warpgroup = index, .form = form, .number = number,
   };
   return work_submit(t->work, &work.work, sizeof work);
 }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.graph.families import family
@@ -19,7 +20,7 @@ from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Vector
 from cute_kernels.emulator.ptx.families import always_varies, as_integer
 from cute_kernels.emulator.ptx.operand_syntax import data_operand, policy_operand
 from cute_kernels.emulator.state.async_engine import AsyncOp
-from cute_kernels.emulator.state.lane_masks import LaneValues, block_lanes
+from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.units.copies.generic_accesses import space_of
 from cute_kernels.emulator.units.copies.reductions import DTYPES, combine, element_of, operations
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _NAMES = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 _ORDER = ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "noftz", "L2::cache_hint")
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+_STORE, _ATOMIC = CONSTANTS["METER_STORE"], CONSTANTS["METER_ATOMIC"]
 _MOST_BULK = 1 << 24  # bytes of st.bulk
 
 
@@ -148,10 +150,13 @@ def _watch(warp: Warp, mask: int, space: str, addresses: np.ndarray, nbytes: int
 
 
 def _count(warp: Warp, mask: int, space: str, addresses: np.ndarray, size: int) -> None:
-    places = [space_of(space, int(a)) for a in addresses[block_lanes(mask)]]
-    for kind in ("shared", "global"):
-        some = np.array([place for found, place in places if found == kind], np.uint64)
-        warp.cluster.meter.atomic(kind, some.view(np.int64), size)
+    places, chosen = np.zeros(32, np.uint64), {"shared": 0, "global": 0}
+    for lane in lane_vector(mask).tolist():
+        kind, places[lane] = space_of(space, int(addresses[lane]))
+        if kind in chosen:
+            chosen[kind] |= 1 << lane
+    for kind, lanes in chosen.items():
+        warp.cluster.meter.access(_ATOMIC, kind, places.view(np.int64), size, lanes)
 
 
 def _parts(instruction: Instruction) -> tuple[str, str, str, int]:
@@ -236,8 +241,8 @@ def store_async(
     nbytes = TYPE_BITS[type_] // 8
     dtype = np.dtype(f"u{nbytes}")
     if cluster.meter is not None:
-        places = np.broadcast_to(np.asarray(address, np.int64), 32)[None]
-        cluster.meter.lanes("red.async" if name else "st.async", "shared", places, nbytes * len(values), mask)
+        places = np.broadcast_to(np.asarray(address, np.int64), 32)
+        cluster.meter.access(_STORE, "shared", places, nbytes * len(values), mask)
     for lane, (where, signal, *given) in zip(_lanes(mask), each_lane(mask, address, barrier, *values), strict=True):
         if where >> 24 != signal >> 24:
             raise IllegalAccess(f"asynchronous store to CTA {where >> 24} signals an mbarrier of CTA {signal >> 24}")

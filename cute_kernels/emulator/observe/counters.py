@@ -13,22 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.observe import roles
 from cute_kernels.emulator.observe.meter import CoreMeter
-from cute_kernels.emulator.observe.shared_banks import (
-    LINE_BYTES,
-    SECTOR_BYTES,
-    atomic_wavefronts,
-    pieces,
-    reduction_sectors,
-    shared_cost,
-)
 from cute_kernels.emulator.ptx.flow import Flow
 from cute_kernels.emulator.ptx.program import Instruction
 from cute_kernels.emulator.state.warp import WarpState
 
-_LANES = np.arange(32)
-_RANK_SHIFT = 24  # of a shared address, as in `smem`
 _Units = dict[str, dict[str, Counter[str]]]
 
 
@@ -233,11 +224,11 @@ def _plain(units: _Units) -> dict[str, dict[str, dict[str, int]]]:
 
 
 class UnitCounters:
-    """Counts the work of the units of one cluster.
+    """The work of the units of one cluster, which the core counts, and the waits of its warps.
 
     Attributes:
         warp: which warp runs now; work is attributed to its role.
-        core: what the core counts, from the first warp on.
+        core: where the core counts, from the first warp on.
     """
 
     def __init__(self) -> None:
@@ -279,78 +270,22 @@ class UnitCounters:
         classes = counters.by_role_and_class()
         return UnitCounts(ctas, classes, _plain(units), counters.activities(), tuple(by_instruction))
 
-    def _add(self, kind: str, **metrics: int) -> None:
-        warp = self.warp
-        index = warp.code.executing if warp is not None else -1
-        row = self._rows[warp.track if warp is not None else "", kind, index]
-        for name, count in metrics.items():
-            row[name] += count
+    # --- units of which Python does the work --------------------------------------------------------------------------
 
-    # --- load/store unit ----------------------------------------------------------------------------------------------
+    def access(self, how: int, space: str, addresses: np.ndarray, nbytes: int, mask: int) -> None:
+        """An access of the running warp to shared or global memory.
 
-    def lanes(self, name: str, space: str, addresses: np.ndarray, nbytes: int, mask: int) -> None:
-        """ld or st of several requests: addresses [requests, 32] in one space, ``nbytes`` per lane, lane mask."""
-        active = _LANES if mask == 0xFFFFFFFF else np.array([lane for lane in range(32) if mask >> lane & 1], np.int64)
-        chosen = addresses if len(active) == 32 else addresses[:, active]
-        if space == "shared":
-            self._shared(name, chosen, nbytes, active)
-        elif space == "global":
-            self._global(name, chosen, nbytes)
-
-    def _shared(self, name: str, addresses: np.ndarray, nbytes: int, active: np.ndarray) -> None:
-        rank = self.warp.cta.rank
-        own = (addresses >> _RANK_SHIFT == rank).all(axis=1)
-        if not own.all():  # through the network between SMs, whose cost is not documented
-            remote = int((~own).sum())
-            self._add(f"{name}.cluster.{nbytes}B", requests=remote, bytes=remote * addresses.shape[1] * nbytes)
-            addresses = addresses[own]
-        if not len(addresses):
-            return
-        cost = shared_cost(addresses, nbytes, active, load=name in ("ld", "ldmatrix"))
-        self._add(
-            f"{name}.shared.{nbytes}B",
-            requests=len(addresses),
-            bytes=addresses.size * nbytes,
-            wavefronts=cost.wavefronts,
-            ideal_wavefronts=cost.ideal,
-            bank_conflicts=cost.conflicts,
-        )
-
-    def _global(self, name: str, addresses: np.ndarray, nbytes: int) -> None:
-        sectors = pieces(addresses, SECTOR_BYTES)
-        self._add(
-            f"{name}.global.{nbytes}B",
-            requests=len(addresses),
-            bytes=addresses.size * nbytes,
-            sectors=reduction_sectors(addresses, SECTOR_BYTES) if name == "atom" else sectors,
-            lines=pieces(addresses, LINE_BYTES),
-            l2_bytes_read=0 if name == "st" else sectors * SECTOR_BYTES,
-            l2_bytes_written=0 if name in ("ld", "cp.async") else sectors * SECTOR_BYTES,
-        )
-
-    def copies(self, targets: np.ndarray, sources: np.ndarray, nbytes: int, lanes: np.ndarray) -> None:
-        """cp.async by the lanes with these numbers: shared addresses of all, global addresses of those that read."""
-        if len(lanes):
-            self._shared("cp.async", targets[None], nbytes, lanes)
-        if len(sources):
-            self._global("cp.async", sources[None], nbytes)
-
-    def atomic(self, space: str, addresses: np.ndarray, nbytes: int) -> None:
-        """atom or red: addresses [active lanes] of one warp."""
-        if not len(addresses):
-            return
-        if space == "global":
-            self._global("atom", addresses[None], nbytes)
-            return
-        wavefronts = atomic_wavefronts(addresses)
-        self._add(
-            f"atom.shared.{nbytes}B",
-            requests=1,
-            bytes=addresses.size * nbytes,
-            wavefronts=wavefronts,
-            ideal_wavefronts=1,
-            bank_conflicts=wavefronts - 1,
-        )
+        Args:
+            how: METER_LOAD, METER_STORE or METER_ATOMIC.
+            space: "shared" or "global".
+            addresses: int64 [32].
+            nbytes: by each lane.
+            mask: of the lanes; none: nothing is counted.
+        """
+        if mask:
+            places = np.ascontiguousarray(addresses, np.int64)
+            tables, place = self.core.tables, self.warp.code.executing
+            library().meter_access(tables, places.ctypes.data, mask, place, space == "shared", how, nbytes)
 
     # --- called by the scheduler --------------------------------------------------------------------------------------
 
@@ -362,5 +297,6 @@ class UnitCounters:
         if wait is not None:
             barrier = warp.cluster.barriers.name(wait.key[1]) if wait.kind == "mbarrier" else ""
             # All stages of a ring count together: operands_full[2] is operands_full.
-            self._add(f"wait.{wait.kind}" + (f".{barrier.split('[')[0]}" if barrier else ""), times=1)
+            kind = f"wait.{wait.kind}" + (f".{barrier.split('[')[0]}" if barrier else "")
+            self._rows[warp.track, kind, warp.code.executing]["times"] += 1
         self.warp = None

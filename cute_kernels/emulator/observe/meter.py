@@ -1,35 +1,41 @@
-"""The units' work as the core counted it, by instruction, as rows of `counters.UnitCounters`."""
+"""The units' work as the core counts it, by instruction, named as docs/emulator/counters.md has it."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.ptx.decode import Instruction
+from cute_kernels.emulator.state.warp import WarpState
 
 _METER = np.dtype([(name, np.int64) for name, _ in STRUCTURES["Meter"]._fields_])
 _SHARED, _GLOBAL, _CLUSTER, _METERS = (CONSTANTS[f"METER{name}"] for name in ("_SHARED", "_GLOBAL", "_CLUSTER", "S"))
-_SECTOR_BYTES = 32
 
 
 class CoreMeter:
-    """The counts of one cluster.
+    """The counts of one cluster, of every role its own.
+
+    Attributes:
+        tables: address of the core's `Tables`.
 
     Args:
+        header: those.
         instructions: of the kernel.
     """
 
-    def __init__(self, instructions: Sequence[Instruction]) -> None:
-        self._instructions = instructions
+    def __init__(self, header: ctypes.Structure, instructions: Sequence[Instruction]) -> None:
+        self._header, self._instructions = header, instructions
+        self.tables = ctypes.addressof(header)
         self._counts: dict[str, np.ndarray] = {}
 
-    def address(self, track: str) -> int:
-        """Where the core counts for warps of a role."""
-        if track not in self._counts:
-            self._counts[track] = np.zeros((len(self._instructions), _METERS), _METER)
-        return self._counts[track].ctypes.data
+    def counts_for(self, warp: WarpState) -> None:
+        """Counts from now on for this warp."""
+        if warp.track not in self._counts:
+            self._counts[warp.track] = np.zeros((len(self._instructions), _METERS), _METER)
+        self._header.meter, self._header.meter_rank = self._counts[warp.track].ctypes.data, warp.cta.rank
 
     def rows(self) -> Iterator[tuple[str, int, str, dict[str, int]]]:
         """(role, index of the instruction, kind, metrics) of what was executed."""
@@ -39,21 +45,28 @@ class CoreMeter:
                 yield track, number, *_row(self._instructions[number].opcode, which, meter)
 
 
+def _name(opcode: str) -> str:
+    """Name of an access of the load/store unit, by its opcode."""
+    first, second, *_ = (*opcode.removeprefix("multimem.").split("."), "")
+    if second == "async" and first in ("cp", "st", "red"):
+        return f"{first}.async"
+    if first in ("ldmatrix", "stmatrix"):
+        return first
+    return "atom" if first in ("atom", "red") else "st" if first == "st" else "ld"
+
+
 def _row(opcode: str, which: int, meter: dict[str, int]) -> tuple[str, dict[str, int]]:
-    """Kind and metrics, as the methods of `UnitCounters` name them."""
-    requests, nbytes = meter["requests"], meter["bytes"]
-    name = "cp.async" if opcode.startswith(("cp.async.ca", "cp.async.cg")) else opcode.partition(".")[0]
-    if name not in ("ldmatrix", "stmatrix", "cp.async"):
-        name = "st" if opcode.startswith("st") else "ld"
+    """Kind and metrics of what was counted."""
+    requests, nbytes, moved, name = meter["requests"], meter["bytes"], meter["moved"], _name(opcode)
     if which == _CLUSTER:
         return f"{name}.cluster.{meter['width']}B", {"requests": requests, "bytes": nbytes}
     if which == _SHARED:
         names = {"wavefronts": "wavefronts", "ideal_wavefronts": "ideal", "bank_conflicts": "conflicts"}
         metrics = {metric: meter[word] for metric, word in names.items()}
         return f"{name}.shared.{meter['width']}B", {"requests": requests, "bytes": nbytes, **metrics}
-    moved = _SECTOR_BYTES * meter["sectors"]
     if which == _GLOBAL:
-        l2 = {"l2_bytes_read": 0 if name == "st" else moved, "l2_bytes_written": moved if name == "st" else 0}
+        writes, reads = name in ("st", "atom"), name != "st"
+        l2 = {"l2_bytes_read": moved if reads else 0, "l2_bytes_written": moved if writes else 0}
         pieces = {"sectors": meter["sectors"], "lines": meter["lines"]}
         return f"{name}.global.{meter['width']}B", {"requests": requests, "bytes": nbytes, **pieces, **l2}
     if opcode.startswith(("tcgen05.ld", "tcgen05.st")):

@@ -13,8 +13,7 @@ and as many for TMA as copies are in flight at once:
 Arrows go from the instruction that starts an operation to the operation, and from what completes a barrier's phase or a
 group (an arrival, bytes, a commit) to the first work of each warp that waited for it.
 
-A timeline is an `Observer` of each cluster, which tells it what units in Python do. What the core does it notes, and
-`trace_log` tells it here.
+A timeline is an `Observer` of each cluster.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING
 from cute_kernels.emulator.observe.roles import activity
 from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.state.async_engine import AsyncOp
+from cute_kernels.emulator.state.mbarrier import OPERATIONS
 from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT
 from cute_kernels.emulator.state.warp import ClusterState, Wait, WarpState
 from cute_kernels.trace_events import TraceEvents, Track
@@ -85,6 +85,7 @@ class Flight:
         slot: place of its track among those of the unit in the CTA of this rank, -1: operations run in order there.
         issuer: the instruction that issued it, and its step; None: none did.
         issued, done: first step after its issue, and that in which it took effect.
+        signals: key of the waits that its end may satisfy, see `AsyncOp`.
         outer: the operation that took effect when this one did, and its step.
     """
 
@@ -96,6 +97,7 @@ class Flight:
     slot: int
     issuer: tuple[Track, int] | None
     issued: int
+    signals: Hashable
     done: int = 0
     outer: tuple[Track, int] | None = None
 
@@ -146,7 +148,7 @@ class ClusterTrace:
         self.steps = 0  # of everything that has ended
         self._operations = 0  # asynchronous operations that have taken effect
         self._warp: WarpState | None = None
-        self._at: tuple[int, int] | None = None  # what the core did: steps of the warp and instruction
+        self._at: tuple[int, int] | None = None  # see `Observer.at`
         self._begin = self._operations_before = 0
         self._done: dict[WarpState, int] = {}  # instructions per warp in earlier turns
         self._where: tuple[str, int] = ("", 0)
@@ -162,7 +164,7 @@ class ClusterTrace:
         for cta in cluster.ctas:
             process = Track(self._first_process + cta.rank, 0)
             self._events.name("process", process, f"cluster {cluster.index}, CTA {cta.rank}")
-        cluster.observe(self)
+        cluster.events.observe(self)
 
     # --- probe of the scheduler -------------------------------------------------------------------------------------
 
@@ -173,6 +175,7 @@ class ClusterTrace:
 
     def give_way(self, warp: WarpState) -> None:
         """It has stopped: it waits, has used up its turn, or has exited."""
+        self.cluster.events.read()
         executed = warp.code.steps
         if warp.wait is None and warp in self.cluster.running and warp.code.counted:
             executed -= self._sizes[warp.code.standing]  # the next block is counted before it runs
@@ -235,49 +238,28 @@ class ClusterTrace:
         since = executed - self._done.get(warp, 0) - (self._left[index] if index >= 0 else 1)
         return self._begin + since + self._operations - self._operations_before
 
-    def at(self, place: tuple[int, int] | None) -> None:
-        """Sets where the running warp did in the core what follows: at which of its `WarpCode.steps` and instructions.
+    # --- what happens (`Observer`) ------------------------------------------------------------------------------------
 
-        None: what follows happens now.
-        """
+    def at(self, place: tuple[int, int] | None) -> None:
         self._at = place
 
-    # --- what the units report ----------------------------------------------------------------------------------------
-
-    def issued(self, op: AsyncOp) -> None:
-        """`Observer.issued`."""
-        self._flights[op.number] = self.issue(_name_of(op), op.describe, op.queue_key)
-
-    def begins(self, op: AsyncOp) -> None:
-        """`Observer.begins`."""
-        self.take_effect(self._flights[op.number])
-
-    def ends(self, op: AsyncOp, failed: bool) -> None:
-        """`Observer.ends`."""
-        if op.signals is not None and not failed:
-            self.release(op.signals)
-        self.finish(self._flights.pop(op.number))
-
-    def completed(self, key: Hashable) -> None:
-        """`Observer.completed`."""
-        self.release(key)
-
-    def issue(self, name: str, what: str, queue: Hashable) -> Flight:
-        """An operation is issued to a queue of the asynchronous engine."""
+    def issued(self, number: int, op: AsyncOp) -> None:
+        name, queue = op.name or op.describe.split(" issued")[0], op.queue_key
         issuer = None
         rank = 0
         if self._warp is not None:
             rank = self._warp.cta.rank
-            issuer = self.step(f"issue {name}", what=what)
+            issuer = self._step(f"issue {name}", what=op.describe)
         issued = self.now() + (self._warp is not None)
         unit = queue[0] if isinstance(queue, tuple) else str(queue)
         pipe = queue if unit in _IN_ORDER else None
         slot = -1 if pipe else self._take_slot(rank, unit)
         track = self._unit_track(rank, unit, slot, pipe)
-        return Flight(name, what, unit, rank, track, slot, issuer, issued)
+        self._flights[number] = Flight(name, op.describe, unit, rank, track, slot, issuer, issued, op.signals)
 
-    def take_effect(self, flight: Flight) -> None:
+    def begins(self, number: int) -> None:
         """Makes the operation the cause of what happens until its end."""
+        flight = self._flights[number]
         # The instruction that an eager operation interrupts takes its own step first.
         flight.done = self.now() + (self._warp is not None)
         self._operations += 1
@@ -285,8 +267,10 @@ class ClusterTrace:
             self.steps += 1
         flight.outer, self._operation = self._operation, (flight.track, flight.done)
 
-    def finish(self, flight: Flight) -> None:
-        """The operation has taken effect."""
+    def ends(self, number: int, failed: bool) -> None:
+        flight = self._flights.pop(number)
+        if flight.signals is not None and not failed:
+            self.completed(flight.signals, None)
         self._operation = flight.outer
         begin, end, track = flight.issued, flight.done + 1, flight.track
         if flight.slot < 0:
@@ -298,13 +282,15 @@ class ClusterTrace:
         if flight.issuer is not None:
             self._arrow("issue", flight.issuer, (track, begin))
 
-    def release(self, key: Hashable, count: int | None = None) -> None:
-        """Notes that what is happening now completed a barrier's phase or a group: whoever waits for that can go on.
+    def passed(self, address: int, state: int, parity: bool) -> None:
+        self._step(f"passed {self._barrier(address)}", **{"parity" if parity else "phase": state})
 
-        Args:
-            key: of the waits.
-            count: what was complete then, for `Wait.ready_at`; None: it is as the units have it.
-        """
+    def operated(self, operation: int, address: int, words: Sequence[int]) -> None:
+        name = OPERATIONS[operation].removeprefix("mbarrier.")
+        self._step(f"{name} {self._barrier(address)}", barrier=self.cluster.barriers.describe_as(address, *words))
+
+    def completed(self, key: Hashable, count: int | None) -> None:
+        """Whoever waits for it can go on from here."""
         if self._operation is not None:
             origin = self._operation
         elif self._warp is not None:
@@ -321,7 +307,7 @@ class ClusterTrace:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def step(self, name: str, **details: object) -> tuple[Track, int]:
+    def _step(self, name: str, **details: object) -> tuple[Track, int]:
         """One step of the running warp. An instruction that does several things is one slice, its first."""
         place = (self._tracks[self._warp], self.now())
         if place != self._last_step:
@@ -334,7 +320,7 @@ class ClusterTrace:
         (begins, begin), (ends, end) = source, target
         self._events.flow(name, (begins, begin + 0.5), (ends, end + 0.5))
 
-    def barrier(self, address: int) -> str:
+    def _barrier(self, address: int) -> str:
         """Name of an mbarrier."""
         name = self._barrier_names.get(address)
         if name is None:
@@ -344,7 +330,7 @@ class ClusterTrace:
         return name
 
     def _title(self, wait: Wait) -> str:
-        return f"wait {self.barrier(wait.key[1]) if wait.kind == 'mbarrier' else wait.kind}"
+        return f"wait {self._barrier(wait.key[1]) if wait.kind == 'mbarrier' else wait.kind}"
 
     def _take_slot(self, rank: int, unit: str) -> int:
         """The first track of a unit on which no operation is in flight."""
@@ -370,7 +356,3 @@ def _place(instructions: Sequence[Instruction], start: int) -> tuple[str, int]:
         return "end", 0
     instruction = instructions[start]
     return Path(instruction.source).name or f"PTX line {instruction.line}", instruction.line
-
-
-def _name_of(op: AsyncOp) -> str:
-    return op.name or op.describe.split(" issued")[0]

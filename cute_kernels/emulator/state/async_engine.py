@@ -13,7 +13,7 @@ import random
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
@@ -26,8 +26,7 @@ Policy = Literal["eager", "lazy", "random"]
 Issued: TypeAlias = "tuple[Instruction, str]"
 """An instruction, and the label of the warp that executed it."""
 WorkQueues, WorkQueue, Work = (STRUCTURES[name] for name in ("WorkQueues", "WorkQueue", "Work"))
-_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int64)
-_RUN, _ISSUED, _BEGINS, _ENDS, _PHASE = (CONSTANTS[f"WORK_{n}"] for n in ("RUN", "ISSUED", "BEGINS", "ENDS", "PHASE"))
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
 _PYTHON = CONSTANTS["WORK_PYTHON"]
 
 
@@ -44,7 +43,7 @@ class AsyncOp:
     Those of kinds that the core performs have no ``run``. ``name`` is short, for traces; ``signals`` is the key of the
     `Wait` that its end may satisfy, if no mbarrier tells. ``yields``: under ``lazy`` it runs only when all that is left
     also yields. For operations that read memory which others overwrite: an overwriting that comes too early shows only
-    if it happens first. ``issued`` says where it was issued, ``number`` counts the operations of the cluster; the
+    if it happens first. ``issued`` says where it was issued; the
     engine fills both in.
     """
 
@@ -55,23 +54,6 @@ class AsyncOp:
     name: str = ""
     signals: Hashable = None
     issued: Issued | None = None
-    number: int = 0
-
-
-class Observer(Protocol):
-    """Hears of asynchronous work and of what warps wait for, as it happens."""
-
-    def issued(self, op: AsyncOp) -> None:
-        """An operation is issued; it has not been queued yet."""
-
-    def begins(self, op: AsyncOp) -> None:
-        """It takes effect now."""
-
-    def ends(self, op: AsyncOp, failed: bool) -> None:
-        """It has taken effect, or has failed."""
-
-    def completed(self, key: Hashable) -> None:
-        """A phase, generation or group is complete for which waits with this `Wait.key` wait."""
 
 
 class AsyncEngine:
@@ -79,12 +61,13 @@ class AsyncEngine:
 
     Attributes:
         address: of the core's `WorkQueues`.
-        work: that; ``observed`` says whether there are observers.
-        observers: hear of operations as they are issued and take effect.
-        words: for each kind that the core performs, what makes an `AsyncOp` of the address of its record.
+        work: that.
+        words: for each kind that the core performs, what makes an `AsyncOp` of the address of its record, of which the
+            first EVENT_VALUES words are there.
+        observed: operations are kept until they are forgotten.
+        noted: passes on what the core has noted for observers.
         where: the instruction of an index and the label of the warp of a number; None: not known.
         shared_queues: numbers of queues that have operations of both kinds.
-        stand: says that the running warp is where the core is.
         reraise: raises what an operation of the core has come upon.
         stepped: called with the index of each queue whose first operation `step` is about to run, and its description.
 
@@ -110,19 +93,19 @@ class AsyncEngine:
         self.policy = policy
         self._rng = rng or random.Random(0)
         self.issuer = issuer
-        self.observers: list[Observer] = []
+        self.observed = False
+        self.noted: Callable[[], None] = lambda: None
         self.words: dict[int, Callable[[int], AsyncOp]] = {}
         self.where: Callable[[int, int], Issued | None] = lambda place, warp: None
         self.shared_queues: dict[Hashable, int] = {}
-        self.stand: Callable[[], None] = lambda: None
         self.reraise: Callable[[], None] = lambda: None
         self.stepped: Callable[[int, str], None] | None = None
         self._error: BaseException | None = None
         self._ops: dict[int, AsyncOp] = {}  # that have been issued and have not taken effect, by their numbers
         self._queues: dict[Hashable, int] = {}
-        self._callback = _CALLBACK(self._tell)
+        self._callback = _CALLBACK(self._run)
         self.work = WorkQueues(eager=policy == "eager", tables=tables)
-        self.work.tell = ctypes.cast(self._callback, ctypes.c_void_p).value
+        self.work.run = ctypes.cast(self._callback, ctypes.c_void_p).value
         self.address = ctypes.addressof(self.work)
         weakref.finalize(self, _free, self.work)
 
@@ -147,7 +130,9 @@ class AsyncEngine:
         if self.policy != "eager":
             op.issued = op.issued or self.issuer()
         self._ops[self.work.issued + 1] = op
-        if library().work_submit_python(self.address, queue, op.yields):
+        wrong = library().work_submit_python(self.address, queue, op.yields)
+        self.noted()
+        if wrong:
             self._raise()
 
     def tick(self) -> None:
@@ -169,7 +154,9 @@ class AsyncEngine:
             index = self._rng.randrange(count) if self.policy == "random" else -1
         if self.stepped is not None:
             self.stepped(index, f"takes effect: {self._next_of(index)}")
-        if not library().work_step(self.address, index):
+        wrong = library().work_step(self.address, index)
+        self.noted()
+        if not wrong:
             return True
         try:
             self._raise()
@@ -214,27 +201,18 @@ class AsyncEngine:
 
     def _op(self, address: int) -> AsyncOp:
         record = Work.from_address(address)
-        if record.kind == _PYTHON:
-            op = self._ops[record.number]
-        else:
-            op = self.words[record.kind](address)
+        op = self.operation(record.kind, record.number, address)
+        if record.kind != _PYTHON:
             op.issued = self.where(record.place, record.warp)
-        op.number = record.number
         return op
 
-    def _show(self, what: int, op: AsyncOp) -> None:
-        """Tells the observers of an operation."""
-        if op.run is None:
-            self.stand()
-        for observer in self.observers:
-            if what == _ISSUED:
-                observer.issued(op)
-            elif what == _BEGINS:
-                observer.begins(op)
-            else:
-                observer.ends(op, what != _ENDS)
-        if what == _ENDS:
-            self._ops.pop(op.number, None)
+    def operation(self, kind: int, number: int, address: int) -> AsyncOp:
+        """One that has been issued and is not forgotten, of which the address of the record is known."""
+        return self._ops[number] if kind == _PYTHON else self.words[kind](address)
+
+    def forget(self, number: int) -> None:
+        """Nobody will ask for an operation any more."""
+        self._ops.pop(number, None)
 
     def _raise(self) -> NoReturn:
         error, self._error = self._error, None
@@ -242,19 +220,13 @@ class AsyncEngine:
             self.reraise()
         raise error
 
-    def _tell(self, what: int, detail: int) -> int:
-        """Answers the core, which calls this: 0 to go on."""
+    def _run(self, number: int) -> int:
+        """Performs an operation for the core, which calls this: 0 to go on."""
         try:
-            if what == _RUN:
-                self._ops[detail].run()
-                if not self.observers:
-                    del self._ops[detail]
-            elif what == _PHASE:
-                for observer in self.observers:
-                    observer.completed(("mbarrier", detail))
-            else:
-                self._show(what, self._op(detail))
-        except BaseException as error:  # noqa: BLE001 - must not unwind through the core; `_checked` raises it
+            self._ops[number].run()
+            if not self.observed:
+                self.forget(number)
+        except BaseException as error:  # noqa: BLE001 - must not unwind through the core; `_raise` raises it
             self._error = error
             return 1
         return 0

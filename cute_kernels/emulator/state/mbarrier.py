@@ -21,7 +21,6 @@ from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT, ClusterMem
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.ptx.program import Instruction
-    from cute_kernels.emulator.state.async_engine import Observer
 
 MAX_COUNT = CONSTANTS["MAX_COUNT"]  # PTX ISA: valid range of expected, pending and transaction counts
 _BLOCK = CONSTANTS["BARRIER_BLOCK"]
@@ -71,7 +70,7 @@ class MBarriers:
         ask: answers what the core asks for while it executes, by its number: whether to go on. Faults are worded by
             `fault` and raised.
         error: what `ask` has raised.
-        observers: hear of phases that operations of units complete.
+        noted: passes on what the core has noted for observers.
     """
 
     def __init__(self, memory: ClusterMemory, names: Mapping[int, str] | None = None) -> None:
@@ -93,7 +92,7 @@ class MBarriers:
             entry.size, entry.slots = cta.size, slots.ctypes.data
         self.ask: Callable[[int], bool] = self._raise
         self.error: BaseException | None = None
-        self.observers: list[Observer] = []
+        self.noted: Callable[[], None] = lambda: None
         self._callback = _CALLBACK(self._report)
         self.tables.report = ctypes.cast(self._callback, ctypes.c_void_p).value
 
@@ -155,6 +154,7 @@ class MBarriers:
             raise self._not_live("mbarrier.inval", address)
         rank, offset = self._memory.resolve(address)
         self._memory.ctas[rank].check_open()
+        self.noted()
         del self._barriers[address]
         self._free.append(int(self.slots[rank][offset // 8]) - 1)
         self.slots[rank][offset // 8] = 0
@@ -181,11 +181,9 @@ class MBarriers:
         """Any operation, a key of `OPERATIONS`."""
         if who and who not in self.labels:
             self.labels.append(who)
-        number, before = self.labels.index(who) + 1 if who else 0, self.completions
+        number = self.labels.index(who) + 1 if who else 0
         phase = self._checked(library().mbarrier_apply(self.address, operation, address, amount, number))
-        if self.completions != before:
-            for observer in self.observers:
-                observer.completed(("mbarrier", address))
+        self.noted()
         return phase
 
     def test(self, address: int, state: int, parity: bool) -> bool:
@@ -294,15 +292,14 @@ class MBarriers:
         if barrier is None:
             return f"{self._place(address)}: not initialised"
         words = barrier.words
-        return self.describe_as(address, words.phase, words.pending, words.tx, words.arriver)
+        return self.describe_as(address, words.phase, words.expected, words.pending, words.tx, words.arriver)
 
-    def describe_as(self, address: int, phase: int, pending: int, tx: int, arriver: int) -> str:
-        """`describe`, when these were the words that the core changes of a live barrier (``arriver``: of its row)."""
-        barrier = self._barriers[address]
+    def describe_as(self, address: int, phase: int, expected: int, pending: int, tx: int, arriver: int) -> str:
+        """`describe`, when these were the words of a live barrier's `Barrier`."""
         return (
-            f"{self._place(address)}: phase {phase} (parity {phase & 1}) incomplete, {pending} of "
-            f"{barrier.words.expected} arrivals pending, {tx} transaction bytes pending, initialised by "
-            f"{barrier.initialiser or 'unknown'}, last arrival by {self._arriver(arriver) or 'nobody'}"
+            f"{self._place(address)}: phase {phase} (parity {phase & 1}) incomplete, {pending} of {expected} arrivals "
+            f"pending, {tx} transaction bytes pending, initialised by "
+            f"{self._barriers[address].initialiser or 'unknown'}, last arrival by {self._arriver(arriver) or 'nobody'}"
         )
 
     def _arriver(self, number: int) -> str:

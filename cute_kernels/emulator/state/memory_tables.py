@@ -6,7 +6,6 @@ A launch has one exchange area of 256-byte rows, through which calls of Python g
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +15,6 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 if TYPE_CHECKING:
     from cute_kernels.emulator.state.gmem import GlobalMemory
     from cute_kernels.emulator.state.mbarrier import MBarriers
-    from cute_kernels.emulator.state.warp import WarpState
 
 ROW = CONSTANTS["EXCHANGE_ROW"]  # bytes: 32 lanes of 64 bits
 #: Flags of the tables.
@@ -38,12 +36,10 @@ class MemoryTables:
         address: of the tables.
         header: the tables, a `Tables`, which `MBarriers` has made.
         cta: what they know of the shared memory of a CTA, a `Cta`.
-        tell: passes what a warp did in the core on to a timeline; None without one.
         warp_mmas: forms of mma.sync, whose address the header has.
     """
 
     def __init__(self, barriers: MBarriers, gmem: GlobalMemory, params: bytes, flags: int) -> None:
-        self.tell: Callable[[WarpState], None] | None = None
         self.warp_mmas: ctypes.Array[ctypes.Structure] | None = None
         self.header, self.address, self.cta = barriers.tables, barriers.address, barriers.cta
         regions = gmem.regions()

@@ -53,7 +53,7 @@ class NamedBarriers:
         completed = library().named_recount(self.address, self.cta.live_threads())
         for number in range(_COUNT if completed else 0):
             if completed >> number & 1:
-                self.cta.cluster.completed(self.barrier(number).key)
+                self.cta.cluster.events.completed(self.barrier(number).key)
 
     def barrier(self, number: int) -> NamedBarrier:
         return NamedBarrier(self, number)

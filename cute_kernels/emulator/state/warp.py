@@ -13,7 +13,7 @@ from cute_kernels.emulator.facts import WarpName
 
 if TYPE_CHECKING:
     from cute_kernels.emulator.ptx.program import Instruction
-    from cute_kernels.emulator.state.async_engine import Observer
+    from cute_kernels.emulator.state.events import Events
     from cute_kernels.emulator.state.gmem import GlobalMemory
     from cute_kernels.emulator.state.mbarrier import MBarriers
     from cute_kernels.emulator.state.register_pool import RegisterPool
@@ -51,12 +51,11 @@ class ClusterState(Protocol):
     memory: ClusterMemory
     gmem: GlobalMemory
     barriers: MBarriers
+    events: Events
 
     def changes(self) -> tuple[int, int, int]: ...
-    def completed(self, key: Hashable) -> None: ...
     def instruction(self, index: int) -> Instruction | None: ...
     def place_of(self, warp: WarpState) -> Instruction | None: ...
-    def observe(self, observer: Observer) -> None: ...
 
 
 class WarpCode(Protocol):

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,8 @@ from cute_kernels.emulator.observe.races.happens_before import Agent
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.state import access_faults, lane_faults, named_barriers
-from cute_kernels.emulator.state.async_engine import AsyncEngine, Observer, cluster_random
+from cute_kernels.emulator.state.async_engine import AsyncEngine, cluster_random
+from cute_kernels.emulator.state.events import Events
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.mbarrier import MBarriers
 from cute_kernels.emulator.state.named_barriers import NamedBarriers
@@ -100,7 +101,7 @@ class ClusterBarrier:
                 self.point.complete()
             self.generation += 1
             self._lanes.clear()
-            self.cluster.completed(self.key)
+            self.cluster.events.completed(self.key)
 
     def missing(self) -> list[str]:
         """Labels of the warps that have not arrived."""
@@ -212,7 +213,7 @@ class Cluster:
             at none.
         excused: warps that do not wait there.
         triggered: ranks of the CTAs that have executed griddepcontrol.launch_dependents.
-        observers: hear of asynchronous work and of what is complete.
+        events: what happens, for observers.
         pair_operations: of every pair of CTAs, by name of the operation on tensor memory.
     """
 
@@ -257,13 +258,13 @@ class Cluster:
             self.tracker.arrive = self._stand
             self.tracker.executing, self.tracker.reported = self._index, launch.reported
         self.engine = AsyncEngine(options.completion, asynchronous, self._place, self.barriers.address)
-        self.engine.where, self.engine.stand, self.engine.reraise = self._issued, self._stand, self.barriers.reraise
+        self.engine.where, self.engine.reraise = self._issued, self.barriers.reraise
         self.barriers.tables.work = self.engine.address
         if options.stepped is not None:
             self.engine.stepped = lambda queue, words: options.stepped(Step(index, "a", queue), words)
         self._tries = defaultdict(itertools.count)  # of each warp: try_waits that could succeed, where some do not
-        self.observers: list[Observer] = []
-        self.engine.observers = self.barriers.observers = self.observers
+        self.events = Events(self.barriers.tables, self.engine)
+        self.engine.noted = self.barriers.noted = self.events.read
         self.meter = UnitCounters() if options.counters else None
         self.trace: ClusterTrace | None = None
         self.copies, self.bulk = cp_async.CopyUnit(self), bulk.BulkUnit(self)
@@ -333,15 +334,6 @@ class Cluster:
         """Differs whenever something happened that a waiting warp could observe."""
         return self.progress, self.barriers.completions, self.engine.executed
 
-    def observe(self, observer: Observer) -> None:
-        """From now on it hears of what happens."""
-        self.observers.append(observer)
-        self.engine.work.observed = True
-
-    def completed(self, key: Hashable) -> None:
-        """Tells the observers: `Observer.completed`."""
-        for observer in self.observers:
-            observer.completed(key)
 
     def _index(self) -> int:
         """Index of the instruction that is executed now, -1 if that is not known."""
@@ -387,6 +379,9 @@ class Cluster:
     def _ask(self, what: int) -> bool:
         """`MBarriers.ask`."""
         warp, tables = self.executing, self.barriers.tables
+        if what == CONSTANTS["TAKE_EVENTS"]:
+            self.events.read()
+            return True
         self._stand()
         if what == CONSTANTS["BY_CHANCE"]:
             return self._try_succeeds(warp)

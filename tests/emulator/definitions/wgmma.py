@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 WARPS = 4
+_BESIDE = -1
 
 
 def needed(events: Iterable[str], newest: int) -> int:
@@ -84,6 +85,15 @@ class Order:
                 self.wrong.add("race")
         self._other.stores.add(len(self._stored))
         self._stored.append(places)
+
+    def publish(self) -> None:
+        """The other warp stores beside the operands, once."""
+        self._other.stores.add(_BESIDE)
+
+    def look(self, warp: int) -> None:
+        """One of the warpgroup loads that."""
+        if _BESIDE not in self._warps[warp].stores:
+            self.wrong.add("race")
 
     def mma(self, read: object) -> None:
         known = Knowledge().learn(*self._warps)

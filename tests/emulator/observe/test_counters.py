@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from cute_kernels.config import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options, Report
+from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
+from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.observe.counters import instruction_class
-from cute_kernels.emulator.observe.shared_banks import pieces, reduction_sectors, shared_cost
 from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.definitions import access_costs
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case
 from tests.emulator.ptx_launch import launch
@@ -159,20 +161,6 @@ def test_global_atomics_of_one_address_go_one_after_the_other(lanes: str, sector
     assert run(body).units.total("sectors", "atom.global") == sectors
 
 
-@given(addresses=st.lists(st.lists(st.integers(0, 60), min_size=5, max_size=5), max_size=3))
-def test_sectors_of_any_reduction(addresses: list[list[int]]) -> None:
-    """Against passes played through lane by lane: each takes the first lane left at every address."""
-    expected = 0
-    for request in addresses:
-        left = list(request)
-        while left:
-            now = set(left)
-            expected += len({address // 32 for address in now})
-            for address in now:
-                left.remove(address)
-    assert reduction_sectors(np.array(addresses, np.int64).reshape(-1, 5), 32) == expected
-
-
 def test_cp_async() -> None:
     """Rows of 128 bytes apart in shared memory, consecutive in global memory; then half of the lanes read nothing."""
     body = """
@@ -227,29 +215,8 @@ def test_shared_memory_of_another_cta() -> None:
     assert units.total("wavefronts", "st.shared.4B") == units.total("requests", "st.shared.4B") == 2
 
 
-def slow_cost(addresses: list[int], lanes: list[int], nbytes: int, load: bool) -> tuple[int, int, int]:
-    """(wavefronts, groups, ideal) of one request, lane by lane."""
-    together = 128 // max(nbytes, 4)
-    address_of = dict(zip(lanes, addresses))
-    if load and together < 32:
-        for distance in (1, 2):
-            if all(address_of[i] == address_of[i ^ distance] for i in lanes if i ^ distance in address_of):
-                together *= 2
-                break
-    total = groups = 0
-    everything = set()
-    for first in range(0, 32, together):
-        banks = defaultdict(set)
-        for lane in range(first, min(first + together, 32)):
-            if lane in address_of:
-                for byte in range(nbytes):
-                    word = (address_of[lane] + byte) // 4
-                    banks[word % 32].add(word)
-                    everything.add(word)
-        if banks:
-            groups += 1
-            total += max(map(len, banks.values()))
-    return total, groups, -(-len(everything) // 32)
+HOW = {name: CONSTANTS[f"METER_{name.upper()}"] for name in ("load", "store", "atomic")}
+OWN = 2  # rank of the CTA
 
 
 @given(
@@ -257,22 +224,63 @@ def slow_cost(addresses: list[int], lanes: list[int], nbytes: int, load: bool) -
     lanes=st.sets(st.integers(0, 31), min_size=1).map(sorted),
     span=st.sampled_from([1, 2, 8, 64, 1024]),
     doubled=st.sampled_from([0, 1, 2]),
-    load=st.booleans(),
-    requests=st.integers(1, 4),
+    how=st.sampled_from(list(HOW)),
+    space=st.sampled_from(["shared", "global", "cluster"]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_random_addresses(nbytes, lanes, span, doubled, load, requests, seed) -> None:
+def test_random_accesses(
+    nbytes: int, lanes: list[int], span: int, doubled: int, how: str, space: str, seed: int
+) -> None:
     """``doubled``: lanes that differ in this bit of their number alone have one address."""
     rng = np.random.default_rng(seed)
-    addresses = rng.integers(0, span, (requests, 32)) * nbytes
+    addresses = rng.integers(0, span, 32) * nbytes
     if doubled:
-        addresses[-1] = addresses[-1][np.arange(32) & ~doubled]
-    chosen = addresses[:, lanes]
-    cost = shared_cost(chosen, nbytes, np.array(lanes), load=load)
-    slow = [slow_cost(row, lanes, nbytes, load) for row in chosen.tolist()]
-    wavefronts, groups, ideal = (sum(column) for column in zip(*slow))
-    assert (cost.wavefronts, cost.conflicts, cost.ideal) == (wavefronts, wavefronts - groups, ideal)
-    assert pieces(chosen, 32) == sum(len({a // 32 for a in row}) for row in chosen.tolist())
+        addresses = addresses[np.arange(32) & ~doubled]
+    chosen = {lane: int(addresses[lane]) for lane in lanes}
+    given = addresses + ((OWN << 24) if space != "global" else 0)
+    if space == "cluster":
+        given[lanes[0]] ^= 1 << 24
+    mask, meters = sum(1 << lane for lane in lanes), (STRUCTURES["Meter"] * CONSTANTS["METERS"])()
+    tables = STRUCTURES["Tables"](meter=ctypes.addressof(meters), meter_rank=OWN)
+    library().meter_access(ctypes.addressof(tables), given.ctypes.data, mask, 0, space != "global", HOW[how], nbytes)
+    where = "shared" if (space, how) == ("cluster", "atomic") else space  # only loads and stores are told apart
+    meter = meters[CONSTANTS[f"METER_{where.upper()}"]]
+    assert sum(each.requests for each in meters) == 1
+    assert (meter.requests, meter.bytes, meter.width) == (1, len(lanes) * nbytes, nbytes)
+    cost, sectors = (0, 0, 0), (0, 0, 0)
+    if where == "shared":
+        shared = access_costs.shared_atomic(chosen) if how == "atomic" else None
+        cost = shared or access_costs.shared(chosen, nbytes, how == "load")
+    if where == "global":
+        distinct = access_costs.pieces(chosen, 32)
+        played = access_costs.atomic_sectors(chosen) if how == "atomic" else distinct
+        sectors = played, access_costs.pieces(chosen, 128), 32 * distinct
+    assert (meter.wavefronts, meter.conflicts, meter.ideal) == cost
+    assert (meter.sectors, meter.lines, meter.moved) == sectors
+
+
+def test_names_of_accesses() -> None:
+    """What other instructions do on one GPU, and asynchronous ones: as what they count."""
+    body = """
+    multimem.st.weak.global.u32 [%d1], %r1; multimem.ld_reduce.weak.global.add.u32 %r5, [%d1];
+    multimem.red.relaxed.gpu.global.add.u32 [%d1], 1;"""
+    units = run(body).units.units["warp 0"]
+    assert set(units) == {"st.global.4B", "ld.global.4B", "atom.global.4B"}
+    assert units["atom.global.4B"] == {
+        "requests": 1, "bytes": 128, "sectors": 32, "lines": 1, "l2_bytes_read": 32, "l2_bytes_written": 32,
+    }  # fmt: skip
+    body = """
+    setp.ne.u32 %p1, %r1, 0; mul.lo.u32 %r3, %r1, 4; add.u32 %r4, %r2, %r3;
+    @%p1 bra NEXT;
+    mbarrier.init.shared.b64 [%r2+1024], 1; mbarrier.arrive.expect_tx.shared.b64 _, [%r2+1024], 256;
+NEXT:
+    st.shared.u32 [%r4], %r1; bar.warp.sync -1;
+    st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r4], %r1, [%r2+1024];
+    red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r4], %r1, [%r2+1024];"""
+    units = run(body).units
+    for name in ("st", "st.async", "red.async"):
+        assert units.total("wavefronts", f"{name}.shared.4B") == units.total("requests", f"{name}.shared.4B") == 1
+        assert units.total("bytes", f"{name}.shared.4B") == 128
 
 
 @pytest.mark.parametrize(
@@ -335,10 +343,11 @@ def test_sm100_kernel_per_cta_and_tile(completion: str) -> None:
     assert units.total("times", "wait.mbarrier", "epilogue") == units.total("times", "wait.mbarrier.accumulator_full")
 
 
-def test_sm90_kernel_multicast_is_fetched_once() -> None:
+@pytest.mark.parametrize("completion", ["eager", "lazy"])
+def test_sm90_kernel_multicast_is_fetched_once(completion: str) -> None:
     config = Sm90PatchEmbedConfig(tile_rows=64, stages=3, stage_blocks=1)
     case = make_case(batch=64, positions=2, n=256, k=256, config=config, sm_count=2)
-    report = emulate(case.plan, case.tensors, Options(counters=True))
+    report = emulate(case.plan, case.tensors, Options(counters=True, completion=completion))
     assert not case.mismatches().any()
     units = report.units
     assert units.total("bytes", "tma.load") == report.tma_bytes_loaded == 2 * units.total("l2_bytes_read", "tma.load")

@@ -19,7 +19,6 @@ import numpy as np
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess, UnsupportedPTX
-from cute_kernels.emulator.observe.shared_banks import WAVEFRONT_BYTES
 from cute_kernels.emulator.state.async_engine import AsyncOp
 from cute_kernels.emulator.state.warp import Wait, WarpState
 from cute_kernels.emulator.units.copies.tensor_map import CHUNK
@@ -168,9 +167,9 @@ class WgmmaUnit:
 
     def _work(self, address: int) -> AsyncOp:
         work = WgmmaWork.from_address(address)
-        name, text = self._form(work.warpgroup, work.number).name, self._text(work.warpgroup, work.number)
-        key = self.key(work.warpgroup)
-        return AsyncOp(key, None, text, yields=True, name=name, signals=key)
+        form, queue = self._kernel[work.form], self.key(work.warpgroup)
+        text = operation_text(form, work.warpgroup // self._of_cta, range(WARPS))
+        return AsyncOp(queue, None, text, yields=True, name=form.name)
 
     # --- what is wrong ------------------------------------------------------------------------------------------------
 
@@ -269,6 +268,9 @@ class GroupWait(Wait):
     def ready(self) -> bool:
         return self._unit.is_complete(self._group, self._end)
 
+    def ready_at(self, count: int) -> bool:
+        return count >= self._end
+
     def describe(self) -> str:
         count, operation = self._unit.unfinished(self._group, self._end)
         first = f", first {operation}" if count else ""
@@ -287,7 +289,7 @@ def _described(form: Form, arithmetic: Arithmetic, text: int) -> ctypes.Structur
     sums = arithmetic.sums("wgmma", form.a_type.name, form.d_type)
     nowhere = Rows(0, None, 0)  # an operation knows its operands and accumulators
     mma = products.describe(ROWS, form.n, *kinds, d, [(nowhere, nowhere, 0)], sums)
-    return WgmmaForm(mma, form.registers, form.a_in_registers, -(-form.operand_bytes // WAVEFRONT_BYTES), text)
+    return WgmmaForm(mma, form.registers, form.a_in_registers, form.operand_bytes, text)
 
 
 def _no_descriptor(descriptor: int, wrong: int) -> UnsupportedPTX:

@@ -16,7 +16,7 @@ from cute_kernels.testing.ptx import aligned
 from tests.emulator.definitions.wgmma import WARPS, Order, needed
 from tests.emulator.matrix_cases import THREADS, Wgmma
 from tests.emulator.ptx_launch import launch
-from tests.emulator.units.matrix.test_wgmma import COMMIT, FENCE, POLICIES, WAIT, changed, run
+from tests.emulator.units.matrix.test_wgmma import COMMIT, FENCE, POLICIES, changed, run
 from tests.nightly import examples
 
 STEPS = 4
@@ -74,6 +74,10 @@ def program(events: list[Event]) -> str:
             (main if what == "fence" else other).append("fence.proxy.async;")
         elif what == "store":
             other.append(store(argument))
+        elif what == "publish":
+            other.append("st.shared.b32 [%shared+1024], %v0;")
+        elif what == "look":
+            main.append(f"@%q{argument} ld.shared.b32 %i, [%shared+1024];")
         else:
             main.append(COMMIT if what == "commit" else f"wgmma.wait_group.sync.aligned {argument};")
     start, end = after.rsplit("}", 1)
@@ -109,8 +113,22 @@ EVENTS = st.one_of(
     st.sampled_from([None, *range(STEPS)]).map(lambda step: [("store", step)]),
 )
 BETWEEN = st.lists(EVENTS, max_size=3).map(lambda found: [event for events in found for event in events])
-PROGRAMS = st.lists(BETWEEN, min_size=STEPS, max_size=STEPS).map(
-    lambda found: [event for events in found for event in (*events, ("mma", None))]
+
+
+def with_look(events: list[Event], places: tuple[int, int], warp: int | None) -> list[Event]:
+    """Somewhere the fifth warp stores beside the operands, and one of the warpgroup loads that later; None: neither."""
+    first, last = sorted(place % (len(events) + 1) for place in places)
+    look = [] if warp is None else [("look", warp)]
+    return [*events[:first], *([("publish", None)] if look else []), *events[first:last], *look, *events[last:]]
+
+
+PROGRAMS = st.builds(
+    with_look,
+    st.lists(BETWEEN, min_size=STEPS, max_size=STEPS).map(
+        lambda found: [event for events in found for event in (*events, ("mma", None))]
+    ),
+    st.tuples(st.integers(0, 30), st.integers(0, 30)),
+    st.none() | st.integers(0, WARPS - 1),
 )
 ERRORS = {SharedMemoryRace: "race", ProxyFenceMissing: "unfenced"}
 
@@ -152,16 +170,20 @@ def test_warps_know_what_they_stored_themselves(completion: str) -> None:
         run(case, changed(case, (FENCE, f"{again} {FENCE}")), options)
 
 
+@pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("completion", POLICIES)
-def test_a_wait_comes_after_what_the_other_warps_did_before_they_issued(completion: str) -> None:
-    case, options = Wgmma(n=8, a_in_registers=True), Options(completion=completion)
-    flags = "setp.eq.u32 %first, %thread, 0; setp.eq.u32 %third, %thread, 64;"
-    store, load = "@%first st.shared.b32 [%shared+1024], %thread;", "@%third ld.shared.b32 %i, [%shared+1024];"
-    declared = (".reg .pred %p;", ".reg .pred %p, %first, %third;")
-    out = run(case, changed(case, declared, (FENCE, f"{flags} {store} {FENCE}"), (WAIT, f"{WAIT} {load}")), options)
-    assert np.array_equal(out, case.fragments(case.expected()))
-    with pytest.raises(SharedMemoryRace):
-        run(case, changed(case, declared, (FENCE, f"{flags} {store} {load} {FENCE}")), options)
+def test_a_wait_comes_after_what_other_warps_knew_when_they_issued(completion: str, waits: bool) -> None:
+    """A warp learns from its wait what the fifth warp did before it met another one."""
+    wait = [("commit", None), ("wait", 0)] if waits else []
+    events = [("publish", None), ("meet", 0), ("mma", None), *wait, ("look", 2), *[("mma", None)] * (STEPS - 1)]
+    options = Options(completion=completion, arithmetic="exact")
+    if not waits:
+        assert defined(events).wrong == {"race"}
+        with pytest.raises(SharedMemoryRace):
+            run(CASE, program(events), options, threads=160)
+        return
+    assert not defined(events).wrong
+    assert np.array_equal(run(CASE, program(events), options, threads=160), result(set()))
 
 
 # --- groups and waits -------------------------------------------------------------------------------------------------

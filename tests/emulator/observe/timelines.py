@@ -1,34 +1,23 @@
-"""Timelines of what the core executes: event by event those of Python's units, times, names and order included."""
+"""Launches whose timelines are frozen, and what they are: ``data/traces/digests.json`` has a digest of each.
+
+``python -m tests.emulator.observe.timelines`` writes that anew, where timelines are meant to differ.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import json
-import lzma
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.bytecode import execution, trace_log
-from cute_kernels.emulator.bytecode.execution import Execution
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.state.warp import PhaseWait
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
 from cute_kernels.testing.ptx import aligned, module
-from tests.emulator.observe.test_trace import (
-    ARRIVE,
-    BULK,
-    HANDSHAKE,
-    Event,
-    check_well_formed,
-    flows,
-    read,
-    slices,
-    thread_names,
-)
+from tests.emulator.observe.test_trace import ARRIVE, BULK, HANDSHAKE, Event, read
 from tests.emulator.oracle import records
 from tests.emulator.ptx_launch import launch
 from tests.emulator.units.test_core_units import COPY, MISSED, TIME_OUTS
@@ -54,19 +43,6 @@ def of_target(name: str, path: Path, mutant: str = "", **options: Any) -> list[E
     outcome = frozen.execute(ptx, Options(trace=path, max_warp_instructions=frozen.limit, **options))
     assert mutant or not outcome.error
     return read(path)
-
-
-def assert_same(recorded: list[Event], events: list[Event]) -> None:
-    for number, (expected, found) in enumerate(zip(recorded, events)):
-        assert expected == found, f"event {number} of {len(recorded)}"
-    assert len(recorded) == len(events)
-
-
-@pytest.mark.parametrize("name", ["sm100-one-cta", "sm90-one-cta"])
-def test_traces_are_what_they_were_before_the_core_recorded_any(name: str, tmp_path: Path) -> None:
-    """The files were recorded when launches with a trace were Python's, that of sm90 again for waits of setmaxnreg."""
-    recorded = json.loads(lzma.decompress((DATA / f"{name}.json.xz").read_bytes()))["traceEvents"]
-    assert_same(recorded, of_target(name, tmp_path / "trace"))
 
 
 # Warp 0 or warp 1 waits for all live threads of the CTA; the other one exits.
@@ -170,29 +146,6 @@ def of_program(name: str, path: Path, **options: Any) -> list[Event]:
     return read(path)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_programs(name: str, schedule: str, tmp_path: Path) -> None:
-    options = SCHEDULES[schedule]
-    events = of_program(name, tmp_path / "trace", **options)
-    assert slices(events, "work")
-    check_well_formed(events)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_copies(schedule: str, tmp_path: Path) -> None:
-    """100 rows in boxes of 16, the last one partly out of bounds; without detectors only the trace asks for names."""
-    source, out = (aligned(np.zeros((100, 128), np.uint8)) for _ in range(2))
-    places = source.ctypes.data, out.ctypes.data
-    maps = [TensorMap(place, "u8", (128, 100), (128,), (128, 16), (1, 1), "128B") for place in places]
-    options = Options(trace=tmp_path / "trace", **SCHEDULES[schedule])
-    try:
-        launch(COPY, *maps, block=(96, 1, 1), dynamic_smem=8192, reachable=(source, out), options=options)
-    except EmulatorError:
-        assert options.detectors
-    check_well_formed(read(options.trace))
-
-
 READY = "bar.warp.sync -1; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
 # Both CTAs of a pair copy a box to both, and two lanes of each copy one through a map of their own and store them; warp
 # 1 does nothing but wait for all that.
@@ -232,75 +185,56 @@ AFTER:
 )
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_copies_to_several_ctas(schedule: str, tmp_path: Path) -> None:
-    """By one lane, and by two."""
+
+
+def of_copies(path: Path, **options: Any) -> list[Event]:
+    """100 rows in boxes of 16, the last one partly out of bounds."""
+    source, out = (aligned(np.zeros((100, 128), np.uint8)) for _ in range(2))
+    places = source.ctypes.data, out.ctypes.data
+    maps = [TensorMap(place, "u8", (128, 100), (128,), (128, 16), (1, 1), "128B") for place in places]
+    given = Options(trace=path, **options)
+    try:
+        launch(COPY, *maps, block=(96, 1, 1), dynamic_smem=8192, reachable=(source, out), options=given)
+    except EmulatorError:
+        assert given.detectors
+    return read(path)
+
+
+def of_pair(path: Path, **options: Any) -> list[Event]:
+    """Copies to several CTAs, by one lane and by two."""
     memories = [aligned(np.zeros((64, 128), np.uint8)) for _ in range(3)]
     maps = [TensorMap(x.ctypes.data, "u8", (128, 64), (128,), (128, 16), (1, 1), "128B") for x in memories]
-    options = Options(trace=tmp_path / "trace", **SCHEDULES[schedule])
     shape: dict[str, Any] = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "block": (64, 1, 1)}
-    launch(PAIR_OF_CTAS, *maps, reachable=memories, dynamic_smem=10240, options=options, **shape)
-    events = read(options.trace)
-    # Four rounds: a box from each CTA to both, and two lanes' of each.
-    assert len([each for each in slices(events, "tma") if each["name"] == "load 2048 B"]) == 4 * (2 * 2 + 2 * 2)
+    given = Options(trace=path, **options)
+    launch(PAIR_OF_CTAS, *maps, reachable=memories, dynamic_smem=10240, options=given, **shape)
+    return read(path)
 
 
-@pytest.mark.parametrize("name", ["arrival", "several phases", "hang"])
-def test_a_warp_waits_for_an_mbarrier_without_python(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits = []
-
-    class Counted(PhaseWait):
-        def __init__(self, *args: Any) -> None:
-            waits.append(args)
-            super().__init__(*args)
-
-    monkeypatch.setattr(execution, "PhaseWait", Counted)
-    events = of_program(name, tmp_path / "trace")
-    assert waits
-    assert slices(events, "wait")
+def names() -> list[str]:
+    """Of all that are frozen: a target of the oracle, or a program."""
+    return [*records.names(), *PROGRAMS, "copies", "pair of CTAs"]
 
 
-@pytest.mark.parametrize("name", ["exit of the last", "exit of lanes"])
-def test_an_exit_releases_whoever_waits(name: str, tmp_path: Path) -> None:
-    """The arrow begins at the last instruction of the lanes that exit."""
-    events = of_program(name, tmp_path / "trace")
-    names = thread_names(events)
-    ((start, end),) = flows(events)
-    assert names[start["pid"], start["tid"]].startswith("warp 1")
-    assert names[end["pid"], end["tid"]].startswith("warp 0")
-    # Before it waits warp 0 executes 5 instructions; warp 1 executes 5, and 3 of every round of its loop, which ends in
-    # a branch to the ret.
-    executed = 5 + {"exit of the last": 5 + 3 * 63, "exit of lanes": 5 + 3 * 30}[name]
-    assert start["ts"] == executed - 0.5
+def timeline(name: str, schedule: str, path: Path) -> list[Event]:
+    """The events of a launch, in a key of `SCHEDULES`."""
+    options = SCHEDULES[schedule]
+    if name in PROGRAMS:
+        return of_program(name, path, **options)
+    if name in records.names():
+        return of_target(name, path, **options)
+    return (of_copies if name == "copies" else of_pair)(path, **options)
 
 
-@pytest.mark.parametrize("room", [1, 2, 3, 17, 18, 40])
-@pytest.mark.parametrize("name", ["sm100-one-cta", "sm90-one-cta"])
-def test_no_event_is_lost_where_there_is_little_room(
-    name: str, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plenty = of_target(name, tmp_path / "trace")
-    monkeypatch.setattr(trace_log, "_ROOM", room)
-    assert_same(plenty, of_target(name, tmp_path / "trace"))
+def digest(events: list[Event]) -> str:
+    return hashlib.sha256(json.dumps(events).encode()).hexdigest()[:16]
 
 
-@pytest.mark.parametrize("name", ["sm100-one-cta", "sm90-one-cta"])
-def test_the_core_executes_what_it_does_without_a_trace(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, call = [0], Execution._call
+def frozen() -> dict[str, dict[str, str]]:
+    """Digests, by name and schedule."""
+    return json.loads((DATA / "digests.json").read_text())
 
-    def counted(self: Execution, site: int, mask: int) -> int:
-        calls[0] += 1
-        return call(self, site, mask)
 
-    monkeypatch.setattr(Execution, "_call", counted)
-    frozen = records.read(name).launch
-    counts = []
-    for path in (None, tmp_path / "trace"):
-        calls[0] = 0
-        frozen.execute(frozen.ptx, dataclasses.replace(Options(), trace=path))
-        counts.append(calls[0])
-    assert counts[0] == counts[1] > 0
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        digests = {n: {s: digest(timeline(n, s, Path(folder) / "trace")) for s in SCHEDULES} for n in names()}
+    (DATA / "digests.json").write_text(json.dumps(digests, indent=1) + "\n")
