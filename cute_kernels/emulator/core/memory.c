@@ -42,8 +42,7 @@ static int touches(const Cta *cta, int64_t offset, int64_t nbytes, int32_t what)
   return 0;
 }
 
-int refused_by_cta(
-    Tables *t, int64_t operation, int64_t nbytes, const int64_t *offsets, int64_t count, int64_t rank) {
+int refused_by_cta(Tables *t, int64_t operation, int64_t nbytes, const int64_t *offsets, int64_t count, int64_t rank) {
   static const int32_t kinds[] = {ACCESS_UNNAMED, ACCESS_BARRIER, ACCESS_UNINITIALISED};
   const Cta *cta = &t->ctas[rank];
   int64_t base = rank << RANK_SHIFT, most = 0;
@@ -52,14 +51,13 @@ int refused_by_cta(
   if (most + nbytes > cta->size) return stops(t, ACCESS_OUTSIDE, operation, base | most, nbytes, 0);
   if (!(t->flags & STATES)) return 0;
   Repeat *repeat = &t->uninitialised[(uint64_t)t->place % REPEATS];
-  int told = t->place >= 0 && repeat->key == (uint64_t)t->place && repeat->count;
+  int told = repeat->count && repeat->key == (uint64_t)t->place;
   for (int k = 0; k < 3 - (operation & ACCESS_WRITE || told ? 1 : 0); k++)
-    for (int64_t i = 0; i < count; i++)
-      if (touches(cta, offsets[i], nbytes, kinds[k])) {
-        int ends = stops(t, kinds[k], operation, base | offsets[i], nbytes, 0);
-        if (!ends && kinds[k] == ACCESS_UNINITIALISED) *repeat = (Repeat){(uint64_t)t->place, 1};
-        return ends;
-      }
+    for (int64_t i = 0; i < count; i++) {
+      if (!touches(cta, offsets[i], nbytes, kinds[k])) continue;
+      if (kinds[k] == ACCESS_UNINITIALISED) *repeat = (Repeat){(uint64_t)t->place, t->place >= 0};
+      return stops(t, kinds[k], operation, base | offsets[i], nbytes, 0);
+    }
   return 0;
 }
 
