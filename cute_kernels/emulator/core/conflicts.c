@@ -65,15 +65,27 @@ static int is_late(const Part *part, int32_t id, int64_t lane, const View *view)
 // Python is asked about the same instructions so often, as what it reports depends on more than them.
 enum { ENOUGH = 16 };
 
+// What Python tells apart of an earlier access: whether it is of the same warp, of another cluster, or known though not
+// well enough.
+static uint64_t relation_of(const Access *access, int32_t id) {
+  const Epochs *epochs = access->epochs;
+  int64_t number = id >> LANE_BITS, first = epochs->columns[number], column = first + (id & (LANES - 1));
+  if (of_other_cluster(access, id)) return 1;
+  const int32_t *order = access->known + (ROW_ORDER - ROW_VISIBLE) * access->width;
+  int known = column >= 0 && column < access->width && epochs->clocks[number] <= order[column];
+  return (uint64_t)(first >= access->own && first < access->own + LANES) << 1 | (uint64_t)known << 2;
+}
+
 // Words for late accesses, as `ask`.
 static int tell(const Part *part, int32_t what, Conflict *conflict) {
   const Access *access = part->access;
   Epochs *epochs = access->epochs;
   int64_t number = conflict->identity >> LANE_BITS;
   if (access->instruction <= 0) return ask(part, what, conflict);  // of an asynchronous operation
-  uint64_t facts = (uint64_t)what << 4 | (uint64_t)epochs->kinds[number] << 2 | (access->cluster > 0) << 1;
+  uint64_t facts = (uint64_t)what << 6 | relation_of(access, (int32_t)conflict->identity) << 3 |
+                   (uint64_t)epochs->kinds[number] << 1 | (conflict->wrote != 0);
   uint64_t earlier = (uint64_t)(epochs->instructions[number] + 1), later = (uint64_t)access->instruction;
-  uint64_t key = (facts | (conflict->wrote != 0)) << 48 ^ later << 24 ^ earlier;
+  uint64_t key = (facts << 48 ^ later << 24 ^ earlier) + (uint64_t)access->cluster * 0xD1B54A32D192ED03;
   Repeat *repeat = &epochs->races[key * 0x9E3779B97F4A7C15 >> 58];
   if (repeat->key == key && repeat->count >= ENOUGH) return 0;
   if (ask(part, what, conflict)) return 1;

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cute_kernels.diagnostics.diagnosis import diagnose
-from cute_kernels.emulator import Options
+from cute_kernels.emulator import EmulatorError, Options
 from cute_kernels.emulator.observe.races.checks import RaceChecks
 from cute_kernels.emulator.units.sm import Cluster
 from cute_kernels.testing.ptx import aligned, launch, module
@@ -45,3 +45,26 @@ def test_python_is_asked_a_few_times(body: str, monkeypatch: pytest.MonkeyPatch)
     launch(text, aligned(np.zeros(64, np.uint32)), block=64, options=options)
     assert set(reports) == LOOPS[body]
     assert len(asked) < ROUNDS // 4
+
+
+def test_other_faults_of_the_same_instructions_are_reported() -> None:
+    """Behind many races of lanes come those of warps and of clusters."""
+    body = """
+        mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; and.b32 %r3, %r1, 31; shr.u32 %r4, %r1, 5; mov.u32 %r9, 0;
+        ld.param.u64 %d0, [p0]; mad.wide.u32 %d1, %r2, 256, %d0; mad.wide.u32 %d1, %r4, 128, %d1;
+        NEXT: setp.ge.u32 %p2, %r9, 40; @%p2 mov.u64 %d1, %d0;
+        add.u32 %r5, %r3, %r9; and.b32 %r5, %r5, 31; mad.wide.u32 %d2, %r5, 4, %d1;
+        ld.global.b32 %r6, [%d2]; st.global.b32 [%d2], %r6;
+        add.u32 %r9, %r9, 1; setp.lt.u32 %p1, %r9, 60; @%p1 bra NEXT; ret;
+    """
+    reports = set()
+
+    def note(error: EmulatorError) -> bool:
+        reports.add((diagnose(error).kind, str(error).split(", which the ")[1].split(" wrote")[0]))
+        return True
+
+    text, out = module(body, parameters=1, target="sm_90a"), aligned(np.zeros(128, np.uint32))
+    launch(text, out, block=64, grid=2, options=Options(going_on=note))
+    warps = [f"store of cluster {cluster}, CTA 0 warp {warp}" for cluster in range(2) for warp in range(2)]
+    lanes, others = {("lanes-race", warps[number]) for number in (0, 2)}, {("global-race", each) for each in warps[:2]}
+    assert lanes | others <= reports
