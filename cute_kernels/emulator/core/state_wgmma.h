@@ -33,7 +33,7 @@ typedef struct WgmmaKnown {
 } WgmmaKnown;
 
 // What is read in an accumulator before its wgmma is complete: a NaN that no sum produces.
-enum { PENDING = 4293058221 };  // 0xFFF1DEAD
+enum { PENDING = 4294041261 };  // 0xFFF1DEAD
 enum { REGISTER_CELL = 64 };    // bytes: registers of 32 lanes begin at multiples of it in a warp's state
 
 // The wgmmas of a warpgroup: operation n is in entry n % room, as long as a warp has to issue it or to wait for it.
