@@ -62,7 +62,7 @@ _FLOATS = ("f32", "f32x2", "f16", "f16x2", "bf16", "bf16x2", "f64")
 
 def _sum_operands(parts: tuple[str, ...]) -> str:
     """The last operand of add.f32.f16 and fma.f32.f16 has the type of the result."""
-    return "d:S, a:T, b:T, c:S" if parts[0] == "fma" else "d:S, a:T, b:S"
+    return {"fma": "d:S, a:T, b:T, c:S", "mul": "d, a, b"}.get(parts[0], "d:S, a:T, b:S")
 
 
 @family(
