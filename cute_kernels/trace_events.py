@@ -11,8 +11,6 @@ from json.encoder import encode_basestring_ascii as _quoted
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cute_kernels.files import write_text
 
 
@@ -71,7 +69,8 @@ class TraceEvents:
     def write(self, path: str | Path, axis: str) -> None:
         """Writes the file; ``axis`` says what a microsecond of it is."""
         # A reader takes slices that begin together in the order of the file: the outer one has to come first.
-        order = np.lexsort((self._ends, self._begins)).tolist()
+        times = list(zip(self._begins, self._ends))
+        order = sorted(range(len(times)), key=times.__getitem__)
         events = ", ".join([self._texts[index] for index in order])
         write_text(Path(path), f'{{"traceEvents": [{events}], "otherData": {{"axis": {_quoted(axis)}}}}}\n')
 

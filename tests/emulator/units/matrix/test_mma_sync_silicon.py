@@ -124,7 +124,7 @@ def test_fp8(target: str, k: int, types: tuple[str, str], d_type: str, style: st
 @pytest.mark.parametrize("target", ["sm_80", "sm_86"])
 def test_fp8_of_a_chip_without_is_refused(target: str) -> None:
     a, b, c = (np.zeros((n, 32), np.uint32) for n in (4, 2, 4))
-    with pytest.raises(UnsupportedPTX, match="how mma of e4m3 adds on sm_8. is not known"):
+    with pytest.raises(UnsupportedPTX, match="sm_8. does not have it: it needs sm_89"):
         execute("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", a, b, c, target=target, arithmetic="silicon")
 
 
