@@ -31,6 +31,8 @@ def pool() -> Iterator[Any]:
     """As the program has it: it must not wait for itself."""
     with multiprocessing.get_context("fork").Pool(2) as processes:
         yield processes
+        processes.close()
+        processes.join()  # to end processes while one writes its result waits for ever, now and then
 
 
 NAMES = {kind.name: kind for kind in KINDS}
