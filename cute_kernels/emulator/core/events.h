@@ -8,7 +8,10 @@
 
 // Notes an event at an instruction and returns its values; only where somebody observes (`Tables.events`).
 static inline int64_t *event_at(Tables *t, int64_t kind, int64_t place) {
-  if (t->event_count == t->event_room) t->report(TAKE_EVENTS);
+  if (t->event_count == t->event_room) {
+    t->report(TAKE_EVENTS);
+    if (t->event_count == t->event_room) t->event_count = 0;  // it has failed: what it could not read is lost
+  }
   Event *event = &t->events[t->event_count++];
   event->kind = kind;
   event->place = place;
