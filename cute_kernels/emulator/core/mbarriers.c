@@ -156,7 +156,7 @@ static const Instruction *run_mbarrier(const Instruction *i, uint8_t *s, Machine
     phase = perform(t, operation, group.address, group.amount * __builtin_popcount(group.lanes), who);
     left &= ~group.lanes;
     for (; barrier && group.lanes; group.lanes &= group.lanes - 1, pending -= group.amount)
-      ROW_OF(u64, i->d)[__builtin_ctz(group.lanes)] = (u64)(phase | pending << MBARRIER_PENDING);
+      ROW_OF(u64, i->d)[__builtin_ctz(group.lanes)] = (u64)phase | (u64)pending << MBARRIER_PENDING;
   }
   if (phase < 0) return leave(m, ERROR);
   return i + 1;

@@ -107,7 +107,8 @@ class AsyncEngine:
         self.work = WorkQueues(eager=policy == "eager", tables=tables)
         self.work.run = ctypes.cast(self._callback, ctypes.c_void_p).value
         self.address = ctypes.addressof(self.work)
-        weakref.finalize(self, _free, self.work)
+        # The core is loaded here: to compile it while memory is collected would wait for the lock of the compilation.
+        weakref.finalize(self, _free, library(), self.work)
 
     def __len__(self) -> int:
         return sum(1 for _ in self._pending())
@@ -232,5 +233,5 @@ class AsyncEngine:
         return 0
 
 
-def _free(work: ctypes.Structure) -> None:
-    library().work_free(ctypes.addressof(work))
+def _free(core: ctypes.CDLL, work: ctypes.Structure) -> None:
+    core.work_free(ctypes.addressof(work))
