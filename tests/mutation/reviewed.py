@@ -200,7 +200,7 @@ REVIEWS: tuple[Review, ...] = (
     Review(
         "drop",
         "bar.sync",
-        "sm90/transposed.py* (*_await_turn)",
+        "sm90/transposed.py* (*_await_order)",
         True,
         "turns spread the load on the tensor cores over time; stages and accumulators are guarded by other barriers",
     ),
