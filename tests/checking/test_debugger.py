@@ -26,7 +26,7 @@ from cute_kernels.programs.capturing import capture
 from cute_kernels.programs.program_run import run_program
 from cute_kernels.programs.recorded import RecordedLaunch, Recorder, Replay
 from tests.checking.planted import EXAMPLE, planted
-from tests.checking.test_fewest_steps import HEAD, write
+from tests.checking.test_reduction import HEAD, write
 from tests.mutation.targets import TARGETS
 
 GEMM = EXAMPLE.with_name("relu_gemm.py")

@@ -21,7 +21,7 @@ from cute_kernels.commands.cli import main
 from tests.processes import run_python
 
 KERNEL = cache.CompiledKernel("kernel_0", ".entry kernel_0()", b"\x7fELF cubin", b"\x7fELF host\x00", "kernel_0_host")
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[1]
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import transformers
 
 from cute_kernels.integrations import transformers as integration
 from cute_kernels.operations.layer_norm import layer_norm_linear, prepare_layer_norm_weight
+from tests.integrations.test_families import error
 from tests.nightly import crossed
-from tests.nn.test_families import error
 
 LIBRARY = transformers.models.gemma4_unified
 K = 12 * 12 * 3

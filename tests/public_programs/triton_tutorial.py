@@ -1,6 +1,6 @@
 """One of Triton's tutorials, checked against torch, on small problems: for ``cute-kernels emulate``.
 
-    cute-kernels emulate --arch sm_90a tests/programs/triton_tutorial.py CLONE/python/tutorials/01-vector-add.py
+    cute-kernels emulate --arch sm_90a tests/public_programs/triton_tutorial.py CLONE/python/tutorials/01-vector-add.py
 
 The tutorial runs as it is, but for its benchmarks, for sizes that it has in its text (`SIZES`), and for what it does
 only as a main program, of which the functions are called here. A second argument says what of a tutorial is checked.

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import __main__ as command
-from tests.programs import clones, page
-from tests.programs.cases import HERE, cases
-from tests.programs.clones import CLONES, Clone
-from tests.programs.outcome import Outcome, judge, record, write_record
+from tests.public_programs import __main__ as command
+from tests.public_programs import clones, page
+from tests.public_programs.cases import HERE, cases
+from tests.public_programs.clones import CLONES, Clone
+from tests.public_programs.outcome import Outcome, judge, record, write_record
 
 VERDICTS = {"exact", "reported", "refused"}
 
@@ -34,7 +34,7 @@ def test_each_case_is_recorded_and_has_a_program():
 def test_the_page_is_that_of_the_record():
     """And counts every run: exact ones by folder, others by name, in a row of what is said of them."""
     text = page.PAGE.read_text()
-    assert page.render() == text, "python -m tests.programs --page writes it"
+    assert page.render() == text, "python -m tests.public_programs --page writes it"
     suites = [list(cases()), *(list(clone.cases()) for clone in CLONES)]
     sections = text.split("\n## ")[1:]
     known = record()
@@ -121,7 +121,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     clone = Clone("fake-examples", "somebody/products, v1", "examples", str(tmp_path / "list.txt"), "", ("is correct",))
     monkeypatch.setattr(command, "CLONES", (clone,))
     monkeypatch.setattr(command, "cases", lambda: iter(()))
-    monkeypatch.setattr("tests.programs.outcome.RECORD", tmp_path / "expected.json")
+    monkeypatch.setattr("tests.public_programs.outcome.RECORD", tmp_path / "expected.json")
     return tmp_path
 
 

@@ -18,7 +18,7 @@ from cute_kernels.programs.program_run import run_program
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
 
-PROGRAM = Path(__file__).parents[3] / "docs" / "examples" / "bias_add.py"
+PROGRAM = Path(__file__).parents[2] / "docs" / "examples" / "bias_add.py"
 HEAD = '.file 1 "/a/kernel.py"\n.file 2 "/b/kernel.py"\n'
 BODY = """
     mov.u32 %r1, %tid.x; mov.u32 %r2, dynamic; ld.param.u64 %d1, [p0];

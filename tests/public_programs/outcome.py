@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.programs.cases import HERE, Case
+from tests.public_programs.cases import HERE, Case
 
 RECORD = HERE / "expected.json"
 #: Compiled kernels that quack would take from its cache hold no PTX; FlashAttention-4 is compiled by it too.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.programs.cases import HERE, Case
+from tests.public_programs.cases import HERE, Case
 
 
 @dataclass(frozen=True)

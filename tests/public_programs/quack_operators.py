@@ -1,7 +1,7 @@
 """quack's operators against torch, on small problems: a program for a GPU, and for ``cute-kernels emulate``.
 
     pip install quack-kernels==0.6.5 triton
-    QUACK_CACHE_ENABLED=0 cute-kernels emulate --arch sm_90a tests/programs/quack_operators.py softmax gemm
+    QUACK_CACHE_ENABLED=0 cute-kernels emulate --arch sm_90a tests/public_programs/quack_operators.py softmax gemm
 
 Without arguments all operators are run. Each prints the largest difference from torch's result in float32, forward and
 backward, in units of what is allowed: the machine epsilon of the result's type times the expected element's magnitude,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.plan import make_plan
-from tests.plan.test_plan import repaired
+from tests.plan.test_patch_embed_sm100 import repaired
 
 HEADLINE = PatchEmbedProblem(m=928_256, n=768, k=768, table_rows=196)
 SMEM = 232_448

@@ -1,9 +1,9 @@
 """Runs kernels that others wrote in the emulator: ``make programs``.
 
-Each case of `tests.programs.cases` runs in a process of its own and is compared with the record, expected.json. The
-command prints a table, and fails where an outcome is another one than recorded, or where a result is wrong or a
-program crashes. With --nvidia-examples or --triton-tutorials it does the same for the programs of a public repository
-that was cloned before. With --page it writes docs/emulator/programs_outcomes.md from the record instead.
+Each case of `cases.py` runs in a process of its own and is compared with the record, expected.json. The command prints
+a table, and fails where an outcome is another one than recorded, or where a result is wrong or a program crashes. With
+--nvidia-examples or --triton-tutorials it does the same for the programs of a public repository that was cloned
+before. With --page it writes docs/emulator/programs_outcomes.md from the record instead.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.programs import page
-from tests.programs.cases import HERE, Case, cases
-from tests.programs.clones import CLONES
-from tests.programs.outcome import PASSED, Outcome, execute, record, table, write_record
+from tests.public_programs import page
+from tests.public_programs.cases import HERE, Case, cases
+from tests.public_programs.clones import CLONES
+from tests.public_programs.outcome import PASSED, Outcome, execute, record, table, write_record
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Suite:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs what the command line says; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.programs", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.public_programs", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases whose names contain one of these; default: all")
     parser.add_argument("--seconds", type=float, default=900, help="for one case; default: %(default)s")
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time; default: %(default)s")

@@ -18,8 +18,8 @@ import pytest
 from cute_kernels import executors, extras
 from cute_kernels.commands import cli
 from cute_kernels.executors import WorkerLost, Workers
-from tests.checking.executor_tasks import State, dies, dies_once, fails, square
 from tests.checking.planted import EXAMPLE
+from tests.executor_tasks import State, dies, dies_once, fails, square
 
 NUMBERS = [(number,) for number in range(12)]
 EXPECTED = [number * number + 5 for number in range(12)]
@@ -94,7 +94,7 @@ def test_a_task_that_always_ends_its_process_is_named() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_the_process_that_a_signal_ends(number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "tests.checking.executor_tasks"]
+    command = [sys.executable, "-m", "tests.executor_tasks"]
     root = Path(executors.__file__).parents[1]
     process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:

@@ -1,7 +1,7 @@
 """Liger-Kernel's operators, in Triton, against torch, on small problems: for ``cute-kernels emulate``.
 
     pip install liger-kernel==0.8.5 triton packaging
-    cute-kernels emulate --arch sm_90a tests/programs/liger_operators.py softmax
+    cute-kernels emulate --arch sm_90a tests/public_programs/liger_operators.py softmax
 
 Without arguments all operators are run, forward and backward. Results are compared as quack_operators.py does.
 """

@@ -1,6 +1,6 @@
 """The vLLM plugin's mechanics, against a stand-in for the few names of vLLM that it uses.
 
-tests/integrations/test_vllm.py has it in vLLM itself, which does not install beside this package's pins.
+tests/integrations/other_torch/test_vllm.py has it in vLLM itself, which does not install beside this package's pins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from cute_kernels.integrations import vllm as integration
 from cute_kernels.nn.engine import PatchEngine
-from tests.nn.vllm_stand_in import Images, Patches, Rows, Weights, bits, raw, still, vllm_names
+from tests.integrations.vllm_stand_in import Images, Patches, Rows, Weights, bits, raw, still, vllm_names
 
 
 @pytest.fixture

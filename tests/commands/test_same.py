@@ -11,7 +11,7 @@ import pytest
 
 from cute_kernels.checking.sameness import LaunchMemory, first_difference
 from cute_kernels.commands import cli
-from tests.checking.test_fewest_steps import HEAD
+from tests.checking.test_reduction import HEAD
 
 #: y[row] = the sum of four numbers of x[row], from left to right, or in pairs for all rows from `PAIRED` on.
 SUMS = HEAD.replace("p)", "p, .param .u64 q)") + """

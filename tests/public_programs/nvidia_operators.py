@@ -1,7 +1,7 @@
 """NVIDIA's GEMM kernels in CuTe DSL against torch: a program for a GPU, and for ``cute-kernels emulate``.
 
     pip install nvidia-cutlass-operators==0.3.0
-    cute-kernels emulate --arch sm_100a tests/programs/nvidia_operators.py persistent
+    cute-kernels emulate --arch sm_100a tests/public_programs/nvidia_operators.py persistent
 
 The kernels are those of the package's ``providers/cutedsl/gemm``, which stem from the examples of CUTLASS. Of each kind
 the program takes a few of its configurations. The operands are small integers: every sum is one that FP16 has, whatever

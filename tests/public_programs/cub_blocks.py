@@ -1,7 +1,7 @@
 """Kernels of CUB, compiled by nvcc, against NumPy: for ``cute-kernels emulate``.
 
     pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-runtime
-    cute-kernels emulate --arch sm_90a tests/programs/cub_blocks.py sort
+    cute-kernels emulate --arch sm_90a tests/public_programs/cub_blocks.py sort
 
 A C++ compiler is needed besides, for nvcc. Without arguments all kernels are run; all results are exact.
 """

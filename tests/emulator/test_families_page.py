@@ -12,7 +12,7 @@ from cute_kernels.diagnostics.kinds import KINDS
 from cute_kernels.emulator.__main__ import main, page
 from cute_kernels.emulator.ptx.families import FAMILIES
 
-DOCS = Path(__file__).parents[3] / "docs" / "emulator" / "families.md"
+DOCS = Path(__file__).parents[2] / "docs" / "emulator" / "families.md"
 
 
 def test_page_is_current() -> None:

@@ -39,7 +39,7 @@ CONFIGS = {  # with patch, grid, and what else is not as usual
     "p = 64": (Sm90GatherConfig(2, 2, 32, 1, 64, 2, stages=2), 64, (3, 2), {"n": 96}),
 }  # fmt: skip
 AT_NIGHT = {"single patches, images first", "256 x 192, cluster of 2", "p = 64", "pairs of patches", "in turn, pairs"}
-"""Long, and of a kind with the others or with `tests/emulator/kernels/test_gemm_sm90.py`."""
+"""Long, and of a kind with the others or with `tests/kernels/sm90/test_gemm.py`."""
 
 
 @pytest.mark.parametrize("name", by_day(CONFIGS, CONFIGS.keys() - AT_NIGHT))

@@ -1,7 +1,7 @@
 """FlashAttention-4's operators against attention in float32: for a GPU, and for ``cute-kernels emulate``.
 
     pip install flash-attn-4==4.0.0b36 triton
-    QUACK_CACHE_ENABLED=0 cute-kernels emulate --arch sm_90a tests/programs/flash_attention_4.py forward
+    QUACK_CACHE_ENABLED=0 cute-kernels emulate --arch sm_90a tests/public_programs/flash_attention_4.py forward
 
 Without arguments all operators are run. Results are compared as quack_operators.py does, with a larger part of the
 largest magnitude: probabilities and the gradients of scores are rounded to BF16 between two products.

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from tests.programs.cases import Case, cases
-from tests.programs.clones import CLONES
-from tests.programs.outcome import Outcome, record
+from tests.public_programs.cases import Case, cases
+from tests.public_programs.clones import CLONES
+from tests.public_programs.outcome import Outcome, record
 
 PAGE = Path(__file__).parents[2] / "docs" / "emulator" / "programs_outcomes.md"
 
@@ -17,8 +17,8 @@ VERDICTS = ("exact", "reported", "stopped", "refused", "unchecked")
 
 HEAD = """# Outcomes of programs of others
 
-What [programs of others](programs.md) come to in the emulator. `python -m tests.programs --page` writes this page from
-`tests/programs/expected.json`, which has the line of every report. In brackets: the number of runs, if several; exact
+What [programs of others](programs.md) come to in the emulator. `python -m tests.public_programs --page` writes this
+page from `expected.json` there, which has the line of every report. In brackets: the number of runs, if several; exact
 ones are counted by folder.
 """
 

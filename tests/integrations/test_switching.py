@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from cute_kernels.integrations import transformers as integration
-from tests.nn.test_transformers import ERRORS, SMALL, error
+from tests.integrations.test_transformers import ERRORS, SMALL, error
 
 LIBRARYS = "transformers.models.siglip.modeling_siglip"
 
