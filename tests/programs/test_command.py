@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import struct
@@ -16,7 +15,6 @@ import pytest
 import torch
 from cutlass.cute.runtime import from_dlpack
 
-from cute_kernels import files
 from cute_kernels.commands import cli
 from cute_kernels.emulator import EmulatorError, Hang, IllegalAccess, Options, UnsupportedPTX, run
 from cute_kernels.emulator.errors import error_behind
@@ -420,34 +418,3 @@ def test_each_file_is_written_whatever_becomes_of_the_others(tmp_path: Path) -> 
         done = run_python(*words, "faulty.py", ".", cwd=tmp_path)
         assert done.returncode == 3 and "/dev/full cannot be written: No space left on device" in done.stderr
         assert all(json.loads((tmp_path / f"{full}-{name}").read_text()) for name in others)
-
-
-@pytest.mark.parametrize("reason", [errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY])
-def test_a_file_that_may_be_written_and_not_replaced_is_written(
-    reason: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its folder is read-only, or of somebody else, or the file is mounted by itself."""
-    path = tmp_path / "report.json"
-    path.write_text("a longer text that was there")
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(reason, os.strerror(reason))))
-    files.check_output(path)
-    files.write_text(path, "new")
-    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
-    with pytest.raises(OSError, match="other cannot be written"):
-        files.write_text(tmp_path / "other", "new")
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "report.json"
-    files.write_text(path, "first")
-    path.chmod(0o640)
-    with pytest.raises(OSError, match="report.json cannot be written"), monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        files.write_text(path, "second")
-    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
-    link = tmp_path / "link"
-    link.symlink_to(path)
-    files.write_text(link, "third \N{GREEK SMALL LETTER MU}")
-    assert link.is_symlink() and path.read_bytes() == b"third \xce\xbc"
-    assert path.stat().st_mode & 0o777 == 0o640

@@ -1,10 +1,9 @@
-"""Recorded launches: run again elsewhere, with addresses moved; which may overlap; seeds that starve each warp."""
+"""Recorded launches: run again elsewhere, with addresses moved; which may overlap."""
 
 from __future__ import annotations
 
 import mmap
 import pickle
-import random
 
 import numpy as np
 import pytest
@@ -12,14 +11,10 @@ import pytest
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.launch.schedule import Schedule, drawn, systematic
-from cute_kernels.emulator.launch.scheduler import Scheduler
-from cute_kernels.emulator.launch.starvation import seeds_for_each_warp
 from cute_kernels.programs.guarded_memory import guarded
 from cute_kernels.programs.recorded import Recorder, Replay, differences
 from cute_kernels.programs.stream_order import StreamOrder
 from cute_kernels.testing.ptx import aligned, module
-from tests.emulator.ptx_launch import launch
 
 # p0 is a table of pointers in device memory: the number that the first one leads to goes, plus 1, to the second.
 INDIRECT = """ld.param.u64 %d1, [p0]; ld.global.b64 %d2, [%d1]; ld.global.b64 %d3, [%d1+8];
@@ -109,52 +104,6 @@ def test_what_lies_in_between_ends_an_overlap() -> None:
     assert not order.directly_follows(regions(x))
     order.launched(regions(x), stream=7)
     assert order.directly_follows(regions(x), stream=7) and not order.directly_follows(regions(x))
-
-
-@pytest.mark.parametrize(("ctas", "warps"), [(1, 2), (2, 3), (1, 8)])
-def test_every_warp_is_starved_by_its_seed(ctas: int, warps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the scheduler draws it, of a launch that runs."""
-    starved = []
-    original = Scheduler.run
-
-    def run(self: Scheduler) -> None:
-        starved.append({(warp.cta.rank, warp.index) for warp in self.starved})
-        original(self)
-
-    monkeypatch.setattr(Scheduler, "run", run)
-    for seed in seeds_for_each_warp(ctas, warps):
-        options = Options(seed=seed, interleave="starve")
-        launch(text("ret;"), np.zeros(1, np.uint32), grid=(ctas, 1, 1), block=(32 * warps, 1, 1), cluster=(ctas, 1, 1),
-               options=options)  # fmt: skip
-    assert starved == [{(cta, index) for cta in range(ctas)} for index in range(warps)]
-
-
-def test_simpler_schedules_have_fewer_departures() -> None:
-    schedule = Schedule(9, "random", "starve", True, True)
-    simpler = list(schedule.simpler())
-    assert simpler[0] == Schedule() and schedule not in simpler and len(set(simpler)) == len(simpler)
-    counts = [len(set(each.departures()) - {"seed"}) for each in simpler]
-    assert counts == sorted(counts)
-    assert Schedule(5, "random", "starve", True, True) in simpler and Schedule(9, "random") in simpler
-    assert Schedule(overlap=True) in simpler and Schedule(1, overlap=True) not in simpler  # nothing is drawn there
-    assert list(Schedule().simpler()) == []
-    assert schedule.arguments() == [
-        "--seed", "9", "--completion", "random", "--interleave", "starve", "--spurious-timeouts", "--overlap",
-    ]  # fmt: skip
-
-
-def test_schedules_are_drawn_anew_and_the_same_again() -> None:
-    state = random.getstate()
-    schedules = [drawn(number, overlaps=True) for number in range(1, 200)]
-    assert schedules == [drawn(number, overlaps=True) for number in range(1, 200)] and random.getstate() == state
-    assert len({dataclass_without_seed(each) for each in schedules}) == 3 * 2 * 2 * 2
-    assert not any(drawn(number, overlaps=False).overlap for number in range(1, 200))
-    assert {each.completion for each in systematic(1, 4, overlaps=False)} == {"eager", "lazy"}
-    assert Schedule() not in systematic(2, 4, overlaps=True)
-
-
-def dataclass_without_seed(schedule: Schedule) -> tuple:
-    return schedule.completion, schedule.interleave, schedule.spurious_timeouts, schedule.overlap
 
 
 def test_new_memory_is_zero_whatever_the_host_held_there() -> None:
