@@ -33,11 +33,11 @@ orders: $(VENV)/.installed-test
 
 # timm, open_clip and vLLM, which need torchvision and with it another torch: in an environment of their own.
 integrations: $(VENV)-integrations/.installed
-	$(VENV)-integrations/bin/python -m pytest tests/integrations $(ARGS)
+	$(VENV)-integrations/bin/python -m pytest tests/integrations/other_torch $(ARGS)
 
 # Kernels that others wrote, in the emulator, each as it is recorded; prints a table. docs/emulator/programs.md
 programs: $(VENV)-programs/.installed
-	$(VENV)-programs/bin/python -m tests.programs $(ARGS)
+	$(VENV)-programs/bin/python -m tests.public_programs $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
