@@ -11,7 +11,7 @@ from typing import Any
 
 from cute_kernels import extras, files
 from cute_kernels.commands import sweep_outcomes, tables, workers
-from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem, config_of, count, problem_of
+from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, config_of, count, problem_of
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.commands.sweep_program import sweep_program
 from cute_kernels.commands.sweep_table import Row, check_measurable, grid, sweep
@@ -51,8 +51,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     workers.add_worker_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="draw memory maps and the Pareto plot, as .png")
     parser.add_argument("--best", type=count, default=3, metavar="N", help="least times to name (default: %(default)s)")
-    add_problem(parser, names)
-    add_kernel(parser, *names)
+    add_plan(parser, names)
     parser.set_defaults(run=run)
 
 
