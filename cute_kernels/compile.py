@@ -98,7 +98,7 @@ def _from_disk(plan: Plan, emulated: bool) -> Artifact:
             return _host_function(kernel, emulated)
         except dsl.LinkError as reason:
             with _COMPILE_LOCK:
-                rebuilt = cache.rebuild(plan.kernel_key, make, f"it cannot be linked: {reason}")
+                rebuilt = cache.load_or_build(plan.kernel_key, make, f"it cannot be linked: {reason}")
             return _host_function(rebuilt, emulated)
 
     return Artifact(kernel.kernel_name, kernel.ptx, kernel.cubin, load)

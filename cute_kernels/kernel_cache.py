@@ -150,7 +150,7 @@ def limit() -> int:
     return int(text) * 1_000_000
 
 
-def load_or_build(key: Hashable, build: Callable[[], CompiledKernel]) -> CompiledKernel:
+def load_or_build(key: Hashable, build: Callable[[], CompiledKernel], unusable: str = "") -> CompiledKernel:
     """The entry of a kernel, built and stored if there is none that can be used.
 
     Concurrent processes build once: the others wait. Where the cache cannot be used (off, an unsafe or unwritable
@@ -159,21 +159,8 @@ def load_or_build(key: Hashable, build: Callable[[], CompiledKernel]) -> Compile
     Args:
         key: what the generated code depends on, with a `repr` that says all of it.
         build: compiles the kernel.
+        unusable: why an entry turned out to be of no use: it is built anew, with a warning that says so.
     """
-    return _load_or_build(key, build, "")
-
-
-def rebuild(key: Hashable, build: Callable[[], CompiledKernel], reason: str) -> CompiledKernel:
-    """Builds and stores a kernel whose entry turned out to be of no use, with a warning that says why.
-
-    Args:
-        key, build: as for `load_or_build`.
-        reason: why, for the warning.
-    """
-    return _load_or_build(key, build, reason)
-
-
-def _load_or_build(key: Hashable, build: Callable[[], CompiledKernel], unusable: str) -> CompiledKernel:
     root, most = directory(), limit()
     if root is None:
         return build()
@@ -281,7 +268,7 @@ def _warn_once(message: str) -> None:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def entry_path(root: Path, key: Hashable) -> Path:
