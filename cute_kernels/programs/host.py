@@ -26,6 +26,9 @@ from cute_kernels import dsl, interrupts
 from cute_kernels.dsl.allocations import Allocations
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
+from cute_kernels.emulator.launch.run import Report, run
+from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.units.copies import tensor_map
 
 _SUCCESS, _FAILURE, _NOT_SUPPORTED = 0, 999, 801  # cudaError: success, unknown, not supported
@@ -143,6 +146,31 @@ def record(function: Callable[..., object], *arguments: object) -> CapturedLaunc
     if len(launches) != 1:
         raise EmulatorError(f"the host function launched {len(launches)} kernels; `record` is for exactly one")
     return launches[0]
+
+
+def execute(
+    launch: CapturedLaunch,
+    memory: GlobalMemory,
+    options: Options,
+    *,
+    programmatic: bool,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Runs a recorded launch; ``programmatic``: behind the one before it, which it may overlap. Else as `run`."""
+    return run(
+        launch.ptx,
+        launch.kernel_name,
+        grid=launch.grid,
+        block=launch.block,
+        cluster=launch.cluster,
+        dynamic_smem=launch.dynamic_smem,
+        params=launch.params,
+        memory=memory,
+        options=options,
+        progress=progress,
+        programmatic=programmatic,
+        cooperative=launch.cooperative,
+    )
 
 
 def parameter_sizes(ptx: str, kernel_name: str) -> tuple[int, ...]:
