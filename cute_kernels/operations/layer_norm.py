@@ -21,7 +21,7 @@ from typing import Literal, get_args
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import GemmConfig, longest_row
+from cute_kernels.config import GemmConfig, check_choice, longest_row
 from cute_kernels.operations.arguments import Backend, choose_backend
 from cute_kernels.operations.base import ROW_BYTES, define_operator, launch
 from cute_kernels.operations.gemm import gemm
@@ -96,8 +96,7 @@ def prepare_layer_norm_weight(
         TypeError: an argument of the wrong type or element type.
         ValueError: a wrong shape, device or value; NaN or infinity; a feature whose scale leaves FP32's range.
     """
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision = {precision!r}, allowed: {', '.join(map(repr, get_args(Precision)))}")
+    check_choice("precision", precision, get_args(Precision))
     _check_tensor("weight", weight, None, weight)
     n, k = weight.shape
     most = longest_row("uint8")
