@@ -11,7 +11,7 @@ from pathlib import Path
 from cute_kernels import extras
 from cute_kernels.commands import plan_facts, profiles, tables
 from cute_kernels.commands.kernel_options import MOST_EMULATED, OPERATIONS, add_planned, plan_of, tiles_of
-from cute_kernels.plan import Plan
+from cute_kernels.plan import Plan, predict
 
 
 def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
@@ -109,7 +109,7 @@ def compare_plans(options: argparse.Namespace) -> tuple[Sections, Notes]:
         if not sections[title]:
             notes[title] = [_without_rows(facts, first)]
         if facts is plan_facts.modelled:
-            notes.setdefault(title, []).extend(plan_facts.caveats((first, second)))
+            notes.setdefault(title, []).extend(plan_facts.caveats(map(predict, (first, second))))
     return sections, notes
 
 

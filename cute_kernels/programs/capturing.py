@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import math
 import os
 import sys
@@ -326,8 +327,7 @@ class Session:
         yield torch.cuda, "graph_pool_handle", lambda: NO_POOL
         yield cutlass.testing, "benchmark", _run_once
         yield cutlass.testing, "_benchmark_for_autotune", _run_untimed
-        if "cutlass.cute.testing" in sys.modules or _import("cutlass.cute.testing"):
-            yield sys.modules["cutlass.cute.testing"], "benchmark", _run_once
+        yield importlib.import_module("cutlass.cute.testing"), "benchmark", _run_once
         yield cutlass.utils, "HardwareInfo", lambda *_, **__: hardware_info(session.facts)
         for module, name in dsl.context_initialisers():
             yield module, name, lambda device=0: None
@@ -413,11 +413,6 @@ def capture(
     session = Session(arch, options or Options(), report, keep_ptx, **more)
     with session.active():
         yield session
-
-
-def _import(name: str) -> bool:
-    __import__(name)
-    return True
 
 
 def _run_once(

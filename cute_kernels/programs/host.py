@@ -297,9 +297,9 @@ class _Recorder:
         encode = (_INT, _POINTER, _INT, _UINT, _POINTER, *[_POINTER] * 4, _INT, _INT, _INT, _INT)
         load = (_INT, _POINTER_OUT, _POINTER, _POINTER, _POINTER, _UINT, _POINTER, _POINTER, _UINT)
         entry_points = {
-            "_cudaGetDevice": (self._put_zero, (_INT, _INT_OUT)),
+            "_cudaGetDevice": (functools.partial(self._put, 0), (_INT, _INT_OUT)),
             "_cudaSetDevice": (self._succeed, (_INT, _INT)),
-            "_cudaGetDeviceCount": (self._put_one, (_INT, _INT_OUT)),
+            "_cudaGetDeviceCount": (functools.partial(self._put, 1), (_INT, _INT_OUT)),
             "_cudaDeviceGetAttribute": (self._device_attribute, (_INT, _INT_OUT, _INT, _INT)),
             "_cudaLibraryLoadData": (self._load, load),
             "_cudaLibraryUnload": (self._succeed, (_INT, _POINTER)),
@@ -345,12 +345,8 @@ class _Recorder:
         pass
 
     @staticmethod
-    def _put_zero(out: ctypes._Pointer[ctypes.c_int]) -> None:
-        out[0] = 0
-
-    @staticmethod
-    def _put_one(out: ctypes._Pointer[ctypes.c_int]) -> None:
-        out[0] = 1
+    def _put(number: int, out: ctypes._Pointer[ctypes.c_int]) -> None:
+        out[0] = number
 
     @staticmethod
     def _refuse(name: str) -> None:
