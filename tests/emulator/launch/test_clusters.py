@@ -32,6 +32,7 @@ from tests.emulator.image_inputs import make_images_case
 from tests.emulator.kernel_inputs import make_case
 from tests.nightly import examples, nightly
 
+
 def rotated(names: Iterable[str]) -> list[ParameterSet]:
     """Each with the number of a schedule: by day with one, in turn."""
     return [
