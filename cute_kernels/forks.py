@@ -17,10 +17,17 @@ def lock(interrupted: Callable[[], object] = lambda: None) -> threading.RLock:
 
     Args:
         interrupted: called in a forked process where another thread had the lock, which may have left half done what
-            the lock guards. Where that cannot be put right, a fork has to wait instead (`os.register_at_fork`).
+            the lock guards. Where that cannot be put right, a fork has to wait instead (`awaited_lock`).
     """
     made = threading.RLock()
     _LOCKS[made] = interrupted
+    return made
+
+
+def awaited_lock() -> threading.RLock:
+    """A reentrant lock that a fork waits for: the child has no thread that had it, and would wait for ever."""
+    made = threading.RLock()
+    os.register_at_fork(before=made.acquire, after_in_parent=made.release, after_in_child=made.release)
     return made
 
 

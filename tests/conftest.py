@@ -5,11 +5,15 @@ first, and ``make test ARGS=--randomly-seed=SEED`` repeats the order. Hypothesis
 every order.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
+
+import gc
+
+gc.disable()  # until the first test: what is imported and collected lives until the end
 
 import collections
 import functools
-import gc
 import importlib
 import os
 import pkgutil
@@ -39,6 +43,8 @@ hypothesis.settings.load_profile("suite")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+    # Of the processes that tests start: threads that wait for each other on two cores waste half their time.
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -123,9 +129,10 @@ def all_modules_are_imported() -> None:
     for module in pkgutil.walk_packages(cute_kernels.__path__, "cute_kernels."):
         if not module.name.endswith(".__main__"):
             importlib.import_module(module.name)
-    # Modules and collected tests live until the end: no collection of garbage has to look through them again.
-    gc.collect()
+    # No collection of garbage has to look through modules and tests again, nor often through compiled kernels.
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import shlex
@@ -24,9 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cute_kernels.emulator.core import build
+from tests.sanitizer_record import RECORD
 
 _HEADER = Path(__file__).with_name("sanitizer_reports.h")
 WATCHED = ("tests/emulator", "tests/kernels", "tests/programs", "tests/diagnostics")
@@ -42,7 +42,6 @@ _REPORTS = "log_path={}:halt_on_error=1:abort_on_error=1:print_stacktrace=1"
 # a test that has a process read a guarded page on purpose expects it to end by that signal.
 _ADDRESS = "detect_leaks=0:allocator_may_return_null=1:handle_segv=0"
 _PRELOADED = (("libasan.so", "libclang_rt.asan-x86_64.so", "libclang_rt.asan-aarch64.so"), ("libstdc++.so.6",))
-_RECORD = "CUTE_KERNELS_SANITIZER_RECORD"
 _now = time.monotonic
 _TEST_SECONDS = 3600  # limit of one test: watched code is several times slower
 
@@ -82,7 +81,7 @@ class Tally:
     """What a run has said of its tests so far, by file.
 
     Args:
-        record: lines of JSON, which this module writes as a plugin of pytest: first the names of all tests.
+        record: what `tests.sanitizer_record` writes.
     """
 
     def __init__(self, record: Path) -> None:
@@ -141,33 +140,6 @@ def _file(test: str) -> str:
     return test.split("::")[0]
 
 
-class _Recorder:
-    """In the process that hands tests to others, which sees every report and does not end with a process of tests."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._collected = path, False
-
-    def _write(self, entry: dict[str, Any]) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        if not self._collected:
-            self._collected = True
-            self._write({"tests": list(ids)})
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        entry = {"test": report.nodeid, "when": report.when, "outcome": report.outcome, "seconds": report.duration}
-        self._write(entry)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """As a plugin of pytest (`-p tests.sanitizers`)."""
-    if _RECORD in os.environ and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Recorder(Path(os.environ[_RECORD])))
-
-
 def watched(command: list[str]) -> int:
     """Runs a command with a watched core and prints the reports: 1 if there is one or the command fails, else 0."""
     with tempfile.TemporaryDirectory(prefix="cute-kernels-sanitizers-") as folder:
@@ -196,14 +168,14 @@ def watched_tests(arguments: list[str], processes: int, seconds: float) -> int:
     with tempfile.TemporaryDirectory(prefix="cute-kernels-sanitizers-") as folder:
         record, log = Path(folder, "tests.jsonl"), Path(folder, "pytest.log")
         command = [
-            sys.executable, "-m", "pytest", "-q", "-p", "tests.sanitizers", "-n", str(processes), "--dist", "worksteal",
-            "--max-worker-restart=1000000", f"--timeout={_TEST_SECONDS}",
+            sys.executable, "-m", "pytest", "-q", "-p", "tests.sanitizer_record", "-n", str(processes),
+            "--dist", "worksteal", "--max-worker-restart=1000000", f"--timeout={_TEST_SECONDS}",
             "-o", f"testpaths={' '.join(WATCHED)}", *arguments,
         ]  # fmt: skip
         tally = Tally(record)
         with log.open("w") as output:
             process = subprocess.Popen(
-                command, env={**environment(folder), _RECORD: str(record)}, stdout=output, stderr=subprocess.STDOUT,
+                command, env={**environment(folder), RECORD: str(record)}, stdout=output, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
             try:
@@ -235,7 +207,8 @@ def _follow(process: subprocess.Popen[bytes], tally: Tally, deadline: float) -> 
             _end(process)
             tally.read()
             return False
-        time.sleep(0.5)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.5)
     for file in tally.read():
         print(tally.line(file), flush=True)
     return True

@@ -34,7 +34,7 @@ def processes() -> Iterator[Executor]:
 def test_processes(processes: Executor) -> None:
     with Workers(State, (5,), processes) as workers:
         found = list(workers.each(square, NUMBERS))
-        more = list(workers.each(square, NUMBERS, ahead=True))
+        more = list(workers.each(square, NUMBERS))
     assert [value for value, _, _ in found] == [value for value, _, _ in more] == EXPECTED
     assert os.getpid() not in {process for _, process, _ in found}
     assert len({made for _, _, made in found + more}) == len({process for _, process, _ in found + more})

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.processes import run_python
 from tests.public_programs import __main__ as command
 from tests.public_programs import clones, page
 from tests.public_programs.cases import HERE, cases
@@ -122,7 +125,13 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(command, "CLONES", (clone,))
     monkeypatch.setattr(command, "cases", lambda: iter(()))
     monkeypatch.setattr("tests.public_programs.outcome.RECORD", tmp_path / "expected.json")
+    monkeypatch.setattr("tests.public_programs.outcome.subprocess.run", _run)
     return tmp_path
+
+
+def _run(command: list[str], *, env: dict[str, str], cwd: str, timeout: float, **_: Any) -> subprocess.CompletedProcess:
+    """Programs run in a process of the server, which has torch already."""
+    return run_python(*command[1:], cwd=Path(cwd), env=env, timeout=timeout)
 
 
 def test_programs_of_a_clone(fake: Path, capsys: pytest.CaptureFixture[str]):
