@@ -14,7 +14,6 @@ import pytest
 
 from cute_kernels.emulator.errors import Hang
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap
-from cute_kernels.programs.relocation import Relocation
 from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator import hardware
 from tests.emulator.hardware import HardwareFault, Tally, Worker, for_sm90
@@ -145,15 +144,6 @@ def test_without_a_gpu_the_real_worker_says_so() -> None:
         assert "libcuda" in str(error) or "cuInit" in str(error) or "9.0 is needed" in str(error)
     else:
         assert reason is None
-
-
-def test_relocation_leaves_other_words_alone() -> None:
-    relocation = Relocation(((0x7000, 0x90000, 16), (0x7FF0, 0x50, 8)))
-    words = np.array([0x6FFF, 0x7000, 0x7010, 0x7011, 0x7FF4, 0x90000], np.uint64)
-    moved = np.frombuffer(relocation.words(words.tobytes() + b"abc")[:-3], np.uint64)
-    assert moved.tolist() == [0x6FFF, 0x90000, 0x90010, 0x7011, 0x54, 0x90000]
-    back = np.frombuffer(relocation.words(moved.tobytes(), back=True), np.uint64)
-    assert back.tolist() == [0x6FFF, 0x7000, 0x7010, 0x7011, 0x7FF4, 0x7000]
 
 
 @pytest.mark.parametrize(

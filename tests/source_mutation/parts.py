@@ -44,7 +44,8 @@ PARTS = {
     "runtime": Part(
         ("cute_kernels/runtime", "cute_kernels/kernel_cache.py"),
         (
-            "tests/runtime/test_constants.py", "tests/tuning/test_functions.py", "tests/runtime/test_repeat.py",
+            "tests/runtime/test_constants.py", "tests/runtime/test_tuned.py", "tests/tuning/test_functions.py",
+            "tests/runtime/test_repeat.py",
             "tests/runtime/test_launch.py", "tests/test_kernel_cache.py", "tests/operations/test_patch_embed.py",
             "tests/operations/test_patch_embed_arguments.py",
             "tests/operations/test_gemm.py", "tests/commands/test_ptx.py",
