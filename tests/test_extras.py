@@ -11,8 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import cute_kernels
 from cute_kernels import extras
 
@@ -79,9 +77,8 @@ assert found.dtype == torch.bfloat16 and torch.equal(found.long(), product)
 x, weight = (t.to(torch.float8_e4m3fn) for t in (a.reshape(2, 16, 64), b))
 found = cute_kernels.patch_embed(x, weight, torch.ones(48), scale_a=0.5, scale_b=4.0)
 assert torch.equal(found.reshape(32, 48).long(), 2 * product + 1)
-for arch in ("sm_90a", "sm_100a"):
-    for problem in (GemmProblem(64, 64, 64), PatchEmbedProblem(64, 64, 64, 4)):
-        assert ".entry " + (artifact := compile_plan(make_plan(problem, arch=arch))).kernel_name in artifact.ptx
+for arch, problem in (("sm_90a", GemmProblem(64, 64, 64)), ("sm_100a", PatchEmbedProblem(64, 64, 64, 4))):
+    assert ".entry " + (artifact := compile_plan(make_plan(problem, arch=arch))).kernel_name in artifact.ptx
 assert not any(name in sys.modules for name in ("numpy", "PIL", "cute_kernels.emulator"))
 print("reached the end")
 """
@@ -131,42 +128,37 @@ for module in extras.EXTRAS["demo"]:
         assert status == "2" and re.fullmatch(rf"cute-kernels: error: the command {name}\b.* {needs}", error)
 
 
-def test_the_emulator_names_the_one_package_that_is_missing() -> None:
-    program = """
+def test_functions_name_the_one_package_that_is_missing(tmp_path: Path) -> None:
+    """One process for all, which is without NumPy while it imports torch."""
+    (tmp_path / "config.json").write_text('{"model_type": "siglip"}')
+    program = f"""
 import torch
 import cute_kernels
-from cute_kernels import extras
-x, weight = (torch.ones(16, 64).to(torch.float8_e4m3fn) for _ in range(2))
-for module in extras.EXTRAS["emulator"]:
+from cute_kernels import extras, siglip
+from cute_kernels.commands.trace_figure import draw_trace
+
+def said(module, call):
     absent.clear()
     absent.add(module)
-    for call in (cute_kernels.patch_embed, cute_kernels.gemm):
-        inputs = (x, weight) if call is cute_kernels.patch_embed else (x.bfloat16(), weight.bfloat16())
-        try:
-            call(*inputs, backend="emulator")
-        except extras.MissingExtra as error:
-            print(error)
+    try:
+        call()
+    except extras.MissingExtra as error:
+        print(error)
+
+x, weight = (torch.ones(16, 64).to(torch.float8_e4m3fn) for _ in range(2))
+for module in extras.EXTRAS["emulator"]:
+    said(module, lambda: cute_kernels.patch_embed(x, weight, backend="emulator"))
+    said(module, lambda: cute_kernels.gemm(x.bfloat16(), weight.bfloat16(), backend="emulator"))
+said("matplotlib", lambda: draw_trace("no such file"))
+for module in ("PIL", "transformers"):
+    said(module, lambda: siglip.load_patch_embedding({str(tmp_path)!r}))
 """
     run = without(["numpy"], program)
-    texts = [f"the emulator needs {name}: pip install 'cute-kernels[emulator]'" for name in ("numpy", "ml-dtypes")]
-    assert (run.returncode, run.stdout.splitlines()) == (0, [text for text in texts for _ in range(2)]), run.stderr
-
-
-def test_pictures_of_timelines_name_what_they_need() -> None:
-    program = "from cute_kernels.commands.trace_figure import draw_trace\ndraw_trace('no such file')\n"
-    run = without(["matplotlib"], program)
-    assert run.stderr.endswith(
-        "MissingExtra: the picture of a timeline needs matplotlib: pip install 'cute-kernels[demo]'\n"
-    )
-
-
-@pytest.mark.parametrize("module, user", [("PIL", "cute_kernels.siglip"), ("transformers", "loading a checkpoint")])
-def test_siglip_names_what_it_needs(module: str, user: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "siglip"}')
-    program = f"from cute_kernels import siglip\nsiglip.load_patch_embedding({str(tmp_path)!r})\n"
-    run = without([module], program)
-    needs = f"needs {extras.EXTRAS['hf'][module]}: pip install 'cute-kernels[hf]'"
-    assert run.returncode == 1 and run.stderr.endswith(f"MissingExtra: {user} {needs}\n")
+    needs = [("the emulator", "numpy", "emulator")] * 2 + [("the emulator", "ml-dtypes", "emulator")] * 2
+    needs += [("the picture of a timeline", "matplotlib", "demo"), ("cute_kernels.siglip", "pillow", "hf")]
+    needs += [("loading a checkpoint", "transformers", "hf")]
+    texts = [f"{user} needs {name}: pip install 'cute-kernels[{extra}]'" for user, name, extra in needs]
+    assert (run.returncode, run.stdout.splitlines()) == (0, texts), run.stderr
 
 
 def test_resources_name_the_tool_that_reads_them(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import types
 import warnings
 from pathlib import Path
@@ -202,16 +201,16 @@ def test_concurrent_processes_build_once(root, tmp_path):
     program = (
         "import sys, time, json; from cute_kernels import kernel_cache as cache\n"
         "def build():\n"
-        "    print('built'); time.sleep(1.0)\n"
+        "    print('built'); time.sleep(0.3)\n"
         "    return cache.CompiledKernel('k', sys.argv[1], b'c', b'o', 'p')\n"
-        "time.sleep(max(0.0, float(sys.argv[2]) - time.time()))\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
         "print(json.dumps(cache.load_or_build('key', build).ptx))"
     )
-    start = str(time.time() + 3.0)
-    runs = [
-        subprocess.Popen([sys.executable, "-c", program, str(i), start], stdout=subprocess.PIPE, text=True)
-        for i in range(6)
-    ]
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    runs = [subprocess.Popen([sys.executable, "-c", program, str(i)], **piped) for i in range(6)]
+    assert [run.stdout.readline() for run in runs] == ["ready\n"] * 6
+    for run in runs:
+        print(file=run.stdin, flush=True)
     outputs = [run.communicate(timeout=300)[0].split() for run in runs]
     assert sorted(len(lines) for lines in outputs) == [1, 1, 1, 1, 1, 2], "exactly one built"
     (builder,) = [index for index, lines in enumerate(outputs) if len(lines) == 2]

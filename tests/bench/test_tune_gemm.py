@@ -13,6 +13,7 @@ from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import Sm90GemmConfig
 from cute_kernels.plan import GemmPlan, make_plan
 from cute_kernels.plan import gemm_sm90 as sm90_gemm
+from tests.nightly import daily_or_all
 
 CASE = GemmCase("small", 512, 256, 128)
 
@@ -25,7 +26,7 @@ def timings(*microseconds: float) -> tune_gemm.Timings:
 
 
 def test_the_choosers_own_configuration_is_timed_first_and_once() -> None:
-    for case in tune_gemm.CASES:
+    for case in daily_or_all(tune_gemm.CASES[::4], tune_gemm.CASES):
         found = tune_gemm.plans(case)
         assert found[0] == make_plan(tune_gemm.problem(case), arch="sm_90a")
         assert len(found) == len(set(found)) <= tune_gemm.CANDIDATES + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
@@ -18,7 +19,7 @@ from cute_kernels.commands.sweep_program import run_once
 from cute_kernels.config import GemmProblem
 from cute_kernels.plan import make_plan
 from cute_kernels.programs import capture
-from cute_kernels.sass.listing import kernels
+from cute_kernels.sass.listing import Instruction, kernels
 
 PROGRAM = Path(__file__).parents[2] / "docs" / "examples" / "bias_add.py"
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120")
@@ -26,6 +27,13 @@ ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120")
 
 def artifact(arch: str) -> compile.Artifact:
     return compile.compile_plan(make_plan(GemmProblem(64, 64, 128, 1), arch=arch), emulated=True)
+
+
+@functools.cache
+def listing(arch: str) -> tuple[Instruction, ...]:
+    """Machine code of its kernel."""
+    (code,) = kernels(compile.disassemble(artifact(arch).cubin, "-hex", "-gp")).values()
+    return tuple(code)
 
 
 def text_section(cubin: bytes, kernel: str) -> bytes:
@@ -44,8 +52,7 @@ def text_section(cubin: bytes, kernel: str) -> bytes:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_words_of_the_listing_are_those_of_the_cubin(arch: str) -> None:
     """Stall, scoreboards and addresses, from the bytes themselves."""
-    made = artifact(arch)
-    (code,) = kernels(compile.disassemble(made.cubin, "-hex", "-gp")).values()
+    made, code = artifact(arch), listing(arch)
     words = struct.unpack(f"<{2 * len(code)}Q", text_section(made.cubin, made.kernel_name)[: 16 * len(code)])
     expected = [
         (16 * number, word >> 41 & 15, *(None if field == 7 else field for field in (word >> 46 & 7, word >> 49 & 7)))
@@ -62,8 +69,7 @@ def test_opcodes_are_those_that_cuobjdump_prints(arch: str, tmp_path: Path) -> N
     path.write_bytes(made.cubin)
     report = subprocess.run([compile.cuobjdump(), "-sass", path], capture_output=True, text=True, check=True).stdout
     expected = re.findall(r"/\*[0-9a-f]{4}\*/ +(?:@!?U?P\w+ +)?([A-Z][\w.]*)", report)
-    (code,) = kernels(compile.disassemble(made.cubin, "-hex", "-gp")).values()
-    assert [each.opcode for each in code] == expected
+    assert [each.opcode for each in listing(arch)] == expected
 
 
 ANCHORS = {
@@ -77,11 +83,9 @@ ANCHORS = {
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_instructions_name_the_line_of_ptx_that_they_were_made_of(arch: str) -> None:
-    made = artifact(arch)
-    (code,) = kernels(compile.disassemble(made.cubin, "-hex", "-gp")).values()
-    texts, seen = made.ptx.splitlines(), Counter()
+    texts, seen = artifact(arch).ptx.splitlines(), Counter()
     of_line: dict[int, set[str]] = {}
-    for each in code:
+    for each in listing(arch):
         of_line.setdefault(each.ptx_line, set()).add(each.name)
     for number, names in of_line.items():
         text = re.sub(r"^@!?%\w+\s+", "", texts[number - 1].strip())
