@@ -73,7 +73,7 @@ fuzz: $(VENV)/.installed-test
 
 # On a machine with an SM90 GPU: every launch of the emulator's unit tests runs on it too, with equal results (docs/emulator/contract.md).
 # The files that launch PTX, be it through the cases of another module; tests/emulator/test_hardware.py checks the list.
-HARDWARE_TESTS = $(sort $(shell grep -rlE --include='test_*.py' '^from tests\.emulator.*(ptx_launch|instruction_cases|mma_launch)' tests/emulator))
+HARDWARE_TESTS = $(sort $(shell grep -rlE --include='test_*.py' '^from tests\.emulator.*(ptx_launch|instruction_cases|mma_launch)' tests --exclude-dir=mutation))
 hardware: $(VENV)/.installed-test
 	EMULATOR_HW=1 $(BIN)/python -m pytest -n 8 $(HARDWARE_TESTS) $(ARGS)
 
