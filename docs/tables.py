@@ -89,11 +89,17 @@ def opcodes() -> dict[str, str]:
 
 
 def module_names(folder: Path) -> str:
-    """The modules of a folder, those of instructions with their opcodes; elsewhere `a`, `a_b`, `a_c` as a (_b, _c)."""
+    """The modules of a folder, those of instructions with their opcodes, and its files in C."""
     names = [path.stem for path in modules(folder)]
     if folder.name == "instructions":
         of_module = opcodes()
         return ", ".join(name + of_module.get(name, "") for name in names)
+    in_c = sorted(path.stem for path in folder.glob("*.c"))
+    return grouped(names) + (f"; in C {grouped(in_c)}" if in_c else "")
+
+
+def grouped(names: list[str]) -> str:
+    """Names in one line, `a`, `a_b` and `a_c` as a (_b, _c)."""
     first = [name for name in names if not any(name.startswith(f"{other}_") for other in names)]
     longer = {name: [other.removeprefix(name) for other in names if other.startswith(f"{name}_")] for name in first}
     return ", ".join(name + (f" ({', '.join(rest)})" if rest else "") for name, rest in longer.items())

@@ -59,7 +59,7 @@ SIZES = {
     "docs/explore.md": 3_500, "docs/profiling.md": 4_000, "docs/model.md": 5_750, "docs/measure.md": 2_000,
     "docs/experiments.md": 10_000, "docs/mma_sync.md": 3_000, "docs/sass.md": 3_250,
     # Contributors.
-    "docs/architecture.md": 12_400, "docs/dataflow.md": 7_500, "docs/extending.md": 4_000, "docs/testing.md": 5_000,
+    "docs/architecture.md": 13_500, "docs/dataflow.md": 7_500, "docs/extending.md": 4_000, "docs/testing.md": 5_000,
     "docs/mutation.md": 4_250, "docs/release.md": 2_000,
 }  # fmt: skip
 """Bytes that a page may have. Pages of docs/api are a few lines that mkdocstrings expands, 1,000 at most each."""
