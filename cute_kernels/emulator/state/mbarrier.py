@@ -88,7 +88,7 @@ class MBarriers:
         self.tables.ranks = len(memory.ctas)
         for cta, slots in zip(memory.ctas, self.slots):
             entry = self.cta(cta.cta_rank)
-            entry.data, entry.states = cta.words[1].ctypes.data, cta.states[1].ctypes.data
+            entry.data, entry.states = cta.data.ctypes.data, cta.states.ctypes.data
             entry.size, entry.slots = cta.size, slots.ctypes.data
         self.ask: Callable[[int], bool] = self._raise
         self.error: BaseException | None = None
