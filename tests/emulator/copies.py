@@ -124,6 +124,11 @@ class Machine:
     def commit(self) -> None:
         library().bulk_commit(ctypes.addressof(self.thread()))
 
+    def go_on_until(self, done: Callable[[], bool]) -> None:
+        """Asynchronous work takes effect, and no more than has to."""
+        while not done():
+            assert self.engine.step()
+
     def waits(self, newest: int, read: bool) -> Callable[[], bool]:
         """Whether a wait for all but the newest groups ends."""
         return lambda: self.bulk.wait_satisfied((0, 0, 0), newest, read)

@@ -171,7 +171,7 @@ def test_store_then_load_round_trip(policy: str):
     descriptor = encode(byte_map(array))
     machine.store(descriptor, (64, 8), DATA)
     machine.commit()
-    assert machine.engine.force(machine.waits(0, False))
+    machine.go_on_until(machine.waits(0, False))
     bulk_waited(machine.crew.tracker, machine.crew[0].agent, 0, 1, read=False)
     machine.barriers.arrive_expect_tx(BARRIER, 512)
     machine.load(descriptor, (64, 8), DATA + 1024, BARRIER)
@@ -287,7 +287,7 @@ def test_source_may_be_overwritten_only_after_the_thread_waited(policy: str):
     with pytest.raises(SharedMemoryRace, match="a store of warp 0 writes .* which the TMA store of 512 bytes .* read"):
         machine.crew.store(0, machine.shared, *overwrite)
     machine.crew.store(0, machine.shared, overwrite[0] + 16, overwrite[1])
-    assert machine.engine.force(machine.waits(0, True))
+    machine.go_on_until(machine.waits(0, True))
     bulk_waited(machine.crew.tracker, machine.crew[0].agent, 0, machine.thread().committed, read=True)
     machine.crew.store(0, machine.shared, *overwrite)
 
