@@ -201,21 +201,9 @@ class Agent:
 
     # --- fences and synchronisation inside the warp -------------------------------------------------------------------
 
-    def converge(self, mask: int) -> None:
-        """bar.warp.sync and stronger: the lanes know each other's accesses."""
-        library().agent_converge(self.block_address, mask)
-
-    def load_together(self, mask: int) -> None:
-        """Several lanes load at once: what some of them pass on before the lanes synchronise does not cover it."""
-        library().agent_load_together(self.block_address, mask)
-
     def fence(self, mask: int, order: Order) -> None:
         """fence.acq_rel or stronger."""
         library().agent_fence(self.block_address, mask, order)
-
-    def fence_proxy(self, mask: int, rows: Iterable[Row] = PROXIES) -> None:
-        """fence.proxy.async: covers what lanes ``mask`` wrote, and what is visible to them, in the rows' memories."""
-        library().agent_fence_proxy(self.block_address, mask, sum(1 << PROXIES.index(row) for row in rows))
 
     def initialise(self) -> tuple[int, int]:
         """mbarrier.init: (column, clock) of the event."""

@@ -24,7 +24,7 @@ from cute_kernels.emulator.observe.races.happens_before import FULL
 from cute_kernels.emulator.state.smem import shared_address
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, TensorMap, decode, encode
 from tests.emulator.copies import BARRIER, DATA, SHARED_BYTES, Machine
-from tests.emulator.crew import bulk_waited
+from tests.emulator.crew import bulk_waited, converge, fence_proxy
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "tma_h200.json").read_text())
 GLOBAL_BYTES, SHARED_FILL = 1 << 16, 0xCD  # of record_tma_on_gpu.py
@@ -268,10 +268,10 @@ def test_store_of_unfenced_data_is_reported():
     machine = Machine(array)
     lanes = DATA + 16 * np.arange(32)
     machine.crew.store(0, machine.shared, lanes, np.ones((32, 16), np.uint8))
-    machine.crew[0].agent.converge(FULL)
+    converge(machine.crew[0].agent, FULL)
     with pytest.raises(ProxyFenceMissing, match=r"offset 2048 of CTA 0, which the store of warp 0 wrote"):
         machine.store(encode(byte_map(array)), (0, 0), DATA)
-    machine.crew[0].agent.fence_proxy(FULL)
+    fence_proxy(machine.crew[0].agent, FULL)
     machine.store(encode(byte_map(array)), (0, 0), DATA)
     assert array[:8, :64].all() and not array[8:].any()
 

@@ -37,7 +37,7 @@ from cute_kernels.emulator.units.matrix.operands import (
 from cute_kernels.emulator.units.matrix.tensor_core import ASKED, TensorCore
 from cute_kernels.emulator.units.matrix.tensor_mma import KIND_NAMES
 from tests.emulator.barriers import Barriers
-from tests.emulator.crew import Crew, wait_for
+from tests.emulator.crew import Crew, fence_proxy, wait_for
 from tests.emulator.tensor_registers import TensorRegisters
 
 TensorMma = STRUCTURES["TensorMma"]
@@ -543,7 +543,7 @@ def test_unfenced_operand_is_reported():
             kind="f8f6f4", cta_group=1, rank=0, d=0, a=layout.descriptor(A), b=layout.descriptor(B),
             instruction=idesc("e4m3", "e4m3", 128, 16), accumulate=False,
         )  # fmt: skip
-    machine.crew[0].agent.fence_proxy(FULL)
+    fence_proxy(machine.crew[0].agent, FULL)
     one_mma(machine)
 
 
