@@ -221,6 +221,4 @@ def _in_flight(name: str, role: str, use: _Use) -> str:
 
 
 def _error(instruction: Instruction, message: str) -> IllegalAccess:
-    return IllegalAccess(
-        message, ptx_line=instruction.line, instruction=instruction.text, source=instruction.source or None
-    ).know("register-in-flight")
+    return IllegalAccess(message).at(instruction).know("register-in-flight")

@@ -112,8 +112,5 @@ def _overwrite(loads: _Loads, instruction: Instruction, writes: tuple[str, ...])
 def _mixed(instruction: Instruction, name: str, load: Instruction, other: Instruction) -> IllegalAccess:
     return IllegalAccess(
         f"register {name} is overwritten at PTX line {other.line} `{other.text}` while the tcgen05.ld at PTX "
-        f"line {load.line} may still write it, for which no tcgen05.wait::ld has waited on some way to there",
-        ptx_line=instruction.line,
-        instruction=instruction.text,
-        source=instruction.source or None,
-    )
+        f"line {load.line} may still write it, for which no tcgen05.wait::ld has waited on some way to there"
+    ).at(instruction)
