@@ -54,6 +54,12 @@ def _shadow(tracker: RaceTracker, shadow: Shadow) -> list[tuple[str, list[str], 
     return result
 
 
+def private_clocks(agent: Agent) -> list[tuple[int, tuple[int, int]]]:
+    """(column, (lane, clock)) of what single lanes know."""
+    core = STRUCTURES["Private"].from_address(agent.private)
+    return [(each.column, (each.lane, each.clock)) for each in core.entries[: core.count]]
+
+
 def streams(point: SyncPoint) -> list[int]:
     """Columns of asynchronous operations that arrived."""
     core = STRUCTURES["Point"].from_address(point.address)
@@ -65,7 +71,7 @@ def state(tracker: RaceTracker) -> list[Any]:
     place last, what every warp knows, and what every barrier passes on.
     """
     knowledge = [
-        (a.clocks.tolist(), a.before.tolist(), a.incoming.tolist(), sorted(a.private.items()), a.clock,
+        (a.clocks.tolist(), a.before.tolist(), a.incoming.tolist(), sorted(private_clocks(a)), a.clock,
          a.tensor_clock(Offset.TENSOR_LOAD), a.tensor_clock(Offset.TENSOR_STORE), a.loads.tolist(), a.pending.tolist())
         for a in tracker.agents
     ]  # fmt: skip

@@ -99,9 +99,6 @@ class MBarriers:
     def __iter__(self) -> Iterator[MBarrier]:
         return iter(self._barriers.values())
 
-    def __len__(self) -> int:
-        return len(self._barriers)
-
     def cta(self, rank: int) -> ctypes.Structure:
         """An entry of the tables: what the core knows of the shared memory of a CTA, a `Cta`."""
         return Cta.from_buffer(self._block, Tables.ctas.offset + ctypes.sizeof(Cta) * rank)

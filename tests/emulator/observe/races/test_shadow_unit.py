@@ -30,6 +30,7 @@ from tests.emulator.crew import (
     converge,
     fence_proxy,
     fence_tensor,
+    private_clocks,
     state,
 )
 from tests.emulator.definitions import races as definition
@@ -230,7 +231,7 @@ class Defined(History):
     def _looker(self, call: tuple[Any, ...], lane: int) -> definition.Looker:
         kind, agent, write = call[0], self.warps[call[1]].agent, call[-1]
         clocks, base = agent.clocks, agent.base
-        private = {column: clock for column, (own, clock) in agent.private.items() if own == lane}
+        private = {column: clock for column, (own, clock) in private_clocks(agent) if own == lane}
         loads = {base + Offset.READ, base + Offset.LOADS}
         if kind != "copy":
             own = set() if lane < 0 else {base + lane}
