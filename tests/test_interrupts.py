@@ -24,7 +24,7 @@ from cute_kernels.programs import capture
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.launch.test_cluster_processes import children
 from tests.emulator.ptx_launch import launch
-from tests.nightly import examples
+from tests.nightly import crossed, examples
 from tests.processes import run_python
 
 
@@ -67,9 +67,9 @@ def operands() -> tuple[torch.Tensor, ...]:
     ids=["detectors", "none", "strict and random", "counters", "processes"],
 )
 @pytest.mark.parametrize(
-    "config", [Sm100PatchEmbedConfig(epilogue_warps=4), Sm90PatchEmbedConfig()], ids=["sm100", "sm90"]
+    ("raises", "config"),
+    crossed([KeyboardInterrupt, Late], [Sm90PatchEmbedConfig(), Sm100PatchEmbedConfig(epilogue_warps=4)]),
 )
-@pytest.mark.parametrize("raises", [KeyboardInterrupt, Late])
 def test_random_moments(options, config, raises, alarms) -> None:
     given, before = operands(), children()
 
@@ -117,7 +117,7 @@ LOOP:
 def test_a_loop_that_never_calls_python(alarms, processes) -> None:
     """The core alone runs, for ever."""
     options = Options(processes=processes, max_idle_blocks=None, max_warp_instructions=None)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
     with pytest.raises(KeyboardInterrupt):
         launch(module(ENDLESS, parameters=1), aligned(np.zeros(4, np.int32)), grid=(2, 1, 1), options=options)
 
@@ -320,7 +320,7 @@ assert right(5)
 outcomes, generator = collections.Counter(), random.Random(1)
 for _ in range(int(sys.argv[1])):
     try:
-        signal.setitimer(signal.ITIMER_REAL, generator.uniform(0.001, 0.2))
+        signal.setitimer(signal.ITIMER_REAL, generator.uniform(0.001, 0.1))
         run(from_dlpack(x), 1 << 30)
         outcomes["lost"] += 1
     except KeyboardInterrupt:
@@ -352,19 +352,19 @@ def interrupted(count, longest, turns):
             seen["main", type(error).__name__] += 1
 threads = [threading.Thread(target=work, args=(500,)) for _ in range(3)]
 for thread in threads: thread.start()
-interrupted(20, 0.2, 1 << 30)
+interrupted(8, 0.1, 1 << 30)
 ended.set()
 for thread in threads: thread.join()
 threading.Thread(target=run, args=(from_dlpack(torch.zeros_like(x)), 1 << 30), daemon=True).start()
-time.sleep(0.5)
-interrupted(1, 0.5, 3)  # behind that one, which never ends
+time.sleep(0.2)
+interrupted(1, 0.2, 3)  # behind that one, which never ends
 print({key: seen[key] for key in seen if key != ("thread", "right")}, flush=True)
 os._exit(0)
 """
 ENDED = PROGRAM + """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
 def test_spin():
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     run(from_dlpack(x), 1 << 30)
 if __name__ == "__main__":
     test_spin()
@@ -373,7 +373,7 @@ if __name__ == "__main__":
 
 def test_random_moments_of_a_program(tmp_path: Path) -> None:
     (tmp_path / "moments.py").write_text(MOMENTS)
-    count = examples(12, 200)
+    count = examples(8, 200)
     words = ["--arch", "sm_90a", "--quiet", str(tmp_path / "moments.py"), str(count)]
     done = run_python("-m", "cute_kernels", "emulate", *words)
     assert done.returncode == 0, done.stderr
@@ -385,7 +385,7 @@ def test_an_interrupt_is_of_the_main_thread_alone(tmp_path: Path) -> None:
     (tmp_path / "threads.py").write_text(THREADS)
     words = ["emulate", "--arch", "sm_90a", "--quiet", str(tmp_path / "threads.py")]
     done = run_python("-m", "cute_kernels", *words, timeout=60)
-    assert done.stdout == "{('main', 'KeyboardInterrupt'): 21}\n", done.stdout + done.stderr
+    assert done.stdout == "{('main', 'KeyboardInterrupt'): 9}\n", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", ["emulate", "check", "mutate"])
