@@ -33,11 +33,11 @@ orders: $(VENV)/.installed-test
 
 # timm, open_clip and vLLM, which need torchvision and with it another torch: in an environment of their own.
 integrations: $(VENV)-integrations/.installed
-	$(VENV)-integrations/bin/python -m pytest tests/integrations $(ARGS)
+	$(VENV)-integrations/bin/python -m pytest tests/integrations/other_torch $(ARGS)
 
 # Kernels that others wrote, in the emulator, each as it is recorded; prints a table. docs/emulator/programs.md
 programs: $(VENV)-programs/.installed
-	$(VENV)-programs/bin/python -m tests.programs $(ARGS)
+	$(VENV)-programs/bin/python -m tests.public_programs $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -73,7 +73,7 @@ fuzz: $(VENV)/.installed-test
 
 # On a machine with an SM90 GPU: every launch of the emulator's unit tests runs on it too, with equal results (docs/emulator/contract.md).
 # The files that launch PTX, be it through the cases of another module; tests/emulator/test_hardware.py checks the list.
-HARDWARE_TESTS = $(sort $(shell grep -rlE --include='test_*.py' '^from tests\.emulator.*(ptx_launch|instruction_cases|mma_launch)' tests/emulator))
+HARDWARE_TESTS = $(sort $(shell grep -rlE --include='test_*.py' '^from tests\.emulator.*(ptx_launch|instruction_cases|mma_launch)' tests --exclude-dir=mutation))
 hardware: $(VENV)/.installed-test
 	EMULATOR_HW=1 $(BIN)/python -m pytest -n 8 $(HARDWARE_TESTS) $(ARGS)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-import os
 import pkgutil
 import re
 import struct
@@ -21,15 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cute_kernels import dsl, extras
+from cute_kernels import dsl, extras, forks
 from cute_kernels import kernel_cache as cache
 from cute_kernels.plan import Operand, Plan
 
-_COMPILE_LOCK = threading.RLock()
-# A fork waits for a compilation of another thread: the child has not that thread, and would wait for ever.
-os.register_at_fork(
-    before=_COMPILE_LOCK.acquire, after_in_parent=_COMPILE_LOCK.release, after_in_child=_COMPILE_LOCK.release
-)
+_COMPILE_LOCK = forks.awaited_lock()
 """`cute.compile` keeps global state and is not thread-safe."""
 
 
@@ -98,7 +93,7 @@ def _from_disk(plan: Plan, emulated: bool) -> Artifact:
             return _host_function(kernel, emulated)
         except dsl.LinkError as reason:
             with _COMPILE_LOCK:
-                rebuilt = cache.rebuild(plan.kernel_key, make, f"it cannot be linked: {reason}")
+                rebuilt = cache.load_or_build(plan.kernel_key, make, f"it cannot be linked: {reason}")
             return _host_function(rebuilt, emulated)
 
     return Artifact(kernel.kernel_name, kernel.ptx, kernel.cubin, load)

@@ -1,15 +1,15 @@
 """The two inputs of planning: what is asked (a problem class per operation) and how (a config class per kernel).
 
-All are frozen, hashable and free of torch and of hardware limits: they check the types of their fields, and
-`cute_kernels.plan` is the only judge of legality. A field of a config that is None is open: the plan chooses it for the
-problem (`cute_kernels.plan.choose`), and a plan's own config has none.
+All are frozen, hashable and free of torch and of hardware limits: they check the types of their fields, which raises as
+`Typed` says, and `cute_kernels.plan` is the only judge of legality. A field of a config that is None is open: the plan
+chooses it for the problem (`cute_kernels.plan.choose`), and a plan's own config has none.
 """
 
 from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
@@ -93,6 +93,13 @@ def type_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
 
 
+def check_choice(name: str, value: object, allowed: Iterable[object], hint: str = "") -> None:
+    """Raises ValueError for a value that is not one of those allowed, naming it and them, with ``hint`` behind."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        raise ValueError(f"{name} = {value!r}, allowed: {', '.join(map(repr, allowed))}{hint}")
+
+
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} = {value!r} is {type(value).__name__}, expected an integer")
@@ -120,7 +127,6 @@ TableFormat = Literal["row_major", "blocked", "interleaved"]
 StorePath = Literal["tma", "coalesced", "direct"]
 PixelSource = Literal["strips", "gather", "repack", "split"]
 WeightMemory = Literal["tmem", "smem"]
-ResidentWeight = Literal["registers", "streamed"]
 TileOrder = Literal["row", "image"]
 Tf32Rounding = Literal["nearest", "nearest_a", "truncate"]
 Activation = Literal["none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"]
@@ -157,9 +163,6 @@ class PatchEmbedProblem(Typed):
         row_scale: every row of ``x`` has a factor of its own, in memory.
         feature_scale: every feature has a factor of its own, in memory. With both there is no number for the whole
             call.
-
-    Raises:
-        TypeError: a size that is no integer, or a name that is no string.
     """
 
     m: int = field(metadata=LAUNCH_ARGUMENT)
@@ -213,10 +216,6 @@ class Sm100PatchEmbedConfig(Typed):
         early_release: an accumulator is handed back as soon as its last column is in registers, and not after the
             stores (F19).
         stagger_clocks: the warps of an epilogue begin a tile this many clocks after one another (F31).
-
-    Raises:
-        TypeError: a field of the wrong type.
-        ValueError: an integer other than 0 and 1 for a bool.
     """
 
     tile_n: int = 256
@@ -258,9 +257,6 @@ class Sm100ResidentConfig(Typed):
         stages: operand buffers between TMA and tensor core; None: two tiles' worth, or what shared memory holds.
         stage_blocks: K blocks of 128 bytes in one stage, 1 or 2.
         epilogue: as in `Sm100PatchEmbedConfig`.
-
-    Raises:
-        TypeError: a field of the wrong type.
     """
 
     weight: WeightMemory | None = None
@@ -296,10 +292,6 @@ class Sm90PatchEmbedConfig(Typed):
             The images of a tile are a multiple of 8, the columns of a WGMMA core matrix.
         pingpong: warpgroups take turns on the tensor cores, so that one's epilogue runs under another's WGMMAs.
         epilogue: as in `Sm100PatchEmbedConfig`.
-
-    Raises:
-        TypeError: a field of the wrong type.
-        ValueError: an integer other than 0 and 1 for ``pingpong``.
     """
 
     tile_rows: int = 128
@@ -332,9 +324,6 @@ class PatchEmbedImagesProblem(Typed):
             sums.
         table_rows: rows of the table: 0 (absent), 1 (bias only) or the number of patches of an image.
         out_dtype: element type of the output, as torch names it.
-
-    Raises:
-        TypeError: a size that is no integer, or a name that is no string.
     """
 
     batch: int = field(metadata=LAUNCH_ARGUMENT)
@@ -394,10 +383,6 @@ class Sm90ImagesConfig(Typed):
             the pixels, for few images and for weights that registers do not hold; None: chosen.
         raw_stages: buffers of strips between TMA and the warps that repack rows of 14 bytes, at least 2, and 0 of other
             sources; None: chosen.
-
-    Raises:
-        TypeError: a field of the wrong type.
-        ValueError: an integer other than 0 and 1 for ``pingpong``.
     """
 
     source: PixelSource | None = None
@@ -409,7 +394,7 @@ class Sm90ImagesConfig(Typed):
     stage_blocks: int | None = None
     pingpong: bool = True
     order: TileOrder = "row"
-    weight: ResidentWeight | None = None
+    weight: WeightSource | None = None
     raw_stages: int | None = None
 
 @dataclass(frozen=True)
@@ -436,9 +421,6 @@ class Sm100ImagesConfig(Typed):
         stages: operand buffers between TMA and tensor core; None: two tiles' worth, or what shared memory holds.
         stage_blocks: K blocks of 128 bytes in one stage, 8 rows of a patch in one channel each: 1 or 2.
         order: as in `Sm90ImagesConfig`.
-
-    Raises:
-        TypeError: a field of the wrong type.
     """
 
     source: PixelSource | None = None
@@ -472,10 +454,6 @@ class Sm90GatherConfig(Typed):
         store_stages: as in `Sm90GemmConfig`; None: two, or three or one where a tile is no whole number of pairs.
         pingpong: as in `Sm90GemmConfig`.
         order: ``"row"``: images run fastest; ``"image"``: positions do, so that neighbouring pixels are read together.
-
-    Raises:
-        TypeError: a field of the wrong type.
-        ValueError: an integer other than 0 and 1 for ``pingpong``.
     """
 
     tile_patches: int | None = None
@@ -634,9 +612,6 @@ class Sm80GemmConfig(Sm80Config):
             unit instead of half a unit in the last place of TF32, all toward zero.
         split_k: CTAs that share a tile, 1, 2, 4 or 8: each sums its slice of K, of blocks of 128 bytes as in
             `Sm90GemmConfig`, and the last one to arrive adds the sums of all, out of a workspace in global memory.
-
-    Raises:
-        TypeError: a field of the wrong type.
     """
 
     group_m: int = 8
@@ -650,9 +625,6 @@ class Sm80PatchEmbedConfig(Sm80Config):
 
     Attributes:
         epilogue: as in `Sm100PatchEmbedConfig`.
-
-    Raises:
-        TypeError: a field of the wrong type.
     """
 
     epilogue: EpilogueArithmetic = "f32"
@@ -670,9 +642,6 @@ class Sm80ImagesConfig(Sm80Config):
         teams: groups of ``warps_m * warps_n`` warps of a CTA. Two take tiles of their own, so that one multiplies while
             the other stores, and all of the same features, whose weight stays in shared memory: it is copied once, and
             stages have patches alone.
-
-    Raises:
-        TypeError: a field of the wrong type.
     """
 
     tile_images: int = 8

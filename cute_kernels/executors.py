@@ -121,9 +121,7 @@ class Workers:
         _over.add(self._key)
         _states.pop(self._key, None)
 
-    def each(
-        self, function: Callable[..., Result], items: Iterable[tuple], *, ahead: bool = False
-    ) -> Iterator[Result]:
+    def each(self, function: Callable[..., Result], items: Iterable[tuple]) -> Iterator[Result]:
         """``function(state, *item)`` of each item, in the order of the items, which are drawn as they are needed.
 
         A caller that stops early leaves tasks that have not begun undone.
@@ -131,7 +129,6 @@ class Workers:
         Args:
             function: of a module; what it raises comes out here.
             items: picklable.
-            ahead: give all of them out at once.
 
         Raises:
             WorkerLost: a pool of processes broke several times without a result in between.
@@ -147,7 +144,7 @@ class Workers:
         items, breaks = iter(items), 0
         try:
             while True:
-                while ahead or len(waiting) < _TASKS_PER_WORKER * self._width:
+                while len(waiting) < _TASKS_PER_WORKER * self._width:
                     item = next(items, None)
                     if item is None:
                         break

@@ -29,6 +29,11 @@ def show(text: str) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
+def marked(text: str) -> str:
+    """Bold on a terminal, elsewhere as it is."""
+    return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() else text
+
+
 def check_program(script: str | Path) -> None:
     """Whether there is a program to run.
 

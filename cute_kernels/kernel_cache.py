@@ -150,7 +150,7 @@ def limit() -> int:
     return int(text) * 1_000_000
 
 
-def load_or_build(key: Hashable, build: Callable[[], CompiledKernel]) -> CompiledKernel:
+def load_or_build(key: Hashable, build: Callable[[], CompiledKernel], unusable: str = "") -> CompiledKernel:
     """The entry of a kernel, built and stored if there is none that can be used.
 
     Concurrent processes build once: the others wait. Where the cache cannot be used (off, an unsafe or unwritable
@@ -159,21 +159,8 @@ def load_or_build(key: Hashable, build: Callable[[], CompiledKernel]) -> Compile
     Args:
         key: what the generated code depends on, with a `repr` that says all of it.
         build: compiles the kernel.
+        unusable: why an entry turned out to be of no use: it is built anew, with a warning that says so.
     """
-    return _load_or_build(key, build, "")
-
-
-def rebuild(key: Hashable, build: Callable[[], CompiledKernel], reason: str) -> CompiledKernel:
-    """Builds and stores a kernel whose entry turned out to be of no use, with a warning that says why.
-
-    Args:
-        key, build: as for `load_or_build`.
-        reason: why, for the warning.
-    """
-    return _load_or_build(key, build, reason)
-
-
-def _load_or_build(key: Hashable, build: Callable[[], CompiledKernel], unusable: str) -> CompiledKernel:
     root, most = directory(), limit()
     if root is None:
         return build()
@@ -185,7 +172,7 @@ def _load_or_build(key: Hashable, build: Callable[[], CompiledKernel], unusable:
             if unusable:
                 raise InvalidEntry(unusable)
             if os.path.lexists(path):
-                kernel = read_entry(path, key)
+                kernel = decode(read_private(path), key)
                 with contextlib.suppress(OSError):  # a folder that can be read alone
                     os.utime(path)  # used now: `evict`
                 return kernel
@@ -252,12 +239,12 @@ def evict(root: Path, most: int, keep: Path) -> None:
         most: bytes.
         keep: an entry that stays.
     """
-    for path in _files(root, _HELPER_NAME):
+    for path in regular_files(root, _HELPER_NAME):
         with contextlib.suppress(OSError):
             if path.suffix == ".tmp" and time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                 path.unlink()
     found = []
-    for path in _files(root, _ENTRY_NAME):
+    for path in regular_files(root, _ENTRY_NAME):
         with contextlib.suppress(OSError):  # another process was faster
             status = path.stat()
             found.append((status.st_mtime_ns, status.st_size, path))
@@ -281,7 +268,7 @@ def _warn_once(message: str) -> None:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def entry_path(root: Path, key: Hashable) -> Path:
@@ -378,15 +365,6 @@ def _sections(content: bytes, check_header: Callable[[dict], None]) -> dict[str,
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def read_entry(path: Path, key: Hashable) -> CompiledKernel:
-    """Reads and verifies one entry.
-
-    Raises:
-        InvalidEntry: it must not be used.
-    """
-    return decode(read_private(path), key)
-
-
 def read_private(path: Path) -> bytes:
     """The content of a regular file that only this user can write.
 
@@ -465,7 +443,7 @@ def directory_problem(root: Path) -> str:
 def list_entries(root: Path) -> list[EntryReport]:
     """Every entry of a directory, verified."""
     reports = []
-    for path in _files(root, _ENTRY_NAME):
+    for path in regular_files(root, _ENTRY_NAME):
         headers: list[dict] = []
 
         def check(header: dict, headers: list[dict] = headers) -> None:
@@ -491,13 +469,13 @@ def clear(root: Path) -> int:
     Returns:
         How many entries were deleted.
     """
-    entries = [path for path in _files(root, _ENTRY_NAME) if _begins_as_entry(path)]
-    for path in (*entries, *_files(root, _HELPER_NAME)):
+    entries = [path for path in regular_files(root, _ENTRY_NAME) if _begins_as_entry(path)]
+    for path in (*entries, *regular_files(root, _HELPER_NAME)):
         path.unlink(missing_ok=True)
     return len(entries)
 
 
-def _files(root: Path, name: re.Pattern[str]) -> list[Path]:
+def regular_files(root: Path, name: re.Pattern[str]) -> list[Path]:
     """Regular files of a directory, links excluded, whose whole name matches; none if there is no directory."""
     if not root.is_dir():
         return []

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.emulator import instructions  # noqa: F401  whose import fills LOWERINGS
+from cute_kernels.emulator.graph.families import LOWERINGS
 from cute_kernels.plan import make_plan
 from cute_kernels.plan.gemm import B_TYPES
 from cute_kernels.plan.images import PIXEL_TYPES
@@ -21,6 +23,15 @@ from cute_kernels.plan.images import PIXEL_TYPES
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "cute_kernels"
 PAGES = ("architecture.md", "which_kernel.md")
+
+LAYERS = (
+    ".", "integrations", "nn", "siglip", "commands", "operations", "reference", "plan", "model",
+    "kernels", "kernels/sm100", "kernels/sm90", "kernels/sm80", "dsl", "sass", "runtime", "tuning", "profiling",
+    "programs", "checking", "mutation", "diagnostics", "testing", "emulator", "emulator/launch", "emulator/bytecode",
+    "emulator/instructions", "emulator/units", "emulator/units/copies", "emulator/units/matrix", "emulator/graph",
+    "emulator/observe", "emulator/observe/races", "emulator/state", "emulator/ptx", "emulator/core",
+)  # fmt: skip
+"""Folders of the package as docs/architecture.md draws them, the emulator's from the highest to the lowest."""
 
 ARCHITECTURES = {
     "sm_90a": "sm_90a", "sm_100a": "sm_100a", "sm_80": "sm_80, sm_90", "sm_89": "sm_89, sm_120; sm_86 without E4M3"
@@ -61,15 +72,52 @@ def folders() -> list[Path]:
     return sorted(path.parent for path in PACKAGE.rglob("__init__.py"))
 
 
+def opcodes() -> dict[str, str]:
+    """Module of emulator/instructions/ -> its opcodes, each by what tells it from those of other modules."""
+    prefixes: dict[str, list[tuple[str, ...]]] = {}
+    for prefix, function in LOWERINGS.items():
+        prefixes.setdefault(function.__module__.rpartition(".")[2], []).append(prefix)
+    found = {}
+    for module, own in prefixes.items():
+        foreign = {p[:n] for other in prefixes.keys() - {module} for p in prefixes[other] for n in range(1, len(p) + 1)}
+        names = []
+        for parts in own:
+            end = next((n for n in range(1, len(parts)) if parts[:n] not in foreign), len(parts))
+            name = ".".join(part for part in parts[:end] if not re.fullmatch(r"[bsuf]\d+(x\d)?|pred|lo|hi|wide", part))
+            names.append(re.sub(r"^(v[a-z]+)\d$", r"\1", name))  # vadd2 and vadd4 as vadd
+        kept = [name for name in dict.fromkeys(names) if not any(name.startswith(f"{other}.") for other in names)]
+        found[module] = "" if kept == [module] else f" ({', '.join(kept)})"
+    return found
+
+
+def module_names(folder: Path) -> str:
+    """The modules of a folder, those of instructions with their opcodes, and its files in C."""
+    names = [path.stem for path in modules(folder)]
+    if folder.name == "instructions":
+        of_module = opcodes()
+        return ", ".join(name + of_module.get(name, "") for name in names)
+    in_c = sorted(path.stem for path in folder.glob("*.c"))
+    return grouped(names) + (f"; in C {grouped(in_c)}" if in_c else "")
+
+
+def grouped(names: list[str]) -> str:
+    """Names in one line, `a`, `a_b` and `a_c` as a (_b, _c)."""
+    first = [name for name in names if not any(name.startswith(f"{other}_") for other in names)]
+    longer = {name: [other.removeprefix(name) for other in names if other.startswith(f"{name}_")] for name in first}
+    return ", ".join(name + (f" ({', '.join(rest)})" if rest else "") for name, rest in longer.items())
+
+
 def folder_table() -> str:
-    """One row for each folder, those in the emulator left out: the first line of its ``__init__.py``, its modules."""
-    rows = ["| folder | what | modules |", "|---|---|---|"]
-    for folder in folders()[1:]:
-        name = str(folder.relative_to(PACKAGE))
-        if not name.startswith("emulator/"):
-            by_rule = name.startswith(("plan", "kernels/sm"))  # which the page has
-            names = "rule 2" if by_rule else ", ".join(path.stem for path in modules(folder))
-            rows.append(f"| `{name}/` | {first_line(folder / '__init__.py')} | {names} |")
+    """One row for each folder, in the order of `LAYERS`.
+
+    Raises:
+        ValueError: a folder is in no layer.
+    """
+    rows = ["| folder | modules |", "|---|---|"]
+    for folder in sorted(folders(), key=lambda folder: LAYERS.index(str(folder.relative_to(PACKAGE)))):
+        name = folder.relative_to(PACKAGE.parent if folder == PACKAGE else PACKAGE)
+        if names := module_names(folder):
+            rows.append(f"| `{name}/` | {names} |")
     return "\n".join(rows)
 
 

@@ -21,24 +21,24 @@ from cute_kernels import dsl
 from cute_kernels.dsl import compiling
 
 EMULATOR_TESTS = (
-    "tests/emulator/programs/test_host.py",
-    "tests/emulator/programs/test_capturing.py",
-    "tests/emulator/programs/test_call_arguments.py",
+    "tests/programs/test_host.py",
+    "tests/programs/test_capturing.py",
+    "tests/programs/test_call_arguments.py",
     "tests/emulator/units/copies/test_im2col.py",
 )
 KERNEL_TESTS = (
     *EMULATOR_TESTS,
-    "tests/plan/test_compile.py",
-    "tests/plan/test_cluster_place.py",
-    "tests/runtime/test_dsl.py",
-    "tests/runtime/test_cache.py",
+    "tests/test_compile.py",
+    "tests/kernels/sm100/test_cta_pair.py",
+    "tests/dsl/test_dsl.py",
+    "tests/test_kernel_cache.py",
     "tests/runtime/test_launch.py",
     "tests/operations/test_emulator_backend.py",
     "tests/operations/test_gemm_tf32.py",
-    "tests/emulator/kernels/test_patch_embed_kernel.py",
-    "tests/emulator/kernels/test_sm90_kernel.py",
-    "tests/emulator/kernels/test_gemm_sm100.py",
-    "tests/emulator/kernels/test_gemm_sm90.py",
+    "tests/kernels/sm100/test_patch_embed.py",
+    "tests/kernels/sm90/test_patch_embed.py",
+    "tests/kernels/sm100/test_gemm.py",
+    "tests/kernels/sm90/test_gemm.py",
 )
 
 

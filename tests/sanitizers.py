@@ -1,6 +1,6 @@
 """Runs the emulator's tests with a core that AddressSanitizer and UndefinedBehaviorSanitizer watch.
 
-`python -m tests.sanitizers --processes N [files, pytest's arguments]`; without files all of `tests/emulator`. Prints a
+`python -m tests.sanitizers --processes N [files, pytest's arguments]`; without files those of `WATCHED`. Prints a
 line for each file as soon as its tests are over. Exits with 1 if a sanitizer reports anything, in whatever process, if
 a test fails, or if tests are left when ``--seconds`` are over; with 2 where there is no compiler with sanitizers.
 `python -m tests.sanitizers --module NAME ARGUMENTS` watches another command, `tests.emulator.fuzz` for one.
@@ -29,6 +29,9 @@ from cute_kernels.emulator.core import build
 from tests.sanitizer_record import RECORD
 
 _HEADER = Path(__file__).with_name("sanitizer_reports.h")
+WATCHED = ("tests/emulator", "tests/kernels", "tests/programs", "tests/diagnostics")
+"""Folders of tests whose programs the core executes."""
+
 #: Of both sanitizers. A report ends the process, so that no test passes in spite of one.
 FLAGS = (
     "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1 "
@@ -167,7 +170,7 @@ def watched_tests(arguments: list[str], processes: int, seconds: float) -> int:
         command = [
             sys.executable, "-m", "pytest", "-q", "-p", "tests.sanitizer_record", "-n", str(processes),
             "--dist", "worksteal", "--max-worker-restart=1000000", f"--timeout={_TEST_SECONDS}",
-            "-o", "testpaths=tests/emulator", *arguments,
+            "-o", f"testpaths={' '.join(WATCHED)}", *arguments,
         ]  # fmt: skip
         tally = Tally(record)
         with log.open("w") as output:

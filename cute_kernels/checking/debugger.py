@@ -97,18 +97,23 @@ class Debugger:
     def __init__(self, recorded: RecordedLaunch, schedule: Schedule | None = None, **options: Any) -> None:
         self.recorded = recorded
         self.breakpoints: dict[int, Breakpoint] = {}
-        self.outcome: Outcome | None = None
         program = parse(recorded.launch.ptx)
         self.kernel, self._target = program.kernels[recorded.launch.kernel_name], program.target
         self._schedule = schedule or Schedule()
         self._options = self._schedule.options(debugger=self, **options)
-        self._schedulers: dict[int, Scheduler] = {}
         self._numbers = 0
-        self._stop: Stop | None = None
         self._error: BaseException | None = None
-        self._went, self._stands = threading.Event(), threading.Event()
         self._stepping: Warp | None = None
-        self._interrupted = self._abandoned = False
+        self._interrupted = False
+        self._not_begun()
+
+    def _not_begun(self) -> None:
+        """State before the first instruction."""
+        self.outcome: Outcome | None = None
+        self._schedulers: dict[int, Scheduler] = {}
+        self._stop: Stop | None = None
+        self._went, self._stands = threading.Event(), threading.Event()
+        self._abandoned = False
         self._seen: dict[Warp, tuple[int, int]] = {}
         self._thread: threading.Thread | None = None
 
@@ -202,9 +207,7 @@ class Debugger:
     def restart(self) -> None:
         """Goes back to before the first instruction; breakpoints stay."""
         self.close()
-        self._abandoned, self._stop, self._thread, self.outcome = False, None, None, None
-        self._schedulers, self._seen = {}, {}
-        self._went, self._stands = threading.Event(), threading.Event()
+        self._not_begun()
 
     def close(self) -> None:
         """Abandons the launch."""

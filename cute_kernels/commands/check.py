@@ -97,13 +97,15 @@ def check(options: argparse.Namespace) -> int:
     return reporting(options, "check", _check)
 
 
-def reporting(
-    options: argparse.Namespace, name: str, run: Callable[[argparse.Namespace, Reporter, Outcome], int]
-) -> int:
-    """The command ``name``, which ``run`` does on the workers of its options; writes the files of reports.
+Run = Callable[[argparse.Namespace, Recorder, dict[str, Any], Reporter, Outcome], int]
+"""Takes the options, the program's launches, fields of `Options` for runs of them, and what it reports in."""
+
+
+def reporting(options: argparse.Namespace, name: str, run: Run) -> int:
+    """The command ``name``: runs the program once, has ``run`` do the rest, and writes the files of reports.
 
     Returns:
-        The exit status.
+        The exit status: that of the program if it failed, or what ``run`` returns.
 
     Raises:
         SystemExit, OSError, ValueError: as ``run``, and for workers or files that cannot be used, before it.
@@ -111,18 +113,22 @@ def reporting(
     workers.check_workers(options)
     reporter = command.make_reporter(options)
     with command.writing_reports(options, reporter, name) as outcome:
-        outcome.status = run(options, reporter, outcome)
+        how = command.run_options(options)
+        going = command.make_going_on(options, functools.partial(reporter.report, Schedule()))
+        recorder = record(options, how | {"going_on": going}, reporter)
+        if isinstance(recorder, int):
+            outcome.status = recorder
+        else:
+            outcome.launches = launches_of(recorder)
+            command.note_suppressed(outcome, going)
+            how["going_on"] = going.known() if going is not None else None
+            outcome.status = run(options, recorder, how, reporter, outcome)
     return outcome.status
 
 
-def _check(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -> int:
-    how = command.run_options(options)
-    going = command.make_going_on(options, functools.partial(reporter.report, Schedule()))
-    how["going_on"] = going
-    recorder = record(options, how, reporter)
-    if isinstance(recorder, int):
-        return recorder
-    outcome.launches = launches_of(recorder)
+def _check(
+    options: argparse.Namespace, recorder: Recorder, how: dict[str, Any], reporter: Reporter, outcome: Outcome
+) -> int:
     limit = options.seconds if options.seconds is not None else (60.0 if options.seeds is None else None)
     budget = Budget(limit, options.seeds)
     with ProgressLine(shown=not options.quiet) as line, workers.workers_of(options) as where:
@@ -131,7 +137,6 @@ def _check(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) ->
             share = elapsed / limit if limit is not None else None
             line.show(f"{tally.runs} runs of {len(recorder.launches)} launches, {elapsed:.0f} s", share)
 
-        how["going_on"] = going.known() if going is not None else None
         search = Search(recorder.launches, budget, how, options.results_may_differ, progress, **where)
         finding = search.run()
     if finding is None or not options.quiet:
@@ -145,7 +150,6 @@ def _check(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) ->
         "random": tally.random,
         "all_systematic_ran": tally.complete,
     }
-    command.note_suppressed(outcome, going)
     if finding is None:
         return program_run.FAULT if reporter.faults else 0
     report(finding, reporter)

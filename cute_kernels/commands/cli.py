@@ -18,7 +18,8 @@ from cute_kernels.commands import bench, compare, doctor, explore, profile, same
 from cute_kernels.commands.kernel_options import (
     OPERATIONS,
     add_kernel,
-    add_problem,
+    add_plan,
+    add_planned,
     arch_of,
     config_of,
     count,
@@ -216,13 +217,8 @@ def _add_plan(commands: argparse._SubParsersAction, names: Sequence[str]) -> Non
         description="Plans a launch and prints tiles, warp roles and the shared- and tensor-memory budget. Compiles "
         "nothing and needs no GPU.",
     )
-    parser.add_argument(
-        "kernel", nargs="?", choices=tuple(OPERATIONS), default="patch-embed", help="default: %(default)s"
-    )
-    add_problem(parser, names)
-    parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of a B200 or H200)")
+    add_planned(parser, names)
     tables.add_formats(parser)
-    add_kernel(parser, *names)
     parser.set_defaults(run=_plan)
 
 
@@ -263,8 +259,7 @@ def _add_ptx(commands: argparse._SubParsersAction, names: Sequence[str]) -> None
         metavar="FILE",
         help="PTX file; facts go to FILE.json (default: the name of the kernel, e.g. patch_embed.ptx)",
     )
-    add_problem(parser, names)
-    add_kernel(parser, *names)
+    add_plan(parser, names)
     parser.set_defaults(run=_ptx)
 
 

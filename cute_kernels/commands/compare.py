@@ -10,16 +10,8 @@ from pathlib import Path
 
 from cute_kernels import extras
 from cute_kernels.commands import plan_facts, profiles, tables
-from cute_kernels.commands.kernel_options import (
-    MOST_EMULATED,
-    OPERATIONS,
-    add_kernel,
-    add_problem,
-    count,
-    plan_of,
-    tiles_of,
-)
-from cute_kernels.plan import Plan
+from cute_kernels.commands.kernel_options import MOST_EMULATED, OPERATIONS, add_planned, plan_of, tiles_of
+from cute_kernels.plan import Plan, predict
 
 
 def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
@@ -30,9 +22,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
         "instructions, and what the emulator counts. Or two profiles that Nsight Compute wrote with --csv, kernel by "
         "kernel. Needs no GPU.",
     )
-    parser.add_argument(
-        "kernel", nargs="?", choices=tuple(OPERATIONS), default="patch-embed", help="default: %(default)s"
-    )
+    add_planned(parser, names)
     for name in ("a", "b"):
         parser.add_argument(
             name,
@@ -54,9 +44,6 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
         default=None,
         help=f"execute the launch in the emulator and count (default: if it has at most {MOST_EMULATED} tiles)",
     )
-    parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of a B200 or H200)")
-    add_problem(parser, names)
-    add_kernel(parser, *names)
     parser.set_defaults(run=run)
 
 
@@ -122,7 +109,7 @@ def compare_plans(options: argparse.Namespace) -> tuple[Sections, Notes]:
         if not sections[title]:
             notes[title] = [_without_rows(facts, first)]
         if facts is plan_facts.modelled:
-            notes.setdefault(title, []).extend(plan_facts.caveats((first, second)))
+            notes.setdefault(title, []).extend(plan_facts.caveats(map(predict, (first, second))))
     return sections, notes
 
 

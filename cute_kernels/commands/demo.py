@@ -209,11 +209,11 @@ def _draw(
         + ("" if accuracy.mismatches is None else f", {accuracy.mismatches:,} numbers differ from its reference")
         for embedded, accuracy in found
     )
-    report.save_figure(
-        path,
+    figure = report.draw_figure(
         list(raw.permute(0, 2, 3, 1).numpy()),
         maps | {"FP32 conv2d": colours(fp32)},
         title="Patch embeddings: three principal components as red, green and blue, one basis for all",
         footnote=f"{model.source}. {executed}. Off FP32: norm of the difference over the norm of FP32.",
         names=names,
     )
+    figure.savefig(path, format="png")

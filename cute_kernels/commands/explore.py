@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cute_kernels import extras, files
 from cute_kernels.commands import sweep, workers
-from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem
+from cute_kernels.commands.kernel_options import OPERATIONS, add_plan
 
 _FOLDER = Path(__file__).parent / "notebooks"  # no package: whoever imports a notebook executes it
 _VARIED = ["tile_n=128,256", "stages=2,3,4,6"]
@@ -47,8 +47,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
         "%(default)s)",
     )
     parser.add_argument("--no-browser", action="store_true", help="JupyterLab prints its address and opens no browser")
-    add_problem(parser, names)
-    add_kernel(parser, *names)
+    add_plan(parser, names)
     parser.set_defaults(run=run)
 
 

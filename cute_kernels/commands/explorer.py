@@ -16,7 +16,6 @@ from cute_kernels.commands import examples, sweep_outcomes, sweep_program, sweep
 from cute_kernels.commands.sweep_table import Row
 from cute_kernels.operations.registry import operation_of
 from cute_kernels.plan import make_plan
-from cute_kernels.programs import capturing
 from cute_kernels.runtime import emulated
 
 if TYPE_CHECKING:
@@ -113,13 +112,11 @@ def timeline_of_program(
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         options = emulator.Options(trace=str(trace), completion="random", interleave="random", seed=1)
-        with capturing.capture(arch, options) as session:
-            reason = sweep_program.run_once(str(Path(script).resolve()), words, io.StringIO())
-            session.threads.wait()
+        session, reason = sweep_program.emulated(str(Path(script).resolve()), words, arch, options)
         if session.failures:
             raise session.failures[0]
-        if reason is not None or not session.launches:
-            raise ValueError(f"settings = {dict(settings)}: {reason or 'the program launched no kernel'}")
+        if reason is not None:
+            raise ValueError(f"settings = {dict(settings)}: {reason}")
         return trace_figure.draw_trace(trace)
 
 

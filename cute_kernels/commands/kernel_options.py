@@ -158,6 +158,24 @@ def _has_all(kernel: Kernel, settings: Sequence[str]) -> bool:
 # --- problems --------------------------------------------------------------------------------------------------------
 
 
+def add_plan(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """The options of the problems and of the kernels of operations, which `plan_of` reads."""
+    add_problem(parser, names)
+    add_kernel(parser, *names)
+
+
+def add_planned(
+    parser: argparse.ArgumentParser,
+    names: Sequence[str],
+    kernel: str = "default: %(default)s",
+    device: str = "a B200 or H200",
+) -> None:
+    """`add_plan`, the operation, of which ``kernel`` is the help, and multiprocessors, of which ``device`` has some."""
+    parser.add_argument("kernel", nargs="?", choices=tuple(OPERATIONS), default="patch-embed", help=kernel)
+    parser.add_argument("--sm-count", type=count, help=f"multiprocessors (default: those of {device})")
+    add_plan(parser, names)
+
+
 def named(arguments: Sequence[str] | None) -> tuple[str, ...]:
     """Operations whose options a command line is about: of one where its help is asked for, else of all.
 
@@ -198,7 +216,7 @@ def _add_option(group: argparse._ArgumentGroup, owners: dict[str, Option]) -> No
 
 
 def plan_of(options: argparse.Namespace, sm_count: int | None = None) -> Plan:
-    """The plan of a command with `add_problem` and `add_kernel` for its ``kernel``.
+    """The plan of a command with `add_plan` for its ``kernel``.
 
     Raises:
         ValueError: an option of another kernel, a setting that cannot be read, or what the plan refuses.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import linecache
 import time
@@ -27,6 +26,7 @@ from cute_kernels.mutation import campaign
 from cute_kernels.mutation.campaign import Kernel
 from cute_kernels.mutation.judge import Verdict, source_of
 from cute_kernels.programs import command, program_run
+from cute_kernels.programs.recorded import Recorder
 
 BELOW = 5
 """Exit status where the score is below ``--fail-under``."""
@@ -98,16 +98,9 @@ def mutate(options: argparse.Namespace) -> int:
     return check.reporting(options, "mutate", _mutate)
 
 
-def _mutate(options: argparse.Namespace, reporter: Reporter, outcome: Outcome) -> int:
-    how = command.run_options(options)
-    going = command.make_going_on(options, functools.partial(reporter.report, Schedule()))
-    how["going_on"] = going
-    recorder = check.record(options, how, reporter)
-    if isinstance(recorder, int):
-        return recorder
-    outcome.launches = check.launches_of(recorder)
-    command.note_suppressed(outcome, going)
-    how["going_on"] = going.known() if going is not None else None
+def _mutate(
+    options: argparse.Namespace, recorder: Recorder, how: dict[str, Any], reporter: Reporter, outcome: Outcome
+) -> int:
     kernels = [each for each in campaign.kernels(recorder.launches, options.launches) if options.kernel in each.name]
     if not kernels:
         names = ", ".join(dict.fromkeys(each.launch.kernel_name for each in recorder.launches))

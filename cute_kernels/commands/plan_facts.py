@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from cute_kernels import compile
+from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan import Plan, predict
 from cute_kernels.sass.listing import kernels
 
@@ -31,9 +32,8 @@ def modelled(plan: Plan) -> Facts:
     return {"microseconds": prediction.microseconds, **ends, **prediction.parts}
 
 
-def caveats(plans: Iterable[Plan]) -> list[str]:
-    """Known errors of their modelled times, a sentence or two for each model that gave one."""
-    predictions = [predict(plan) for plan in plans]
+def caveats(predictions: Iterable[Prediction | None]) -> list[str]:
+    """Known errors of modelled times, a sentence or two for each model that gave one."""
     return list(dict.fromkeys(prediction.caveat for prediction in predictions if prediction is not None))
 
 
@@ -43,7 +43,7 @@ def assembled(plan: Plan) -> Facts:
     Raises:
         MissingExtra: the tool that reads them is not installed.
     """
-    resources = _artifact(plan).resources
+    resources = compile.compile_plan(plan, emulated=True).resources
     return {
         "registers per thread": resources.registers,
         "stack bytes (spills)": resources.stack_bytes,
@@ -57,14 +57,9 @@ def instruction_mix(plan: Plan) -> Facts:
     Raises:
         MissingExtra: the disassembler is not installed.
     """
-    found = kernels(compile.disassemble(_artifact(plan).cubin, "-hex"))
+    found = kernels(compile.disassemble(compile.compile_plan(plan, emulated=True).cubin, "-hex"))
     opcodes = collections.Counter(instruction.name for code in found.values() for instruction in code)
     return {"all": opcodes.total(), **dict(sorted(opcodes.items(), key=lambda item: (-item[1], item[0])))}
-
-
-def _artifact(plan: Plan) -> compile.Artifact:
-    """Kernel as the emulator runs it, so that one compilation serves everything here."""
-    return compile.compile_plan(plan, emulated=True)
 
 
 COUNTED = {

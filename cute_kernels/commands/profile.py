@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cute_kernels import extras, files
-from cute_kernels.commands.kernel_options import (
-    MOST_EMULATED,
-    OPERATIONS,
-    add_kernel,
-    add_problem,
-    count,
-    plan_of,
-    tiles_of,
-)
+from cute_kernels.commands.kernel_options import MOST_EMULATED, OPERATIONS, add_planned, count, plan_of, tiles_of
 from cute_kernels.plan import Plan
 from cute_kernels.plan import base as layout
 
@@ -32,9 +24,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
         "hand or in the emulator, and prints the clocks of a tile by role and phase. A launch with stamps is slower "
         "than one without; on a GPU both are timed. Statistics leave out the first and the last tile of each warp.",
     )
-    parser.add_argument(
-        "kernel", nargs="?", choices=tuple(OPERATIONS), default="patch-embed", help="default: %(default)s"
-    )
+    add_planned(parser, names, device="the GPU, a B200 or an H200")
     parser.add_argument(
         "--device",
         choices=("auto", "gpu", "emulator"),
@@ -54,9 +44,6 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     parser.add_argument("--clusters", type=count, default=2, help="in the timeline (default: %(default)s)")
     parser.add_argument("--tiles", type=count, default=16, help="of each warp in the timeline (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the statistics of every warp as JSON")
-    parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of the GPU, a B200 or an H200)")
-    add_problem(parser, names)
-    add_kernel(parser, *names)
     parser.set_defaults(run=run)
 
 

@@ -6,7 +6,6 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -141,19 +140,6 @@ def fit_rgb(embeddings: torch.Tensor) -> RgbBasis:
 _CELL, _GAP, _LABEL, _EDGE = 1.7, 0.12, 0.36, 0.1
 _TITLE_POINTS, _FOOTNOTE_POINTS, _LABEL_POINTS = 11, 8, 8
 _LABEL_CHARACTERS = 24  # fit along a cell
-
-
-def save_figure(
-    path: Path,
-    photos: Sequence[np.ndarray],
-    maps: dict[str, torch.Tensor],
-    *,
-    title: str,
-    footnote: str,
-    names: Sequence[str],
-) -> None:
-    """Writes one PNG: each photo beside its maps. Arguments as of `draw_figure`."""
-    draw_figure(photos, maps, title=title, footnote=footnote, names=names).savefig(path, format="png")
 
 
 def draw_figure(

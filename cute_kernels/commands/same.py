@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cute_kernels import extras, files
 from cute_kernels.commands import compare
-from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem, count
+from cute_kernels.commands.kernel_options import OPERATIONS, add_planned
 
 _HELP = """Exit status: 0 the same bits, 1 they differ, 2 arguments that cannot be used or runs that cannot be compared
 (also where launches write the same bits, but did not have the same inputs), 3 a kernel is at fault, 4 the emulator does
@@ -32,9 +32,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
         "first launch, array and byte that differ.",
         epilog=_HELP,
     )
-    parser.add_argument(
-        "kernel", nargs="?", choices=tuple(OPERATIONS), default="patch-embed", help="of configurations (%(default)s)"
-    )
+    add_planned(parser, names, "of configurations (%(default)s)")
     for name in ("a", "b"):
         parser.add_argument(name, metavar=name.upper(), help="'SCRIPT ARGS..', or FIELD=VALUE,.. or default")
     parser.add_argument(
@@ -44,9 +42,6 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
         "batch?",
     )
     parser.add_argument("--json", type=files.from_here, metavar="FILE", help="write the answer as JSON")
-    parser.add_argument("--sm-count", type=count, help="multiprocessors (default: those of a B200 or H200)")
-    add_problem(parser, names)
-    add_kernel(parser, *names)
     parser.set_defaults(run=run)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import shlex
 import sys
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cute_kernels import compile, extras, files
 from cute_kernels.commands import sweep_program
-from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem, plan_of
+from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, plan_of
 from cute_kernels.commands.sweep import add_subject
 
 if TYPE_CHECKING:
@@ -32,8 +31,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     add_subject(parser)
     parser.add_argument("--ptx", action="store_true", help="print the PTX of loops, with the instructions made of it")
     parser.add_argument("--json", type=files.from_here, metavar="FILE", help="write all of it as JSON")
-    add_problem(parser, names)
-    add_kernel(parser, *names)
+    add_plan(parser, names)
     parser.set_defaults(run=run)
 
 
@@ -43,9 +41,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json is not None:
         files.check_output(options.json)
     found, status = (_of_program if options.kernel.endswith(".py") else _of_kernel)(options)
-    mark = _bold if sys.stdout.isatty() else str
     for number, each in enumerate(found):
-        files.show(("\n" if number else "") + each.text(mark) + (f"\n\n{each.annotated()}" if options.ptx else ""))
+        annotated = f"\n\n{each.annotated()}" if options.ptx else ""
+        files.show(("\n" if number else "") + each.text(files.marked) + annotated)
     if options.json is not None:
         import cute_kernels.sass.findings as findings
         import cute_kernels.sass.report as report
@@ -67,19 +65,14 @@ def _of_program(options: argparse.Namespace) -> tuple[list[MachineCode], int]:
     if options.settings:
         raise ValueError("--set is for this package's kernels; a program gets --arguments")
     import cute_kernels.emulator as emulator
-    import cute_kernels.programs.capturing as capturing
     import cute_kernels.programs.program_run as program_run
 
     files.check_program(options.kernel)
-    output = io.StringIO()
-    with capturing.capture(options.arch or "sm_100a", emulator.Options(detectors=False)) as session:
-        reason = sweep_program.run_once(options.kernel, shlex.split(options.arguments), output)
-        session.threads.wait()
+    arguments, how = shlex.split(options.arguments), emulator.Options(detectors=False)
+    session, reason = sweep_program.emulated(options.kernel, arguments, options.arch or "sm_100a", how)
     launches = [each.launch for each in (*session.launches, *session.failures) if each.launch is not None]
     for error in session.failures:
         reason = f"{error.launch_name()} failed in the emulator: {str(error).splitlines()[0]}"
-    if reason is None and not launches:
-        reason = "the program launched no kernel"
     if reason is not None:
         print(f"cute-kernels: {reason}", file=sys.stderr)
     status = min(map(program_run.exit_status, session.failures), default=int(reason is not None))
@@ -91,7 +84,3 @@ def _read(code: bytes, ptx: str) -> list[MachineCode]:
     import cute_kernels.sass.report as report
 
     return report.machine_code(compile.disassemble(code, "-hex", "-gp"), ptx)
-
-
-def _bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m"

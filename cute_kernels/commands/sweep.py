@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cute_kernels import extras, files
-from cute_kernels.commands import sweep_outcomes, tables, workers
-from cute_kernels.commands.kernel_options import OPERATIONS, add_kernel, add_problem, config_of, count, problem_of
+from cute_kernels.commands import plan_facts, sweep_outcomes, tables, workers
+from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, config_of, count, problem_of
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.commands.sweep_program import sweep_program
 from cute_kernels.commands.sweep_table import Row, check_measurable, grid, sweep
@@ -51,8 +51,7 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
     workers.add_worker_arguments(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="draw memory maps and the Pareto plot, as .png")
     parser.add_argument("--best", type=count, default=3, metavar="N", help="least times to name (default: %(default)s)")
-    add_problem(parser, names)
-    add_kernel(parser, *names)
+    add_plan(parser, names)
     parser.set_defaults(run=run)
 
 
@@ -193,9 +192,8 @@ def text_of(
 
 
 def caveats(rows: Iterable[Row]) -> list[str]:
-    """Known errors of modelled times, a sentence or two for each model that gave one."""
-    predictions = (row.prediction for row in rows if row.measured is None)
-    return list(dict.fromkeys(prediction.caveat for prediction in predictions if prediction is not None))
+    """Known errors of the modelled times of rows that were not measured."""
+    return plan_facts.caveats(row.prediction for row in rows if row.measured is None)
 
 
 def _time(row: Row) -> str:

@@ -9,11 +9,15 @@ import runpy
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cute_kernels import extras, files
 from cute_kernels.commands.sweep_table import Row, evaluated
 from cute_kernels.plan import SmemRegion, TmemRegion
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator import Options
+    from cute_kernels.programs.capturing import Session
 
 
 def sweep_program(
@@ -65,20 +69,14 @@ def sweep_program(
 def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]) -> Row:
     import cute_kernels.commands.plan_facts as plan_facts
     import cute_kernels.emulator as emulator
-    import cute_kernels.programs.capturing as capturing
     import cute_kernels.programs.program_run as program_run
 
     script, arch, arguments = state
     options = [f"--{name}={value}" for name, value in chosen.items()]
-    output = io.StringIO()
-    with capturing.capture(arch=arch, options=emulator.Options(counters=True)) as session:
-        reason = run_once(script, [*arguments, *options], output)
-        session.threads.wait()
+    session, reason = emulated(script, [*arguments, *options], arch, emulator.Options(counters=True))
     status = min(map(program_run.exit_status, session.failures), default=0)
     if session.failures:  # the kernel's fault, also where the program caught it
         reason = _first_line(session.failures[0])
-    if reason is None and not session.launches:
-        reason = "the program launched no kernel"
     if reason is not None:
         return Row(chosen, reason=reason, status=status)
     reports = [launch.report for launch in session.launches]
@@ -92,6 +90,19 @@ def _evaluate(state: tuple[str, str, tuple[str, ...]], chosen: Mapping[str, Any]
         stack_bytes=max(stack for _, stack in resources),
         counts=dict(plan_facts.counts_of(reports)),
     )
+
+
+def emulated(script: str, arguments: Sequence[str], arch: str, options: Options) -> tuple[Session, str | None]:
+    """A session in which a program has run to its end, quietly; and why it refused its arguments or launched nothing,
+    or None. What a kernel is at fault in is in the session."""
+    import cute_kernels.programs.capturing as capturing
+
+    with capturing.capture(arch, options) as session:
+        reason = run_once(script, arguments, io.StringIO())
+        session.threads.wait()
+    if reason is None and not (session.launches or session.failures):
+        reason = "the program launched no kernel"
+    return session, reason
 
 
 def run_once(script: str, arguments: Sequence[str], output: io.StringIO) -> str | None:

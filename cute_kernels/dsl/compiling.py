@@ -6,10 +6,11 @@ import contextlib
 import functools
 import importlib.metadata
 import inspect
+import operator
 import os
 import tempfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -189,42 +190,31 @@ def _without_line(initialise: Callable[..., None]) -> Callable[..., None]:
     return of_value
 
 
-def _by_code(of_frame: Callable[[types.FrameType], bool]) -> Callable[[types.FrameType], bool]:
-    """The function, which is asked once for each function that frames are of."""
-    known: dict[int, tuple[types.CodeType, bool]] = {}
+def _remembering(key: Callable[[Any], Hashable], keep: Callable[[Any], Any]) -> Callable[[Callable], Callable]:
+    """Makes of a function of one argument one that is asked once for each ``key`` of its argument.
 
-    def remembered(frame: types.FrameType) -> bool:
-        code = frame.f_code  # its number and not itself, whose hash is that of all its constants
-        if id(code) not in known:
-            known[id(code)] = code, of_frame(frame)  # the code lives as long as its number stands for it
-        return known[id(code)][1]
+    Keys are numbers of objects and not these, whose hash may be that of all they hold; what ``keep`` gives of the
+    argument lives as long as the numbers stand for it.
+    """
 
-    return remembered
+    def remembering(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        known: dict[Hashable, tuple[Any, Any]] = {}
 
+        def remembered(argument: Any) -> Any:
+            number = key(argument)
+            if number not in known:
+                known[number] = keep(argument), function(argument)
+            return known[number][1]
 
-def _by_instruction(of_frame: Callable[[types.FrameType], Any]) -> Callable[[types.FrameType], Any]:
-    """The function, which is asked once for each instruction that frames are at."""
-    known: dict[tuple[int, int], tuple[types.CodeType, Any]] = {}
+        return remembered
 
-    def remembered(frame: types.FrameType) -> Any:
-        key = id(frame.f_code), frame.f_lasti
-        if key not in known:
-            known[key] = frame.f_code, of_frame(frame)  # the code lives as long as its number stands for it
-        return known[key][1]
-
-    return remembered
+    return remembering
 
 
-def _by_identity(location_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function, which is asked once for each of the objects that `_by_instruction` remembers."""
-    known: dict[int, tuple[Any, Any]] = {}
-
-    def remembered(place: Any) -> Any:
-        if id(place) not in known:
-            known[id(place)] = place, location_of(place)  # the place lives as long as its number stands for it
-        return known[id(place)][1]
-
-    return remembered
+_code = operator.attrgetter("f_code")
+_by_code = _remembering(lambda frame: id(frame.f_code), _code)
+_by_instruction = _remembering(lambda frame: (id(frame.f_code), frame.f_lasti), _code)
+_by_identity = _remembering(id, lambda place: place)
 
 
 def _unchanged(_: Callable) -> Callable[..., Any]:

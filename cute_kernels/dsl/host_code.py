@@ -18,12 +18,12 @@ from typing import Any, NoReturn, Protocol
 from cute_kernels.dsl.allocations import Allocations, of_module
 from cute_kernels.dsl.compiling import EMULATOR_VERSIONS, default_settings, ptx, require
 from cute_kernels.dsl.linking import Linked, LinkError
+from cute_kernels.forks import awaited_lock
 
 _LIBRARY = "libcute_dsl_runtime.so"
 
-_LOADING = threading.RLock()
-# A fork waits for a thread that loads a kernel: the child has not that thread, and would wait for ever.
-os.register_at_fork(before=_LOADING.acquire, after_in_parent=_LOADING.release, after_in_child=_LOADING.release)
+_LOADING = awaited_lock()
+"""Held while a kernel is loaded."""
 
 
 def export_object(function: Any, prefix: str) -> bytes:
@@ -216,9 +216,8 @@ def argument_pointers(function: Any, arguments: tuple) -> tuple[list[int], Any]:
 
 _RECORDER = "_cute_kernels_recorder"
 
-_HOOK_LOCK = threading.RLock()
-# A fork waits until all five methods are replaced.
-os.register_at_fork(before=_HOOK_LOCK.acquire, after_in_parent=_HOOK_LOCK.release, after_in_child=_HOOK_LOCK.release)
+_HOOK_LOCK = awaited_lock()
+"""Held until all five methods are replaced."""
 
 _COMPILING = threading.local()
 """lowered: the module that this thread compiles, and its allocations."""

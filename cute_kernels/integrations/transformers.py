@@ -25,7 +25,7 @@ import torch
 
 from cute_kernels.integrations import processors
 from cute_kernels.integrations.processors import PerChannel
-from cute_kernels.integrations.replace import Found, convert_all
+from cute_kernels.integrations.replace import Found, check_model, convert_all
 from cute_kernels.nn import layers
 from cute_kernels.nn.availability import in_graph, is_plain
 from cute_kernels.nn.calls import change_class, check_reachable, reaches_class, why_called, why_own
@@ -471,8 +471,7 @@ def _embeddings(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, str]
     Raises:
         TypeError: no module.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is {type(model).__name__}, expected torch.nn.Module")
+    check_model(model)
     originals = {name: _original(name, loaded_only=True) for name in _FAMILIES}
     return [
         (path, module, name)
@@ -501,9 +500,7 @@ def _reaches_us(module: torch.nn.Module, family: _Family) -> bool:
 def _layer_in(path: str, module: torch.nn.Module, name: str, options: PatchOptions) -> Found:
     layer = getattr(module, _FAMILIES[name].layer)
     channels = getattr(layer, "in_channels", None) or getattr(module, "num_channels", options.channels)
-    if channels != options.channels:
-        options = replace(options, channels=channels, mean=_uniform(options.mean), std=_uniform(options.std))
-    return f"{path}.{_FAMILIES[name].layer}".lstrip("."), layer, options
+    return f"{path}.{_FAMILIES[name].layer}".lstrip("."), layer, options.for_channels(channels)
 
 
 @dataclass(frozen=True)
@@ -591,20 +588,10 @@ def _equip(module: torch.nn.Module, options: PatchOptions | None = None) -> None
     channels = getattr(getattr(module, "config", None), "num_channels", None) or getattr(module, "in_channels", 3)
     module.engine = module.engine_class(
         replace(
-            options,
-            order=module.order,
-            channels=channels,
-            frames=getattr(module, "temporal_patch_size", 1),
-            mean=_uniform(options.mean),
-            std=_uniform(options.std),
+            options.for_channels(channels), order=module.order, frames=getattr(module, "temporal_patch_size", 1)
         )
     )
     module.positions = PositionCache("bilinear", antialias=True) if module.order == "hwc" else PositionCache("bicubic")
-
-
-def _uniform(values: tuple[float, ...]) -> PerChannel:
-    """One number for all channels where there is one, which fits models of another number of channels."""
-    return values[0] if len(set(values)) == 1 else values
 
 
 def _chosen(models: Sequence[str] | None, precision: str) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from warnings import warn
 
 import torch
 
+from cute_kernels.config import check_choice
 from cute_kernels.integrations.processors import normalisation
 from cute_kernels.nn.engine import PatchEngine
 from cute_kernels.nn.layers import EngineMixin
@@ -51,8 +52,7 @@ def plugin() -> None:
         ValueError: another value of a variable.
     """
     precision, still = os.environ.get(VARIABLE, ""), os.environ.get(STILL, "0")
-    if still not in ("0", "1"):
-        raise ValueError(f"{STILL} = {still!r}, allowed: '0', '1'")
+    check_choice(STILL, still, ("0", "1"))
     if precision:
         register(precision, still=still == "1")
 
@@ -72,8 +72,7 @@ def register(precision: str = "bf16", *, still: bool = False) -> type:
             nothing to normalise on the device.
         ValueError: another precision, or somebody else's replacement is registered.
     """
-    if precision not in _ALLOWED:
-        raise ValueError(f"{VARIABLE} = {precision!r}, allowed: {', '.join(map(repr, _ALLOWED))}")
+    check_choice(VARIABLE, precision, _ALLOWED)
     conv = _part("layers.conv")
     norm = _part("layers.fusion.mm_input_norm") if precision in _RAW else None
     if conv is None or (norm is None and precision == "int8"):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from cute_kernels.diagnostics.sources import syntax_tree
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
+from cute_kernels.emulator.ptx.source_lines import directives
 from cute_kernels.mutation.mutants import Mutant
 from cute_kernels.mutation.target import Target
 
@@ -138,19 +139,11 @@ def place_of(ptx: str, line: int, roles: tuple[str, ...] = ()) -> str:
     return f"{_describe(*here)} in {_describe(*others[-1])}"
 
 
-_ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
-
-
 def _sources(ptx: str, line: int) -> list[tuple[str, int]]:
     """Places of the source up to a PTX line, the last one its own."""
-    files = {int(n): name for n, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', ptx, re.MULTILINE)}
-    before_it = "\n".join(ptx.splitlines()[:line])
-    # Inside inline assembly the line numbers count on from the call, beyond the end of its function.
-    if before_it.rfind(_ASSEMBLY_BEGINS) > before_it.rfind(_ASSEMBLY_ENDS):
-        before_it = before_it[: before_it.rfind(_ASSEMBLY_BEGINS)]
+    known = [each for each in directives(ptx)[:line] if each is not None]
     # Column 0 is the kernel as a whole.
-    locations = re.findall(r"^\s*\.loc\s+(\d+)\s+(\d+)\s+[1-9]", before_it, re.MULTILINE)
-    return [(files[int(file)], int(number)) for file, number in locations if int(number)]
+    return [(each.place.path, each.place.line) for each in known if each.column and each.place.line]
 
 
 def _describe(path: str, line: int) -> str:
@@ -162,9 +155,8 @@ def _describe(path: str, line: int) -> str:
 @functools.lru_cache(maxsize=4096)
 def _function(path: str, line: int) -> str:
     """Qualified name of the innermost function around a line, which outlives edits that move the line."""
-    try:
-        tree = _tree(path)
-    except (OSError, SyntaxError, UnicodeDecodeError):  # made somewhere else, or of another language
+    tree = syntax_tree(path)
+    if tree is None:  # made somewhere else, or of another language
         return "?"
     around = [n for n in ast.walk(tree) if isinstance(n, _SCOPES) and n.lineno <= line <= n.end_lineno]
     if not any(isinstance(node, ast.FunctionDef) for node in around):
@@ -173,8 +165,3 @@ def _function(path: str, line: int) -> str:
 
 
 _SCOPES = (ast.ClassDef, ast.FunctionDef)
-
-
-@functools.cache
-def _tree(path: str) -> ast.Module:
-    return ast.parse(Path(path).read_text())

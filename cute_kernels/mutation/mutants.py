@@ -25,6 +25,9 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 Edit = tuple[str, str]
 """Name of a mutation, and the statement (without its guard) that takes the place of the old one."""
 
+Family = Callable[[str, list[str]], Iterator[Edit]]
+"""Edits of an instruction by its opcode and operands."""
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -170,9 +173,15 @@ def _weaker(
 # --- families -------------------------------------------------------------------------------------------------------
 
 
-def _init(opcode: str, operands: list[str]) -> Iterator[Edit]:
-    yield "drop", ""
-    yield from _off_by(opcode, operands, 1, "count", 1)
+def _counted(index: int, what: str, step: int) -> Family:
+    """Instructions with a number that others have to agree with, where they have the operand."""
+
+    def edits(opcode: str, operands: list[str]) -> Iterator[Edit]:
+        yield "drop", ""
+        if len(operands) > index:
+            yield from _off_by(opcode, operands, index, what, step)
+
+    return edits
 
 
 def _arrive(opcode: str, operands: list[str]) -> Iterator[Edit]:
@@ -181,11 +190,6 @@ def _arrive(opcode: str, operands: list[str]) -> Iterator[Edit]:
     if ".expect_tx" in opcode:
         yield from _off_by(opcode, operands, -1, "bytes", 16)
         yield "arrive without bytes", _statement(opcode.replace(".expect_tx", ""), operands[:-1])
-
-
-def _expect(opcode: str, operands: list[str]) -> Iterator[Edit]:
-    yield "drop", ""
-    yield from _off_by(opcode, operands, -1, "bytes", 16)
 
 
 def _wait(opcode: str, operands: list[str]) -> Iterator[Edit]:
@@ -202,20 +206,15 @@ def _fence(opcode: str, operands: list[str]) -> Iterator[Edit]:
             yield "->cta", _statement(re.sub(r"\.(cluster|gpu)\b", ".cta", opcode), operands)
 
 
-def _multicast(opcode: str, operands: list[str], mask: int) -> Iterator[Edit]:
-    yield "drop", ""
-    if ".multicast::cluster" in opcode:
-        for rank in (0, 1):
-            changed = _changed_operand(opcode, operands, mask, "and", "b16", 1 << rank)
-            yield f"only to CTA {rank}", changed
+def _multicast(mask: int) -> Family:
+    """Instructions that reach several CTAs, by the number of the operand that is their mask."""
 
+    def edits(opcode: str, operands: list[str]) -> Iterator[Edit]:
+        yield "drop", ""
+        for rank in (0, 1) if ".multicast::cluster" in opcode else ():
+            yield f"only to CTA {rank}", _changed_operand(opcode, operands, mask, "and", "b16", 1 << rank)
 
-def _commit(opcode: str, operands: list[str]) -> Iterator[Edit]:
-    yield from _multicast(opcode, operands, 1)
-
-
-def _copy(opcode: str, operands: list[str]) -> Iterator[Edit]:
-    yield from _multicast(opcode, operands, 3)
+    return edits
 
 
 def _wait_group(opcode: str, operands: list[str]) -> Iterator[Edit]:
@@ -223,12 +222,6 @@ def _wait_group(opcode: str, operands: list[str]) -> Iterator[Edit]:
     yield "one group more", _statement(opcode, [str(int(operands[0]) + 1)])
     if opcode == "cp.async.bulk.wait_group":
         yield "only reads", _statement(opcode + ".read", operands)
-
-
-def _named_barrier(opcode: str, operands: list[str]) -> Iterator[Edit]:
-    yield "drop", ""
-    if len(operands) > 1:
-        yield from _off_by(opcode, operands, 1, "threads", 32)
 
 
 def _cluster_arrive(opcode: str, operands: list[str]) -> Iterator[Edit]:
@@ -245,15 +238,12 @@ def _elect(opcode: str, operands: list[str]) -> Iterator[Edit]:
     yield "all lanes", f"{{ {first}setp.eq.b32 {predicate}, 0, 0; }}"
 
 
-def _memory(opcode: str, operands: list[str]) -> Iterator[Edit]:
-    yield from _weaker(opcode, operands)
-
-
-_FAMILIES: dict[str, Callable[[str, list[str]], Iterator[Edit]]] = {
-    "mbarrier.init": _init,
+_named_barrier = _counted(1, "threads", 32)
+_FAMILIES: dict[str, Family] = {
+    "mbarrier.init": _counted(1, "count", 1),
     "mbarrier.arrive": _arrive,
     "mbarrier.arrive_drop": _arrive,
-    "mbarrier.expect_tx": _expect,
+    "mbarrier.expect_tx": _counted(-1, "bytes", 16),
     "mbarrier.try_wait": _wait,
     "mbarrier.test_wait": _wait,
     "mbarrier.inval": _dropped,
@@ -261,7 +251,7 @@ _FAMILIES: dict[str, Callable[[str, list[str]], Iterator[Edit]]] = {
     "membar": _fence,
     "tcgen05.wait": _dropped,
     "tcgen05.fence": _dropped,
-    "tcgen05.commit": _commit,
+    "tcgen05.commit": _multicast(1),
     "tcgen05.alloc": _dropped,
     "tcgen05.dealloc": _dropped,
     "tcgen05.relinquish_alloc_permit": _dropped,
@@ -274,7 +264,7 @@ _FAMILIES: dict[str, Callable[[str, list[str]], Iterator[Edit]]] = {
     "barrier.cta": _named_barrier,
     "barrier.cluster.arrive": _cluster_arrive,
     "barrier.cluster.wait": _dropped,
-    "cp.async.bulk.tensor": _copy,
+    "cp.async.bulk.tensor": _multicast(3),
     "cp.async.bulk.commit_group": _dropped,
     "cp.async.bulk.wait_group": _wait_group,
     "cp.async.commit_group": _dropped,
@@ -286,8 +276,8 @@ _FAMILIES: dict[str, Callable[[str, list[str]], Iterator[Edit]]] = {
     "wgmma.wait_group": _wait_group,
     "elect.sync": _elect,
     "griddepcontrol": _dropped,
-    "ld": _memory,
-    "st": _memory,
-    "atom": _memory,
-    "red": _memory,
+    "ld": _weaker,
+    "st": _weaker,
+    "atom": _weaker,
+    "red": _weaker,
 }

@@ -51,19 +51,11 @@ class LayerNormEngine(PatchEngine):
         """
         if availability.traced():
             return torch.ops.cute_kernels.embed_normed(rows, weight, bias, norm_weight, norm_bias, eps, self.text)
-        return self.run_normed(rows, weight, bias, norm_weight, norm_bias, eps)
+        return self.run_normed(rows, (weight, bias, norm_weight, norm_bias), eps)
 
-    def run_normed(
-        self,
-        rows: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        norm_weight: torch.Tensor | None,
-        norm_bias: torch.Tensor | None,
-        eps: float,
-    ) -> torch.Tensor:
+    def run_normed(self, rows: torch.Tensor, parameters: tuple[torch.Tensor | None, ...], eps: float) -> torch.Tensor:
         """`normed`, of tensors as they are in a graph, too."""
-        options, parameters = self.options, (weight, bias, norm_weight, norm_bias)
+        options = self.options
         prepared = self.made_from(
             parameters,
             f"layer norm, eps = {eps}",
@@ -71,7 +63,7 @@ class LayerNormEngine(PatchEngine):
                 *parameters, eps=eps, divisor=self.divisor, precision=options.precision
             ),
         )
-        return layer_norm_linear(rows, prepared, out_dtype=weight.dtype, backend=options.backend)
+        return layer_norm_linear(rows, prepared, out_dtype=parameters[0].dtype, backend=options.backend)
 
     def _no_integer_kernel(self, pixels: torch.Tensor, weight: torch.Tensor) -> None:
         """None: those of `cute_kernels.gemm` take rows."""

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 from warnings import warn
@@ -253,15 +252,8 @@ def convert_layer(
 
 
 def options_of(module: torch.nn.Module, options: PatchOptions) -> PatchOptions:
-    """``options`` with the channels of a convolution, for which one mean and one standard deviation serve all.
-
-    Raises:
-        ValueError: means or standard deviations that differ, of another number of channels.
-    """
-    if not isinstance(module, torch.nn.Conv2d) or module.in_channels == options.channels:
-        return options
-    mean, std = (values[0] if len(set(values)) == 1 else values for values in (options.mean, options.std))
-    return dataclasses.replace(options, channels=module.in_channels, mean=mean, std=std)
+    """``options`` with the channels of a convolution; raises ValueError as `PatchOptions.for_channels`."""
+    return options.for_channels(module.in_channels) if isinstance(module, torch.nn.Conv2d) else options
 
 
 def is_converted(module: torch.nn.Module) -> bool:

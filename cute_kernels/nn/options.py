@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import torch
 
+from cute_kernels.config import check_choice
 from cute_kernels.operations import patch_weight
 from cute_kernels.operations.patch_weight import PerChannel
 
@@ -57,9 +58,7 @@ class PatchOptions:
 
     def __post_init__(self) -> None:
         for name, kind in (("precision", Precision), ("order", Order), ("pixels", Pixels), ("backend", Backend)):
-            value = getattr(self, name)
-            if value not in get_args(kind):
-                raise ValueError(f"{name} = {value!r}, allowed: {', '.join(map(repr, get_args(kind)))}")
+            check_choice(name, getattr(self, name), get_args(kind))
         for name, value in (("channels", self.channels), ("frames", self.frames)):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{name} is {type(value).__name__}, expected int")
@@ -90,6 +89,15 @@ class PatchOptions:
     def of_text(cls, text: str) -> PatchOptions:
         """Options that gave this `text`."""
         return cls(**json.loads(text))
+
+    def for_channels(self, channels: int) -> PatchOptions:
+        """Options for so many channels, for which one mean and one standard deviation serve all.
+
+        Raises:
+            ValueError: means or standard deviations that differ, of another number of channels.
+        """
+        mean, std = (values[0] if len(set(values)) == 1 else values for values in (self.mean, self.std))
+        return dataclasses.replace(self, channels=channels, mean=mean, std=std)
 
     @property
     def bound(self) -> float:

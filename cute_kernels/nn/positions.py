@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import torch
 
 from cute_kernels import forks
+from cute_kernels.config import check_choice
 from cute_kernels.nn import availability
 from cute_kernels.nn.origin import Origin
 
@@ -125,8 +126,7 @@ class PositionCache:
     misses: int = 0
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(Interpolation):
-            raise ValueError(f"interpolation = {self.mode!r}, allowed: {', '.join(map(repr, get_args(Interpolation)))}")
+        check_choice("interpolation", self.mode, get_args(Interpolation))
         if not isinstance(self.antialias, bool):
             raise TypeError(f"antialias is {type(self.antialias).__name__}, expected bool")
         self._entries: OrderedDict[Hashable, object] = OrderedDict()

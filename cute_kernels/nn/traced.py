@@ -17,8 +17,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from cute_kernels.nn import availability
 from cute_kernels.nn.positions import PositionCache
+from cute_kernels.operations.base import define_operator
 
-_LIBRARY = torch.library.Library("cute_kernels", "FRAGMENT")
 _RUNNERS = WeakTensorKeyDictionary()
 """Weight -> kind of runner and text of the options -> what runs calls with it, and the positions of these calls."""
 
@@ -42,13 +42,8 @@ def define(runner: Callable[[str], object]) -> None:
     Args:
         runner: gives from the text of options something with ``run(pixels, weight, bias, table)``.
     """
-    _LIBRARY.define(
-        "embed_patches(Tensor pixels, Tensor weight, Tensor? bias, Tensor? pos_embed, Tensor? position_ids, "
-        "str options) -> Tensor",
-        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
-    )
-    _LIBRARY.impl("embed_patches", functools.partial(_run, runner), "CompositeExplicitAutograd")
-    torch.library.register_fake("cute_kernels::embed_patches", _fake, lib=_LIBRARY)
+    tensors = "Tensor pixels, Tensor weight, Tensor? bias, Tensor? pos_embed, Tensor? position_ids"
+    define_operator("embed_patches", f"{tensors}, str options", functools.partial(_run, runner), _fake)
 
 
 def _run(
@@ -82,21 +77,16 @@ def define_normed(runner: Callable[[str], object]) -> None:
     Args:
         runner: gives from the text of options something with ``run_normed(..)`` of the arguments before it.
     """
-    _LIBRARY.define(
-        "embed_normed(Tensor pixels, Tensor weight, Tensor? bias, Tensor? norm_weight, Tensor? norm_bias, float eps, "
-        "str options) -> Tensor",
-        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
-    )
 
     def run(pixels, weight, *others: object) -> torch.Tensor:
-        *norm, options = others
-        return _known(runner, weight, options)[0].run_normed(pixels, weight, *norm)
+        *norm, eps, options = others
+        return _known(runner, weight, options)[0].run_normed(pixels, (weight, *norm), eps)
 
     def fake(pixels, weight, *_: object) -> torch.Tensor:
         return pixels.new_empty((*pixels.shape[:-1], weight.shape[0]), dtype=weight.dtype)
 
-    _LIBRARY.impl("embed_normed", run, "CompositeExplicitAutograd")
-    torch.library.register_fake("cute_kernels::embed_normed", fake, lib=_LIBRARY)
+    tensors = "Tensor pixels, Tensor weight, Tensor? bias, Tensor? norm_weight, Tensor? norm_bias"
+    define_operator("embed_normed", f"{tensors}, float eps, str options", run, fake)
 
 
 def _fake(pixels, weight, bias, pos_embed, position_ids, options: str) -> torch.Tensor:

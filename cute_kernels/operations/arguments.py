@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from cute_kernels.config import type_name
+from cute_kernels.config import check_choice, type_name
 from cute_kernels.config_codec import ConfigCodec
 from cute_kernels.operations.scales import split_scale
 from cute_kernels.plan import arch_of
@@ -38,8 +38,7 @@ _SUPPORTED = (
 
 def check_backend(backend: str) -> None:
     """Raises ValueError for an unknown one."""
-    if backend not in get_args(Backend):
-        raise ValueError(f"backend = {backend!r}, allowed: {', '.join(map(repr, get_args(Backend)))}")
+    check_choice("backend", backend, get_args(Backend))
 
 
 def choose_backend(device: torch.device, backend: str) -> Literal["kernel", "emulator", "reference"]:

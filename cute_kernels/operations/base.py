@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -81,6 +81,38 @@ def random_values(
     return torch.randint(limits.min, limits.max + 1, shape, dtype=dtype, **where)
 
 
+_LIBRARY = torch.library.Library("cute_kernels", "FRAGMENT")
+
+
+def define_operator(
+    name: str, parameters: str, run: Callable[..., torch.Tensor], fake: Callable[..., torch.Tensor]
+) -> None:
+    """Defines ``torch.ops.cute_kernels.<name>``.
+
+    Args:
+        name: of the operator.
+        parameters: its schema's, without parentheses.
+        run: computes the result, below autograd.
+        fake: an empty tensor like the result, of fake tensors.
+    """
+    # Kernels read rows through TMA: a compiler must not hand them other strides than the program had.
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+    _LIBRARY.define(f"{name}({parameters}) -> Tensor", tags=tags)
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"cute_kernels::{name}", fake, lib=_LIBRARY)
+
+
+def launch(executor: str, plan: Plan, operands: Operands) -> None:
+    """Runs the kernels of a plan where `choose_backend` says: ``"kernel"`` or ``"emulator"``."""
+    if executor == "kernel":
+        gpu.launch(plan, operands)
+        return
+    # Late, since launches on a GPU need neither the emulator nor its dependencies.
+    import cute_kernels.runtime.emulated as emulated
+
+    emulated.launch(plan, operands)
+
+
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """A checked call, ready for `cute_kernels.runtime`.
@@ -127,7 +159,8 @@ class Operation(ABC, Generic[A]):
             self.scales,
         )
         self._backend = list(self.table.rows).index("backend")
-        self._register()
+        define_operator(self.name, self.table.schema, self._run, self._fake)
+        _LIBRARY.impl(self.name, self._without_derivatives, "Autograd", with_keyset=True)
 
     # ---- what an operation says of itself ----------------------------------------------------------------------------
 
@@ -277,16 +310,11 @@ class Operation(ABC, Generic[A]):
                 make_plan(self.problem(a), a.config)
             return self.reference(a)
         prepared = self.prepare(a, self.plan(a))
-        if executor == "emulator":
-            # Late, since launches on a GPU need neither the emulator nor its dependencies.
-            import cute_kernels.runtime.emulated as emulated
-
-            emulated.launch(prepared.plan, prepared.operands)
-            return prepared.result()
-        gpu.launch(prepared.plan, prepared.operands)
+        launch(executor, prepared.plan, prepared.operands)
         out = prepared.result()
-        values = {name: getattr(a, name) for name in self.table.rows}
-        self.repeated.put(values, prepared.plan, prepared.operands, out)
+        if executor == "kernel":
+            values = {name: getattr(a, name) for name in self.table.rows}
+            self.repeated.put(values, prepared.plan, prepared.operands, out)
         return out
 
     # ---- the operator ------------------------------------------------------------------------------------------------
@@ -328,17 +356,6 @@ class Operation(ABC, Generic[A]):
         with torch._C._AutoDispatchBelowAutograd():
             operator = getattr(torch.ops.cute_kernels, self.name).default
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *flat)
-
-    def _register(self) -> None:
-        library = self._library = torch.library.Library("cute_kernels", "FRAGMENT")
-        library.define(
-            f"{self.name}({self.table.schema}) -> Tensor",
-            # The kernel reads rows through TMA: a compiler must not hand it other strides than the program had.
-            tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
-        )
-        library.impl(self.name, self._run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"cute_kernels::{self.name}", self._fake, lib=library)
-        library.impl(self.name, self._without_derivatives, "Autograd", with_keyset=True)
 
 
 _NO_BACKWARD = "cute_kernels.{} has no backward: call it under torch.no_grad()"

@@ -21,16 +21,15 @@ from typing import Literal, get_args
 import torch
 
 from cute_kernels import reference
-from cute_kernels.config import GemmConfig, longest_row
+from cute_kernels.config import GemmConfig, check_choice, longest_row
 from cute_kernels.operations.arguments import Backend, choose_backend
-from cute_kernels.operations.base import ROW_BYTES
+from cute_kernels.operations.base import ROW_BYTES, define_operator, launch
 from cute_kernels.operations.gemm import gemm
 from cute_kernels.operations.patch_weight import LARGEST, to_integers, two_terms
 from cute_kernels.operations.scales import fp32
 from cute_kernels.plan.base import ARCHS
 from cute_kernels.plan.layer_norm import LayerNormScalePlan, LayerNormScaleProblem, plan_layer_norm_scale
 from cute_kernels.plan.registry import GEMM
-from cute_kernels.runtime import gpu
 from cute_kernels.runtime.devices import device_facts
 from cute_kernels.runtime.operands import Operands
 
@@ -97,8 +96,7 @@ def prepare_layer_norm_weight(
         TypeError: an argument of the wrong type or element type.
         ValueError: a wrong shape, device or value; NaN or infinity; a feature whose scale leaves FP32's range.
     """
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision = {precision!r}, allowed: {', '.join(map(repr, get_args(Precision)))}")
+    check_choice("precision", precision, get_args(Precision))
     _check_tensor("weight", weight, None, weight)
     n, k = weight.shape
     most = longest_row("uint8")
@@ -266,14 +264,7 @@ def _row_scale(rows: torch.Tensor, eps: float, backend: Backend, arch: str) -> t
         rows = rows.clone()
     out = torch.empty(m, 1, dtype=torch.float32, device=rows.device)
     operands = Operands(x=rows, addend=fp32(k * k * eps), scale=out)
-    plan = _plan(m, k, arch)
-    if executor == "kernel":
-        gpu.launch(plan, operands)
-        return out
-    # Late, since launches on a GPU need neither the emulator nor its dependencies.
-    import cute_kernels.runtime.emulated as emulated
-
-    emulated.launch(plan, operands)
+    launch(executor, _plan(m, k, arch), operands)
     return out
 
 
@@ -286,10 +277,4 @@ def _fake_row_scale(rows: torch.Tensor, eps: float, backend: Backend, arch: str)
     return rows.new_empty(rows.shape[0], 1, dtype=torch.float32)
 
 
-_LIBRARY = torch.library.Library("cute_kernels", "FRAGMENT")
-_LIBRARY.define(
-    "layer_norm_scale(Tensor rows, float eps, str backend, str arch) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
-)
-_LIBRARY.impl("layer_norm_scale", _row_scale, "CompositeExplicitAutograd")
-torch.library.register_fake("cute_kernels::layer_norm_scale", _fake_row_scale, lib=_LIBRARY)
+define_operator("layer_norm_scale", "Tensor rows, float eps, str backend, str arch", _row_scale, _fake_row_scale)

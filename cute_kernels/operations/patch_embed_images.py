@@ -34,8 +34,6 @@ from cute_kernels.plan.registry import PATCH_EMBED_IMAGES as PLANNER
 from cute_kernels.runtime.constants import DERIVED
 from cute_kernels.runtime.operands import Operands
 
-__all__ = ["PATCH_EMBED_IMAGES", "PatchEmbedImagesArguments", "patch_embed_images"]
-
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _PRECISIONS = {dtype: name for name, dtype in WIDE_TYPES.items()}
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
+from cute_kernels.config import check_choice
 from cute_kernels.plan.images_strips import StripsPlan
 
 Precision = Literal["int8", "int16", "bf16", "fp16"]
@@ -220,7 +221,7 @@ def prepare_patch_weight(
             or, in all, by more than 1% because they are too small for it.
     """
     kernel = _convolution_order(weight, order, channels)
-    _check_choice("precision", precision, get_args(Precision), _FP8_IS_ELSEWHERE if precision == "fp8" else "")
+    check_choice("precision", precision, get_args(Precision), _FP8_IS_ELSEWHERE if precision == "fp8" else "")
     n, channels, patch, _ = kernel.shape
     means, stds = checked_normalisation(mean, std, channels)
     rows = kernel.detach().to(torch.float64).reshape(n, -1).contiguous()
@@ -314,7 +315,7 @@ def _convolution_order(weight: torch.Tensor, order: str, channels: int) -> torch
         raise TypeError(f"weight has dtype {weight.dtype} and layout {weight.layout}, allowed: {allowed}")
     if weight.is_meta:
         raise TypeError("weight is on the meta device, where it has no values, expected a tensor with values")
-    _check_choice("order", order, get_args(Order))
+    check_choice("order", order, get_args(Order))
     if isinstance(channels, bool) or not isinstance(channels, int):
         raise TypeError(f"channels is {type(channels).__name__}, expected int")
     if channels < 1:
@@ -381,8 +382,3 @@ def checked_normalisation(
             if not low <= value <= high:
                 raise ValueError(f"{name} = {value:g}, allowed: of pixels scaled to 0..1, from {low:g} to {high:g}")
     return means, stds
-
-
-def _check_choice(name: str, value: object, allowed: tuple[str, ...], hint: str = "") -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} = {value!r}, allowed: {', '.join(map(repr, allowed))}{hint}")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import IntEnum
 from typing import Any, ClassVar, Literal, NoReturn
 
-from cute_kernels.config import ITEMSIZE, Config, GemmProblem, PatchEmbedProblem
+from cute_kernels.config import ITEMSIZE, LARGEST_PRODUCT, Config, GemmProblem, PatchEmbedProblem
 from cute_kernels.model.prediction import Prediction
 
 # --- what a kernel's host function takes, as a table: everything that passes arguments follows it --------------------
@@ -201,12 +202,26 @@ class Plan(ABC):
     barrier_bytes: int = field(default=1024, kw_only=True)
 
     @property
+    def ctas(self) -> int:
+        """CTAs of a cluster."""
+        return 1
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        return (self.ctas, 1, 1)
+
+    @property
     def grid(self) -> tuple[int, int, int]:
         return (self.clusters * math.prod(self.cluster), 1, 1)
 
     @property
     def threads(self) -> int:
         return len(self.roles) * LANES
+
+    @property
+    def sums_integers(self) -> bool:
+        """Accumulators are 32-bit integers and exact; otherwise FP32."""
+        return self.problem.in_dtype in LARGEST_PRODUCT
 
     @property
     def tile_k(self) -> int:
@@ -321,6 +336,10 @@ def smem_rule(plan: Plan) -> str:
     )
 
 
+Checked = Callable[[Any, Any, Arch, int], Any]
+"""Makes a plan of a problem, a configuration, an architecture and multiprocessors; raises ValueError."""
+
+
 def is_legal(plan: Any, check: Callable[[Any], None]) -> bool:
     """Whether a check raises no ValueError."""
     try:
@@ -328,6 +347,15 @@ def is_legal(plan: Any, check: Callable[[Any], None]) -> bool:
     except ValueError:
         return False
     return True
+
+
+def legal_plans(checked_plan: Checked, problem: Any, configs: Iterable[Any], arch: Arch, sm_count: int) -> list[Any]:
+    """Plans of those configurations that are legal, in their order."""
+    plans = []
+    for config in configs:
+        with contextlib.suppress(ValueError):
+            plans.append(checked_plan(problem, config, arch, sm_count))
+    return plans
 
 
 def reject(name: str, value: object, rule: str, nearest: object) -> NoReturn:
@@ -521,7 +549,7 @@ class Kernel:
     """
 
     config: type
-    plan: Callable[[Any, Any, Arch, int], Plan]
+    plan: Checked
     fields: Fields
     choose: Callable[[Any, Arch, int], Any]
     search: Callable[[Any, Arch, int], list[Any]]

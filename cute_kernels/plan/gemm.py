@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from cute_kernels.config import ACTIVATIONS, LARGEST_PRODUCT, WEIGHT_TYPES, GemmConfig, GemmProblem, longest_row
+from cute_kernels.config import ACTIVATIONS, WEIGHT_TYPES, GemmConfig, GemmProblem, longest_row
 from cute_kernels.plan.base import (
     ITEMSIZE,
     VECTOR_BYTES,
     Field,
-    Kind,
     Operand,
     Plan,
     SmemRegion,
@@ -61,17 +60,16 @@ class GemmPlan(Plan):
         ``scale``, one number.
         """
         p = self.problem
-        scale, out_scale = map(_kind, (p.scale_source, p.out_scale_source))
         return (
             Operand("a", self.multiplied_dtype),
             Operand("b", self.b_dtype),
             Operand("bias", p.bias_dtype, present=p.bias),
             Operand("out", p.out_dtype, written=True),
-            Operand("scale", "float32", scale, alignment=4, present=p.call_scale),
+            Operand("scale", "float32", p.scale_source, alignment=4, present=p.call_scale),
             Operand("row_scale", "float32", alignment=4, present=p.row_scale),
             Operand("column_scale", "float32", present=p.column_scale),
             Operand("residual", p.residual or p.out_dtype, present=p.residual is not None),
-            Operand("out_scale", "float32", out_scale, alignment=4, present=self.narrows),
+            Operand("out_scale", "float32", p.out_scale_source, alignment=4, present=self.narrows),
             *sizes(m=p.m, n=p.n, k=p.k, batches=p.batches, clusters=self.clusters),
         )
 
@@ -84,11 +82,6 @@ class GemmPlan(Plan):
     def b_dtype(self) -> str:
         """Element type of ``b`` in the tensor core."""
         return WEIGHT_TYPES.get(self.problem.in_dtype, self.multiplied_dtype)
-
-    @property
-    def sums_integers(self) -> bool:
-        """Accumulators are 32-bit integers and exact."""
-        return self.problem.in_dtype in LARGEST_PRODUCT
 
     @property
     def narrows(self) -> bool:
@@ -160,10 +153,6 @@ class GemmPlan(Plan):
         more += [f"residual in {p.residual}"] if p.residual else []
         size = f"{batch}[{p.m}, {p.k}] x [{p.n}, {p.k}]^T"
         return ", ".join([size, f"{p.in_dtype} -> {p.out_dtype}", f"bias {p.bias}", *more])
-
-
-def _kind(source: str) -> Kind:
-    return "value" if source == "value" else "pointer"
 
 
 @dataclass(frozen=True)

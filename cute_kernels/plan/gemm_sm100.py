@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
-from cute_kernels.plan.base import LANES, Arch, Field, TmemRegion, check_fields, check_sm_count, reject
+from cute_kernels.plan.base import (
+    LANES,
+    Arch,
+    Field,
+    TmemRegion,
+    check_fields,
+    check_sm_count,
+    legal_plans,
+    reject,
+)
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import check_stores_and_stages
 from cute_kernels.plan.tiles import CtaPairs
@@ -38,9 +46,6 @@ class Sm100GemmPlan(CtaPairs, StagedGemmPlan):
 
     cta_group: int = 2
     cta_m: int = 128
-    load_warp: int = 0
-    mma_warp: int = 1
-    first_epilogue_warp: int = 2
     epilogue_warps: int = 4
     tmem_load_width: int = 32
     store_rows: int = LANES
@@ -178,9 +183,5 @@ TUNED = (
 
 def search_space(problem: GemmProblem, arch: Arch, sm_count: int) -> list[Sm100GemmPlan]:
     """Legal plans that are worth timing on a device: the chooser's choice, its candidates, and the others."""
-    chosen = default_config(problem, arch, sm_count)
-    plans = []
-    for config in dict.fromkeys((chosen, *CANDIDATES, *TUNED)):
-        with contextlib.suppress(ValueError):
-            plans.append(checked_plan(problem, config, arch, sm_count))
-    return plans
+    configs = dict.fromkeys((default_config(problem, arch, sm_count), *CANDIDATES, *TUNED))
+    return legal_plans(checked_plan, problem, configs, arch, sm_count)

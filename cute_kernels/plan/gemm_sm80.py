@@ -36,10 +36,6 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
     config: Sm80GemmConfig
 
     @property
-    def multiplied(self) -> str:
-        return self.problem.in_dtype
-
-    @property
     def multiplied_dtype(self) -> str:
         """FP32 is copied as it is: what rounds it to TF32 is the kernel."""
         return self.problem.in_dtype

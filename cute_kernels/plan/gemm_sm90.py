@@ -1,7 +1,7 @@
 """Plan of the SM90a dense GEMM: consumer warpgroups together or in turn, multicast in small clusters.
 
 There is no stream-K order: at the sizes of docs/performance.md the last wave of clusters is so full that at most
-4% of the multiprocessors' time is lost in all waves together (tests/plan/test_plan_gemm.py).
+4% of the multiprocessors' time is lost in all waves together (tests/plan/test_gemm.py).
 """
 
 from __future__ import annotations
@@ -482,7 +482,7 @@ def default_config(problem: GemmProblem, arch: Arch, sm_count: int) -> Sm90GemmC
 
     The constants were fitted to gemm-tune.json and gemm-configs.json of bench/results, 2026-11-21-h200, to
     gemm-few-rows.json of 2026-11-22-h200, gemm-layers-tune.json and gemm-small-tune.json of 2026-11-26-h100;
-    `python -m pytest tests/bench/test_gemm_choice.py` says how near to the fastest the choice is there.
+    `python -m pytest tests/plan/test_gemm_choice.py` says how near to the fastest the choice is there.
     """
     costs = []
     for index, c in enumerate(CANDIDATES):

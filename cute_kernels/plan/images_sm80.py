@@ -58,10 +58,6 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
     config: Sm80ImagesConfig
 
     @property
-    def multiplied(self) -> str:
-        return self.problem.in_dtype
-
-    @property
     def runs(self) -> str:
         return "patches: one kernel reads the images"
 
@@ -95,10 +91,6 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
     @property
     def n_tiles(self) -> int:
         return -(-self.columns // self.config.tile_n)
-
-    @property
-    def tiles(self) -> int:
-        return self.m_tiles * self.n_tiles
 
     @property
     def table_shape(self) -> tuple[int, int] | None:

@@ -9,7 +9,6 @@ the others has been timed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -29,6 +28,7 @@ from cute_kernels.plan.base import (
     check_fields,
     check_sm_count,
     check_smem,
+    legal_plans,
     reject,
     require,
     round_up,
@@ -59,9 +59,6 @@ from cute_kernels.plan.sm90_transposed import (
     check_registers,
     ring_stages,
 )
-
-ROWS_PER_STORE = 16
-"""Columns of a WGMMA that one stmatrix.x4 of a warp covers."""
 
 REPACK_WARPS = 7
 """Warps that lengthen rows of patches: all of two producer warpgroups but one, which loads (bench/results)."""
@@ -447,9 +444,8 @@ def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) ->
     plans = [chosen]
     for shapes in found.values():
         ranked = sorted({plan.config: plan for plan in shapes if _fits(plan)}.values(), key=_cost)
-        for plan in ranked[:TRIED_SHAPES]:
-            with contextlib.suppress(ValueError):
-                plans.append(checked_plan(problem, plan.config, arch, sm_count))
+        configs = [plan.config for plan in ranked[:TRIED_SHAPES]]
+        plans += legal_plans(checked_plan, problem, configs, arch, sm_count)
     return list(dict.fromkeys(plans))
 
 

@@ -54,10 +54,6 @@ class LayerNormScalePlan(Plan):
         return -(-self.problem.m // self.warps)
 
     @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (1, 1, 1)
-
-    @property
     def threads(self) -> int:
         return self.warps * LANES
 

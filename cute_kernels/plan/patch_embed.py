@@ -7,13 +7,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from cute_kernels.config import LARGEST_PRODUCT, WEIGHT_TYPES, PatchEmbedConfig, PatchEmbedProblem, longest_row
+from cute_kernels.config import WEIGHT_TYPES, PatchEmbedConfig, PatchEmbedProblem, longest_row
 from cute_kernels.plan.base import (
     ITEMSIZE,
     LANES,
     VECTOR_BYTES,
     Field,
-    Kind,
     Operand,
     Plan,
     check_smem,
@@ -47,24 +46,18 @@ class PatchEmbedPlan(Plan):
         are factors of it, or all of it where both are there.
         """
         p = self.problem
-        kind: Kind = "value" if p.scale_source == "value" else "pointer"
         return (
             Operand("x", p.in_dtype),
             Operand("weight", WEIGHT_TYPES[p.in_dtype]),
             Operand("table", self.table_dtype, present=p.table_rows > 0),
             Operand("index", "int32", alignment=4, present=p.table_index),
             Operand("out", p.out_dtype, written=True),
-            Operand("scale", "float32", kind, alignment=4, present=p.call_scale),
+            Operand("scale", "float32", p.scale_source, alignment=4, present=p.call_scale),
             Operand("row_scale", "float32", alignment=4, present=p.row_scale),
             Operand("feature_scale", "float32", present=p.feature_scale),
             *sizes(m=p.m, n=p.n, k=p.k, table_rows=p.table_rows, clusters=self.clusters),
             profile_operand(self.profile),
         )
-
-    @property
-    def sums_integers(self) -> bool:
-        """Accumulators are 32-bit integers and exact."""
-        return self.problem.in_dtype in LARGEST_PRODUCT
 
     @property
     def compiled_in(self) -> dict[str, Hashable]:

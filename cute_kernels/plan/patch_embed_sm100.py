@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from cute_kernels.plan.base import (
     TmemRegion,
     check_fields,
     check_sm_count,
+    legal_plans,
     reject,
     require,
     smem_map,
@@ -211,9 +211,6 @@ class Sm100PatchEmbedPlan(RowTiles, CtaPairs, PatchEmbedPlan):
     cta_m: int = 128
     accumulators: int = 2
     mma_tiles: int = 1
-    load_warp: int = 0
-    mma_warp: int = 1
-    first_epilogue_warp: int = 2
     store_columns: int = STORE_COLUMNS
 
     @property
@@ -516,9 +513,6 @@ def search_space(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> list[
     def distance(values: tuple[int, ...]) -> int:
         return sum(getattr(chosen.config, name) != value for name, value in zip(names, values, strict=True))
 
-    plans = [chosen]
-    for values in sorted(itertools.product(*TUNED.values()), key=distance):
-        with contextlib.suppress(ValueError):
-            config = dataclasses.replace(chosen.config, **dict(zip(names, values, strict=True)))
-            plans.append(checked_plan(problem, config, arch, sm_count))
-    return list(dict.fromkeys(plans))
+    tuned = sorted(itertools.product(*TUNED.values()), key=distance)
+    configs = [dataclasses.replace(chosen.config, **dict(zip(names, values, strict=True))) for values in tuned]
+    return list(dict.fromkeys((chosen, *legal_plans(checked_plan, problem, configs, arch, sm_count))))

@@ -25,10 +25,6 @@ class Sm80PatchEmbedPlan(Sm80Plan, PatchEmbedPlan):
     table_layout: TableLayout = "row_major"
 
     @property
-    def multiplied(self) -> str:
-        return self.problem.in_dtype
-
-    @property
     def operands(self) -> tuple[Operand, ...]:
         """Those of `PatchEmbedPlan.operands` without clock stamps."""
         return tuple(operand for operand in super().operands if operand.name != "profile")
@@ -40,10 +36,6 @@ class Sm80PatchEmbedPlan(Sm80Plan, PatchEmbedPlan):
     @property
     def n_tiles(self) -> int:
         return -(-self.problem.n // self.config.tile_n)
-
-    @property
-    def tiles(self) -> int:
-        return self.m_tiles * self.n_tiles
 
     @property
     def padded_n(self) -> int:

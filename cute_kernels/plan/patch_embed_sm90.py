@@ -19,6 +19,7 @@ from cute_kernels.plan.base import (
     SmemRegion,
     check_fields,
     check_sm_count,
+    is_legal,
     reject,
     require,
     smem_map,
@@ -317,12 +318,8 @@ def candidates(problem: PatchEmbedProblem, arch: Arch, sm_count: int) -> Iterato
                 tile_positions=positions,
             )
             plan = Sm90PatchEmbedPlan(problem, resolve(problem, config, arch), arch, sm_count)
-            try:
-                check_registers(plan)
-                check_capacity(plan)
-            except ValueError:
-                continue
-            yield plan
+            if is_legal(plan, check_registers) and is_legal(plan, check_capacity):
+                yield plan
 
 
 def _tile_positions(problem: PatchEmbedProblem, order: str, tile_rows: int, cluster: int) -> list[int]:

@@ -176,10 +176,6 @@ class PatchifyPlan(Plan):
         return self.problem.batch * (self.problem.height // self.problem.patch)
 
     @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (1, 1, 1)
-
-    @property
     def roles(self) -> tuple[str, ...]:
         return ("move",) * (self.threads // LANES)
 

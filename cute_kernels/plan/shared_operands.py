@@ -79,11 +79,6 @@ class WgmmaPair(StoreBuffers):
         """Rows of a tile of one CTA, or of one warpgroup with ``pingpong``."""
 
     @property
-    def sums_integers(self) -> bool:
-        """Accumulators are 32-bit integers and exact; otherwise FP32."""
-        return False
-
-    @property
     def warpgroups(self) -> int:
         """Consumer warpgroups."""
         return 1 if self.tile_m == WARPGROUP_ROWS and not self.config.pingpong else 2
@@ -105,10 +100,6 @@ class WgmmaPair(StoreBuffers):
     @abstractmethod
     def sharing_ctas(self) -> int:
         """CTAs that load operands for each other."""
-
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (self.ctas, 1, 1)
 
     @property
     def clusters(self) -> int:

@@ -67,9 +67,6 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     stage_name: ClassVar[str] = "x"
 
     lanes: int = TMEM_LANES
-    load_warp: int = 0
-    mma_warp: int = 1
-    first_epilogue_warp: int = 2
     epilogue_warps: int = 4
 
     @property

@@ -6,9 +6,7 @@ at a time by ``cp.async``, read fragments by ``ldmatrix`` and multiply. A step o
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,10 +19,12 @@ from cute_kernels.plan.base import (
     LANES,
     VECTOR_BYTES,
     Arch,
+    Checked,
     Field,
     Plan,
     SmemRegion,
     check_smem,
+    legal_plans,
     reject,
     require,
 )
@@ -53,14 +53,14 @@ class Sm80Plan(Plan):
     config: Sm80Config
 
     @property
-    @abstractmethod
     def multiplied(self) -> str:
         """Element type of A, as torch names it."""
+        return self.problem.in_dtype
 
     @property
-    @abstractmethod
     def tiles(self) -> int:
         """Turns of a CTA, all CTAs together."""
+        return self.m_tiles * self.n_tiles
 
     @property
     def rounds(self) -> tuple[bool, bool]:
@@ -75,10 +75,6 @@ class Sm80Plan(Plan):
         the products keep busy, is not read and written once more.
         """
         return self.arch.compute_capability >= (9, 0)
-
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (1, 1, 1)
 
     @property
     def clusters(self) -> int:
@@ -324,7 +320,6 @@ def clocks(plan: Sm80Plan) -> float:
 
 
 Configs = Callable[[Any], Iterable[C]]
-Checked = Callable[[Any, C, Arch, int], Sm80Plan]
 Choice = tuple[Callable[[Any, Arch, int], C], Callable[[Any, Arch, int], list[Sm80Plan]]]
 
 
@@ -333,11 +328,7 @@ def choice(kind: type[C], checked_plan: Checked, configs: Configs) -> Choice:
 
     def search_space(problem: Any, arch: Arch, sm_count: int) -> list[Sm80Plan]:
         """Plans that are worth timing, the one with the least modelled time first."""
-        legal = []
-        for config in configs(problem):
-            with contextlib.suppress(ValueError):  # does not fit this architecture
-                legal.append(checked_plan(problem, config, arch, sm_count))
-        return sorted(legal, key=clocks)
+        return sorted(legal_plans(checked_plan, problem, configs(problem), arch, sm_count), key=clocks)
 
     def default_config(problem: Any, arch: Arch, sm_count: int) -> C:
         """That of the first plan; of none the class's own, of which its plan says what is wrong."""

@@ -26,11 +26,6 @@ class FeatureTiles(Plan):
 
     @property
     @abstractmethod
-    def ctas(self) -> int:
-        """CTAs of a cluster."""
-
-    @property
-    @abstractmethod
     def tiles(self) -> int:
         """Tiles of ``x``; each is taken once by every feature group."""
 
@@ -53,10 +48,6 @@ class FeatureTiles(Plan):
         """Clusters: of each feature group as many as the device holds at once, at least one, at most one a tile."""
         of_group = self.sm_count // self.ctas // self.feature_groups
         return max(1, min(of_group, self.tiles)) * self.feature_groups
-
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (self.ctas, 1, 1)
 
     @property
     def tile_stages(self) -> int:
@@ -155,6 +146,10 @@ class TransposedRows(RowTiles):
 class CtaPairs:
     """Mixin of plans whose CTAs work in pairs; the dense GEMM and the patch embed lay out a pair alike."""
 
+    load_warp: ClassVar[int] = 0
+    mma_warp: ClassVar[int] = 1
+    first_epilogue_warp: ClassVar[int] = 2
+
     @property
     def ctas(self) -> int:
         """CTAs of a cluster, a multiple of ``cta_group``."""
@@ -169,10 +164,6 @@ class CtaPairs:
     def clusters(self) -> int:
         """Persistent clusters: as many as the multiprocessors can hold, never more than there are tiles."""
         return min(self.sm_count // self.ctas, self.tiles)
-
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (self.ctas, 1, 1)
 
     @property
     def roles(self) -> tuple[str, ...]:

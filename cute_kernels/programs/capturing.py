@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import math
 import os
 import sys
@@ -27,7 +28,7 @@ from unittest import mock
 from cute_kernels import dsl, forks, interrupts
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
 from cute_kernels.emulator.launch.overlap import Finished, Snapshot
-from cute_kernels.emulator.launch.run import Report, run
+from cute_kernels.emulator.launch.run import Report
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.roles import of_kernel
 from cute_kernels.emulator.options import Options
@@ -87,16 +88,7 @@ def _shape(numbers: tuple[int, int, int]) -> str:
 
 
 class Session:
-    """The launches of a program.
-
-    Args:
-        arch: a key of `ARCHITECTURES`.
-        options: how every launch runs.
-        report: called with each launch when it is complete.
-        keep_ptx: folder for the PTX and the facts of every launch (`KeptLaunches`), or None.
-        overlap: a launch with programmatic stream serialisation may overlap the one before it.
-        recorder: takes every launch with the memory that it finds, or None.
-        roles: names of warps, as of `capture`.
+    """The launches of a program, made by `capture`, whose arguments these are.
 
     Attributes:
         launches: those that are complete, in order.
@@ -110,13 +102,13 @@ class Session:
         self,
         arch: str,
         options: Options,
-        report: Callable[[EmulatedLaunch], None] | None = None,
-        keep_ptx: str | os.PathLike[str] | None = None,
+        report: Callable[[EmulatedLaunch], None] | None,
+        keep_ptx: str | os.PathLike[str] | None,
         *,
-        overlap: bool = False,
-        recorder: Recorder | None = None,
-        roles: Mapping[str, Sequence[str]] | None = None,
-        new_byte: int = 0,
+        overlap: bool,
+        recorder: Recorder | None,
+        roles: Mapping[str, Sequence[str]] | None,
+        new_byte: int,
     ) -> None:
         from cute_kernels.programs import cuda_tensors  # torch is loaded when it is needed
 
@@ -213,24 +205,9 @@ class Session:
         before, self._before = self._before, None
         try:
             self._check_shared_memory(launch)
-            report = run(
-                launch.ptx,
-                launch.kernel_name,
-                grid=launch.grid,
-                block=launch.block,
-                cluster=launch.cluster,
-                dynamic_smem=launch.dynamic_smem,
-                params=launch.params,
-                memory=self._memory,
-                options=dataclasses.replace(
-                    self.options,
-                    trace=trace,
-                    roles=self._names(launch),
-                    going_on=attaching(going_on, launch, number),
-                ),
-                programmatic=overlaps and self._overlap,
-                cooperative=launch.cooperative,
-            )
+            how = {"trace": trace, "roles": self._names(launch), "going_on": attaching(going_on, launch, number)}
+            options = dataclasses.replace(self.options, **how)
+            report = host.execute(launch, self._memory, options, programmatic=overlaps and self._overlap)
             self._look_for_races(launch, number)
             in_turn = True
             if before is not None and finished is not None and overlaps:
@@ -350,8 +327,7 @@ class Session:
         yield torch.cuda, "graph_pool_handle", lambda: NO_POOL
         yield cutlass.testing, "benchmark", _run_once
         yield cutlass.testing, "_benchmark_for_autotune", _run_untimed
-        if "cutlass.cute.testing" in sys.modules or _import("cutlass.cute.testing"):
-            yield sys.modules["cutlass.cute.testing"], "benchmark", _run_once
+        yield importlib.import_module("cutlass.cute.testing"), "benchmark", _run_once
         yield cutlass.utils, "HardwareInfo", lambda *_, **__: hardware_info(session.facts)
         for module, name in dsl.context_initialisers():
             yield module, name, lambda device=0: None
@@ -437,11 +413,6 @@ def capture(
     session = Session(arch, options or Options(), report, keep_ptx, **more)
     with session.active():
         yield session
-
-
-def _import(name: str) -> bool:
-    __import__(name)
-    return True
 
 
 def _run_once(

@@ -19,7 +19,7 @@ from cute_kernels.emulator.launch import schedule
 from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.emulator.observe import roles
 from cute_kernels.emulator.options import CHOICES, DETECTORS, Options
-from cute_kernels.files import check_output, check_program, from_here, show
+from cute_kernels.files import check_output, check_program, from_here, marked, show
 from cute_kernels.programs.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
 from cute_kernels.programs.program_run import FAULT, REFUSED, exit_status, run_program
 
@@ -436,14 +436,10 @@ def _write_profile(options: argparse.Namespace, session: Session, reporter: Repo
     found = source_profile.profiles((ptx, kernel, units) for ptx, kernel, units in launches if units is not None)
     if options.profile:
         for each in found:
-            show(f"\n{each.text(_bold if sys.stdout.isatty() else str)}")
+            show(f"\n{each.text(marked)}")
     if options.profile_json is not None:
         document = {"columns": source_profile.COLUMNS, "kernels": [each.document() for each in found]}
         reporter.others.append((options.profile_json, lambda: json.dumps(document, indent=1) + "\n"))
-
-
-def _bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m"
 
 
 def _print(counters: bool, launch: EmulatedLaunch) -> None:

@@ -26,6 +26,9 @@ from cute_kernels import dsl, interrupts
 from cute_kernels.dsl.allocations import Allocations
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
+from cute_kernels.emulator.launch.run import Report, run
+from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.units.copies import tensor_map
 
 _SUCCESS, _FAILURE, _NOT_SUPPORTED = 0, 999, 801  # cudaError: success, unknown, not supported
@@ -143,6 +146,31 @@ def record(function: Callable[..., object], *arguments: object) -> CapturedLaunc
     if len(launches) != 1:
         raise EmulatorError(f"the host function launched {len(launches)} kernels; `record` is for exactly one")
     return launches[0]
+
+
+def execute(
+    launch: CapturedLaunch,
+    memory: GlobalMemory,
+    options: Options,
+    *,
+    programmatic: bool,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Runs a recorded launch; ``programmatic``: behind the one before it, which it may overlap. Else as `run`."""
+    return run(
+        launch.ptx,
+        launch.kernel_name,
+        grid=launch.grid,
+        block=launch.block,
+        cluster=launch.cluster,
+        dynamic_smem=launch.dynamic_smem,
+        params=launch.params,
+        memory=memory,
+        options=options,
+        progress=progress,
+        programmatic=programmatic,
+        cooperative=launch.cooperative,
+    )
 
 
 def parameter_sizes(ptx: str, kernel_name: str) -> tuple[int, ...]:
@@ -269,9 +297,9 @@ class _Recorder:
         encode = (_INT, _POINTER, _INT, _UINT, _POINTER, *[_POINTER] * 4, _INT, _INT, _INT, _INT)
         load = (_INT, _POINTER_OUT, _POINTER, _POINTER, _POINTER, _UINT, _POINTER, _POINTER, _UINT)
         entry_points = {
-            "_cudaGetDevice": (self._put_zero, (_INT, _INT_OUT)),
+            "_cudaGetDevice": (functools.partial(self._put, 0), (_INT, _INT_OUT)),
             "_cudaSetDevice": (self._succeed, (_INT, _INT)),
-            "_cudaGetDeviceCount": (self._put_one, (_INT, _INT_OUT)),
+            "_cudaGetDeviceCount": (functools.partial(self._put, 1), (_INT, _INT_OUT)),
             "_cudaDeviceGetAttribute": (self._device_attribute, (_INT, _INT_OUT, _INT, _INT)),
             "_cudaLibraryLoadData": (self._load, load),
             "_cudaLibraryUnload": (self._succeed, (_INT, _POINTER)),
@@ -317,12 +345,8 @@ class _Recorder:
         pass
 
     @staticmethod
-    def _put_zero(out: ctypes._Pointer[ctypes.c_int]) -> None:
-        out[0] = 0
-
-    @staticmethod
-    def _put_one(out: ctypes._Pointer[ctypes.c_int]) -> None:
-        out[0] = 1
+    def _put(number: int, out: ctypes._Pointer[ctypes.c_int]) -> None:
+        out[0] = number
 
     @staticmethod
     def _refuse(name: str) -> None:

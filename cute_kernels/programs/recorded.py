@@ -19,11 +19,12 @@ import numpy as np
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, attaching
 from cute_kernels.emulator.launch.overlap import lets_overlap, run_overlapping
-from cute_kernels.emulator.launch.run import Report, run
+from cute_kernels.emulator.launch.run import Report
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.programs.guarded_memory import guarded
+from cute_kernels.programs.host import execute
 from cute_kernels.programs.relocation import Relocation
 
 _ALIGNMENT = 1024  # bytes; more than the CUDA allocator promises
@@ -227,25 +228,10 @@ class Replay:
             text = launch.ptx
             memory.modules[text] = {name: aligned(self._move(content)) for name, content in each.variables}
             try:
-                report = run(
-                    text,
-                    launch.kernel_name,
-                    grid=launch.grid,
-                    block=launch.block,
-                    cluster=launch.cluster,
-                    dynamic_smem=launch.dynamic_smem,
-                    params=launch.params,
-                    memory=memory,
-                    options=dataclasses.replace(
-                        options,
-                        roles=each.roles or options.roles,
-                        going_on=attaching(options.going_on, each.launch, each.number, text),
-                        **own,
-                    ),
-                    progress=progress,
-                    programmatic=launch.programmatic and each is recorded and overlap,
-                    cooperative=launch.cooperative,
-                )
+                going_on = attaching(options.going_on, each.launch, each.number, text)
+                how = dataclasses.replace(options, roles=each.roles or options.roles, going_on=going_on, **own)
+                programmatic = launch.programmatic and each is recorded and overlap
+                report = execute(launch, memory, how, programmatic=programmatic, progress=progress)
             except EmulatorError as error:
                 error.attach(text, each.launch, each.number)
                 raise

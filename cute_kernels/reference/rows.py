@@ -49,7 +49,10 @@ def _table_rows(
     return pos if bias is None else bias.to(torch.float32) + pos
 
 
-def _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, row_scale, finish, arithmetic) -> torch.Tensor:
+def _by_row_chunks(
+    finish, x, weight, bias, pos_embed, *, scale, pos_index, row_scale, arithmetic: str
+) -> torch.Tensor:
+    """The rows by ``finish``, which makes them of accumulators, factors and table; the others as `patch_embed_f32`."""
     rows, n = x.shape[0], weight.shape[0]
     scale = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
     scale = scale.reshape(()) if scale.numel() == 1 else scale.reshape(1, n)
@@ -97,7 +100,8 @@ def patch_embed_f32(
         fused = acc * scale if table is None else fma32(acc, scale.expand_as(acc), table.expand_as(acc))
         return fused.to(torch.bfloat16)
 
-    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, row_scale, finish, arithmetic)
+    more = {"scale": scale, "pos_index": pos_index, "row_scale": row_scale, "arithmetic": arithmetic}
+    return _by_row_chunks(finish, x, weight, bias, pos_embed, **more)
 
 
 def patch_embed_bf16x2(
@@ -117,4 +121,5 @@ def patch_embed_bf16x2(
         # torch adds BF16 through FP32, whose 24 bits are more than 2 * 8 + 2: the sum is rounded to BF16 correctly.
         return rounded if table is None else rounded + table.to(torch.bfloat16)
 
-    return _by_row_chunks(x, weight, bias, pos_embed, scale, pos_index, row_scale, finish, arithmetic)
+    more = {"scale": scale, "pos_index": pos_index, "row_scale": row_scale, "arithmetic": arithmetic}
+    return _by_row_chunks(finish, x, weight, bias, pos_embed, **more)

@@ -66,6 +66,7 @@ def _launch(
     """One kernel, as `launch` says."""
     artifact = artifact or compile_plan(plan, emulated=True)
     captured = programs.host.record(artifact.function, *host_arguments(plan, **operands.addresses(), stream=0))
+    launch = dataclasses.replace(captured, ptx=artifact.ptx, kernel_name=artifact.kernel_name)
     memory, written = emulator.GlobalMemory(), operands.written(plan)
     for name, tensor in operands.tensors().items():
         memory.register_tensor(tensor, name, writable=name in written)
@@ -75,19 +76,8 @@ def _launch(
     options = dataclasses.replace(options or emulator.current_options(), roles=plan.roles, barriers=barriers)
     try:
         for _ in range(repeat):
-            report = emulator.run(
-                artifact.ptx,
-                artifact.kernel_name,
-                grid=captured.grid,
-                block=captured.block,
-                cluster=captured.cluster,
-                dynamic_smem=captured.dynamic_smem,
-                params=captured.params,
-                memory=memory,
-                options=options,
-                progress=progress,
-                programmatic=captured.programmatic,
-                cooperative=captured.cooperative,
+            report = programs.host.execute(
+                launch, memory, options, programmatic=captured.programmatic, progress=progress
             )
     except emulator.EmulatorError as error:
         error.attach(artifact.ptx, captured)

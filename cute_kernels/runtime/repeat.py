@@ -249,7 +249,7 @@ class RepeatedCalls:
             calls.pop(key, None)
             recent.pop(main, None)  # even a replaced call: the id will be used again
 
-        call = self._remember(given, flat, plan, operands, out, stream, forget)
+        call = self._remember(given, flat, plan, operands, out, stream=stream, forget=forget)
         with self._lock:
             if len(self.calls) >= _CAPACITY:
                 self.clear()
@@ -270,6 +270,7 @@ class RepeatedCalls:
         plan: Plan,
         operands: Operands,
         out: torch.Tensor,
+        *,
         stream: int,
         forget: Callable[[Any], None],
     ) -> RepeatedCall:

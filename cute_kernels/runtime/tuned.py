@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,10 +79,7 @@ def store(problem: Problem, device: Device, config: Config, microseconds: float)
 def files() -> list[Path]:
     """The files of the cache directory that hold configurations."""
     root = cache.directory()
-    if root is None or not root.is_dir():
-        return []
-    with os.scandir(root) as found:
-        return sorted(Path(f.path) for f in found if _NAME.fullmatch(f.name) and f.is_file(follow_symlinks=False))
+    return [] if root is None else cache.regular_files(root, _NAME)
 
 
 def clear() -> int:

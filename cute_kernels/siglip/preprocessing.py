@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from cute_kernels.reference.images import patch_rows
+
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
@@ -103,7 +105,7 @@ def patchify(pixels: torch.Tensor, patch_size: int, *, drop_rest: bool = False) 
     Raises:
         ValueError: the image is smaller than a patch, or not a whole number of patches without ``drop_rest``.
     """
-    batch, channels, height, width = pixels.shape
+    height, width = pixels.shape[2:]
     rows, columns = height // patch_size, width // patch_size
     if not rows or not columns:
         raise ValueError(f"image of {height} x {width} pixels has no whole {patch_size} x {patch_size} patch")
@@ -112,5 +114,4 @@ def patchify(pixels: torch.Tensor, patch_size: int, *, drop_rest: bool = False) 
             f"image of {height} x {width} pixels is not a whole number of {patch_size} x {patch_size} patches"
         )
     whole = pixels[:, :, : rows * patch_size, : columns * patch_size]
-    split = whole.reshape(batch, channels, rows, patch_size, columns, patch_size)
-    return split.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * patch_size**2)
+    return patch_rows(whole, patch_size).unflatten(0, (pixels.shape[0], rows * columns))

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from cute_kernels import extras
+from cute_kernels.config import check_choice
 from cute_kernels.siglip.models import ARCHITECTURES
 from cute_kernels.siglip.preprocessing import RESAMPLING, Preprocessing
 
@@ -100,8 +101,7 @@ def seeded_patch_embedding(architecture: str = "base-p16", image_size: int = 224
     Raises:
         ValueError: unknown architecture, or an image that is not a whole number of patches.
     """
-    if architecture not in ARCHITECTURES:
-        raise ValueError(f"architecture = {architecture!r}, allowed: {', '.join(map(repr, ARCHITECTURES))}")
+    check_choice("architecture", architecture, ARCHITECTURES)
     features, patch = ARCHITECTURES[architecture]
     if image_size < patch:
         raise ValueError(f"image_size = {image_size} is smaller than a patch of {patch}")

@@ -16,6 +16,7 @@ from cute_kernels.config import (
     PatchEmbedConfig,
     PatchEmbedImagesProblem,
     PatchEmbedProblem,
+    check_choice,
     name_of,
 )
 from cute_kernels.operations.base import ROW_BYTES
@@ -78,8 +79,7 @@ def tune_patch_embed(
     """
     search.check_counts(images=images, positions=positions, k=k)
     search.check_dtypes(dtype=dtype)
-    if table not in get_args(Table):
-        raise ValueError(f"table = {table!r}, allowed: {', '.join(map(repr, get_args(Table)))}")
+    check_choice("table", table, get_args(Table))
     in_dtype = name_of(dtype)
     if in_dtype not in WEIGHT_TYPES:
         raise ValueError(f"dtype = {dtype}, allowed: {', '.join(f'torch.{name}' for name in WEIGHT_TYPES)}")
@@ -113,12 +113,9 @@ def tune_gemm(
     candidates: int = 24,
     rounds: int = 5,
 ) -> GemmConfig:
-    """Finds the fastest configuration of `cute_kernels.gemm` for one problem on this GPU, and remembers it.
-
-    From then on, `gemm` without a ``config`` takes it for this problem on devices of this kind, in this process and,
-    by the cache directory, in later ones. ``cute-kernels cache --clear`` forgets it. Compiling takes about a second for
-    every candidate that is not in the cache yet. Candidates are timed in turns on random data, in an order shuffled per
-    round. Where the winner splits K, the order of the additions changes with it (`cute_kernels.reference.gemm`).
+    """Finds the fastest configuration of `cute_kernels.gemm` for one problem on this GPU, and remembers it, as
+    `tune_patch_embed` does. Where the winner splits K, the order of the additions changes with it
+    (`cute_kernels.reference.gemm`).
 
     Args:
         m: rows of ``a``, which is ``[m, k]`` or ``[batches, m, k]``.
@@ -132,18 +129,13 @@ def tune_gemm(
         row_scales: ``scale_a`` has a number for each row.
         column_scales: ``scale_b`` has a number for each column.
         residual: its element type; None: there is none.
-        device: CUDA device; the current one when None.
-        candidates: how many are timed, the most promising first.
-        rounds: timed runs of each, of which the median counts.
+        device, candidates, rounds: as of `tune_patch_embed`.
 
     Returns:
         The fastest configuration.
 
     Raises:
-        TypeError: an argument of the wrong type.
-        ValueError: sizes or types that `gemm` does not take, a number of candidates or rounds below 1.
-        NotImplementedError: a device without a kernel.
-        RuntimeError: a candidate computed something else than the others.
+        TypeError, ValueError, NotImplementedError, RuntimeError: as `tune_patch_embed`, of what `gemm` takes.
     """
     if out_dtype is None:
         out_dtype = torch.bfloat16 if dtype in (torch.float8_e4m3fn, torch.int8, torch.uint8) else dtype
@@ -195,25 +187,19 @@ def tune_patch_embed_images(
         out_dtype: bfloat16, float16 or float32.
         table: what is added: ``"positions"``: a position embedding, with a bias or without; ``"bias"`` alone, which
             the offset of uint8 images counts as; ``"none"``.
-        device: CUDA device; the current one when None.
-        candidates: how many are timed, the most promising first.
-        rounds: timed runs of each, of which the median counts.
+        device, candidates, rounds: as of `tune_patch_embed`.
 
     Returns:
         The fastest configuration.
 
     Raises:
-        TypeError: an argument of the wrong type.
-        ValueError: sizes or types that `patch_embed_images` does not take, a number of candidates or rounds below 1.
-        NotImplementedError: a device without a kernel.
-        RuntimeError: a candidate computed something else than the others.
+        TypeError, ValueError, NotImplementedError, RuntimeError: as `tune_patch_embed`, of what `patch_embed_images`
+            takes.
     """
     search.check_counts(images=images, height=height, width=width, patch=patch, channels=channels)
     search.check_dtypes(out_dtype=out_dtype, **({} if dtype is None else {"dtype": dtype}))
-    if precision not in PIXEL_TYPES:
-        raise ValueError(f"precision = {precision!r}, allowed: {', '.join(map(repr, PIXEL_TYPES))}")
-    if table not in ("positions", "bias", "none"):
-        raise ValueError(f"table = {table!r}, allowed: 'positions', 'bias', 'none'")
+    check_choice("precision", precision, PIXEL_TYPES)
+    check_choice("table", table, ("positions", "bias", "none"))
     in_dtype = PIXEL_TYPES[precision] if dtype is None else name_of(dtype)
     problem = PatchEmbedImagesProblem(
         batch=images,

@@ -15,8 +15,8 @@ from cute_kernels.mutation import campaign
 from cute_kernels.programs import capture
 from cute_kernels.programs.program_run import run_program
 from cute_kernels.programs.recorded import Recorder
-from tests.checking.executor_tasks import State, dies_once, fails, square
 from tests.checking.planted import EXAMPLE, planted
+from tests.executor_tasks import State, dies_once, fails, square
 
 
 class Campaigns:

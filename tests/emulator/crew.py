@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,12 +34,12 @@ def _plane(tracker: RaceTracker, plane: Plane) -> list[tuple[str, list[str], str
     def name(identity: int) -> str:
         return f"{label(identity)} of cluster {clusters[identity >> LANE_BITS]}"
 
-    readers = zip(*(layer.flat for layer in plane.reads)) if plane.reads else [()] * plane.writes.size
-    foreign = np.zeros(plane.writes.size, np.int32) if plane.foreign is None else plane.foreign.reshape(-1)
-    return [
-        (name(write) + str(write & 31), sorted(name(reader) for reader in reads if reader), name(kept))
-        for write, reads, kept in zip(plane.writes.flat, readers, foreign)
-    ]
+    @functools.cache  # most places were accessed alike
+    def words(write: int, kept: int, *reads: int) -> tuple[str, list[str], str]:
+        return name(write) + str(write & 31), sorted(name(reader) for reader in reads if reader), name(kept)
+
+    foreign = np.zeros_like(plane.writes) if plane.foreign is None else plane.foreign
+    return list(map(words, *(layer.reshape(-1).tolist() for layer in (plane.writes, foreign, *plane.reads))))
 
 
 def _shadow(tracker: RaceTracker, shadow: Shadow) -> list[tuple[str, list[str], str]]:

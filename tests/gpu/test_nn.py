@@ -17,9 +17,9 @@ from cute_kernels import patch_embed
 from cute_kernels.integrations import transformers as integration
 from cute_kernels.integrations import vllm as vllm_plugin
 from cute_kernels.nn import PatchEmbed
+from tests.integrations import vllm_stand_in
+from tests.integrations.vllm_stand_in import raw
 from tests.nightly import nightly
-from tests.nn import vllm_stand_in
-from tests.nn.vllm_stand_in import raw
 
 MEAN, STD = vllm_stand_in.MEAN, vllm_stand_in.STD
 SMALL = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -1,4 +1,4 @@
-"""The embedding with timm's constructor; tests/integrations/test_timm.py has it in timm's models."""
+"""The embedding with timm's constructor; tests/integrations/other_torch/test_timm.py has it in timm's models."""
 
 from __future__ import annotations
 

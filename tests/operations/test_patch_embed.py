@@ -13,8 +13,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, patch_embed
-from cute_kernels.operations import patch_embed as ops
 from cute_kernels.operations import scales
+from cute_kernels.operations.arguments import choose_backend
 from tests.reference import exact
 
 FP8 = torch.float8_e4m3fn
@@ -420,9 +420,9 @@ def test_more_than_2_31_output_elements_have_a_shape():
 
 def test_cpu_tensors():
     cpu = torch.device("cpu")
-    assert ops.choose_backend(cpu, "auto") == "reference"
-    assert ops.choose_backend(cpu, "reference") == "reference"
-    assert ops.choose_backend(cpu, "emulator") == "emulator"
+    assert choose_backend(cpu, "auto") == "reference"
+    assert choose_backend(cpu, "reference") == "reference"
+    assert choose_backend(cpu, "emulator") == "emulator"
 
 
 def test_cuda_tensors(monkeypatch):
@@ -436,26 +436,26 @@ def test_cuda_tensors(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", get_device_capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     device = torch.device("cuda", 1)
-    assert ops.choose_backend(device, "auto") == "kernel"
+    assert choose_backend(device, "auto") == "kernel"
     assert asked == [device]  # that tensor's device, not the current one
     for index in (4, 5, 6):
-        assert ops.choose_backend(torch.device("cuda", index), "auto") == "kernel"
+        assert choose_backend(torch.device("cuda", index), "auto") == "kernel"
     for index in (0, 2, 3):
         major, minor = capability[index]
         message = rf'GPU {index} \(compute capability {major}\.{minor}\); supported: .*10\.0.*backend="reference"'
         with pytest.raises(NotImplementedError, match=message):
-            ops.choose_backend(torch.device("cuda", index), "auto")
-    assert ops.choose_backend(torch.device("cuda", 0), "reference") == "reference"
+            choose_backend(torch.device("cuda", index), "auto")
+    assert choose_backend(torch.device("cuda", 0), "reference") == "reference"
     with pytest.raises(ValueError, match="the emulator reads CPU tensors"):
-        ops.choose_backend(device, "emulator")
+        choose_backend(device, "emulator")
 
 
 def test_rocm_is_not_cuda(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
     with pytest.raises(NotImplementedError, match="no kernel for device cuda:0"):
-        ops.choose_backend(torch.device("cuda", 0), "auto")
+        choose_backend(torch.device("cuda", 0), "auto")
 
 
 def test_other_devices_are_refused():
     with pytest.raises(NotImplementedError, match="no kernel for device xpu"):
-        ops.choose_backend(torch.device("xpu"), "auto")
+        choose_backend(torch.device("xpu"), "auto")

@@ -1,4 +1,4 @@
-"""`make hub`: the layout of Hugging Face's hub of kernels, by its rules; tests/integrations has its own loader."""
+"""`make hub`: the layout of Hugging Face's hub of kernels, by its rules; another test_hub.py has its own loader."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ PARTS = {
     "plan": Part(
         ("cute_kernels/plan",),
         (
-            "tests/plan/test_limits.py", "tests/plan/test_plan.py", "tests/plan/test_plan_gemm.py",
-            "tests/plan/test_plan_sm90.py", "tests/plan/test_plan_images.py", "tests/plan/test_plan_patchify.py",
-            "tests/plan/test_plan_gather.py", "tests/plan/test_plan_images_sm100.py", "tests/plan/test_graph.py",
+            "tests/plan/test_limits.py", "tests/plan/test_patch_embed_sm100.py", "tests/plan/test_gemm.py",
+            "tests/plan/test_patch_embed_sm90.py", "tests/plan/test_images_sm90.py", "tests/plan/test_patchify.py",
+            "tests/plan/test_images_gather.py", "tests/plan/test_images_sm100.py", "tests/kernels/test_graph.py",
             "tests/bench/test_tune.py", "tests/bench/test_tune_gemm.py",
-            "tests/bench/test_gemm_choice.py",
+            "tests/plan/test_gemm_choice.py",
         ),
     ),
     "operations": Part(
@@ -36,7 +36,7 @@ PARTS = {
         (
             "tests/operations/test_table.py", "tests/operations/test_patch_weight.py",
             "tests/operations/test_patch_embed.py", "tests/operations/test_patch_embed_arguments.py",
-            "tests/operations/test_gemm.py", "tests/commands/test_tune.py", "tests/runtime/test_repeat.py",
+            "tests/operations/test_gemm.py", "tests/tuning/test_functions.py", "tests/runtime/test_repeat.py",
             "tests/operations/test_patch_embed_images.py", "tests/operations/test_emulator_backend.py",
         ),
         900,
@@ -44,10 +44,11 @@ PARTS = {
     "runtime": Part(
         ("cute_kernels/runtime", "cute_kernels/kernel_cache.py"),
         (
-            "tests/runtime/test_derived.py", "tests/commands/test_tune.py", "tests/runtime/test_repeat.py",
-            "tests/runtime/test_launch.py", "tests/runtime/test_cache.py", "tests/operations/test_patch_embed.py",
+            "tests/runtime/test_constants.py", "tests/runtime/test_tuned.py", "tests/tuning/test_functions.py",
+            "tests/runtime/test_repeat.py",
+            "tests/runtime/test_launch.py", "tests/test_kernel_cache.py", "tests/operations/test_patch_embed.py",
             "tests/operations/test_patch_embed_arguments.py",
-            "tests/operations/test_gemm.py", "tests/commands/test_cli_ptx.py",
+            "tests/operations/test_gemm.py", "tests/commands/test_ptx.py",
         ),
         900,
     ),

@@ -20,7 +20,7 @@ from cute_kernels.emulator.instructions.memory import address_value
 from cute_kernels.emulator.observe.races.memory_order import sync_order
 from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Memory, Operand, Sink
-from cute_kernels.emulator.ptx.families import always_varies, as_integer
+from cute_kernels.emulator.ptx.families import always_varies, as_integer, never_varies
 from cute_kernels.emulator.state.lane_faults import lanes_apart
 from cute_kernels.emulator.state.lane_masks import LaneValues
 from cute_kernels.emulator.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait
@@ -86,6 +86,23 @@ def _bar_sync(block: BlockBuilder, instruction: Instruction) -> None:
 def _bar_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.arrive, barrier.arrive."""
     named_barrier(block, "BAR_ARRIVE", instruction.operands)
+
+
+@family(
+    "bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red", varies=never_varies, blocking=True,
+    operands="d, a:u32, c:pred; d, a:u32, b:u32, c:pred", qualifiers="aligned popc and or u32 pred",
+)  # fmt: skip
+def _bar_red(block: BlockBuilder, instruction: Instruction) -> None:
+    """bar.red, barrier.red: .popc.u32, .and.pred, .or.pred."""
+    parts = instruction.parts[1:]
+    modes = [part for part in parts if part in ("popc", "and", "or")]
+    if len(modes) != 1 or parts[-1] != ("u32" if modes[0] == "popc" else "pred"):
+        raise instruction.refuse(f"{instruction.opcode} is not implemented")
+    destination, *operands = instruction.operands
+    predicate = block.value(operands.pop(), 1)
+    operation = f"BAR_RED_{modes[0].upper()}"
+    (vote,) = named_barrier(block, operation, operands, [predicate], [(parts[-1], True)])
+    block.define(destination, vote)
 
 
 @family("bar.warp.sync", destinations=0, operands="membermask:u32")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 
 from cute_kernels.config import (
     Sm90GemmConfig,
@@ -23,11 +26,21 @@ from cute_kernels.emulator.errors import EmulatorError, GlobalMemoryRace, Hang, 
 from cute_kernels.emulator.units.copies.tensor_map import TensorMap, encode
 from cute_kernels.runtime import emulated
 from cute_kernels.testing.ptx import aligned, module
-from tests.emulator.cluster_launches import CTAS, PLACE, SCHEDULES, compare, outcome, plain, told
+from tests.emulator.cluster_launches import COUNTS, CTAS, PLACE, SCHEDULES, compare, outcome, plain, told
 from tests.emulator.gemm_inputs import make_gemm_case
 from tests.emulator.image_inputs import make_images_case
 from tests.emulator.kernel_inputs import make_case
-from tests.nightly import by_day, crossed, examples
+from tests.nightly import examples, nightly
+
+
+def rotated(names: Iterable[str]) -> list[ParameterSet]:
+    """Each with the number of a schedule: by day with one, in turn."""
+    return [
+        pytest.param(name, number, marks=() if number == turn % len(SCHEDULES) else nightly)
+        for turn, name in enumerate(names)
+        for number in range(len(SCHEDULES))
+    ]
+
 
 # --- our kernels ----------------------------------------------------------------------------------------------------
 
@@ -48,22 +61,21 @@ KERNELS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_our_kernels_are_the_same_in_several_processes(kernel: str):
+@pytest.mark.parametrize(("kernel", "number"), rotated(KERNELS))
+def test_our_kernels_are_the_same_in_several_processes(kernel: str, number: int):
     case = KERNELS[kernel]()
     poison = case.tensors.out.clone()
     bytes_of = case.tensors.out.view(torch.uint8)
-    for number, schedule in enumerate(SCHEDULES):
-        found = []
-        for processes in (1, 2 + number):
-            case.tensors.out.copy_(poison)
-            options = dataclasses.replace(schedule, processes=processes, counters=number == 0)
-            report = emulated.launch(case.plan, case.tensors, options)
-            assert (report.processes, report.one_process) == (min(processes, report.clusters), "")
-            found.append((plain(report), bytes_of.numpy().tobytes()))
-        assert report.clusters > 2
-        assert found[0] == found[1]
-        assert (bytes_of != poison.view(torch.uint8)).any()
+    found = []
+    for processes in (1, 2 + number):
+        case.tensors.out.copy_(poison)
+        options = dataclasses.replace(SCHEDULES[number], processes=processes, counters=number == 0)
+        report = emulated.launch(case.plan, case.tensors, options)
+        assert (report.processes, report.one_process) == (min(processes, report.clusters), "")
+        found.append((plain(report), bytes_of.numpy().tobytes()))
+    assert report.clusters > 2
+    assert found[0] == found[1]
+    assert (bytes_of != poison.view(torch.uint8)).any()
 
 
 # --- independent programs -------------------------------------------------------------------------------------------
@@ -74,17 +86,17 @@ def test_clusters_that_write_single_bytes_of_the_same_sixteen():
         add.u32 %r5, %r2, 65; st.global.b8 [%d1], %r5; ret;"""
     values = np.full(CTAS * 32, 0x77777777, np.uint32)
     report = compare(body, values=values)
-    assert report.processes == 4
+    assert report.processes == COUNTS[-1]
 
 
 def test_all_clusters_read_what_none_writes():
     body = "ld.global.b32 %r4, [%d0]; add.u32 %r4, %r4, %r3; @!%p1 st.global.b32 [%d1], %r4; ret;"
-    assert compare(body).processes == 4
+    assert compare(body).processes == COUNTS[-1]
 
 
 def test_a_write_of_the_value_that_is_there_is_a_write():
     out = np.arange(CTAS * 32, dtype=np.uint32)
-    assert compare("st.global.b32 [%d1], %r3; ret;", values=out).processes == 4
+    assert compare("st.global.b32 [%d1], %r3; ret;", values=out).processes == COUNTS[-1]
 
 
 def test_processes_are_no_more_than_clusters():
@@ -112,7 +124,7 @@ def test_counts_are_added_in_the_order_of_the_clusters():
         @%p2 bra THREE; @%p3 bra FOUR; st.global.b32 [%d1], %r9; ret;
         THREE: st.global.b8 [%d1], %r9; ret; FOUR: shl.b32 %r4, %r1, 2; mov.b32 %r5, dynamic; add.u32 %r5, %r5, %r4;
         st.shared.b32 [%r5], %r4; ret;"""
-    assert compare(body, Options(counters=True)).processes == 4
+    assert compare(body, Options(counters=True)).processes == COUNTS[-1]
 
 
 def test_the_same_again_and_again():
@@ -122,8 +134,8 @@ def test_the_same_again_and_again():
     values = np.arange(CTAS * 32, dtype=np.uint32)
     content, report = outcome(body, Options(), values)
     out = aligned(values)
-    for turn in range(examples(12, 50)):  # two to five processes, each three times by day
-        options = Options(processes=2 + turn % 4)
+    for turn in range(examples(2, 50)):
+        options = Options(processes=5 - turn % 4)
         again, found = outcome(body, options, values, out=out)
         assert again == content and plain(found) == plain(report) and found.processes == options.processes
 
@@ -155,20 +167,18 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_reports_are_those_of_one_process(fault: str):
+@pytest.mark.parametrize(("fault", "number"), rotated(FAULTS))
+def test_reports_are_those_of_one_process(fault: str, number: int):
     body, kind = FAULTS[fault]
-    found = outcome(body, Options(), np.arange(CTAS * 32, dtype=np.uint32))[1]
+    found = outcome(body, SCHEDULES[number], np.arange(CTAS * 32, dtype=np.uint32))[1]
     assert isinstance(found, tuple) and issubclass(found[0], kind)
-    assert compare(body) is None
-    for options in SCHEDULES[1:]:
-        assert compare(body, options, processes=(3,)) is None
+    assert compare(body, SCHEDULES[number]) is None
 
 
 def test_reports_after_which_execution_goes_on_come_in_the_order_of_the_clusters():
     body = "@%p2 st.global.b32 [%d0], %r3; @%p3 st.global.b32 [%d0], %r3; st.global.b32 [%d1], %r3; ret;"
     found = []
-    for processes in (1, 3):
+    for processes in (1, 2):
         reports: list[EmulatorError] = []
 
         def go_on(error: EmulatorError, reports: list[EmulatorError] = reports) -> bool:
@@ -182,48 +192,55 @@ def test_reports_after_which_execution_goes_on_come_in_the_order_of_the_clusters
     assert report.one_process == "something is reported of a cluster"
 
 
-def behind(bodies: tuple[str, str], processes: int) -> tuple[object, ...] | None:
-    """The report of the second of two launches that may overlap."""
+def behind(bodies: tuple[str, str], processes: int) -> tuple[str, list[tuple[object, str]]]:
+    """Why the second of two launches that may overlap was in one process, and its reports."""
     out = aligned(np.zeros(CTAS * 32, np.uint32))
     memory = GlobalMemory()
     memory.register_tensor(out, "out")
-    parameters, options = out.ctypes.data.to_bytes(8, "little"), Options(processes=processes)
-    try:
-        for number, body in enumerate(bodies):
-            report = run(
-                module(f"{PLACE} {body}", parameters=1), grid=CTAS, block=32, params=parameters, memory=memory,
-                options=options, programmatic=number > 0,
-            )  # fmt: skip
-            assert report.processes == processes
-    except EmulatorError as error:
-        return told(error)[0], str(error).replace(hex(out.ctypes.data), "out")
-    return None
+    found: list[tuple[object, str]] = []
+
+    def go_on(error: EmulatorError) -> bool:
+        found.append((told(error)[0], str(error).replace(hex(out.ctypes.data), "out")))
+        return True
+
+    for number, body in enumerate(bodies):
+        report = run(
+            module(f"{PLACE} {body}", parameters=1), grid=CTAS, block=32, memory=memory, programmatic=number > 0,
+            options=Options(processes=processes, going_on=go_on), params=out.ctypes.data.to_bytes(8, "little"),
+        )  # fmt: skip
+        assert number or not found
+    return report.one_process, found
 
 
 FIRST = ("st.global.b32", "st.global.b8", "st.release.gpu.global.b32", "ld.global.b32")
 SECOND = ("st.global.b32", "st.global.b8", "st.relaxed.gpu.global.b32", "ld.global.b32")
 
 
-@pytest.mark.parametrize(("first", "second"), crossed(FIRST, SECOND))
-@pytest.mark.parametrize("wait", by_day(["", "griddepcontrol.wait;"], [""]))
-def test_what_processes_did_is_known_to_a_launch_that_may_overlap(first: str, second: str, wait: str):
-    def access(opcode: str) -> str:
-        return f"{opcode} %r9, [%d1];" if opcode.startswith("ld") else f"{opcode} [%d1], %r3;"
-
-    bodies = f"mov.u32 %r9, 0; {access(first)} ret;", f"mov.u32 %r9, 0; {wait} {access(second)} ret;"
-    one, several = (behind(bodies, processes) for processes in (1, 3))
-    assert one == several
-    assert (one is None) == (bool(wait) or both_allowed(first, second))
-
-
-def test_a_launch_that_waits_follows_what_processes_did():
-    bodies = tuple(f"{wait} st.global.b32 [%d1], %r3; ret;" for wait in ("", "griddepcontrol.wait;"))
-    assert behind(bodies, 1) is behind(bodies, 3) is None
-
-
 def both_allowed(first: str, second: str) -> bool:
     strong = all("relaxed" in opcode or "release" in opcode for opcode in (first, second))
     return strong or all(opcode.startswith("ld") for opcode in (first, second))
+
+
+def accesses(opcodes: Iterable[str]) -> str:
+    """Thread t of a warp does the t-th of these to its item."""
+    lines = []
+    for lane, opcode in enumerate(opcodes):
+        operands = "%r9, [%d1]" if opcode.startswith("ld") else "[%d1], %r3"
+        lines.append(f"setp.eq.u32 %p5, %r1, {lane}; @%p5 {opcode} {operands};")
+    return " ".join(lines)
+
+
+@pytest.mark.parametrize("wait", ["", "griddepcontrol.wait;"])
+def test_what_processes_did_is_known_to_a_launch_that_may_overlap(wait: str):
+    pairs = list(itertools.product(FIRST, SECOND))
+    first, second = zip(*pairs, strict=True)
+    bodies = f"{accesses(first)} ret;", f"{wait} {accesses(second)} ret;"
+    (_, one), (why, several) = (behind(bodies, processes) for processes in (1, 2))
+    assert one == several
+    assert why == ("" if wait else "something is reported of a cluster")
+    places = [int(re.search(r"byte (\d+) of out", message)[1]) // 4 for _, message in one]
+    racing = [] if wait else [lane for lane, pair in enumerate(pairs) if not both_allowed(*pair)]
+    assert sorted(places) == [32 * cta + lane for cta in range(CTAS) for lane in racing]
 
 
 def test_what_processes_record_of_a_large_array_stays_their_own():
@@ -235,13 +252,13 @@ def test_what_processes_record_of_a_large_array_stays_their_own():
         add.s64 %d2, %d2, %d3; add.s64 %d1, %d0, %d2; NEXT: ld.global.v4.b32 {%r5, %r6, %r7, %r8}, [%d1];
         add.u32 %r5, %r5, 1; st.global.v4.b32 [%d1], {%r5, %r6, %r7, %r8}; add.s64 %d1, %d1, 512;
         add.u32 %r4, %r4, 1; setp.lt.u32 %p5, %r4, 256; @%p5 bra NEXT; ret;"""
-    for number in range(3):
+    for number in range(2):
         report = run(
-            module(f"{PLACE} {body}", parameters=1), grid=CTAS, block=32, memory=memory, options=Options(processes=3),
+            module(f"{PLACE} {body}", parameters=1), grid=CTAS, block=32, memory=memory, options=Options(processes=2),
             params=out.ctypes.data.to_bytes(8, "little"), programmatic=number > 0,
         )  # fmt: skip
-        assert (report.processes, report.one_process) == (3, "")
-    assert (out[:, ::4] == 3).all() and (out.reshape(-1, 4)[:, 1:] == 0).all()
+        assert (report.processes, report.one_process) == (2, "")
+    assert (out[:, ::4] == 2).all() and (out.reshape(-1, 4)[:, 1:] == 0).all()
 
 
 # --- clusters that depend on each other -----------------------------------------------------------------------------
@@ -365,7 +382,7 @@ def test_a_cluster_that_overwrites_a_tensor_map_of_others(writer: int):
     END:
         ret;"""
     values, found = out.copy(), []
-    for processes in (1, 3):
+    for processes in (1, 2):
         content, report = outcome(body, Options(processes=processes), values, out=out)
         found.append((content, plain(report)))
     assert found[0] == found[1]

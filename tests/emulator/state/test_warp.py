@@ -1,4 +1,4 @@
-"""One warp: divergence, exchange between lanes, and lanes that wait for each other."""
+"""One warp: divergence, lanes that wait for each other, and what a part of a warp may not execute."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.errors import BarrierMisuse, IllegalAccess, UnsupportedPTX
-from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
+from cute_kernels.emulator.errors import BarrierMisuse, UnsupportedPTX
+from cute_kernels.testing.ptx import THREAD_OUTPUT, module
 from tests.emulator.ptx_launch import launch
 
 M32 = (1 << 32) - 1
@@ -172,78 +172,6 @@ def test_paths_that_wait_for_each_other_in_any_order_and_depth(seed: int, interl
 # --- between lanes --------------------------------------------------------------------------------------------------
 
 
-def shuffle(mode: str, values: np.ndarray, b: np.ndarray, c: int) -> tuple[list[int], list[int]]:
-    """The PTX ISA's description of shfl, lane by lane."""
-    out, valid = [], []
-    for lane in range(32):
-        segment, clamp, bval = c >> 8 & 31, c & 31, int(b[lane]) & 31
-        top = (lane & segment) | (clamp & ~segment & 31)
-        low = lane & segment
-        source, ok = {
-            "up": (lane - bval, lane - bval >= top),
-            "down": (lane + bval, lane + bval <= top),
-            "bfly": (lane ^ bval, (lane ^ bval) <= top),
-            "idx": (low | (bval & ~segment & 31), (low | (bval & ~segment & 31)) <= top),
-        }[mode]
-        out.append(int(values[source if ok else lane]))
-        valid.append(int(ok))
-    return out, valid
-
-
-@given(
-    mode=st.sampled_from(["up", "down", "bfly", "idx"]),
-    width=st.sampled_from([1, 2, 4, 8, 16, 32]),
-    b=st.one_of(st.integers(0, 31), st.lists(st.integers(0, 40), min_size=32, max_size=32)),
-)
-def test_shuffles(mode: str, width: int, b: int | list[int]):
-    c = (32 - width) << 8 | (0 if mode == "up" else 31)
-    values = (LANES * 7919 + 3).astype(np.uint32)
-    offsets = np.broadcast_to(np.array(b, np.uint32), 32).copy()
-    result, predicate = np.zeros(32, np.uint32), np.zeros(32, np.uint32)
-    text = module(
-        f"""mov.u32 %r1, %laneid; mul.wide.u32 %d9, %r1, 4; ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1];
-        ld.param.u64 %d3, [p2]; ld.param.u64 %d4, [p3]; add.s64 %d1, %d1, %d9; add.s64 %d2, %d2, %d9;
-        add.s64 %d3, %d3, %d9; add.s64 %d4, %d4, %d9; ld.global.b32 %r2, [%d1]; ld.global.b32 %r3, [%d2];
-        shfl.sync.{mode}.b32 %r4|%p1, %r2, {b if isinstance(b, int) else "%r3"}, {c}, -1; selp.b32 %r5, 1, 0, %p1;
-        st.global.b32 [%d3], %r4; st.global.b32 [%d4], %r5; ret;""",
-        parameters=4,
-    )
-    launch(text, values, offsets, result, predicate)
-    assert (result.tolist(), predicate.tolist()) == shuffle(mode, values, offsets, c)
-
-
-def test_broadcast_from_one_lane():
-    assert per_thread("mul.lo.u32 %r2, %r1, 5; shfl.sync.idx.b32 %r9, %r2, 11, 31, -1;").tolist() == [55] * 32
-
-
-def test_election_takes_one_lane_and_tells_all():
-    out = per_thread("mov.b32 %r9, 0; elect.sync %r2|%p1, -1; @%p1 mov.b32 %r9, 100; add.s32 %r9, %r9, %r2;")
-    assert sorted(out.tolist()) == [0] * 31 + [100] and out.tolist().index(100) == 0
-
-
-def test_election_among_the_lanes_of_a_branch():
-    out = per_thread(
-        """mov.b32 %r9, 0; setp.lt.u32 %p1, %r1, 20; @%p1 bra END;
-        elect.sync %r2|%p2, 0xFFF00000; @%p2 mov.b32 %r9, 1; add.s32 %r9, %r9, %r2;
-        END: """
-    )
-    assert out.tolist() == [0] * 20 + [21] + [20] * 11
-
-
-@given(mask=st.integers(0, M32))
-def test_votes_and_reductions(mask: int):
-    head = f"shl.b32 %r2, 1, %r1; and.b32 %r2, %r2, {mask}; setp.ne.b32 %p1, %r2, 0;"
-    assert set(per_thread(head + "vote.sync.ballot.b32 %r9, %p1, -1;").tolist()) == {mask}
-    for name, expected in (("all", mask == M32), ("any", mask != 0), ("uni", mask in (0, M32))):
-        out = per_thread(head + f"vote.sync.{name}.pred %p2, %p1, -1; selp.b32 %r9, 1, 0, %p2;")
-        assert set(out.tolist()) == {int(expected)}
-    values = [(1 << n) & mask for n in range(32)]
-    signed = [v - (1 << 32) if v >> 31 else v for v in values]
-    folds = {"add.u32": sum(values), "max.u32": max(values), "min.s32": min(signed), "or.b32": mask}
-    for name, expected in folds.items():
-        assert set(per_thread(head + f"redux.sync.{name} %r9, %r2, -1;").tolist()) == {expected & M32}
-
-
 @pytest.mark.parametrize(
     "instruction",
     [
@@ -279,96 +207,3 @@ def test_operands_that_must_agree_are_checked_when_they_run():
     assert per_thread(body.replace("LIMIT", "0")).tolist() == [3] * 32
     with pytest.raises(BarrierMisuse, match=r"must be the same in all lanes is \[3, 4, 5\]"):
         per_thread(body.replace("LIMIT", "2"))
-
-
-def test_a_shuffle_from_a_lane_that_does_not_take_part_is_reported():
-    body = "setp.lt.u32 %p1, %r1, 16; @%p1 bra END; shfl.sync.idx.b32 %r2, %r1, 3, 31, 0xFFFF0000; END: mov.b32 %r9, 0;"
-    with pytest.raises(BarrierMisuse, match="reads lane 3"):
-        per_thread(body)
-
-
-# --- memory by lanes ------------------------------------------------------------------------------------------------
-
-
-@given(seed=st.integers(0, 1000), spaces=st.sampled_from(["global", "shared"]))
-def test_vector_accesses_of_every_width(seed: int, spaces: str):
-    """Bytes go to shared or global memory by one width and come back by another."""
-    rng = np.random.default_rng(seed)
-    data = aligned(rng.integers(0, 256, 32 * 32, np.uint8))
-    out = aligned(np.zeros(32 * 32, np.uint8))
-    widths = [("v4.b32", 4, 4), ("v2.b64", 8, 2), ("b64", 8, 1), ("v2.b32", 4, 2), ("b32", 4, 1), ("v4.b16", 2, 4),
-              ("b16", 2, 1), ("b8", 1, 1), ("v2.b8", 1, 2)]  # fmt: skip
-    if spaces == "global":
-        widths.append(("v8.b32", 4, 8))
-    store, load = (widths[i] for i in rng.integers(0, len(widths), 2))
-    names = {1: "%h", 2: "%h", 4: "%r", 8: "%d"}
-    lines = [
-        "mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 5; cvt.u64.u32 %d9, %r2; ld.param.u64 %d1, [p0];",
-        "ld.param.u64 %d2, [p1];",
-        "add.s64 %d1, %d1, %d9; add.s64 %d2, %d2, %d9; mov.b32 %r3, dynamic; add.s32 %r3, %r3, %r2;",
-    ]
-
-    def copy(source: str, target: str, width: tuple[str, int, int], base: int) -> None:
-        text, size, count = width
-        for at in range(0, 32, size * count):
-            registers = [f"{names[size]}{base + i}" for i in range(count)]
-            vector = registers[0] if count == 1 else "{" + ", ".join(registers) + "}"
-            lines.append(f"ld.{source.format(text=text, at=at)};".replace("VALUE", vector))
-            lines.append(f"st.{target.format(text=text, at=at)};".replace("VALUE", vector))
-
-    middle = "shared.{text} [%r3+{at}], VALUE" if spaces == "shared" else "global.{text} [%d2+{at}], VALUE"
-    back = "shared.{text} VALUE, [%r3+{at}]" if spaces == "shared" else "global.{text} VALUE, [%d2+{at}]"
-    copy("global.{text} VALUE, [%d1+{at}]", middle, store, 10)
-    copy(back, "global.{text} [%d2+{at}], VALUE", load, 40)
-    lines.append("ret;")
-    launch(module("\n".join(lines)), data, out)
-    assert out.tolist() == data.tolist()
-
-
-def test_of_stores_to_one_address_the_later_instruction_wins():
-    out = np.zeros(2, np.uint32)
-    text = module(
-        """ld.param.u64 %d1, [p0]; mov.u32 %r1, %laneid; mul.wide.u32 %d2, %r1, 0; add.s64 %d2, %d2, %d1;
-        add.s32 %r2, %r1, 1000; st.global.b32 [%d2], %r2; mov.b32 %r3, 5; st.global.b32 [%d2], %r3;
-        st.global.b32 [%d2+4], %r3; ret;""",
-        parameters=1,
-    )
-    launch(text, out)
-    assert out.tolist() == [5, 5]
-
-
-@pytest.mark.parametrize(
-    ("name", "python"),
-    [
-        ("add.u32", lambda a, b: a + b & M32),
-        ("max.u32", max),
-        ("min.s32", lambda a, b: min(a, b, key=lambda x: x - (1 << 32) if x >> 31 else x)),
-        ("xor.b32", lambda a, b: a ^ b),
-        ("exch.b32", lambda a, b: b),
-        ("inc.u32", lambda a, b: 0 if a >= b else a + 1),
-    ],
-)
-@pytest.mark.parametrize("space", ["global", "shared"])
-def test_atomics_on_one_cell_are_serial(name: str, python, space: str):
-    """Each lane's old value is the fold of those before it, in some order: here lane order."""
-    out = np.zeros(33, np.uint32)
-    out[32] = 17
-    cell = "[%d2+128]" if space == "global" else "[dynamic]"
-    text = module(
-        f"""mov.u32 %r1, %tid.x; ld.param.u64 %d2, [p0]; mul.wide.u32 %d1, %r1, 4; add.s64 %d1, %d2, %d1;
-        ld.global.b32 %r3, [%d2+128]; st.shared.b32 [dynamic], %r3; mul.lo.u32 %r4, %r1, 2654435761;
-        atom.{space}.{name} %r5, {cell}, %r4; st.global.b32 [%d1], %r5; bar.sync 0;
-        ld.{space}.b32 %r6, {cell}; st.global.b32 [%d2+128], %r6; ret;""",
-        parameters=1,
-    )
-    launch(text, out, hardware="which lane comes first, which PTX leaves open")
-    state, old = 17, []
-    for lane in range(32):
-        old.append(state)
-        state = python(state, lane * 2654435761 & M32)
-    assert out.tolist() == [*old, state]
-
-
-def test_an_access_outside_memory_names_the_instruction():
-    with pytest.raises(IllegalAccess, match=r"at PTX line \d+ `ld\.global\.b32 %r9, \[%d1\+4096\]`.*CTA 0 warp 0"):
-        per_thread("ld.global.b32 %r9, [%d1+4096];")
