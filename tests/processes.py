@@ -9,6 +9,7 @@ and when, is tested in real processes.
 from __future__ import annotations
 
 import importlib
+import inspect
 import multiprocessing
 import os
 import runpy
@@ -27,7 +28,8 @@ LIBRARIES = (
 
 _server = multiprocessing.get_context("forkserver")
 # Without hypothesis, whose plugin pytest wants to import itself.
-_server.set_forkserver_preload([__name__, *(name for name in LIBRARIES if name != "hypothesis")])
+_server.set_forkserver_preload([*(name for name in LIBRARIES if name != "hypothesis"), __name__])
+inspect.getmodule(sys._getframe())  # looks through all modules, as torch does for each operator: 0.1 s, once
 
 
 def run_python(
