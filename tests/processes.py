@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import multiprocessing
 import os
 import runpy
@@ -28,7 +29,8 @@ LIBRARIES = (
 
 _server = multiprocessing.get_context("forkserver")
 # Without hypothesis, whose plugin pytest wants to import itself.
-_server.set_forkserver_preload(["tests.uncollected", __name__, *(name for name in LIBRARIES if name != "hypothesis")])
+_server.set_forkserver_preload(["tests.uncollected", *(name for name in LIBRARIES if name != "hypothesis"), __name__])
+inspect.getmodule(sys._getframe())  # looks through all modules, as torch does for each operator: 0.1 s, once
 
 
 def run_python(

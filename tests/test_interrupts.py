@@ -7,6 +7,7 @@ import math
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from cute_kernels.emulator import Options, default_options
 from cute_kernels.executors import Workers
 from cute_kernels.programs import capture
 from cute_kernels.testing.ptx import aligned, module
+from tests import executor_tasks
 from tests.emulator.launch.test_cluster_processes import children
 from tests.emulator.ptx_launch import launch
 from tests.nightly import crossed, examples
@@ -396,25 +398,16 @@ def test_commands_end_with_130(command: str, tmp_path: Path) -> None:
     assert "interrupted" in done.stderr and "error" not in done.stdout and "Traceback" not in done.stderr
 
 
-def _wait_for_ever(_: None, folder: str) -> None:
-    Path(folder, "waits").touch()
-    threading.Event().wait()
-
-
 def test_an_interrupt_of_the_main_process_alone_ends_its_workers(tmp_path: Path, alarms: list) -> None:
     """As `kill -INT` sends it, and not the terminal, which interrupts the workers too."""
     before, alarms[0] = children(), Late
-    with pytest.raises(Late), Workers(_no_state, (), jobs=2) as workers:
-        results = workers.each(_wait_for_ever, [(str(tmp_path),)])
+    with pytest.raises(Late), Workers(str, (), jobs=2) as workers:
+        results = workers.each(executor_tasks.waits, [(str(tmp_path / "waits"),)])
         timer = threading.Thread(target=_alarm_when, args=(tmp_path / "waits",))
         timer.start()
         next(results)
     timer.join()
     assert len(children() - before) <= 1  # the tracker of multiprocessing's resources, which serves all pools
-
-
-def _no_state() -> None:
-    """What workers prepare."""
 
 
 def _alarm_when(path: Path) -> None:
@@ -431,19 +424,25 @@ _session.__enter__()
 """
 
 
+def pytest_run(test: Path, *plugins: str) -> subprocess.CompletedProcess[str]:
+    """With no other plugins: to import those of all packages takes longer than the test."""
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return run_python("-m", "pytest", "-q", *plugins, str(test), cwd=test.parent, env=environment)
+
+
 def test_pytest_stops_with_2(tmp_path: Path) -> None:
     test = tmp_path / "test_ended.py"
     test.write_text(CAPTURED + ENDED + "\ndef test_never():\n    raise AssertionError('went on')\n")
-    done = run_python("-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", str(test), cwd=tmp_path)
+    done = pytest_run(test)
     assert done.returncode == 2, done.stdout
     assert "KeyboardInterrupt" in done.stdout and "went on" not in done.stdout
 
 
 def test_pytest_timeout_fails_one_test_and_the_next_one_runs(tmp_path: Path) -> None:
     test = tmp_path / "test_late.py"
-    body = "@pytest.mark.timeout(1, method='signal')\ndef test_late():\n    run(from_dlpack(x), 1 << 30)\n"
+    body = "@pytest.mark.timeout(0.3, method='signal')\ndef test_late():\n    run(from_dlpack(x), 1 << 30)\n"
     test.write_text(CAPTURED + PROGRAM + body + "def test_next():\n    assert right(3)\n")
-    done = run_python("-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", str(test), cwd=tmp_path)
+    done = pytest_run(test, "-p", "pytest_timeout")
     assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout
     assert "Timeout" in done.stdout and "DSLCudaRuntimeError" not in done.stdout
 
