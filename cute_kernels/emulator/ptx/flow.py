@@ -101,7 +101,7 @@ F = TypeVar("F", bound="Facts")
 
 
 class Facts(Protocol):
-    """What an analysis knows of one place of a kernel; ``merge`` adds what may hold on another path: anything new?"""
+    """Knowledge of one place of a kernel; ``merge`` adds what may hold on another path, and says whether it is new."""
 
     def copy(self: F) -> F: ...
     def merge(self: F, other: F) -> bool: ...
