@@ -1,7 +1,7 @@
 """Everything the emulator can report, each an exception that carries where in the program it happened.
 
 A unit raises with what it knows (addresses, bytes, phases); the engine that executes the instruction adds where:
-``error.locate(ptx_line=..., instruction=..., source=..., warp=...)``.
+``error.at(instruction, warp)``.
 """
 
 from __future__ import annotations
@@ -41,22 +41,14 @@ class EmulatorError(RuntimeError):
     launch_number: int | None = None
     address: int | None = None
     kernel: str | None = None
+    source: str | None = None
+    warp: str | None = None
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        ptx_line: int | None = None,
-        instruction: str | None = None,
-        source: str | None = None,
-        warp: str | None = None,
-    ) -> None:
+    def __init__(self, message: str = "", *, ptx_line: int | None = None, instruction: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.ptx_line = ptx_line
         self.instruction = instruction
-        self.source = source
-        self.warp = warp
         self.facts = Facts()
 
     def know(self: _Error, kind: str = "", *notes: str, **facts: object) -> _Error:
@@ -67,27 +59,22 @@ class EmulatorError(RuntimeError):
             setattr(self.facts, name, value)
         return self
 
-    def locate(
-        self,
-        *,
-        ptx_line: int | None = None,
-        instruction: str | None = None,
-        source: str | None = None,
-        warp: str | None = None,
-    ) -> EmulatorError:
-        """Fills in whatever is not known yet (the innermost location wins) and returns the same error, to re-raise."""
-        self.ptx_line = self.ptx_line if self.ptx_line is not None else ptx_line
-        self.instruction = self.instruction or instruction
-        self.source = self.source or source
+    def at(self: _Error, instruction: Located | None, warp: str | None = None) -> _Error:
+        """Fills in whatever is not known yet of where it happened; the innermost place wins.
+
+        Args:
+            instruction: None: it is not known.
+            warp: its label.
+
+        Returns:
+            The same error, to raise.
+        """
+        if instruction is not None:
+            self.ptx_line = self.ptx_line if self.ptx_line is not None else instruction.line
+            self.instruction = self.instruction or instruction.text
+            self.source = self.source or instruction.source or None
         self.warp = self.warp or warp
         return self
-
-    def at(self, instruction: Located | None, warp: str | None = None) -> EmulatorError:
-        """Locates the error at an instruction like `locate`; None: it is not known."""
-        if instruction is None:
-            return self.locate(warp=warp)
-        source = instruction.source or None
-        return self.locate(ptx_line=instruction.line, instruction=instruction.text, source=source, warp=warp)
 
     def attach(
         self,
@@ -186,8 +173,8 @@ class Hang(EmulatorError):
 
     kind = "hang"
 
-    def __init__(self, message: str = "", report: str = "", **where) -> None:
-        super().__init__(f"{message}\n{report}" if report else message, **where)
+    def __init__(self, message: str = "", report: str = "") -> None:
+        super().__init__(f"{message}\n{report}" if report else message)
         self.report = report
 
 

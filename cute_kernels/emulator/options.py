@@ -16,6 +16,15 @@ from cute_kernels.emulator.steps import Step
 Choice = Literal["silicon", "exact"]
 """How tensor cores add."""
 CHOICES: tuple[Choice, ...] = get_args(Choice)
+Completion = Literal["eager", "lazy", "random"]
+"""When asynchronous work takes effect."""
+COMPLETIONS: tuple[Completion, ...] = get_args(Completion)
+Interleave = Literal["round_robin", "random", "starve"]
+"""Which warp runs next."""
+INTERLEAVES: tuple[Interleave, ...] = get_args(Interleave)
+ClusterOrder = Literal["in_turn", "random", "starve"]
+"""Which cluster runs next."""
+CLUSTERS: tuple[ClusterOrder, ...] = get_args(ClusterOrder)
 Detector = Literal["races", "uninitialised", "registers", "exits", "tensor_lanes"]
 DETECTORS: tuple[Detector, ...] = get_args(Detector)
 
@@ -86,8 +95,8 @@ class Options:
     """
 
     seed: int = 0
-    completion: Literal["eager", "lazy", "random"] = "eager"
-    interleave: Literal["round_robin", "random", "starve"] = "round_robin"
+    completion: Completion = "eager"
+    interleave: Interleave = "round_robin"
     spurious_try_wait_failures: bool = False
     detectors: bool = True
     without: tuple[Detector, ...] = ()
@@ -98,7 +107,7 @@ class Options:
     barriers: tuple[tuple[int, str], ...] = ()
     max_warp_instructions: int | None = 1_000_000_000
     max_idle_blocks: int | None = 5_000_000
-    interleave_clusters: Literal["in_turn", "random", "starve"] = "in_turn"
+    interleave_clusters: ClusterOrder = "in_turn"
     resident: int | None = None
     counters: bool = False
     trace: str | Path | None = None
@@ -110,8 +119,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, legal in (
-            ("completion", ("eager", "lazy", "random")), ("interleave", ("round_robin", "random", "starve")),
-            ("interleave_clusters", ("in_turn", "random", "starve")),
+            ("completion", COMPLETIONS), ("interleave", INTERLEAVES), ("interleave_clusters", CLUSTERS),
             ("arithmetic", CHOICES),
         ):  # fmt: skip
             if getattr(self, name) not in legal:
@@ -124,22 +132,17 @@ class Options:
         for name in self.without:
             if name not in DETECTORS:
                 raise ValueError(f"without {name!r}; legal are {', '.join(map(repr, DETECTORS))}")
-        for name in ("max_warp_instructions", "max_idle_blocks", "resident"):
+        for name, least, or_none in (
+            ("max_warp_instructions", 1, " or None"), ("max_idle_blocks", 1, " or None"), ("resident", 1, " or None"),
+            ("processes", 1, ""), ("seed", 0, ""),
+        ):  # fmt: skip
             value = getattr(self, name)
-            if value is None:
+            if value is None and or_none:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} {value!r}: an int or None is needed")
-            if value < 1:
-                raise ValueError(f"{name} {value}: at least 1 is needed")
-        if isinstance(self.processes, bool) or not isinstance(self.processes, int):
-            raise TypeError(f"processes {self.processes!r}: an int is needed")
-        if self.processes < 1:
-            raise ValueError(f"processes {self.processes}: at least 1 is needed")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise TypeError(f"seed {self.seed!r}: an int is needed")
-        if self.seed < 0:
-            raise ValueError(f"seed {self.seed}: at least 0 is needed")
+                raise TypeError(f"{name} {value!r}: an int{or_none} is needed")
+            if value < least:
+                raise ValueError(f"{name} {value}: at least {least} is needed")
         for name, kind, allowed in (("clusters", int, "None or a tuple of ints"), ("roles", str, "a tuple of str")):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(n, kind) for n in value)):

@@ -8,7 +8,8 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from cute_kernels.emulator.launch.schedule import CLUSTERS, COMPLETIONS, INTERLEAVES, Schedule
+from cute_kernels.emulator.launch.schedule import Schedule
+from cute_kernels.emulator.options import CLUSTERS, COMPLETIONS, INTERLEAVES
 from cute_kernels.testing.data import exact, varied
 
 

@@ -21,7 +21,7 @@ from cute_kernels.emulator.units.copies import bulk
 from cute_kernels.emulator.units.copies.reductions import OPERATIONS
 from cute_kernels.testing.ptx import aligned
 from tests.emulator.barriers import Barriers
-from tests.emulator.crew import Crew
+from tests.emulator.crew import Crew, converge
 
 SHARED_BYTES = 1 << 14
 BARRIER, DATA = 1024, 2048
@@ -62,7 +62,7 @@ class Machine:
             if detectors:
                 self.barriers.watch(address, tracker.initialise(self.crew[0].agent, address))
         if detectors and ctas > 1:
-            self.crew[0].agent.converge(1)
+            converge(self.crew[0].agent, 1)
 
     def _ask(self, what: int) -> bool:
         fault, tracker = self.header.fault, self.cluster.tracker
@@ -123,6 +123,11 @@ class Machine:
 
     def commit(self) -> None:
         library().bulk_commit(ctypes.addressof(self.thread()))
+
+    def go_on_until(self, done: Callable[[], bool]) -> None:
+        """Asynchronous work takes effect, and no more than has to."""
+        while not done():
+            assert self.engine.step()
 
     def waits(self, newest: int, read: bool) -> Callable[[], bool]:
         """Whether a wait for all but the newest groups ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.observe.races.happens_before import FULL, Agent, Offset
 from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, Plane, Shadow
-from cute_kernels.emulator.observe.races.sync_point import Order, Row
+from cute_kernels.emulator.observe.races.sync_point import PROXIES, Order, Row, SyncPoint
 from cute_kernels.emulator.observe.races.tensor_memory import Operation
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.state.gmem import GlobalMemory
@@ -53,18 +54,30 @@ def _shadow(tracker: RaceTracker, shadow: Shadow) -> list[tuple[str, list[str], 
     return result
 
 
+def private_clocks(agent: Agent) -> list[tuple[int, tuple[int, int]]]:
+    """(column, (lane, clock)) of what single lanes know."""
+    core = STRUCTURES["Private"].from_address(agent.private)
+    return [(each.column, (each.lane, each.clock)) for each in core.entries[: core.count]]
+
+
+def streams(point: SyncPoint) -> list[int]:
+    """Columns of asynchronous operations that arrived."""
+    core = STRUCTURES["Point"].from_address(point.address)
+    return sorted((ctypes.c_int64 * core.stream_count).from_address(core.streams)) if core.stream_count else []
+
+
 def state(tracker: RaceTracker) -> list[Any]:
     """What a race detector has recorded, in words and numbers that do not depend on who recorded it: who accessed every
     place last, what every warp knows, and what every barrier passes on.
     """
     knowledge = [
-        (a.clocks.tolist(), a.before.tolist(), a.incoming.tolist(), sorted(a.private.items()), a.clock,
+        (a.clocks.tolist(), a.before.tolist(), a.incoming.tolist(), sorted(private_clocks(a)), a.clock,
          a.tensor_clock(Offset.TENSOR_LOAD), a.tensor_clock(Offset.TENSOR_STORE), a.loads.tolist(), a.pending.tolist())
         for a in tracker.agents
     ]  # fmt: skip
     points = [
         (address, p.gathered.tolist(), p.available.tolist(), p.inside.tolist(), p.inside_available.tolist(),
-         p.completed, sorted(p.streams()), p.initialised,
+         p.completed, streams(p), p.initialised,
          [(pair, phase, tracker.epochs.label(identity)) for pair, phase, identity in p.copies()],
          [(warp, clock, phase) for warp, clock, phase, _ in p.arrivals()])
         for address, p in sorted(tracker.points.items())
@@ -199,13 +212,24 @@ def commit_at(tracker: RaceTracker, warp: Any, lane: int, address: int) -> None:
     library().stream_commit(agent.block_address, ctypes.addressof(stream), lane, clocks.ctypes.data)
     point = tracker.points[address]
     point.add_stream(stream.column)
-    point.gather(clocks, agent.rank, Order.SYNC | Order.WIDE)
+    order = Order.SYNC | Order.WIDE
+    library().point_gather(point.address, clocks.ctypes.data, clocks.shape[1], agent.rank, order)
 
 
 def bulk_waited(tracker: RaceTracker, agent: Agent, lane: int, groups: int, read: bool) -> None:
     """A lane waited until its first bulk groups are complete, or have read their sources."""
     for column in tracker.bulk_columns(agent, lane)[: 1 if read else 2]:
         library().agent_complete_in_lane(agent.block_address, lane, column, groups)
+
+
+def converge(agent: Agent, mask: int) -> None:
+    """bar.warp.sync by lanes."""
+    library().agent_converge(agent.block_address, mask)
+
+
+def fence_proxy(agent: Agent, mask: int, rows: Iterable[Row] = PROXIES) -> None:
+    """fence.proxy.async by lanes, of the rows' memories."""
+    library().agent_fence_proxy(agent.block_address, mask, sum(1 << PROXIES.index(row) for row in rows))
 
 
 def complete_tensor(agent: Agent, kind: int) -> None:

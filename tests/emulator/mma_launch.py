@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 
 from cute_kernels.emulator import Options
+from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.units.matrix.arithmetic import EXACTLY, Arithmetic
+from cute_kernels.emulator.units.matrix.mma_sync import Form, table
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
 
@@ -32,6 +37,19 @@ def accumulators(values: np.ndarray) -> np.ndarray:
     if size > 2:
         return elements.view(f"u{size}")
     return np.ascontiguousarray(elements.reshape(-1, 2, 32).transpose(0, 2, 1)).view(np.uint32)[..., 0]
+
+
+def multiply_in_core(
+    form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray, arithmetic: Arithmetic = EXACTLY
+) -> np.ndarray:
+    """D of ``count`` instructions that the core executes: uint32 [count, registers, 32] of A, B and C -> of D."""
+    entries = table([form], arithmetic)
+    registers = np.concatenate((a, b, c, np.empty_like(c)), axis=1, dtype=np.uint32)
+    offsets = np.arange(registers.shape[1], dtype=np.uint32) * registers.strides[1]
+    for instruction in registers:
+        if not library().warp_mma(ctypes.addressof(entries), instruction.ctypes.data, offsets.ctypes.data):
+            arithmetic.sums("mma", form.a_type.name, form.c_type)  # raises
+    return registers[:, -c.shape[1] :]
 
 
 def execute(

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from cute_kernels.emulator import errors
 
 
+def place(line: int | None, text: str, source: str) -> SimpleNamespace:
+    return SimpleNamespace(line=line, text=text, source=source)
+
+
 def test_location_is_appended_as_far_as_it_is_known():
     error = errors.IllegalAccess("misaligned load")
     assert str(error) == "misaligned load"
-    where = {"source": "epilogue.py:88", "warp": "CTA 1 warp 3 (epilogue)"}
-    error.locate(ptx_line=512, instruction="\ttcgen05.ld.x32 {..};", **where)
+    error.at(place(512, "\ttcgen05.ld.x32 {..};", "epilogue.py:88"), "CTA 1 warp 3 (epilogue)")
     assert str(error) == (
         "misaligned load at PTX line 512 `tcgen05.ld.x32 {..};` (epilogue.py:88), CTA 1 warp 3 (epilogue)"
     )
-    assert str(errors.BarrierMisuse("x").locate(source="a.py:1", warp="warp 2")) == "x at a.py:1, warp 2"
-    assert str(errors.BarrierMisuse("x").locate(warp="warp 2")) == "x in warp 2"
+    assert str(errors.BarrierMisuse("x").at(place(None, "", "a.py:1"), "warp 2")) == "x at a.py:1, warp 2"
+    assert str(errors.BarrierMisuse("x").at(None, "warp 2")) == "x in warp 2"
 
 
 def test_the_innermost_location_wins():
     error = errors.UnsupportedPTX("what", ptx_line=3)
-    assert error.locate(ptx_line=9, warp="warp 1") is error
+    assert error.at(place(9, "", ""), "warp 1") is error
     assert (error.ptx_line, error.warp, error.message) == (3, "warp 1", "what")
 
 

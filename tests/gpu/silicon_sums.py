@@ -30,8 +30,9 @@ import numpy as np
 from cute_kernels.emulator.core.library import library as core
 from cute_kernels.emulator.units.matrix import operands as matrix_operands
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
-from cute_kernels.emulator.units.matrix.mma_sync import TYPES, Form, accumulator_registers, accumulator_rows, multiply
+from cute_kernels.emulator.units.matrix.mma_sync import TYPES, Form, accumulator_registers, accumulator_rows
 from cute_kernels.emulator.units.matrix.products import Kind, multiply_rows
+from tests.emulator.mma_launch import multiply_in_core
 from tests.emulator.record_matrix_on_gpu import Gpu
 from tests.emulator.sum_inputs import STYLES, operands
 from tests.emulator.wgmma_registers import accumulators_of_rows, rows_of_accumulators
@@ -202,7 +203,7 @@ ret;
         return accumulator_rows(cells, 16, self._words)
 
     def emulated(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        return accumulator_rows(multiply(self.form, *self.arrays(a, b, c), SILICON), 16, self._words)
+        return accumulator_rows(multiply_in_core(self.form, *self.arrays(a, b, c), SILICON), 16, self._words)
 
 
 def _fragments(rows: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.graph.values import Value
 from cute_kernels.emulator.observe.meter import CoreMeter
-from cute_kernels.emulator.ptx.decode import Instruction, Kernel
+from cute_kernels.emulator.ptx.decode import Kernel
 from cute_kernels.emulator.ptx.flow import Block, Flow
 from cute_kernels.emulator.ptx.register_hazards import accumulators_in_flight
 from cute_kernels.emulator.state.memory_tables import (
@@ -409,11 +409,6 @@ class WarpExecution:
             cluster.progress += header.progress
             header.progress = 0
         self.log.report()
-
-    def failed_at(self, error: BaseException) -> Instruction | None:
-        """The instruction that raised."""
-        executing = self.executing
-        return self.launch.translation.kernel.instructions[executing] if executing >= 0 else None
 
     @property
     def executing(self) -> int:

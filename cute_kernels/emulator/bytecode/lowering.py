@@ -104,9 +104,8 @@ class Lowering:
 
     def block(self, block: Block) -> tuple[BlockBuilder, Value | None]:
         """The graph of a block, and the condition of the branch at its end (None: it has one successor)."""
-        builder = BlockBuilder(
-            self.kernel.registers, self.variables, self.flow.varying, self.space, block.divergent, self.context
-        )
+        registers, varying = self.kernel.registers, self.flow.varying
+        builder = BlockBuilder(registers, self.variables, varying, block.divergent, self.context)
         condition: Value | None = None
         for instruction in self.kernel.instructions[block.start : block.end]:
             builder.instruction = instruction

@@ -19,7 +19,6 @@ from cute_kernels.emulator.graph.values import (
     Anchor,
     Constant,
     LiveIn,
-    Namespace,
     Node,
     Pack,
     PureOp,
@@ -106,7 +105,6 @@ class BlockBuilder:
         types: declared type per register.
         variables: Python variable per register.
         varying: registers held per lane.
-        space: shared by all blocks of a kernel.
         divergent: whether the block can run under a partial mask.
         context: of the kernel.
     """
@@ -116,12 +114,11 @@ class BlockBuilder:
         types: dict[str, str],
         variables: dict[str, str],
         varying: set[str],
-        space: Namespace,
         divergent: bool,
         context: KernelContext,
     ) -> None:
         self.types, self.variables, self.varying = types, variables, varying
-        self.space, self.divergent, self.context = space, divergent, context
+        self.divergent, self.context = divergent, context
         self.current: dict[str, Value] = {}
         self.nodes: list[Node] = []
         self.guard: Value | None = None

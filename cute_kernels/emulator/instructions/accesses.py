@@ -28,17 +28,11 @@ def watch(
         tracker.strong(warp.agent, mask, space, addresses.tolist(), *strength)
 
 
-def watch_uniform(
-    warp: Warp, mask: int, space: str, address: int, nbytes: int, write: bool, strength: Strength | None = None
-) -> None:
-    """Watches one access of all executing lanes to the same address."""
+def watch_store(warp: Warp, lane: int, address: int, nbytes: int) -> None:
+    """Reports a store to shared memory by one lane."""
     tracker = warp.cluster.tracker
-    if tracker is None or space not in ("shared", "global"):
-        return
-    lanes = mask.bit_length() - 1 if mask & (mask - 1) == 0 else -1
-    tracker.generic(warp.agent, lanes, space, np.array([address], np.int64), nbytes, write, strength is not None)
-    if strength is not None:
-        tracker.strong(warp.agent, mask, space, [address], *strength)
+    if tracker is not None:
+        tracker.generic(warp.agent, lane, "shared", np.array([address], np.int64), nbytes, True)
 
 
 def enter(warp: Warp, lane: int) -> None:

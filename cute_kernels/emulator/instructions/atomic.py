@@ -11,7 +11,7 @@ from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.graph.block import BlockBuilder, Call
 from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import CANONICAL, Pack, Value
-from cute_kernels.emulator.instructions.accesses import watch, watch_uniform
+from cute_kernels.emulator.instructions.accesses import watch, watch_store
 from cute_kernels.emulator.instructions.memory import SPACES, address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.observe.races.memory_order import Strength, access_strength, lane_vector
@@ -243,7 +243,7 @@ def store_async(
     if cluster.meter is not None:
         places = np.broadcast_to(np.asarray(address, np.int64), 32)
         cluster.meter.access(_STORE, "shared", places, nbytes * len(values), mask)
-    for lane, (where, signal, *given) in zip(_lanes(mask), each_lane(mask, address, barrier, *values), strict=True):
+    for lane, (where, signal, *given) in zip(lane_numbers(mask), each_lane(mask, address, barrier, *values)):
         if where >> 24 != signal >> 24:
             raise IllegalAccess(f"asynchronous store to CTA {where >> 24} signals an mbarrier of CTA {signal >> 24}")
         data = np.array(given, dtype)
@@ -274,10 +274,6 @@ def store_async(
         cluster.engine.submit(AsyncOp(("st.async", cluster.async_stores), run, text))
 
 
-def _lanes(mask: int) -> list[int]:
-    return [lane for lane in range(32) if mask >> lane & 1]
-
-
 def store_bulk(warp: Warp, mask: int, space: str, address: LaneValues, nbytes: LaneValues) -> None:
     """st.bulk by each executing lane: zeros."""
     warp.cluster.progress += 1
@@ -290,7 +286,7 @@ def store_bulk(warp: Warp, mask: int, space: str, address: LaneValues, nbytes: L
             )
         if count:
             cells = warp.cluster.memory.view(where, count, write=True)
-            watch_uniform(warp, 1 << lane, "shared", where, count, True)
+            watch_store(warp, lane, where, count)
             cells[:] = 0
 
 

@@ -33,11 +33,6 @@ _SLEPT = CONSTANTS["SLEPT"]
 _SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # memory is coherent here: for the race detector
 
 
-def lanes_in(mask: int) -> int:
-    """Number of lanes of a mask."""
-    return mask.bit_count()
-
-
 def lane_numbers(mask: int) -> Iterator[int]:
     """The lanes of a mask, lowest first."""
     while mask:
@@ -157,7 +152,7 @@ def each_lane(mask: int, *values: LaneValues) -> list[tuple[int, ...]]:
         lane = mask.bit_length() - 1
         return [tuple([v if isinstance(v, int) else int(v[lane]) for v in values])]
     if all(isinstance(v, int) for v in values):
-        return [values] * lanes_in(mask)
+        return [values] * mask.bit_count()
     return [tuple(v if isinstance(v, int) else int(v[lane]) for v in values) for lane in lane_numbers(mask)]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import family
-from cute_kernels.emulator.instructions.accesses import enter, watch_uniform
+from cute_kernels.emulator.instructions.accesses import enter, watch_store
 from cute_kernels.emulator.instructions.memory import Access, address_value
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers, require_whole_warp
 from cute_kernels.emulator.observe.races.happens_before import Offset
@@ -59,7 +59,7 @@ def alloc(warp: Warp, mask: int, destination: int, columns: int, cta_group: int)
     warp.cta.tmem.note_alloc(base, warp.executing(), warp.label)
     warp.cluster.progress += 1
     warp.cluster.memory.view(destination, 4, write=True)[:] = np.frombuffer(base.to_bytes(4, "little"), np.uint8)
-    watch_uniform(warp, 1, "shared", destination, 4, True)
+    watch_store(warp, 0, destination, 4)
     return True
 
 

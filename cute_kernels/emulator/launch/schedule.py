@@ -7,15 +7,18 @@ import dataclasses
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from cute_kernels.emulator.launch.starvation import seeds_for_each_warp
-from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.options import (
+    CLUSTERS,
+    COMPLETIONS,
+    INTERLEAVES,
+    ClusterOrder,
+    Completion,
+    Interleave,
+    Options,
+)
 from cute_kernels.emulator.steps import Step
-
-COMPLETIONS = ("eager", "lazy", "random")
-INTERLEAVES = ("round_robin", "random", "starve")
-CLUSTERS = ("in_turn", "random", "starve")
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,11 @@ class Schedule:
     """
 
     seed: int = 0
-    completion: Literal["eager", "lazy", "random"] = "eager"
-    interleave: Literal["round_robin", "random", "starve"] = "round_robin"
+    completion: Completion = "eager"
+    interleave: Interleave = "round_robin"
     spurious_timeouts: bool = False
     overlap: bool = False
-    interleave_clusters: Literal["in_turn", "random", "starve"] = "in_turn"
+    interleave_clusters: ClusterOrder = "in_turn"
     steps: tuple[Step, ...] = ()
 
     def __post_init__(self) -> None:

@@ -231,7 +231,7 @@ class Scheduler:
         try:
             return warp.wait.ready()
         except EmulatorError as error:
-            raise self._standing(error, warp) from None
+            raise error.at(self._standing_at(warp), warp.label) from None
 
     def _resume(self, warp: Warp, budget: int) -> None:
         """Runs a warp until it waits, exits, or has executed ``budget`` basic blocks; before, handlers of signals."""
@@ -244,12 +244,12 @@ class Scheduler:
         except StopIteration:
             self.cluster.exit(warp)
         except EmulatorError as error:
-            raise self._located(error, warp) from None
+            raise error.at(self.cluster.place_of(warp), warp.label) from None
         except MemoryError:
             raise
         except Exception as error:
             wrapped = EmulatorError(f"internal error: {type(error).__name__}: {error}")
-            raise self._located(wrapped, warp, error) from error
+            raise wrapped.at(self.cluster.place_of(warp), warp.label) from error
         finally:
             self.cluster.executing = None
             for probe in self.probes:
@@ -320,15 +320,6 @@ class Scheduler:
 
     # --- reports --------------------------------------------------------------------------------------------------
 
-    def _located(self, error: EmulatorError, warp: Warp, cause: BaseException | None = None) -> EmulatorError:
-        """Adds where the warp stood when the error was raised."""
-        return error.at(warp.code.failed_at(cause or error), warp.label)
-
-    def _standing(self, error: EmulatorError, warp: Warp) -> EmulatorError:
-        """Adds where a warp stands that is not running."""
-        instruction = self._standing_at(warp.code.standing) if warp.code is not None else None
-        return error.at(instruction, warp.label)
-
     def hang(self) -> NoReturn:
         """Raises Hang: the cluster is stuck for ever."""
         why, kind = self.stuck.args
@@ -361,7 +352,7 @@ class Scheduler:
         )
 
     def _waiting(self, warp: Warp) -> WaitState:
-        instruction = self._standing_at(warp.code.standing) if warp.code is not None else None
+        instruction = self._standing_at(warp)
         wait = warp.wait
         if wait is None or is_over(wait):
             return WaitState(warp.label, instruction, text="can run")
@@ -385,15 +376,16 @@ class Scheduler:
         return f"{warp.label} runs{self._where(warp).replace(' at ', ' up to ', 1)}"
 
     def _where(self, warp: Warp) -> str:
-        instruction = self._standing_at(warp.code.standing) if warp.code is not None else None
+        instruction = self._standing_at(warp)
         where = ""
         if instruction is not None:
             where = f" at PTX line {instruction.line} `{instruction.text}`"
             where += f" ({instruction.source})" if instruction.source else ""
         return where
 
-    def _standing_at(self, block: int | None) -> Instruction | None:
+    def _standing_at(self, warp: Warp) -> Instruction | None:
+        """Where a warp stands that is not running; None: it has not begun, or has ended."""
         blocks = self.execution.flow.blocks
-        if block is None or block >= len(blocks):
+        if warp.code is None or warp.code.standing >= len(blocks):
             return None
-        return self.execution.kernel.instructions[blocks[block].start]
+        return self.execution.kernel.instructions[blocks[warp.code.standing].start]

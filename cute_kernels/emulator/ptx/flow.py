@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from cute_kernels.emulator.ptx.decode import Immediate, Instruction, Kernel, Operand, Register, Special, Symbol
 from cute_kernels.emulator.ptx.families import CONTROL, find_family, read, registers_of, written
@@ -93,6 +95,35 @@ def analyse(kernel: Kernel, block_shape: tuple[int, int, int], single: bool = Fa
         _Uniformity(flow, whole_warps=x * y * z % 32 == 0).run()
         if not _leave_early(flow):
             return flow
+
+
+F = TypeVar("F", bound="Facts")
+
+
+class Facts(Protocol):
+    """Knowledge of one place of a kernel; ``merge`` adds what may hold on another path, and says whether it is new."""
+
+    def copy(self: F) -> F: ...
+    def merge(self: F, other: F) -> bool: ...
+
+
+def walk(flow: Flow, at_entry: F) -> Iterator[tuple[F, Instruction, Block]]:
+    """Every instruction with what holds before it, which the caller changes; again where more turns out to hold."""
+    before: dict[int, F] = {0: at_entry}
+    work = [0]
+    while work:
+        block = flow.blocks[work.pop()]
+        facts = before[block.index].copy()
+        for instruction in flow.kernel.instructions[block.start : block.end]:
+            yield facts, instruction, block
+        for successor in block.successors:
+            if successor == flow.exit:
+                continue
+            if successor not in before:
+                before[successor] = facts.copy()
+                work.append(successor)
+            elif before[successor].merge(facts):
+                work.append(successor)
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------------

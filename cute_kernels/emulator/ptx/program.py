@@ -153,7 +153,7 @@ class Instruction:
 
     def refuse(self, why: str) -> UnsupportedPTX:
         """An error to raise that says where this instruction stands."""
-        return UnsupportedPTX(why, ptx_line=self.line, instruction=self.text, source=self.source or None)
+        return UnsupportedPTX(why).at(self)
 
 
 @dataclass(frozen=True)

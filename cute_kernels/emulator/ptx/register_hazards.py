@@ -14,13 +14,12 @@ registers and constants are no accesses themselves, because virtual registers of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.ptx.decode import Instruction, Register, Vector
 from cute_kernels.emulator.ptx.families import CONTROL, read, registers_of, written
-from cute_kernels.emulator.ptx.flow import Block, Flow
+from cute_kernels.emulator.ptx.flow import Flow, walk
 
 _OLDEST = 16  # groups; wait_group takes at most 7, so that all older ones are alike
 
@@ -84,7 +83,7 @@ def check_registers(flow: Flow) -> None:
     }
     if not any(_is(instruction, "mma_async") for instruction in instructions):
         return
-    for state, instruction, _ in _walk(flow):
+    for state, instruction, _ in walk(flow, _State(unfenced=True)):
         _step(state, instruction, relevant)
 
 
@@ -102,7 +101,7 @@ def accumulators_in_flight(flow: Flow) -> list[dict[str, int]] | None:
     touched = False
     if not any(_is(instruction, "mma_async") for instruction in flow.kernel.instructions):
         return None
-    for state, instruction, block in _walk(flow):
+    for state, instruction, block in walk(flow, _State(unfenced=True)):
         if _is(instruction, "wait_group"):
             _group(state, instruction)
         if instruction.index == block.start:
@@ -119,27 +118,6 @@ def accumulators_in_flight(flow: Flow) -> list[dict[str, int]] | None:
         if _moved(state, instruction):
             state.accumulators[written(instruction)[0]] = state.accumulators[instruction.operands[1].name]
     return before if touched else None
-
-
-def _walk(flow: Flow) -> Iterator[tuple[_State, Instruction, Block]]:
-    """Every instruction with what holds before it, which the caller changes; again where more turns out to hold."""
-    instructions = flow.kernel.instructions
-    before: dict[int, _State] = {0: _State(unfenced=True)}
-    work = [0]
-    while work:
-        index = work.pop()
-        block = flow.blocks[index]
-        state = before[index].copy()
-        for instruction in instructions[block.start : block.end]:
-            yield state, instruction, block
-        for successor in block.successors:
-            if successor == flow.exit:
-                continue
-            if successor not in before:
-                before[successor] = state.copy()
-                work.append(successor)
-            elif before[successor].merge(state):
-                work.append(successor)
 
 
 def _is(instruction: Instruction, name: str) -> bool:
@@ -243,6 +221,4 @@ def _in_flight(name: str, role: str, use: _Use) -> str:
 
 
 def _error(instruction: Instruction, message: str) -> IllegalAccess:
-    return IllegalAccess(
-        message, ptx_line=instruction.line, instruction=instruction.text, source=instruction.source or None
-    ).know("register-in-flight")
+    return IllegalAccess(message).at(instruction).know("register-in-flight")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.ptx.families import read, written
-from cute_kernels.emulator.ptx.flow import Flow
+from cute_kernels.emulator.ptx.flow import Flow, walk
 
 
 @dataclass
@@ -60,28 +60,13 @@ def first_uses(flow: Flow) -> dict[int, tuple[int, ...]]:
     Raises:
         IllegalAccess: a register is read that was overwritten while a load might still write it.
     """
-    instructions = flow.kernel.instructions
     uses: dict[int, tuple[int, ...]] = {}
-    if not any(instruction.parts[:2] == ("tcgen05", "ld") for instruction in instructions):
+    if not any(instruction.parts[:2] == ("tcgen05", "ld") for instruction in flow.kernel.instructions):
         return uses
-    before: dict[int, _Loads] = {0: _Loads()}
-    work = [0]
-    while work:
-        index = work.pop()
-        block = flow.blocks[index]
-        loads = before[index].copy()
-        for instruction in instructions[block.start : block.end]:
-            used = _step(loads, instruction)
-            if used:
-                uses[instruction.index] = tuple(sorted(used))
-        for successor in block.successors:
-            if successor == flow.exit:
-                continue
-            if successor not in before:
-                before[successor] = loads.copy()
-                work.append(successor)
-            elif before[successor].merge(loads):
-                work.append(successor)
+    for loads, instruction, _ in walk(flow, _Loads()):
+        used = _step(loads, instruction)
+        if used:
+            uses[instruction.index] = tuple(sorted(used))
     return uses
 
 
@@ -127,8 +112,5 @@ def _overwrite(loads: _Loads, instruction: Instruction, writes: tuple[str, ...])
 def _mixed(instruction: Instruction, name: str, load: Instruction, other: Instruction) -> IllegalAccess:
     return IllegalAccess(
         f"register {name} is overwritten at PTX line {other.line} `{other.text}` while the tcgen05.ld at PTX "
-        f"line {load.line} may still write it, for which no tcgen05.wait::ld has waited on some way to there",
-        ptx_line=instruction.line,
-        instruction=instruction.text,
-        source=instruction.source or None,
-    )
+        f"line {load.line} may still write it, for which no tcgen05.wait::ld has waited on some way to there"
+    ).at(instruction)

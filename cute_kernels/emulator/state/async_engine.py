@@ -172,13 +172,6 @@ class AsyncEngine:
         while self.step():
             pass
 
-    def force(self, done: Callable[[], bool]) -> bool:
-        """Runs pending operations until ``done()`` holds. Returns whether it does."""
-        while not done():
-            if not self.step():
-                return False
-        return True
-
     def pending(self) -> list[str]:
         """Descriptions of what is pending, queue by queue in order of issue."""
         return [self._op(address).describe for address in self._pending()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,34 +18,22 @@ from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
 if TYPE_CHECKING:
     import torch
 
-_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _OFFSET_RANGE, _MOST_TURNS = 1 << 32, 4  # of offsets in 32 bits, which are a multiple of it off where they overflow
-_WINDOW_ALIGNMENT = 32  # the widest vector access, so that every window can be seen as an array of any access size
+_WINDOW_ALIGNMENT = 32  # bytes: the widest access of a lane
 
 
 @dataclass
 class _Region:
-    """One registered range. ``words[n]`` is the memory as items of n bytes, starting at ``origin`` <= ``start``.
-
-    ``origin`` is ``start`` rounded down to 32 bytes so that an aligned address is always a whole index; the bytes
-    outside ``[start, end)`` are part of the array object only, no access ever reaches them.
-    """
+    """One registered range: ``cells`` is its memory, uint8 [bytes]."""
 
     start: int
     end: int
     name: str
     writable: bool
     owner: object
-    origin: int = 0
-    words: dict[int, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.origin = self.start // _WINDOW_ALIGNMENT * _WINDOW_ALIGNMENT
-        length = -(-(self.end - self.origin) // _WINDOW_ALIGNMENT) * _WINDOW_ALIGNMENT
-        window = np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(self.origin))
-        self.words = {size: window.view(dtype) for size, dtype in _WORDS.items()}
-        for size in (16, 32):
-            self.words[size] = window.view(np.uint64).reshape(-1, size // 8)
+        self.cells = np.ctypeslib.as_array((ctypes.c_uint8 * (self.end - self.start)).from_address(self.start))
 
     def describe(self) -> str:
         return f"{self.name or 'unnamed'} [{self.start:#x}, {self.end:#x}){'' if self.writable else ' read-only'}"
@@ -118,23 +106,8 @@ class GlobalMemory:
             IllegalAccess: no registered (for ``write``: writable) region contains the range.
         """
         region = self._find(int(address), int(nbytes), write)
-        offset = int(address) - region.origin
-        return region.words[1][offset : offset + nbytes]
-
-    def load(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
-        """Gathers ``nbytes`` (1, 2, 4, 8, 16 or 32) per active lane: int64 ``[lanes]`` -> uint8 ``[lanes, nbytes]``.
-
-        Raises:
-            IllegalAccess: unregistered or misaligned (PTX: an access is aligned to its own size).
-        """
-        parts = self._split(addresses, nbytes, write=False)
-        if len(parts) == 1:
-            region, _, index = parts[0]
-            return region.words[nbytes][index].view(np.uint8).reshape(-1, nbytes)
-        result = np.empty((len(addresses), nbytes), np.uint8)
-        for region, lanes, index in parts:
-            result[lanes] = region.words[nbytes][index].view(np.uint8).reshape(-1, nbytes)
-        return result
+        offset = int(address) - region.start
+        return region.cells[offset : offset + nbytes]
 
     def regions(self) -> Sequence[_Region]:
         """The registered ranges: ``start``, ``end`` and ``writable`` of each."""
@@ -149,40 +122,14 @@ class GlobalMemory:
         return None
 
     def region_bounds(self, index: int) -> tuple[int, int, bool]:
-        """(first address of the window, its bytes, writable) of a region."""
+        """(first address of the window, its bytes, writable) of a region: aligned for every access."""
         region = self._regions[index]
-        return region.origin, region.end - region.origin, region.writable
+        origin = region.start // _WINDOW_ALIGNMENT * _WINDOW_ALIGNMENT
+        return origin, region.end - origin, region.writable
 
     def describe(self) -> str:
         """The registered regions, one a line."""
         return "\n".join(region.describe() for region in self._regions) or "no region is registered"
-
-    def _split(
-        self, addresses: np.ndarray, nbytes: int, write: bool
-    ) -> list[tuple[_Region, np.ndarray | None, np.ndarray]]:
-        """Checks a lane vector and returns (region, lanes or None for all, item index) parts that cover it."""
-        if nbytes not in _WORDS and nbytes not in (16, 32):
-            raise IllegalAccess(f"a global access of {nbytes} bytes does not exist; legal are 1, 2, 4, 8, 16 and 32")
-        if not len(addresses):
-            return []
-        addresses = np.asarray(addresses).astype(np.int64, copy=False)
-        if int(np.bitwise_or.reduce(addresses)) & (nbytes - 1):
-            bad = int(addresses[(addresses & (nbytes - 1)) != 0][0])
-            message = f"misaligned global {'store' if write else 'load'} of {nbytes} bytes at {bad:#x}"
-            raise IllegalAccess(message).know("misaligned")
-        low, high = int(addresses.min()), int(addresses.max()) + nbytes
-        for region in self._regions:
-            if region.start <= low and high <= region.end and (region.writable or not write):
-                return [(region, None, (addresses - region.origin) // nbytes)]
-        # Lanes fall into several regions (or an illegal place): assign them one region at a time.
-        parts = []
-        open_lanes = np.ones(len(addresses), bool)
-        while open_lanes.any():
-            region = self._find(int(addresses[open_lanes][0]), nbytes, write)
-            inside = (addresses >= region.start) & (addresses <= region.end - nbytes) & open_lanes
-            parts.append((region, np.flatnonzero(inside), (addresses[inside] - region.origin) // nbytes))
-            open_lanes &= ~inside
-        return parts
 
     def _find(self, address: int, nbytes: int, write: bool) -> _Region:
         end = address + nbytes

@@ -88,7 +88,7 @@ class MBarriers:
         self.tables.ranks = len(memory.ctas)
         for cta, slots in zip(memory.ctas, self.slots):
             entry = self.cta(cta.cta_rank)
-            entry.data, entry.states = cta.words[1].ctypes.data, cta.states[1].ctypes.data
+            entry.data, entry.states = cta.data.ctypes.data, cta.states.ctypes.data
             entry.size, entry.slots = cta.size, slots.ctypes.data
         self.ask: Callable[[int], bool] = self._raise
         self.error: BaseException | None = None
@@ -98,9 +98,6 @@ class MBarriers:
 
     def __iter__(self) -> Iterator[MBarrier]:
         return iter(self._barriers.values())
-
-    def __len__(self) -> int:
-        return len(self._barriers)
 
     def cta(self, rank: int) -> ctypes.Structure:
         """An entry of the tables: what the core knows of the shared memory of a CTA, a `Cta`."""
@@ -162,39 +159,20 @@ class MBarriers:
 
     # --- operations, for units ---------------------------------------------------------------------------------------
 
-    def arrive(self, address: int, count: int = 1, who: str = "") -> int:
-        """Arrive-on with ``count`` arrivals. Returns the phase arrived on, the state token for `test`.
-
-        Raises, as the other operations: BarrierMisuse, see `fault`.
-        """
-        return self.apply(CONSTANTS["ARRIVE"], address, count, who)
-
-    def expect_arrivals(self, address: int, count: int) -> None:
-        """The current phase waits for ``count`` more arrivals (cp.async.mbarrier.arrive without .noinc)."""
-        self.apply(CONSTANTS["EXPECT_ARRIVALS"], address, count)
-
     def complete_tx(self, address: int, nbytes: int) -> None:
         """``nbytes`` bytes arrived. They may arrive before the expect_tx of the same phase."""
         self.apply(CONSTANTS["COMPLETE_TX"], address, nbytes)
 
     def apply(self, operation: int, address: int, amount: int, who: str = "") -> int:
-        """Any operation, a key of `OPERATIONS`."""
+        """Any operation, a key of `OPERATIONS`. Returns the phase that it found; raises what `fault` says."""
         if who and who not in self.labels:
             self.labels.append(who)
         number = self.labels.index(who) + 1 if who else 0
-        phase = self._checked(library().mbarrier_apply(self.address, operation, address, amount, number))
+        phase = library().mbarrier_apply(self.address, operation, address, amount, number)
+        if phase < 0:
+            self.reraise()
         self.noted()
         return phase
-
-    def test(self, address: int, state: int, parity: bool) -> bool:
-        """Whether the phase of a parity, or that `arrive` returned, has completed."""
-        operation = CONSTANTS["TRY_WAIT" if parity else "TEST_WAIT"]
-        return bool(self._checked(library().mbarrier_test(self.address, operation, address, state, parity)))
-
-    def _checked(self, result: int) -> int:
-        if result < 0:
-            self.reraise()
-        return result
 
     def reraise(self) -> None:
         """Raises what an operation of the core has come upon."""

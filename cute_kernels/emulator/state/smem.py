@@ -22,10 +22,8 @@ SYSTEM_BYTES = 1024
 RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
 
-_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _GRAIN = 32
-# A byte's state: 0 = never written, 1 = data, 2 = part of a live mbarrier (opaque to loads and stores). The same value
-# repeated over a word lets one comparison test a whole aligned access.
+# A byte's state: 0 = never written, 1 = data, 2 = part of a live mbarrier (opaque to loads and stores).
 _DATA, _BARRIER = 1, 2
 _HINT = "; if a store was meant to come first, a barrier or a wait is missing"
 
@@ -76,7 +74,7 @@ class SharedMemory:
         size: bytes, the 1024 system bytes included.
         cta_rank: rank of the CTA in its cluster.
         data: uint8 [size].
-        words, states: the memory and the state of its bytes as items of 1, 2, 4, 8, 16 and 32 bytes.
+        states: of its bytes, uint8 [size or more].
         detect: whether accesses to live mbarriers or to a CTA that has exited are reported.
         uninitialised: whether, with ``detect``, reads of what nobody has written are reported too.
         exited: all threads of the CTA have exited while others of the cluster run: nothing may access it any more.
@@ -93,15 +91,9 @@ class SharedMemory:
         self.exited = False
         padded = -(-size // _GRAIN) * _GRAIN
         store = np.zeros(padded, np.uint8)
-        state = np.full(padded, self._fresh, np.uint8)
+        self.states = np.full(padded, self._fresh, np.uint8)
         self.data = store[:size]
-        self.words: dict[int, np.ndarray] = {n: store.view(dtype) for n, dtype in _WORDS.items()}
-        self.states: dict[int, np.ndarray] = {n: state.view(dtype) for n, dtype in _WORDS.items()}
-        for n in (16, 32):
-            self.words[n] = store.view(np.uint64).reshape(-1, n // 8)
-            self.states[n] = state.view(np.uint64).reshape(-1, n // 8)
         self.chunks = store.view(np.complex128)  # 16-byte items that NumPy moves fastest
-        self._addresses = store.ctypes.data, state.ctypes.data if detect else None
         # Lowest and highest byte of any live mbarrier: almost every access is told apart by two comparisons.
         self._barriers: set[int] = set()
         self.barrier_low, self.barrier_high = size, 0
@@ -112,7 +104,7 @@ class SharedMemory:
         if self.detect:
             self._gaps = ranges
             for first, end in ranges:
-                self.states[1][first:end] = _BARRIER  # the core leaves accesses to such bytes to the checks here
+                self.states[first:end] = _BARRIER  # the core leaves accesses to such bytes to the checks here
 
     def _check_gaps(self, first: int, end: int) -> None:
         if any(first < behind and end > begin for begin, behind in self._gaps):
@@ -132,20 +124,20 @@ class SharedMemory:
     def protect(self, offset: int) -> None:
         """Marks the 8 bytes at ``offset`` as a live mbarrier, which only mbarrier operations may touch."""
         self._barriers.add(offset)
-        self.states[1][offset : offset + 8] = _BARRIER
+        self.states[offset : offset + 8] = _BARRIER
         self._bound_barriers()
 
     def unprotect(self, offset: int) -> None:
         """Ends `protect`; the bytes count as uninitialised (PTX ISA: mbarrier.inval makes the location reusable)."""
         self._barriers.discard(offset)
-        self.states[1][offset : offset + 8] = self._fresh
+        self.states[offset : offset + 8] = self._fresh
         self._bound_barriers()
 
     def close(self) -> None:
         """The CTA has exited. Without ``detect`` its memory stays what it is."""
         if self.detect:
             self.exited = True
-            self.states[1].fill(_BARRIER)  # the core leaves accesses to such bytes to the checks here
+            self.states.fill(_BARRIER)  # the core leaves accesses to such bytes to the checks here
 
     def check_open(self) -> None:
         """Raises IllegalAccess when the CTA has exited."""
@@ -181,7 +173,7 @@ class SharedMemory:
         if offset < self.barrier_high and end > self.barrier_low:
             if any(offset < barrier + 8 and end > barrier for barrier in self._barriers):
                 raise self.on_barrier(offset, nbytes, write)
-        state = self.states[1][offset:end]
+        state = self.states[offset:end]
         if write:
             state.fill(_DATA)
         elif not state.all():
@@ -189,7 +181,7 @@ class SharedMemory:
 
     def uninitialised_range(self, offset: int, nbytes: int) -> EmulatorError:
         """Error of a read of bytes of which some were never written."""
-        first = offset + int(np.argmin(self.states[1][offset : offset + nbytes]))
+        first = offset + int(np.argmin(self.states[offset : offset + nbytes]))
         return IllegalAccess(
             f"read of uninitialised shared memory at offset {first} (access: {nbytes} bytes at offset {offset} of "
             f"CTA {self.cta_rank}){_HINT}"
@@ -201,35 +193,6 @@ class SharedMemory:
             f"read of uninitialised shared memory: {nbytes} bytes at offset {offset} of CTA {self.cta_rank}{_HINT}"
         ).know("uninitialised-read", memory=self._bytes(offset, nbytes))
 
-    def check_lanes(self, offsets: np.ndarray, nbytes: int, *, write: bool) -> None:
-        """Checks like `check_range` one aligned access of ``nbytes`` per lane at int ``offsets [lanes]``."""
-        self.check_open()
-        low, high = int(offsets.min()), int(offsets.max()) + nbytes
-        if low < 0 or high > self.size:
-            raise self.outside(low if low < 0 else high - nbytes, nbytes)
-        if not self.detect:
-            return
-        for begin, behind in self._gaps:
-            if low < behind and high > begin and (bad := (offsets < behind) & (offsets + nbytes > begin)).any():
-                self._check_gaps(int(offsets[bad][0]), int(offsets[bad][0]) + nbytes)
-        if low < self.barrier_high and high > self.barrier_low:
-            for barrier in self._barriers:
-                hit = (offsets < barrier + 8) & (offsets + nbytes > barrier)
-                if hit.any():
-                    raise self.on_barrier(int(offsets[hit][0]), nbytes, write)
-        states = self.states[nbytes]
-        index = offsets // nbytes
-        if write:
-            states[index] = _all_data(nbytes)
-        elif not (states[index] == _all_data(nbytes)).all():
-            bytewise = self.states[1][offsets[:, None] + np.arange(nbytes)]
-            bad = int(offsets[~bytewise.all(axis=1)][0])
-            self.report(self.uninitialised(bad, nbytes))
-
-    def addresses(self) -> tuple[int, int | None]:
-        """Host addresses of the bytes and of their states (1: holds data), None when those are not to be checked."""
-        return self._addresses
-
     def check_initialised(self, index: np.ndarray, nbytes: int) -> None:
         """Checks that the aligned items of ``nbytes`` with the given indices (any shape) hold data.
 
@@ -237,10 +200,9 @@ class SharedMemory:
             IllegalAccess: some were never written or are part of a live mbarrier, or the CTA has exited.
         """
         self.check_open()
-        if self.detect and not (self.states[nbytes][index] == _all_data(nbytes)).all():
-            items = index.reshape(-1)
-            bad = items[(self.states[1][items[:, None] * nbytes + np.arange(nbytes)] != _DATA).any(axis=1)]
-            first = int(bad[0]) * nbytes
+        holds_data = self.states.reshape(-1, nbytes)[index] == _DATA
+        if self.detect and not holds_data.all():
+            first = int(index[~holds_data.all(axis=-1)][0]) * nbytes
             self._check_gaps(first, first + nbytes)
             error = IllegalAccess(
                 f"asynchronous read of uninitialised shared memory at offset {first} of CTA {self.cta_rank}{_HINT}"
@@ -263,10 +225,6 @@ class SharedMemory:
             f"{'store to' if write else 'load from'} {nbytes} bytes at offset {offset} of CTA {self.cta_rank} touches "
             f"the live mbarrier at offset {barrier}"
         ).know("barrier-memory", memory=self._bytes(offset, nbytes))
-
-
-def _all_data(nbytes: int) -> int:
-    return int.from_bytes(bytes([_DATA]) * min(nbytes, 8), "little")
 
 
 class ClusterMemory:
@@ -313,49 +271,3 @@ class ClusterMemory:
         cta = self.ctas[rank]
         cta.check_range(offset, nbytes, write=write)
         return cta.data[offset : offset + nbytes]
-
-    def store(self, addresses: np.ndarray, values: np.ndarray) -> None:
-        """Scatters uint8 ``[lanes, nbytes]`` to ``[lanes]`` addresses; of lanes with one address the last lane wins.
-
-        Args:
-            addresses: shared addresses of the active lanes.
-            values: one row per lane.
-
-        Raises:
-            IllegalAccess: out of bounds, misaligned or touching a live mbarrier.
-        """
-        nbytes = values.shape[1]
-        values = np.ascontiguousarray(values)
-        for cta, lanes, offsets in self._split(addresses, nbytes):
-            words = cta.words[nbytes]
-            chosen = values if lanes is None else values[lanes]
-            words[offsets // nbytes] = chosen.view(words.dtype).reshape(-1, *words.shape[1:])
-
-    def _split(
-        self, addresses: np.ndarray, nbytes: int
-    ) -> list[tuple[SharedMemory, np.ndarray | None, np.ndarray]]:
-        """Checks a lane vector and returns (CTA, lanes or None for all, offsets) parts that cover it."""
-        if nbytes not in _WORDS and nbytes not in (16, 32):
-            raise IllegalAccess(f"a shared access of {nbytes} bytes does not exist; legal are 1, 2, 4, 8, 16 and 32")
-        if not len(addresses):
-            return []
-        addresses = np.asarray(addresses).astype(np.int64, copy=False)
-        if int(np.bitwise_or.reduce(addresses)) & (nbytes - 1):
-            bad = int(addresses[(addresses & (nbytes - 1)) != 0][0])
-            message = f"misaligned shared store of {nbytes} bytes at {bad:#x}"
-            raise IllegalAccess(message).know("misaligned")
-        ranks = addresses >> RANK_SHIFT
-        first = int(ranks[0])
-        if (ranks == first).all():
-            rank, _ = self.resolve(int(addresses[0]))
-            offsets = addresses & OFFSET_MASK
-            self.ctas[rank].check_lanes(offsets, nbytes, write=True)
-            return [(self.ctas[rank], None, offsets)]
-        parts = []
-        for rank in np.unique(ranks):
-            lanes = np.flatnonzero(ranks == rank)
-            self.resolve(int(addresses[lanes[0]]))
-            offsets = addresses[lanes] & OFFSET_MASK
-            self.ctas[rank].check_lanes(offsets, nbytes, write=True)
-            parts.append((self.ctas[rank], lanes, offsets))
-        return parts

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
-from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, UnsupportedPTX, raising
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, raising
 from cute_kernels.emulator.facts import Memory, WarpName
 
 if TYPE_CHECKING:
@@ -60,8 +59,6 @@ class TensorMemory:
 
     def __init__(self, *, detect: bool = True, own_lanes: bool = True) -> None:
         self.cells = np.zeros((COLUMNS, LANES), np.uint32)
-        self.floats = self.cells.view(np.float32)
-        self._address = self.cells.ctypes.data
         self.allocations: dict[int, int] = {}
         self._allocated_by: dict[int, tuple[int, str]] = {}  # by column base: instruction, warp
         self.changes = 0
@@ -76,13 +73,9 @@ class TensorMemory:
         self._full = np.zeros(COLUMNS, bool)  # columns that were written in all lanes by one access
         self.full_address = self._full.ctypes.data
 
-    def address_of_column(self, column: int) -> int:
-        """Host address of the cells of a column."""
-        return self._address + self.cells.strides[0] * column
-
     def addresses(self, shadow: int) -> tuple[int, ...]:
         """A `TensorCells` of the core, given the address of its shadow or 0."""
-        places = self._address, self.allocated_address, self.full_address, self._written.ctypes.data
+        places = self.cells.ctypes.data, self.allocated_address, self.full_address, self._written.ctypes.data
         return *places, shadow, self._own_lanes
 
     def enter(self, residents: list[TensorMemory]) -> None:
@@ -177,58 +170,24 @@ class TensorMemory:
             instruction = instructions[place] if 0 <= place < len(instructions) else None
             self.report(error.at(instruction, label or None))
 
-    def load(
-        self, warp: int, address: int, shape: str, repeat: int, split: int = 0, pack: bool = False
-    ) -> np.ndarray:
-        """tcgen05.ld by one warp: uint32 ``[32 lanes, registers]``.
-
-        Args:
-            warp: index of the warp in its CTA; it may touch the lanes of quarter ``warp % 4`` only.
-            address: taddr operand.
-            shape: a name of `SHAPES`, or `HALVES`: threads 0 to 15 hold 16 lanes from ``address`` on, and a column per
-                register; threads 16 to 31 the same lanes, ``split`` columns further on.
-            repeat: the number behind ``.x``.
-            pack: .pack::16b: the low halves of columns 2 i and 2 i + 1 in register i.
-
-        Raises:
-            IllegalAccess: foreign lanes, unallocated columns, cells never written.
-            UnsupportedPTX: another shape or repetition.
-        """
-        place = self._place(warp, address, shape, repeat, "tcgen05.ld")
-        rows = np.zeros((SHAPES.get(shape, (1, 1))[1] * repeat, 32), np.uint32)
-        self._access(False, place, shape, repeat, split, rows, pack)
-        return rows.T
-
-    def store(self, warp: int, address: int, shape: str, repeat: int, values: np.ndarray, split: int = 0) -> None:
-        """tcgen05.st by one warp of uint32 ``[32 lanes, registers]``; arguments and errors as `load`."""
-        place = self._place(warp, address, shape, repeat, "tcgen05.st")
-        rows = np.ascontiguousarray(np.asarray(values, np.uint32).T)
-        if rows.shape != (SHAPES.get(shape, (1, 1))[1] * repeat, 32):
-            raise IllegalAccess(f"tcgen05.st.{shape}.x{repeat} of {len(rows)} registers")
-        self._access(True, place, shape, repeat, split, rows)
-
-    def _access(
-        self, write: bool, place: tuple[int, int], shape: str, repeat: int, split: int, rows: np.ndarray,
-        pack: bool = False,
-    ) -> None:  # fmt: skip
-        access = TensorAccess(write, SHAPE_NUMBERS[shape], repeat, split, pack, *place, len(rows))
-        access.registers[: len(rows)] = [row.ctypes.data for row in rows]
-        core = TensorCells(*self.addresses(0))
-        if not library().tensor_access(ctypes.addressof(core), ctypes.addressof(access), False):
-            self._check(access)
-            library().tensor_access(ctypes.addressof(core), ctypes.addressof(access), True)
-
     def refuse(self, warp: int, access: ctypes.Structure) -> None:
         """Says what is wrong with a `TensorAccess` of the core; returns where it goes on all the same.
 
-        Raises:
-            IllegalAccess: as `load`.
-        """
-        name, shape = f"tcgen05.{'st' if access.write else 'ld'}", SHAPE_NAMES[access.shape]
-        self._place(warp, tensor_address(access.lane, access.column), shape, access.repeat, name)
-        self._check(access)
+        Args:
+            warp: index of the warp in its CTA; it may touch the lanes of quarter ``warp % 4`` only.
+            access: `HALVES`: threads 0 to 15 hold 16 lanes from its place on, and a column per register; threads 16 to
+                31 the same lanes, ``split`` columns further on. ``pack``: the low halves of columns 2 i and 2 i + 1
+                are in register i.
 
-    def _check(self, access: ctypes.Structure) -> None:
+        Raises:
+            IllegalAccess: foreign lanes, unallocated columns, cells never written.
+        """
+        shape, first = SHAPE_NAMES[access.shape], 32 * (warp % 4)
+        if access.lane not in ((first,) if shape == "32x32b" else (first, first + 16)):
+            raise IllegalAccess(
+                f"tcgen05.{'st' if access.write else 'ld'}.{shape} by warp {warp} starts at lane {access.lane}; the "
+                f"warp may touch the lanes of its quarter {warp % 4}, {first} to {first + 31}, only"
+            ).know("tensor-memory-place")
         for columns, groups in rectangles(access):
             lanes = LANE_GROUP * (groups.stop - groups.start)
             width = columns.stop - columns.start
@@ -264,22 +223,6 @@ class TensorMemory:
                 f"lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1}"
             ).know("uninitialised-read")
             self.report(error)
-
-    def _place(self, warp: int, address: int, shape: str, repeat: int, name: str) -> tuple[int, int]:
-        """Checks the operands of a load or store; returns (first lane, first column)."""
-        if shape not in (*SHAPES, HALVES):
-            raise UnsupportedPTX(f"{name}.{shape}; implemented are {', '.join(SHAPES)}, {HALVES}")
-        largest = SHAPES.get(shape, (1, 1, 128))[2]
-        if not 1 <= repeat <= largest or repeat & (repeat - 1):
-            raise UnsupportedPTX(f"{name}.{shape}.x{repeat}; legal are powers of two up to x{largest}")
-        lane, column = split_address(address)
-        first = 32 * (warp % 4)
-        if lane not in ((first,) if shape == "32x32b" else (first, first + 16)):
-            raise IllegalAccess(
-                f"{name}.{shape} by warp {warp} starts at lane {lane}; the warp may touch the lanes of its quarter "
-                f"{warp % 4}, {first} to {first + 31}, only"
-            ).know("tensor-memory-place")
-        return lane, column
 
 
 def rectangle(address: int, shape: str, repeat: int) -> tuple[slice, slice]:

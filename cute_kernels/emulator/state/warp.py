@@ -62,14 +62,14 @@ class WarpCode(Protocol):
     """The execution of a warp (`bytecode.execution.WarpExecution`).
 
     Attributes:
-        standing: the basic block that the warp is in; None: it has ended.
+        standing: the basic block that the warp is in, the end of the kernel included.
         executing: index of the instruction whose Python is running, or where the warp waits; -1: none.
         steps: instructions executed, up to the end of the block that it is in.
         counted: the warp gave way behind the count of its block, none of which it has executed.
         header: the core's `WarpHeader`.
     """
 
-    standing: int | None
+    standing: int
     executing: int
     steps: int
     counted: bool
@@ -78,7 +78,6 @@ class WarpCode(Protocol):
     def send(self, budget: int) -> None: ...
     def stand_at(self, place: int) -> None: ...
     def stores_in_bulk(self, lane: int, groups: int) -> None: ...
-    def failed_at(self, error: BaseException) -> Instruction | None: ...
     def snapshot(self) -> Sequence[object]: ...
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.units.matrix.mma_sync import TYPES, Form, accumulator_rows, multiply
+from cute_kernels.emulator.units.matrix.mma_sync import TYPES, Form, accumulator_rows
 from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.mma_launch import multiply_in_core
 from tests.emulator.ptx_launch import launch
 from tests.nightly import NIGHTLY
 
@@ -209,7 +210,7 @@ def test_products_of_all_fp8_numbers(a_name: str, b_name: str) -> None:
     for column in range(8):
         registers[1][:, 0, 4 * column] = right[:, column]
     form = Form(16, 8, 32, TYPES[a_name], TYPES[b_name], "f32")
-    got = accumulator_rows(multiply(form, *registers), 16, np.uint32)
+    got = accumulator_rows(multiply_in_core(form, *registers), 16, np.uint32)
     with np.errstate(all="ignore"):
         a, b = left.view(FP8[a_name]).astype(np.float32), right.view(FP8[b_name]).astype(np.float32)
         want = bits_of(a[:, :, None] * b[:, None, :] + np.float32(0), "f32")

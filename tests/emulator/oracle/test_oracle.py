@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,8 +93,8 @@ def test_words_are_those_of_every_process() -> None:
     """An address of a buffer is the file's, long instructions are cut short, and nothing is lost to the digest."""
     moved = Relocation(((launches.address_of(0), 0x7F1234560000, 4096),))
     instruction = "tcgen05.ld.sync.aligned.32x32b.x32.b32 {%r1, %r2, %r3}, [%r4]"
-    error = EmulatorError(f"byte 0x7f1234560010, mask 0x1234, of `{instruction}`", ptx_line=5, instruction="ld.b32")
-    error.locate(source="load.py:3", warp="CTA 0 warp 1")
+    error = EmulatorError(f"byte 0x7f1234560010, mask 0x1234, of `{instruction}`")
+    error.at(SimpleNamespace(line=5, text="ld.b32", source="load.py:3"), "CTA 0 warp 1")
     outcome = reported(error, moved)
     short = "tcgen05.ld.sync.aligned.32x32b.x32.b32 {%r1, %r2"
     assert outcome.words == f"byte 0x5eed000000000010, mask 0x1234, of `{short}...`"

@@ -51,8 +51,8 @@ def test_lazy_runs_nothing_until_asked():
         engine.tick()
     assert not log and engine.pending() == ["op 0", "op 2", "op 1"] and len(engine) == 3
     assert engine.step() and log == [(0, 0)]
-    assert engine.force(lambda: len(log) == 2) and len(log) == 2
-    assert not engine.force(lambda: False) and len(log) == 3
+    assert engine.step() and len(log) == 2
+    assert engine.step() and not engine.step() and len(log) == 3
 
 
 def test_random_order_depends_on_the_seed_alone():

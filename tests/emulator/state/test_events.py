@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from cute_kernels.emulator.state import events as stream
 from cute_kernels.emulator.state.async_engine import AsyncEngine, AsyncOp
 from cute_kernels.emulator.state.events import Events
-from cute_kernels.emulator.state.mbarrier import MBarriers
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory
+from tests.emulator.barriers import Barriers
 
 BARRIER = 64
 
@@ -94,7 +94,7 @@ def expected(actions: list[Action], eager: bool) -> list[tuple[object, ...]]:
 def test_observers_hear_everything_in_order(
     actions: list[Action], policy: Literal["eager", "lazy"], room: int, several: bool
 ) -> None:
-    barriers = MBarriers(ClusterMemory([SharedMemory(1024, 0)]))
+    barriers = Barriers(ClusterMemory([SharedMemory(1024, 0)]))
     barriers.init(BARRIER, 1)
     engine = AsyncEngine(policy, tables=barriers.address)
     events = Events(barriers.tables, engine)
@@ -128,7 +128,7 @@ def test_observers_hear_everything_in_order(
 
 
 def test_nothing_is_noted_where_nobody_observes() -> None:
-    barriers = MBarriers(ClusterMemory([SharedMemory(1024, 0)]))
+    barriers = Barriers(ClusterMemory([SharedMemory(1024, 0)]))
     barriers.init(BARRIER, 1)
     engine = AsyncEngine(tables=barriers.address)
     done = np.zeros(1)

@@ -180,7 +180,7 @@ def test_init_over_a_live_barrier_needs_inval_first():
     made.inval(AT)
     made.init(AT, 1)
     made.arrive(AT)
-    assert made.phase(AT) == 1 and len(made) == 1
+    assert made.phase(AT) == 1 and len(list(made)) == 1
 
 
 def test_barriers_of_different_ctas_are_different():

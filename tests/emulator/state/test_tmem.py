@@ -10,15 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, TensorMemoryRace, UnsupportedPTX
-from cute_kernels.emulator.state.tmem import HALVES, SHAPES, TensorMemory, split_address, tensor_address
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, TensorMemoryRace
+from cute_kernels.emulator.state.tmem import HALVES, SHAPES, split_address, tensor_address
 from cute_kernels.testing.ptx import THREAD_OUTPUT, module
 from tests.emulator.ptx_launch import launch
+from tests.emulator.tensor_registers import TensorRegisters
 
 
-def filled() -> TensorMemory:
+def filled() -> TensorRegisters:
     """All 512 columns allocated; the cell of lane l, column c holds 512 * l + c."""
-    memory = TensorMemory()
+    memory = TensorRegisters()
     assert memory.alloc(512) == 0
     memory.check(0, 128, 0, 512, write=True)
     memory.cells[...] = np.arange(512)[:, None] + 512 * np.arange(128)
@@ -99,15 +100,6 @@ def test_a_warp_may_touch_the_lanes_of_its_quarter_only(shape: str, warp: int):
                 access()
 
 
-def test_unknown_shapes_are_refused():
-    memory = filled()
-    for shape, repeat in (("16x32bx4", 1), ("32x32b", 3), ("32x32b", 256), ("16x256b", 64), ("16x64b", 0)):
-        with pytest.raises(UnsupportedPTX, match="tcgen05.ld"):
-            memory.load(0, 0, shape, repeat)
-    with pytest.raises(IllegalAccess, match="x4 of 3 registers"):
-        memory.store(0, 0, "32x32b", 4, np.zeros((32, 3)))
-
-
 @pytest.mark.parametrize("half", [0, 16])
 @pytest.mark.parametrize("repeat", [1, 4, 128])
 def test_two_halves_of_16_lanes(half: int, repeat: int):
@@ -133,8 +125,6 @@ def test_halves_that_are_refused():
         memory.load(0, tensor_address(32, 0), HALVES, 1, 1)
     with pytest.raises(IllegalAccess, match="leaves the 128 x 512 cells"):
         memory.load(0, tensor_address(0, 300), HALVES, 2, 211)
-    with pytest.raises(UnsupportedPTX, match="tcgen05.st.16x32bx2.x3"):
-        memory.store(0, 0, HALVES, 3, np.zeros((32, 3), np.uint32), 1)
 
 
 #: Warp 0 stores two columns, 100 * thread + register, as one shape, and loads them as another.
@@ -176,7 +166,7 @@ def test_halves_in_a_kernel():
 
 
 def test_accesses_outside_the_allocation_or_the_memory():
-    memory = TensorMemory()
+    memory = TensorRegisters()
     assert memory.alloc(64) == 0
     memory.store(0, 0, "32x32b", 64, np.zeros((32, 64)))
     with pytest.raises(IllegalAccess, match="column 64 is not allocated"):
@@ -186,7 +176,7 @@ def test_accesses_outside_the_allocation_or_the_memory():
 
 
 def test_reading_cells_that_nobody_wrote():
-    memory = TensorMemory()
+    memory = TensorRegisters()
     memory.alloc(32)
     memory.store(1, tensor_address(32, 0), "32x32b", 8, np.ones((32, 8)))
     with pytest.raises(IllegalAccess, match="uninitialised TMEM: lane 32, column 8"):
@@ -197,13 +187,13 @@ def test_reading_cells_that_nobody_wrote():
     memory.alloc(32)
     with pytest.raises(IllegalAccess, match="uninitialised"):
         memory.load(1, tensor_address(32, 0), "32x32b", 8)
-    quiet = TensorMemory(detect=False)
+    quiet = TensorRegisters(detect=False)
     quiet.alloc(32)
     assert not quiet.load(0, 0, "32x32b", 1).any()
 
 
 def test_allocation_rules():
-    memory = TensorMemory()
+    memory = TensorRegisters()
     for columns in (0, 16, 48, 96, 1024):
         with pytest.raises(IllegalAccess, match=f"alloc of {columns} columns"):
             memory.alloc(columns)

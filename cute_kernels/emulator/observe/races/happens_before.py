@@ -77,27 +77,6 @@ _PARTS = (
 )  # fmt: skip
 
 
-class Private:
-    """By column, a lane and the clock that this lane alone knows, in memory that the core reads and writes too.
-
-    Attributes:
-        address: host address of a `Private` of the core: the number of entries, then column, lane and clock of each.
-    """
-
-    def __init__(self) -> None:
-        block = np.zeros(word_count("Private"), np.int64)
-        self._words = memoryview(block).cast("B").cast("q")
-        self.address = block.ctypes.data
-
-    def __len__(self) -> int:
-        return self._words[0]
-
-    def items(self) -> list[tuple[int, tuple[int, int]]]:
-        """(column, (lane, clock)) of every entry."""
-        words = self._words
-        return [(words[i], (words[i + 1], words[i + 2])) for i in range(1, 1 + 3 * words[0], 3)]
-
-
 class Agent:
     """Knowledge of one warp, and its own clock.
 
@@ -108,7 +87,7 @@ class Agent:
         clocks: int32 [rows, columns]. In the columns of its own lanes: what every lane knows of the others.
         address: host address of ``clocks``.
         words: an `Agent` of the core, which it reads and writes too, as int64; it is at host address ``block_address``.
-        private: what single lanes know, until the lanes synchronise.
+        private: host address of a `Private` of the core: what single lanes know, until the lanes synchronise.
         loads: of every tcgen05.ld, by its index in the kernel, the clock of the latest.
         before: the tensor row at the last tcgen05.fence::before_thread_sync.
         incoming: likewise, what relaxed waits obtained since there was an after_thread_sync.
@@ -126,7 +105,8 @@ class Agent:
         self.number = number
         self.rank, self.live, self.label, self.strict = rank, live, label, strict
         self.warp: WarpState | None = None
-        self.private = Private()
+        self._private = np.zeros(word_count("Private"), np.int64)
+        self.private = self._private.ctypes.data
         self.base = columns.take(WARP_COLUMNS)
         self._matrix = columns.matrix(self, sum(rows for _, rows in _PARTS))
         self.loads = np.zeros(instructions, np.int32)  # tcgen05.ld by its index in the kernel: clock of the latest
@@ -134,7 +114,7 @@ class Agent:
         self.words, self.block_address = memoryview(block).cast("B").cast("q"), block.ctypes.data
         values = {
             "base": self.base, "live": live, "rank": rank, "clock": 1, "load_clock": 1, "store_clock": 1, "text": text,
-            "single": self.private.address, "number": number, "strict": strict,
+            "single": self.private, "number": number, "strict": strict,
             "changes": 1,
         }  # fmt: skip
         for name, value in values.items():
@@ -201,21 +181,9 @@ class Agent:
 
     # --- fences and synchronisation inside the warp -------------------------------------------------------------------
 
-    def converge(self, mask: int) -> None:
-        """bar.warp.sync and stronger: the lanes know each other's accesses."""
-        library().agent_converge(self.block_address, mask)
-
-    def load_together(self, mask: int) -> None:
-        """Several lanes load at once: what some of them pass on before the lanes synchronise does not cover it."""
-        library().agent_load_together(self.block_address, mask)
-
     def fence(self, mask: int, order: Order) -> None:
         """fence.acq_rel or stronger."""
         library().agent_fence(self.block_address, mask, order)
-
-    def fence_proxy(self, mask: int, rows: Iterable[Row] = PROXIES) -> None:
-        """fence.proxy.async: covers what lanes ``mask`` wrote, and what is visible to them, in the rows' memories."""
-        library().agent_fence_proxy(self.block_address, mask, sum(1 << PROXIES.index(row) for row in rows))
 
     def initialise(self) -> tuple[int, int]:
         """mbarrier.init: (column, clock) of the event."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_kernels.emulator.observe.races.happens_before import Private
-
 Place = tuple[slice, slice]
 """Columns of tensor memory, and groups of `LANE_GROUP` lanes."""
 
@@ -25,7 +23,7 @@ class Operation:
         generic: it accesses memory through the generic proxy.
         order: of a copy: what is known to be over when it is complete, int32 [columns].
         address: host address of ``clocks``.
-        private: what the issuing lane alone knows, as `Agent.private`.
+        private: what the issuing lane alone knows, as `Agent.private`; 0: nothing.
     """
 
     identity: int
@@ -37,7 +35,7 @@ class Operation:
     generic: bool = False
     order: np.ndarray | None = None
     address: int = 0
-    private: Private | None = None
+    private: int = 0
 
     def __post_init__(self) -> None:
         self.address = self.address or self.clocks.ctypes.data

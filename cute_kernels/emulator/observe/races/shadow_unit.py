@@ -131,7 +131,7 @@ class ShadowUnit:
         visible, fenced = address + 4 * width * _VISIBLE, address + 4 * width * int(fence)
         view = (visible, width, operation.own, 0, operation.lane, -1, cluster)
         record = (operation.identity, 0, fenced, 0, operation.column, 0)
-        rest = (_WRITES_FIRST, _private(operation), 0, -1, 0)
+        rest = (_WRITES_FIRST, operation.private, 0, -1, 0)
         self._run((0, 0, shadow.address, GRANULE), (*self._places(offsets), nbytes), view, record, rest)
 
     def async_write(
@@ -148,7 +148,7 @@ class ShadowUnit:
         fenced = 0 if fence is None else operation.address + 4 * width * int(fence)
         view = (known, width, own, 0, operation.lane, exempt, cluster)
         record = (operation.identity, 0, fenced, 0, 0, 0)
-        strong, rest = int(operation.reduces), (_READS_FIRST, _private(operation), 0, -1, 0)
+        strong, rest = int(operation.reduces), (_READS_FIRST, operation.private, 0, -1, 0)
         self._run((1, strong, shadow.address, GRANULE), (*self._places(offsets), nbytes), view, record, rest)
 
     def tensor(
@@ -206,10 +206,6 @@ class ShadowUnit:
         end = library().log_observe(ctypes.addressof(context), log.ctypes.data, first, len(log), self.callback_address)
         self._checked(end >= 0)
         return end
-
-
-def _private(operation: Operation) -> int:
-    return 0 if operation.private is None else operation.private.address
 
 
 def _contiguous(offsets: Offsets) -> Offsets:

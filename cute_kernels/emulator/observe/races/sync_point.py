@@ -194,14 +194,6 @@ class SyncPoint:
         """The phase is complete: what was gathered is available."""
         library().point_complete(self.address, phase)
 
-    def gather(self, clocks: np.ndarray, rank: int, order: Order) -> None:
-        """An arrival from a CTA that passes on ``clocks``, int32 [rows, columns], contiguous."""
-        library().point_gather(self.address, clocks.ctypes.data, clocks.shape[1], rank, order)
-
-    def streams(self) -> list[int]:
-        """Columns of asynchronous operations that arrived: they are visible at every scope."""
-        return self._streams[: self._words[_STREAM_COUNT]].tolist()
-
     def add_stream(self, column: int) -> None:
         """An asynchronous operation of this stream arrives."""
         count = self._words[_STREAM_COUNT]

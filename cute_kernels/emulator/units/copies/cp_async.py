@@ -94,19 +94,18 @@ class CopyUnit:
 
     def _refused(self, copy: ctypes.Structure) -> EmulatorError:
         """The error of a copy: of its size or its addresses, else of what it reads or writes."""
-        nbytes, gmem = copy.nbytes, self.cluster.gmem
+        nbytes = copy.nbytes
         targets, sources, counts = _by_lane(copy)
         if (counts > nbytes).any():
             return IllegalAccess(f"cp.async of {nbytes} bytes with a src-size of {int(counts.max())}")
         if ((sources | targets) % nbytes).any():
             return IllegalAccess(f"cp.async of {nbytes} bytes between addresses that are not multiples of {nbytes}")
         try:
-            whole = counts == nbytes
-            if whole.any():
-                gmem.load(sources[whole], nbytes)
-            for source, count in zip(sources[~whole].tolist(), counts[~whole].tolist()):
-                gmem.view(source, count)
-            self.cluster.memory.store(targets, np.zeros((len(targets), nbytes), np.uint8))
+            for source, count in zip(sources.tolist(), counts.tolist()):
+                if count:
+                    self.cluster.gmem.view(source, count)
+            for target in targets.tolist():
+                self.cluster.memory.view(target, nbytes, write=True)
         except EmulatorError as error:
             return error
         raise AssertionError("the core refuses a copy that is legal")

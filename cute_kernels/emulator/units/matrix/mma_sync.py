@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
-from cute_kernels.emulator.core.library import library
 from cute_kernels.emulator.core.pure_operations import apply
 from cute_kernels.emulator.errors import UnsupportedPTX
-from cute_kernels.emulator.units.matrix.arithmetic import EXACTLY, Arithmetic, Sums
+from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic, Sums
 from cute_kernels.emulator.units.matrix.operands import (
     BF16,
     E4M3,
@@ -167,15 +166,12 @@ def accumulator_registers(matrix: np.ndarray) -> np.ndarray:
 
 
 def multiply(
-    form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray, arithmetic: Arithmetic = EXACTLY,
-    metadata: np.ndarray | None = None,
-) -> np.ndarray:  # fmt: skip
-    """D of ``count`` instructions: [count, registers, 32] of A, B and C -> the same of D.
+    form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray, arithmetic: Arithmetic, metadata: np.ndarray | None
+) -> np.ndarray:
+    """D of ``count`` instructions of a form that is not `Form.in_core`: [count, registers, 32] of A, B, C -> of D.
 
     Registers are uint32, of f64 uint64; ``metadata`` of mma.sp is uint32 [count, 32].
     """
-    if form.in_core:
-        return _multiply_in_core(form, a, b, c, arithmetic)
     rows = operand_rows(a, form.m), operand_rows(b, form.n)
     dtype = {"f16": np.uint16, "f64": np.uint64}.get(form.c_type, np.uint32)
     old = accumulator_rows(c, form.m, dtype)
@@ -191,16 +187,11 @@ def multiply(
 
 
 @functools.lru_cache(maxsize=256)
-def described(form: Form, arithmetic: Arithmetic) -> ctypes.Structure:
-    """The core's `WarpMma` of a form that is `Form.in_core`.
-
-    Raises:
-        UnsupportedPTX: it is not known how such an instruction adds on this target.
-    """
-    return _described(form, arithmetic.sums("mma", form.a_type.name, form.c_type))
-
-
-def _described(form: Form, sums: Sums) -> ctypes.Structure:
+def _described(form: Form, arithmetic: Arithmetic) -> ctypes.Structure:
+    try:
+        sums = arithmetic.sums("mma", form.a_type.name, form.c_type)
+    except UnsupportedPTX:  # raised again by an instruction that adds so
+        sums = Sums(CONSTANTS["UNKNOWN_SUMS"])
     d = Accumulator(form.c_type, True, form.saturate, _ROWS)
     nowhere = Rows(0, None, 0)  # an operation knows its operands and accumulators
     kinds = Kind(form.a_type), Kind(form.b_type)
@@ -209,23 +200,8 @@ def _described(form: Form, sums: Sums) -> ctypes.Structure:
 
 
 def table(forms: Sequence[Form], arithmetic: Arithmetic) -> ctypes.Array[ctypes.Structure]:
-    """Forms for the core, in their order: an array of `WarpMma`, with UNKNOWN_SUMS where `described` raises."""
-    entries = (_WarpMma * len(forms))()
-    for number, form in enumerate(forms):
-        try:
-            entries[number] = described(form, arithmetic)
-        except UnsupportedPTX:  # raised again by an instruction that adds so
-            entries[number] = _described(form, Sums(CONSTANTS["UNKNOWN_SUMS"]))
-    return entries
-
-
-def _multiply_in_core(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
-    entry = ctypes.addressof(described(form, arithmetic))
-    registers = np.concatenate((a, b, c, np.empty_like(c)), axis=1, dtype=np.uint32)
-    offsets = np.arange(registers.shape[1], dtype=np.uint32) * registers.strides[1]
-    for instruction in registers:
-        library().warp_mma(entry, instruction.ctypes.data, offsets.ctypes.data)
-    return registers[:, -c.shape[1] :]
+    """Forms for the core, in their order: an array of `WarpMma`, some with UNKNOWN_SUMS."""
+    return (_WarpMma * len(forms))(*(_described(form, arithmetic) for form in forms))
 
 
 def _multiply_nibbles(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:

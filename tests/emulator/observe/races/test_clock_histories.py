@@ -30,6 +30,8 @@ from tests.emulator.crew import (
     commit_at,
     complete_phase,
     complete_tensor,
+    converge,
+    fence_proxy,
     fence_tensor,
     state,
     wait_for,
@@ -93,9 +95,9 @@ def digest(cluster: str, strict: str, seed: int) -> str:
             synchronise, synchronise, bulk,
             lambda agent=agent: agent.acquire(draw.choice(points), order()),
             lambda agent=agent: agent.acquire(draw.choice(points), Order.SYNC),
-            lambda agent=agent: agent.converge(mask()),
+            lambda agent=agent: converge(agent, mask()),
             lambda agent=agent: agent.fence(mask(), order()),
-            lambda agent=agent: agent.fence_proxy(mask(), draw.choice([rows, rows[:1], rows[1:]])),
+            lambda agent=agent: fence_proxy(agent, mask(), draw.choice([rows, rows[:1], rows[1:]])),
             lambda agent=agent: complete_tensor(agent, draw.choice(kind)),
             lambda agent=agent: agent.new_load(draw.randrange(70)),
             lambda agent=agent: agent.loads_used([draw.randrange(70)]),
@@ -128,7 +130,7 @@ def test_a_copy_that_completes_a_phase_ahead_of_a_wait(ordered: bool) -> None:
     machine = Machine(array)
     tracker, crew, point = machine.crew.tracker, machine.crew, machine.crew.tracker.points[BARRIER]
     first, second, other = crew[0].agent, crew[1].agent, machine.crew.tracker.point()
-    crew[0].agent.converge(FULL)
+    converge(crew[0].agent, FULL)
     first.release(other, FULL, Order.SYNC)
     other.complete()
     second.acquire(other, Order.SYNC)

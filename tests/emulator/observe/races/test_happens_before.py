@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cute_kernels.emulator.errors import ProxyFenceMissing, Race, SharedMemoryRace
 from cute_kernels.emulator.observe.races.happens_before import FULL
 from cute_kernels.emulator.observe.races.sync_point import Order
-from tests.emulator.crew import Crew
+from tests.emulator.crew import Crew, converge, fence_proxy
 
 CELLS = (1024, 1028, 1040, 1056)  # two of them in one granule
 SYNC, WIDE = int(Order.SYNC), int(Order.WIDE)
@@ -174,10 +174,10 @@ def test_reports_exactly_what_the_definition_says(events: list[tuple]):
             agent.fence(*rest)
         elif kind == "converge":
             model.converge(warp, *rest)
-            agent.converge(*rest)
+            converge(agent, *rest)
         else:
             model.fence_proxy(warp, *rest)
-            agent.fence_proxy(*rest)
+            fence_proxy(agent, *rest)
 
 
 BYTES = st.tuples(st.integers(0, 2), st.booleans(), st.sampled_from([1, 2, 4, 8, 16, 32]), st.integers(0, 63))

@@ -21,7 +21,18 @@ from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import PROXIES, Order, Row
 from cute_kernels.emulator.observe.races.tracker import RaceTracker
 from cute_kernels.emulator.state.memory_tables import TENSOR_LOAD
-from tests.emulator.crew import Crew, access_rows, bulk_store, bulk_waited, complete_tensor, fence_tensor, state
+from tests.emulator.crew import (
+    Crew,
+    access_rows,
+    bulk_store,
+    bulk_waited,
+    complete_tensor,
+    converge,
+    fence_proxy,
+    fence_tensor,
+    private_clocks,
+    state,
+)
 from tests.emulator.definitions import races as definition
 from tests.nightly import examples
 
@@ -103,10 +114,10 @@ class History:
         self.warps[warp].agent.loads_used([column, 50 * column])
 
     def converge(self, warp: int, mask: int) -> None:
-        self.warps[warp].agent.converge(mask)
+        converge(self.warps[warp].agent, mask)
 
     def fence_proxy(self, warp: int, mask: int, spaces: int) -> None:
-        self.warps[warp].agent.fence_proxy(mask, [row for bit, row in enumerate(PROXIES) if spaces >> bit & 1])
+        fence_proxy(self.warps[warp].agent, mask, [row for bit, row in enumerate(PROXIES) if spaces >> bit & 1])
 
     def fence(self, warp: int, mask: int, order: Order) -> None:
         self.warps[warp].agent.fence(mask, order)
@@ -220,7 +231,7 @@ class Defined(History):
     def _looker(self, call: tuple[Any, ...], lane: int) -> definition.Looker:
         kind, agent, write = call[0], self.warps[call[1]].agent, call[-1]
         clocks, base = agent.clocks, agent.base
-        private = {column: clock for column, (own, clock) in agent.private.items() if own == lane}
+        private = {column: clock for column, (own, clock) in private_clocks(agent) if own == lane}
         loads = {base + Offset.READ, base + Offset.LOADS}
         if kind != "copy":
             own = set() if lane < 0 else {base + lane}

@@ -139,6 +139,7 @@ def test_sound_programs(first: Copy, second: Copy, commit: bool) -> None:
 
 WHOLE = Copy(16, tuple(range(LANES)), tuple(16 * i for i in range(LANES)), (16,) * LANES)
 BEHIND = Copy(16, tuple(range(64, 96)), tuple(16 * i for i in range(LANES)), (16,) * LANES)
+NOWHERE = (1 << 30,) * LANES
 GROUPS = ((WHOLE, True), (BEHIND, True))
 
 
@@ -155,7 +156,8 @@ GROUPS = ((WHOLE, True), (BEHIND, True))
         (Script(((Copy(8, WHOLE.slots, WHOLE.sources, (8,) * LANES, offset=4), True),)), "not multiples of 8"),
         (Script(((Copy(16, WHOLE.slots, (SOURCE,) * LANES, WHOLE.counts), True),)), "outside every registered region"),
         (Script(((Copy(16, (128,) * LANES, WHOLE.sources, WHOLE.counts), True),)), "leaves|beyond|outside"),
-        (Script(((Copy(16, WHOLE.slots, (1 << 30,) * LANES, (0,) * LANES), True),)), ""),
+        (Script(((Copy(16, WHOLE.slots, NOWHERE, (0,) * LANES), True),)), ""),
+        (Script(((Copy(16, WHOLE.slots, NOWHERE, (0, *[8] * (LANES - 1))), True),)), "global load of 8 bytes"),
         (Script(((WHOLE, True),), store=True), "a load of CTA 0 warp 0 reads .* which the store"),
     ],
 )  # fmt: skip

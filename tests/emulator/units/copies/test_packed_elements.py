@@ -55,7 +55,7 @@ def test_loads_element_by_element(dtype: str, inner: int, swizzle: str, start: t
     machine.barriers.arrive_expect_tx(BARRIER, 8 * inner * width // 8)
     machine.load(encode(tensor_map), start, DATA, BARRIER)
     assert machine.barriers.test_parity(BARRIER, 0)  # the bytes without the padding
-    shared, states = machine.ctas[0].data, machine.ctas[0].states[1]
+    shared, states = machine.ctas[0].data, machine.ctas[0].states
     row_bytes = SWIZZLES[swizzle].span or inner // 16 * group
     holding = set()
     for row in range(8):

@@ -24,7 +24,7 @@ from cute_kernels.emulator.observe.races.happens_before import FULL
 from cute_kernels.emulator.state.smem import shared_address
 from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, TensorMap, decode, encode
 from tests.emulator.copies import BARRIER, DATA, SHARED_BYTES, Machine
-from tests.emulator.crew import bulk_waited
+from tests.emulator.crew import bulk_waited, converge, fence_proxy
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "tma_h200.json").read_text())
 GLOBAL_BYTES, SHARED_FILL = 1 << 16, 0xCD  # of record_tma_on_gpu.py
@@ -171,7 +171,7 @@ def test_store_then_load_round_trip(policy: str):
     descriptor = encode(byte_map(array))
     machine.store(descriptor, (64, 8), DATA)
     machine.commit()
-    assert machine.engine.force(machine.waits(0, False))
+    machine.go_on_until(machine.waits(0, False))
     bulk_waited(machine.crew.tracker, machine.crew[0].agent, 0, 1, read=False)
     machine.barriers.arrive_expect_tx(BARRIER, 512)
     machine.load(descriptor, (64, 8), DATA + 1024, BARRIER)
@@ -268,10 +268,10 @@ def test_store_of_unfenced_data_is_reported():
     machine = Machine(array)
     lanes = DATA + 16 * np.arange(32)
     machine.crew.store(0, machine.shared, lanes, np.ones((32, 16), np.uint8))
-    machine.crew[0].agent.converge(FULL)
+    converge(machine.crew[0].agent, FULL)
     with pytest.raises(ProxyFenceMissing, match=r"offset 2048 of CTA 0, which the store of warp 0 wrote"):
         machine.store(encode(byte_map(array)), (0, 0), DATA)
-    machine.crew[0].agent.fence_proxy(FULL)
+    fence_proxy(machine.crew[0].agent, FULL)
     machine.store(encode(byte_map(array)), (0, 0), DATA)
     assert array[:8, :64].all() and not array[8:].any()
 
@@ -287,7 +287,7 @@ def test_source_may_be_overwritten_only_after_the_thread_waited(policy: str):
     with pytest.raises(SharedMemoryRace, match="a store of warp 0 writes .* which the TMA store of 512 bytes .* read"):
         machine.crew.store(0, machine.shared, *overwrite)
     machine.crew.store(0, machine.shared, overwrite[0] + 16, overwrite[1])
-    assert machine.engine.force(machine.waits(0, True))
+    machine.go_on_until(machine.waits(0, True))
     bulk_waited(machine.crew.tracker, machine.crew[0].agent, 0, machine.thread().committed, read=True)
     machine.crew.store(0, machine.shared, *overwrite)
 

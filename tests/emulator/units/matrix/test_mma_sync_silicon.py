@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
-from cute_kernels.emulator.units.matrix.mma_sync import TYPES, Form, accumulator_registers, accumulator_rows, multiply
+from cute_kernels.emulator.units.matrix.mma_sync import TYPES, Form, accumulator_registers, accumulator_rows
 from tests.emulator.aligned_sums import NAN, Rules, decode, dot, encode
-from tests.emulator.mma_launch import BITS, accumulators, execute, registers
+from tests.emulator.mma_launch import BITS, accumulators, execute, multiply_in_core, registers
 from tests.emulator.sm90_cases import MMA_FORMS
 from tests.emulator.sum_inputs import STYLES, numbers
 from tests.nightly import examples
@@ -33,7 +33,7 @@ CODES = {"f16": np.uint16, "f32": np.uint32, "s32": np.int32}
 def run(form: Form, target: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """D [m, n], bit patterns."""
     fragments = (registers(x, BITS[name])[None] for x, name in ((a, form.a_type.name), (b, form.b_type.name)))
-    d = multiply(form, *fragments, accumulator_registers(c[None]), Arithmetic("silicon", target))
+    d = multiply_in_core(form, *fragments, accumulator_registers(c[None]), Arithmetic("silicon", target))
     return accumulator_rows(d, form.m, c.dtype.type)[0]
 
 

@@ -64,7 +64,7 @@ def put_rows(machine: Machine, rank: int, base: int, rows: np.ndarray, held: int
     machine.write(rank, base, layout.place(rows))
     starts = [base + layout.offset(row, k) for row in range(len(rows)) for k in (0, 16)]
     empty = np.add.outer(starts, np.arange(held, 16)).reshape(-1).astype(np.int64)
-    machine.shared.ctas[rank].states[1][empty] = 0
+    machine.shared.ctas[rank].states[empty] = 0
     return layout.descriptor(base)
 
 

@@ -29,7 +29,7 @@ from cute_kernels.emulator.observe.races.sync_point import Order
 from cute_kernels.emulator.state.async_engine import AsyncEngine
 from cute_kernels.emulator.state.memory_tables import STATES
 from cute_kernels.emulator.state.smem import ClusterMemory, SharedMemory, shared_address
-from cute_kernels.emulator.state.tmem import TensorMemory, rectangle, tensor_address
+from cute_kernels.emulator.state.tmem import rectangle, tensor_address
 from cute_kernels.emulator.units.matrix.operands import (
     decode_instruction,
     decode_matrix,
@@ -37,7 +37,8 @@ from cute_kernels.emulator.units.matrix.operands import (
 from cute_kernels.emulator.units.matrix.tensor_core import ASKED, TensorCore
 from cute_kernels.emulator.units.matrix.tensor_mma import KIND_NAMES
 from tests.emulator.barriers import Barriers
-from tests.emulator.crew import Crew, wait_for
+from tests.emulator.crew import Crew, fence_proxy, wait_for
+from tests.emulator.tensor_registers import TensorRegisters
 
 TensorMma = STRUCTURES["TensorMma"]
 SIZE, BARRIER, A, B = 200 * 1024, 1024, 4 * 1024, 100 * 1024
@@ -63,7 +64,7 @@ class Machine:
         self.barriers.tables.work, self.engine.reraise = self.engine.address, self.barriers.reraise
         self.barriers.ask = self._ask
         self.barriers.tables.flags = STATES if detectors else 0
-        self.tmem = [TensorMemory(detect=detectors) for _ in range(ctas)]
+        self.tmem = [TensorRegisters(detect=detectors) for _ in range(ctas)]
         for memory in self.tmem:
             memory.alloc(512)
         self.core = TensorCore(self.shared, self.tmem, self.barriers, self.engine, tracker)
@@ -321,7 +322,7 @@ def test_a_whole_k_loop_bit_for_bit(policy: str, name: str):
             b=layout.descriptor(B + base, offset), instruction=idesc(name, name, m, n),
         )  # fmt: skip
     machine.commit(BARRIER)
-    machine.engine.force(lambda: machine.barriers.test_parity(BARRIER, 0))
+    machine.engine.drain()
     x, w = (torch.from_numpy(v.astype(np.float64)) for v in (a, b))
     expected = torch.zeros(m, n)
     for start in range(0, 2 * k, 32 // nbytes):
@@ -542,7 +543,7 @@ def test_unfenced_operand_is_reported():
             kind="f8f6f4", cta_group=1, rank=0, d=0, a=layout.descriptor(A), b=layout.descriptor(B),
             instruction=idesc("e4m3", "e4m3", 128, 16), accumulate=False,
         )  # fmt: skip
-    machine.crew[0].agent.fence_proxy(FULL)
+    fence_proxy(machine.crew[0].agent, FULL)
     one_mma(machine)
 
 

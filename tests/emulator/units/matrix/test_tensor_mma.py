@@ -129,7 +129,7 @@ def memory_of(machine: Machine) -> list[np.ndarray]:
     """All that an MMA may change."""
     kept = []
     for cta, memory in zip(machine.shared.ctas, machine.tmem):
-        kept += [cta.words[1], cta.states[1], memory.cells, memory._full, memory._written]
+        kept += [cta.data, cta.states, memory.cells, memory._full, memory._written]
     return [array.copy() for array in kept]
 
 
