@@ -36,7 +36,7 @@ def scale_add_round(
     Returns:
         BF16 registers.
     """
-    out = cute.make_rmem_tensor(cute.make_layout(cute.size(accumulator)), BFloat16)
+    out = cute.make_rmem_tensor(cute.size(accumulator), BFloat16)
     count = cute.size(accumulator)
     for i in cutlass.range_constexpr(0, count, 2):
         pair = (accumulator[i], accumulator[i + 1])
@@ -226,6 +226,7 @@ LONG = {
     ),
 }
 """In FP32."""
+
 
 @cute.jit
 def activate(

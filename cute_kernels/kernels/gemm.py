@@ -90,7 +90,7 @@ def _row_of(
     """Registers with ``count`` neighbouring elements, by loads of ``vector``."""
     vectors = cute.logical_divide(row, cute.make_layout(vector))
     last = cute.size(vectors, mode=[1]) - 1
-    values = cute.make_rmem_tensor(cute.make_layout((vector, count // vector)), row.element_type)
+    values = cute.make_rmem_tensor((vector, count // vector), row.element_type)
     for i in cutlass.range_constexpr(count // vector):
         cute.autovec_copy(vectors[None, min(first // vector + i, last)], values[None, i])
     return cute.make_tensor(values.iterator, cute.make_layout(count))
@@ -325,7 +325,7 @@ def finish(
         for i in cutlass.range_constexpr(cute.size(accumulator)):
             accumulator[i] = accumulator[i] + bias[i]
     if cutlass.const_expr(dtype is Float8E4M3FN and activation in NARROW and residual is None):
-        narrow = cute.make_rmem_tensor(cute.make_layout(cute.size(accumulator)), dtype)
+        narrow = cute.make_rmem_tensor(cute.size(accumulator), dtype)
         pairs = cute.recast_tensor(narrow, Int16)
         for i in cutlass.range_constexpr(cute.size(pairs)):
             pair = (accumulator[2 * i], accumulator[2 * i + 1])
@@ -343,7 +343,7 @@ def finish(
             accumulator[i] = ptx.mul_rn_f32(accumulator[i], out_factor)
     if cutlass.const_expr(dtype is Float32):
         return accumulator
-    out = cute.make_rmem_tensor(cute.make_layout(cute.size(accumulator)), dtype)
+    out = cute.make_rmem_tensor(cute.size(accumulator), dtype)
     if cutlass.const_expr(dtype is Float8E4M3FN):
         words = cute.recast_tensor(out, Int16)
         for i in cutlass.range_constexpr(cute.size(words)):

@@ -102,7 +102,7 @@ class PatchifyKernel:
             patch = i // per_row
             k = (i - patch * per_row) * plan.store_elements
             units = plan.store_elements // plan.unit
-            values = cute.make_rmem_tensor(cute.make_layout((plan.unit, units)), self.element)
+            values = cute.make_rmem_tensor((plan.unit, units), self.element)
             for j in cutlass.range_constexpr(units):
                 self._gather(storage, strip, grid_columns, patch, k + j * plan.unit, values[None, j])
             stored = cute.make_tensor(
@@ -136,7 +136,7 @@ class PatchifyKernel:
         # behind a branch, where those that are too many load the last pixels again, and none moved past the barrier.
         for base in cutlass.range(0, total, LOADS_AT_ONCE * plan.threads, unroll=1):
             start = base + thread
-            values = cute.make_rmem_tensor(cute.make_layout((half, 2, LOADS_AT_ONCE)), self.pixel)
+            values = cute.make_rmem_tensor((half, 2, LOADS_AT_ONCE), self.pixel)
             for load in cutlass.range_constexpr(LOADS_AT_ONCE):
                 i = min(start + load * plan.threads, total - 1)
                 distance = Int64(i // in_row // side) * to_next + Int64(i * vector)
@@ -160,7 +160,7 @@ class PatchifyKernel:
         together = cutlass.const_expr(plan.threads // plan.vectors)  # patches at a time
         patch = thread // plan.vectors
         k = (thread - patch * plan.vectors) * plan.store_elements
-        places = cute.make_rmem_tensor(cute.make_layout(units), Int32)
+        places = cute.make_rmem_tensor(units, Int32)
         for j in cutlass.range_constexpr(units):
             at = k + j * plan.unit
             line = at // side
@@ -170,7 +170,7 @@ class PatchifyKernel:
         out = rows + cute.assume(Int64(block) * Int64(grid_columns * plan.row_elements), divby=plan.store_elements)
         if patch < together:
             for p in cutlass.range(patch, grid_columns, together, unroll=2):
-                values = cute.make_rmem_tensor(cute.make_layout((plan.unit, units)), self.element)
+                values = cute.make_rmem_tensor((plan.unit, units), self.element)
                 for j in cutlass.range_constexpr(units):
                     self._unit(storage, places[j], p * side, values[None, j])
                 stored = cute.make_tensor(
@@ -193,7 +193,7 @@ class PatchifyKernel:
             value = cute.make_tensor(cute.recast_ptr(source, dtype=word), cute.make_layout(1))[0]
             cute.recast_tensor(target, word)[0] = value if there else word(0)
         else:
-            loaded = cute.make_rmem_tensor(cute.make_layout(unit), self.pixel)
+            loaded = cute.make_rmem_tensor(unit, self.pixel)
             cute.autovec_copy(cute.make_tensor(source, cute.make_layout(unit)), loaded)
             for i in cutlass.range_constexpr(unit):
                 loaded[i] = loaded[i] if there else self.pixel(0)
@@ -207,7 +207,7 @@ class PatchifyKernel:
         plan, problem = self.plan, self.plan.problem
         side, channels = problem.patch, problem.channels
         width = grid_columns * side
-        loaded = cute.make_rmem_tensor(cute.make_layout(plan.unit), self.pixel)
+        loaded = cute.make_rmem_tensor(plan.unit, self.pixel)
         loaded.fill(self.pixel(0))
         if k < channels * side * side:
             if cutlass.const_expr(not problem.channels_last):
@@ -238,7 +238,7 @@ class PatchifyKernel:
 
 @cute.jit
 def _copy_vector(source: cute.Pointer, target: cute.Pointer, count: cutlass.Constexpr[int]) -> None:
-    values = cute.make_rmem_tensor(cute.make_layout(count), source.dtype)
+    values = cute.make_rmem_tensor(count, source.dtype)
     cute.autovec_copy(cute.make_tensor(source, cute.make_layout(count)), values)
     cute.autovec_copy(values, cute.make_tensor(target, cute.make_layout(count)))
 

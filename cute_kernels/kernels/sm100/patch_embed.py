@@ -220,7 +220,7 @@ class TableReader:
         if cutlass.const_expr(self.table is None):
             return None
         vector = VECTOR_BYTES * 8 // self.table.element_type.width
-        values = cute.make_rmem_tensor(cute.make_layout((vector, width // vector)), self.table.element_type)
+        values = cute.make_rmem_tensor((vector, width // vector), self.table.element_type)
         base = self.table.iterator + cute.assume(first, divby=vector)
         for i in cutlass.range_constexpr(width // vector):
             chunk = cute.make_tensor(base + self._further(column + i * vector), cute.make_layout(vector))
@@ -263,7 +263,7 @@ class ScaleReader:
         features = self.scales.features
         if cutlass.const_expr(features is None):
             return row_factor
-        values = cute.make_rmem_tensor(cute.make_layout((FACTORS, width // FACTORS)), Float32)
+        values = cute.make_rmem_tensor((FACTORS, width // FACTORS), Float32)
         for i in cutlass.range_constexpr(width // FACTORS):
             first = cute.assume(min(column + i * FACTORS, cute.size(features) - FACTORS), divby=FACTORS)
             cute.autovec_copy(cute.make_tensor(features.iterator + first, cute.make_layout(FACTORS)), values[None, i])

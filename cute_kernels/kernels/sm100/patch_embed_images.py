@@ -107,7 +107,7 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
         """``[4, blocks of 16 features, period]``: read anew where the position changes, with images fastest rarely."""
         if self.table is None:
             return None
-        values = cute.make_rmem_tensor(cute.make_layout((TABLE_VALUES, self._blocks, self.plan.table_period)), Float32)
+        values = cute.make_rmem_tensor((TABLE_VALUES, self._blocks, self.plan.table_period), Float32)
         values.fill(0.0)
         return values
 
@@ -131,7 +131,7 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
         position: Int32,
     ) -> cute.Tensor:
         matrices = MATRICES // self.plan.terms
-        values = cute.make_rmem_tensor(cute.make_layout((2, matrices)), Float32)
+        values = cute.make_rmem_tensor((2, matrices), Float32)
         for i in cutlass.range_constexpr(matrices):
             pair = (Float32(sums[0, i % 2, i // 2]), Float32(sums[1, i % 2, i // 2]))
             if cutlass.const_expr(self.plan.terms == 2):
@@ -143,7 +143,7 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
                     addends = (registers[2 * (i % 2), i // 2, j], registers[2 * (i % 2) + 1, i // 2, j])
                 pair = scale_add(pair, (scale, scale), addends, packed_f32=True)
             values[0, i], values[1, i] = pair
-        rounded = cute.make_rmem_tensor(cute.make_layout((2, matrices)), self.staging.dtype)
+        rounded = cute.make_rmem_tensor((2, matrices), self.staging.dtype)
         rounded.store(values.load().to(self.staging.dtype))
         return rounded
 

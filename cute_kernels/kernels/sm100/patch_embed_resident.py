@@ -107,9 +107,7 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
         """``[4, positions]``, if they are fetched before a tile."""
         if self.table is None or not self.plan.prefetches_table:
             return None
-        return cute.make_rmem_tensor(
-            cute.make_layout((MATRICES, self.plan.config.tile_positions)), self.table.element_type
-        )
+        return cute.make_rmem_tensor((MATRICES, self.plan.config.tile_positions), self.table.element_type)
 
     @cute.jit
     def fetch(self, registers: cute.Tensor | None, row_block: Int32, position: Int32, held: Int32) -> Int32:
@@ -130,7 +128,7 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
         position: Int32,
     ) -> cute.Tensor:
         plan = self.plan
-        values = cute.make_rmem_tensor(cute.make_layout(2 * MATRICES), Float32)
+        values = cute.make_rmem_tensor(2 * MATRICES, Float32)
         for i in cutlass.range_constexpr(MATRICES):
             for odd in cutlass.range_constexpr(2):
                 values[2 * i + odd] = Float32(sums[odd, i % 2, i // 2])
@@ -150,13 +148,13 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
         if cutlass.const_expr(self.table is None):
             return None
         plan = self.plan
-        addends = cute.make_rmem_tensor(cute.make_layout((2, MATRICES)), self.table.element_type)
+        addends = cute.make_rmem_tensor((2, MATRICES), self.table.element_type)
         if cutlass.const_expr(registers is not None):
             own = registers[None, plan.position_of(row)]
             for i in cutlass.range_constexpr(MATRICES):
                 addends[0, i], addends[1, i] = own[i], own[i]
         else:
-            own = cute.make_rmem_tensor(cute.make_layout(MATRICES), self.table.element_type)
+            own = cute.make_rmem_tensor(MATRICES, self.table.element_type)
             for odd in cutlass.range_constexpr(2):
                 if cutlass.const_expr(not plan.positions_in_order):
                     offset = plan.image_of(row) + self.staging.lane % 4 * 2 + odd
@@ -173,7 +171,7 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
         """The call's number, or the multipliers in the order of `_addends`."""
         if cutlass.const_expr(self.scales.rows is None and self.features is None):
             return self.scales.call
-        values = cute.make_rmem_tensor(cute.make_layout(2 * MATRICES), Float32)
+        values = cute.make_rmem_tensor(2 * MATRICES, Float32)
         for odd in cutlass.range_constexpr(2):
             factor = None
             if cutlass.const_expr(self.scales.rows is not None):

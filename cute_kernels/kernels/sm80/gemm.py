@@ -113,7 +113,7 @@ class GemmTiles:
         for vector in range(self.plan.accumulators // 4):
             loaded = []
             for one in slices:
-                four = cute.make_rmem_tensor(cute.make_layout(4), sums.element_type)
+                four = cute.make_rmem_tensor(4, sums.element_type)
                 cute.autovec_copy(one[None, vector], four)
                 loaded.append(four)
             for e in range(4):

@@ -108,7 +108,7 @@ class RowsTiles:
         scales = self.scales
         if features is None:
             return scales.call if scales.rows is None else scales.row(m_at)
-        own = cute.make_rmem_tensor(cute.make_layout(len(features)), Float32)
+        own = cute.make_rmem_tensor(len(features), Float32)
         factor = None if scales.rows is None else scales.rows[m_at]
         for e, feature in enumerate(features):
             own[e] = feature if factor is None else ptx.mul_rn_f32(factor, feature)

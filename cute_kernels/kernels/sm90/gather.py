@@ -159,8 +159,8 @@ class GatherMma(GemmMma):
         """Table values of the eight accumulators of one column group: two rows, of the same position or not."""
         if cutlass.const_expr(self.bias is None):
             return None
-        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
-        pair = cute.make_rmem_tensor(cute.make_layout(2), Float32)
+        values = cute.make_rmem_tensor(8, Float32)
+        pair = cute.make_rmem_tensor(2, Float32)
         pairs = (place[3] + column) // 2 + self.thread % 4
         for row in cutlass.range_constexpr(2):
             if cutlass.const_expr(row == 0 or not self.plan.one_position):

@@ -127,7 +127,7 @@ class PartialSums:
             dtype = sums_type(self.plan)
             group = cute.recast_ptr(self._group(Int32(begin), index), dtype=dtype)
             source = cute.make_tensor(group, cute.make_layout(GROUP))
-            loaded = cute.make_rmem_tensor(cute.make_layout(GROUP), dtype)
+            loaded = cute.make_rmem_tensor(GROUP, dtype)
             cute.autovec_copy(source, loaded)
             return [loaded[i] for i in range(GROUP)]
         middle = (begin + end) // 2
@@ -251,7 +251,7 @@ class KeptNumbers:
     @cute.jit
     def read(self, kind: cutlass.Constexpr[str], column: Int32) -> cute.Tensor:
         """Numbers of two columns from an even one on, and of the two that are eight columns on."""
-        values = cute.make_rmem_tensor(cute.make_layout((2, 2)), Float32)
+        values = cute.make_rmem_tensor((2, 2), Float32)
         for half in cutlass.range_constexpr(2):
             source = self._place(kind, cute.assume(column + half * 8, divby=2))
             cute.autovec_copy(cute.make_tensor(source, cute.make_layout(2)), values[None, half])
@@ -504,7 +504,7 @@ class GemmMma:
         self, accumulator: cute.Tensor, mma_tile: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
     ) -> cute.Tensor:
         """The eight accumulators of a column group, over all slices of K."""
-        values = cute.make_rmem_tensor(cute.make_layout(8), sums_type(self.plan))
+        values = cute.make_rmem_tensor(8, sums_type(self.plan))
         for j in cutlass.range_constexpr(8):
             # Accumulators of an MMA tile: pair, row half, 8 columns.
             values[j] = accumulator[(j % 2, j // 2 % 2, column // 8 + j // 4), mma_tile, 0]
@@ -555,7 +555,7 @@ class GemmMma:
         """Values of the bias for the eight accumulators of a column group."""
         if cutlass.const_expr(self.bias is None):
             return None
-        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
+        values = cute.make_rmem_tensor(8, Float32)
         for j in cutlass.range_constexpr(8):
             values[j] = rows.biases[j // 2 % 2] if columns.biases is None else columns.biases[j // 4 * 2 + j % 2]
         return values
@@ -566,7 +566,7 @@ class GemmMma:
         scales = self.addends.scales
         if cutlass.const_expr(scales is None or (scales.rows is None and scales.features is None)):
             return None if scales is None else scales.call
-        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
+        values = cute.make_rmem_tensor(8, Float32)
         for j in cutlass.range_constexpr(8):
             of_column = self._other_factor if columns.factors is None else columns.factors[j // 4 * 2 + j % 2]
             of_row = None if rows.factors is None else rows.factors[j // 2 % 2]
@@ -627,7 +627,7 @@ class GemmMma:
         """Addends of the eight accumulators of a column group, after the activation."""
         if cutlass.const_expr(self.addends.residual is None):
             return None
-        values = cute.make_rmem_tensor(cute.make_layout(8), self.addends.residual.element_type)
+        values = cute.make_rmem_tensor(8, self.addends.residual.element_type)
         rows = self._rows(place, mma_tile)
         for i in cutlass.range_constexpr(4):
             first = place[1] + column + i // 2 * 8 + self.thread % 4 * 2
@@ -645,7 +645,7 @@ class GemmMma:
     def _staged_residual(self, buffer: cutlass.Constexpr[int], group: cutlass.Constexpr[int]) -> cute.Tensor:
         """The residual of 16 rows x 16 columns, where `_stage_group` will put the results."""
         dtype = self.residual.dtype
-        values = cute.make_rmem_tensor(cute.make_layout(8), dtype)
+        values = cute.make_rmem_tensor(8, dtype)
         if cutlass.const_expr(dtype is Float32):
             for i, target in enumerate(self._pair_places(buffer, group)):
                 pair = cute.make_tensor(values.iterator + 2 * i, cute.make_layout(2))

@@ -78,7 +78,7 @@ class Sm90PatchEmbedEpilogue:
         """Factors of all rows of a tile that a thread has, four for each stmatrix."""
         if cutlass.const_expr(not self.plan.prefetches_rows):
             return None
-        factors = cute.make_rmem_tensor(cute.make_layout(self.plan.row_registers), Float32)
+        factors = cute.make_rmem_tensor(self.plan.row_registers, Float32)
         for i in cutlass.range_constexpr(self.plan.config.tile_rows // ROWS_PER_STORE):
             self._load_rows(factors, i * ROWS_PER_THREAD, row_block, position, i)
         return factors
@@ -89,9 +89,9 @@ class Sm90PatchEmbedEpilogue:
         plan = self.plan
         if cutlass.const_expr(self.table is None or not plan.prefetches_table):
             return None
-        values = cute.make_rmem_tensor(cute.make_layout(plan.table_registers), self.table.element_type)
+        values = cute.make_rmem_tensor(plan.table_registers, self.table.element_type)
         if cutlass.const_expr(plan.config.order == "position"):
-            pair = cute.make_rmem_tensor(cute.make_layout(2), self.table.element_type)
+            pair = cute.make_rmem_tensor(2, self.table.element_type)
             for i in cutlass.range_constexpr(plan.config.tile_positions):
                 self._load_pair(pair, self.table_rows.position(position, i))
                 values[2 * i], values[2 * i + 1] = pair[0], pair[1]
@@ -118,7 +118,7 @@ class Sm90PatchEmbedEpilogue:
             first_table_row = self.table_rows.first(row_block)
         self.staging.acquire()
         for i in cutlass.range_constexpr(plan.config.tile_rows // ROWS_PER_STORE):
-            registers = cute.make_rmem_tensor(cute.make_layout(8), Float32)
+            registers = cute.make_rmem_tensor(8, Float32)
             for j in cutlass.range_constexpr(8):
                 registers[j] = Float32(accumulator[i * 8 + j])
             addends = self._addends(fetched_table, row_block, position, first_table_row, i)
@@ -138,8 +138,8 @@ class Sm90PatchEmbedEpilogue:
         """The call's number, or the multipliers of one stmatrix in the order of `_addends`."""
         if cutlass.const_expr(self.scales.rows is None and self.pair is None):
             return self.scales.call
-        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
-        rows = cute.make_rmem_tensor(cute.make_layout(ROWS_PER_THREAD), Float32)
+        values = cute.make_rmem_tensor(8, Float32)
+        rows = cute.make_rmem_tensor(ROWS_PER_THREAD, Float32)
         if cutlass.const_expr(self.scales.rows is not None):
             if cutlass.const_expr(fetched is None):
                 self._load_rows(rows, 0, row_block, position, block)
@@ -192,14 +192,14 @@ class Sm90PatchEmbedEpilogue:
         if cutlass.const_expr(self.table is None):
             return None
         plan = self.plan
-        values = cute.make_rmem_tensor(cute.make_layout(8), self.table.element_type)
+        values = cute.make_rmem_tensor(8, self.table.element_type)
         if cutlass.const_expr(plan.config.order == "flat" and fetched is None):
             self._load_block(values, 0, row_block, first_table_row, block)
         elif cutlass.const_expr(plan.config.order == "flat"):
             for j in cutlass.range_constexpr(8):
                 values[j] = fetched[block * 8 + j]
         else:
-            pair = cute.make_rmem_tensor(cute.make_layout(2), self.table.element_type)
+            pair = cute.make_rmem_tensor(2, self.table.element_type)
             for half in cutlass.range_constexpr(2):
                 # 8 rows are one position's, since the images of a tile are a multiple of 8.
                 i = (block * ROWS_PER_STORE + half * 8) // plan.tile_images
@@ -221,7 +221,7 @@ class Sm90PatchEmbedEpilogue:
         block: cutlass.Constexpr[int],
     ) -> None:
         """Flat order: fills the eight values of one stmatrix, beginning at ``offset``."""
-        pair = cute.make_rmem_tensor(cute.make_layout(2), self.table.element_type)
+        pair = cute.make_rmem_tensor(2, self.table.element_type)
         for half in cutlass.range_constexpr(2):
             for odd in cutlass.range_constexpr(2):
                 offset_of_row = block * ROWS_PER_STORE + half * 8 + self.thread % 4 * 2 + odd

@@ -110,14 +110,14 @@ class Sm90ImagesEpilogue:
         addresses = self.staging.addresses()
         self.staging.acquire()
         for i in cutlass.range_constexpr(self.plan.tile_rows // ROWS_PER_STORE):
-            values = cute.make_rmem_tensor(cute.make_layout(TABLE_VALUES * groups), Float32)
+            values = cute.make_rmem_tensor(TABLE_VALUES * groups, Float32)
             for group in cutlass.range_constexpr(groups):
                 addends = self._addends(i * groups + group, position_tile)
                 for j in cutlass.range_constexpr(TABLE_VALUES):
                     total = self._total(sums, (i * groups + group) * TABLE_VALUES + j)
                     addend = None if addends is None else (addends[j],)
                     (values[group * TABLE_VALUES + j],) = scale_add(total, (self.scales[j // 2],), addend)
-            rounded = cute.make_rmem_tensor(cute.make_layout(TABLE_VALUES * groups), BFloat16)
+            rounded = cute.make_rmem_tensor(TABLE_VALUES * groups, BFloat16)
             rounded.store(values.load().to(BFloat16))
             self.staging.write(addresses, rounded, i)
         grid_row = position_tile // self.row_tiles
@@ -139,7 +139,7 @@ class Sm90ImagesEpilogue:
         j = group % self.plan.table_period
         if self.held is not None:
             return self.held[0][None, j]
-        values = cute.make_rmem_tensor(cute.make_layout(TABLE_VALUES), Float32)
+        values = cute.make_rmem_tensor(TABLE_VALUES, Float32)
         self._load(values, j, position_tile)
         return values
 
@@ -377,7 +377,7 @@ class Repack:
 
     @cute.jit
     def _store(self, stage: cute.Pointer, i: Int32, choice: Int32, yes: tuple, no: tuple) -> None:
-        row = cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32)
+        row = cute.make_rmem_tensor(WORDS, Uint32)
         for j in cutlass.range_constexpr(WORDS):
             row[j] = cutlass.select_(choice != 0, yes[j], no[j])
         cute.autovec_copy(row, self._row(stage, i))
@@ -620,9 +620,9 @@ class Sm90ImagesKernel(ImagesHost):
     def _held(self) -> tuple[cute.Tensor, cute.Tensor] | None:
         if not self.plan.holds_table:
             return None
-        values = cute.make_rmem_tensor(cute.make_layout((TABLE_VALUES, self.plan.table_period)), Float32)
+        values = cute.make_rmem_tensor((TABLE_VALUES, self.plan.table_period), Float32)
         values.fill(0.0)
-        position = cute.make_rmem_tensor(cute.make_layout(1), Int32)
+        position = cute.make_rmem_tensor(1, Int32)
         position.fill(-1)
         return values, position
 
