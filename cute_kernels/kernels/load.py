@@ -10,7 +10,7 @@ from cutlass import Boolean, Int16, Int32
 
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import GroupedOrder, PositionOrder, SnakeOrder
-from cute_kernels.kernels.tma import Tma, all_ctas, fetch, sides
+from cute_kernels.kernels.tma import Tma, fetch, sides
 from cute_kernels.plan.base import VECTOR_BYTES, Phase
 
 
@@ -148,28 +148,20 @@ class RowsLoad:
     SM100 CTAs each loads rows of its own, and the bytes of both complete on the leader's barrier.
 
     Attributes:
-        x_atom, x_source, x_blocks: TMA view ``[box, row block, k_block, position block]`` and buffers ``[box, block]``,
-            ``stage_blocks`` consecutive blocks of 128 bytes of K in a stage.
-        weight: the same three for a streamed weight, ``[box, n_tile, k_block]``, or None if it is resident.
-        stage_blocks: K blocks in a stage.
+        x: TMA view ``[box, row block, k_block, position block]`` and buffers ``[box, block]``, ``stage_blocks``
+            consecutive blocks of 128 bytes of K in a stage.
+        weight: a streamed weight, whose boxes are of the features of this CTA; None if it is resident.
         n_tile: which features of a streamed weight.
-        multicast: CTAs that share every row, 1 without multicast.
-        row_step, first_rows: the rows of tile t are box ``t * row_step + first_rows``.
         announces: whether this CTA announces the bytes of a stage.
     """
 
-    x_atom: cute.CopyAtom
-    x_source: cute.Tensor
-    x_blocks: cute.Tensor
+    x: Operand
     operands: Pipe
     order: PositionOrder
     tile_stages: Int32 | int
     stage_blocks: int
-    weight: tuple[cute.CopyAtom, cute.Tensor, cute.Tensor] | None = None
+    weight: Operand | None = None
     n_tile: Int32 | int = 0
-    multicast: int = 1
-    row_step: int = 1
-    first_rows: Int32 | int = 0
     announces: Boolean | bool = True
 
     @cute.jit
@@ -179,17 +171,15 @@ class RowsLoad:
         stride = self.order.stride()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             self.operands.stamps.mark(Phase.TILE)
-            rows = row_block * self.row_step + self.first_rows
+            rows = self.x.place(row_block, (position,))
             for stage in cutlass.range(self.tile_stages, unroll=1):
                 barrier = self.operands.acquire(state, self.announces)
                 # A block beyond the end of K is loaded as zeros: the byte count of a stage is always the same.
                 for i in cutlass.range_constexpr(self.stage_blocks):
                     k_block, block = stage * self.stage_blocks + i, state.index * self.stage_blocks + i
-                    x = self.x_source[None, rows, k_block, position]
-                    fetch(self.x_atom, x, self.x_blocks[None, block], barrier, all_ctas(self.multicast))
+                    self.x.fetch(rows, k_block, block, barrier)
                     if cutlass.const_expr(self.weight is not None):
-                        atom, source, blocks = self.weight
-                        fetch(atom, source[None, self.n_tile, k_block], blocks[None, block], barrier)
+                        self.weight.fetch((self.n_tile,), k_block, block, barrier)
                 state.advance()
             row_block, position = self.order.advance(row_block, position, stride)
         self.operands.drain(state)

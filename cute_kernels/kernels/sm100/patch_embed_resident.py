@@ -19,7 +19,7 @@ from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
 from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands, TransposedArguments, transposed_arguments
-from cute_kernels.kernels.load import RowsLoad
+from cute_kernels.kernels.load import Operand, RowsLoad, tma_operand
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.sm100.cta_pair import ClusterPlace, cta_group
 from cute_kernels.kernels.sm100.transposed import (
@@ -30,7 +30,7 @@ from cute_kernels.kernels.sm100.transposed import (
     transposed_layout,
 )
 from cute_kernels.kernels.tiles import PositionOrder, TileTableRows
-from cute_kernels.kernels.tma import Tma, k_major, load_tma, shared_tensor, sides, swizzled
+from cute_kernels.kernels.tma import Tma, k_major, load_tma, shared_tensor, swizzled
 from cute_kernels.plan import LANES, Sm100ResidentPlan
 
 # --- rows of ``x`` as the N operand of tcgen05.mma: how TMA fills a stage, and how MMAs read it ----------------------
@@ -65,18 +65,19 @@ def rows_box(plan: Sm100ResidentPlan) -> tuple[int, int, int]:
     return (plan.cta_images, plan.tile_k, plan.config.tile_positions)
 
 
-def row_boxes(plan: Sm100ResidentPlan, tma: Tma, stages: cute.Pointer) -> tuple[cute.Tensor, cute.Tensor]:
-    """Views that the load warp copies: ``[box, row block, k_block, position block]`` to ``[box, block]``.
+def rows_operand(plan: Sm100ResidentPlan, tma: Tma, stages: cute.Pointer, rank: Int32) -> Operand:
+    """``x`` as this CTA loads it: ``[box, row block, k_block, position block]`` to ``[box, block]``.
 
     Args:
         plan: what is loaded.
         tma: atom, and TMA view ``[images, K, positions]`` of ``x``.
         stages: buffers in shared memory.
+        rank: which CTA of the pair.
     """
     box, element = rows_box(plan), element_type(plan)
     boxes = shared_tensor(stages, k_major(element, box, plan.ring_blocks), element)
-    blocks, source = sides(tma[0], boxes, cute.local_tile(tma[1], box, (None, None, None)), 3)
-    return source, blocks
+    rows = cute.local_tile(tma[1], box, (None, None, None))
+    return tma_operand((tma[0], rows), boxes, 3, tile=(plan.cta_group, rank))
 
 
 # --- epilogue warps: sums of rows -> scale, bias + position, BF16 -> transposed staging -> TMA stores ----------------
@@ -241,17 +242,12 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
         self, args: TransposedArguments, stages: cute.Pointer, pipe: Pipe, order: PositionOrder, place: ClusterPlace
     ) -> RowsLoad:
         plan = self.plan
-        source, boxes = row_boxes(plan, (args.x_atom, args.x), stages)
         return RowsLoad(
-            x_atom=args.x_atom,
-            x_source=source,
-            x_blocks=boxes,
+            x=rows_operand(plan, (args.x_atom, args.x), stages, place.rank),
             operands=pipe,
             order=order,
             tile_stages=plan.tile_stages,
             stage_blocks=plan.config.stage_blocks,
-            row_step=plan.cta_group,
-            first_rows=place.rank,
             announces=place.leads,
         )
 

@@ -24,7 +24,7 @@ from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands, TransposedArguments, transposed_arguments
-from cute_kernels.kernels.load import RowsLoad
+from cute_kernels.kernels.load import RowsLoad, tma_operand
 from cute_kernels.kernels.pipes import Sm90Pipe, allocate, begin, make_stamps, stamp_waits, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm90.transposed import (
     ROWS_PER_STORE,
@@ -34,7 +34,7 @@ from cute_kernels.kernels.sm90.transposed import (
     warpgroup_staging,
 )
 from cute_kernels.kernels.tiles import PositionOrder, TileTableRows
-from cute_kernels.kernels.tma import k_major, load_tma, shared_tensor, sides, store_tma, swizzled
+from cute_kernels.kernels.tma import all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
 from cute_kernels.plan import Sm90PatchEmbedPlan
 
 # --- epilogue of a consumer warpgroup: accumulators -> scale, bias + position, BF16 -> staging -> TMA store ----------
@@ -331,24 +331,21 @@ class Sm90PatchEmbedKernel(RowsHost):
         rows = cute.local_tile(o.x, box, (None, None, None))
         # As TMA fills the stages: rows of a tile by image and position.
         boxes = shared_tensor(memory[0], k_major(self.element, box, plan.ring_blocks), self.element)
-        x_blocks, x_source = sides(o.x_atom, boxes, rows, 3, (config.cluster, cta_rank))
-        weight = None
+        ctas, weight = config.cluster, None
+        x = tma_operand((o.x_atom, rows), boxes, 3, share=(ctas, cta_rank), mask=all_ctas(ctas))
         if cutlass.const_expr(not plan.resident):
             features = cute.local_tile(o.weight, (plan.features, plan.tile_k), (None, None))
-            stages = self._stages(memory[1], plan.features, self.weight_element)
-            blocks, source = sides(o.weight_atom, stages, features, 2)
-            weight = (o.weight_atom, source, blocks)
+            weight = tma_operand(
+                (o.weight_atom, features), self._stages(memory[1], plan.features, self.weight_element), 2
+            )
         return RowsLoad(
-            x_atom=o.x_atom,
-            x_source=x_source,
-            x_blocks=x_blocks,
+            x=x,
             operands=pipe,
             order=order,
             tile_stages=args.tile_stages,
             stage_blocks=config.stage_blocks,
             weight=weight,
             n_tile=n_tile,
-            multicast=config.cluster,
         )
 
     def _mma(
