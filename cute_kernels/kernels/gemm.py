@@ -111,21 +111,17 @@ def multipliers(row_factor: Float32 | None, columns: cute.Tensor | Float32 | Non
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """Arguments that the host function hands to the kernel: TMA atoms with their views, bias and sizes in tiles.
+    """Arguments that the host function hands to the kernel: TMA copies, bias and sizes in tiles.
 
-    ``residual_atom`` loads the residual to the store buffers, by the boxes of the output. ``divisors`` are those of the
-    tile order, if it has any.
+    ``residual`` is loaded to the store buffers, by the boxes of the output; None where TMA does not load it.
+    ``divisors`` are those of the tile order, if it has any.
     """
 
     tiled_mma: cute.TiledMma
-    a_atom: cute.CopyAtom
-    a: cute.Tensor
-    b_atom: cute.CopyAtom
-    b: cute.Tensor
-    out_atom: cute.CopyAtom
-    out: cute.Tensor
-    residual_atom: cute.CopyAtom | None
-    residual: cute.Tensor | None
+    a: Tma
+    b: Tma
+    out: Tma
+    residual: Tma | None
     bias: cute.Tensor | None
     addends: Addends
     m_tiles: Int32
@@ -184,21 +180,16 @@ class GemmHost:
         tiled_mma, a_tma, b_tma = self.operands(a, b)
         box = (plan.store_rows, plan.store_columns)
         box_layout = staging_layout(*box, plan.store_row_bytes)
-        out_atom, out_view = store_tma(out, box_layout, box)
-        residual_atom, residual_view = None, None
+        residual_tma = None
         if cutlass.const_expr(plan.tma_residual):
             residual = matrices(residual_pointer, m, n, row_pitch(n, problem.residual), batches, problem.residual)
-            residual_atom, residual_view = load_tma(residual, box_layout, box)
+            residual_tma = load_tma(residual, box_layout, box)
         arguments = DeviceArguments(
             tiled_mma=tiled_mma,
-            a_atom=a_tma[0],
-            a=a_tma[1],
-            b_atom=b_tma[0],
-            b=b_tma[1],
-            out_atom=out_atom,
-            out=out_view,
-            residual_atom=residual_atom,
-            residual=residual_view,
+            a=a_tma,
+            b=b_tma,
+            out=store_tma(out, box_layout, box),
+            residual=residual_tma,
             bias=bias_view(bias_pointer, plan, n),
             addends=gemm_addends(
                 plan,

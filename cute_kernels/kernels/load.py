@@ -10,7 +10,7 @@ from cutlass import Boolean, Int16, Int32
 
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import GroupedOrder, PositionOrder, SnakeOrder
-from cute_kernels.kernels.tma import Tma, fetch, sides
+from cute_kernels.kernels.tma import fetch, sides
 from cute_kernels.plan.base import VECTOR_BYTES, Phase
 
 
@@ -48,7 +48,8 @@ class Operand:
 
 
 def tma_operand(
-    tma: Tma,
+    atom: cute.CopyAtom,
+    source: cute.Tensor,
     stages: cute.Tensor,
     box_modes: int,
     boxes: int = 1,
@@ -59,7 +60,8 @@ def tma_operand(
     """One operand of this CTA.
 
     Args:
-        tma: atom, and this CTA's part of the TMA view, by boxes.
+        atom: TMA load.
+        source: this CTA's part of the TMA view, by boxes.
         stages: its buffers in shared memory.
         box_modes: modes of a box, in both.
         boxes: row boxes of one stage.
@@ -67,7 +69,6 @@ def tma_operand(
         share: CTAs that share that tile, and which of its parts this CTA loads.
         mask: the CTAs that share it.
     """
-    atom, source = tma
     stages, source = sides(atom, stages, source, box_modes, share)
     multicast = Int16(mask) if share[0] > 1 else None
     step, first = boxes * tile[0], boxes * tile[1]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -129,28 +130,38 @@ def scale_of_feature(scale: cute.Tensor, feature: Int32) -> Float32:
     return value
 
 
+class StripBoxes(NamedTuple):
+    """TMA load of boxes ``[box, tile of a grid row, images, row block, plane]`` to buffers ``[box, stage]``.
+
+    Pixels beyond the images are loaded as zeros, so that a stage always has all its bytes.
+    """
+
+    atom: cute.CopyAtom
+    source: cute.Tensor
+    strips: cute.Tensor
+
+
 def strip_boxes(
-    plan: StripsPlan, tma: Tma, stages: cute.Pointer, share: tuple[int, int | Int32], part: RowPart | None = None
-) -> tuple[cute.Tensor, cute.Tensor]:
-    """Views that the load warp copies: ``[box, tile of a grid row, images, row block, channel]`` to ``[box, stage]``.
+    plan: StripsPlan, tma: Tma, stages: cute.Pointer, share: tuple[int, int | Int32], part: RowPart
+) -> StripBoxes:
+    """What the load warp copies of a part of the rows.
 
     Args:
         plan: what is loaded.
         tma: atom, and TMA view of the images.
         stages: buffers in shared memory.
         share: CTAs that share every strip, and which of its pieces this CTA loads.
-        part: of the rows, the only one where None.
+        part: of the rows.
     """
-    part = part or plan.row_parts[0]
     layout, box = strip_layout(plan, plan.load_stages, part), plan.box_of(part)
     stages = _first_byte(plan, stages, part)
     if plan.gathers and part.span > SPANS[0]:
         boxes = shared_tensor(stages, layout, ELEMENT_TYPES[plan.problem.in_dtype])
     else:
         boxes = cute.make_tensor(stages, layout)
-    pixels = cute.local_tile(tma[1], box, (None,) * len(box))
-    strips, source = sides(tma[0], boxes, pixels, len(box), share)
-    return source[None, 0, None, None, None, None] if plan.gathers else source, strips
+    pixels = cute.local_tile(tma.view, box, (None,) * len(box))
+    strips, source = sides(tma.atom, boxes, pixels, len(box), share)
+    return StripBoxes(tma.atom, source[None, 0, None, None, None, None] if plan.gathers else source, strips)
 
 
 # --- TMA producer warp: images -> strips in shared memory ------------------------------------------------------------
@@ -165,9 +176,7 @@ class StripLoad:
     pair of SM100 CTAs each loads strips of its own images, and the bytes of both complete on the leader's barrier.
 
     Attributes:
-        atom, source, strips: TMA view ``[box, tile of a grid row, images, row block, plane]`` and buffers
-            ``[box, stage]``. Pixels beyond the images are loaded as zeros, so that a stage always has all its bytes.
-        rest: atom, source and strips of the other part of rows that are split, or None.
+        parts: of the rows, one unless they are split.
         weight, n_tile: a weight that comes with the pixels, and which features of it this CTA computes; None if it is
             resident.
         row_tiles: tiles along a grid row.
@@ -177,9 +186,7 @@ class StripLoad:
     """
 
     plan: StripsPlan
-    atom: cute.CopyAtom
-    source: cute.Tensor
-    strips: cute.Tensor
+    parts: tuple[StripBoxes, ...]
     operands: Pipe
     order: PositionOrder | ImageOrder
     row_tiles: Int32
@@ -187,7 +194,6 @@ class StripLoad:
     first_images: int | Int32 = 0
     announces: bool | Boolean = True
     multicast: Int16 | None = None
-    rest: tuple[cute.CopyAtom, cute.Tensor, cute.Tensor] | None = None
     weight: Operand | None = None
     n_tile: int | Int32 = 0
 
@@ -203,16 +209,15 @@ class StripLoad:
             row_tile = position_tile - grid_row * self.row_tiles
             images = image_tile * self.image_step + self.first_images
             for plane in cutlass.range_constexpr(self.plan.planes):
-                for part in cutlass.range(per_plane, unroll=4):
+                for stage in cutlass.range(per_plane, unroll=4):
                     barrier = self.operands.acquire(state, self.announces)
-                    place = (None, row_tile, images, grid_row * per_plane + part, plane)
-                    fetch(self.atom, self.source[place], self.strips[None, state.index], barrier, self.multicast)
-                    if cutlass.const_expr(self.rest is not None):
-                        atom, source, strips = self.rest
+                    place = (None, row_tile, images, grid_row * per_plane + stage, plane)
+                    for i in cutlass.range_constexpr(len(self.parts)):
+                        atom, source, strips = self.parts[i]
                         fetch(atom, source[place], strips[None, state.index], barrier, self.multicast)
                     if cutlass.const_expr(self.weight is not None):
                         features = self.weight.place(self.n_tile, ())
-                        first = (plane * per_plane + part) * stage_blocks
+                        first = (plane * per_plane + stage) * stage_blocks
                         for i in cutlass.range_constexpr(stage_blocks):
                             self.weight.fetch(features, first + i, state.index * stage_blocks + i, barrier)
                     state.advance()

@@ -161,7 +161,7 @@ class Sm100GemmKernel(GemmHost):
         a_load, b_load = (load_operation(plan.pairs[i], tcgen05.CtaGroup.TWO) for i in (1, 0))
         a_tma = cute.nvgpu.make_tiled_tma_atom_A(a_load, a, a_layout, *rest)
         b_tma = cute.nvgpu.make_tiled_tma_atom_B(b_load, b, b_layout, *rest)
-        return tiled_mma, (a_tma.atom, a_tma.tma_tensor), (b_tma.atom, b_tma.tma_tensor)
+        return tiled_mma, Tma(*a_tma), Tma(*b_tma)
 
     def _stage_layouts(self, tiled_mma: cute.TiledMma) -> tuple[cute.ComposedLayout, cute.ComposedLayout]:
         """Buffers of ``a`` by stage and MMA tile, and of ``b`` by stage."""
@@ -179,7 +179,7 @@ class Sm100GemmKernel(GemmHost):
         kind = functools.partial(Sm100Pipe, place=place)
         barriers, (a_stages, b_stages, staging), pipes = allocate(plan, self.graph, kind)
         tmem_address = cute.recast_ptr(barriers + self.graph.slots, dtype=Int32)
-        begin(plan, self.graph, warp, barriers, tmem_address, (args.a_atom, args.b_atom, args.out_atom))
+        begin(plan, self.graph, warp, barriers, tmem_address, (args.a.atom, args.b.atom, args.out.atom))
 
         cluster, (_, clusters) = cute.arch.cluster_idx()[0], this_cluster(plan)
         order = GroupedOrder(args.m_tiles, args.n_tiles, args.batches, plan.config.group_m, cluster, clusters)
@@ -193,11 +193,12 @@ class Sm100GemmKernel(GemmHost):
         if warp == plan.load_warp:
             mma = args.tiled_mma.get_slice(place.rank)
             along_m, along_n = (plan.pairs[0], place.m), (plan.pairs[1], place.n)
-            a = cute.local_tile(args.a, cute.slice_(self.tile_mnk, (None, 0, None)), (None, None, None))
-            b = cute.local_tile(args.b, cute.slice_(self.tile_mnk, (0, None, None)), (None, None, None))
-            a_tma, b_tma = (args.a_atom, mma.partition_A(a)), (args.b_atom, mma.partition_B(b))
-            rows = tma_operand(a_tma, a_tensor, 3, boxes=plan.mma_tiles, tile=along_m, share=along_n, mask=place.a_mask)
-            columns = tma_operand(b_tma, b_tensor, 3, tile=along_n, share=along_m, mask=place.b_mask)
+            a = cute.local_tile(args.a.view, cute.slice_(self.tile_mnk, (None, 0, None)), (None, None, None))
+            b = cute.local_tile(args.b.view, cute.slice_(self.tile_mnk, (0, None, None)), (None, None, None))
+            a_part, a_shared = mma.partition_A(a), {"tile": along_m, "share": along_n, "mask": place.a_mask}
+            b_part, b_shared = mma.partition_B(b), {"tile": along_n, "share": along_m, "mask": place.b_mask}
+            rows = tma_operand(args.a.atom, a_part, a_tensor, 3, boxes=plan.mma_tiles, **a_shared)
+            columns = tma_operand(args.b.atom, b_part, b_tensor, 3, **b_shared)
             Load(rows, columns, pipes["operands"], order, args.k_blocks, place.leads).run()
         elif warp == plan.mma_warp:
             if place.leads:
@@ -219,7 +220,6 @@ class Sm100GemmKernel(GemmHost):
                 first=(warp - plan.first_epilogue_warp) * buffers,
                 rows=plan.store_rows,
                 buffers=buffers,
-                atom=args.out_atom,
                 out=args.out,
                 dtype=ELEMENT_TYPES[plan.problem.out_dtype],
                 row_bytes=plan.store_row_bytes,

@@ -47,6 +47,7 @@ from cute_kernels.kernels.sm100.cta_pair import (
 from cute_kernels.kernels.tiles import SnakeOrder, TableRows
 from cute_kernels.kernels.tma import (
     CHUNK_BYTES,
+    Tma,
     WarpStaging,
     k_major,
     load_operation,
@@ -289,16 +290,14 @@ class Output:
 
     Attributes:
         staging: this CTA's staging area.
-        atom: TMA store of a region, or None where threads store.
-        out: its TMA view ``[images, N, positions]``, or that of the memory itself.
+        out: TMA store of a region, and its view ``[images, N, positions]``; where threads store that of the memory.
         rows: of the tiles.
         stamps: of the warp.
     """
 
     plan: Sm100PatchEmbedPlan
     staging: cute.Pointer
-    atom: cute.CopyAtom | None
-    out: cute.Tensor
+    out: Tma | cute.Tensor
     rows: TileRows
     stamps: Stamps = NO_STAMPS
 
@@ -325,7 +324,6 @@ class Output:
             first=offset // plan.store_region_bytes,
             rows=LANES,
             buffers=plan.store_buffers(columns),
-            atom=self.atom,
             out=self.out,
             dtype=BFloat16,
         )
@@ -588,18 +586,18 @@ class Sm100PatchEmbedEpilogue:
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """Arguments of the kernel from the host function: TMA atoms with their views, layouts, table, scale and sizes."""
+    """Arguments of the kernel from the host function: TMA copies, layouts, table, scale and sizes.
+
+    ``out`` is the store of a region, or the memory itself where threads store.
+    """
 
     tiled_mma: cute.TiledMma
-    x_atom: cute.CopyAtom
-    x: cute.Tensor
+    x: Tma
     x_layout: cute.ComposedLayout
     x_boxes: cute.ComposedLayout
-    weight_atom: cute.CopyAtom
-    weight: cute.Tensor
+    weight: Tma
     weight_layout: cute.ComposedLayout
-    out_atom: cute.CopyAtom | None
-    out: cute.Tensor
+    out: Tma | cute.Tensor
     table: cute.Tensor | None
     table_index: cute.Tensor | None
     table_rows: Int32
@@ -632,28 +630,24 @@ class Sm100PatchEmbedKernel(RowsHost):
         weight_layout = sm100_utils.make_smem_layout_b(tiled_mma, tile_mnk, self.weight_element, config.stages)
         cluster_vmnk = cute.tiled_divide(cute.make_layout((*plan.cluster,)), (tiled_mma.thr_id,))
         group, box = cta_group(plan), self._x_box()
-        x_atom, x_view = load_tma(o.x, k_major(self.element, box, 1), box, 1, group)
         block = cute.slice_(weight_layout, (None, None, None, 0))
         weight_tma = cute.nvgpu.make_tiled_tma_atom_B(
             load_operation(1, group), o.weight, block, tile_mnk, tiled_mma, cluster_vmnk.shape
         )
-        out_atom, out = None, o.out
+        out = o.out
         if config.store == "tma":
             region = (LANES, plan.store_columns)
-            out_atom, out = store_tma(out, staging_layout(*region), region)
+            out = store_tma(out, staging_layout(*region), region)
         n_tiles = cute.ceil_div(o.n, plan.tile_n)
         height = o.table_rows + int(plan.problem.table_index)
         position_tiles = cute.ceil_div(o.positions, config.tile_positions)
         return DeviceArguments(
             tiled_mma=tiled_mma,
-            x_atom=x_atom,
-            x=x_view,
+            x=load_tma(o.x, k_major(self.element, box, 1), box, 1, group),
             x_layout=x_layout,
             x_boxes=k_major(self.element, box, config.stages),
-            weight_atom=weight_tma.atom,
-            weight=weight_tma.tma_tensor,
+            weight=Tma(*weight_tma),
             weight_layout=weight_layout,
-            out_atom=out_atom,
             out=out,
             table=table_view(plan, o.table, height, n_tiles * plan.tile_n),
             table_index=o.table_index,
@@ -688,8 +682,8 @@ class Sm100PatchEmbedKernel(RowsHost):
         kind = functools.partial(Sm100Pipe, place=place)
         barriers, (x_stages, weight_stages, staging), pipes = allocate(plan, self.graph, kind)
         tmem_address = cute.recast_ptr(barriers + self.graph.slots, dtype=Int32)
-        atoms = (args.x_atom, args.weight_atom, args.out_atom)
-        begin(plan, self.graph, warp, barriers, tmem_address, tuple(atom for atom in atoms if atom is not None))
+        copies = (args.x, args.weight, args.out)
+        begin(plan, self.graph, warp, barriers, tmem_address, tuple(c.atom for c in copies if isinstance(c, Tma)))
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         rows = TileRows(plan, rank, args.images, args.positions, args.position_tiles)
@@ -730,12 +724,12 @@ class Sm100PatchEmbedKernel(RowsHost):
         place: ClusterPlace,
     ) -> Load:
         plan = self.plan
-        boxes = cute.local_tile(args.x, self._x_box(), (None, None, None))
+        boxes = cute.local_tile(args.x.view, self._x_box(), (None, None, None))
         stages = shared_tensor(memory[0], args.x_boxes, self.element)
-        x = tma_operand((args.x_atom, boxes), stages, 3)
-        weight = cute.local_tile(args.weight, (plan.tile_n, plan.tile_k), (None, None))
+        x = tma_operand(args.x.atom, boxes, stages, 3)
+        weight = cute.local_tile(args.weight.view, (plan.tile_n, plan.tile_k), (None, None))
         weight = args.tiled_mma.get_slice(rows.rank).partition_B(weight)
-        columns = tma_operand((args.weight_atom, weight), memory[1], 3)
+        columns = tma_operand(args.weight.atom, weight, memory[1], 3)
         x = RowsOperand(x.atom, x.source, x.stages, rows=rows)
         return Load(x, columns, pipe, order, args.k_blocks, place.leads)
 
@@ -753,7 +747,7 @@ class Sm100PatchEmbedKernel(RowsHost):
         return Sm100PatchEmbedEpilogue(
             plan=plan,
             accumulators=accumulators,
-            output=Output(plan, staging, args.out_atom, args.out, rows, pipe.stamps),
+            output=Output(plan, staging, args.out, rows, pipe.stamps),
             table=TableReader(plan, args.table, rows, table_rows),
             scales=ScaleReader(args.scales.loaded()),
             accumulator=pipe,

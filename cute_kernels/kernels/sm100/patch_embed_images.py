@@ -40,7 +40,7 @@ from cute_kernels.kernels.strips import (
     table_view,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import load_tma
+from cute_kernels.kernels.tma import Tma, load_tma
 from cute_kernels.plan import LANES, Sm100ImagesPlan
 from cute_kernels.plan.images import STRIP_PATCH
 from cute_kernels.plan.images_strips import BLOCK_FEATURES
@@ -171,18 +171,15 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """Arguments of the kernel from the host function: TMA atoms with their views, weight, table, scales and sizes.
+    """Arguments of the kernel from the host function: TMA copies, weight, table, scales and sizes.
 
-    ``weight`` is ``[N, K]`` in memory, or its TMA view where ``weight_atom`` loads it into shared memory.
+    ``weight`` is ``[N, K]`` in memory, or its load where TMA brings it into shared memory.
     """
 
-    images_atom: cute.CopyAtom
-    images: cute.Tensor
-    weight_atom: cute.CopyAtom | None
-    weight: cute.Tensor
+    images: Tma
+    weight: cute.Tensor | Tma
     weight_low: cute.Tensor | None
-    out_atom: cute.CopyAtom
-    out: cute.Tensor
+    out: Tma
     table: cute.Tensor | None
     scale: cute.Tensor | None
     image_tiles: Int32
@@ -203,21 +200,15 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         plan, o = self.plan, operands
         images = cute.make_tensor(o.images, images_layout(plan, o.batch, o.height, o.width))
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
-        images_atom, images_view = load_tma(images, strip_layout(plan, 1), plan.load_box, 1, cta_group(plan))
-        out_atom, out_view = self.out_tma(out)
-        weight_atom, weight = self.weight_tma(o.weight)
         row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
         position_tiles = row_tiles * o.grid_height
         feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
         scale = None if o.scale is None else cute.make_tensor(o.scale, cute.make_layout((o.n,)))
         return DeviceArguments(
-            images_atom=images_atom,
-            images=images_view,
-            weight_atom=weight_atom,
-            weight=weight,
+            images=load_tma(images, strip_layout(plan, 1), plan.load_box, 1, cta_group(plan)),
+            weight=self.weight_tma(o.weight),
             weight_low=o.weight_low,
-            out_atom=out_atom,
-            out=out_view,
+            out=self.out_tma(out),
             table=table_view(plan, o.table, feature_groups, position_tiles),
             scale=scale,
             image_tiles=cute.ceil_div(o.batch, plan.tile_images),
@@ -231,7 +222,7 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         self.run(args, profile)
 
     def atoms(self, args: DeviceArguments) -> tuple[cute.CopyAtom, ...]:
-        return args.images_atom, args.out_atom
+        return args.images.atom, args.out.atom
 
     def order(self, args: DeviceArguments, first: Int32, step: Int32) -> ImageOrder | PositionOrder:
         kind = ImageOrder if self.plan.config.order == "row" else PositionOrder
@@ -246,12 +237,9 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         place: ClusterPlace,
     ) -> StripLoad:
         plan = self.plan
-        source, boxes = strip_boxes(plan, (args.images_atom, args.images), stages, (1, 0))
         return StripLoad(
             plan=plan,
-            atom=args.images_atom,
-            source=source,
-            strips=boxes,
+            parts=(strip_boxes(plan, args.images, stages, (1, 0), plan.row_parts[0]),),
             operands=pipe,
             order=order,
             row_tiles=args.row_tiles,

@@ -76,8 +76,8 @@ def rows_operand(plan: Sm100ResidentPlan, tma: Tma, stages: cute.Pointer, rank: 
     """
     box, element = rows_box(plan), element_type(plan)
     boxes = shared_tensor(stages, k_major(element, box, plan.ring_blocks), element)
-    rows = cute.local_tile(tma[1], box, (None, None, None))
-    return tma_operand((tma[0], rows), boxes, 3, tile=(plan.cta_group, rank))
+    rows = cute.local_tile(tma.view, box, (None, None, None))
+    return tma_operand(tma.atom, rows, boxes, 3, tile=(plan.cta_group, rank))
 
 
 # --- epilogue warps: sums of rows -> scale, bias + position, BF16 -> transposed staging -> TMA stores ----------------
@@ -233,7 +233,7 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
         self.run(args, profile)
 
     def atoms(self, args: TransposedArguments) -> tuple[cute.CopyAtom, ...]:
-        return args.x_atom, args.out_atom
+        return args.x.atom, args.out.atom
 
     def order(self, args: TransposedArguments, first: Int32, step: Int32) -> PositionOrder:
         return PositionOrder(args.row_tiles, args.position_tiles, first, step)
@@ -243,7 +243,7 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
     ) -> RowsLoad:
         plan = self.plan
         return RowsLoad(
-            x=rows_operand(plan, (args.x_atom, args.x), stages, place.rank),
+            x=rows_operand(plan, args.x, stages, place.rank),
             operands=pipe,
             order=order,
             tile_stages=plan.tile_stages,

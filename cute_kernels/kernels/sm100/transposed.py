@@ -200,7 +200,7 @@ def smem_tma(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, weight: cute.T
     tma = cute.nvgpu.make_tiled_tma_atom_A(
         load_operation(1, cta_group(plan)), weight, block, _tile(plan), tiled_mma, cluster_vmnk.shape
     )
-    return tma.atom, tma.tma_tensor
+    return Tma(*tma)
 
 
 def _tile(plan: Sm100TransposedPlan) -> tuple[int, int, int]:
@@ -255,10 +255,10 @@ def weight_load(
     """
     tiled_mma = make_mma(plan, plan.mma_spans[0][1])
     tile_m, _, tile_k = _tile(plan)
-    boxes = tiled_mma.get_slice(place.rank).partition_A(cute.local_tile(tma[1], (tile_m, tile_k), (None, None)))
-    blocks, source = sides(tma[0], smem_tensor(plan, tiled_mma, stages), boxes, 3)
+    boxes = tiled_mma.get_slice(place.rank).partition_A(cute.local_tile(tma.view, (tile_m, tile_k), (None, None)))
+    blocks, source = sides(tma.atom, smem_tensor(plan, tiled_mma, stages), boxes, 3)
     return WeightLoad(
-        plan=plan, atom=tma[0], source=source, blocks=blocks, pipe=pipe, group=group, announces=place.leads
+        plan=plan, atom=tma.atom, source=source, blocks=blocks, pipe=pipe, group=group, announces=place.leads
     )
 
 
@@ -355,10 +355,9 @@ class Mma:
 
 
 class WeightArguments(Protocol):
-    """The weight in every kernel's arguments: ``[N, K]`` in memory, or its TMA view where ``weight_atom`` loads it."""
+    """The weight in every kernel's arguments: ``[N, K]`` in memory, or its load into shared memory."""
 
-    weight_atom: cute.CopyAtom | None
-    weight: cute.Tensor
+    weight: cute.Tensor | Tma
     feature_groups: Int32
 
 
@@ -401,10 +400,10 @@ class TransposedKernel:
         """The role of an epilogue warp, from what all of them have."""
         raise NotImplementedError
 
-    def weight_tma(self, weight: cute.Tensor) -> tuple[cute.CopyAtom | None, cute.Tensor]:
-        """Atom and view by which TMA loads ``[N, K]`` into shared memory; the weight itself where it goes elsewhere."""
+    def weight_tma(self, weight: cute.Tensor) -> cute.Tensor | Tma:
+        """TMA load of ``[N, K]`` into shared memory; the weight itself where it goes elsewhere."""
         if self.plan.config.weight == "tmem":
-            return None, weight
+            return weight
         return smem_tma(self.plan, make_mma(self.plan, self.plan.mma_spans[0][1]), weight)
 
     def out_tma(self, out: cute.Tensor) -> Tma:
@@ -431,7 +430,7 @@ class TransposedKernel:
 
         if warp == plan.load_warp:
             if cutlass.const_expr(plan.config.weight == "smem"):
-                weight_load(plan, (args.weight_atom, args.weight), weight, pipes["weight"], group, place).run()
+                weight_load(plan, args.weight, weight, pipes["weight"], group, place).run()
             self.load(args, stages, pipes["operands"], order, place).run()
         elif warp == plan.mma_warp:
             if place.leads:
@@ -453,9 +452,7 @@ class TransposedKernel:
                 lane = quarter * LANES + cute.arch.lane_idx()
                 fill_tensor_memory(plan, self.terms(args), tmem + plan.weight_column, n_tile, lane, pipes["weight"])
             block = n_tile * plan.epilogue_warps + quarter
-            buffer = transposed_staging(
-                plan, staging, self.staging_layout(), (args.out_atom, args.out), self.out_box, quarter
-            )
+            buffer = transposed_staging(plan, staging, self.staging_layout(), args.out, self.out_box, quarter)
             drain = TransposedEpilogue(
                 plan=plan,
                 accumulators=accumulators,

@@ -263,7 +263,7 @@ class Sm90PatchEmbedKernel(RowsHost):
         tiled_mma = cute.make_tiled_mma(self._mma_op())
         box = self._box(plan.tile_k)
         x = load_tma(o.x, k_major(self.element, box, 1), box, config.cluster)
-        weight = (None, o.weight)
+        weight = o.weight
         if not plan.resident:
             block = (plan.features, plan.tile_k)
             weight = load_tma(o.weight, k_major(self.element, block, 1), block)
@@ -297,7 +297,7 @@ class Sm90PatchEmbedKernel(RowsHost):
         warp, cta_rank = warp_and_rank(plan)
         barriers, memory, pipes = allocate(plan, self.graph, Sm90Pipe)
         pipe = pipes["operands"]
-        begin(self.graph, warp == plan.load_warp, barriers, (o.x_atom, o.out_atom))
+        begin(self.graph, warp == plan.load_warp, barriers, (o.x.atom, o.out.atom))
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster, clusters = this_cluster(plan)
@@ -328,16 +328,15 @@ class Sm90PatchEmbedKernel(RowsHost):
         cta_rank: Int32,
     ) -> RowsLoad:
         plan, config, o, box = self.plan, self.plan.config, args.operands, self._box(self.plan.tile_k)
-        rows = cute.local_tile(o.x, box, (None, None, None))
+        rows = cute.local_tile(o.x.view, box, (None, None, None))
         # As TMA fills the stages: rows of a tile by image and position.
         boxes = shared_tensor(memory[0], k_major(self.element, box, plan.ring_blocks), self.element)
         ctas, weight = config.cluster, None
-        x = tma_operand((o.x_atom, rows), boxes, 3, share=(ctas, cta_rank), mask=all_ctas(ctas))
+        x = tma_operand(o.x.atom, rows, boxes, 3, share=(ctas, cta_rank), mask=all_ctas(ctas))
         if cutlass.const_expr(not plan.resident):
-            features = cute.local_tile(o.weight, (plan.features, plan.tile_k), (None, None))
-            weight = tma_operand(
-                (o.weight_atom, features), self._stages(memory[1], plan.features, self.weight_element), 2
-            )
+            features = cute.local_tile(o.weight.view, (plan.features, plan.tile_k), (None, None))
+            stages = self._stages(memory[1], plan.features, self.weight_element)
+            weight = tma_operand(o.weight.atom, features, stages, 2)
         return RowsLoad(
             x=x,
             operands=pipe,
@@ -375,7 +374,7 @@ class Sm90PatchEmbedKernel(RowsHost):
             plan,
             memory[2],
             layout=self._staging_layout(),
-            out=(o.out_atom, o.out),
+            out=o.out,
             box=self._box(64),
             warpgroup=warpgroup_index,
             staged=named["staged 0"],

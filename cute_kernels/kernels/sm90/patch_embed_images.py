@@ -205,8 +205,8 @@ class WeightLoad:
 
 def weight_operand(plan: Sm90ImagesPlan, tma: Tma, memory: cute.Pointer, blocks: int) -> Operand:
     """Operand that loads K blocks of a CTA's features, given atom and view, into buffers in shared memory."""
-    boxes = cute.local_tile(tma[1], (plan.features, plan.k_block_bytes), (None, None))
-    return tma_operand((tma[0], boxes), weight_tensor(plan, memory, blocks), 2)
+    boxes = cute.local_tile(tma.view, (plan.features, plan.k_block_bytes), (None, None))
+    return tma_operand(tma.atom, boxes, weight_tensor(plan, memory, blocks), 2)
 
 
 def weight_load(
@@ -392,23 +392,19 @@ class Repack:
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """Arguments of the kernel from the host function: TMA atoms with their views, weight, table, scales and sizes.
+    """Arguments of the kernel from the host function: TMA copies, weight, table, scales and sizes.
 
-    ``weight`` is ``[N, K]`` in memory. ``streamed`` loads it where it comes with the pixels, ``low`` and ``high`` what
-    of a weight of two terms stays in shared memory, ``rest`` what of split rows the images' own does not: atom and view
-    each.
+    ``images`` has a load for each part of the rows. ``weight`` is ``[N, K]`` in memory. ``streamed`` loads it where it
+    comes with the pixels, ``low`` and ``high`` what of a weight of two terms stays in shared memory.
     """
 
     tiled_mma: cute.TiledMma
-    images_atom: cute.CopyAtom
-    images: cute.Tensor
-    rest: Tma | None
+    images: tuple[Tma, ...]
     weight: cute.Tensor
     streamed: Tma | None
     low: Tma | None
     high: Tma | None
-    out_atom: cute.CopyAtom
-    out: cute.Tensor
+    out: Tma
     table: cute.Tensor | None
     scale: cute.Tensor
     image_tiles: Int32
@@ -441,23 +437,18 @@ class Sm90ImagesKernel(ImagesHost):
     def arguments(self, operands: ImagesOperands) -> DeviceArguments:
         plan, config, o = self.plan, self.plan.config, operands
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
-        (images_atom, images), *others = (self._images_tma(o, part) for part in plan.row_parts)
-        out_atom, out_view = store_tma(out, self._staging_layout(), self._out_box())
         row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
         position_tiles = row_tiles * o.grid_height
         feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
         source = warpgroup.OperandSource.RMEM if plan.resident else warpgroup.OperandSource.SMEM
         return DeviceArguments(
             tiled_mma=integer_mma(plan, source),
-            images_atom=images_atom,
-            images=images,
-            rest=others[0] if others else None,
+            images=tuple(self._images_tma(o, part) for part in plan.row_parts),
             weight=o.weight,
             streamed=None if plan.resident else weight_tma(plan, o.weight),
             low=weight_tma(plan, o.weight_low) if plan.terms > 1 else None,
             high=weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None,
-            out_atom=out_atom,
-            out=out_view,
+            out=store_tma(out, self._staging_layout(), self._out_box()),
             table=table_view(plan, o.table, feature_groups, position_tiles),
             scale=cute.make_tensor(o.scale, cute.make_layout((o.n,))),
             image_tiles=cute.ceil_div(o.batch, plan.tile_images),
@@ -487,7 +478,7 @@ class Sm90ImagesKernel(ImagesHost):
         warp, cta_rank = warp_and_rank(plan)
         barriers, (weight, strips, staging, *raw), pipes = allocate(plan, self.graph, Sm90Pipe)
         pipe = pipes["operands"]
-        begin(self.graph, warp == plan.load_warp, barriers, (args.images_atom, args.out_atom))
+        begin(self.graph, warp == plan.load_warp, barriers, (args.images[0].atom, args.out.atom))
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster, clusters = this_cluster(plan)
@@ -529,20 +520,14 @@ class Sm90ImagesKernel(ImagesHost):
         weight = None
         if cutlass.const_expr(not self.plan.resident):
             weight = weight_operand(self.plan, args.streamed, shared, self.plan.ring_blocks)
-        source, blocks = strip_boxes(self.plan, (args.images_atom, args.images), strips, (ctas, cta_rank))
-        rest = None
-        if cutlass.const_expr(self.plan.splits):
-            rest = (args.rest[0], *strip_boxes(self.plan, args.rest, strips, (ctas, cta_rank), self.plan.row_parts[1]))
+        pairs = zip(args.images, self.plan.row_parts, strict=True)
         return StripLoad(
             plan=self.plan,
-            atom=args.images_atom,
-            source=source,
-            strips=blocks,
+            parts=tuple(strip_boxes(self.plan, tma, strips, (ctas, cta_rank), part) for tma, part in pairs),
             operands=pipe,
             order=order,
             row_tiles=args.row_tiles,
             multicast=all_ctas(ctas),
-            rest=rest,
             weight=weight,
             n_tile=n_tile,
         )
@@ -578,7 +563,7 @@ class Sm90ImagesKernel(ImagesHost):
             plan,
             staging,
             layout=self._staging_layout(),
-            out=(args.out_atom, args.out),
+            out=args.out,
             box=self._out_box(),
             warpgroup=warpgroup_index,
             staged=named["staged 0"],
