@@ -147,9 +147,9 @@ def scales_of(
     *batches: Int32,
 ) -> Scales:
     """Scales that a host function is given, as views; with a number of products ``[.., batches]``."""
-    call = cute.make_tensor(scale, cute.make_layout(1)) if by_pointer else scale
-    rows = None if row_scale is None else cute.make_tensor(row_scale, cute.make_layout((m, *batches)))
-    features = None if feature_scale is None else cute.make_tensor(feature_scale, cute.make_layout((n, *batches)))
+    call = cute.make_tensor(scale, 1) if by_pointer else scale
+    rows = None if row_scale is None else cute.make_tensor(row_scale, (m, *batches))
+    features = None if feature_scale is None else cute.make_tensor(feature_scale, (n, *batches))
     return Scales(call, rows, features)
 
 

@@ -51,7 +51,7 @@ class LayerNormScaleKernel:
             for i in cutlass.range(lane, k // VECTOR_BYTES, LANES, unroll=4):
                 words = cute.make_rmem_tensor(_WORDS, Uint32)
                 place = pixels + cute.assume(i * _WORDS, divby=_WORDS)
-                cute.autovec_copy(cute.make_tensor(place, cute.make_layout(_WORDS)), words)
+                cute.autovec_copy(cute.make_tensor(place, _WORDS), words)
                 for j in cutlass.range_constexpr(_WORDS):
                     total = ptx.dp4a_u32(words[j], Uint32(_ONES), total)
                     squares = ptx.dp4a_u32(words[j], words[j], squares)
@@ -60,7 +60,7 @@ class LayerNormScaleKernel:
                 # k * k times the variance, as an integer.
                 spread = Int64(squares) * Int64(k) - Int64(total) * Int64(total)
                 deviation = ptx.sqrt_rn_f32(ptx.add_rn_f32(Float32(spread), addend))
-                cute.make_tensor(scale + row, cute.make_layout(1))[0] = ptx.div_rn_f32(Float32(k), deviation)
+                cute.make_tensor(scale + row, 1)[0] = ptx.div_rn_f32(Float32(k), deviation)
 
 
 dsl.name_kernel(LayerNormScaleKernel.kernel, "layer_norm_scale")

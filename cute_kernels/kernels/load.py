@@ -93,7 +93,7 @@ def clear_unloaded(
     for i in cutlass.range(cute.arch.thread_idx()[0], count * vectors, threads, unroll=1):
         offset = i // vectors * stage_bytes + loaded_bytes + i % vectors * VECTOR_BYTES
         target = cute.recast_ptr(stages + cute.assume(offset, divby=VECTOR_BYTES), dtype=Int32)
-        cute.autovec_copy(zeros, cute.make_tensor(target, cute.make_layout(VECTOR_BYTES // 4)))
+        cute.autovec_copy(zeros, cute.make_tensor(target, VECTOR_BYTES // 4))
     # Tensor cores read shared memory through the async proxy.
     cute.arch.fence_view_async_shared()
 

@@ -257,10 +257,10 @@ class WarpStaging:
         ``chunks`` are the row's chunks in the first buffer, as `row_chunks` gives them.
         """
         count = CHUNK_BYTES * 8 // values.element_type.width
-        packed = cute.make_tensor(values.iterator, cute.make_layout((count, cute.size(values) // count)))
+        packed = cute.make_tensor(values.iterator, (count, cute.size(values) // count))
         for i in cutlass.range_constexpr(cute.size(values) // count):
             target = chunks[column // count + i] + self.offset(buffer)
-            target = cute.make_tensor(cute.recast_ptr(target, dtype=values.element_type), cute.make_layout(count))
+            target = cute.make_tensor(cute.recast_ptr(target, dtype=values.element_type), count)
             cute.autovec_copy(packed[None, i], target)
 
     def row_chunks(self, row: Int32) -> tuple[cute.Pointer, ...]:

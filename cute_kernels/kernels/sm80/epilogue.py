@@ -55,7 +55,7 @@ def load_vector(source: cute.Pointer, offset: Int64 | Int32, count: int, kind: t
     elements = VECTOR_BYTES * 8 // kind.width
     values = cute.make_rmem_tensor(count, kind)
     place = source + cute.assume(offset, divby=elements)
-    cute.autovec_copy(cute.make_tensor(place, cute.make_layout(count)), values)
+    cute.autovec_copy(cute.make_tensor(place, count), values)
     return values
 
 
@@ -63,7 +63,7 @@ def store_vector(target: cute.Pointer, offset: Int64, values: cute.Tensor) -> No
     """Stores 16 bytes of registers."""
     count = cute.size(values)
     place = target + cute.assume(offset, divby=count)
-    cute.autovec_copy(values, cute.make_tensor(place, cute.make_layout(count)))
+    cute.autovec_copy(values, cute.make_tensor(place, count))
 
 
 def launch(kernel: Any, plan: Sm80Plan, ctas: Int32, stream: Any) -> None:

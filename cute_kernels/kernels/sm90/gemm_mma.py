@@ -84,7 +84,7 @@ class PartialSums:
             phase: parity of the tile's number in this cluster.
         """
         groups = cute.size(accumulator) // GROUP
-        bits = cute.make_tensor(cute.recast_ptr(accumulator.iterator, dtype=Int32), cute.make_layout((GROUP, groups)))
+        bits = cute.make_tensor(cute.recast_ptr(accumulator.iterator, dtype=Int32), (GROUP, groups))
         target = self._cta(self.finisher)
         self.sums.wait_empty_phase(self.sums.empty + self.warp, phase ^ 1)
         for index in cutlass.range_constexpr(groups):
@@ -126,7 +126,7 @@ class PartialSums:
         if end - begin == 1:
             dtype = sums_type(self.plan)
             group = cute.recast_ptr(self._group(Int32(begin), index), dtype=dtype)
-            source = cute.make_tensor(group, cute.make_layout(GROUP))
+            source = cute.make_tensor(group, GROUP)
             loaded = cute.make_rmem_tensor(GROUP, dtype)
             cute.autovec_copy(source, loaded)
             return [loaded[i] for i in range(GROUP)]
@@ -243,7 +243,7 @@ class KeptNumbers:
     @cute.jit
     def _write(self, target: cute.Pointer, value: Float32, exists: Boolean) -> None:
         if exists:
-            cute.make_tensor(target, cute.make_layout(1))[0] = value
+            cute.make_tensor(target, 1)[0] = value
 
     def _synchronise(self) -> None:
         cute.arch.barrier(barrier_id=self.barrier, number_of_threads=self.threads)
@@ -254,8 +254,8 @@ class KeptNumbers:
         values = cute.make_rmem_tensor((2, 2), Float32)
         for half in cutlass.range_constexpr(2):
             source = self._place(kind, cute.assume(column + half * 8, divby=2))
-            cute.autovec_copy(cute.make_tensor(source, cute.make_layout(2)), values[None, half])
-        return cute.make_tensor(values.iterator, cute.make_layout(4))
+            cute.autovec_copy(cute.make_tensor(source, 2), values[None, half])
+        return cute.make_tensor(values.iterator, 4)
 
 
 # --- consumer warpgroup: operand stages -> WGMMA accumulators -> bias, rounding, store buffers, TMA ------------------
@@ -648,13 +648,13 @@ class GemmMma:
         values = cute.make_rmem_tensor(8, dtype)
         if cutlass.const_expr(dtype is Float32):
             for i, target in enumerate(self._pair_places(buffer, group)):
-                pair = cute.make_tensor(values.iterator + 2 * i, cute.make_layout(2))
-                cute.autovec_copy(cute.make_tensor(target, cute.make_layout(2)), pair)
+                pair = cute.make_tensor(values.iterator + 2 * i, 2)
+                cute.autovec_copy(cute.make_tensor(target, 2), pair)
         else:
             operation = warp.LdMatrix8x8x16bOp(transpose=self.TRANSPOSES, num_matrices=4)
             atom = cute.make_copy_atom(operation, dtype)
-            source = cute.make_tensor(self._matrix_row(buffer, group, dtype), cute.make_layout((8, 1)))
-            cute.copy(atom, source, cute.make_tensor(values.iterator, cute.make_layout((8, 1))))
+            source = cute.make_tensor(self._matrix_row(buffer, group, dtype), (8, 1))
+            cute.copy(atom, source, cute.make_tensor(values.iterator, (8, 1)))
         return values
 
     def _matrix_row(self, buffer: int, group: int, dtype: type) -> cute.Pointer:
@@ -687,20 +687,18 @@ class GemmMma:
                 for row_half in cutlass.range_constexpr(2):
                     target = self.staging.chunk(lane // 4 + row_half * 8, group) + self.staging.offset(buffer)
                     target += cute.assume(half * 8 + lane % 4 * 2, divby=2)
-                    cute.make_tensor(cute.recast_ptr(target, dtype=Int16), cute.make_layout(1))[0] = pairs[
-                        half * 2 + row_half
-                    ]
+                    cute.make_tensor(cute.recast_ptr(target, dtype=Int16), 1)[0] = pairs[half * 2 + row_half]
         elif cutlass.const_expr(values.element_type is Float32):
             # stmatrix moves 16-bit elements only.
             for i, target in enumerate(self._pair_places(buffer, group)):
-                pair = cute.make_tensor(values.iterator + 2 * i, cute.make_layout(2))
-                cute.autovec_copy(pair, cute.make_tensor(target, cute.make_layout(2)))
+                pair = cute.make_tensor(values.iterator + 2 * i, 2)
+                cute.autovec_copy(pair, cute.make_tensor(target, 2))
         else:
             target = self._matrix_row(buffer, group, values.element_type)
-            target = cute.make_tensor(target, cute.make_layout((8, 1)))
+            target = cute.make_tensor(target, (8, 1))
             operation = warp.StMatrix8x8x16bOp(transpose=self.TRANSPOSES, num_matrices=4)
             atom = cute.make_copy_atom(operation, values.element_type)
-            cute.copy(atom, cute.make_tensor(values.iterator, cute.make_layout((8, 1))), target)
+            cute.copy(atom, cute.make_tensor(values.iterator, (8, 1)), target)
 
 
 # --- the same of out^T = b * a^T -------------------------------------------------------------------------------------

@@ -363,7 +363,7 @@ class Repack:
     def _load_pair(self, raw: cute.Pointer, i: Int32) -> list[Uint32]:
         """The words of two rows: the first begins with a word, the second in the middle of one."""
         source = cute.recast_ptr(raw + cute.assume(i * PAIR_WORDS * 4, divby=4), dtype=Uint32)
-        words = cute.make_tensor(source, cute.make_layout(PAIR_WORDS))
+        words = cute.make_tensor(source, PAIR_WORDS)
         return [words[j] for j in range(PAIR_WORDS)]
 
     @cute.jit
@@ -384,7 +384,7 @@ class Repack:
 
     def _row(self, stage: cute.Pointer, i: Int32) -> cute.Tensor:
         target = stage + cute.assume(i * ROW_BYTES, divby=ROW_BYTES)
-        return cute.make_tensor(cute.recast_ptr(target, dtype=Uint32), cute.make_layout(WORDS))
+        return cute.make_tensor(cute.recast_ptr(target, dtype=Uint32), WORDS)
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ class Sm90ImagesKernel(ImagesHost):
             high=weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None,
             out=store_tma(out, self._staging_layout(), self._out_box()),
             table=table_view(plan, o.table, feature_groups, position_tiles),
-            scale=cute.make_tensor(o.scale, cute.make_layout((o.n,))),
+            scale=cute.make_tensor(o.scale, (o.n,)),
             image_tiles=cute.ceil_div(o.batch, plan.tile_images),
             row_tiles=row_tiles,
             position_tiles=position_tiles,

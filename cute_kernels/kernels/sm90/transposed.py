@@ -208,7 +208,7 @@ def resident_weight(
             words[i] = Int32(0)
             if row < weight.shape[0] and column < weight.shape[1]:
                 address = weight.iterator + cute.crd2idx((row, cute.assume(column, divby=per_word)), weight.layout)
-                words[i] = cute.make_tensor(cute.recast_ptr(address, dtype=Int32), cute.make_layout(1))[0]
+                words[i] = cute.make_tensor(cute.recast_ptr(address, dtype=Int32), 1)[0]
     return fragments
 
 
@@ -278,8 +278,8 @@ class WarpgroupStaging(StagingBuffer):
     def write(addresses: tuple[cute.CopyAtom, cute.Pointer], values: cute.Tensor, block: int) -> None:
         """Writes a thread's eight BF16 values of 16 columns, ``block`` times 16 from the first ones on."""
         atom, first = addresses
-        rows_16 = cute.make_tensor(first + block * (ROWS_PER_STORE * 64), cute.make_layout((8, 1)))
-        cute.copy(atom, cute.make_tensor(values.iterator, cute.make_layout((8, 1))), rows_16)
+        rows_16 = cute.make_tensor(first + block * (ROWS_PER_STORE * 64), (8, 1))
+        cute.copy(atom, cute.make_tensor(values.iterator, (8, 1)), rows_16)
 
     @cute.jit
     def store(self, *coordinates: Int32) -> None:
