@@ -93,7 +93,7 @@ def _row_of(
     values = cute.make_rmem_tensor((vector, count // vector), row.element_type)
     for i in cutlass.range_constexpr(count // vector):
         cute.autovec_copy(vectors[None, min(first // vector + i, last)], values[None, i])
-    return cute.make_tensor(values.iterator, cute.make_layout(count))
+    return cute.make_tensor(values.iterator, count)
 
 
 @cute.jit
@@ -184,6 +184,7 @@ class GemmHost:
         if cutlass.const_expr(plan.tma_residual):
             residual = matrices(residual_pointer, m, n, row_pitch(n, problem.residual), batches, problem.residual)
             residual_tma = load_tma(residual, box_layout, box)
+        m_tiles, n_tiles = cute.ceil_div(m, plan.cluster_rows), cute.ceil_div(n, plan.cluster_columns)
         arguments = DeviceArguments(
             tiled_mma=tiled_mma,
             a=a_tma,
@@ -191,22 +192,12 @@ class GemmHost:
             out=store_tma(out, box_layout, box),
             residual=residual_tma,
             bias=bias_view(bias_pointer, plan, n),
-            addends=gemm_addends(
-                plan,
-                scale=scale,
-                row_scale=row_scale,
-                column_scale=column_scale,
-                residual=None if plan.tma_residual else residual_pointer,
-                out_scale=out_scale,
-                m=m,
-                n=n,
-                batches=batches,
-            ),
-            m_tiles=cute.ceil_div(m, plan.cluster_rows),
-            n_tiles=cute.ceil_div(n, plan.cluster_columns),
+            addends=gemm_addends(plan, (scale, row_scale, column_scale), residual_pointer, out_scale, (m, n, batches)),
+            m_tiles=m_tiles,
+            n_tiles=n_tiles,
             batches=batches,
             k_blocks=cute.ceil_div(k, plan.tile_k),
-            divisors=self.divisors(cute.ceil_div(m, plan.cluster_rows), cute.ceil_div(n, plan.cluster_columns)),
+            divisors=self.divisors(m_tiles, n_tiles),
         )
         launch_clusters(self.kernel(arguments), plan, clusters, stream)
 
@@ -232,33 +223,28 @@ def row_pitch(n: Int32, dtype: str) -> Int32:
 
 def gemm_addends(
     plan: GemmPlan,
-    *,
-    scale: Float32 | cute.Pointer | None,
-    row_scale: cute.Pointer | None,
-    column_scale: cute.Pointer | None,
+    factors: tuple[Float32 | cute.Pointer | None, cute.Pointer | None, cute.Pointer | None],
     residual: cute.Pointer | None,
     out_scale: Float32 | cute.Pointer | None,
-    m: Int32,
-    n: Int32,
-    batches: Int32,
+    sizes: tuple[Int32, Int32, Int32],
 ) -> Addends:
-    """Operands of a host function, as views."""
+    """Operands of a host function, as views: factors of the call, of rows and of columns; sizes M, N, batches."""
     problem, scales, view = plan.problem, None, None
+    m, n, batches = sizes
     if problem.scaled:
         columns = cute.assume(n, divby=plan.column_vector)
-        by_pointer = problem.scale_source == "pointer"
-        scales = scales_of(by_pointer, scale, row_scale, column_scale, m, columns, batches)
-    if residual is not None:
+        scales = scales_of(problem.scale_source == "pointer", *factors, m, columns, batches)
+    if residual is not None and not plan.tma_residual:
         pitch = row_pitch(n, problem.residual)
         view = matrices(residual, m, pitch, pitch, batches, problem.residual)
     if problem.out_scale_source == "pointer":
-        out_scale = cute.make_tensor(out_scale, cute.make_layout(1))
+        out_scale = cute.make_tensor(out_scale, 1)
     return Addends(scales, view, out_scale)
 
 
 def bias_view(pointer: cute.Pointer | None, plan: GemmPlan, n: Int32) -> cute.Tensor | None:
     """``[N]`` in its own type."""
-    return None if pointer is None else cute.make_tensor(pointer, cute.make_layout(cute.assume(n, plan.bias_vector)))
+    return None if pointer is None else cute.make_tensor(pointer, cute.assume(n, plan.bias_vector))
 
 
 @cute.jit

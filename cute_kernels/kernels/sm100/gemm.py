@@ -11,14 +11,13 @@ overwritten when it is drained.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
+from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
@@ -27,15 +26,14 @@ from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, biases
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, tma_operand
-from cute_kernels.kernels.pipes import allocate, this_cluster, warp_and_rank
+from cute_kernels.kernels.pipes import this_cluster
 from cute_kernels.kernels.sm100.cta_pair import (
     ClusterPlace,
-    IntegerMmaOp,
     Mma,
     Sm100Pipe,
-    begin,
-    cluster_place,
     end,
+    enter,
+    make_mma,
     release_accumulator,
     tensor_memory,
 )
@@ -112,7 +110,7 @@ class GemmEpilogue:
                     if cutlass.const_expr(column + width == plan.config.tile_n):
                         release_accumulator(self.accumulator, state, mma_tile)
                     values = finish(
-                        as_floats(cute.make_tensor(fragment.iterator, cute.make_layout(width))),
+                        as_floats(cute.make_tensor(fragment.iterator, width)),
                         bias,
                         plan.problem.activation,
                         dtype,
@@ -147,15 +145,7 @@ class Sm100GemmKernel(GemmHost):
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
         plan = self.plan
-        majors, shape = (OperandMajorMode.K, OperandMajorMode.K), self.tile_mnk[:2]
-        if plan.sums_integers:
-            source = tcgen05.OperandSource.SMEM
-            operation = IntegerMmaOp(self.dtype, self.b_dtype, shape, tcgen05.CtaGroup.TWO, source)
-            tiled_mma = cute.make_tiled_mma(cute.make_mma_atom(operation))
-        else:
-            tiled_mma = sm100_utils.make_trivial_tiled_mma(
-                self.dtype, self.b_dtype, *majors, Float32, tcgen05.CtaGroup.TWO, shape
-            )
+        tiled_mma = make_mma(self.dtype, self.b_dtype, self.tile_mnk[:2], tcgen05.CtaGroup.TWO)
         a_layout, b_layout = (cute.slice_(layout, (None, None, None, 0)) for layout in self._stage_layouts(tiled_mma))
         rest = (self.tile_mnk, tiled_mma, (plan.cta_group, *plan.pairs, 1))
         a_load, b_load = (load_operation(plan.pairs[i], tcgen05.CtaGroup.TWO) for i in (1, 0))
@@ -174,12 +164,9 @@ class Sm100GemmKernel(GemmHost):
     @cute.kernel
     def kernel(self, args: DeviceArguments) -> None:
         plan = self.plan
-        warp, rank = warp_and_rank(plan)
-        place = cluster_place(plan, rank)
-        kind = functools.partial(Sm100Pipe, place=place)
-        barriers, (a_stages, b_stages, staging), pipes = allocate(plan, self.graph, kind)
-        tmem_address = cute.recast_ptr(barriers + self.graph.slots, dtype=Int32)
-        begin(plan, self.graph, warp, barriers, tmem_address, (args.a.atom, args.b.atom, args.out.atom))
+        frame = enter(plan, self.graph, (args.a.atom, args.b.atom, args.out.atom))
+        warp, place, pipes = frame.warp, frame.place, frame.pipes
+        a_stages, b_stages, staging = frame.regions
 
         cluster, (_, clusters) = cute.arch.cluster_idx()[0], this_cluster(plan)
         order = GroupedOrder(args.m_tiles, args.n_tiles, args.batches, plan.config.group_m, cluster, clusters)
@@ -188,7 +175,7 @@ class Sm100GemmKernel(GemmHost):
         b_tensor = shared_tensor(b_stages, b_layout, self.b_dtype)
         count = plan.accumulators * plan.mma_tiles
         dtype = Int32 if plan.sums_integers else Float32
-        accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, tmem_address, dtype)
+        accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, frame.tmem_address, dtype)
 
         if warp == plan.load_warp:
             mma = args.tiled_mma.get_slice(place.rank)

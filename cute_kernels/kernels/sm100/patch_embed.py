@@ -7,14 +7,13 @@ the other.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import BFloat16, Float32, Int32, Int64
-from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
+from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels import dsl
 from cute_kernels.config import WEIGHT_TYPES
@@ -23,24 +22,15 @@ from cute_kernels.kernels.epilogue import Scales, as_floats, scale_add_round
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands
 from cute_kernels.kernels.load import Load, Operand, tma_operand
-from cute_kernels.kernels.pipes import (
-    NO_STAMPS,
-    Stamps,
-    allocate,
-    make_stamps,
-    stamp_waits,
-    this_cluster,
-    warp_and_rank,
-)
+from cute_kernels.kernels.pipes import NO_STAMPS, Stamps, make_stamps, stamp_waits, this_cluster
 from cute_kernels.kernels.sm100.cta_pair import (
     ClusterPlace,
-    IntegerMmaOp,
     Mma,
     Sm100Pipe,
-    begin,
-    cluster_place,
     cta_group,
     end,
+    enter,
+    make_mma,
     release_accumulator,
     tensor_memory,
 )
@@ -224,9 +214,9 @@ class TableReader:
         values = cute.make_rmem_tensor((vector, width // vector), self.table.element_type)
         base = self.table.iterator + cute.assume(first, divby=vector)
         for i in cutlass.range_constexpr(width // vector):
-            chunk = cute.make_tensor(base + self._further(column + i * vector), cute.make_layout(vector))
+            chunk = cute.make_tensor(base + self._further(column + i * vector), vector)
             cute.autovec_copy(chunk, values[None, i])
-        return cute.make_tensor(values.iterator, cute.make_layout(width))
+        return cute.make_tensor(values.iterator, width)
 
     def _further(self, column: int) -> int:
         """Elements from the first column of a warp to another one: whole chunks of the layout, and what is left."""
@@ -267,8 +257,8 @@ class ScaleReader:
         values = cute.make_rmem_tensor((FACTORS, width // FACTORS), Float32)
         for i in cutlass.range_constexpr(width // FACTORS):
             first = cute.assume(min(column + i * FACTORS, cute.size(features) - FACTORS), divby=FACTORS)
-            cute.autovec_copy(cute.make_tensor(features.iterator + first, cute.make_layout(FACTORS)), values[None, i])
-        flat = cute.make_tensor(values.iterator, cute.make_layout(width))
+            cute.autovec_copy(cute.make_tensor(features.iterator + first, FACTORS), values[None, i])
+        flat = cute.make_tensor(values.iterator, width)
         if cutlass.const_expr(row_factor is not None):
             for i in cutlass.range_constexpr(0, width, 2):
                 flat[i], flat[i + 1] = ptx.mul_rn_f32x2((flat[i], flat[i + 1]), (row_factor, row_factor))
@@ -395,11 +385,11 @@ class CoalescedStores:
     def write(self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32) -> None:
         self.stamps.mark(Phase.STAGING)
         count = CHUNK_BYTES // BYTES
-        packed = cute.make_tensor(values.iterator, cute.make_layout((count, cute.size(values) // count)))
+        packed = cute.make_tensor(values.iterator, (count, cute.size(values) // count))
         row = self.base + cute.assume(self.lane * self.pitch, divby=CHUNK_BYTES)
         for i in cutlass.range_constexpr(cute.size(values) // count):
             target = cute.recast_ptr(row + (column * BYTES + i * CHUNK_BYTES), dtype=BFloat16)
-            cute.autovec_copy(packed[None, i], cute.make_tensor(target, cute.make_layout(count)))
+            cute.autovec_copy(packed[None, i], cute.make_tensor(target, count))
 
     @cute.jit
     def finish_tile(self, rows: WarpRows, first_column: Int32) -> None:
@@ -416,9 +406,9 @@ class CoalescedStores:
             mine = self.base + cute.assume(self.lane * (count * BYTES), divby=count * BYTES)
             for i in cutlass.range(there, unroll=8):
                 staged = mine + cute.assume(i * self.pitch, divby=CHUNK_BYTES)
-                source = cute.make_tensor(cute.recast_ptr(staged, dtype=BFloat16), cute.make_layout(count))
+                source = cute.make_tensor(cute.recast_ptr(staged, dtype=BFloat16), count)
                 row = target + cute.assume(Int64(i) * self.out.stride[0], divby=count)
-                cute.autovec_copy(source, cute.make_tensor(row, cute.make_layout(count)))
+                cute.autovec_copy(source, cute.make_tensor(row, count))
         # The next tile overwrites what other lanes read here.
         cute.arch.sync_warp()
 
@@ -560,7 +550,7 @@ class Sm100PatchEmbedEpilogue:
                     self.accumulator.stamps.mark(Phase.MATH)
                     begin = column + i * width
                     scale = self.scales.multiplier(row_factor, first + begin, width)
-                    registers = as_floats(cute.make_tensor(fragments[i].iterator, cute.make_layout(width)))
+                    registers = as_floats(cute.make_tensor(fragments[i].iterator, width))
                     values = scale_add_round(registers, addends[i], scale, config.epilogue, packed_f32=True)
                     stores.write(values, begin, rows, first)
             stores.finish_tile(rows, first)
@@ -624,7 +614,7 @@ class Sm100PatchEmbedKernel(RowsHost):
 
     def arguments(self, operands: RowsOperands) -> DeviceArguments:
         plan, config, o = self.plan, self.plan.config, operands
-        tiled_mma = self._tiled_mma()
+        tiled_mma = make_mma(self.element, self.weight_element, (plan.tile_m, plan.tile_n), cta_group(plan))
         tile_mnk = (plan.tile_m, plan.tile_n, plan.tile_k)
         x_layout = sm100_utils.make_smem_layout_a(tiled_mma, tile_mnk, self.element, config.stages)
         weight_layout = sm100_utils.make_smem_layout_b(tiled_mma, tile_mnk, self.weight_element, config.stages)
@@ -666,32 +656,21 @@ class Sm100PatchEmbedKernel(RowsHost):
         """``[images, 128 bytes of K, positions]`` of a CTA's rows: TMA puts them one after another, images fastest."""
         return (self.plan.cta_images, self.plan.tile_k, self.plan.cta_positions)
 
-    def _tiled_mma(self) -> cute.TiledMma:
-        shape, group = (self.plan.tile_m, self.plan.tile_n), cta_group(self.plan)
-        if self.plan.sums_integers:
-            operation = IntegerMmaOp(self.element, self.weight_element, shape, group, tcgen05.OperandSource.SMEM)
-            return cute.make_tiled_mma(cute.make_mma_atom(operation))
-        majors = (OperandMajorMode.K, OperandMajorMode.K)
-        return sm100_utils.make_trivial_tiled_mma(self.element, self.weight_element, *majors, Float32, group, shape)
-
     @cute.kernel
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan = self.plan
-        warp, rank = warp_and_rank(plan)
-        place = cluster_place(plan, rank)
-        kind = functools.partial(Sm100Pipe, place=place)
-        barriers, (x_stages, weight_stages, staging), pipes = allocate(plan, self.graph, kind)
-        tmem_address = cute.recast_ptr(barriers + self.graph.slots, dtype=Int32)
         copies = (args.x, args.weight, args.out)
-        begin(plan, self.graph, warp, barriers, tmem_address, tuple(c.atom for c in copies if isinstance(c, Tma)))
+        frame = enter(plan, self.graph, tuple(copy.atom for copy in copies if isinstance(copy, Tma)))
+        warp, place, pipes = frame.warp, frame.place, frame.pipes
+        x_stages, weight_stages, staging = frame.regions
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
-        rows = TileRows(plan, rank, args.images, args.positions, args.position_tiles)
+        rows = TileRows(plan, place.rank, args.images, args.positions, args.position_tiles)
         order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, *this_cluster(plan), plan.config.snake)
         x_tensor = shared_tensor(x_stages, args.x_layout, self.element)
         weight_tensor = shared_tensor(weight_stages, args.weight_layout, self.weight_element)
         accumulators = tensor_memory(
-            args.tiled_mma, (plan.tile_m, plan.tile_n), plan.accumulators, tmem_address, self.accumulator
+            args.tiled_mma, (plan.tile_m, plan.tile_n), plan.accumulators, frame.tmem_address, self.accumulator
         )
 
         if warp == plan.load_warp:

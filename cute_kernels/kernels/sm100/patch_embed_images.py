@@ -203,7 +203,7 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
         position_tiles = row_tiles * o.grid_height
         feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
-        scale = None if o.scale is None else cute.make_tensor(o.scale, cute.make_layout((o.n,)))
+        scale = None if o.scale is None else cute.make_tensor(o.scale, (o.n,))
         return DeviceArguments(
             images=load_tma(images, strip_layout(plan, 1), plan.load_box, 1, cta_group(plan)),
             weight=self.weight_tma(o.weight),

@@ -165,7 +165,7 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
                     self._load_table(own, self.table_rows.position(position, plan.position_of(row)))
                 for i in cutlass.range_constexpr(MATRICES):
                     addends[odd, i] = own[i]
-        return cute.make_tensor(addends.iterator, cute.make_layout(2 * MATRICES))
+        return cute.make_tensor(addends.iterator, 2 * MATRICES)
 
     @cute.jit
     def _scale(self, row: cutlass.Constexpr[int], row_block: Int32, position: Int32) -> Float32 | cute.Tensor:

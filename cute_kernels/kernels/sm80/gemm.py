@@ -102,7 +102,7 @@ class GemmTiles:
             counter = self.arrivals + tile // self.plan.config.split_k
             if count_arrival(counter.toint()) == self.plan.config.split_k - 1:
                 last = Int32(1)
-                cute.make_tensor(counter, cute.make_layout(1))[0] = Int32(0)  # as the next launch wants to find it
+                cute.make_tensor(counter, 1)[0] = Int32(0)  # as the next launch wants to find it
         return any_of_cta(last)
 
     def _add(self, sums: cute.Tensor, tile: Int32) -> None:
@@ -177,17 +177,8 @@ class Sm80GemmKernel:
         stream: Any,
     ) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
-        addends = gemm_addends(
-            self.plan,
-            scale=scale,
-            row_scale=row_scale,
-            column_scale=column_scale,
-            residual=residual_pointer,
-            out_scale=out_scale,
-            m=m,
-            n=n,
-            batches=batches,
-        )
+        factors, sizes = (scale, row_scale, column_scale), (m, n, batches)
+        addends = gemm_addends(self.plan, factors, residual_pointer, out_scale, sizes)
         pointers = a_pointer, b_pointer, bias_pointer, addends, out_pointer, arrivals, partials
         kernel = self.kernel(*pointers, m, n, k, batches)
         launch(kernel, self.plan, clusters, stream)
@@ -232,7 +223,7 @@ class Sm80GemmKernel:
 
 def _by_vectors(sums: cute.Tensor) -> cute.Tensor:
     """The accumulators of a lane as ``[4, vectors]``."""
-    return cute.make_tensor(sums.iterator, cute.make_layout((4, cute.size(sums) // 4)))
+    return cute.make_tensor(sums.iterator, (4, cute.size(sums) // 4))
 
 
 def _of_batch(pointer: cute.Pointer, batch: Int32, rows: Int32, k_bytes: Int32) -> Int64:
