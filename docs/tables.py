@@ -7,6 +7,7 @@ A generated table stands between ``<!-- NAME: .. -->`` and ``<!-- end -->``; `TA
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Callable
@@ -54,6 +55,7 @@ SIDE = 224
 FEATURES = 768
 
 
+@functools.cache
 def first_line(module: Path) -> str:
     """The first line of a module's docstring."""
     text = ast.get_docstring(ast.parse(module.read_text())) or ""

@@ -57,6 +57,12 @@ def sleeps(state: State, number: int) -> None:
     time.sleep(600)
 
 
+def waits(_: object, mark: str) -> None:
+    """Leaves a file when it has begun, and does not end."""
+    Path(mark).touch()
+    threading.Event().wait()
+
+
 if __name__ == "__main__":
     with Workers(State, (0,), jobs=2) as workers:
         list(workers.each(sleeps, [(number,) for number in range(4)]))

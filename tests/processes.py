@@ -8,7 +8,9 @@ and when, is tested in real processes.
 
 from __future__ import annotations
 
+import gc
 import importlib
+import inspect
 import multiprocessing
 import os
 import runpy
@@ -27,7 +29,8 @@ LIBRARIES = (
 
 _server = multiprocessing.get_context("forkserver")
 # Without hypothesis, whose plugin pytest wants to import itself.
-_server.set_forkserver_preload([__name__, *(name for name in LIBRARIES if name != "hypothesis")])
+_server.set_forkserver_preload(["tests.uncollected", *(name for name in LIBRARIES if name != "hypothesis"), __name__])
+inspect.getmodule(sys._getframe())  # looks through all modules, as torch does for each operator: 0.1 s, once
 
 
 def run_python(
@@ -64,11 +67,13 @@ def run_python(
 
 def pool(processes: int) -> ProcessPoolExecutor:
     """Worker processes that have the libraries already, in which nobody has imported anything of ours."""
-    return ProcessPoolExecutor(processes, _server)
+    return ProcessPoolExecutor(processes, _server, initializer=gc.enable)
 
 
 def _main(arguments: Sequence[str], cwd: str, environment: Mapping[str, str], outputs: Sequence[str]) -> None:
     """The forked process: never returns to what multiprocessing does at the end of one."""
+    gc.freeze()
+    gc.enable()
     for descriptor, path in ((0, os.devnull), *zip((1, 2), outputs, strict=True)):
         opened = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(opened, descriptor)

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,9 +23,10 @@ from cute_kernels.emulator import Options, default_options
 from cute_kernels.executors import Workers
 from cute_kernels.programs import capture
 from cute_kernels.testing.ptx import aligned, module
+from tests import executor_tasks
 from tests.emulator.launch.test_cluster_processes import children
 from tests.emulator.ptx_launch import launch
-from tests.nightly import examples
+from tests.nightly import crossed, examples
 from tests.processes import run_python
 
 
@@ -67,9 +69,9 @@ def operands() -> tuple[torch.Tensor, ...]:
     ids=["detectors", "none", "strict and random", "counters", "processes"],
 )
 @pytest.mark.parametrize(
-    "config", [Sm100PatchEmbedConfig(epilogue_warps=4), Sm90PatchEmbedConfig()], ids=["sm100", "sm90"]
+    ("raises", "config"),
+    crossed([KeyboardInterrupt, Late], [Sm90PatchEmbedConfig(), Sm100PatchEmbedConfig(epilogue_warps=4)]),
 )
-@pytest.mark.parametrize("raises", [KeyboardInterrupt, Late])
 def test_random_moments(options, config, raises, alarms) -> None:
     given, before = operands(), children()
 
@@ -117,7 +119,7 @@ LOOP:
 def test_a_loop_that_never_calls_python(alarms, processes) -> None:
     """The core alone runs, for ever."""
     options = Options(processes=processes, max_idle_blocks=None, max_warp_instructions=None)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
     with pytest.raises(KeyboardInterrupt):
         launch(module(ENDLESS, parameters=1), aligned(np.zeros(4, np.int32)), grid=(2, 1, 1), options=options)
 
@@ -320,7 +322,7 @@ assert right(5)
 outcomes, generator = collections.Counter(), random.Random(1)
 for _ in range(int(sys.argv[1])):
     try:
-        signal.setitimer(signal.ITIMER_REAL, generator.uniform(0.001, 0.2))
+        signal.setitimer(signal.ITIMER_REAL, generator.uniform(0.001, 0.1))
         run(from_dlpack(x), 1 << 30)
         outcomes["lost"] += 1
     except KeyboardInterrupt:
@@ -352,19 +354,19 @@ def interrupted(count, longest, turns):
             seen["main", type(error).__name__] += 1
 threads = [threading.Thread(target=work, args=(500,)) for _ in range(3)]
 for thread in threads: thread.start()
-interrupted(20, 0.2, 1 << 30)
+interrupted(8, 0.1, 1 << 30)
 ended.set()
 for thread in threads: thread.join()
 threading.Thread(target=run, args=(from_dlpack(torch.zeros_like(x)), 1 << 30), daemon=True).start()
-time.sleep(0.5)
-interrupted(1, 0.5, 3)  # behind that one, which never ends
+time.sleep(0.2)
+interrupted(1, 0.2, 3)  # behind that one, which never ends
 print({key: seen[key] for key in seen if key != ("thread", "right")}, flush=True)
 os._exit(0)
 """
 ENDED = PROGRAM + """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
 def test_spin():
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     run(from_dlpack(x), 1 << 30)
 if __name__ == "__main__":
     test_spin()
@@ -373,7 +375,7 @@ if __name__ == "__main__":
 
 def test_random_moments_of_a_program(tmp_path: Path) -> None:
     (tmp_path / "moments.py").write_text(MOMENTS)
-    count = examples(12, 200)
+    count = examples(8, 200)
     words = ["--arch", "sm_90a", "--quiet", str(tmp_path / "moments.py"), str(count)]
     done = run_python("-m", "cute_kernels", "emulate", *words)
     assert done.returncode == 0, done.stderr
@@ -385,7 +387,7 @@ def test_an_interrupt_is_of_the_main_thread_alone(tmp_path: Path) -> None:
     (tmp_path / "threads.py").write_text(THREADS)
     words = ["emulate", "--arch", "sm_90a", "--quiet", str(tmp_path / "threads.py")]
     done = run_python("-m", "cute_kernels", *words, timeout=60)
-    assert done.stdout == "{('main', 'KeyboardInterrupt'): 21}\n", done.stdout + done.stderr
+    assert done.stdout == "{('main', 'KeyboardInterrupt'): 9}\n", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", ["emulate", "check", "mutate"])
@@ -396,25 +398,16 @@ def test_commands_end_with_130(command: str, tmp_path: Path) -> None:
     assert "interrupted" in done.stderr and "error" not in done.stdout and "Traceback" not in done.stderr
 
 
-def _wait_for_ever(_: None, folder: str) -> None:
-    Path(folder, "waits").touch()
-    threading.Event().wait()
-
-
 def test_an_interrupt_of_the_main_process_alone_ends_its_workers(tmp_path: Path, alarms: list) -> None:
     """As `kill -INT` sends it, and not the terminal, which interrupts the workers too."""
     before, alarms[0] = children(), Late
-    with pytest.raises(Late), Workers(_no_state, (), jobs=2) as workers:
-        results = workers.each(_wait_for_ever, [(str(tmp_path),)])
+    with pytest.raises(Late), Workers(str, (), jobs=2) as workers:
+        results = workers.each(executor_tasks.waits, [(str(tmp_path / "waits"),)])
         timer = threading.Thread(target=_alarm_when, args=(tmp_path / "waits",))
         timer.start()
         next(results)
     timer.join()
     assert len(children() - before) <= 1  # the tracker of multiprocessing's resources, which serves all pools
-
-
-def _no_state() -> None:
-    """What workers prepare."""
 
 
 def _alarm_when(path: Path) -> None:
@@ -431,19 +424,25 @@ _session.__enter__()
 """
 
 
+def pytest_run(test: Path, *plugins: str) -> subprocess.CompletedProcess[str]:
+    """With no other plugins: to import those of all packages takes longer than the test."""
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return run_python("-m", "pytest", "-q", *plugins, str(test), cwd=test.parent, env=environment)
+
+
 def test_pytest_stops_with_2(tmp_path: Path) -> None:
     test = tmp_path / "test_ended.py"
     test.write_text(CAPTURED + ENDED + "\ndef test_never():\n    raise AssertionError('went on')\n")
-    done = run_python("-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", str(test), cwd=tmp_path)
+    done = pytest_run(test)
     assert done.returncode == 2, done.stdout
     assert "KeyboardInterrupt" in done.stdout and "went on" not in done.stdout
 
 
 def test_pytest_timeout_fails_one_test_and_the_next_one_runs(tmp_path: Path) -> None:
     test = tmp_path / "test_late.py"
-    body = "@pytest.mark.timeout(1, method='signal')\ndef test_late():\n    run(from_dlpack(x), 1 << 30)\n"
+    body = "@pytest.mark.timeout(0.3, method='signal')\ndef test_late():\n    run(from_dlpack(x), 1 << 30)\n"
     test.write_text(CAPTURED + PROGRAM + body + "def test_next():\n    assert right(3)\n")
-    done = run_python("-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", str(test), cwd=tmp_path)
+    done = pytest_run(test, "-p", "pytest_timeout")
     assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout
     assert "Timeout" in done.stdout and "DSLCudaRuntimeError" not in done.stdout
 

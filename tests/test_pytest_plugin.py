@@ -23,6 +23,7 @@ def run_tests(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         "PYTHONPATH": str(ROOT),
         "COLUMNS": "400",  # no summary is cut short
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # importing those of all packages takes longer than the tests
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(ROOT / ".hypothesis"),  # has the constants of this package's modules
     }
     return run_python(*command, *arguments, str(folder), cwd=folder, env=environment)
 

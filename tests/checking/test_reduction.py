@@ -20,7 +20,7 @@ from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.emulator.steps import Step
 from cute_kernels.programs.recorded import Recorder, Replay
 from cute_kernels.testing.ptx import aligned, module
-from tests.checking import report_files
+from tests.diagnostics import report_files
 
 HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 p) {\n"
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.commands import cli
-from tests.checking import report_files, ticket_program
+from tests.checking import ticket_program
 from tests.checking.planted import planted, report_file
+from tests.diagnostics import report_files
 from tests.emulator import exit_program
 
 TICKETS = str(Path(ticket_program.__file__))

@@ -10,8 +10,8 @@ import pytest
 from cute_kernels.commands import cli
 from cute_kernels.diagnostics import going_on
 from cute_kernels.diagnostics.kinds import KINDS
-from tests.checking import report_files
 from tests.checking.planted import EXAMPLE, FAULTS
+from tests.diagnostics import report_files
 
 _ALL = ["proxy-fence", "source-in-use", "exit-in-use"]
 

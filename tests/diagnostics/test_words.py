@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -185,7 +186,7 @@ def test_shown(emulated):
 
 def test_a_failing_test_shows_tensors_of_the_dsl(tmp_path: Path) -> None:
     (tmp_path / "test_shown.py").write_text(SHOWN)
-    words = ["-m", "pytest", "-q", "-vv", "--showlocals", "-p", "no:cacheprovider", "test_shown.py"]
-    done = run_python(*words, cwd=tmp_path)
+    words = ["-m", "pytest", "-q", "-vv", "--showlocals", "-p", "cute_kernels.pytest_plugin", "test_shown.py"]
+    done = run_python(*words, cwd=tmp_path, env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
     assert done.returncode == 1 and "1 failed" in done.stdout
     assert re.search(r"compact += Tensor<0x[0-9a-f]+@gmem o \(\?,4\)", done.stdout)

@@ -6,8 +6,10 @@ Operands and results are bit patterns. The rules are in the docstring of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Format -> bits of exponent and of fraction, and whether the highest exponent is for infinities and NaN (None: there
 #: are none of them).
@@ -35,8 +37,7 @@ class Rules:
     floor: int
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(NamedTuple):
     """``significand * 2**unit`` with its encoded exponent, or ``special``: ``"nan"``, ``"inf"``, ``"-inf"``."""
 
     significand: int = 0
@@ -45,6 +46,7 @@ class Number:
     special: str = ""
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def decode(bits: int, form: str) -> Number:
     """A bit pattern's number; of TF32 the lower 13 bits do not count, of ue4m3 the highest one."""
     if form == "ue8m0":

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from cute_kernels.emulator.core import build, library
@@ -29,6 +30,19 @@ def _load(variant: str) -> ctypes.CDLL:
         if variant != library.usable()[-1] and not NIGHTLY:
             patch.setenv(build.FLAGS_VARIABLE, f"{os.environ.get(build.FLAGS_VARIABLE, '')} -O1")
         return library.load(variant)
+
+
+def of_every_variant(compute: Callable[[], np.ndarray]) -> np.ndarray:
+    """What is computed with matrix products, by the core of each variant: bit for bit the same."""
+    found = {}
+    for variant in sorted(library.usable() if NIGHTLY else _DAILY):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(products, "core", functools.partial(_load, variant))
+            found[variant] = compute()
+    first, *others = found
+    for other in others:
+        np.testing.assert_array_equal(found[first], found[other], f"{first} and {other}")
+    return found[first]
 
 
 def each_variant(request: pytest.FixtureRequest) -> Iterator[str]:

@@ -18,7 +18,7 @@ from cute_kernels.operations.gemm import GEMM
 from cute_kernels.plan import PLANNERS, make_plan
 from cute_kernels.programs import host
 from cute_kernels.runtime.gpu import BoundLaunch
-from tests.nightly import NIGHTLY, nightly
+from tests.nightly import NIGHTLY, crossed, nightly
 from tests.reference.exact import fp32, fractions, nearest
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
@@ -199,8 +199,7 @@ def test_configs_survive_the_operator(config):
     assert decoded == config and [type(v) for v in vars(decoded).values()] == [type(v) for v in vars(config).values()]
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("config", [SMALL_SM100, SMALL_SM90], ids=["sm100", "sm90"])
+@pytest.mark.parametrize(("bias", "config"), crossed([True, False], [SMALL_SM100, SMALL_SM90]))
 def test_bound_launch_equals_the_call_of_the_dsl(bias, config):
     plan = make_plan(GemmProblem(70, 264, 144, 3, bias=bias), config)
     bound = BoundLaunch(plan, compile_plan(plan, emulated=True))

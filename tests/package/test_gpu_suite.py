@@ -28,8 +28,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "tests" / "gpu"
 
 SAMPLE = (
-    "test_emulator_agreement.py::test_equal_bits_where_sums_are_exact[shape0-default]",
-    "test_gemm.py::test_types[torch.bfloat16-torch.float32-True-128-256-6-2-8-2-1-2]",
+    "test_emulator_agreement.py::test_equal_bits_where_sums_are_exact[shape0-weight in shared memory]",
+    "test_gemm.py::test_default_configuration[shape0]",
     "test_images.py::test_every_bit[1-side1]",
     "test_torch.py::test_negated_views",
     "test_warm.py::test_clear_cache_forgets_warm_calls",

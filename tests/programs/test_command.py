@@ -36,6 +36,14 @@ def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_python("-m", "cute_kernels", "emulate", *arguments)
 
 
+def ended(*arguments: str) -> int:
+    """Exit status of the command in this process."""
+    try:
+        return cli.main(["emulate", *arguments])
+    except SystemExit as end:
+        return end.code or 0
+
+
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
@@ -99,9 +107,7 @@ def test_options_before_the_script_are_the_command_s(own: list[str], expected: d
     ],
 )
 def test_unusable_options_before_the_script(capsys, arguments: list[str], message: str) -> None:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["emulate", *arguments])
-    assert end.value.code == 2 and message in capsys.readouterr().err
+    assert ended(*arguments) == 2 and message in capsys.readouterr().err
 
 
 def test_the_program_sees_its_arguments_as_they_are(tmp_path, capsys) -> None:
@@ -151,12 +157,9 @@ def test_exit_status_of_the_process(how: str) -> None:
 @pytest.mark.parametrize("how", ENDINGS)
 def test_exit_status_says_who_failed(capsys, how: str) -> None:
     status, words = ENDINGS[how]
-    try:
-        ended = cli.main(["emulate", "--quiet", PROGRAM, how])
-    except SystemExit as end:
-        ended = end.code or 0
+    found = ended("--quiet", PROGRAM, how)
     error = capsys.readouterr().err
-    assert ended == status and words in error and (words or not error)
+    assert found == status and words in error and (words or not error)
 
 
 @pytest.mark.parametrize(
@@ -171,24 +174,20 @@ def test_folders_that_cannot_be(tmp_path, monkeypatch, capsys, folder: str, mess
     """Nothing is run and nothing is written, the current folder included."""
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("mine")
-    try:
-        status = cli.main(["emulate", "--keep-ptx", folder, PROGRAM, "normal"])
-    except SystemExit as end:
-        status = end.code
-    assert status == 2 and message in capsys.readouterr().err
+    assert ended("--keep-ptx", folder, PROGRAM, "normal") == 2 and message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"] and Path("file").read_text() == "mine"
     with pytest.raises(ValueError, match="keep_ptx is empty"), capture(keep_ptx=""):
         pytest.fail("reached")
 
 
-def test_exit_status_of_arguments_and_files(tmp_path) -> None:
-    assert emulate("--keep-ptx", PROGRAM, PROGRAM, "normal").returncode == 2
-    assert emulate(str(tmp_path / "missing.py")).returncode == 2
-    assert f"{tmp_path} is a directory; the file of a program is needed" in emulate(str(tmp_path)).stderr
-    refused = emulate("--seed", "-1", PROGRAM, "normal")
-    assert refused.returncode == 2
-    assert "argument --seed: '-1' is not an integer from 0 to 2**63 - 1" in refused.stderr
-    assert emulate("--help").stdout.count("\n  3  a kernel is at fault") == 1
+def test_exit_status_of_arguments_and_files(tmp_path, capsys) -> None:
+    assert ended("--keep-ptx", PROGRAM, PROGRAM, "normal") == 2
+    assert ended(str(tmp_path / "missing.py")) == 2
+    assert ended(str(tmp_path)) == 2
+    assert f"{tmp_path} is a directory; the file of a program is needed" in capsys.readouterr().err
+    assert ended("--seed", "-1", PROGRAM, "normal") == 2
+    assert "argument --seed: '-1' is not an integer from 0 to 2**63 - 1" in capsys.readouterr().err
+    assert ended("--help") == 0 and capsys.readouterr().out.count("\n  3  a kernel is at fault") == 1
 
 
 def test_an_error_behind_an_exception_is_found() -> None:
@@ -359,14 +358,13 @@ def test_a_program_that_changes_the_directory_leaves_files_where_they_were_named
     assert "fäulty.py" in (tmp_path / "report.json").read_text(encoding="utf-8")
 
 
-def test_one_file_for_two_reports_is_refused_before_the_program_runs(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("print('ran')\n")
-    names = ["--report", "report.json", "--sarif", f"../{tmp_path.name}/report.json"]
-    done = run_python("-m", "cute_kernels", "emulate", *names, "program.py", cwd=tmp_path)
-    assert done.returncode == 2 and "ran" not in done.stdout
-    assert "--report and --sarif are both" in done.stderr and "allowed: two files" in done.stderr
-    devices = ["--report", "/dev/null", "--sarif", "/dev/null"]
-    assert run_python("-m", "cute_kernels", "emulate", *devices, "program.py", cwd=tmp_path).returncode == 0
+def test_one_file_for_two_reports_is_refused_before_the_program_runs(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text("print('ran')\n")
+    assert ended("--report", "report.json", "--sarif", f"../{tmp_path.name}/report.json", "program.py") == 2
+    out, error = capsys.readouterr()
+    assert "ran" not in out and "--report and --sarif are both" in error and "allowed: two files" in error
+    assert ended("--report", "/dev/null", "--sarif", "/dev/null", "program.py") == 0
 
 
 def test_a_program_that_removes_its_directory_keeps_its_report(tmp_path: Path) -> None:
@@ -400,21 +398,16 @@ def test_a_report_names_arguments_that_the_locale_cannot_decode(tmp_path: Path) 
     assert json.loads((tmp_path / "report.json").read_bytes())["diagnostics"][0]["kind"] == "out-of-bounds"
 
 
-def test_a_report_that_cannot_be_written_does_not_hide_a_fault(tmp_path: Path) -> None:
-    (tmp_path / "faulty.py").write_text(FAULTY)
-    (tmp_path / "right.py").write_text("")
-    words = ["-m", "cute_kernels", "emulate", "--arch", "sm_90a", "--report", "/dev/full"]
-    done = run_python(*words, "faulty.py", ".", cwd=tmp_path)
-    assert done.returncode == 3 and "/dev/full cannot be written: No space left on device" in done.stderr
-    done = run_python(*words, "right.py", cwd=tmp_path)
-    assert done.returncode == 2 and "/dev/full cannot be written: No space left on device" in done.stderr
-
-
-def test_each_file_is_written_whatever_becomes_of_the_others(tmp_path: Path) -> None:
-    (tmp_path / "faulty.py").write_text(FAULTY)
-    for full, others in (("report", {"sarif", "profile-json"}), ("profile-json", {"report", "sarif"})):
-        names = [word for name in others for word in (f"--{name}", str(tmp_path / f"{full}-{name}"))]
-        words = ["-m", "cute_kernels", "emulate", "--arch", "sm_90a", f"--{full}", "/dev/full", *names]
-        done = run_python(*words, "faulty.py", ".", cwd=tmp_path)
-        assert done.returncode == 3 and "/dev/full cannot be written: No space left on device" in done.stderr
-        assert all(json.loads((tmp_path / f"{full}-{name}").read_text()) for name in others)
+def test_a_report_that_cannot_be_written_does_not_hide_a_fault(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("faulty.py").write_text(FAULTY)
+    Path("right.py").write_text("")
+    full = "/dev/full cannot be written: No space left on device"
+    for words, status in ((("faulty.py", "."), 3), (("right.py",), 2)):
+        assert ended("--arch", "sm_90a", "--report", "/dev/full", *words) == status
+        assert full in capsys.readouterr().err
+    for failing, others in (("report", ("sarif", "profile-json")), ("profile-json", ("report", "sarif"))):
+        names = [word for name in others for word in (f"--{name}", f"{failing}-{name}")]
+        assert ended("--arch", "sm_90a", f"--{failing}", "/dev/full", *names, "faulty.py", ".") == 3
+        assert full in capsys.readouterr().err
+        assert all(json.loads(Path(f"{failing}-{name}").read_text()) for name in others)

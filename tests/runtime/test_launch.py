@@ -11,7 +11,7 @@ from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100Pa
 from cute_kernels.plan import make_plan
 from cute_kernels.programs import host
 from cute_kernels.runtime.gpu import BoundLaunch
-from tests.nightly import nightly
+from tests.nightly import crossed, nightly
 
 TENSOR_MAP_BYTES = 64
 """What the generated host code writes of a 128-byte tensor map; the rest is whatever was on its stack."""
@@ -23,20 +23,26 @@ def meaningful(launch: host.CapturedLaunch) -> list[bytes]:
 
 
 SMALL = Sm100PatchEmbedConfig(tile_n=128, epilogue_warps=4)
-
-
-@pytest.mark.parametrize("config", [SMALL, Sm90PatchEmbedConfig(tile_rows=32, stages=2)], ids=["sm100", "sm90"])
-@pytest.mark.parametrize(
-    ("rows", "source", "indexed", "along"),
-    [
-        (14, "pointer", True, ""), (0, "pointer", False, ""), (14, "value", False, "row feature"),
-        *(pytest.param(*call, marks=nightly) for call in (
-            (14, "value", False, ""), (14, "pointer", False, "row"),
-            (14, "pointer", False, ""), (14, "value", True, ""), (0, "value", False, ""), (0, "value", False, "feature")
-        )),
-    ],
+CONFIGS = (SMALL, Sm90PatchEmbedConfig(tile_rows=32, stages=2))
+CALLS = (
+    (14, "pointer", True, ""), (14, "value", False, "row feature"), (0, "pointer", False, ""), (14, "value", True, ""),
 )  # fmt: skip
-def test_bound_launch_equals_the_call_of_the_dsl(rows, source, indexed, along, config):
+"""Rows of a table, where the factor is, whether rows name their position, which factors are along what."""
+CALLS_BY_NIGHT = (
+    (14, "value", False, ""), (14, "pointer", False, "row"), (14, "pointer", False, ""), (0, "value", False, ""),
+    (0, "value", False, "feature"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "config"),
+    [
+        *crossed(CALLS, CONFIGS),
+        *(pytest.param(call, config, marks=nightly) for call in CALLS_BY_NIGHT for config in CONFIGS),
+    ],
+)
+def test_bound_launch_equals_the_call_of_the_dsl(call, config):
+    rows, source, indexed, along = call
     factors = {f"{name}_scale": name in along for name in ("row", "feature")}
     plan = make_plan(
         PatchEmbedProblem(14 * 37, 264, 144, rows, scale_source=source, table_index=indexed, **factors), config

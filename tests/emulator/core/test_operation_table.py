@@ -27,7 +27,7 @@ from tests.emulator.definitions.definition import KINDS as DTYPES
 from tests.emulator.definitions.definition import Definition
 from tests.emulator.definitions.floats import RELATIONS, floats
 from tests.emulator.definitions.integers import integers
-from tests.emulator.instruction_cases import EDGES
+from tests.emulator.instruction_cases import edges
 from tests.emulator.instructions import test_instruction_forms as forms
 from tests.emulator.instructions.test_conversions import CONVERSION
 from tests.emulator.instructions.test_instructions import FLOAT, INTEGER
@@ -158,10 +158,8 @@ def drawn(rng: np.random.Generator, type_: str) -> np.ndarray:
     raw = f"u{dtype.itemsize}"
     raw_type = np.dtype(raw).type
     patterns = np.frombuffer(rng.bytes(LANES * dtype.itemsize), raw)
-    edges = list(EDGES["i"](bits)) + (EDGES["s"](bits) if bits > 8 else [])
-    if bits > 8:
-        edges += EDGES["f"](bits)
-    chosen = np.array([edge & ((1 << bits) - 1) for edge in edges], raw)[rng.integers(len(edges), size=LANES)]
+    ends = [end for kind in ("isf" if bits > 8 else "i") for end in edges(kind, bits)]
+    chosen = np.array(ends, raw)[rng.integers(len(ends), size=LANES)]
     if rng.random() < 0.5:  # floats of about one size, positions and lengths: results that are not all zero or NaN
         near = (rng.integers(-64, 64, LANES) / rng.choice([1, 8, 128, 1024])).astype(np.float32)
         half = near.astype(np.float16).view(np.uint16) if rng.random() < 0.5 else near.view(np.uint32) >> 16
@@ -184,29 +182,29 @@ class Core:
         self.forms = {lanes: types(operations()[base, lanes]) for lanes in (False, True)}
         raw = np.zeros(5 * 256 + 64, np.uint8)
         self.state = raw[-raw.ctypes.data % 64 :][: 5 * 256]
+        self.words, self.address = self.state.view(np.uint64), self.state.ctypes.data
+        rows = [256 * row for row in range(1, 4)]
+        self.instructions = [STRUCTURES["Instruction"](None, 0, *rows, last) for last in (self.constant, 4 * 256)]
 
     def __call__(self, arguments: list[np.ndarray], lanes: bool, result: np.dtype) -> np.ndarray:
         """Of each lane or of one element; a predicate is bool."""
         self.state[:256] = 0xA5
         for row, argument in enumerate(arguments, 1):
-            place = self.state[256 * row :]
             if argument.dtype == np.bool_ or not lanes:
                 word = mask_of(argument) if lanes else int(argument.view(f"u{argument.dtype.itemsize}")[0])
-                place[:8].view(np.uint64)[0] = word
+                self.words[32 * row] = word
             else:
-                place[: argument.nbytes] = argument.view(np.uint8)
-        rows = [256 * row for row in range(1, 4)]
-        last = 4 * 256 if len(arguments) == 4 else self.constant
-        instruction = STRUCTURES["Instruction"](None, 0, *rows, last)
-        following = self.forms[lanes](ctypes.addressof(instruction), self.state.ctypes.data, None)
+                self.state[256 * row :][: argument.nbytes] = argument.view(np.uint8)
+        instruction = self.instructions[len(arguments) == 4]
+        following = self.forms[lanes](ctypes.addressof(instruction), self.address, None)
         assert following == ctypes.addressof(instruction) + ctypes.sizeof(instruction)
         if result == np.bool_:
-            word = int(self.state[:8].view(np.uint64)[0])
+            word = int(self.words[0])
             assert word <= (FULL if lanes else 1)
             return np.array([word >> lane & 1 for lane in range(LANES if lanes else 1)], bool)
         if lanes:
             return self.state[: LANES * result.itemsize].view(f"u{result.itemsize}").copy()
-        word = self.state[:8].view(np.uint64)
+        word = self.words[:1]
         assert word[0] < 1 << 8 * result.itemsize, "extended with zeros"
         return word.astype(f"u{result.itemsize}")
 

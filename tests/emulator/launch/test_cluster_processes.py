@@ -98,7 +98,7 @@ def test_a_launch_in_a_thread_beside_others():
             other.start()
         report = pool.submit(compare, STORE).result()
         over.set()
-    assert report.processes == 4
+    assert report.processes == 2
 
 
 @pytest.mark.usefixtures("no_process_is_left")

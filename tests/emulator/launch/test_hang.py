@@ -212,7 +212,7 @@ def test_an_endless_loop_that_counts(name: str):
     flags = np.array([0, 1], np.uint32)
     limit = {"a clock that does not stand still": 200_000, "a lock that is never released": 50_000}.get(name, 5_000_000)
     options = Options(detectors=False, max_idle_blocks=limit)
-    error = hang(endless(ENDLESS[name]), flags, 0, options=options)
+    error = hang(endless(ENDLESS[name]), flags, 0, options=options, block=1)
     assert f"more than max_idle_blocks = {limit} allows" in str(error) and "can run at PTX line" in error.report
 
 

@@ -14,11 +14,10 @@ from cute_kernels.emulator.units.matrix import operands as matrix_operands
 from cute_kernels.emulator.units.matrix.arithmetic import EXACT, GENERATIONS, Arithmetic, Sums, generation
 from cute_kernels.emulator.units.matrix.products import Kind, multiply_rows
 from tests.emulator.aligned_sums import Rules, dot
-from tests.emulator.core_variants import VARIANTS, each_variant
+from tests.emulator.core_variants import of_every_variant
 from tests.emulator.sum_inputs import STYLES, operands
 
 ELEMENTS = {element.name: element for kind in matrix_operands.KINDS.values() for element in kind.values()}
-variant = pytest.fixture(each_variant, scope="module", autouse=True, params=VARIANTS)
 
 #: Unit, target, whether of FP8 -> rules for FP32 and for FP16. Written down a second time, from the papers.
 RULES = {
@@ -51,14 +50,18 @@ def products(
     a: np.ndarray, b: np.ndarray, c: np.ndarray | None, types: tuple[str, str], d_type: str, sums: Sums,
     negated: tuple[bool, bool] = (False, False),
 ) -> np.ndarray:
-    """D [count, m, n] of the core."""
+    """D [count, m, n] of the core, in each of its variants."""
     count, m, n = len(a), a.shape[1], b.shape[1]
-    cells = np.full((count, n, m), 0x7FC00BAD, np.uint32)  # never read without C
-    if c is not None:
-        cells[...] = c.transpose(0, 2, 1)
     kinds = tuple(Kind(ELEMENTS[name], sign) for name, sign in zip(types, negated))
-    multiply_rows(a.view(np.uint8), b.view(np.uint8), cells, kinds, d_type, add=c is not None, sums=sums)
-    return cells.transpose(0, 2, 1)
+
+    def compute() -> np.ndarray:
+        cells = np.full((count, n, m), 0x7FC00BAD, np.uint32)  # never read without C
+        if c is not None:
+            cells[...] = c.transpose(0, 2, 1)
+        multiply_rows(a.view(np.uint8), b.view(np.uint8), cells, kinds, d_type, add=c is not None, sums=sums)
+        return cells.transpose(0, 2, 1)
+
+    return of_every_variant(compute)
 
 
 def expected(a, b, c, types, d_type, rules) -> np.ndarray:

@@ -8,11 +8,8 @@ from ml_dtypes import float8_e4m3fn
 
 from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic, Sums
 from tests.emulator.aligned_sums import Rules
-from tests.emulator.core_variants import VARIANTS, each_variant
 from tests.emulator.sum_inputs import NBYTES, words
 from tests.emulator.units.matrix.test_silicon import CASES, check, rules_of
-
-variant = pytest.fixture(each_variant, scope="module", autouse=True, params=VARIANTS)
 
 E4M3 = ("e4m3", "e4m3")
 UNITS = [("tcgen05", "sm_100a"), ("wgmma", "sm_90a"), ("mma", "sm_89"), ("mma", "sm_120a")]
