@@ -12,12 +12,13 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int16, Int32
+from cutlass.cute.nvgpu import tcgen05
 
-from cute_kernels.kernels.host import ELEMENT_TYPES
+from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesOperands
 from cute_kernels.kernels.load import Operand
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import Tma, fetch, shared_tensor, sides, swizzled
+from cute_kernels.kernels.tma import Tma, fetch, load_tma, shared_tensor, sides, swizzled
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.images_strips import BLOCK_BYTES, BLOCK_FEATURES, SPANS, RowPart, StripsPlan
 
@@ -25,16 +26,13 @@ TABLE_VALUES = 4
 """Table values that a thread adds to its accumulators of 16 features and 8 columns: two features x two columns."""
 
 
-def images_layout(
-    plan: StripsPlan, batch: Int32, height: Int32, width: Int32, part: RowPart | None = None
-) -> cute.Layout:
+def images_layout(plan: StripsPlan, batch: Int32, height: Int32, width: Int32, part: RowPart) -> cute.Layout:
     """``[B, planes, H, pixels of a row]`` in memory, in the order of the bytes of a box; rows of 16 bytes for TMA.
 
     Strips: ``[pixels of a row, B, H, planes]``. Where rows of patches are gathered the first mode is split:
     ``[elements of a patch's row, W / p, ..]``, or those of a part of it, behind that part's first. Where channels are
     last they belong to the row's pixels.
     """
-    part = part or plan.row_parts[0]
     elements = plan.row_bytes // plan.pixel_bytes
     patches = width // plan.problem.patch
     divisor = SPANS[0] // plan.pixel_bytes if plan.repacks else elements
@@ -56,9 +54,8 @@ def out_layout(batch: Int32, grid_height: Int32, grid_width: Int32, n: Int32) ->
     return cute.make_layout((grid_width, n, batch, grid_height), stride=(n, 1, image, row))
 
 
-def strip_layout(plan: StripsPlan, stages: int, part: RowPart | None = None) -> cute.Layout | cute.ComposedLayout:
+def strip_layout(plan: StripsPlan, stages: int, part: RowPart) -> cute.Layout | cute.ComposedLayout:
     """The pixels of the stages as TMA fills them: `box_of`, and a last mode of stages if there are several."""
-    part = part or plan.row_parts[0]
     box = plan.box_of(part)
     if plan.gathers:
         strides = [math.prod(box[:i]) for i in range(len(box))]
@@ -96,9 +93,8 @@ def operand_layout(plan: StripsPlan, part: RowPart) -> cute.Layout:
     )
 
 
-def operand(plan: StripsPlan, stages: cute.Pointer, part: RowPart | None = None) -> cute.Tensor:
+def operand(plan: StripsPlan, stages: cute.Pointer, part: RowPart) -> cute.Tensor:
     """`operand_layout` of uint8 pixels over the buffers in shared memory."""
-    part = part or plan.row_parts[0]
     stages = _first_byte(plan, stages, part)
     if part.span > SPANS[0]:
         stages = cute.recast_ptr(stages, row_swizzle(part), dtype=ELEMENT_TYPES[plan.problem.in_dtype])
@@ -119,6 +115,70 @@ def table_view(
     blocks = feature_groups * (plan.ctas * plan.features // BLOCK_FEATURES)
     shape = (TABLE_VALUES, 32, plan.table_period, blocks, position_tiles)
     return cute.make_tensor(pointer, cute.make_ordered_layout(shape, order=(0, 1, 2, 3, 4)))
+
+
+# --- arguments of the kernels over strips ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StripsArguments:
+    """Arguments of a kernel: TMA copies, weight, table, scales and sizes in tiles.
+
+    ``images`` has a load for each part of the rows. ``weight`` is ``[N, K]`` in memory, or its load where TMA brings it
+    into shared memory; ``weight_parts`` are its low term and loads of parts of it, where there are any.
+    """
+
+    images: tuple[Tma, ...]
+    weight: cute.Tensor | Tma
+    weight_parts: tuple[cute.Tensor | Tma | None, ...]
+    out: Tma
+    table: cute.Tensor | None
+    scale: cute.Tensor | None
+    image_tiles: Int32
+    row_tiles: Int32
+    position_tiles: Int32
+    feature_groups: Int32
+
+
+def strips_arguments(
+    plan: StripsPlan,
+    o: ImagesOperands,
+    images: tuple[Tma, ...],
+    weight: cute.Tensor | Tma,
+    weight_parts: tuple[cute.Tensor | Tma | None, ...],
+    out: Tma,
+) -> StripsArguments:
+    """The arguments, from operands and TMA copies."""
+    row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
+    position_tiles = row_tiles * o.grid_height
+    feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
+    return StripsArguments(
+        images=images,
+        weight=weight,
+        weight_parts=weight_parts,
+        out=out,
+        table=table_view(plan, o.table, feature_groups, position_tiles),
+        scale=None if o.scale is None else cute.make_tensor(o.scale, (o.n,)),
+        image_tiles=cute.ceil_div(o.batch, plan.tile_images),
+        row_tiles=row_tiles,
+        position_tiles=position_tiles,
+        feature_groups=feature_groups,
+    )
+
+
+def images_tma(plan: StripsPlan, o: ImagesOperands, sharers: int, *group: tcgen05.CtaGroup) -> tuple[Tma, ...]:
+    """Loads of the images, one for each part of the rows, as `load_tma`."""
+    loads = []
+    for part in plan.row_parts:
+        images = cute.make_tensor(o.images + part.offset, images_layout(plan, o.batch, o.height, o.width, part))
+        loads.append(load_tma(images, strip_layout(plan, 1, part), plan.box_of(part), sharers, *group))
+    return tuple(loads)
+
+
+def images_order(plan: StripsPlan, args: StripsArguments, first: Int32, step: Int32) -> ImageOrder | PositionOrder:
+    """The tiles of a cluster."""
+    kind = ImageOrder if plan.config.order == "row" else PositionOrder
+    return kind(args.image_tiles, args.position_tiles, first, step)
 
 
 @cute.jit
@@ -144,7 +204,7 @@ class StripBoxes(NamedTuple):
 def strip_boxes(
     plan: StripsPlan, tma: Tma, stages: cute.Pointer, share: tuple[int, int | Int32], part: RowPart
 ) -> StripBoxes:
-    """What the load warp copies of a part of the rows.
+    """Boxes of a part of the rows that the load warp copies.
 
     Args:
         plan: what is loaded.

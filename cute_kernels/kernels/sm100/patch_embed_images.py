@@ -30,17 +30,17 @@ from cute_kernels.kernels.sm100.transposed import (
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
     StripLoad,
-    images_layout,
+    StripsArguments,
+    images_order,
+    images_tma,
     operand_layout,
     out_layout,
     row_swizzle,
     scale_of_feature,
     strip_boxes,
-    strip_layout,
-    table_view,
+    strips_arguments,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import Tma, load_tma
 from cute_kernels.plan import LANES, Sm100ImagesPlan
 from cute_kernels.plan.images import STRIP_PATCH
 from cute_kernels.plan.images_strips import BLOCK_FEATURES
@@ -169,25 +169,6 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DeviceArguments:
-    """Arguments of the kernel from the host function: TMA copies, weight, table, scales and sizes.
-
-    ``weight`` is ``[N, K]`` in memory, or its load where TMA brings it into shared memory.
-    """
-
-    images: Tma
-    weight: cute.Tensor | Tma
-    weight_low: cute.Tensor | None
-    out: Tma
-    table: cute.Tensor | None
-    scale: cute.Tensor | None
-    image_tiles: Int32
-    row_tiles: Int32
-    position_tiles: Int32
-    feature_groups: Int32
-
-
 class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     """Host entry and kernel for one plan."""
 
@@ -196,41 +177,25 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     def __init__(self, plan: Sm100ImagesPlan) -> None:
         super().__init__(plan, sm100_transposed_graph(plan))
 
-    def arguments(self, operands: ImagesOperands) -> DeviceArguments:
+    def arguments(self, operands: ImagesOperands) -> StripsArguments:
         plan, o = self.plan, operands
-        images = cute.make_tensor(o.images, images_layout(plan, o.batch, o.height, o.width))
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
-        row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
-        position_tiles = row_tiles * o.grid_height
-        feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
-        scale = None if o.scale is None else cute.make_tensor(o.scale, (o.n,))
-        return DeviceArguments(
-            images=load_tma(images, strip_layout(plan, 1), plan.load_box, 1, cta_group(plan)),
-            weight=self.weight_tma(o.weight),
-            weight_low=o.weight_low,
-            out=self.out_tma(out),
-            table=table_view(plan, o.table, feature_groups, position_tiles),
-            scale=scale,
-            image_tiles=cute.ceil_div(o.batch, plan.tile_images),
-            row_tiles=row_tiles,
-            position_tiles=position_tiles,
-            feature_groups=feature_groups,
-        )
+        images = images_tma(plan, o, 1, cta_group(plan))
+        return strips_arguments(plan, o, images, self.weight_tma(o.weight), (o.weight_low,), self.out_tma(out))
 
     @cute.kernel
-    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
+    def kernel(self, args: StripsArguments, profile: cute.Pointer | None) -> None:
         self.run(args, profile)
 
-    def atoms(self, args: DeviceArguments) -> tuple[cute.CopyAtom, ...]:
-        return args.images.atom, args.out.atom
+    def atoms(self, args: StripsArguments) -> tuple[cute.CopyAtom, ...]:
+        return args.images[0].atom, args.out.atom
 
-    def order(self, args: DeviceArguments, first: Int32, step: Int32) -> ImageOrder | PositionOrder:
-        kind = ImageOrder if self.plan.config.order == "row" else PositionOrder
-        return kind(args.image_tiles, args.position_tiles, first, step)
+    def order(self, args: StripsArguments, first: Int32, step: Int32) -> ImageOrder | PositionOrder:
+        return images_order(self.plan, args, first, step)
 
     def load(
         self,
-        args: DeviceArguments,
+        args: StripsArguments,
         stages: cute.Pointer,
         pipe: Pipe,
         order: ImageOrder | PositionOrder,
@@ -239,7 +204,7 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         plan = self.plan
         return StripLoad(
             plan=plan,
-            parts=(strip_boxes(plan, args.images, stages, (1, 0), plan.row_parts[0]),),
+            parts=(strip_boxes(plan, args.images[0], stages, (1, 0), plan.row_parts[0]),),
             operands=pipe,
             order=order,
             row_tiles=args.row_tiles,
@@ -251,8 +216,8 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     def operand(self, stages: cute.Pointer) -> Strips:
         return Strips(self.plan, stages)
 
-    def terms(self, args: DeviceArguments) -> tuple[cute.Tensor, cute.Tensor | None]:
-        return args.weight, args.weight_low
+    def terms(self, args: StripsArguments) -> tuple[cute.Tensor, cute.Tensor | None]:
+        return args.weight, args.weight_parts[0]
 
     @property
     def out_box(self) -> tuple[int, int, int, int]:
@@ -264,7 +229,7 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         plan, row = self.plan, self.plan.warp_features
         return transposed_layout(self.out_box, (row, 1, row * plan.tile_patches, row * plan.columns), row)
 
-    def epilogue(self, args: DeviceArguments, drain: TransposedEpilogue) -> Sm100ImagesEpilogue:
+    def epilogue(self, args: StripsArguments, drain: TransposedEpilogue) -> Sm100ImagesEpilogue:
         features, scales = self.plan.warp_features, None
         if cutlass.const_expr(args.scale is not None):
             first = drain.feature_block * features + drain.staging.lane // 4

@@ -408,7 +408,7 @@ class Sm90GatherKernel(ImagesHost):
             rank_n=rank,
             first_cta=0,
             partials=None,
-            order_barrier=self.graph.named_barriers[0].identifier,
+            order_barrier=self.graph.named_barrier("order barrier 0"),
             grid=(args.grid_height, args.grid_width),
         )
 

@@ -165,7 +165,7 @@ class Sm90GemmKernel(GemmHost):
                 row_bytes=plan.store_row_bytes,
             )
             if cutlass.const_expr(plan.store_warps > 1):
-                barrier = self._named_barrier("staged 0") + store_group
+                barrier = self.graph.named_barrier("staged 0") + store_group
                 ring = group_staging(ring, warp % plan.store_warps, barrier, plan.store_warps)
             partials = None
             if cutlass.const_expr(config.split_k > 1):
@@ -186,14 +186,11 @@ class Sm90GemmKernel(GemmHost):
                 rank_n=rank_n,
                 first_cta=first_cta,
                 partials=partials,
-                order_barrier=self.graph.named_barriers[0].identifier,
+                order_barrier=self.graph.named_barrier("order barrier 0"),
                 addends=args.addends.loaded(),
                 residual=self._residual(args, pipes, ring, store_group),
                 kept=self._kept(numbers, group, thread),
             ).run()
-
-    def _named_barrier(self, name: str) -> int:
-        return next(barrier.identifier for barrier in self.graph.named_barriers if barrier.name == name)
 
     def _split(self, regions: list[cute.Pointer]) -> tuple[list[cute.Pointer], list[cute.Pointer]]:
         """Those before the stages, and the others."""
@@ -212,7 +209,7 @@ class Sm90GemmKernel(GemmHost):
             count=plan.config.tile_n,
             thread=thread if plan.config.pingpong else group * 128 + thread,
             threads=128 * plan.warpgroups // plan.keeping_groups,
-            barrier=self._named_barrier("kept 0") + own,
+            barrier=self.graph.named_barrier("kept 0") + own,
         )
 
     def _residual(

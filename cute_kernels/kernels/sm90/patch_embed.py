@@ -369,7 +369,6 @@ class Sm90PatchEmbedKernel(RowsHost):
         x_stages = self._stages(memory[0], config.tile_rows, self.element)
         x_fragments = args.tiled_mma.make_fragment_B(slice_.partition_B(x_stages))
 
-        named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
         buffer = warpgroup_staging(
             plan,
             memory[2],
@@ -377,7 +376,7 @@ class Sm90PatchEmbedKernel(RowsHost):
             out=o.out,
             box=self._box(64),
             warpgroup=warpgroup_index,
-            staged=named["staged 0"],
+            staged=self.graph.named_barrier("staged 0"),
             stamps=pipe.stamps,
         )
         table_rows = TileTableRows(o.table_rows, o.table_index, o.rows, plan)
@@ -408,7 +407,7 @@ class Sm90PatchEmbedKernel(RowsHost):
             tile_stages=args.tile_stages,
             warpgroup=warpgroup_index,
             thread=thread,
-            order_barrier=named["order barrier 0"],
+            order_barrier=self.graph.named_barrier("order barrier 0"),
         )
 
 

@@ -49,19 +49,20 @@ from cute_kernels.kernels.sm90.transposed import (
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
     StripLoad,
-    images_layout,
+    StripsArguments,
+    images_order,
+    images_tma,
     operand,
     out_layout,
     scale_of_feature,
     strip_boxes,
-    strip_layout,
-    table_view,
+    strips_arguments,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.kernels.tma import Tma, all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.images_sm90 import REPACK_PAIRS, REPACK_WARPS, Sm90ImagesPlan
-from cute_kernels.plan.images_strips import REPACKED, RowPart
+from cute_kernels.plan.images_strips import REPACKED
 from cute_kernels.plan.tiles import CORE_COLUMNS
 
 # --- epilogue of a consumer warpgroup: integer sums -> FP32, scale, bias + position, BF16 -> staging -> TMA ----------
@@ -392,25 +393,14 @@ class Repack:
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """Arguments of the kernel from the host function: TMA copies, weight, table, scales and sizes.
+    """Arguments of the kernel from the host function: the instruction, and the operands.
 
-    ``images`` has a load for each part of the rows. ``weight`` is ``[N, K]`` in memory. ``streamed`` loads it where it
-    comes with the pixels, ``low`` and ``high`` what of a weight of two terms stays in shared memory.
+    Parts of the weight, each None or a load: of all of it, where it comes with the pixels; of the low and of the high
+    one of two terms, as far as they stay in shared memory.
     """
 
     tiled_mma: cute.TiledMma
-    images: tuple[Tma, ...]
-    weight: cute.Tensor
-    streamed: Tma | None
-    low: Tma | None
-    high: Tma | None
-    out: Tma
-    table: cute.Tensor | None
-    scale: cute.Tensor
-    image_tiles: Int32
-    row_tiles: Int32
-    position_tiles: Int32
-    feature_groups: Int32
+    operands: StripsArguments
 
 
 @dataclass(frozen=True)
@@ -435,33 +425,16 @@ class Sm90ImagesKernel(ImagesHost):
         super().__init__(plan, sm90_graph(plan))
 
     def arguments(self, operands: ImagesOperands) -> DeviceArguments:
-        plan, config, o = self.plan, self.plan.config, operands
+        plan, o = self.plan, operands
+        streamed = None if plan.resident else weight_tma(plan, o.weight)
+        low = weight_tma(plan, o.weight_low) if plan.terms > 1 else None
+        high = weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
-        row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
-        position_tiles = row_tiles * o.grid_height
-        feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
+        out = store_tma(out, self._staging_layout(), self._out_box())
+        images = images_tma(plan, o, plan.config.cluster)
         source = warpgroup.OperandSource.RMEM if plan.resident else warpgroup.OperandSource.SMEM
-        return DeviceArguments(
-            tiled_mma=integer_mma(plan, source),
-            images=tuple(self._images_tma(o, part) for part in plan.row_parts),
-            weight=o.weight,
-            streamed=None if plan.resident else weight_tma(plan, o.weight),
-            low=weight_tma(plan, o.weight_low) if plan.terms > 1 else None,
-            high=weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None,
-            out=store_tma(out, self._staging_layout(), self._out_box()),
-            table=table_view(plan, o.table, feature_groups, position_tiles),
-            scale=cute.make_tensor(o.scale, (o.n,)),
-            image_tiles=cute.ceil_div(o.batch, plan.tile_images),
-            row_tiles=row_tiles,
-            position_tiles=position_tiles,
-            feature_groups=feature_groups,
-        )
-
-    def _images_tma(self, o: ImagesOperands, part: RowPart) -> Tma:
-        """Atom and view of a part of the rows of patches."""
-        plan = self.plan
-        images = cute.make_tensor(o.images + part.offset, images_layout(plan, o.batch, o.height, o.width, part))
-        return load_tma(images, strip_layout(plan, 1, part), plan.box_of(part), plan.config.cluster)
+        common = strips_arguments(plan, o, images, o.weight, (streamed, low, high), out)
+        return DeviceArguments(integer_mma(plan, source), common)
 
     def _out_box(self) -> tuple[int, int, int, int]:
         """``[patches, features, images, grid rows]`` of a warpgroup's part of a tile."""
@@ -474,26 +447,24 @@ class Sm90ImagesKernel(ImagesHost):
 
     @cute.kernel
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
-        plan, config = self.plan, self.plan.config
+        plan, config, o = self.plan, self.plan.config, args.operands
         warp, cta_rank = warp_and_rank(plan)
         barriers, (weight, strips, staging, *raw), pipes = allocate(plan, self.graph, Sm90Pipe)
         pipe = pipes["operands"]
-        begin(self.graph, warp == plan.load_warp, barriers, (args.images[0].atom, args.out.atom))
+        begin(self.graph, warp == plan.load_warp, barriers, (o.images[0].atom, o.out.atom))
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster, clusters = this_cluster(plan)
-        n_tile = cluster % args.feature_groups * config.cluster + cta_rank
-        kind = ImageOrder if config.order == "row" else PositionOrder
-        first, step = cluster // args.feature_groups, clusters // args.feature_groups
-        order = kind(args.image_tiles, args.position_tiles, first, step)
+        n_tile = cluster % o.feature_groups * config.cluster + cta_rank
+        order = images_order(plan, o, cluster // o.feature_groups, clusters // o.feature_groups)
 
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == plan.load_warp:
                 if cutlass.const_expr(plan.terms > 1):
-                    weight_load(plan, (args.low, args.high), weight, pipes["weight"], n_tile).run()
+                    weight_load(plan, o.weight_parts[1:], weight, pipes["weight"], n_tile).run()
                 loaded = (raw[0], pipes["raw"]) if plan.repacks else (strips, pipe)
-                self._load(args, weight, *loaded, order, n_tile, cta_rank).run()
+                self._load(o, weight, *loaded, order, n_tile, cta_rank).run()
             elif cutlass.const_expr(plan.repacks):
                 thread = cute.arch.thread_idx()[0] - (plan.load_warp + 1) * 32
                 Repack(
@@ -508,7 +479,7 @@ class Sm90ImagesKernel(ImagesHost):
 
     def _load(
         self,
-        args: DeviceArguments,
+        args: StripsArguments,
         shared: cute.Pointer,
         strips: cute.Pointer,
         pipe: Sm90Pipe,
@@ -519,7 +490,7 @@ class Sm90ImagesKernel(ImagesHost):
         ctas = self.plan.config.cluster
         weight = None
         if cutlass.const_expr(not self.plan.resident):
-            weight = weight_operand(self.plan, args.streamed, shared, self.plan.ring_blocks)
+            weight = weight_operand(self.plan, args.weight_parts[0], shared, self.plan.ring_blocks)
         pairs = zip(args.images, self.plan.row_parts, strict=True)
         return StripLoad(
             plan=self.plan,
@@ -541,7 +512,7 @@ class Sm90ImagesKernel(ImagesHost):
         n_tile: Int32,
         warpgroup_index: Int32,
     ) -> Mma:
-        plan, config = self.plan, self.plan.config
+        plan, config, o = self.plan, self.plan.config, args.operands
         shared, strips, staging = memory
         thread = cute.arch.thread_idx()[0] % 128
         slice_ = args.tiled_mma.get_slice(thread)
@@ -549,7 +520,7 @@ class Sm90ImagesKernel(ImagesHost):
         if cutlass.const_expr(plan.resident):
             # A layout has elements; those of a block that no WGMMA reads are not loaded.
             columns = max(1, plan.held_blocks) * plan.k_block_bytes
-            weight = resident_weight(args.tiled_mma, slice_, args.weight, feature_block, columns)
+            weight = resident_weight(args.tiled_mma, slice_, o.weight, feature_block, columns)
         else:
             streamed = weight_tensor(plan, shared, plan.ring_blocks)
             mine = cute.local_tile(streamed, (64, plan.k_block_bytes, plan.ring_blocks), (warpgroup_index, 0, 0))
@@ -558,26 +529,25 @@ class Sm90ImagesKernel(ImagesHost):
             args.tiled_mma.make_fragment_B(slice_.partition_B(operand(plan, strips, part))) for part in plan.row_parts
         )
 
-        named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
         buffer = warpgroup_staging(
             plan,
             staging,
             layout=self._staging_layout(),
-            out=args.out,
+            out=o.out,
             box=self._out_box(),
             warpgroup=warpgroup_index,
-            staged=named["staged 0"],
+            staged=self.graph.named_barrier("staged 0"),
             stamps=pipe.stamps,
         )
         feature = feature_block * 64 + thread // 32 * 16 + thread % 32 // 4
-        scales = (scale_of_feature(args.scale, feature), scale_of_feature(args.scale, feature + 8))
+        scales = (scale_of_feature(o.scale, feature), scale_of_feature(o.scale, feature + 8))
         epilogue = Sm90ImagesEpilogue(
             plan=plan,
             staging=buffer,
-            table=args.table,
+            table=o.table,
             scales=scales,
             held=self._held(),
-            row_tiles=args.row_tiles,
+            row_tiles=o.row_tiles,
             feature_block=feature_block,
             thread=thread,
         )
@@ -593,7 +563,7 @@ class Sm90ImagesKernel(ImagesHost):
             "tile_stages": Int32(plan.tile_stages),
             "warpgroup": warpgroup_index,
             "thread": thread,
-            "order_barrier": named["order barrier 0"],
+            "order_barrier": self.graph.named_barrier("order barrier 0"),
         }
         if cutlass.const_expr(plan.splits):
             return SplitMma(**common, rest_fragments=others[0])

@@ -91,9 +91,7 @@ class Mma:
                     if cutlass.const_expr(stage == plan.handover_stage):
                         self._hand_over(is_last)
                     # At most the newest group outstanding: the one that read the stage before is complete.
-                    self.operands.stamps.mark(Phase.MMA)
-                    warpgroup.wait_group(1)
-                    self.operands.arrive_empty(released, self.thread, plan.stage_ctas)
+                    self._release(released, 1)
                     released.advance()
             else:
                 for stage in cutlass.range(1, self.tile_stages, unroll=1):
@@ -101,16 +99,18 @@ class Mma:
                     state.advance()
                     if stage == plan.handover_stage:
                         self._hand_over(is_last)
-                    self.operands.stamps.mark(Phase.MMA)
-                    warpgroup.wait_group(1)
-                    self.operands.arrive_empty(released, self.thread, plan.stage_ctas)
+                    self._release(released, 1)
                     released.advance()
-            self.operands.stamps.mark(Phase.MMA)
-            warpgroup.wait_group(0)
-            self.operands.arrive_empty(released, self.thread, plan.stage_ctas)
+            self._release(released, 0)
             self.epilogue.store(accumulator, fetched, row_block, position)
             row_block, position = self.order.advance(row_block, position, stride)
         self.epilogue.finish()
+
+    def _release(self, stage: PipelineState, outstanding: int) -> None:
+        """Frees a stage once at most so many of the newest groups of WGMMAs are outstanding."""
+        self.operands.stamps.mark(Phase.MMA)
+        warpgroup.wait_group(outstanding)
+        self.operands.arrive_empty(stage, self.thread, self.plan.stage_ctas)
 
     def _accumulator_shape(self) -> cute.Shape:
         return self.tiled_mma.partition_shape_C((64, self.plan.tile_rows))
