@@ -174,26 +174,10 @@ class Sigmoid:
 
 # The contract's numbers, written down independently of the reference.
 SHORT = {
-    "gelu": Sigmoid(
-        0.2856,
-        (1.585, -1.102, 0.3545),
-        (0.881, -0.4692, 0.09143),
-    ),
-    "gelu_tanh": Sigmoid(
-        0.3035,
-        (1.844, -1.26, 0.4),
-        (0.713, -0.2363, 0.02524),
-    ),
-    "silu": Sigmoid(
-        0.1333,
-        (2.176, -2.67, 2.326, -0.8413),
-        (0.861, -0.6104, 0.3767, -0.1278),
-    ),
-    "quick_gelu": Sigmoid(
-        0.2133,
-        (2.252, -2.992, 2.76, -1.018),
-        (0.885, -0.67, 0.4355, -0.1509),
-    ),
+    "gelu": Sigmoid(0.2856, (1.585, -1.102, 0.3545), (0.881, -0.4692, 0.09143)),
+    "gelu_tanh": Sigmoid(0.3035, (1.844, -1.26, 0.4), (0.713, -0.2363, 0.02524)),
+    "silu": Sigmoid(0.1333, (2.176, -2.67, 2.326, -0.8413), (0.861, -0.6104, 0.3767, -0.1278)),
+    "quick_gelu": Sigmoid(0.2133, (2.252, -2.992, 2.76, -1.018), (0.885, -0.67, 0.4355, -0.1509)),
 }
 """In FP16, two elements to an instruction, for results with fewer significant bits than that."""
 

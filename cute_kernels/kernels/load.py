@@ -137,6 +137,33 @@ class Load:
         self.operands.drain(state)
 
 
+@dataclass(frozen=True)
+class WeightLoad:
+    """Fetches what of a weight stays in shared memory, once.
+
+    Attributes:
+        blocks: operand and K block of each buffer, in their order.
+        pipe: of the weight.
+        n_tile: which features of it.
+        announces: whether this CTA announces the bytes; those of a pair complete on the leader's barrier.
+    """
+
+    blocks: tuple[tuple[Operand, int], ...]
+    pipe: Pipe
+    n_tile: Int32
+    announces: bool | Boolean = True
+
+    @cute.jit
+    def run(self) -> None:
+        state = self.pipe.producer_state()
+        if self.announces:
+            with cute.arch.elect_one():
+                self.pipe.announce_bytes(state)
+        for i in cutlass.range_constexpr(len(self.blocks)):
+            operand, k_block = self.blocks[i]
+            operand.fetch(operand.place(self.n_tile, ()), k_block, i, self.pipe.full_barrier(state))
+
+
 # --- TMA producer warp of the transposed product: rows of ``x`` -> operand stages ------------------------------------
 
 

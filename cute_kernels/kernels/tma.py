@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass
@@ -39,6 +39,10 @@ def load_tma(
 def store_tma(tensor: cute.Tensor, layout: cute.Layout | cute.ComposedLayout, box: tuple[int, ...]) -> Tma:
     """Stores boxes of a tensor from shared memory, where one has this layout."""
     return Tma(*cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, layout, box))
+
+
+MMA_STEPS = 4
+"""Tensor-core instructions, of 32 bytes of K each, in one K block of 128 bytes."""
 
 
 def swizzled(layout: cute.Layout, bits: int = 3) -> cute.ComposedLayout:
@@ -303,8 +307,7 @@ def group_staging(ring: WarpStaging, place: Int32, barrier: Int32, warps: int) -
         barrier: their named barrier.
         warps: how many.
     """
-    own = {field.name: getattr(ring, field.name) for field in fields(WarpStaging)}
-    return GroupStaging(**own, first=place == 0, barrier=barrier, threads=32 * warps)
+    return GroupStaging(**vars(ring), first=place == 0, barrier=barrier, threads=32 * warps)
 
 
 def warp_staging(

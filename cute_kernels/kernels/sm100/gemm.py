@@ -93,7 +93,6 @@ class GemmEpilogue:
                 if cutlass.const_expr(region == 0):
                     self.accumulator.wait_full(state, mma_tile)
                     ptx.tcgen05_fence_after_thread_sync()
-                if cutlass.const_expr(region == 0):
                     row = self._row_block(m_tile, mma_tile) * LANES + lane
                     row_factor = self.addends.row_factor(row, batch)
                 buffer = i % plan.config.store_stages

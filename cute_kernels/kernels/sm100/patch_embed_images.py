@@ -20,13 +20,7 @@ from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, ImagesOperands
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.sm100.cta_pair import ClusterPlace, cta_group
-from cute_kernels.kernels.sm100.transposed import (
-    MATRICES,
-    MMA_STEPS,
-    TransposedEpilogue,
-    TransposedKernel,
-    transposed_layout,
-)
+from cute_kernels.kernels.sm100.transposed import MATRICES, TransposedEpilogue, TransposedKernel, transposed_layout
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
     StripLoad,
@@ -41,6 +35,7 @@ from cute_kernels.kernels.strips import (
     strips_arguments,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
+from cute_kernels.kernels.tma import MMA_STEPS
 from cute_kernels.plan import LANES, Sm100ImagesPlan
 from cute_kernels.plan.images import STRIP_PATCH
 from cute_kernels.plan.images_strips import BLOCK_FEATURES

@@ -14,13 +14,14 @@ from typing import Any, Protocol
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
-from cutlass import Boolean, Float32, Int32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05, warp
 
 from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
+from cute_kernels.kernels.load import WeightLoad, tma_operand
 from cute_kernels.kernels.pipes import Pipe, make_stamps, stamp_waits, this_cluster
 from cute_kernels.kernels.sm100.cta_pair import (
     ClusterPlace,
@@ -33,12 +34,11 @@ from cute_kernels.kernels.sm100.cta_pair import (
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.kernels.tma import (
+    MMA_STEPS,
     StagingBuffer,
     Tma,
-    fetch,
     load_operation,
     shared_tensor,
-    sides,
     staging_buffer,
     store_tma,
     swizzled,
@@ -49,9 +49,6 @@ from cute_kernels.plan.tiles import CORE_COLUMNS
 
 # --- the instruction of the transposed product, and its accumulators in tensor memory --------------------------------
 
-
-MMA_STEPS = 4
-"""MMAs of K = 32 bytes in one K block of 128 bytes."""
 
 LANE_STRIDE = 1 << 16
 """Tensor-memory addresses have the lane in their upper half."""
@@ -204,35 +201,6 @@ def _weight_type(plan: Sm100TransposedPlan) -> type:
     return ELEMENT_TYPES[plan.weight_dtype]
 
 
-@dataclass(frozen=True)
-class WeightLoad:
-    """Load warp: fetches the weight into shared memory, once.
-
-    Attributes:
-        atom, source, blocks: TMA view ``[box, group of features, K block]`` and buffers ``[box, K block]``.
-        group: of this cluster.
-        announces: whether this CTA announces the bytes; those of a pair complete on the leader's barrier.
-    """
-
-    plan: Sm100TransposedPlan
-    atom: cute.CopyAtom
-    source: cute.Tensor
-    blocks: cute.Tensor
-    pipe: Sm100Pipe
-    group: Int32
-    announces: Boolean
-
-    @cute.jit
-    def run(self) -> None:
-        state = self.pipe.producer_state()
-        if self.announces:
-            with cute.arch.elect_one():
-                self.pipe.announce_bytes(state)
-        for block in cutlass.range_constexpr(self.plan.k_blocks):
-            source, target = self.source[None, self.group, block], self.blocks[None, block]
-            fetch(self.atom, source, target, self.pipe.full_barrier(state))
-
-
 def weight_load(
     plan: Sm100TransposedPlan, tma: Tma, stages: cute.Pointer, pipe: Sm100Pipe, group: Int32, place: ClusterPlace
 ) -> WeightLoad:
@@ -249,10 +217,9 @@ def weight_load(
     tiled_mma = transposed_mma(plan, plan.mma_spans[0][1])
     tile_m, _, tile_k = _tile(plan)
     boxes = tiled_mma.get_slice(place.rank).partition_A(cute.local_tile(tma.view, (tile_m, tile_k), (None, None)))
-    blocks, source = sides(tma.atom, smem_tensor(plan, tiled_mma, stages), boxes, 3)
-    return WeightLoad(
-        plan=plan, atom=tma.atom, source=source, blocks=blocks, pipe=pipe, group=group, announces=place.leads
-    )
+    weight = tma_operand(tma.atom, boxes, smem_tensor(plan, tiled_mma, stages), 3)
+    blocks = tuple((weight, block) for block in range(plan.k_blocks))
+    return WeightLoad(blocks, pipe, group, announces=place.leads)
 
 
 # ---- the operand of the MMAs ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from cute_kernels.kernels.gemm import Addends, biases, finish, multipliers
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.pipes import Pipe, PipelineState, Sm90Pipe
 from cute_kernels.kernels.tiles import GroupedOrder
-from cute_kernels.kernels.tma import WarpStaging, fetch
+from cute_kernels.kernels.tma import MMA_STEPS, WarpStaging, fetch
 from cute_kernels.plan import Sm90GemmPlan
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.shared_operands import WARP_ROWS, WgmmaPair
@@ -260,9 +260,6 @@ class KeptNumbers:
 
 # --- consumer warpgroup: operand stages -> WGMMA accumulators -> bias, rounding, store buffers, TMA ------------------
 
-
-MMA_STEPS = 4
-"""WGMMAs of 32 bytes of K in one K block of 128."""
 
 LINE_BYTES = 128
 """Bytes of a cache line."""

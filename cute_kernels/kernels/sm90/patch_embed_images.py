@@ -27,7 +27,7 @@ from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import ImagesHost, ImagesOperands
-from cute_kernels.kernels.load import Operand, tma_operand
+from cute_kernels.kernels.load import Operand, WeightLoad, tma_operand
 from cute_kernels.kernels.pipes import (
     PipelineState,
     Sm90Pipe,
@@ -39,7 +39,6 @@ from cute_kernels.kernels.pipes import (
     warp_and_rank,
 )
 from cute_kernels.kernels.sm90.transposed import (
-    MMA_STEPS,
     ROWS_PER_STORE,
     Mma,
     WarpgroupStaging,
@@ -59,7 +58,7 @@ from cute_kernels.kernels.strips import (
     strips_arguments,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import Tma, all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
+from cute_kernels.kernels.tma import MMA_STEPS, Tma, all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.images_sm90 import REPACK_PAIRS, REPACK_WARPS, Sm90ImagesPlan
 from cute_kernels.plan.images_strips import REPACKED
@@ -176,34 +175,6 @@ def weight_tma(plan: Sm90ImagesPlan, weight: cute.Tensor) -> Tma:
     return load_tma(weight, k_major(Int8, box, 1), box)
 
 
-@dataclass(frozen=True)
-class WeightLoad:
-    """Load warp: fetches what stays in shared memory, once.
-
-    Attributes:
-        low: the low term.
-        high: the high term, of which the K blocks are fetched that registers do not hold; None if there are none.
-        n_tile: which features of the weight this CTA computes.
-    """
-
-    plan: Sm90ImagesPlan
-    low: Operand
-    high: Operand | None
-    pipe: Sm90Pipe
-    n_tile: Int32
-
-    @cute.jit
-    def run(self) -> None:
-        plan = self.plan
-        state = self.pipe.producer_state()
-        with cute.arch.elect_one():
-            self.pipe.announce_bytes(state)
-        for block in cutlass.range_constexpr(plan.shared_blocks):
-            term = self.low if block < plan.k_blocks else self.high
-            k_block = block if block < plan.k_blocks else block - plan.k_blocks + plan.held_blocks
-            term.fetch(term.place(self.n_tile, ()), k_block, block, self.pipe.full_barrier(state))
-
-
 def weight_operand(plan: Sm90ImagesPlan, tma: Tma, memory: cute.Pointer, blocks: int) -> Operand:
     """Operand that loads K blocks of a CTA's features, given atom and view, into buffers in shared memory."""
     boxes = cute.local_tile(tma.view, (plan.features, plan.k_block_bytes), (None, None))
@@ -213,9 +184,14 @@ def weight_operand(plan: Sm90ImagesPlan, tma: Tma, memory: cute.Pointer, blocks:
 def weight_load(
     plan: Sm90ImagesPlan, terms: tuple[Tma, Tma | None], memory: cute.Pointer, pipe: Sm90Pipe, n_tile: Int32
 ) -> WeightLoad:
-    """`WeightLoad` from both terms' TMA, the low one's first, and the shared memory of the weight."""
+    """The load of what stays in shared memory, by both terms' TMA, the low one's first.
+
+    Of the high term, None if registers hold all of it, those K blocks are fetched that they do not hold.
+    """
     low, high = (None if tma is None else weight_operand(plan, tma, memory, plan.shared_blocks) for tma in terms)
-    return WeightLoad(plan, low, high, pipe, n_tile)
+    blocks = [(low, block) for block in range(plan.k_blocks)]
+    blocks += [(high, plan.held_blocks + block) for block in range(plan.shared_blocks - plan.k_blocks)]
+    return WeightLoad(tuple(blocks), pipe, n_tile)
 
 
 def shared_weight(
