@@ -36,7 +36,7 @@ def scale_add_round(
     Returns:
         BF16 registers.
     """
-    out = cute.make_rmem_tensor(cute.make_layout(cute.size(accumulator)), BFloat16)
+    out = cute.make_rmem_tensor(cute.size(accumulator), BFloat16)
     count = cute.size(accumulator)
     for i in cutlass.range_constexpr(0, count, 2):
         pair = (accumulator[i], accumulator[i + 1])
@@ -147,9 +147,9 @@ def scales_of(
     *batches: Int32,
 ) -> Scales:
     """Scales that a host function is given, as views; with a number of products ``[.., batches]``."""
-    call = cute.make_tensor(scale, cute.make_layout(1)) if by_pointer else scale
-    rows = None if row_scale is None else cute.make_tensor(row_scale, cute.make_layout((m, *batches)))
-    features = None if feature_scale is None else cute.make_tensor(feature_scale, cute.make_layout((n, *batches)))
+    call = cute.make_tensor(scale, 1) if by_pointer else scale
+    rows = None if row_scale is None else cute.make_tensor(row_scale, (m, *batches))
+    features = None if feature_scale is None else cute.make_tensor(feature_scale, (n, *batches))
     return Scales(call, rows, features)
 
 
@@ -174,26 +174,10 @@ class Sigmoid:
 
 # The contract's numbers, written down independently of the reference.
 SHORT = {
-    "gelu": Sigmoid(
-        0.2856,
-        (1.585, -1.102, 0.3545),
-        (0.881, -0.4692, 0.09143),
-    ),
-    "gelu_tanh": Sigmoid(
-        0.3035,
-        (1.844, -1.26, 0.4),
-        (0.713, -0.2363, 0.02524),
-    ),
-    "silu": Sigmoid(
-        0.1333,
-        (2.176, -2.67, 2.326, -0.8413),
-        (0.861, -0.6104, 0.3767, -0.1278),
-    ),
-    "quick_gelu": Sigmoid(
-        0.2133,
-        (2.252, -2.992, 2.76, -1.018),
-        (0.885, -0.67, 0.4355, -0.1509),
-    ),
+    "gelu": Sigmoid(0.2856, (1.585, -1.102, 0.3545), (0.881, -0.4692, 0.09143)),
+    "gelu_tanh": Sigmoid(0.3035, (1.844, -1.26, 0.4), (0.713, -0.2363, 0.02524)),
+    "silu": Sigmoid(0.1333, (2.176, -2.67, 2.326, -0.8413), (0.861, -0.6104, 0.3767, -0.1278)),
+    "quick_gelu": Sigmoid(0.2133, (2.252, -2.992, 2.76, -1.018), (0.885, -0.67, 0.4355, -0.1509)),
 }
 """In FP16, two elements to an instruction, for results with fewer significant bits than that."""
 
@@ -226,6 +210,7 @@ LONG = {
     ),
 }
 """In FP32."""
+
 
 @cute.jit
 def activate(

@@ -90,10 +90,10 @@ def _row_of(
     """Registers with ``count`` neighbouring elements, by loads of ``vector``."""
     vectors = cute.logical_divide(row, cute.make_layout(vector))
     last = cute.size(vectors, mode=[1]) - 1
-    values = cute.make_rmem_tensor(cute.make_layout((vector, count // vector)), row.element_type)
+    values = cute.make_rmem_tensor((vector, count // vector), row.element_type)
     for i in cutlass.range_constexpr(count // vector):
         cute.autovec_copy(vectors[None, min(first // vector + i, last)], values[None, i])
-    return cute.make_tensor(values.iterator, cute.make_layout(count))
+    return cute.make_tensor(values.iterator, count)
 
 
 @cute.jit
@@ -111,21 +111,17 @@ def multipliers(row_factor: Float32 | None, columns: cute.Tensor | Float32 | Non
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """Arguments that the host function hands to the kernel: TMA atoms with their views, bias and sizes in tiles.
+    """Arguments that the host function hands to the kernel: TMA copies, bias and sizes in tiles.
 
-    ``residual_atom`` loads the residual to the store buffers, by the boxes of the output. ``divisors`` are those of the
-    tile order, if it has any.
+    ``residual`` is loaded to the store buffers, by the boxes of the output; None where TMA does not load it.
+    ``divisors`` are those of the tile order, if it has any.
     """
 
     tiled_mma: cute.TiledMma
-    a_atom: cute.CopyAtom
-    a: cute.Tensor
-    b_atom: cute.CopyAtom
-    b: cute.Tensor
-    out_atom: cute.CopyAtom
-    out: cute.Tensor
-    residual_atom: cute.CopyAtom | None
-    residual: cute.Tensor | None
+    a: Tma
+    b: Tma
+    out: Tma
+    residual: Tma | None
     bias: cute.Tensor | None
     addends: Addends
     m_tiles: Int32
@@ -184,38 +180,24 @@ class GemmHost:
         tiled_mma, a_tma, b_tma = self.operands(a, b)
         box = (plan.store_rows, plan.store_columns)
         box_layout = staging_layout(*box, plan.store_row_bytes)
-        out_atom, out_view = store_tma(out, box_layout, box)
-        residual_atom, residual_view = None, None
+        residual_tma = None
         if cutlass.const_expr(plan.tma_residual):
             residual = matrices(residual_pointer, m, n, row_pitch(n, problem.residual), batches, problem.residual)
-            residual_atom, residual_view = load_tma(residual, box_layout, box)
+            residual_tma = load_tma(residual, box_layout, box)
+        m_tiles, n_tiles = cute.ceil_div(m, plan.cluster_rows), cute.ceil_div(n, plan.cluster_columns)
         arguments = DeviceArguments(
             tiled_mma=tiled_mma,
-            a_atom=a_tma[0],
-            a=a_tma[1],
-            b_atom=b_tma[0],
-            b=b_tma[1],
-            out_atom=out_atom,
-            out=out_view,
-            residual_atom=residual_atom,
-            residual=residual_view,
+            a=a_tma,
+            b=b_tma,
+            out=store_tma(out, box_layout, box),
+            residual=residual_tma,
             bias=bias_view(bias_pointer, plan, n),
-            addends=gemm_addends(
-                plan,
-                scale=scale,
-                row_scale=row_scale,
-                column_scale=column_scale,
-                residual=None if plan.tma_residual else residual_pointer,
-                out_scale=out_scale,
-                m=m,
-                n=n,
-                batches=batches,
-            ),
-            m_tiles=cute.ceil_div(m, plan.cluster_rows),
-            n_tiles=cute.ceil_div(n, plan.cluster_columns),
+            addends=gemm_addends(plan, (scale, row_scale, column_scale), residual_pointer, out_scale, (m, n, batches)),
+            m_tiles=m_tiles,
+            n_tiles=n_tiles,
             batches=batches,
             k_blocks=cute.ceil_div(k, plan.tile_k),
-            divisors=self.divisors(cute.ceil_div(m, plan.cluster_rows), cute.ceil_div(n, plan.cluster_columns)),
+            divisors=self.divisors(m_tiles, n_tiles),
         )
         launch_clusters(self.kernel(arguments), plan, clusters, stream)
 
@@ -241,33 +223,28 @@ def row_pitch(n: Int32, dtype: str) -> Int32:
 
 def gemm_addends(
     plan: GemmPlan,
-    *,
-    scale: Float32 | cute.Pointer | None,
-    row_scale: cute.Pointer | None,
-    column_scale: cute.Pointer | None,
+    factors: tuple[Float32 | cute.Pointer | None, cute.Pointer | None, cute.Pointer | None],
     residual: cute.Pointer | None,
     out_scale: Float32 | cute.Pointer | None,
-    m: Int32,
-    n: Int32,
-    batches: Int32,
+    sizes: tuple[Int32, Int32, Int32],
 ) -> Addends:
-    """Operands of a host function, as views."""
+    """Operands of a host function, as views: factors of the call, of rows and of columns; sizes M, N, batches."""
     problem, scales, view = plan.problem, None, None
+    m, n, batches = sizes
     if problem.scaled:
         columns = cute.assume(n, divby=plan.column_vector)
-        by_pointer = problem.scale_source == "pointer"
-        scales = scales_of(by_pointer, scale, row_scale, column_scale, m, columns, batches)
-    if residual is not None:
+        scales = scales_of(problem.scale_source == "pointer", *factors, m, columns, batches)
+    if residual is not None and not plan.tma_residual:
         pitch = row_pitch(n, problem.residual)
         view = matrices(residual, m, pitch, pitch, batches, problem.residual)
     if problem.out_scale_source == "pointer":
-        out_scale = cute.make_tensor(out_scale, cute.make_layout(1))
+        out_scale = cute.make_tensor(out_scale, 1)
     return Addends(scales, view, out_scale)
 
 
 def bias_view(pointer: cute.Pointer | None, plan: GemmPlan, n: Int32) -> cute.Tensor | None:
     """``[N]`` in its own type."""
-    return None if pointer is None else cute.make_tensor(pointer, cute.make_layout(cute.assume(n, plan.bias_vector)))
+    return None if pointer is None else cute.make_tensor(pointer, cute.assume(n, plan.bias_vector))
 
 
 @cute.jit
@@ -325,7 +302,7 @@ def finish(
         for i in cutlass.range_constexpr(cute.size(accumulator)):
             accumulator[i] = accumulator[i] + bias[i]
     if cutlass.const_expr(dtype is Float8E4M3FN and activation in NARROW and residual is None):
-        narrow = cute.make_rmem_tensor(cute.make_layout(cute.size(accumulator)), dtype)
+        narrow = cute.make_rmem_tensor(cute.size(accumulator), dtype)
         pairs = cute.recast_tensor(narrow, Int16)
         for i in cutlass.range_constexpr(cute.size(pairs)):
             pair = (accumulator[2 * i], accumulator[2 * i + 1])
@@ -343,7 +320,7 @@ def finish(
             accumulator[i] = ptx.mul_rn_f32(accumulator[i], out_factor)
     if cutlass.const_expr(dtype is Float32):
         return accumulator
-    out = cute.make_rmem_tensor(cute.make_layout(cute.size(accumulator)), dtype)
+    out = cute.make_rmem_tensor(cute.size(accumulator), dtype)
     if cutlass.const_expr(dtype is Float8E4M3FN):
         words = cute.recast_tensor(out, Int16)
         for i in cutlass.range_constexpr(cute.size(words)):

@@ -112,6 +112,10 @@ class Graph:
     def role(self, name: str) -> Role:
         return next(role for role in self.roles if role.name == name)
 
+    def named_barrier(self, name: str) -> int:
+        """Identifier of a hardware barrier."""
+        return next(barrier.identifier for barrier in self.named_barriers if barrier.name == name)
+
     def arrivals(self, edge: Edge, signal: Signal, by: str) -> int:
         """Arrivals that complete a phase when role ``by`` signals with ``signal``."""
         if (signal in ANNOUNCED) != (edge.tx_bytes > 0) and signal is edge.full:

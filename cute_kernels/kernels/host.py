@@ -226,18 +226,15 @@ class RowsHost(PatchEmbedHost):
 
 @dataclass(frozen=True)
 class TransposedArguments:
-    """Arguments of a kernel: TMA atoms with their views, weight, table, scales and sizes in tiles.
+    """Arguments of a kernel: TMA copies, weight, table, scales and sizes in tiles.
 
-    ``weight`` is ``[N, K]`` in memory, or its TMA view where ``weight_atom`` loads it into shared memory. ``table`` is
+    ``weight`` is ``[N, K]`` in memory, or its load where TMA brings it into shared memory. ``table`` is
     ``[f, 8, padded features / (8 f), rows]``: of f features of a thread, its place in a block of 8 f, the block.
     """
 
-    x_atom: cute.CopyAtom
-    x: cute.Tensor
-    weight_atom: cute.CopyAtom | None
-    weight: cute.Tensor
-    out_atom: cute.CopyAtom
-    out: cute.Tensor
+    x: Tma
+    weight: cute.Tensor | Tma
+    out: Tma
     table: cute.Tensor | None
     table_index: cute.Tensor | None
     table_rows: Int32
@@ -249,9 +246,9 @@ class TransposedArguments:
 
 
 def transposed_arguments(
-    plan: PatchEmbedPlan, o: RowsOperands, x: Tma, weight: tuple[cute.CopyAtom | None, cute.Tensor], out: Tma
+    plan: PatchEmbedPlan, o: RowsOperands, x: Tma, weight: cute.Tensor | Tma, out: Tma
 ) -> TransposedArguments:
-    """The arguments, from operands and TMA atoms with their views."""
+    """The arguments, from operands and TMA copies."""
     feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
     table = None
     if o.table is not None:
@@ -261,12 +258,9 @@ def transposed_arguments(
         shape = (own, 8, blocks, o.table_rows + int(plan.problem.table_index))
         table = cute.make_tensor(o.table, cute.make_layout(shape, stride=(1, own, 8 * own, row)))
     return TransposedArguments(
-        x_atom=x[0],
-        x=x[1],
-        weight_atom=weight[0],
-        weight=weight[1],
-        out_atom=out[0],
-        out=out[1],
+        x=x,
+        weight=weight,
+        out=out,
         table=table,
         table_index=o.table_index,
         table_rows=o.table_rows,

@@ -28,9 +28,7 @@ class LayerNormScaleKernel:
         self.plan = plan
 
     @cute.jit
-    def __call__(
-        self, x: cute.Pointer, addend: Float32, scale: cute.Pointer, m: Int32, k: Int32, stream: Any
-    ) -> None:
+    def __call__(self, x: cute.Pointer, addend: Float32, scale: cute.Pointer, m: Int32, k: Int32, stream: Any) -> None:
         """Launches a warp for each row."""
         plan = self.plan
         self.kernel(x, addend, scale, m, k).launch(
@@ -51,9 +49,9 @@ class LayerNormScaleKernel:
             pixels = cute.recast_ptr(x + cute.assume(Int64(row) * Int64(k), divby=VECTOR_BYTES), dtype=Uint32)
             total, squares = Uint32(0), Uint32(0)
             for i in cutlass.range(lane, k // VECTOR_BYTES, LANES, unroll=4):
-                words = cute.make_rmem_tensor(cute.make_layout(_WORDS), Uint32)
+                words = cute.make_rmem_tensor(_WORDS, Uint32)
                 place = pixels + cute.assume(i * _WORDS, divby=_WORDS)
-                cute.autovec_copy(cute.make_tensor(place, cute.make_layout(_WORDS)), words)
+                cute.autovec_copy(cute.make_tensor(place, _WORDS), words)
                 for j in cutlass.range_constexpr(_WORDS):
                     total = ptx.dp4a_u32(words[j], Uint32(_ONES), total)
                     squares = ptx.dp4a_u32(words[j], words[j], squares)
@@ -62,7 +60,7 @@ class LayerNormScaleKernel:
                 # k * k times the variance, as an integer.
                 spread = Int64(squares) * Int64(k) - Int64(total) * Int64(total)
                 deviation = ptx.sqrt_rn_f32(ptx.add_rn_f32(Float32(spread), addend))
-                cute.make_tensor(scale + row, cute.make_layout(1))[0] = ptx.div_rn_f32(Float32(k), deviation)
+                cute.make_tensor(scale + row, 1)[0] = ptx.div_rn_f32(Float32(k), deviation)
 
 
 dsl.name_kernel(LayerNormScaleKernel.kernel, "layer_norm_scale")

@@ -10,7 +10,7 @@ from cutlass import Boolean, Int16, Int32
 
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import GroupedOrder, PositionOrder, SnakeOrder
-from cute_kernels.kernels.tma import Tma, all_ctas, fetch, sides
+from cute_kernels.kernels.tma import fetch, sides
 from cute_kernels.plan.base import VECTOR_BYTES, Phase
 
 
@@ -48,7 +48,8 @@ class Operand:
 
 
 def tma_operand(
-    tma: Tma,
+    atom: cute.CopyAtom,
+    source: cute.Tensor,
     stages: cute.Tensor,
     box_modes: int,
     boxes: int = 1,
@@ -59,7 +60,8 @@ def tma_operand(
     """One operand of this CTA.
 
     Args:
-        tma: atom, and this CTA's part of the TMA view, by boxes.
+        atom: TMA load.
+        source: this CTA's part of the TMA view, by boxes.
         stages: its buffers in shared memory.
         box_modes: modes of a box, in both.
         boxes: row boxes of one stage.
@@ -67,7 +69,6 @@ def tma_operand(
         share: CTAs that share that tile, and which of its parts this CTA loads.
         mask: the CTAs that share it.
     """
-    atom, source = tma
     stages, source = sides(atom, stages, source, box_modes, share)
     multicast = Int16(mask) if share[0] > 1 else None
     step, first = boxes * tile[0], boxes * tile[1]
@@ -92,7 +93,7 @@ def clear_unloaded(
     for i in cutlass.range(cute.arch.thread_idx()[0], count * vectors, threads, unroll=1):
         offset = i // vectors * stage_bytes + loaded_bytes + i % vectors * VECTOR_BYTES
         target = cute.recast_ptr(stages + cute.assume(offset, divby=VECTOR_BYTES), dtype=Int32)
-        cute.autovec_copy(zeros, cute.make_tensor(target, cute.make_layout(VECTOR_BYTES // 4)))
+        cute.autovec_copy(zeros, cute.make_tensor(target, VECTOR_BYTES // 4))
     # Tensor cores read shared memory through the async proxy.
     cute.arch.fence_view_async_shared()
 
@@ -136,6 +137,33 @@ class Load:
         self.operands.drain(state)
 
 
+@dataclass(frozen=True)
+class WeightLoad:
+    """Fetches what of a weight stays in shared memory, once.
+
+    Attributes:
+        blocks: operand and K block of each buffer, in their order.
+        pipe: of the weight.
+        n_tile: which features of it.
+        announces: whether this CTA announces the bytes; those of a pair complete on the leader's barrier.
+    """
+
+    blocks: tuple[tuple[Operand, int], ...]
+    pipe: Pipe
+    n_tile: Int32
+    announces: bool | Boolean = True
+
+    @cute.jit
+    def run(self) -> None:
+        state = self.pipe.producer_state()
+        if self.announces:
+            with cute.arch.elect_one():
+                self.pipe.announce_bytes(state)
+        for i in cutlass.range_constexpr(len(self.blocks)):
+            operand, k_block = self.blocks[i]
+            operand.fetch(operand.place(self.n_tile, ()), k_block, i, self.pipe.full_barrier(state))
+
+
 # --- TMA producer warp of the transposed product: rows of ``x`` -> operand stages ------------------------------------
 
 
@@ -148,28 +176,20 @@ class RowsLoad:
     SM100 CTAs each loads rows of its own, and the bytes of both complete on the leader's barrier.
 
     Attributes:
-        x_atom, x_source, x_blocks: TMA view ``[box, row block, k_block, position block]`` and buffers ``[box, block]``,
-            ``stage_blocks`` consecutive blocks of 128 bytes of K in a stage.
-        weight: the same three for a streamed weight, ``[box, n_tile, k_block]``, or None if it is resident.
-        stage_blocks: K blocks in a stage.
+        x: TMA view ``[box, row block, k_block, position block]`` and buffers ``[box, block]``, ``stage_blocks``
+            consecutive blocks of 128 bytes of K in a stage.
+        weight: a streamed weight, whose boxes are of the features of this CTA; None if it is resident.
         n_tile: which features of a streamed weight.
-        multicast: CTAs that share every row, 1 without multicast.
-        row_step, first_rows: the rows of tile t are box ``t * row_step + first_rows``.
         announces: whether this CTA announces the bytes of a stage.
     """
 
-    x_atom: cute.CopyAtom
-    x_source: cute.Tensor
-    x_blocks: cute.Tensor
+    x: Operand
     operands: Pipe
     order: PositionOrder
     tile_stages: Int32 | int
     stage_blocks: int
-    weight: tuple[cute.CopyAtom, cute.Tensor, cute.Tensor] | None = None
+    weight: Operand | None = None
     n_tile: Int32 | int = 0
-    multicast: int = 1
-    row_step: int = 1
-    first_rows: Int32 | int = 0
     announces: Boolean | bool = True
 
     @cute.jit
@@ -179,17 +199,15 @@ class RowsLoad:
         stride = self.order.stride()
         for _ in cutlass.range(self.order.first, self.order.tiles, self.order.step, unroll=1):
             self.operands.stamps.mark(Phase.TILE)
-            rows = row_block * self.row_step + self.first_rows
+            rows = self.x.place(row_block, (position,))
             for stage in cutlass.range(self.tile_stages, unroll=1):
                 barrier = self.operands.acquire(state, self.announces)
                 # A block beyond the end of K is loaded as zeros: the byte count of a stage is always the same.
                 for i in cutlass.range_constexpr(self.stage_blocks):
                     k_block, block = stage * self.stage_blocks + i, state.index * self.stage_blocks + i
-                    x = self.x_source[None, rows, k_block, position]
-                    fetch(self.x_atom, x, self.x_blocks[None, block], barrier, all_ctas(self.multicast))
+                    self.x.fetch(rows, k_block, block, barrier)
                     if cutlass.const_expr(self.weight is not None):
-                        atom, source, blocks = self.weight
-                        fetch(atom, source[None, self.n_tile, k_block], blocks[None, block], barrier)
+                        self.weight.fetch((self.n_tile,), k_block, block, barrier)
                 state.advance()
             row_block, position = self.order.advance(row_block, position, stride)
         self.operands.drain(state)

@@ -102,14 +102,10 @@ class PatchifyKernel:
             patch = i // per_row
             k = (i - patch * per_row) * plan.store_elements
             units = plan.store_elements // plan.unit
-            values = cute.make_rmem_tensor(cute.make_layout((plan.unit, units)), self.element)
+            values = cute.make_rmem_tensor((plan.unit, units), self.element)
             for j in cutlass.range_constexpr(units):
                 self._gather(storage, strip, grid_columns, patch, k + j * plan.unit, values[None, j])
-            stored = cute.make_tensor(
-                out + cute.assume(i * plan.store_elements, divby=plan.store_elements),
-                cute.make_layout(plan.store_elements),
-            )
-            cute.autovec_copy(cute.make_tensor(values.iterator, cute.make_layout(plan.store_elements)), stored)
+            self._store(out + cute.assume(i * plan.store_elements, divby=plan.store_elements), values)
 
     @cute.jit
     def _move_vectors(
@@ -136,15 +132,12 @@ class PatchifyKernel:
         # behind a branch, where those that are too many load the last pixels again, and none moved past the barrier.
         for base in cutlass.range(0, total, LOADS_AT_ONCE * plan.threads, unroll=1):
             start = base + thread
-            values = cute.make_rmem_tensor(cute.make_layout((half, 2, LOADS_AT_ONCE)), self.pixel)
+            values = cute.make_rmem_tensor((half, 2, LOADS_AT_ONCE), self.pixel)
             for load in cutlass.range_constexpr(LOADS_AT_ONCE):
                 i = min(start + load * plan.threads, total - 1)
                 distance = Int64(i // in_row // side) * to_next + Int64(i * vector)
                 place, loaded = source + cute.assume(distance, divby=vector), values[None, None, load]
-                cute.autovec_copy(
-                    cute.make_tensor(place, cute.make_layout(vector)),
-                    cute.make_tensor(loaded.iterator, cute.make_layout(vector)),
-                )
+                cute.autovec_copy(cute.make_tensor(place, vector), cute.make_tensor(loaded.iterator, vector))
             cute.arch.sync_warp()
             for load in cutlass.range_constexpr(LOADS_AT_ONCE):
                 i = start + load * plan.threads
@@ -153,14 +146,14 @@ class PatchifyKernel:
                     offset = row * pitch + (i - row * in_row) * vector
                     for j in cutlass.range_constexpr(2):
                         target = storage + cute.assume(offset + j * half, divby=half)
-                        cute.autovec_copy(values[None, j, load], cute.make_tensor(target, cute.make_layout(half)))
+                        cute.autovec_copy(values[None, j, load], cute.make_tensor(target, half))
         cute.arch.sync_threads()
 
         units = cutlass.const_expr(plan.store_elements // plan.unit)
         together = cutlass.const_expr(plan.threads // plan.vectors)  # patches at a time
         patch = thread // plan.vectors
         k = (thread - patch * plan.vectors) * plan.store_elements
-        places = cute.make_rmem_tensor(cute.make_layout(units), Int32)
+        places = cute.make_rmem_tensor(units, Int32)
         for j in cutlass.range_constexpr(units):
             at = k + j * plan.unit
             line = at // side
@@ -170,14 +163,15 @@ class PatchifyKernel:
         out = rows + cute.assume(Int64(block) * Int64(grid_columns * plan.row_elements), divby=plan.store_elements)
         if patch < together:
             for p in cutlass.range(patch, grid_columns, together, unroll=2):
-                values = cute.make_rmem_tensor(cute.make_layout((plan.unit, units)), self.element)
+                values = cute.make_rmem_tensor((plan.unit, units), self.element)
                 for j in cutlass.range_constexpr(units):
                     self._unit(storage, places[j], p * side, values[None, j])
-                stored = cute.make_tensor(
-                    out + cute.assume(p * plan.row_elements + k, divby=plan.store_elements),
-                    cute.make_layout(plan.store_elements),
-                )
-                cute.autovec_copy(cute.make_tensor(values.iterator, cute.make_layout(plan.store_elements)), stored)
+                self._store(out + cute.assume(p * plan.row_elements + k, divby=plan.store_elements), values)
+
+    def _store(self, target: cute.Pointer, values: cute.Tensor) -> None:
+        """Stores what a thread has at once."""
+        count = self.plan.store_elements
+        cute.autovec_copy(cute.make_tensor(values.iterator, count), cute.make_tensor(target, count))
 
     @cute.jit
     def _unit(self, storage: cute.Pointer, place: Int32, first: Int32, target: cute.Tensor) -> None:
@@ -190,11 +184,11 @@ class PatchifyKernel:
         if cutlass.const_expr(self.pixel is self.element):
             # One number: loaded byte by byte the unit would have to be put together again.
             word = _WORDS[unit * self.plan.pixel_bytes]
-            value = cute.make_tensor(cute.recast_ptr(source, dtype=word), cute.make_layout(1))[0]
+            value = cute.make_tensor(cute.recast_ptr(source, dtype=word), 1)[0]
             cute.recast_tensor(target, word)[0] = value if there else word(0)
         else:
-            loaded = cute.make_rmem_tensor(cute.make_layout(unit), self.pixel)
-            cute.autovec_copy(cute.make_tensor(source, cute.make_layout(unit)), loaded)
+            loaded = cute.make_rmem_tensor(unit, self.pixel)
+            cute.autovec_copy(cute.make_tensor(source, unit), loaded)
             for i in cutlass.range_constexpr(unit):
                 loaded[i] = loaded[i] if there else self.pixel(0)
             self._convert(loaded, target)
@@ -207,7 +201,7 @@ class PatchifyKernel:
         plan, problem = self.plan, self.plan.problem
         side, channels = problem.patch, problem.channels
         width = grid_columns * side
-        loaded = cute.make_rmem_tensor(cute.make_layout(plan.unit), self.pixel)
+        loaded = cute.make_rmem_tensor(plan.unit, self.pixel)
         loaded.fill(self.pixel(0))
         if k < channels * side * side:
             if cutlass.const_expr(not problem.channels_last):
@@ -224,7 +218,7 @@ class PatchifyKernel:
                 row = pixel // side
                 offset = (row * width + patch * side + (pixel - row * side)) * channels + channel
             source = storage + cute.assume(offset, divby=plan.unit)
-            cute.autovec_copy(cute.make_tensor(source, cute.make_layout(plan.unit)), loaded)
+            cute.autovec_copy(cute.make_tensor(source, plan.unit), loaded)
         self._convert(loaded, target)
 
     @cute.jit
@@ -238,9 +232,9 @@ class PatchifyKernel:
 
 @cute.jit
 def _copy_vector(source: cute.Pointer, target: cute.Pointer, count: cutlass.Constexpr[int]) -> None:
-    values = cute.make_rmem_tensor(cute.make_layout(count), source.dtype)
-    cute.autovec_copy(cute.make_tensor(source, cute.make_layout(count)), values)
-    cute.autovec_copy(values, cute.make_tensor(target, cute.make_layout(count)))
+    values = cute.make_rmem_tensor(count, source.dtype)
+    cute.autovec_copy(cute.make_tensor(source, count), values)
+    cute.autovec_copy(values, cute.make_tensor(target, count))
 
 
 dsl.name_kernel(PatchifyKernel.kernel, "patchify")

@@ -35,7 +35,7 @@ class Stamps:
     def __init__(self, row: cute.Pointer | None = None, capacity: int = 0) -> None:
         self._row = row
         if row is not None:
-            self._count = cute.make_rmem_tensor(cute.make_layout(1), Int32)
+            self._count = cute.make_rmem_tensor(1, Int32)
             self._count[0] = Int32(0)
             self._stores = Int32(cute.arch.lane_idx() == 0)
             self._limit = self._stores * capacity

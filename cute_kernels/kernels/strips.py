@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int16, Int32
+from cutlass.cute.nvgpu import tcgen05
 
-from cute_kernels.kernels.host import ELEMENT_TYPES
+from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesOperands
 from cute_kernels.kernels.load import Operand
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import Tma, fetch, shared_tensor, sides, swizzled
+from cute_kernels.kernels.tma import Tma, fetch, load_tma, shared_tensor, sides, swizzled
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.images_strips import BLOCK_BYTES, BLOCK_FEATURES, SPANS, RowPart, StripsPlan
 
@@ -24,16 +26,13 @@ TABLE_VALUES = 4
 """Table values that a thread adds to its accumulators of 16 features and 8 columns: two features x two columns."""
 
 
-def images_layout(
-    plan: StripsPlan, batch: Int32, height: Int32, width: Int32, part: RowPart | None = None
-) -> cute.Layout:
+def images_layout(plan: StripsPlan, batch: Int32, height: Int32, width: Int32, part: RowPart) -> cute.Layout:
     """``[B, planes, H, pixels of a row]`` in memory, in the order of the bytes of a box; rows of 16 bytes for TMA.
 
     Strips: ``[pixels of a row, B, H, planes]``. Where rows of patches are gathered the first mode is split:
     ``[elements of a patch's row, W / p, ..]``, or those of a part of it, behind that part's first. Where channels are
     last they belong to the row's pixels.
     """
-    part = part or plan.row_parts[0]
     elements = plan.row_bytes // plan.pixel_bytes
     patches = width // plan.problem.patch
     divisor = SPANS[0] // plan.pixel_bytes if plan.repacks else elements
@@ -55,9 +54,8 @@ def out_layout(batch: Int32, grid_height: Int32, grid_width: Int32, n: Int32) ->
     return cute.make_layout((grid_width, n, batch, grid_height), stride=(n, 1, image, row))
 
 
-def strip_layout(plan: StripsPlan, stages: int, part: RowPart | None = None) -> cute.Layout | cute.ComposedLayout:
+def strip_layout(plan: StripsPlan, stages: int, part: RowPart) -> cute.Layout | cute.ComposedLayout:
     """The pixels of the stages as TMA fills them: `box_of`, and a last mode of stages if there are several."""
-    part = part or plan.row_parts[0]
     box = plan.box_of(part)
     if plan.gathers:
         strides = [math.prod(box[:i]) for i in range(len(box))]
@@ -95,9 +93,8 @@ def operand_layout(plan: StripsPlan, part: RowPart) -> cute.Layout:
     )
 
 
-def operand(plan: StripsPlan, stages: cute.Pointer, part: RowPart | None = None) -> cute.Tensor:
+def operand(plan: StripsPlan, stages: cute.Pointer, part: RowPart) -> cute.Tensor:
     """`operand_layout` of uint8 pixels over the buffers in shared memory."""
-    part = part or plan.row_parts[0]
     stages = _first_byte(plan, stages, part)
     if part.span > SPANS[0]:
         stages = cute.recast_ptr(stages, row_swizzle(part), dtype=ELEMENT_TYPES[plan.problem.in_dtype])
@@ -120,6 +117,70 @@ def table_view(
     return cute.make_tensor(pointer, cute.make_ordered_layout(shape, order=(0, 1, 2, 3, 4)))
 
 
+# --- arguments of the kernels over strips ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StripsArguments:
+    """Arguments of a kernel: TMA copies, weight, table, scales and sizes in tiles.
+
+    ``images`` has a load for each part of the rows. ``weight`` is ``[N, K]`` in memory, or its load where TMA brings it
+    into shared memory; ``weight_parts`` are its low term and loads of parts of it, where there are any.
+    """
+
+    images: tuple[Tma, ...]
+    weight: cute.Tensor | Tma
+    weight_parts: tuple[cute.Tensor | Tma | None, ...]
+    out: Tma
+    table: cute.Tensor | None
+    scale: cute.Tensor | None
+    image_tiles: Int32
+    row_tiles: Int32
+    position_tiles: Int32
+    feature_groups: Int32
+
+
+def strips_arguments(
+    plan: StripsPlan,
+    o: ImagesOperands,
+    images: tuple[Tma, ...],
+    weight: cute.Tensor | Tma,
+    weight_parts: tuple[cute.Tensor | Tma | None, ...],
+    out: Tma,
+) -> StripsArguments:
+    """The arguments, from operands and TMA copies."""
+    row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
+    position_tiles = row_tiles * o.grid_height
+    feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
+    return StripsArguments(
+        images=images,
+        weight=weight,
+        weight_parts=weight_parts,
+        out=out,
+        table=table_view(plan, o.table, feature_groups, position_tiles),
+        scale=None if o.scale is None else cute.make_tensor(o.scale, (o.n,)),
+        image_tiles=cute.ceil_div(o.batch, plan.tile_images),
+        row_tiles=row_tiles,
+        position_tiles=position_tiles,
+        feature_groups=feature_groups,
+    )
+
+
+def images_tma(plan: StripsPlan, o: ImagesOperands, sharers: int, *group: tcgen05.CtaGroup) -> tuple[Tma, ...]:
+    """Loads of the images, one for each part of the rows, as `load_tma`."""
+    loads = []
+    for part in plan.row_parts:
+        images = cute.make_tensor(o.images + part.offset, images_layout(plan, o.batch, o.height, o.width, part))
+        loads.append(load_tma(images, strip_layout(plan, 1, part), plan.box_of(part), sharers, *group))
+    return tuple(loads)
+
+
+def images_order(plan: StripsPlan, args: StripsArguments, first: Int32, step: Int32) -> ImageOrder | PositionOrder:
+    """The tiles of a cluster."""
+    kind = ImageOrder if plan.config.order == "row" else PositionOrder
+    return kind(args.image_tiles, args.position_tiles, first, step)
+
+
 @cute.jit
 def scale_of_feature(scale: cute.Tensor, feature: Int32) -> Float32:
     """0 beyond the last feature."""
@@ -129,28 +190,38 @@ def scale_of_feature(scale: cute.Tensor, feature: Int32) -> Float32:
     return value
 
 
+class StripBoxes(NamedTuple):
+    """TMA load of boxes ``[box, tile of a grid row, images, row block, plane]`` to buffers ``[box, stage]``.
+
+    Pixels beyond the images are loaded as zeros, so that a stage always has all its bytes.
+    """
+
+    atom: cute.CopyAtom
+    source: cute.Tensor
+    strips: cute.Tensor
+
+
 def strip_boxes(
-    plan: StripsPlan, tma: Tma, stages: cute.Pointer, share: tuple[int, int | Int32], part: RowPart | None = None
-) -> tuple[cute.Tensor, cute.Tensor]:
-    """Views that the load warp copies: ``[box, tile of a grid row, images, row block, channel]`` to ``[box, stage]``.
+    plan: StripsPlan, tma: Tma, stages: cute.Pointer, share: tuple[int, int | Int32], part: RowPart
+) -> StripBoxes:
+    """Boxes of a part of the rows that the load warp copies.
 
     Args:
         plan: what is loaded.
         tma: atom, and TMA view of the images.
         stages: buffers in shared memory.
         share: CTAs that share every strip, and which of its pieces this CTA loads.
-        part: of the rows, the only one where None.
+        part: of the rows.
     """
-    part = part or plan.row_parts[0]
     layout, box = strip_layout(plan, plan.load_stages, part), plan.box_of(part)
     stages = _first_byte(plan, stages, part)
     if plan.gathers and part.span > SPANS[0]:
         boxes = shared_tensor(stages, layout, ELEMENT_TYPES[plan.problem.in_dtype])
     else:
         boxes = cute.make_tensor(stages, layout)
-    pixels = cute.local_tile(tma[1], box, (None,) * len(box))
-    strips, source = sides(tma[0], boxes, pixels, len(box), share)
-    return source[None, 0, None, None, None, None] if plan.gathers else source, strips
+    pixels = cute.local_tile(tma.view, box, (None,) * len(box))
+    strips, source = sides(tma.atom, boxes, pixels, len(box), share)
+    return StripBoxes(tma.atom, source[None, 0, None, None, None, None] if plan.gathers else source, strips)
 
 
 # --- TMA producer warp: images -> strips in shared memory ------------------------------------------------------------
@@ -165,9 +236,7 @@ class StripLoad:
     pair of SM100 CTAs each loads strips of its own images, and the bytes of both complete on the leader's barrier.
 
     Attributes:
-        atom, source, strips: TMA view ``[box, tile of a grid row, images, row block, plane]`` and buffers
-            ``[box, stage]``. Pixels beyond the images are loaded as zeros, so that a stage always has all its bytes.
-        rest: atom, source and strips of the other part of rows that are split, or None.
+        parts: of the rows, one unless they are split.
         weight, n_tile: a weight that comes with the pixels, and which features of it this CTA computes; None if it is
             resident.
         row_tiles: tiles along a grid row.
@@ -177,9 +246,7 @@ class StripLoad:
     """
 
     plan: StripsPlan
-    atom: cute.CopyAtom
-    source: cute.Tensor
-    strips: cute.Tensor
+    parts: tuple[StripBoxes, ...]
     operands: Pipe
     order: PositionOrder | ImageOrder
     row_tiles: Int32
@@ -187,7 +254,6 @@ class StripLoad:
     first_images: int | Int32 = 0
     announces: bool | Boolean = True
     multicast: Int16 | None = None
-    rest: tuple[cute.CopyAtom, cute.Tensor, cute.Tensor] | None = None
     weight: Operand | None = None
     n_tile: int | Int32 = 0
 
@@ -203,16 +269,15 @@ class StripLoad:
             row_tile = position_tile - grid_row * self.row_tiles
             images = image_tile * self.image_step + self.first_images
             for plane in cutlass.range_constexpr(self.plan.planes):
-                for part in cutlass.range(per_plane, unroll=4):
+                for stage in cutlass.range(per_plane, unroll=4):
                     barrier = self.operands.acquire(state, self.announces)
-                    place = (None, row_tile, images, grid_row * per_plane + part, plane)
-                    fetch(self.atom, self.source[place], self.strips[None, state.index], barrier, self.multicast)
-                    if cutlass.const_expr(self.rest is not None):
-                        atom, source, strips = self.rest
+                    place = (None, row_tile, images, grid_row * per_plane + stage, plane)
+                    for i in cutlass.range_constexpr(len(self.parts)):
+                        atom, source, strips = self.parts[i]
                         fetch(atom, source[place], strips[None, state.index], barrier, self.multicast)
                     if cutlass.const_expr(self.weight is not None):
                         features = self.weight.place(self.n_tile, ())
-                        first = (plane * per_plane + part) * stage_blocks
+                        first = (plane * per_plane + stage) * stage_blocks
                         for i in cutlass.range_constexpr(stage_blocks):
                             self.weight.fetch(features, first + i, state.index * stage_blocks + i, barrier)
                     state.advance()

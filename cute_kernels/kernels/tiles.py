@@ -293,4 +293,4 @@ class TileTableRows(TableRows):
 
 def index_view(pointer: cute.Pointer | None, rows: Int32) -> cute.Tensor | None:
     """``[rows]`` over the index in memory."""
-    return None if pointer is None else cute.make_tensor(pointer, cute.make_layout(rows))
+    return None if pointer is None else cute.make_tensor(pointer, rows)

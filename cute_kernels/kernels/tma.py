@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int16, Int32
 from cutlass.cute.nvgpu import cpasync, tcgen05, warpgroup
 
-Tma = tuple[cute.CopyAtom, cute.Tensor]
-"""A TMA copy and the view of the tensor in global memory."""
+
+class Tma(NamedTuple):
+    """A TMA copy, and the view of the tensor in global memory."""
+
+    atom: cute.CopyAtom
+    view: cute.Tensor
 
 
 def load_operation(sharers: int, *group: tcgen05.CtaGroup) -> cpasync.TmaCopyOp:
@@ -27,12 +32,17 @@ def load_tma(
     *group: tcgen05.CtaGroup,
 ) -> Tma:
     """Loads boxes of a tensor to shared memory, where one has this layout."""
-    return cpasync.make_tiled_tma_atom(load_operation(sharers, *group), tensor, layout, box, num_multicast=sharers)
+    operation = load_operation(sharers, *group)
+    return Tma(*cpasync.make_tiled_tma_atom(operation, tensor, layout, box, num_multicast=sharers))
 
 
 def store_tma(tensor: cute.Tensor, layout: cute.Layout | cute.ComposedLayout, box: tuple[int, ...]) -> Tma:
     """Stores boxes of a tensor from shared memory, where one has this layout."""
-    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, layout, box)
+    return Tma(*cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, layout, box))
+
+
+MMA_STEPS = 4
+"""Tensor-core instructions, of 32 bytes of K each, in one K block of 128 bytes."""
 
 
 def swizzled(layout: cute.Layout, bits: int = 3) -> cute.ComposedLayout:
@@ -153,9 +163,9 @@ def staging_buffer(
         out: TMA store made with that layout, and its view of the output.
         box: what is stored at once.
     """
-    boxes = cute.local_tile(out[1], box, (None,) * len(box))
-    source, target = sides(out[0], shared_tensor(buffer, layout, dtype), boxes, len(box))
-    return StagingBuffer(buffer, out[0], source, target)
+    boxes = cute.local_tile(out.view, box, (None,) * len(box))
+    source, target = sides(out.atom, shared_tensor(buffer, layout, dtype), boxes, len(box))
+    return StagingBuffer(buffer, out.atom, source, target)
 
 
 @dataclass(frozen=True)
@@ -251,10 +261,10 @@ class WarpStaging:
         ``chunks`` are the row's chunks in the first buffer, as `row_chunks` gives them.
         """
         count = CHUNK_BYTES * 8 // values.element_type.width
-        packed = cute.make_tensor(values.iterator, cute.make_layout((count, cute.size(values) // count)))
+        packed = cute.make_tensor(values.iterator, (count, cute.size(values) // count))
         for i in cutlass.range_constexpr(cute.size(values) // count):
             target = chunks[column // count + i] + self.offset(buffer)
-            target = cute.make_tensor(cute.recast_ptr(target, dtype=values.element_type), cute.make_layout(count))
+            target = cute.make_tensor(cute.recast_ptr(target, dtype=values.element_type), count)
             cute.autovec_copy(packed[None, i], target)
 
     def row_chunks(self, row: Int32) -> tuple[cute.Pointer, ...]:
@@ -297,8 +307,7 @@ def group_staging(ring: WarpStaging, place: Int32, barrier: Int32, warps: int) -
         barrier: their named barrier.
         warps: how many.
     """
-    own = {field.name: getattr(ring, field.name) for field in fields(WarpStaging)}
-    return GroupStaging(**own, first=place == 0, barrier=barrier, threads=32 * warps)
+    return GroupStaging(**vars(ring), first=place == 0, barrier=barrier, threads=32 * warps)
 
 
 def warp_staging(
@@ -306,8 +315,7 @@ def warp_staging(
     first: Int32,
     rows: int,
     buffers: int,
-    atom: cute.CopyAtom,
-    out: cute.Tensor,
+    out: Tma,
     dtype: type,
     row_bytes: int = 128,
 ) -> WarpStaging:
@@ -318,13 +326,13 @@ def warp_staging(
         first: this warp's first buffer, counted in buffers.
         rows: rows of a buffer.
         buffers: buffers of the ring.
-        atom: TMA store made with ``staging_layout(rows, columns, row_bytes)``.
-        out: TMA view ``[M, N]`` or ``[M, N, batch]`` of the output.
+        out: TMA store made with ``staging_layout(rows, columns, row_bytes)``, and its view of the output,
+            ``[M, N]`` or ``[M, N, batch]``.
         dtype: element type of the output.
         row_bytes: bytes of a row of a buffer, 128, 64 or 32.
     """
     columns = row_bytes * 8 // dtype.width
     base = storage + cute.assume(first * (rows * row_bytes), divby=rows * row_bytes)
     staged = shared_tensor(base, staging_layout(rows, columns, row_bytes, buffers), dtype)
-    source, target = sides(atom, staged, cute.local_tile(out, (rows, columns), (None,) * cute.rank(out)), 2)
-    return WarpStaging(base, rows, row_bytes, buffers, atom, source, target)
+    boxes = cute.local_tile(out.view, (rows, columns), (None,) * cute.rank(out.view))
+    return WarpStaging(base, rows, row_bytes, buffers, out.atom, *sides(out.atom, staged, boxes, 2))

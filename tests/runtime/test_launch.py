@@ -13,13 +13,14 @@ from cute_kernels.programs import host
 from cute_kernels.runtime.gpu import BoundLaunch
 from tests.nightly import crossed, nightly
 
-TENSOR_MAP_BYTES = 64
-"""What the generated host code writes of a 128-byte tensor map; the rest is whatever was on its stack."""
+WRITTEN = {4: 4, 8: 8, 16: 8, 24: 8, 128: 64}
+"""Bytes of a parameter, and how many of them the host code writes: the address of a table or an index, half of a tensor
+map. Behind them are padding and whatever was on its stack."""
 
 
 def meaningful(launch: host.CapturedLaunch) -> list[bytes]:
-    """Parameters without the unwritten half of a tensor map and without the padding of structures."""
-    return [p[:TENSOR_MAP_BYTES] if len(p) == 128 else p for p in launch.params if len(p) in (4, 8, 128)]
+    """What host code has written of parameters."""
+    return [p[: WRITTEN[len(p)]] for p in launch.params if len(p) in WRITTEN]
 
 
 SMALL = Sm100PatchEmbedConfig(tile_n=128, epilogue_warps=4)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Integer
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.utils.blackwell_helpers import make_trivial_tiled_mma
 
 from cute_kernels.dsl import nvvm
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Edge, Graph, Sm100Plan
-from cute_kernels.kernels.pipes import Pipe, PipelineState, init_barriers
+from cute_kernels.kernels.pipes import Pipe, PipelineState, allocate, init_barriers, warp_and_rank
 from cute_kernels.kernels.tiles import GroupedOrder, SnakeOrder
 from cute_kernels.plan.base import Phase
 
@@ -66,6 +68,35 @@ def _synchronise(plan: cutlass.Constexpr[Sm100Plan]) -> None:
 def cta_group(plan: Sm100Plan) -> tcgen05.CtaGroup:
     """CTAs of one MMA, and of the loads for it."""
     return tcgen05.CtaGroup.TWO if plan.cta_group == 2 else tcgen05.CtaGroup.ONE
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a thread of a kernel is, and what its CTA has.
+
+    Attributes:
+        warp: of the CTA.
+        place: of the CTA in its cluster.
+        regions: of shared memory, as the plan lists them.
+        pipes: by edge name.
+        tmem_address: where the address of the CTA's tensor memory is.
+    """
+
+    warp: Int32
+    place: ClusterPlace
+    regions: list[cute.Pointer]
+    pipes: dict[str, Sm100Pipe]
+    tmem_address: cute.Pointer
+
+
+def enter(plan: Sm100Plan, graph: Graph, atoms: tuple[cute.CopyAtom, ...]) -> Frame:
+    """Allocates and begins a kernel; ``atoms`` are the TMA copies whose descriptors are prefetched."""
+    warp, rank = warp_and_rank(plan)
+    place = cluster_place(plan, rank)
+    barriers, regions, pipes = allocate(plan, graph, functools.partial(Sm100Pipe, place=place))
+    tmem_address = cute.recast_ptr(barriers + graph.slots, dtype=Int32)
+    begin(plan, graph, warp, barriers, tmem_address, atoms)
+    return Frame(warp, place, regions, pipes, tmem_address)
 
 
 def tensor_memory(
@@ -208,6 +239,20 @@ class IntegerMmaOp(tcgen05.MmaI8Op):
         tcgen05.mma.MmaOp.__init__(
             self, a, b, Int32, (*shape_mn, 32), group, a_source, OperandMajorMode.K, OperandMajorMode.K
         )
+
+
+def make_mma(
+    a: type,
+    b: type,
+    shape_mn: tuple[int, int],
+    group: tcgen05.CtaGroup,
+    a_source: tcgen05.OperandSource = tcgen05.OperandSource.SMEM,
+) -> cute.TiledMma:
+    """The instruction of two K-major operands: ``kind::i8``, ``kind::f8f6f4``, or ``kind::f16`` of 16-bit elements."""
+    if issubclass(a, Integer):
+        return cute.make_tiled_mma(IntegerMmaOp(a, b, shape_mn, group, a_source))
+    majors = (OperandMajorMode.K, OperandMajorMode.K)
+    return make_trivial_tiled_mma(a, b, *majors, Float32, group, shape_mn, a_source)
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ overwritten when it is drained.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
+from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
@@ -27,15 +26,14 @@ from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, biases
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, tma_operand
-from cute_kernels.kernels.pipes import allocate, this_cluster, warp_and_rank
+from cute_kernels.kernels.pipes import this_cluster
 from cute_kernels.kernels.sm100.cta_pair import (
     ClusterPlace,
-    IntegerMmaOp,
     Mma,
     Sm100Pipe,
-    begin,
-    cluster_place,
     end,
+    enter,
+    make_mma,
     release_accumulator,
     tensor_memory,
 )
@@ -95,7 +93,6 @@ class GemmEpilogue:
                 if cutlass.const_expr(region == 0):
                     self.accumulator.wait_full(state, mma_tile)
                     ptx.tcgen05_fence_after_thread_sync()
-                if cutlass.const_expr(region == 0):
                     row = self._row_block(m_tile, mma_tile) * LANES + lane
                     row_factor = self.addends.row_factor(row, batch)
                 buffer = i % plan.config.store_stages
@@ -112,7 +109,7 @@ class GemmEpilogue:
                     if cutlass.const_expr(column + width == plan.config.tile_n):
                         release_accumulator(self.accumulator, state, mma_tile)
                     values = finish(
-                        as_floats(cute.make_tensor(fragment.iterator, cute.make_layout(width))),
+                        as_floats(cute.make_tensor(fragment.iterator, width)),
                         bias,
                         plan.problem.activation,
                         dtype,
@@ -147,21 +144,13 @@ class Sm100GemmKernel(GemmHost):
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:
         plan = self.plan
-        majors, shape = (OperandMajorMode.K, OperandMajorMode.K), self.tile_mnk[:2]
-        if plan.sums_integers:
-            source = tcgen05.OperandSource.SMEM
-            operation = IntegerMmaOp(self.dtype, self.b_dtype, shape, tcgen05.CtaGroup.TWO, source)
-            tiled_mma = cute.make_tiled_mma(cute.make_mma_atom(operation))
-        else:
-            tiled_mma = sm100_utils.make_trivial_tiled_mma(
-                self.dtype, self.b_dtype, *majors, Float32, tcgen05.CtaGroup.TWO, shape
-            )
+        tiled_mma = make_mma(self.dtype, self.b_dtype, self.tile_mnk[:2], tcgen05.CtaGroup.TWO)
         a_layout, b_layout = (cute.slice_(layout, (None, None, None, 0)) for layout in self._stage_layouts(tiled_mma))
         rest = (self.tile_mnk, tiled_mma, (plan.cta_group, *plan.pairs, 1))
         a_load, b_load = (load_operation(plan.pairs[i], tcgen05.CtaGroup.TWO) for i in (1, 0))
         a_tma = cute.nvgpu.make_tiled_tma_atom_A(a_load, a, a_layout, *rest)
         b_tma = cute.nvgpu.make_tiled_tma_atom_B(b_load, b, b_layout, *rest)
-        return tiled_mma, (a_tma.atom, a_tma.tma_tensor), (b_tma.atom, b_tma.tma_tensor)
+        return tiled_mma, Tma(*a_tma), Tma(*b_tma)
 
     def _stage_layouts(self, tiled_mma: cute.TiledMma) -> tuple[cute.ComposedLayout, cute.ComposedLayout]:
         """Buffers of ``a`` by stage and MMA tile, and of ``b`` by stage."""
@@ -174,12 +163,9 @@ class Sm100GemmKernel(GemmHost):
     @cute.kernel
     def kernel(self, args: DeviceArguments) -> None:
         plan = self.plan
-        warp, rank = warp_and_rank(plan)
-        place = cluster_place(plan, rank)
-        kind = functools.partial(Sm100Pipe, place=place)
-        barriers, (a_stages, b_stages, staging), pipes = allocate(plan, self.graph, kind)
-        tmem_address = cute.recast_ptr(barriers + self.graph.slots, dtype=Int32)
-        begin(plan, self.graph, warp, barriers, tmem_address, (args.a_atom, args.b_atom, args.out_atom))
+        frame = enter(plan, self.graph, (args.a.atom, args.b.atom, args.out.atom))
+        warp, place, pipes = frame.warp, frame.place, frame.pipes
+        a_stages, b_stages, staging = frame.regions
 
         cluster, (_, clusters) = cute.arch.cluster_idx()[0], this_cluster(plan)
         order = GroupedOrder(args.m_tiles, args.n_tiles, args.batches, plan.config.group_m, cluster, clusters)
@@ -188,16 +174,17 @@ class Sm100GemmKernel(GemmHost):
         b_tensor = shared_tensor(b_stages, b_layout, self.b_dtype)
         count = plan.accumulators * plan.mma_tiles
         dtype = Int32 if plan.sums_integers else Float32
-        accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, tmem_address, dtype)
+        accumulators = tensor_memory(args.tiled_mma, self.tile_mnk[:2], count, frame.tmem_address, dtype)
 
         if warp == plan.load_warp:
             mma = args.tiled_mma.get_slice(place.rank)
             along_m, along_n = (plan.pairs[0], place.m), (plan.pairs[1], place.n)
-            a = cute.local_tile(args.a, cute.slice_(self.tile_mnk, (None, 0, None)), (None, None, None))
-            b = cute.local_tile(args.b, cute.slice_(self.tile_mnk, (0, None, None)), (None, None, None))
-            a_tma, b_tma = (args.a_atom, mma.partition_A(a)), (args.b_atom, mma.partition_B(b))
-            rows = tma_operand(a_tma, a_tensor, 3, boxes=plan.mma_tiles, tile=along_m, share=along_n, mask=place.a_mask)
-            columns = tma_operand(b_tma, b_tensor, 3, tile=along_n, share=along_m, mask=place.b_mask)
+            a = cute.local_tile(args.a.view, cute.slice_(self.tile_mnk, (None, 0, None)), (None, None, None))
+            b = cute.local_tile(args.b.view, cute.slice_(self.tile_mnk, (0, None, None)), (None, None, None))
+            a_part, a_shared = mma.partition_A(a), {"tile": along_m, "share": along_n, "mask": place.a_mask}
+            b_part, b_shared = mma.partition_B(b), {"tile": along_n, "share": along_m, "mask": place.b_mask}
+            rows = tma_operand(args.a.atom, a_part, a_tensor, 3, boxes=plan.mma_tiles, **a_shared)
+            columns = tma_operand(args.b.atom, b_part, b_tensor, 3, **b_shared)
             Load(rows, columns, pipes["operands"], order, args.k_blocks, place.leads).run()
         elif warp == plan.mma_warp:
             if place.leads:
@@ -219,7 +206,6 @@ class Sm100GemmKernel(GemmHost):
                 first=(warp - plan.first_epilogue_warp) * buffers,
                 rows=plan.store_rows,
                 buffers=buffers,
-                atom=args.out_atom,
                 out=args.out,
                 dtype=ELEMENT_TYPES[plan.problem.out_dtype],
                 row_bytes=plan.store_row_bytes,

@@ -7,14 +7,13 @@ the other.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
 from cutlass import BFloat16, Float32, Int32, Int64
-from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
+from cutlass.cute.nvgpu import tcgen05
 
 from cute_kernels import dsl
 from cute_kernels.config import WEIGHT_TYPES
@@ -23,30 +22,22 @@ from cute_kernels.kernels.epilogue import Scales, as_floats, scale_add_round
 from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands
 from cute_kernels.kernels.load import Load, Operand, tma_operand
-from cute_kernels.kernels.pipes import (
-    NO_STAMPS,
-    Stamps,
-    allocate,
-    make_stamps,
-    stamp_waits,
-    this_cluster,
-    warp_and_rank,
-)
+from cute_kernels.kernels.pipes import NO_STAMPS, Stamps, make_stamps, stamp_waits, this_cluster
 from cute_kernels.kernels.sm100.cta_pair import (
     ClusterPlace,
-    IntegerMmaOp,
     Mma,
     Sm100Pipe,
-    begin,
-    cluster_place,
     cta_group,
     end,
+    enter,
+    make_mma,
     release_accumulator,
     tensor_memory,
 )
 from cute_kernels.kernels.tiles import SnakeOrder, TableRows
 from cute_kernels.kernels.tma import (
     CHUNK_BYTES,
+    Tma,
     WarpStaging,
     k_major,
     load_operation,
@@ -220,12 +211,12 @@ class TableReader:
         if cutlass.const_expr(self.table is None):
             return None
         vector = VECTOR_BYTES * 8 // self.table.element_type.width
-        values = cute.make_rmem_tensor(cute.make_layout((vector, width // vector)), self.table.element_type)
+        values = cute.make_rmem_tensor((vector, width // vector), self.table.element_type)
         base = self.table.iterator + cute.assume(first, divby=vector)
         for i in cutlass.range_constexpr(width // vector):
-            chunk = cute.make_tensor(base + self._further(column + i * vector), cute.make_layout(vector))
+            chunk = cute.make_tensor(base + self._further(column + i * vector), vector)
             cute.autovec_copy(chunk, values[None, i])
-        return cute.make_tensor(values.iterator, cute.make_layout(width))
+        return cute.make_tensor(values.iterator, width)
 
     def _further(self, column: int) -> int:
         """Elements from the first column of a warp to another one: whole chunks of the layout, and what is left."""
@@ -263,11 +254,11 @@ class ScaleReader:
         features = self.scales.features
         if cutlass.const_expr(features is None):
             return row_factor
-        values = cute.make_rmem_tensor(cute.make_layout((FACTORS, width // FACTORS)), Float32)
+        values = cute.make_rmem_tensor((FACTORS, width // FACTORS), Float32)
         for i in cutlass.range_constexpr(width // FACTORS):
             first = cute.assume(min(column + i * FACTORS, cute.size(features) - FACTORS), divby=FACTORS)
-            cute.autovec_copy(cute.make_tensor(features.iterator + first, cute.make_layout(FACTORS)), values[None, i])
-        flat = cute.make_tensor(values.iterator, cute.make_layout(width))
+            cute.autovec_copy(cute.make_tensor(features.iterator + first, FACTORS), values[None, i])
+        flat = cute.make_tensor(values.iterator, width)
         if cutlass.const_expr(row_factor is not None):
             for i in cutlass.range_constexpr(0, width, 2):
                 flat[i], flat[i + 1] = ptx.mul_rn_f32x2((flat[i], flat[i + 1]), (row_factor, row_factor))
@@ -289,16 +280,14 @@ class Output:
 
     Attributes:
         staging: this CTA's staging area.
-        atom: TMA store of a region, or None where threads store.
-        out: its TMA view ``[images, N, positions]``, or that of the memory itself.
+        out: TMA store of a region, and its view ``[images, N, positions]``; where threads store that of the memory.
         rows: of the tiles.
         stamps: of the warp.
     """
 
     plan: Sm100PatchEmbedPlan
     staging: cute.Pointer
-    atom: cute.CopyAtom | None
-    out: cute.Tensor
+    out: Tma | cute.Tensor
     rows: TileRows
     stamps: Stamps = NO_STAMPS
 
@@ -325,7 +314,6 @@ class Output:
             first=offset // plan.store_region_bytes,
             rows=LANES,
             buffers=plan.store_buffers(columns),
-            atom=self.atom,
             out=self.out,
             dtype=BFloat16,
         )
@@ -397,11 +385,11 @@ class CoalescedStores:
     def write(self, values: cute.Tensor, column: cutlass.Constexpr[int], rows: WarpRows, first_column: Int32) -> None:
         self.stamps.mark(Phase.STAGING)
         count = CHUNK_BYTES // BYTES
-        packed = cute.make_tensor(values.iterator, cute.make_layout((count, cute.size(values) // count)))
+        packed = cute.make_tensor(values.iterator, (count, cute.size(values) // count))
         row = self.base + cute.assume(self.lane * self.pitch, divby=CHUNK_BYTES)
         for i in cutlass.range_constexpr(cute.size(values) // count):
             target = cute.recast_ptr(row + (column * BYTES + i * CHUNK_BYTES), dtype=BFloat16)
-            cute.autovec_copy(packed[None, i], cute.make_tensor(target, cute.make_layout(count)))
+            cute.autovec_copy(packed[None, i], cute.make_tensor(target, count))
 
     @cute.jit
     def finish_tile(self, rows: WarpRows, first_column: Int32) -> None:
@@ -418,9 +406,9 @@ class CoalescedStores:
             mine = self.base + cute.assume(self.lane * (count * BYTES), divby=count * BYTES)
             for i in cutlass.range(there, unroll=8):
                 staged = mine + cute.assume(i * self.pitch, divby=CHUNK_BYTES)
-                source = cute.make_tensor(cute.recast_ptr(staged, dtype=BFloat16), cute.make_layout(count))
+                source = cute.make_tensor(cute.recast_ptr(staged, dtype=BFloat16), count)
                 row = target + cute.assume(Int64(i) * self.out.stride[0], divby=count)
-                cute.autovec_copy(source, cute.make_tensor(row, cute.make_layout(count)))
+                cute.autovec_copy(source, cute.make_tensor(row, count))
         # The next tile overwrites what other lanes read here.
         cute.arch.sync_warp()
 
@@ -562,7 +550,7 @@ class Sm100PatchEmbedEpilogue:
                     self.accumulator.stamps.mark(Phase.MATH)
                     begin = column + i * width
                     scale = self.scales.multiplier(row_factor, first + begin, width)
-                    registers = as_floats(cute.make_tensor(fragments[i].iterator, cute.make_layout(width)))
+                    registers = as_floats(cute.make_tensor(fragments[i].iterator, width))
                     values = scale_add_round(registers, addends[i], scale, config.epilogue, packed_f32=True)
                     stores.write(values, begin, rows, first)
             stores.finish_tile(rows, first)
@@ -588,18 +576,18 @@ class Sm100PatchEmbedEpilogue:
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """Arguments of the kernel from the host function: TMA atoms with their views, layouts, table, scale and sizes."""
+    """Arguments of the kernel from the host function: TMA copies, layouts, table, scale and sizes.
+
+    ``out`` is the store of a region, or the memory itself where threads store.
+    """
 
     tiled_mma: cute.TiledMma
-    x_atom: cute.CopyAtom
-    x: cute.Tensor
+    x: Tma
     x_layout: cute.ComposedLayout
     x_boxes: cute.ComposedLayout
-    weight_atom: cute.CopyAtom
-    weight: cute.Tensor
+    weight: Tma
     weight_layout: cute.ComposedLayout
-    out_atom: cute.CopyAtom | None
-    out: cute.Tensor
+    out: Tma | cute.Tensor
     table: cute.Tensor | None
     table_index: cute.Tensor | None
     table_rows: Int32
@@ -626,34 +614,30 @@ class Sm100PatchEmbedKernel(RowsHost):
 
     def arguments(self, operands: RowsOperands) -> DeviceArguments:
         plan, config, o = self.plan, self.plan.config, operands
-        tiled_mma = self._tiled_mma()
+        tiled_mma = make_mma(self.element, self.weight_element, (plan.tile_m, plan.tile_n), cta_group(plan))
         tile_mnk = (plan.tile_m, plan.tile_n, plan.tile_k)
         x_layout = sm100_utils.make_smem_layout_a(tiled_mma, tile_mnk, self.element, config.stages)
         weight_layout = sm100_utils.make_smem_layout_b(tiled_mma, tile_mnk, self.weight_element, config.stages)
         cluster_vmnk = cute.tiled_divide(cute.make_layout((*plan.cluster,)), (tiled_mma.thr_id,))
         group, box = cta_group(plan), self._x_box()
-        x_atom, x_view = load_tma(o.x, k_major(self.element, box, 1), box, 1, group)
         block = cute.slice_(weight_layout, (None, None, None, 0))
         weight_tma = cute.nvgpu.make_tiled_tma_atom_B(
             load_operation(1, group), o.weight, block, tile_mnk, tiled_mma, cluster_vmnk.shape
         )
-        out_atom, out = None, o.out
+        out = o.out
         if config.store == "tma":
             region = (LANES, plan.store_columns)
-            out_atom, out = store_tma(out, staging_layout(*region), region)
+            out = store_tma(out, staging_layout(*region), region)
         n_tiles = cute.ceil_div(o.n, plan.tile_n)
         height = o.table_rows + int(plan.problem.table_index)
         position_tiles = cute.ceil_div(o.positions, config.tile_positions)
         return DeviceArguments(
             tiled_mma=tiled_mma,
-            x_atom=x_atom,
-            x=x_view,
+            x=load_tma(o.x, k_major(self.element, box, 1), box, 1, group),
             x_layout=x_layout,
             x_boxes=k_major(self.element, box, config.stages),
-            weight_atom=weight_tma.atom,
-            weight=weight_tma.tma_tensor,
+            weight=Tma(*weight_tma),
             weight_layout=weight_layout,
-            out_atom=out_atom,
             out=out,
             table=table_view(plan, o.table, height, n_tiles * plan.tile_n),
             table_index=o.table_index,
@@ -672,32 +656,21 @@ class Sm100PatchEmbedKernel(RowsHost):
         """``[images, 128 bytes of K, positions]`` of a CTA's rows: TMA puts them one after another, images fastest."""
         return (self.plan.cta_images, self.plan.tile_k, self.plan.cta_positions)
 
-    def _tiled_mma(self) -> cute.TiledMma:
-        shape, group = (self.plan.tile_m, self.plan.tile_n), cta_group(self.plan)
-        if self.plan.sums_integers:
-            operation = IntegerMmaOp(self.element, self.weight_element, shape, group, tcgen05.OperandSource.SMEM)
-            return cute.make_tiled_mma(cute.make_mma_atom(operation))
-        majors = (OperandMajorMode.K, OperandMajorMode.K)
-        return sm100_utils.make_trivial_tiled_mma(self.element, self.weight_element, *majors, Float32, group, shape)
-
     @cute.kernel
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
         plan = self.plan
-        warp, rank = warp_and_rank(plan)
-        place = cluster_place(plan, rank)
-        kind = functools.partial(Sm100Pipe, place=place)
-        barriers, (x_stages, weight_stages, staging), pipes = allocate(plan, self.graph, kind)
-        tmem_address = cute.recast_ptr(barriers + self.graph.slots, dtype=Int32)
-        atoms = (args.x_atom, args.weight_atom, args.out_atom)
-        begin(plan, self.graph, warp, barriers, tmem_address, tuple(atom for atom in atoms if atom is not None))
+        copies = (args.x, args.weight, args.out)
+        frame = enter(plan, self.graph, tuple(copy.atom for copy in copies if isinstance(copy, Tma)))
+        warp, place, pipes = frame.warp, frame.place, frame.pipes
+        x_stages, weight_stages, staging = frame.regions
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
-        rows = TileRows(plan, rank, args.images, args.positions, args.position_tiles)
+        rows = TileRows(plan, place.rank, args.images, args.positions, args.position_tiles)
         order = SnakeOrder(args.order_m_tiles, args.order_n_tiles, *this_cluster(plan), plan.config.snake)
         x_tensor = shared_tensor(x_stages, args.x_layout, self.element)
         weight_tensor = shared_tensor(weight_stages, args.weight_layout, self.weight_element)
         accumulators = tensor_memory(
-            args.tiled_mma, (plan.tile_m, plan.tile_n), plan.accumulators, tmem_address, self.accumulator
+            args.tiled_mma, (plan.tile_m, plan.tile_n), plan.accumulators, frame.tmem_address, self.accumulator
         )
 
         if warp == plan.load_warp:
@@ -730,12 +703,12 @@ class Sm100PatchEmbedKernel(RowsHost):
         place: ClusterPlace,
     ) -> Load:
         plan = self.plan
-        boxes = cute.local_tile(args.x, self._x_box(), (None, None, None))
+        boxes = cute.local_tile(args.x.view, self._x_box(), (None, None, None))
         stages = shared_tensor(memory[0], args.x_boxes, self.element)
-        x = tma_operand((args.x_atom, boxes), stages, 3)
-        weight = cute.local_tile(args.weight, (plan.tile_n, plan.tile_k), (None, None))
+        x = tma_operand(args.x.atom, boxes, stages, 3)
+        weight = cute.local_tile(args.weight.view, (plan.tile_n, plan.tile_k), (None, None))
         weight = args.tiled_mma.get_slice(rows.rank).partition_B(weight)
-        columns = tma_operand((args.weight_atom, weight), memory[1], 3)
+        columns = tma_operand(args.weight.atom, weight, memory[1], 3)
         x = RowsOperand(x.atom, x.source, x.stages, rows=rows)
         return Load(x, columns, pipe, order, args.k_blocks, place.leads)
 
@@ -753,7 +726,7 @@ class Sm100PatchEmbedKernel(RowsHost):
         return Sm100PatchEmbedEpilogue(
             plan=plan,
             accumulators=accumulators,
-            output=Output(plan, staging, args.out_atom, args.out, rows, pipe.stamps),
+            output=Output(plan, staging, args.out, rows, pipe.stamps),
             table=TableReader(plan, args.table, rows, table_rows),
             scales=ScaleReader(args.scales.loaded()),
             accumulator=pipe,

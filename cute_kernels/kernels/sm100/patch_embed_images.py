@@ -20,27 +20,22 @@ from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, ImagesOperands
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.sm100.cta_pair import ClusterPlace, cta_group
-from cute_kernels.kernels.sm100.transposed import (
-    MATRICES,
-    MMA_STEPS,
-    TransposedEpilogue,
-    TransposedKernel,
-    transposed_layout,
-)
+from cute_kernels.kernels.sm100.transposed import MATRICES, TransposedEpilogue, TransposedKernel, transposed_layout
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
     StripLoad,
-    images_layout,
+    StripsArguments,
+    images_order,
+    images_tma,
     operand_layout,
     out_layout,
     row_swizzle,
     scale_of_feature,
     strip_boxes,
-    strip_layout,
-    table_view,
+    strips_arguments,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import load_tma
+from cute_kernels.kernels.tma import MMA_STEPS
 from cute_kernels.plan import LANES, Sm100ImagesPlan
 from cute_kernels.plan.images import STRIP_PATCH
 from cute_kernels.plan.images_strips import BLOCK_FEATURES
@@ -107,7 +102,7 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
         """``[4, blocks of 16 features, period]``: read anew where the position changes, with images fastest rarely."""
         if self.table is None:
             return None
-        values = cute.make_rmem_tensor(cute.make_layout((TABLE_VALUES, self._blocks, self.plan.table_period)), Float32)
+        values = cute.make_rmem_tensor((TABLE_VALUES, self._blocks, self.plan.table_period), Float32)
         values.fill(0.0)
         return values
 
@@ -131,7 +126,7 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
         position: Int32,
     ) -> cute.Tensor:
         matrices = MATRICES // self.plan.terms
-        values = cute.make_rmem_tensor(cute.make_layout((2, matrices)), Float32)
+        values = cute.make_rmem_tensor((2, matrices), Float32)
         for i in cutlass.range_constexpr(matrices):
             pair = (Float32(sums[0, i % 2, i // 2]), Float32(sums[1, i % 2, i // 2]))
             if cutlass.const_expr(self.plan.terms == 2):
@@ -143,7 +138,7 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
                     addends = (registers[2 * (i % 2), i // 2, j], registers[2 * (i % 2) + 1, i // 2, j])
                 pair = scale_add(pair, (scale, scale), addends, packed_f32=True)
             values[0, i], values[1, i] = pair
-        rounded = cute.make_rmem_tensor(cute.make_layout((2, matrices)), self.staging.dtype)
+        rounded = cute.make_rmem_tensor((2, matrices), self.staging.dtype)
         rounded.store(values.load().to(self.staging.dtype))
         return rounded
 
@@ -169,28 +164,6 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DeviceArguments:
-    """Arguments of the kernel from the host function: TMA atoms with their views, weight, table, scales and sizes.
-
-    ``weight`` is ``[N, K]`` in memory, or its TMA view where ``weight_atom`` loads it into shared memory.
-    """
-
-    images_atom: cute.CopyAtom
-    images: cute.Tensor
-    weight_atom: cute.CopyAtom | None
-    weight: cute.Tensor
-    weight_low: cute.Tensor | None
-    out_atom: cute.CopyAtom
-    out: cute.Tensor
-    table: cute.Tensor | None
-    scale: cute.Tensor | None
-    image_tiles: Int32
-    row_tiles: Int32
-    position_tiles: Int32
-    feature_groups: Int32
-
-
 class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     """Host entry and kernel for one plan."""
 
@@ -199,59 +172,34 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     def __init__(self, plan: Sm100ImagesPlan) -> None:
         super().__init__(plan, sm100_transposed_graph(plan))
 
-    def arguments(self, operands: ImagesOperands) -> DeviceArguments:
+    def arguments(self, operands: ImagesOperands) -> StripsArguments:
         plan, o = self.plan, operands
-        images = cute.make_tensor(o.images, images_layout(plan, o.batch, o.height, o.width))
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
-        images_atom, images_view = load_tma(images, strip_layout(plan, 1), plan.load_box, 1, cta_group(plan))
-        out_atom, out_view = self.out_tma(out)
-        weight_atom, weight = self.weight_tma(o.weight)
-        row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
-        position_tiles = row_tiles * o.grid_height
-        feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), plan.ctas)
-        scale = None if o.scale is None else cute.make_tensor(o.scale, cute.make_layout((o.n,)))
-        return DeviceArguments(
-            images_atom=images_atom,
-            images=images_view,
-            weight_atom=weight_atom,
-            weight=weight,
-            weight_low=o.weight_low,
-            out_atom=out_atom,
-            out=out_view,
-            table=table_view(plan, o.table, feature_groups, position_tiles),
-            scale=scale,
-            image_tiles=cute.ceil_div(o.batch, plan.tile_images),
-            row_tiles=row_tiles,
-            position_tiles=position_tiles,
-            feature_groups=feature_groups,
-        )
+        images = images_tma(plan, o, 1, cta_group(plan))
+        return strips_arguments(plan, o, images, self.weight_tma(o.weight), (o.weight_low,), self.out_tma(out))
 
     @cute.kernel
-    def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
+    def kernel(self, args: StripsArguments, profile: cute.Pointer | None) -> None:
         self.run(args, profile)
 
-    def atoms(self, args: DeviceArguments) -> tuple[cute.CopyAtom, ...]:
-        return args.images_atom, args.out_atom
+    def atoms(self, args: StripsArguments) -> tuple[cute.CopyAtom, ...]:
+        return args.images[0].atom, args.out.atom
 
-    def order(self, args: DeviceArguments, first: Int32, step: Int32) -> ImageOrder | PositionOrder:
-        kind = ImageOrder if self.plan.config.order == "row" else PositionOrder
-        return kind(args.image_tiles, args.position_tiles, first, step)
+    def order(self, args: StripsArguments, first: Int32, step: Int32) -> ImageOrder | PositionOrder:
+        return images_order(self.plan, args, first, step)
 
     def load(
         self,
-        args: DeviceArguments,
+        args: StripsArguments,
         stages: cute.Pointer,
         pipe: Pipe,
         order: ImageOrder | PositionOrder,
         place: ClusterPlace,
     ) -> StripLoad:
         plan = self.plan
-        source, boxes = strip_boxes(plan, (args.images_atom, args.images), stages, (1, 0))
         return StripLoad(
             plan=plan,
-            atom=args.images_atom,
-            source=source,
-            strips=boxes,
+            parts=(strip_boxes(plan, args.images[0], stages, (1, 0), plan.row_parts[0]),),
             operands=pipe,
             order=order,
             row_tiles=args.row_tiles,
@@ -263,8 +211,8 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     def operand(self, stages: cute.Pointer) -> Strips:
         return Strips(self.plan, stages)
 
-    def terms(self, args: DeviceArguments) -> tuple[cute.Tensor, cute.Tensor | None]:
-        return args.weight, args.weight_low
+    def terms(self, args: StripsArguments) -> tuple[cute.Tensor, cute.Tensor | None]:
+        return args.weight, args.weight_parts[0]
 
     @property
     def out_box(self) -> tuple[int, int, int, int]:
@@ -276,7 +224,7 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         plan, row = self.plan, self.plan.warp_features
         return transposed_layout(self.out_box, (row, 1, row * plan.tile_patches, row * plan.columns), row)
 
-    def epilogue(self, args: DeviceArguments, drain: TransposedEpilogue) -> Sm100ImagesEpilogue:
+    def epilogue(self, args: StripsArguments, drain: TransposedEpilogue) -> Sm100ImagesEpilogue:
         features, scales = self.plan.warp_features, None
         if cutlass.const_expr(args.scale is not None):
             first = drain.feature_block * features + drain.staging.lane // 4

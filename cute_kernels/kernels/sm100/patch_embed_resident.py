@@ -19,18 +19,12 @@ from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
 from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands, TransposedArguments, transposed_arguments
-from cute_kernels.kernels.load import RowsLoad
+from cute_kernels.kernels.load import Operand, RowsLoad, tma_operand
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.sm100.cta_pair import ClusterPlace, cta_group
-from cute_kernels.kernels.sm100.transposed import (
-    MATRICES,
-    MMA_STEPS,
-    TransposedEpilogue,
-    TransposedKernel,
-    transposed_layout,
-)
+from cute_kernels.kernels.sm100.transposed import MATRICES, TransposedEpilogue, TransposedKernel, transposed_layout
 from cute_kernels.kernels.tiles import PositionOrder, TileTableRows
-from cute_kernels.kernels.tma import Tma, k_major, load_tma, shared_tensor, sides, swizzled
+from cute_kernels.kernels.tma import MMA_STEPS, Tma, k_major, load_tma, shared_tensor, swizzled
 from cute_kernels.plan import LANES, Sm100ResidentPlan
 
 # --- rows of ``x`` as the N operand of tcgen05.mma: how TMA fills a stage, and how MMAs read it ----------------------
@@ -65,18 +59,19 @@ def rows_box(plan: Sm100ResidentPlan) -> tuple[int, int, int]:
     return (plan.cta_images, plan.tile_k, plan.config.tile_positions)
 
 
-def row_boxes(plan: Sm100ResidentPlan, tma: Tma, stages: cute.Pointer) -> tuple[cute.Tensor, cute.Tensor]:
-    """Views that the load warp copies: ``[box, row block, k_block, position block]`` to ``[box, block]``.
+def rows_operand(plan: Sm100ResidentPlan, tma: Tma, stages: cute.Pointer, rank: Int32) -> Operand:
+    """``x`` as this CTA loads it: ``[box, row block, k_block, position block]`` to ``[box, block]``.
 
     Args:
         plan: what is loaded.
         tma: atom, and TMA view ``[images, K, positions]`` of ``x``.
         stages: buffers in shared memory.
+        rank: which CTA of the pair.
     """
     box, element = rows_box(plan), element_type(plan)
     boxes = shared_tensor(stages, k_major(element, box, plan.ring_blocks), element)
-    blocks, source = sides(tma[0], boxes, cute.local_tile(tma[1], box, (None, None, None)), 3)
-    return source, blocks
+    rows = cute.local_tile(tma.view, box, (None, None, None))
+    return tma_operand(tma.atom, rows, boxes, 3, tile=(plan.cta_group, rank))
 
 
 # --- epilogue warps: sums of rows -> scale, bias + position, BF16 -> transposed staging -> TMA stores ----------------
@@ -107,9 +102,7 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
         """``[4, positions]``, if they are fetched before a tile."""
         if self.table is None or not self.plan.prefetches_table:
             return None
-        return cute.make_rmem_tensor(
-            cute.make_layout((MATRICES, self.plan.config.tile_positions)), self.table.element_type
-        )
+        return cute.make_rmem_tensor((MATRICES, self.plan.config.tile_positions), self.table.element_type)
 
     @cute.jit
     def fetch(self, registers: cute.Tensor | None, row_block: Int32, position: Int32, held: Int32) -> Int32:
@@ -130,7 +123,7 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
         position: Int32,
     ) -> cute.Tensor:
         plan = self.plan
-        values = cute.make_rmem_tensor(cute.make_layout(2 * MATRICES), Float32)
+        values = cute.make_rmem_tensor(2 * MATRICES, Float32)
         for i in cutlass.range_constexpr(MATRICES):
             for odd in cutlass.range_constexpr(2):
                 values[2 * i + odd] = Float32(sums[odd, i % 2, i // 2])
@@ -150,13 +143,13 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
         if cutlass.const_expr(self.table is None):
             return None
         plan = self.plan
-        addends = cute.make_rmem_tensor(cute.make_layout((2, MATRICES)), self.table.element_type)
+        addends = cute.make_rmem_tensor((2, MATRICES), self.table.element_type)
         if cutlass.const_expr(registers is not None):
             own = registers[None, plan.position_of(row)]
             for i in cutlass.range_constexpr(MATRICES):
                 addends[0, i], addends[1, i] = own[i], own[i]
         else:
-            own = cute.make_rmem_tensor(cute.make_layout(MATRICES), self.table.element_type)
+            own = cute.make_rmem_tensor(MATRICES, self.table.element_type)
             for odd in cutlass.range_constexpr(2):
                 if cutlass.const_expr(not plan.positions_in_order):
                     offset = plan.image_of(row) + self.staging.lane % 4 * 2 + odd
@@ -166,14 +159,14 @@ class Sm100ResidentEpilogue(TransposedEpilogue):
                     self._load_table(own, self.table_rows.position(position, plan.position_of(row)))
                 for i in cutlass.range_constexpr(MATRICES):
                     addends[odd, i] = own[i]
-        return cute.make_tensor(addends.iterator, cute.make_layout(2 * MATRICES))
+        return cute.make_tensor(addends.iterator, 2 * MATRICES)
 
     @cute.jit
     def _scale(self, row: cutlass.Constexpr[int], row_block: Int32, position: Int32) -> Float32 | cute.Tensor:
         """The call's number, or the multipliers in the order of `_addends`."""
         if cutlass.const_expr(self.scales.rows is None and self.features is None):
             return self.scales.call
-        values = cute.make_rmem_tensor(cute.make_layout(2 * MATRICES), Float32)
+        values = cute.make_rmem_tensor(2 * MATRICES, Float32)
         for odd in cutlass.range_constexpr(2):
             factor = None
             if cutlass.const_expr(self.scales.rows is not None):
@@ -234,7 +227,7 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
         self.run(args, profile)
 
     def atoms(self, args: TransposedArguments) -> tuple[cute.CopyAtom, ...]:
-        return args.x_atom, args.out_atom
+        return args.x.atom, args.out.atom
 
     def order(self, args: TransposedArguments, first: Int32, step: Int32) -> PositionOrder:
         return PositionOrder(args.row_tiles, args.position_tiles, first, step)
@@ -243,17 +236,12 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
         self, args: TransposedArguments, stages: cute.Pointer, pipe: Pipe, order: PositionOrder, place: ClusterPlace
     ) -> RowsLoad:
         plan = self.plan
-        source, boxes = row_boxes(plan, (args.x_atom, args.x), stages)
         return RowsLoad(
-            x_atom=args.x_atom,
-            x_source=source,
-            x_blocks=boxes,
+            x=rows_operand(plan, args.x, stages, place.rank),
             operands=pipe,
             order=order,
             tile_stages=plan.tile_stages,
             stage_blocks=plan.config.stage_blocks,
-            row_step=plan.cta_group,
-            first_rows=place.rank,
             announces=place.leads,
         )
 

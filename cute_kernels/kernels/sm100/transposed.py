@@ -7,7 +7,6 @@ columns from each CTA: the first half of its columns are rows of the leader, the
 
 from __future__ import annotations
 
-import functools
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,32 +14,31 @@ from typing import Any, Protocol
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as sm100_utils
-from cutlass import Boolean, Float32, Int32
-from cutlass.cute.nvgpu import OperandMajorMode, tcgen05, warp
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import tcgen05, warp
 
 from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
-from cute_kernels.kernels.pipes import Pipe, allocate, make_stamps, stamp_waits, this_cluster, warp_and_rank
+from cute_kernels.kernels.load import WeightLoad, tma_operand
+from cute_kernels.kernels.pipes import Pipe, make_stamps, stamp_waits, this_cluster
 from cute_kernels.kernels.sm100.cta_pair import (
     ClusterPlace,
-    IntegerMmaOp,
     Sm100Pipe,
-    begin,
-    cluster_place,
     cta_group,
     end,
+    enter,
+    make_mma,
     release_accumulator,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.kernels.tma import (
+    MMA_STEPS,
     StagingBuffer,
     Tma,
-    fetch,
     load_operation,
     shared_tensor,
-    sides,
     staging_buffer,
     store_tma,
     swizzled,
@@ -52,9 +50,6 @@ from cute_kernels.plan.tiles import CORE_COLUMNS
 # --- the instruction of the transposed product, and its accumulators in tensor memory --------------------------------
 
 
-MMA_STEPS = 4
-"""MMAs of K = 32 bytes in one K block of 128 bytes."""
-
 LANE_STRIDE = 1 << 16
 """Tensor-memory addresses have the lane in their upper half."""
 
@@ -64,16 +59,11 @@ def accumulator_type(plan: Sm100TransposedPlan) -> type:
     return Int32 if plan.weight_dtype == "int8" else Float32
 
 
-def make_mma(plan: Sm100TransposedPlan, columns: int) -> cute.TiledMma:
-    """The instruction of an MMA tile: ``kind::i8``, ``kind::f8f6f4``, or ``kind::f16`` of 16-bit elements."""
-    group = cta_group(plan)
+def transposed_mma(plan: Sm100TransposedPlan, columns: int) -> cute.TiledMma:
+    """The instruction of an MMA tile."""
     source = tcgen05.OperandSource.TMEM if plan.config.weight == "tmem" else tcgen05.OperandSource.SMEM
     shape = (plan.lanes * plan.cta_group, columns)
-    weight, rows = ELEMENT_TYPES[plan.weight_dtype], ELEMENT_TYPES[plan.problem.in_dtype]
-    if plan.weight_dtype == "int8":
-        return cute.make_tiled_mma(IntegerMmaOp(weight, rows, shape, group, source))
-    majors = (OperandMajorMode.K, OperandMajorMode.K)
-    return sm100_utils.make_trivial_tiled_mma(weight, rows, *majors, Float32, group, shape, source)
+    return make_mma(_weight_type(plan), ELEMENT_TYPES[plan.problem.in_dtype], shape, cta_group(plan), source)
 
 
 def mma_accumulators(plan: Sm100TransposedPlan, tmem: cute.Pointer) -> tuple[cute.Tensor, ...]:
@@ -133,7 +123,7 @@ def fill_tensor_memory(
     feature = min(n_tile * plan.features + feature, terms[0].shape[0] - 1)
     for i in cutlass.range(columns // _FILL_COLUMNS, unroll=1):
         registers = cute.make_rmem_tensor(shape, Int32)
-        words = cute.make_tensor(registers.iterator, cute.make_layout(_FILL_COLUMNS))
+        words = cute.make_tensor(registers.iterator, _FILL_COLUMNS)
         _load_words(_words(plan, terms[0], feature), i, words)
         if cutlass.const_expr(plan.terms == 2):
             if thread % LANES >= own:
@@ -151,7 +141,7 @@ def _words(plan: Sm100TransposedPlan, weight: cute.Tensor, feature: Int32) -> cu
     k, itemsize = weight.shape[1], ITEMSIZE[plan.weight_dtype]
     divisor = k if isinstance(k, int) else VECTOR_BYTES // itemsize
     row = cute.recast_ptr(weight.iterator + cute.assume(feature * k, divby=divisor), dtype=Int32)
-    return cute.make_tensor(row, cute.make_layout(k * itemsize // 4))
+    return cute.make_tensor(row, k * itemsize // 4)
 
 
 @cute.jit
@@ -159,16 +149,16 @@ def _load_words(words: cute.Tensor, chunk: Int32, registers: cute.Tensor) -> Non
     """Chunk ``chunk`` of a feature's words, zeros beyond them: K, in whole vectors, may end inside the last one."""
     count = cute.size(words)
     if cutlass.const_expr(isinstance(count, int) and count % _FILL_COLUMNS == 0):
-        source = cute.make_tensor(words.iterator, cute.make_layout((_FILL_COLUMNS, count // _FILL_COLUMNS)))
+        source = cute.make_tensor(words.iterator, (_FILL_COLUMNS, count // _FILL_COLUMNS))
         cute.autovec_copy(source[None, chunk], registers)
     else:
         width = cutlass.const_expr(VECTOR_BYTES // 4)
-        vectors = cute.make_tensor(registers.iterator, cute.make_layout((width, _FILL_COLUMNS // width)))
+        vectors = cute.make_tensor(registers.iterator, (width, _FILL_COLUMNS // width))
         vectors.fill(0)
         for i in cutlass.range_constexpr(_FILL_COLUMNS // width):
             first = cute.assume(chunk * _FILL_COLUMNS + i * width, divby=width)
             if first < count:
-                cute.autovec_copy(cute.make_tensor(words.iterator + first, cute.make_layout(width)), vectors[None, i])
+                cute.autovec_copy(cute.make_tensor(words.iterator + first, width), vectors[None, i])
 
 
 @dsl_user_op
@@ -200,7 +190,7 @@ def smem_tma(plan: Sm100TransposedPlan, tiled_mma: cute.TiledMma, weight: cute.T
     tma = cute.nvgpu.make_tiled_tma_atom_A(
         load_operation(1, cta_group(plan)), weight, block, _tile(plan), tiled_mma, cluster_vmnk.shape
     )
-    return tma.atom, tma.tma_tensor
+    return Tma(*tma)
 
 
 def _tile(plan: Sm100TransposedPlan) -> tuple[int, int, int]:
@@ -209,35 +199,6 @@ def _tile(plan: Sm100TransposedPlan) -> tuple[int, int, int]:
 
 def _weight_type(plan: Sm100TransposedPlan) -> type:
     return ELEMENT_TYPES[plan.weight_dtype]
-
-
-@dataclass(frozen=True)
-class WeightLoad:
-    """Load warp: fetches the weight into shared memory, once.
-
-    Attributes:
-        atom, source, blocks: TMA view ``[box, group of features, K block]`` and buffers ``[box, K block]``.
-        group: of this cluster.
-        announces: whether this CTA announces the bytes; those of a pair complete on the leader's barrier.
-    """
-
-    plan: Sm100TransposedPlan
-    atom: cute.CopyAtom
-    source: cute.Tensor
-    blocks: cute.Tensor
-    pipe: Sm100Pipe
-    group: Int32
-    announces: Boolean
-
-    @cute.jit
-    def run(self) -> None:
-        state = self.pipe.producer_state()
-        if self.announces:
-            with cute.arch.elect_one():
-                self.pipe.announce_bytes(state)
-        for block in cutlass.range_constexpr(self.plan.k_blocks):
-            source, target = self.source[None, self.group, block], self.blocks[None, block]
-            fetch(self.atom, source, target, self.pipe.full_barrier(state))
 
 
 def weight_load(
@@ -253,13 +214,12 @@ def weight_load(
         group: of features, of this cluster.
         place: of this CTA.
     """
-    tiled_mma = make_mma(plan, plan.mma_spans[0][1])
+    tiled_mma = transposed_mma(plan, plan.mma_spans[0][1])
     tile_m, _, tile_k = _tile(plan)
-    boxes = tiled_mma.get_slice(place.rank).partition_A(cute.local_tile(tma[1], (tile_m, tile_k), (None, None)))
-    blocks, source = sides(tma[0], smem_tensor(plan, tiled_mma, stages), boxes, 3)
-    return WeightLoad(
-        plan=plan, atom=tma[0], source=source, blocks=blocks, pipe=pipe, group=group, announces=place.leads
-    )
+    boxes = tiled_mma.get_slice(place.rank).partition_A(cute.local_tile(tma.view, (tile_m, tile_k), (None, None)))
+    weight = tma_operand(tma.atom, boxes, smem_tensor(plan, tiled_mma, stages), 3)
+    blocks = tuple((weight, block) for block in range(plan.k_blocks))
+    return WeightLoad(blocks, pipe, group, announces=place.leads)
 
 
 # ---- the operand of the MMAs ----------------------------------------------------------------------------------------
@@ -314,7 +274,7 @@ class Mma:
         plan = self.plan
         mma_tiles, blocks = len(plan.mma_spans), plan.config.stage_blocks
         # Made here: `set` rebinds them in staged code, which objects shared with other roles do not survive.
-        mmas = [make_mma(plan, columns) for _, columns in plan.mma_spans]
+        mmas = [transposed_mma(plan, columns) for _, columns in plan.mma_spans]
         rows = [self.rows.fragments(mmas[i], *plan.mma_spans[i]) for i in range(mma_tiles)]
         weight = weight_fragments(plan, mmas[0], self.weight)
         full = self.operands.consumer_state()
@@ -355,10 +315,9 @@ class Mma:
 
 
 class WeightArguments(Protocol):
-    """The weight in every kernel's arguments: ``[N, K]`` in memory, or its TMA view where ``weight_atom`` loads it."""
+    """The weight in every kernel's arguments: ``[N, K]`` in memory, or its load into shared memory."""
 
-    weight_atom: cute.CopyAtom | None
-    weight: cute.Tensor
+    weight: cute.Tensor | Tma
     feature_groups: Int32
 
 
@@ -401,11 +360,11 @@ class TransposedKernel:
         """The role of an epilogue warp, from what all of them have."""
         raise NotImplementedError
 
-    def weight_tma(self, weight: cute.Tensor) -> tuple[cute.CopyAtom | None, cute.Tensor]:
-        """Atom and view by which TMA loads ``[N, K]`` into shared memory; the weight itself where it goes elsewhere."""
+    def weight_tma(self, weight: cute.Tensor) -> cute.Tensor | Tma:
+        """TMA load of ``[N, K]`` into shared memory; the weight itself where it goes elsewhere."""
         if self.plan.config.weight == "tmem":
-            return None, weight
-        return smem_tma(self.plan, make_mma(self.plan, self.plan.mma_spans[0][1]), weight)
+            return weight
+        return smem_tma(self.plan, transposed_mma(self.plan, self.plan.mma_spans[0][1]), weight)
 
     def out_tma(self, out: cute.Tensor) -> Tma:
         """The stores of the output."""
@@ -415,15 +374,12 @@ class TransposedKernel:
     def run(self, args: WeightArguments, profile: cute.Pointer | None) -> None:
         """The whole kernel."""
         plan = self.plan
-        warp, rank = warp_and_rank(plan)
-        place = cluster_place(plan, rank)
-        kind = functools.partial(Sm100Pipe, place=place)
-        barriers, (weight, stages, staging), pipes = allocate(plan, self.graph, kind)
-        tmem_address = cute.recast_ptr(barriers + self.graph.slots, dtype=Int32)
-        begin(plan, self.graph, warp, barriers, tmem_address, self.atoms(args))
+        frame = enter(plan, self.graph, self.atoms(args))
+        warp, place, pipes = frame.warp, frame.place, frame.pipes
+        weight, stages, staging = frame.regions
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
-        tmem = cute.arch.retrieve_tmem_ptr(Int32, 16, tmem_address)
+        tmem = cute.arch.retrieve_tmem_ptr(Int32, 16, frame.tmem_address)
         accumulators = mma_accumulators(plan, tmem)
         cluster, clusters = this_cluster(plan)
         group = cluster % args.feature_groups
@@ -431,7 +387,7 @@ class TransposedKernel:
 
         if warp == plan.load_warp:
             if cutlass.const_expr(plan.config.weight == "smem"):
-                weight_load(plan, (args.weight_atom, args.weight), weight, pipes["weight"], group, place).run()
+                weight_load(plan, args.weight, weight, pipes["weight"], group, place).run()
             self.load(args, stages, pipes["operands"], order, place).run()
         elif warp == plan.mma_warp:
             if place.leads:
@@ -447,15 +403,13 @@ class TransposedKernel:
                     order=order,
                 ).run()
         else:
-            n_tile = group * plan.ctas + rank
+            n_tile = group * plan.ctas + place.rank
             quarter = warp % 4
             if cutlass.const_expr(plan.config.weight == "tmem"):
                 lane = quarter * LANES + cute.arch.lane_idx()
                 fill_tensor_memory(plan, self.terms(args), tmem + plan.weight_column, n_tile, lane, pipes["weight"])
             block = n_tile * plan.epilogue_warps + quarter
-            buffer = transposed_staging(
-                plan, staging, self.staging_layout(), (args.out_atom, args.out), self.out_box, quarter
-            )
+            buffer = transposed_staging(plan, staging, self.staging_layout(), args.out, self.out_box, quarter)
             drain = TransposedEpilogue(
                 plan=plan,
                 accumulators=accumulators,

@@ -44,7 +44,7 @@ def lane_row(warp: Warp, eighth: int) -> Int32:
 def lane_sums(sums: cute.Tensor, plan: Sm80Plan, block: int, eighth: int) -> cute.Tensor:
     """A lane's neighbouring sums of one row as FP32 registers; integers are rounded to nearest."""
     wide = plan.lane_columns
-    values = cute.make_rmem_tensor(cute.make_layout(wide), Float32)
+    values = cute.make_rmem_tensor(wide, Float32)
     for e in range(wide):
         values[e] = Float32(sums[2 * (eighth % 2) + e % 2, wide // 2 * block + e // 2, eighth // 2])
     return values
@@ -53,9 +53,9 @@ def lane_sums(sums: cute.Tensor, plan: Sm80Plan, block: int, eighth: int) -> cut
 def load_vector(source: cute.Pointer, offset: Int64 | Int32, count: int, kind: type) -> cute.Tensor:
     """Registers with ``count`` neighbouring numbers of memory that begin on a multiple of 16 bytes."""
     elements = VECTOR_BYTES * 8 // kind.width
-    values = cute.make_rmem_tensor(cute.make_layout(count), kind)
+    values = cute.make_rmem_tensor(count, kind)
     place = source + cute.assume(offset, divby=elements)
-    cute.autovec_copy(cute.make_tensor(place, cute.make_layout(count)), values)
+    cute.autovec_copy(cute.make_tensor(place, count), values)
     return values
 
 
@@ -63,7 +63,7 @@ def store_vector(target: cute.Pointer, offset: Int64, values: cute.Tensor) -> No
     """Stores 16 bytes of registers."""
     count = cute.size(values)
     place = target + cute.assume(offset, divby=count)
-    cute.autovec_copy(values, cute.make_tensor(place, cute.make_layout(count)))
+    cute.autovec_copy(values, cute.make_tensor(place, count))
 
 
 def launch(kernel: Any, plan: Sm80Plan, ctas: Int32, stream: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -34,18 +34,28 @@ from cute_kernels.plan.base import ITEMSIZE
 class GemmTiles:
     """Tiles of all batches, in groups of rows of tiles; sizes and operands of a launch."""
 
-    plan: Sm80GemmPlan
-    order: GroupedOrder
+    plan: cutlass.Constexpr[Sm80GemmPlan]
     a: cute.Pointer
     b: cute.Pointer
-    bias: cute.Tensor | None
+    bias: cute.Pointer | None
     addends: Addends
     out: cute.Pointer
     arrivals: cute.Pointer | None
     partials: cute.Pointer | None
     m: Int32
     n: Int32
-    k_bytes: Int32
+    k: Int32
+    batches: Int32
+
+    @property
+    def k_bytes(self) -> Int32:
+        return self.k * ITEMSIZE[self.plan.multiplied]
+
+    @property
+    def order(self) -> GroupedOrder:
+        c = self.plan.config
+        tiles = cute.ceil_div(self.m, c.tile_m), cute.ceil_div(self.n, c.tile_n)
+        return GroupedOrder(*tiles, self.batches, c.group_m, Int32(0), Int32(1))
 
     def loads(self, tile: Int32) -> tuple[Load, Load]:
         """Rows of ``a`` and of ``b``."""
@@ -102,7 +112,7 @@ class GemmTiles:
             counter = self.arrivals + tile // self.plan.config.split_k
             if count_arrival(counter.toint()) == self.plan.config.split_k - 1:
                 last = Int32(1)
-                cute.make_tensor(counter, cute.make_layout(1))[0] = Int32(0)  # as the next launch wants to find it
+                cute.make_tensor(counter, 1)[0] = Int32(0)  # as the next launch wants to find it
         return any_of_cta(last)
 
     def _add(self, sums: cute.Tensor, tile: Int32) -> None:
@@ -113,7 +123,7 @@ class GemmTiles:
         for vector in range(self.plan.accumulators // 4):
             loaded = []
             for one in slices:
-                four = cute.make_rmem_tensor(cute.make_layout(4), sums.element_type)
+                four = cute.make_rmem_tensor(4, sums.element_type)
                 cute.autovec_copy(one[None, vector], four)
                 loaded.append(four)
             for e in range(4):
@@ -128,10 +138,10 @@ class GemmTiles:
         plan, problem, m, wide = self.plan, self.plan.problem, self.m, self.plan.lane_columns
         row, column, batch = self._place(tile)
         pitch = row_pitch(self.n, problem.out_dtype)
-        dtype = ELEMENT_TYPES[problem.out_dtype]
+        dtype, bias = ELEMENT_TYPES[problem.out_dtype], bias_view(self.bias, plan, self.n)
         for block in cutlass.range_constexpr(len(lane_blocks(plan))):
             n_at = column + lane_column(warp, block)
-            addend = biases(self.bias, n_at, wide, plan.bias_vector)
+            addend = biases(bias, n_at, wide, plan.bias_vector)
             columns = self.addends.column_factors(n_at, batch, wide, plan.column_vector)
             for eighth in cutlass.range_constexpr(len(lane_rows(plan))):
                 m_at = row + lane_row(warp, eighth)
@@ -177,62 +187,34 @@ class Sm80GemmKernel:
         stream: Any,
     ) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
-        addends = gemm_addends(
-            self.plan,
-            scale=scale,
-            row_scale=row_scale,
-            column_scale=column_scale,
-            residual=residual_pointer,
-            out_scale=out_scale,
-            m=m,
-            n=n,
-            batches=batches,
-        )
-        pointers = a_pointer, b_pointer, bias_pointer, addends, out_pointer, arrivals, partials
-        kernel = self.kernel(*pointers, m, n, k, batches)
-        launch(kernel, self.plan, clusters, stream)
-
-    @cute.kernel
-    def kernel(
-        self,
-        a: cute.Pointer,
-        b: cute.Pointer,
-        bias: cute.Pointer | None,
-        addends: Addends,
-        out: cute.Pointer,
-        arrivals: cute.Pointer | None,
-        partials: cute.Pointer | None,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batches: Int32,
-    ) -> None:
-        plan, c = self.plan, self.plan.config
-        order = GroupedOrder(
-            cute.ceil_div(m, c.tile_m), cute.ceil_div(n, c.tile_n), batches, c.group_m, Int32(0), Int32(1)
-        )
-        k_bytes = k * ITEMSIZE[plan.multiplied]
-        k_blocks = cute.ceil_div(cute.ceil_div(k_bytes, c.row_bytes), c.split_k)
+        factors, sizes = (scale, row_scale, column_scale), (m, n, batches)
         tiles = GemmTiles(
-            plan=plan,
-            order=order,
-            a=a,
-            b=b,
-            bias=bias_view(bias, plan, n),
-            addends=addends.loaded(),
-            out=out,
+            plan=self.plan,
+            a=a_pointer,
+            b=b_pointer,
+            bias=bias_pointer,
+            addends=gemm_addends(self.plan, factors, residual_pointer, out_scale, sizes),
+            out=out_pointer,
             arrivals=arrivals,
             partials=partials,
             m=m,
             n=n,
-            k_bytes=k_bytes,
+            k=k,
+            batches=batches,
         )
-        run(plan, tiles, order.tiles * c.split_k, k_blocks)
+        launch(self.kernel(tiles), self.plan, clusters, stream)
+
+    @cute.kernel
+    def kernel(self, tiles: GemmTiles) -> None:
+        c, order = self.plan.config, tiles.order
+        k_blocks = cute.ceil_div(cute.ceil_div(tiles.k_bytes, c.row_bytes), c.split_k)
+        tiles = replace(tiles, addends=tiles.addends.loaded())
+        run(self.plan, tiles, order.tiles * c.split_k, k_blocks)
 
 
 def _by_vectors(sums: cute.Tensor) -> cute.Tensor:
     """The accumulators of a lane as ``[4, vectors]``."""
-    return cute.make_tensor(sums.iterator, cute.make_layout((4, cute.size(sums) // 4)))
+    return cute.make_tensor(sums.iterator, (4, cute.size(sums) // 4))
 
 
 def _of_batch(pointer: cute.Pointer, batch: Int32, rows: Int32, k_bytes: Int32) -> Int64:

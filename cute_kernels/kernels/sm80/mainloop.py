@@ -96,7 +96,7 @@ def fragments(plan: Sm80Plan, warp: Warp) -> Fragments:
     key_b = key_of_column(row_b, plan.chunks, plan.lane_columns)
     behind_a = 0 if plan.keeps_b else plan.config.tile_m
     registers = (plan.warp_m // 16 * 4, plan.warp_n // 8 * 2)
-    a, b = (cute.make_rmem_tensor(cute.make_layout((count, 2)), Int32) for count in registers)
+    a, b = (cute.make_rmem_tensor((count, 2), Int32) for count in registers)
     return Fragments(
         plan,
         a,
@@ -148,7 +148,7 @@ class MainLoop:
         plan, ahead = self.plan, self.ahead
         smem = shared_base(plan)
         blocks = (4, plan.warp_n // 8, plan.warp_m // 16)
-        sums = cute.make_rmem_tensor(cute.make_layout(blocks), accumulator_type(plan.multiplied))
+        sums = cute.make_rmem_tensor(blocks, accumulator_type(plan.multiplied))
         parts = fragments(plan, this_warp(plan))
         last = smem + ahead * plan.stage_bytes
         ring = (smem, last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -35,7 +35,7 @@ from cute_kernels.plan.base import ITEMSIZE
 class RowsTiles:
     """Tiles of which those of neighbouring features follow each other; sizes and operands of a launch."""
 
-    plan: Sm80PatchEmbedPlan
+    plan: cutlass.Constexpr[Sm80PatchEmbedPlan]
     x: cute.Pointer
     weight: cute.Pointer
     table: cute.Pointer | None
@@ -44,8 +44,15 @@ class RowsTiles:
     scales: Scales
     m: Int32
     n: Int32
-    k_bytes: Int32
-    n_tiles: Int32
+    k: Int32
+
+    @property
+    def k_bytes(self) -> Int32:
+        return self.k * ITEMSIZE[self.plan.multiplied]
+
+    @property
+    def n_tiles(self) -> Int32:
+        return cute.ceil_div(self.n, self.plan.config.tile_n)
 
     def loads(self, tile: Int32) -> tuple[Load, Load]:
         """Rows of ``x`` and of the weight."""
@@ -108,7 +115,7 @@ class RowsTiles:
         scales = self.scales
         if features is None:
             return scales.call if scales.rows is None else scales.row(m_at)
-        own = cute.make_rmem_tensor(cute.make_layout(len(features)), Float32)
+        own = cute.make_rmem_tensor(len(features), Float32)
         factor = None if scales.rows is None else scales.rows[m_at]
         for e, feature in enumerate(features):
             own[e] = feature if factor is None else ptx.mul_rn_f32(factor, feature)
@@ -142,40 +149,26 @@ class Sm80PatchEmbedKernel:
         """Launches ``clusters`` CTAs on ``stream``."""
         by_pointer = self.plan.problem.scale_source == "pointer"
         scales = scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n)
-        positions = TableRows(table_rows, index_view(index_pointer, m), m)
-        kernel = self.kernel(x_pointer, weight_pointer, table_pointer, positions, out_pointer, scales, m, n, k)
-        launch(kernel, self.plan, clusters, stream)
-
-    @cute.kernel
-    def kernel(
-        self,
-        x: cute.Pointer,
-        weight: cute.Pointer,
-        table: cute.Pointer | None,
-        positions: TableRows,
-        out: cute.Pointer,
-        scales: Scales,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-    ) -> None:
-        plan, c = self.plan, self.plan.config
-        m_tiles, n_tiles = cute.ceil_div(m, c.tile_m), cute.ceil_div(n, c.tile_n)
-        k_bytes = k * ITEMSIZE[plan.multiplied]
         tiles = RowsTiles(
-            plan=plan,
-            x=x,
-            weight=weight,
-            table=table,
-            positions=positions,
-            out=out,
-            scales=scales.loaded(),
+            plan=self.plan,
+            x=x_pointer,
+            weight=weight_pointer,
+            table=table_pointer,
+            positions=TableRows(table_rows, index_view(index_pointer, m), m),
+            out=out_pointer,
+            scales=scales,
             m=m,
             n=n,
-            k_bytes=k_bytes,
-            n_tiles=n_tiles,
+            k=k,
         )
-        run(plan, tiles, m_tiles * n_tiles, cute.ceil_div(k_bytes, c.row_bytes))
+        launch(self.kernel(tiles), self.plan, clusters, stream)
+
+    @cute.kernel
+    def kernel(self, tiles: RowsTiles) -> None:
+        c = self.plan.config
+        m_tiles, n_tiles, k_bytes = cute.ceil_div(tiles.m, c.tile_m), tiles.n_tiles, tiles.k_bytes
+        tiles = replace(tiles, scales=tiles.scales.loaded())
+        run(self.plan, tiles, m_tiles * n_tiles, cute.ceil_div(k_bytes, c.row_bytes))
 
 
 dsl.name_kernel(Sm80PatchEmbedKernel.kernel, "patch_embed_sm80")

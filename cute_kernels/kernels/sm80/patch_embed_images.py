@@ -36,7 +36,7 @@ from cute_kernels.plan import Sm80ImagesPlan
 class ImagesTiles:
     """Tiles of which those of neighbouring features follow each other; sizes and operands of a launch."""
 
-    plan: Sm80ImagesPlan
+    plan: cutlass.Constexpr[Sm80ImagesPlan]
     images: cute.Pointer
     weight: cute.Pointer
     scale: cute.Pointer | None
@@ -44,8 +44,16 @@ class ImagesTiles:
     out: cute.Pointer
     grid: Grid
     n: Int32
-    columns: Int32
-    n_tiles: Int32
+
+    @property
+    def columns(self) -> Int32:
+        """Rows of the weight: features, or both terms of whole blocks of them."""
+        plan = self.plan
+        return self.n if plan.terms == 1 else cute.ceil_div(self.n, plan.terms_block) * (2 * plan.terms_block)
+
+    @property
+    def n_tiles(self) -> Int32:
+        return cute.ceil_div(self.columns, self.plan.config.tile_n)
 
     def loads(self, tile: Int32) -> tuple[Load, Load]:
         """Patches, and rows of the weight."""
@@ -183,40 +191,23 @@ class Sm80ImagesKernel:
         stream: Any,
     ) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
-        grid = grid_of(batch, height, width, self.plan.problem.patch)
-        kernel = self.kernel(images_pointer, weight_pointer, scale_pointer, table_pointer, out_pointer, grid, n)
-        launch(kernel, self.plan, clusters, stream)
+        tiles = ImagesTiles(
+            plan=self.plan,
+            images=images_pointer,
+            weight=weight_pointer,
+            scale=scale_pointer,
+            table=table_pointer,
+            out=out_pointer,
+            grid=grid_of(batch, height, width, self.plan.problem.patch),
+            n=n,
+        )
+        launch(self.kernel(tiles), self.plan, clusters, stream)
 
     @cute.kernel
-    def kernel(
-        self,
-        images: cute.Pointer,
-        weight: cute.Pointer,
-        scale: cute.Pointer | None,
-        table: cute.Pointer | None,
-        out: cute.Pointer,
-        grid: Grid,
-        n: Int32,
-    ) -> None:
-        plan, c = self.plan, self.plan.config
-        columns = n
-        if cutlass.const_expr(plan.terms == 2):
-            columns = cute.ceil_div(n, plan.terms_block) * (2 * plan.terms_block)
-        n_tiles = cute.ceil_div(columns, c.tile_n)
+    def kernel(self, tiles: ImagesTiles) -> None:
+        c, grid, n_tiles = self.plan.config, tiles.grid, tiles.n_tiles
         rows = cute.ceil_div(grid.batch, c.tile_images) * c.tile_images * grid.positions.divisor
-        tiles = ImagesTiles(
-            plan=plan,
-            images=images,
-            weight=weight,
-            scale=scale,
-            table=table,
-            out=out,
-            grid=grid,
-            n=n,
-            columns=columns,
-            n_tiles=n_tiles,
-        )
-        run(plan, tiles, cute.ceil_div(rows, c.tile_m) * n_tiles, Int32(plan.k_blocks))
+        run(self.plan, tiles, cute.ceil_div(rows, c.tile_m) * n_tiles, Int32(self.plan.k_blocks))
 
 
 dsl.name_kernel(Sm80ImagesKernel.kernel, "patch_embed_images_sm80")

@@ -31,6 +31,7 @@ from cute_kernels.kernels.sm90.gemm_mma import COLUMN_GROUP, GemmMma, Numbers
 from cute_kernels.kernels.tiles import PatchOrder
 from cute_kernels.kernels.tma import (
     LINE_BYTES,
+    Tma,
     WarpStaging,
     all_ctas,
     fetch,
@@ -159,8 +160,8 @@ class GatherMma(GemmMma):
         """Table values of the eight accumulators of one column group: two rows, of the same position or not."""
         if cutlass.const_expr(self.bias is None):
             return None
-        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
-        pair = cute.make_rmem_tensor(cute.make_layout(2), Float32)
+        values = cute.make_rmem_tensor(8, Float32)
+        pair = cute.make_rmem_tensor(2, Float32)
         pairs = (place[3] + column) // 2 + self.thread % 4
         for row in cutlass.range_constexpr(2):
             if cutlass.const_expr(row == 0 or not self.plan.one_position):
@@ -200,15 +201,12 @@ _SWIZZLES = {
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """Arguments of the kernel from the host: TMA atoms with their views, table and sizes in patches and tiles."""
+    """Arguments of the kernel from the host: TMA copies, table and sizes in patches and tiles."""
 
     tiled_mma: cute.TiledMma
-    images_atom: cute.CopyAtom
-    images: cute.Tensor
-    weight_atom: cute.CopyAtom
-    weight: cute.Tensor
-    out_atom: cute.CopyAtom
-    out: cute.Tensor
+    images: Tma
+    weight: Tma
+    out: Tma
     table: cute.Tensor | None
     grid_height: Int32
     grid_width: Int32
@@ -235,10 +233,7 @@ class Sm90GatherKernel(ImagesHost):
         tiled_mma = cute.make_tiled_mma(
             warpgroup.MmaF16BF16Op(self.dtype, Float32, shape, warpgroup.OperandSource.SMEM, *majors)
         )
-        images_atom, images_view = load_tma(images, self._box_layout(1), plan.box, config.cluster)
         weight_box = (config.tile_n, BLOCK_PIXELS)
-        weight_atom, weight_view = load_tma(o.weight, k_major(self.dtype, weight_box, 1), weight_box)
-        out_atom, out_view = store_tma(out, self._staging_layout(1), plan.store_box)
         n_tiles = cute.ceil_div(o.n, config.cluster * config.tile_n)
         table = None
         if o.table is not None:
@@ -247,12 +242,9 @@ class Sm90GatherKernel(ImagesHost):
             table = cute.make_tensor(o.table, cute.make_ordered_layout((2, pairs, rows), order=(0, 1, 2)))
         return DeviceArguments(
             tiled_mma=tiled_mma,
-            images_atom=images_atom,
-            images=images_view,
-            weight_atom=weight_atom,
-            weight=weight_view,
-            out_atom=out_atom,
-            out=out_view,
+            images=load_tma(images, self._box_layout(1), plan.box, config.cluster),
+            weight=load_tma(o.weight, k_major(self.dtype, weight_box, 1), weight_box),
+            out=store_tma(out, self._staging_layout(1), plan.store_box),
             table=table,
             grid_height=o.grid_height,
             grid_width=o.grid_width,
@@ -335,7 +327,7 @@ class Sm90GatherKernel(ImagesHost):
         warp, rank = warp_and_rank(plan)
         barriers, memory, pipes = allocate(plan, self.graph, Sm90Pipe)
         pipe = pipes["operands"]
-        begin(self.graph, warp == plan.load_warp, barriers, (args.images_atom, args.weight_atom, args.out_atom))
+        begin(self.graph, warp == plan.load_warp, barriers, (args.images.atom, args.weight.atom, args.out.atom))
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster, clusters = this_cluster(plan)
@@ -367,17 +359,16 @@ class Sm90GatherKernel(ImagesHost):
     ) -> GatherLoad:
         plan, config = self.plan, self.plan.config
         boxes = shared_tensor(memory[0], self._box_layout(config.stages), self.dtype)
-        pixels = cute.local_tile(args.images, plan.box, (None,) * 5)
-        stages, source = sides(args.images_atom, boxes, pixels, 5, (config.cluster, rank))
-        features = cute.local_tile(args.weight, (config.tile_n, BLOCK_PIXELS), (None, None))
+        pixels = cute.local_tile(args.images.view, plan.box, (None,) * 5)
+        stages, source = sides(args.images.atom, boxes, pixels, 5, (config.cluster, rank))
+        features = cute.local_tile(args.weight.view, (config.tile_n, BLOCK_PIXELS), (None, None))
+        weight_stages = self._weight_stages(memory[1])
         return GatherLoad(
             plan=plan,
-            atom=args.images_atom,
+            atom=args.images.atom,
             source=source,
             patches=stages,
-            weight=tma_operand(
-                (args.weight_atom, features), self._weight_stages(memory[1]), 2, tile=(config.cluster, rank)
-            ),
+            weight=tma_operand(args.weight.atom, features, weight_stages, 2, tile=(config.cluster, rank)),
             operands=pipe,
             order=order,
             channel_blocks=args.grid_height * (plan.problem.patch // plan.pixel_rows),
@@ -417,7 +408,7 @@ class Sm90GatherKernel(ImagesHost):
             rank_n=rank,
             first_cta=0,
             partials=None,
-            order_barrier=self.graph.named_barriers[0].identifier,
+            order_barrier=self.graph.named_barrier("order barrier 0"),
             grid=(args.grid_height, args.grid_width),
         )
 
@@ -426,8 +417,8 @@ class Sm90GatherKernel(ImagesHost):
         size = plan.store_rows * plan.k_block_bytes
         base = staging + cute.assume(warp * (buffers * size), divby=size)
         staged = shared_tensor(base, self._staging_layout(max(2, buffers)), self.out_dtype)
-        source, target = sides(args.out_atom, staged, cute.local_tile(args.out, plan.store_box, (None,) * 5), 5)
-        return WarpStaging(base, plan.store_rows, LINE_BYTES, buffers, args.out_atom, source, target)
+        source, target = sides(args.out.atom, staged, cute.local_tile(args.out.view, plan.store_box, (None,) * 5), 5)
+        return WarpStaging(base, plan.store_rows, LINE_BYTES, buffers, args.out.atom, source, target)
 
 
 dsl.name_kernel(Sm90GatherKernel.kernel, "patch_embed_gather_sm90a")

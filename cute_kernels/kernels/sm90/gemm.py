@@ -120,9 +120,9 @@ class Sm90GemmKernel(GemmHost):
             # wgmma reads them; begin() synchronises the CTA before it does.
             loaded_bytes = plan.loaded_rows * plan.k_block_bytes
             clear_unloaded(a_stages, config.stages, plan.a_stage_bytes, loaded_bytes, plan.threads)
-        atoms = (args.a_atom, args.b_atom, args.out_atom)
+        atoms = (args.a.atom, args.b.atom, args.out.atom)
         if cutlass.const_expr(plan.tma_residual):
-            atoms += (args.residual_atom,)
+            atoms += (args.residual.atom,)
         begin(self.graph, warp == plan.load_warp, barriers, atoms, relaxed=plan.loaded_rows == config.tile_m)
 
         tiles = (args.n_tiles, args.m_tiles) if config.transposed else (args.m_tiles, args.n_tiles)
@@ -143,9 +143,9 @@ class Sm90GemmKernel(GemmHost):
                 row_of_ctas = row_of_ctas << (rank_m + first_cta)
                 column_of_ctas = Int32((1 << config.cluster_m) - 1) << (rank_n * config.cluster_m + first_cta)
                 loaded = cute.local_tile(a_tensor, (plan.loaded_rows, plan.tile_k, config.stages), (0, 0, 0))
-                a, b = self._tiles(args.a, plan.loaded_rows), self._tiles(args.b, config.tile_n)
-                rows = tma_operand((args.a_atom, a), loaded, 2, tile=along_m, share=along_n, mask=row_of_ctas)
-                columns = tma_operand((args.b_atom, b), b_tensor, 2, tile=along_n, share=along_m, mask=column_of_ctas)
+                a, b = self._tiles(args.a.view, plan.loaded_rows), self._tiles(args.b.view, config.tile_n)
+                rows = tma_operand(args.a.atom, a, loaded, 2, tile=along_m, share=along_n, mask=row_of_ctas)
+                columns = tma_operand(args.b.atom, b, b_tensor, 2, tile=along_n, share=along_m, mask=column_of_ctas)
                 Load(rows, columns, pipe, order, k_blocks, first_block=first_block).run()
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
@@ -160,13 +160,12 @@ class Sm90GemmKernel(GemmHost):
                 first=store_group * config.store_stages,
                 rows=plan.store_rows,
                 buffers=config.store_stages,
-                atom=args.out_atom,
                 out=args.out,
                 dtype=ELEMENT_TYPES[plan.problem.out_dtype],
                 row_bytes=plan.store_row_bytes,
             )
             if cutlass.const_expr(plan.store_warps > 1):
-                barrier = self._named_barrier("staged 0") + store_group
+                barrier = self.graph.named_barrier("staged 0") + store_group
                 ring = group_staging(ring, warp % plan.store_warps, barrier, plan.store_warps)
             partials = None
             if cutlass.const_expr(config.split_k > 1):
@@ -187,14 +186,11 @@ class Sm90GemmKernel(GemmHost):
                 rank_n=rank_n,
                 first_cta=first_cta,
                 partials=partials,
-                order_barrier=self.graph.named_barriers[0].identifier,
+                order_barrier=self.graph.named_barrier("order barrier 0"),
                 addends=args.addends.loaded(),
                 residual=self._residual(args, pipes, ring, store_group),
                 kept=self._kept(numbers, group, thread),
             ).run()
-
-    def _named_barrier(self, name: str) -> int:
-        return next(barrier.identifier for barrier in self.graph.named_barriers if barrier.name == name)
 
     def _split(self, regions: list[cute.Pointer]) -> tuple[list[cute.Pointer], list[cute.Pointer]]:
         """Those before the stages, and the others."""
@@ -213,7 +209,7 @@ class Sm90GemmKernel(GemmHost):
             count=plan.config.tile_n,
             thread=thread if plan.config.pingpong else group * 128 + thread,
             threads=128 * plan.warpgroups // plan.keeping_groups,
-            barrier=self._named_barrier("kept 0") + own,
+            barrier=self.graph.named_barrier("kept 0") + own,
         )
 
     def _residual(
@@ -225,10 +221,10 @@ class Sm90GemmKernel(GemmHost):
             return None
         box, dtype = (plan.store_rows, plan.store_columns), ELEMENT_TYPES[plan.problem.residual]
         layout = staging_layout(*box, plan.store_row_bytes, max(2, ring.buffers))
-        boxes = cute.local_tile(args.residual, box, (None, None, None))
-        target, source = sides(args.residual_atom, shared_tensor(ring.base, layout, dtype), boxes, 2)
+        boxes = cute.local_tile(args.residual.view, box, (None, None, None))
+        target, source = sides(args.residual.atom, shared_tensor(ring.base, layout, dtype), boxes, 2)
         full = pipes["residual"].full + group * ring.buffers
-        return Residual(full, plan.store_buffer_bytes, args.residual_atom, source, target, dtype)
+        return Residual(full, plan.store_buffer_bytes, args.residual.atom, source, target, dtype)
 
     def _tiles(self, view: cute.Tensor, rows: int) -> cute.Tensor:
         """TMA view ``[rows, K, batch]`` by boxes of one K block."""

@@ -20,7 +20,7 @@ from cute_kernels.kernels.gemm import Addends, biases, finish, multipliers
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.pipes import Pipe, PipelineState, Sm90Pipe
 from cute_kernels.kernels.tiles import GroupedOrder
-from cute_kernels.kernels.tma import WarpStaging, fetch
+from cute_kernels.kernels.tma import MMA_STEPS, WarpStaging, fetch
 from cute_kernels.plan import Sm90GemmPlan
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.shared_operands import WARP_ROWS, WgmmaPair
@@ -84,7 +84,7 @@ class PartialSums:
             phase: parity of the tile's number in this cluster.
         """
         groups = cute.size(accumulator) // GROUP
-        bits = cute.make_tensor(cute.recast_ptr(accumulator.iterator, dtype=Int32), cute.make_layout((GROUP, groups)))
+        bits = cute.make_tensor(cute.recast_ptr(accumulator.iterator, dtype=Int32), (GROUP, groups))
         target = self._cta(self.finisher)
         self.sums.wait_empty_phase(self.sums.empty + self.warp, phase ^ 1)
         for index in cutlass.range_constexpr(groups):
@@ -126,8 +126,8 @@ class PartialSums:
         if end - begin == 1:
             dtype = sums_type(self.plan)
             group = cute.recast_ptr(self._group(Int32(begin), index), dtype=dtype)
-            source = cute.make_tensor(group, cute.make_layout(GROUP))
-            loaded = cute.make_rmem_tensor(cute.make_layout(GROUP), dtype)
+            source = cute.make_tensor(group, GROUP)
+            loaded = cute.make_rmem_tensor(GROUP, dtype)
             cute.autovec_copy(source, loaded)
             return [loaded[i] for i in range(GROUP)]
         middle = (begin + end) // 2
@@ -243,7 +243,7 @@ class KeptNumbers:
     @cute.jit
     def _write(self, target: cute.Pointer, value: Float32, exists: Boolean) -> None:
         if exists:
-            cute.make_tensor(target, cute.make_layout(1))[0] = value
+            cute.make_tensor(target, 1)[0] = value
 
     def _synchronise(self) -> None:
         cute.arch.barrier(barrier_id=self.barrier, number_of_threads=self.threads)
@@ -251,18 +251,15 @@ class KeptNumbers:
     @cute.jit
     def read(self, kind: cutlass.Constexpr[str], column: Int32) -> cute.Tensor:
         """Numbers of two columns from an even one on, and of the two that are eight columns on."""
-        values = cute.make_rmem_tensor(cute.make_layout((2, 2)), Float32)
+        values = cute.make_rmem_tensor((2, 2), Float32)
         for half in cutlass.range_constexpr(2):
             source = self._place(kind, cute.assume(column + half * 8, divby=2))
-            cute.autovec_copy(cute.make_tensor(source, cute.make_layout(2)), values[None, half])
-        return cute.make_tensor(values.iterator, cute.make_layout(4))
+            cute.autovec_copy(cute.make_tensor(source, 2), values[None, half])
+        return cute.make_tensor(values.iterator, 4)
 
 
 # --- consumer warpgroup: operand stages -> WGMMA accumulators -> bias, rounding, store buffers, TMA ------------------
 
-
-MMA_STEPS = 4
-"""WGMMAs of 32 bytes of K in one K block of 128."""
 
 LINE_BYTES = 128
 """Bytes of a cache line."""
@@ -504,7 +501,7 @@ class GemmMma:
         self, accumulator: cute.Tensor, mma_tile: cutlass.Constexpr[int], column: cutlass.Constexpr[int]
     ) -> cute.Tensor:
         """The eight accumulators of a column group, over all slices of K."""
-        values = cute.make_rmem_tensor(cute.make_layout(8), sums_type(self.plan))
+        values = cute.make_rmem_tensor(8, sums_type(self.plan))
         for j in cutlass.range_constexpr(8):
             # Accumulators of an MMA tile: pair, row half, 8 columns.
             values[j] = accumulator[(j % 2, j // 2 % 2, column // 8 + j // 4), mma_tile, 0]
@@ -555,7 +552,7 @@ class GemmMma:
         """Values of the bias for the eight accumulators of a column group."""
         if cutlass.const_expr(self.bias is None):
             return None
-        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
+        values = cute.make_rmem_tensor(8, Float32)
         for j in cutlass.range_constexpr(8):
             values[j] = rows.biases[j // 2 % 2] if columns.biases is None else columns.biases[j // 4 * 2 + j % 2]
         return values
@@ -566,7 +563,7 @@ class GemmMma:
         scales = self.addends.scales
         if cutlass.const_expr(scales is None or (scales.rows is None and scales.features is None)):
             return None if scales is None else scales.call
-        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
+        values = cute.make_rmem_tensor(8, Float32)
         for j in cutlass.range_constexpr(8):
             of_column = self._other_factor if columns.factors is None else columns.factors[j // 4 * 2 + j % 2]
             of_row = None if rows.factors is None else rows.factors[j // 2 % 2]
@@ -627,7 +624,7 @@ class GemmMma:
         """Addends of the eight accumulators of a column group, after the activation."""
         if cutlass.const_expr(self.addends.residual is None):
             return None
-        values = cute.make_rmem_tensor(cute.make_layout(8), self.addends.residual.element_type)
+        values = cute.make_rmem_tensor(8, self.addends.residual.element_type)
         rows = self._rows(place, mma_tile)
         for i in cutlass.range_constexpr(4):
             first = place[1] + column + i // 2 * 8 + self.thread % 4 * 2
@@ -645,16 +642,16 @@ class GemmMma:
     def _staged_residual(self, buffer: cutlass.Constexpr[int], group: cutlass.Constexpr[int]) -> cute.Tensor:
         """The residual of 16 rows x 16 columns, where `_stage_group` will put the results."""
         dtype = self.residual.dtype
-        values = cute.make_rmem_tensor(cute.make_layout(8), dtype)
+        values = cute.make_rmem_tensor(8, dtype)
         if cutlass.const_expr(dtype is Float32):
             for i, target in enumerate(self._pair_places(buffer, group)):
-                pair = cute.make_tensor(values.iterator + 2 * i, cute.make_layout(2))
-                cute.autovec_copy(cute.make_tensor(target, cute.make_layout(2)), pair)
+                pair = cute.make_tensor(values.iterator + 2 * i, 2)
+                cute.autovec_copy(cute.make_tensor(target, 2), pair)
         else:
             operation = warp.LdMatrix8x8x16bOp(transpose=self.TRANSPOSES, num_matrices=4)
             atom = cute.make_copy_atom(operation, dtype)
-            source = cute.make_tensor(self._matrix_row(buffer, group, dtype), cute.make_layout((8, 1)))
-            cute.copy(atom, source, cute.make_tensor(values.iterator, cute.make_layout((8, 1))))
+            source = cute.make_tensor(self._matrix_row(buffer, group, dtype), (8, 1))
+            cute.copy(atom, source, cute.make_tensor(values.iterator, (8, 1)))
         return values
 
     def _matrix_row(self, buffer: int, group: int, dtype: type) -> cute.Pointer:
@@ -687,20 +684,18 @@ class GemmMma:
                 for row_half in cutlass.range_constexpr(2):
                     target = self.staging.chunk(lane // 4 + row_half * 8, group) + self.staging.offset(buffer)
                     target += cute.assume(half * 8 + lane % 4 * 2, divby=2)
-                    cute.make_tensor(cute.recast_ptr(target, dtype=Int16), cute.make_layout(1))[0] = pairs[
-                        half * 2 + row_half
-                    ]
+                    cute.make_tensor(cute.recast_ptr(target, dtype=Int16), 1)[0] = pairs[half * 2 + row_half]
         elif cutlass.const_expr(values.element_type is Float32):
             # stmatrix moves 16-bit elements only.
             for i, target in enumerate(self._pair_places(buffer, group)):
-                pair = cute.make_tensor(values.iterator + 2 * i, cute.make_layout(2))
-                cute.autovec_copy(pair, cute.make_tensor(target, cute.make_layout(2)))
+                pair = cute.make_tensor(values.iterator + 2 * i, 2)
+                cute.autovec_copy(pair, cute.make_tensor(target, 2))
         else:
             target = self._matrix_row(buffer, group, values.element_type)
-            target = cute.make_tensor(target, cute.make_layout((8, 1)))
+            target = cute.make_tensor(target, (8, 1))
             operation = warp.StMatrix8x8x16bOp(transpose=self.TRANSPOSES, num_matrices=4)
             atom = cute.make_copy_atom(operation, values.element_type)
-            cute.copy(atom, cute.make_tensor(values.iterator, cute.make_layout((8, 1))), target)
+            cute.copy(atom, cute.make_tensor(values.iterator, (8, 1)), target)
 
 
 # --- the same of out^T = b * a^T -------------------------------------------------------------------------------------

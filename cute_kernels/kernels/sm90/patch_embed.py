@@ -24,7 +24,7 @@ from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands, TransposedArguments, transposed_arguments
-from cute_kernels.kernels.load import RowsLoad
+from cute_kernels.kernels.load import RowsLoad, tma_operand
 from cute_kernels.kernels.pipes import Sm90Pipe, allocate, begin, make_stamps, stamp_waits, this_cluster, warp_and_rank
 from cute_kernels.kernels.sm90.transposed import (
     ROWS_PER_STORE,
@@ -34,7 +34,7 @@ from cute_kernels.kernels.sm90.transposed import (
     warpgroup_staging,
 )
 from cute_kernels.kernels.tiles import PositionOrder, TileTableRows
-from cute_kernels.kernels.tma import k_major, load_tma, shared_tensor, sides, store_tma, swizzled
+from cute_kernels.kernels.tma import all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
 from cute_kernels.plan import Sm90PatchEmbedPlan
 
 # --- epilogue of a consumer warpgroup: accumulators -> scale, bias + position, BF16 -> staging -> TMA store ----------
@@ -78,7 +78,7 @@ class Sm90PatchEmbedEpilogue:
         """Factors of all rows of a tile that a thread has, four for each stmatrix."""
         if cutlass.const_expr(not self.plan.prefetches_rows):
             return None
-        factors = cute.make_rmem_tensor(cute.make_layout(self.plan.row_registers), Float32)
+        factors = cute.make_rmem_tensor(self.plan.row_registers, Float32)
         for i in cutlass.range_constexpr(self.plan.config.tile_rows // ROWS_PER_STORE):
             self._load_rows(factors, i * ROWS_PER_THREAD, row_block, position, i)
         return factors
@@ -89,9 +89,9 @@ class Sm90PatchEmbedEpilogue:
         plan = self.plan
         if cutlass.const_expr(self.table is None or not plan.prefetches_table):
             return None
-        values = cute.make_rmem_tensor(cute.make_layout(plan.table_registers), self.table.element_type)
+        values = cute.make_rmem_tensor(plan.table_registers, self.table.element_type)
         if cutlass.const_expr(plan.config.order == "position"):
-            pair = cute.make_rmem_tensor(cute.make_layout(2), self.table.element_type)
+            pair = cute.make_rmem_tensor(2, self.table.element_type)
             for i in cutlass.range_constexpr(plan.config.tile_positions):
                 self._load_pair(pair, self.table_rows.position(position, i))
                 values[2 * i], values[2 * i + 1] = pair[0], pair[1]
@@ -118,7 +118,7 @@ class Sm90PatchEmbedEpilogue:
             first_table_row = self.table_rows.first(row_block)
         self.staging.acquire()
         for i in cutlass.range_constexpr(plan.config.tile_rows // ROWS_PER_STORE):
-            registers = cute.make_rmem_tensor(cute.make_layout(8), Float32)
+            registers = cute.make_rmem_tensor(8, Float32)
             for j in cutlass.range_constexpr(8):
                 registers[j] = Float32(accumulator[i * 8 + j])
             addends = self._addends(fetched_table, row_block, position, first_table_row, i)
@@ -138,8 +138,8 @@ class Sm90PatchEmbedEpilogue:
         """The call's number, or the multipliers of one stmatrix in the order of `_addends`."""
         if cutlass.const_expr(self.scales.rows is None and self.pair is None):
             return self.scales.call
-        values = cute.make_rmem_tensor(cute.make_layout(8), Float32)
-        rows = cute.make_rmem_tensor(cute.make_layout(ROWS_PER_THREAD), Float32)
+        values = cute.make_rmem_tensor(8, Float32)
+        rows = cute.make_rmem_tensor(ROWS_PER_THREAD, Float32)
         if cutlass.const_expr(self.scales.rows is not None):
             if cutlass.const_expr(fetched is None):
                 self._load_rows(rows, 0, row_block, position, block)
@@ -192,14 +192,14 @@ class Sm90PatchEmbedEpilogue:
         if cutlass.const_expr(self.table is None):
             return None
         plan = self.plan
-        values = cute.make_rmem_tensor(cute.make_layout(8), self.table.element_type)
+        values = cute.make_rmem_tensor(8, self.table.element_type)
         if cutlass.const_expr(plan.config.order == "flat" and fetched is None):
             self._load_block(values, 0, row_block, first_table_row, block)
         elif cutlass.const_expr(plan.config.order == "flat"):
             for j in cutlass.range_constexpr(8):
                 values[j] = fetched[block * 8 + j]
         else:
-            pair = cute.make_rmem_tensor(cute.make_layout(2), self.table.element_type)
+            pair = cute.make_rmem_tensor(2, self.table.element_type)
             for half in cutlass.range_constexpr(2):
                 # 8 rows are one position's, since the images of a tile are a multiple of 8.
                 i = (block * ROWS_PER_STORE + half * 8) // plan.tile_images
@@ -221,7 +221,7 @@ class Sm90PatchEmbedEpilogue:
         block: cutlass.Constexpr[int],
     ) -> None:
         """Flat order: fills the eight values of one stmatrix, beginning at ``offset``."""
-        pair = cute.make_rmem_tensor(cute.make_layout(2), self.table.element_type)
+        pair = cute.make_rmem_tensor(2, self.table.element_type)
         for half in cutlass.range_constexpr(2):
             for odd in cutlass.range_constexpr(2):
                 offset_of_row = block * ROWS_PER_STORE + half * 8 + self.thread % 4 * 2 + odd
@@ -263,7 +263,7 @@ class Sm90PatchEmbedKernel(RowsHost):
         tiled_mma = cute.make_tiled_mma(self._mma_op())
         box = self._box(plan.tile_k)
         x = load_tma(o.x, k_major(self.element, box, 1), box, config.cluster)
-        weight = (None, o.weight)
+        weight = o.weight
         if not plan.resident:
             block = (plan.features, plan.tile_k)
             weight = load_tma(o.weight, k_major(self.element, block, 1), block)
@@ -297,7 +297,7 @@ class Sm90PatchEmbedKernel(RowsHost):
         warp, cta_rank = warp_and_rank(plan)
         barriers, memory, pipes = allocate(plan, self.graph, Sm90Pipe)
         pipe = pipes["operands"]
-        begin(self.graph, warp == plan.load_warp, barriers, (o.x_atom, o.out_atom))
+        begin(self.graph, warp == plan.load_warp, barriers, (o.x.atom, o.out.atom))
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster, clusters = this_cluster(plan)
@@ -328,27 +328,23 @@ class Sm90PatchEmbedKernel(RowsHost):
         cta_rank: Int32,
     ) -> RowsLoad:
         plan, config, o, box = self.plan, self.plan.config, args.operands, self._box(self.plan.tile_k)
-        rows = cute.local_tile(o.x, box, (None, None, None))
+        rows = cute.local_tile(o.x.view, box, (None, None, None))
         # As TMA fills the stages: rows of a tile by image and position.
         boxes = shared_tensor(memory[0], k_major(self.element, box, plan.ring_blocks), self.element)
-        x_blocks, x_source = sides(o.x_atom, boxes, rows, 3, (config.cluster, cta_rank))
-        weight = None
+        ctas, weight = config.cluster, None
+        x = tma_operand(o.x.atom, rows, boxes, 3, share=(ctas, cta_rank), mask=all_ctas(ctas))
         if cutlass.const_expr(not plan.resident):
-            features = cute.local_tile(o.weight, (plan.features, plan.tile_k), (None, None))
+            features = cute.local_tile(o.weight.view, (plan.features, plan.tile_k), (None, None))
             stages = self._stages(memory[1], plan.features, self.weight_element)
-            blocks, source = sides(o.weight_atom, stages, features, 2)
-            weight = (o.weight_atom, source, blocks)
+            weight = tma_operand(o.weight.atom, features, stages, 2)
         return RowsLoad(
-            x_atom=o.x_atom,
-            x_source=x_source,
-            x_blocks=x_blocks,
+            x=x,
             operands=pipe,
             order=order,
             tile_stages=args.tile_stages,
             stage_blocks=config.stage_blocks,
             weight=weight,
             n_tile=n_tile,
-            multicast=config.cluster,
         )
 
     def _mma(
@@ -373,15 +369,14 @@ class Sm90PatchEmbedKernel(RowsHost):
         x_stages = self._stages(memory[0], config.tile_rows, self.element)
         x_fragments = args.tiled_mma.make_fragment_B(slice_.partition_B(x_stages))
 
-        named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
         buffer = warpgroup_staging(
             plan,
             memory[2],
             layout=self._staging_layout(),
-            out=(o.out_atom, o.out),
+            out=o.out,
             box=self._box(64),
             warpgroup=warpgroup_index,
-            staged=named["staged 0"],
+            staged=self.graph.named_barrier("staged 0"),
             stamps=pipe.stamps,
         )
         table_rows = TileTableRows(o.table_rows, o.table_index, o.rows, plan)
@@ -412,7 +407,7 @@ class Sm90PatchEmbedKernel(RowsHost):
             tile_stages=args.tile_stages,
             warpgroup=warpgroup_index,
             thread=thread,
-            order_barrier=named["order barrier 0"],
+            order_barrier=self.graph.named_barrier("order barrier 0"),
         )
 
 

@@ -27,7 +27,7 @@ from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import ImagesHost, ImagesOperands
-from cute_kernels.kernels.load import Operand, tma_operand
+from cute_kernels.kernels.load import Operand, WeightLoad, tma_operand
 from cute_kernels.kernels.pipes import (
     PipelineState,
     Sm90Pipe,
@@ -39,7 +39,6 @@ from cute_kernels.kernels.pipes import (
     warp_and_rank,
 )
 from cute_kernels.kernels.sm90.transposed import (
-    MMA_STEPS,
     ROWS_PER_STORE,
     Mma,
     WarpgroupStaging,
@@ -49,19 +48,20 @@ from cute_kernels.kernels.sm90.transposed import (
 from cute_kernels.kernels.strips import (
     TABLE_VALUES,
     StripLoad,
-    images_layout,
+    StripsArguments,
+    images_order,
+    images_tma,
     operand,
     out_layout,
     scale_of_feature,
     strip_boxes,
-    strip_layout,
-    table_view,
+    strips_arguments,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import Tma, all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
+from cute_kernels.kernels.tma import MMA_STEPS, Tma, all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.images_sm90 import REPACK_PAIRS, REPACK_WARPS, Sm90ImagesPlan
-from cute_kernels.plan.images_strips import REPACKED, RowPart
+from cute_kernels.plan.images_strips import REPACKED
 from cute_kernels.plan.tiles import CORE_COLUMNS
 
 # --- epilogue of a consumer warpgroup: integer sums -> FP32, scale, bias + position, BF16 -> staging -> TMA ----------
@@ -110,14 +110,14 @@ class Sm90ImagesEpilogue:
         addresses = self.staging.addresses()
         self.staging.acquire()
         for i in cutlass.range_constexpr(self.plan.tile_rows // ROWS_PER_STORE):
-            values = cute.make_rmem_tensor(cute.make_layout(TABLE_VALUES * groups), Float32)
+            values = cute.make_rmem_tensor(TABLE_VALUES * groups, Float32)
             for group in cutlass.range_constexpr(groups):
                 addends = self._addends(i * groups + group, position_tile)
                 for j in cutlass.range_constexpr(TABLE_VALUES):
                     total = self._total(sums, (i * groups + group) * TABLE_VALUES + j)
                     addend = None if addends is None else (addends[j],)
                     (values[group * TABLE_VALUES + j],) = scale_add(total, (self.scales[j // 2],), addend)
-            rounded = cute.make_rmem_tensor(cute.make_layout(TABLE_VALUES * groups), BFloat16)
+            rounded = cute.make_rmem_tensor(TABLE_VALUES * groups, BFloat16)
             rounded.store(values.load().to(BFloat16))
             self.staging.write(addresses, rounded, i)
         grid_row = position_tile // self.row_tiles
@@ -139,7 +139,7 @@ class Sm90ImagesEpilogue:
         j = group % self.plan.table_period
         if self.held is not None:
             return self.held[0][None, j]
-        values = cute.make_rmem_tensor(cute.make_layout(TABLE_VALUES), Float32)
+        values = cute.make_rmem_tensor(TABLE_VALUES, Float32)
         self._load(values, j, position_tile)
         return values
 
@@ -175,46 +175,23 @@ def weight_tma(plan: Sm90ImagesPlan, weight: cute.Tensor) -> Tma:
     return load_tma(weight, k_major(Int8, box, 1), box)
 
 
-@dataclass(frozen=True)
-class WeightLoad:
-    """Load warp: fetches what stays in shared memory, once.
-
-    Attributes:
-        low: the low term.
-        high: the high term, of which the K blocks are fetched that registers do not hold; None if there are none.
-        n_tile: which features of the weight this CTA computes.
-    """
-
-    plan: Sm90ImagesPlan
-    low: Operand
-    high: Operand | None
-    pipe: Sm90Pipe
-    n_tile: Int32
-
-    @cute.jit
-    def run(self) -> None:
-        plan = self.plan
-        state = self.pipe.producer_state()
-        with cute.arch.elect_one():
-            self.pipe.announce_bytes(state)
-        for block in cutlass.range_constexpr(plan.shared_blocks):
-            term = self.low if block < plan.k_blocks else self.high
-            k_block = block if block < plan.k_blocks else block - plan.k_blocks + plan.held_blocks
-            term.fetch(term.place(self.n_tile, ()), k_block, block, self.pipe.full_barrier(state))
-
-
 def weight_operand(plan: Sm90ImagesPlan, tma: Tma, memory: cute.Pointer, blocks: int) -> Operand:
     """Operand that loads K blocks of a CTA's features, given atom and view, into buffers in shared memory."""
-    boxes = cute.local_tile(tma[1], (plan.features, plan.k_block_bytes), (None, None))
-    return tma_operand((tma[0], boxes), weight_tensor(plan, memory, blocks), 2)
+    boxes = cute.local_tile(tma.view, (plan.features, plan.k_block_bytes), (None, None))
+    return tma_operand(tma.atom, boxes, weight_tensor(plan, memory, blocks), 2)
 
 
 def weight_load(
     plan: Sm90ImagesPlan, terms: tuple[Tma, Tma | None], memory: cute.Pointer, pipe: Sm90Pipe, n_tile: Int32
 ) -> WeightLoad:
-    """`WeightLoad` from both terms' TMA, the low one's first, and the shared memory of the weight."""
+    """The load of what stays in shared memory, by both terms' TMA, the low one's first.
+
+    Of the high term, None if registers hold all of it, those K blocks are fetched that they do not hold.
+    """
     low, high = (None if tma is None else weight_operand(plan, tma, memory, plan.shared_blocks) for tma in terms)
-    return WeightLoad(plan, low, high, pipe, n_tile)
+    blocks = [(low, block) for block in range(plan.k_blocks)]
+    blocks += [(high, plan.held_blocks + block) for block in range(plan.shared_blocks - plan.k_blocks)]
+    return WeightLoad(tuple(blocks), pipe, n_tile)
 
 
 def shared_weight(
@@ -363,7 +340,7 @@ class Repack:
     def _load_pair(self, raw: cute.Pointer, i: Int32) -> list[Uint32]:
         """The words of two rows: the first begins with a word, the second in the middle of one."""
         source = cute.recast_ptr(raw + cute.assume(i * PAIR_WORDS * 4, divby=4), dtype=Uint32)
-        words = cute.make_tensor(source, cute.make_layout(PAIR_WORDS))
+        words = cute.make_tensor(source, PAIR_WORDS)
         return [words[j] for j in range(PAIR_WORDS)]
 
     @cute.jit
@@ -377,14 +354,14 @@ class Repack:
 
     @cute.jit
     def _store(self, stage: cute.Pointer, i: Int32, choice: Int32, yes: tuple, no: tuple) -> None:
-        row = cute.make_rmem_tensor(cute.make_layout(WORDS), Uint32)
+        row = cute.make_rmem_tensor(WORDS, Uint32)
         for j in cutlass.range_constexpr(WORDS):
             row[j] = cutlass.select_(choice != 0, yes[j], no[j])
         cute.autovec_copy(row, self._row(stage, i))
 
     def _row(self, stage: cute.Pointer, i: Int32) -> cute.Tensor:
         target = stage + cute.assume(i * ROW_BYTES, divby=ROW_BYTES)
-        return cute.make_tensor(cute.recast_ptr(target, dtype=Uint32), cute.make_layout(WORDS))
+        return cute.make_tensor(cute.recast_ptr(target, dtype=Uint32), WORDS)
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
@@ -392,29 +369,14 @@ class Repack:
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """Arguments of the kernel from the host function: TMA atoms with their views, weight, table, scales and sizes.
+    """Arguments of the kernel from the host function: the instruction, and the operands.
 
-    ``weight`` is ``[N, K]`` in memory. ``streamed`` loads it where it comes with the pixels, ``low`` and ``high`` what
-    of a weight of two terms stays in shared memory, ``rest`` what of split rows the images' own does not: atom and view
-    each.
+    Parts of the weight, each None or a load: of all of it, where it comes with the pixels; of the low and of the high
+    one of two terms, as far as they stay in shared memory.
     """
 
     tiled_mma: cute.TiledMma
-    images_atom: cute.CopyAtom
-    images: cute.Tensor
-    rest: Tma | None
-    weight: cute.Tensor
-    streamed: Tma | None
-    low: Tma | None
-    high: Tma | None
-    out_atom: cute.CopyAtom
-    out: cute.Tensor
-    table: cute.Tensor | None
-    scale: cute.Tensor
-    image_tiles: Int32
-    row_tiles: Int32
-    position_tiles: Int32
-    feature_groups: Int32
+    operands: StripsArguments
 
 
 @dataclass(frozen=True)
@@ -439,38 +401,16 @@ class Sm90ImagesKernel(ImagesHost):
         super().__init__(plan, sm90_graph(plan))
 
     def arguments(self, operands: ImagesOperands) -> DeviceArguments:
-        plan, config, o = self.plan, self.plan.config, operands
+        plan, o = self.plan, operands
+        streamed = None if plan.resident else weight_tma(plan, o.weight)
+        low = weight_tma(plan, o.weight_low) if plan.terms > 1 else None
+        high = weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
-        (images_atom, images), *others = (self._images_tma(o, part) for part in plan.row_parts)
-        out_atom, out_view = store_tma(out, self._staging_layout(), self._out_box())
-        row_tiles = cute.ceil_div(o.grid_width, plan.tile_patches)
-        position_tiles = row_tiles * o.grid_height
-        feature_groups = cute.ceil_div(cute.ceil_div(o.n, plan.features), config.cluster)
+        out = store_tma(out, self._staging_layout(), self._out_box())
+        images = images_tma(plan, o, plan.config.cluster)
         source = warpgroup.OperandSource.RMEM if plan.resident else warpgroup.OperandSource.SMEM
-        return DeviceArguments(
-            tiled_mma=integer_mma(plan, source),
-            images_atom=images_atom,
-            images=images,
-            rest=others[0] if others else None,
-            weight=o.weight,
-            streamed=None if plan.resident else weight_tma(plan, o.weight),
-            low=weight_tma(plan, o.weight_low) if plan.terms > 1 else None,
-            high=weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None,
-            out_atom=out_atom,
-            out=out_view,
-            table=table_view(plan, o.table, feature_groups, position_tiles),
-            scale=cute.make_tensor(o.scale, cute.make_layout((o.n,))),
-            image_tiles=cute.ceil_div(o.batch, plan.tile_images),
-            row_tiles=row_tiles,
-            position_tiles=position_tiles,
-            feature_groups=feature_groups,
-        )
-
-    def _images_tma(self, o: ImagesOperands, part: RowPart) -> Tma:
-        """Atom and view of a part of the rows of patches."""
-        plan = self.plan
-        images = cute.make_tensor(o.images + part.offset, images_layout(plan, o.batch, o.height, o.width, part))
-        return load_tma(images, strip_layout(plan, 1, part), plan.box_of(part), plan.config.cluster)
+        common = strips_arguments(plan, o, images, o.weight, (streamed, low, high), out)
+        return DeviceArguments(integer_mma(plan, source), common)
 
     def _out_box(self) -> tuple[int, int, int, int]:
         """``[patches, features, images, grid rows]`` of a warpgroup's part of a tile."""
@@ -483,26 +423,24 @@ class Sm90ImagesKernel(ImagesHost):
 
     @cute.kernel
     def kernel(self, args: DeviceArguments, profile: cute.Pointer | None) -> None:
-        plan, config = self.plan, self.plan.config
+        plan, config, o = self.plan, self.plan.config, args.operands
         warp, cta_rank = warp_and_rank(plan)
         barriers, (weight, strips, staging, *raw), pipes = allocate(plan, self.graph, Sm90Pipe)
         pipe = pipes["operands"]
-        begin(self.graph, warp == plan.load_warp, barriers, (args.images_atom, args.out_atom))
+        begin(self.graph, warp == plan.load_warp, barriers, (o.images[0].atom, o.out.atom))
 
         stamps = stamp_waits(pipes, make_stamps(plan, profile, warp))
         cluster, clusters = this_cluster(plan)
-        n_tile = cluster % args.feature_groups * config.cluster + cta_rank
-        kind = ImageOrder if config.order == "row" else PositionOrder
-        first, step = cluster // args.feature_groups, clusters // args.feature_groups
-        order = kind(args.image_tiles, args.position_tiles, first, step)
+        n_tile = cluster % o.feature_groups * config.cluster + cta_rank
+        order = images_order(plan, o, cluster // o.feature_groups, clusters // o.feature_groups)
 
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == plan.load_warp:
                 if cutlass.const_expr(plan.terms > 1):
-                    weight_load(plan, (args.low, args.high), weight, pipes["weight"], n_tile).run()
+                    weight_load(plan, o.weight_parts[1:], weight, pipes["weight"], n_tile).run()
                 loaded = (raw[0], pipes["raw"]) if plan.repacks else (strips, pipe)
-                self._load(args, weight, *loaded, order, n_tile, cta_rank).run()
+                self._load(o, weight, *loaded, order, n_tile, cta_rank).run()
             elif cutlass.const_expr(plan.repacks):
                 thread = cute.arch.thread_idx()[0] - (plan.load_warp + 1) * 32
                 Repack(
@@ -517,7 +455,7 @@ class Sm90ImagesKernel(ImagesHost):
 
     def _load(
         self,
-        args: DeviceArguments,
+        args: StripsArguments,
         shared: cute.Pointer,
         strips: cute.Pointer,
         pipe: Sm90Pipe,
@@ -528,21 +466,15 @@ class Sm90ImagesKernel(ImagesHost):
         ctas = self.plan.config.cluster
         weight = None
         if cutlass.const_expr(not self.plan.resident):
-            weight = weight_operand(self.plan, args.streamed, shared, self.plan.ring_blocks)
-        source, blocks = strip_boxes(self.plan, (args.images_atom, args.images), strips, (ctas, cta_rank))
-        rest = None
-        if cutlass.const_expr(self.plan.splits):
-            rest = (args.rest[0], *strip_boxes(self.plan, args.rest, strips, (ctas, cta_rank), self.plan.row_parts[1]))
+            weight = weight_operand(self.plan, args.weight_parts[0], shared, self.plan.ring_blocks)
+        pairs = zip(args.images, self.plan.row_parts, strict=True)
         return StripLoad(
             plan=self.plan,
-            atom=args.images_atom,
-            source=source,
-            strips=blocks,
+            parts=tuple(strip_boxes(self.plan, tma, strips, (ctas, cta_rank), part) for tma, part in pairs),
             operands=pipe,
             order=order,
             row_tiles=args.row_tiles,
             multicast=all_ctas(ctas),
-            rest=rest,
             weight=weight,
             n_tile=n_tile,
         )
@@ -556,7 +488,7 @@ class Sm90ImagesKernel(ImagesHost):
         n_tile: Int32,
         warpgroup_index: Int32,
     ) -> Mma:
-        plan, config = self.plan, self.plan.config
+        plan, config, o = self.plan, self.plan.config, args.operands
         shared, strips, staging = memory
         thread = cute.arch.thread_idx()[0] % 128
         slice_ = args.tiled_mma.get_slice(thread)
@@ -564,7 +496,7 @@ class Sm90ImagesKernel(ImagesHost):
         if cutlass.const_expr(plan.resident):
             # A layout has elements; those of a block that no WGMMA reads are not loaded.
             columns = max(1, plan.held_blocks) * plan.k_block_bytes
-            weight = resident_weight(args.tiled_mma, slice_, args.weight, feature_block, columns)
+            weight = resident_weight(args.tiled_mma, slice_, o.weight, feature_block, columns)
         else:
             streamed = weight_tensor(plan, shared, plan.ring_blocks)
             mine = cute.local_tile(streamed, (64, plan.k_block_bytes, plan.ring_blocks), (warpgroup_index, 0, 0))
@@ -573,26 +505,25 @@ class Sm90ImagesKernel(ImagesHost):
             args.tiled_mma.make_fragment_B(slice_.partition_B(operand(plan, strips, part))) for part in plan.row_parts
         )
 
-        named = {barrier.name: barrier.identifier for barrier in self.graph.named_barriers}
         buffer = warpgroup_staging(
             plan,
             staging,
             layout=self._staging_layout(),
-            out=(args.out_atom, args.out),
+            out=o.out,
             box=self._out_box(),
             warpgroup=warpgroup_index,
-            staged=named["staged 0"],
+            staged=self.graph.named_barrier("staged 0"),
             stamps=pipe.stamps,
         )
         feature = feature_block * 64 + thread // 32 * 16 + thread % 32 // 4
-        scales = (scale_of_feature(args.scale, feature), scale_of_feature(args.scale, feature + 8))
+        scales = (scale_of_feature(o.scale, feature), scale_of_feature(o.scale, feature + 8))
         epilogue = Sm90ImagesEpilogue(
             plan=plan,
             staging=buffer,
-            table=args.table,
+            table=o.table,
             scales=scales,
             held=self._held(),
-            row_tiles=args.row_tiles,
+            row_tiles=o.row_tiles,
             feature_block=feature_block,
             thread=thread,
         )
@@ -608,7 +539,7 @@ class Sm90ImagesKernel(ImagesHost):
             "tile_stages": Int32(plan.tile_stages),
             "warpgroup": warpgroup_index,
             "thread": thread,
-            "order_barrier": named["order barrier 0"],
+            "order_barrier": self.graph.named_barrier("order barrier 0"),
         }
         if cutlass.const_expr(plan.splits):
             return SplitMma(**common, rest_fragments=others[0])
@@ -620,9 +551,9 @@ class Sm90ImagesKernel(ImagesHost):
     def _held(self) -> tuple[cute.Tensor, cute.Tensor] | None:
         if not self.plan.holds_table:
             return None
-        values = cute.make_rmem_tensor(cute.make_layout((TABLE_VALUES, self.plan.table_period)), Float32)
+        values = cute.make_rmem_tensor((TABLE_VALUES, self.plan.table_period), Float32)
         values.fill(0.0)
-        position = cute.make_rmem_tensor(cute.make_layout(1), Int32)
+        position = cute.make_rmem_tensor(1, Int32)
         position.fill(-1)
         return values, position
 

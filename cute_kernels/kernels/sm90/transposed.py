@@ -17,13 +17,10 @@ from cutlass.cute.nvgpu import warp, warpgroup
 from cute_kernels.dsl import cute_ir, dsl_user_op, mlir_types, tensor_of
 from cute_kernels.kernels.pipes import PipelineState, Sm90Pipe, Stamps
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import StagingBuffer, Tma, staging_buffer
+from cute_kernels.kernels.tma import MMA_STEPS, StagingBuffer, Tma, staging_buffer
 from cute_kernels.plan import VECTOR_BYTES
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.sm90_transposed import TransposedPlan
-
-MMA_STEPS = 4
-"""WGMMAs of K = 32 bytes in one K block of 128 bytes."""
 
 
 class TileEpilogue(Protocol):
@@ -91,9 +88,7 @@ class Mma:
                     if cutlass.const_expr(stage == plan.handover_stage):
                         self._hand_over(is_last)
                     # At most the newest group outstanding: the one that read the stage before is complete.
-                    self.operands.stamps.mark(Phase.MMA)
-                    warpgroup.wait_group(1)
-                    self.operands.arrive_empty(released, self.thread, plan.stage_ctas)
+                    self._release(released, 1)
                     released.advance()
             else:
                 for stage in cutlass.range(1, self.tile_stages, unroll=1):
@@ -101,16 +96,18 @@ class Mma:
                     state.advance()
                     if stage == plan.handover_stage:
                         self._hand_over(is_last)
-                    self.operands.stamps.mark(Phase.MMA)
-                    warpgroup.wait_group(1)
-                    self.operands.arrive_empty(released, self.thread, plan.stage_ctas)
+                    self._release(released, 1)
                     released.advance()
-            self.operands.stamps.mark(Phase.MMA)
-            warpgroup.wait_group(0)
-            self.operands.arrive_empty(released, self.thread, plan.stage_ctas)
+            self._release(released, 0)
             self.epilogue.store(accumulator, fetched, row_block, position)
             row_block, position = self.order.advance(row_block, position, stride)
         self.epilogue.finish()
+
+    def _release(self, stage: PipelineState, outstanding: int) -> None:
+        """Frees a stage once at most so many of the newest groups of WGMMAs are outstanding."""
+        self.operands.stamps.mark(Phase.MMA)
+        warpgroup.wait_group(outstanding)
+        self.operands.arrive_empty(stage, self.thread, self.plan.stage_ctas)
 
     def _accumulator_shape(self) -> cute.Shape:
         return self.tiled_mma.partition_shape_C((64, self.plan.tile_rows))
@@ -208,7 +205,7 @@ def resident_weight(
             words[i] = Int32(0)
             if row < weight.shape[0] and column < weight.shape[1]:
                 address = weight.iterator + cute.crd2idx((row, cute.assume(column, divby=per_word)), weight.layout)
-                words[i] = cute.make_tensor(cute.recast_ptr(address, dtype=Int32), cute.make_layout(1))[0]
+                words[i] = cute.make_tensor(cute.recast_ptr(address, dtype=Int32), 1)[0]
     return fragments
 
 
@@ -278,8 +275,8 @@ class WarpgroupStaging(StagingBuffer):
     def write(addresses: tuple[cute.CopyAtom, cute.Pointer], values: cute.Tensor, block: int) -> None:
         """Writes a thread's eight BF16 values of 16 columns, ``block`` times 16 from the first ones on."""
         atom, first = addresses
-        rows_16 = cute.make_tensor(first + block * (ROWS_PER_STORE * 64), cute.make_layout((8, 1)))
-        cute.copy(atom, cute.make_tensor(values.iterator, cute.make_layout((8, 1))), rows_16)
+        rows_16 = cute.make_tensor(first + block * (ROWS_PER_STORE * 64), (8, 1))
+        cute.copy(atom, cute.make_tensor(values.iterator, (8, 1)), rows_16)
 
     @cute.jit
     def store(self, *coordinates: Int32) -> None:
