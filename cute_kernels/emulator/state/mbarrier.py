@@ -199,8 +199,7 @@ class MBarriers:
         if what == CONSTANTS["NOT_LIVE"]:
             return self._not_live(operation, address)
         if what == CONSTANTS["EXITED"]:
-            message = f"access to the shared memory of CTA {address >> RANK_SHIFT}, which has exited"
-            return IllegalAccess(message).know("exited-cta")
+            return self._memory.ctas[address >> RANK_SHIFT].has_exited()
         barrier = self._barriers[address].words
         kind, message = {
             CONSTANTS["EXTRA_ARRIVALS"]: (
