@@ -54,7 +54,7 @@ class Device:
         self.isa = max((isa for least, isa in _ISA.items() if least <= version.value), default=(8, 0))
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.call("cuCtxSetCurrent", context)
-        self._kept: dict[str, ctypes.c_void_p] = {}
+        self._kept: dict[tuple[str, str | None], ctypes.c_void_p] = {}
 
     def call(self, name: str, *arguments) -> None:
         code = getattr(self.driver, name)(*arguments)
@@ -70,7 +70,7 @@ class Device:
             Rejected: the assembler does not take the PTX.
             RuntimeError: a fault, or no end after ``patience`` seconds; the context is of no use afterwards.
         """
-        function = self._load(launch.ptx)
+        function = self._load(launch.ptx, launch.kernel)
         allocations, ranges = [], []
         for host, data, _ in launch.buffers:
             base = ctypes.c_uint64()
@@ -94,10 +94,10 @@ class Device:
             self.call("cuMemFree_v2", base)
         return results
 
-    def _load(self, ptx: str) -> ctypes.c_void_p:
+    def _load(self, ptx: str, kernel: str | None) -> ctypes.c_void_p:
         """The kernel; kept if no launch can change what the next one finds in the module."""
-        if ptx in self._kept:
-            return self._kept[ptx]
+        if (ptx, kernel) in self._kept:
+            return self._kept[ptx, kernel]
         module, function, log = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.create_string_buffer(8192)
         options = (ctypes.c_int * 2)(_JIT_ERROR_LOG, _JIT_ERROR_LOG_BYTES)
         values = (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
@@ -105,10 +105,10 @@ class Device:
         code = self.driver.cuModuleLoadDataEx(ctypes.byref(module), text, 2, options, values)
         if code:
             raise Rejected(log.value.decode(errors="replace") or f"error {code}")
-        entry = re.search(r"\.entry\s+([\w$]+)", ptx)[1]
+        entry = kernel or re.search(r"\.entry\s+([\w$]+)", ptx)[1]
         self.call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
         if re.search(r"^\s*(\.\w+\s+)*\.global\b", ptx, re.MULTILINE) is None:
-            self._kept[ptx] = function
+            self._kept[ptx, kernel] = function
         return function
 
     def _launch(self, function: ctypes.c_void_p, launch: Launch, params: list[bytes]) -> None:

@@ -51,6 +51,7 @@ class Launch:
     """One launch, complete: addresses in ``params`` and ``buffers`` are the host's.
 
     Attributes:
+        kernel: its name; None: the one of the text.
         params: one byte string per kernel parameter.
         buffers: every array that the kernel may touch.
     """
@@ -62,6 +63,7 @@ class Launch:
     dynamic_smem: int
     params: tuple[bytes, ...]
     buffers: tuple[Buffer, ...]
+    kernel: str | None = None
 
 
 @dataclass

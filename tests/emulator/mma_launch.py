@@ -76,6 +76,7 @@ def execute(
             f"{guard} {opcode} {', '.join(names)};", *stores, "ret;"]  # fmt: skip
     out = aligned(np.zeros((len(results), 32), operands[0].dtype))
     text = module("\n".join(body)).replace("sm_100a", target)
-    hardware = "sums of another generation" if target == "sm_80" else None
+    older = target in ("sm_80", "sm_86")  # of another generation than the GPU
+    hardware = "sums of another generation" if older else None
     launch(text, aligned(np.concatenate(operands)), out, options=Options(arithmetic=arithmetic), hardware=hardware)
     return out

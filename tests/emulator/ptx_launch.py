@@ -23,8 +23,9 @@ def launch(
     made = ptx.prepare(text, *arguments, **{name: more.pop(name) for name in _SHAPE if name in more})
     arrays = made.arrays if real.MODE else ()
     buffers = [real.Buffer(x.ctypes.data, x.tobytes(), i in made.maps) for i, x in enumerate(arrays)]
-    shape = {name: extents(name, getattr(made, name)) for name in ("grid", "block", "cluster")}
-    same = real.Launch(text, **shape, dynamic_smem=made.dynamic_smem, params=made.params, buffers=tuple(buffers))
+    shape: dict[str, Any] = {name: extents(name, getattr(made, name)) for name in ("grid", "block", "cluster")}
+    shape |= {"dynamic_smem": made.dynamic_smem, "kernel": more.get("kernel")}
+    same = real.Launch(text, **shape, params=made.params, buffers=tuple(buffers))
     with real.compared(same, arrays, leave_out=hardware or _not_comparable(text, options)):
         return made.run(options=options, **more)
 

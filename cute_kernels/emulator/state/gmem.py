@@ -162,7 +162,7 @@ class GlobalMemory:
         """How many times 2^32 bytes an access is away from a region that it would be inside of; None: it is not."""
         near = sorted(range(-_MOST_TURNS, _MOST_TURNS + 1), key=abs)[1:]
         for turns in near:
-            start = address + turns * _OFFSET_RANGE
+            start = (address + turns * _OFFSET_RANGE) % (1 << 64)  # as addresses are added
             if any(region.start <= start and start + nbytes <= region.end for region in self._regions):
                 return turns
         return None

@@ -75,3 +75,12 @@ def test_what_cannot_be_registered():
     for address, nbytes in ((0, 4), (16, -1)):
         with pytest.raises(ValueError, match="cannot register"):
             gmem.register(address, nbytes)
+
+
+def test_an_overflow_below_the_first_address_is_one_modulo_2_to_the_64() -> None:
+    """A region at a low address, as the heap of some programs is: 2^32 less is a high one."""
+    gmem = GlobalMemory()
+    gmem.register(0x2000, 128, "low")
+    error = gmem.refusal((0x2000 + 60 - (1 << 32)) % (1 << 64), 4, write=False)
+    assert error.facts.sentence.endswith("+4,294,967,296 bytes, 1 times 2^32, it would be inside of one")
+    assert gmem.refusal(0x3000, 4, write=False).kind == "out-of-bounds"

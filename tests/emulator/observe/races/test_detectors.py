@@ -77,7 +77,7 @@ def test_registers_of_a_wgmma_in_flight():
     def run(options: Options) -> None:
         launch(
             text, aligned(image), aligned(case.registers()), result_array(case), block=(128, 1, 1),
-            dynamic_smem=len(image), options=options,
+            dynamic_smem=len(image), options=options, hardware="a faulty program",
         )  # fmt: skip
 
     for options in (Options(), Options(without=("races", "uninitialised", "exits"))):
