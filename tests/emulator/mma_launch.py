@@ -8,7 +8,7 @@ import numpy as np
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.units.matrix.arithmetic import EXACTLY, Arithmetic
+from cute_kernels.emulator.units.matrix.arithmetic import EXACTLY, Arithmetic, generation
 from cute_kernels.emulator.units.matrix.mma_sync import Form, table
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
@@ -76,7 +76,7 @@ def execute(
             f"{guard} {opcode} {', '.join(names)};", *stores, "ret;"]  # fmt: skip
     out = aligned(np.zeros((len(results), 32), operands[0].dtype))
     text = module("\n".join(body)).replace("sm_100a", target)
-    older = target in ("sm_80", "sm_86")  # of another generation than the GPU
-    hardware = "sums of another generation" if older else None
+    other = arithmetic == "silicon" and generation(target) != generation("sm_90a")
+    hardware = "sums of another generation" if other else None
     launch(text, aligned(np.concatenate(operands)), out, options=Options(arithmetic=arithmetic), hardware=hardware)
     return out

@@ -34,7 +34,7 @@ from tests.emulator.crew import (
     state,
 )
 from tests.emulator.definitions import races as definition
-from tests.nightly import examples
+from tests.nightly import NIGHTLY, examples
 
 BYTES, RANKS = 1024, [0, 0, 1]
 GLOBAL = np.zeros(256 + 32, np.uint8)
@@ -306,17 +306,21 @@ def test_any_history_as_defined(strict: bool, calls: list[tuple[Any, ...]]) -> N
 
 
 def test_races_are_among_the_histories() -> None:
-    """The comparison above means something: the random histories contain every kind of race and much that is sound."""
+    """The comparison above means something: the random histories contain kinds of races and much that is sound.
+
+    One in a hundred has a missing fence of proxies: by day that is left to histories that are written down.
+    """
     found: Counter[str] = Counter()
 
-    @settings(max_examples=200, derandomize=True, database=None)
+    @settings(max_examples=examples(300, 2000), derandomize=True, database=None)
     @given(CALLS)
     def count(calls: list[tuple[Any, ...]]) -> None:
         history = History()
         found.update(outcome(history, call).split(":")[0] for call in calls)
 
     count()
-    assert {"", "SharedMemoryRace", "GlobalMemoryRace", "ProxyFenceMissing", "TensorMemoryRace"} <= found.keys()
+    rare = {"ProxyFenceMissing"} if NIGHTLY else set()
+    assert {"", "SharedMemoryRace", "GlobalMemoryRace", "TensorMemoryRace"} | rare <= found.keys()
     assert found[""] > 300
 
 

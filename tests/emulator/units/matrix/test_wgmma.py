@@ -42,18 +42,21 @@ COMMIT = "wgmma.commit_group.sync.aligned;"
 FENCE = "wgmma.fence.sync.aligned;"
 
 
-def run(case: Wgmma, text: str | None = None, options: Options | None = None, threads: int = 128) -> np.ndarray:
-    return run_with_report(case, text, options, threads)[0]
+def run(
+    case: Wgmma, text: str | None = None, options: Options | None = None, threads: int = 128,
+    hardware: str | None = None
+) -> np.ndarray:  # fmt: skip
+    return run_with_report(case, text, options, threads, hardware)[0]
 
 
 def run_with_report(
-    case: Wgmma, text: str | None, options: Options | None, threads: int = 128
+    case: Wgmma, text: str | None, options: Options | None, threads: int = 128, hardware: str | None = None
 ) -> tuple[np.ndarray, Report]:
     out = result_array(case)
     image, _ = case.image()
     report = launch(
         text or case.ptx(), aligned(image), aligned(case.registers()), out,
-        block=(threads, 1, 1), dynamic_smem=len(image), options=options,
+        block=(threads, 1, 1), dynamic_smem=len(image), options=options, hardware=hardware,
     )  # fmt: skip
     return out, report
 

@@ -247,5 +247,7 @@ def test_any_number_may_be_in_flight(count: int, commit: bool, completion: str, 
     (mma,) = [line for line in case.ptx().splitlines() if line.startswith("wgmma.mma_async")]
     text = changed(case, (mma, "\n".join([mma, COMMIT if commit else ""] * count)))
     a, b, d = case.values()
-    out = run(case, text, Options(completion=completion, detectors=detectors, arithmetic="exact"))
+    # Machine code of four in a row has one QGMMA (H100, driver 580); with a wgmma.fence between them it has four.
+    options = Options(completion=completion, detectors=detectors, arithmetic="exact")
+    out = run(case, text, options, hardware="ptxas drops a wgmma that is repeated word for word")
     assert np.array_equal(out, case.fragments((d + count * (a @ b.T)).astype(np.float32)))
