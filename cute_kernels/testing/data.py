@@ -13,7 +13,7 @@ POISON = {
     torch.float16: 0x7E01,
     torch.float32: 0x7FC00001,
     torch.float64: 0x7FF8000000000001,
-    torch.float8_e4m3fn: 0x7F,
+    torch.float8_e4m3fn: 0xFF,  # the NaN that `cvt` does not write
     torch.float8_e5m2: 0x7D,
     torch.int8: -77,
     torch.uint8: 177,

@@ -36,11 +36,12 @@ class Case:
     expected: torch.Tensor
 
     def mismatches(self) -> torch.Tensor:
-        """Boolean, of the result's shape: bits that differ from it; any written NaN stands for any other."""
+        """Boolean, of the result's shape: bits that differ or are unwritten; a written NaN stands for any."""
         out = self.tensors.out[..., : self.expected.shape[-1]]
         bits = data.bits_of(out)
-        both_nan = out.float().isnan() & self.expected.float().isnan() & (bits != data.POISON[out.dtype])
-        return (bits != data.bits_of(self.expected)) & ~both_nan
+        nan = out.float().isnan()
+        both_nan, unwritten = nan & self.expected.float().isnan(), nan & (bits == data.POISON[out.dtype])
+        return unwritten | (bits != data.bits_of(self.expected)) & ~both_nan
 
     def fresh(self) -> Case:
         """The same inputs with a poisoned output and other written memory of its own."""

@@ -188,3 +188,16 @@ def test_kernels_do_not_spill(config: str, epilogue: str) -> None:
     case = make_gemm_case(m=300, n=300, k=256, config=LARGE[config], **EPILOGUES[epilogue])
     resources = compile_plan(case.plan, emulated=True).resources
     assert resources.stack_bytes == 0 and resources.local_bytes == 0
+
+
+def test_nan_of_e4m3_is_told_from_memory_that_nobody_wrote() -> None:
+    """Of the two NaN of E4M3 kernels write one, torch the other where its operand is negative."""
+    case = make_gemm_case(m=3, n=16, k=128, in_dtype=FP8, out_dtype=FP8, bias=False, config=IN_TURN, seed=6)
+    case.expected.copy_(torch.tensor(float("nan")))
+    bits, expected = case.tensors.out.view(torch.uint8), case.expected.view(torch.uint8)
+    for reference_bits in (0x7F, 0xFF):
+        expected.fill_(reference_bits)
+        assert case.mismatches().all()
+        bits[..., 0, :] = 0x7F
+        assert case.mismatches().any(-1).tolist() == [[False, True, True]]
+        bits.fill_(0xFF)
