@@ -41,6 +41,10 @@ WAIT = "wgmma.wait_group.sync.aligned 0;"
 COMMIT = "wgmma.commit_group.sync.aligned;"
 FENCE = "wgmma.fence.sync.aligned;"
 
+REPEATED = "ptxas drops a wgmma that is repeated word for word"
+"""Why a GPU leaves other bytes: machine code of four in a row has one QGMMA (H100, driver 580), of four with a
+``wgmma.fence`` between them four."""
+
 
 def run(
     case: Wgmma, text: str | None = None, options: Options | None = None, threads: int = 128,

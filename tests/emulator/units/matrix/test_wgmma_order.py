@@ -16,7 +16,7 @@ from cute_kernels.testing.ptx import aligned
 from tests.emulator.definitions.wgmma import WARPS, Order, needed
 from tests.emulator.matrix_cases import THREADS, Wgmma
 from tests.emulator.ptx_launch import launch
-from tests.emulator.units.matrix.test_wgmma import COMMIT, FENCE, POLICIES, changed, run
+from tests.emulator.units.matrix.test_wgmma import COMMIT, FENCE, POLICIES, REPEATED, changed, run
 from tests.nightly import examples
 
 STEPS = 4
@@ -247,7 +247,6 @@ def test_any_number_may_be_in_flight(count: int, commit: bool, completion: str, 
     (mma,) = [line for line in case.ptx().splitlines() if line.startswith("wgmma.mma_async")]
     text = changed(case, (mma, "\n".join([mma, COMMIT if commit else ""] * count)))
     a, b, d = case.values()
-    # Machine code of four in a row has one QGMMA (H100, driver 580); with a wgmma.fence between them it has four.
     options = Options(completion=completion, detectors=detectors, arithmetic="exact")
-    out = run(case, text, options, hardware="ptxas drops a wgmma that is repeated word for word")
+    out = run(case, text, options, hardware=REPEATED)
     assert np.array_equal(out, case.fragments((d + count * (a @ b.T)).astype(np.float32)))
