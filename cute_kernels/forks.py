@@ -31,24 +31,34 @@ def awaited_lock() -> threading.RLock:
     return made
 
 
-def _of_cached_properties() -> list[threading.RLock]:
-    """Locks of this package's cached properties, which have one for all instances before Python 3.12.
-
-    They are looked for before the fork: in the new process that would copy the pages of all classes, for 0.1 s.
-    """
-    return [] if sys.version_info >= (3, 12) else _of_modules(len(sys.modules))
+_cached_properties: tuple[int, list[threading.RLock]] = 0, []
+"""Names in modules of this package; locks of its cached properties, which have one for all instances before 3.12."""
 
 
 @functools.lru_cache(maxsize=1)
-def _of_modules(_count: int) -> list[threading.RLock]:
-    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == __package__]
-    kinds = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
-    members = [member for kind in kinds for member in vars(kind).values()]
-    return [member.lock for member in members if isinstance(member, functools.cached_property)]
+def _modules(_count: int) -> list[dict[str, object]]:
+    """What modules of this package have, of so many that there are."""
+    return [vars(module) for name, module in list(sys.modules.items()) if name.partition(".")[0] == __package__]
+
+
+def _look() -> None:
+    """Looks for locks of cached properties, before a fork: in the new process that would copy the pages of all classes,
+    for 0.1 s. Other threads may import, also a module that is known already."""
+    global _cached_properties
+    if sys.version_info >= (3, 12):
+        return
+    modules = _modules(len(sys.modules))
+    names = sum(map(len, modules))
+    if names == _cached_properties[0]:
+        return
+    kinds = {value for module in modules for value in list(module.values()) if isinstance(value, type)}
+    members = [member for kind in kinds for member in list(vars(kind).values())]
+    _cached_properties = names, [each.lock for each in members if isinstance(each, functools.cached_property)]
 
 
 def _forked() -> None:
-    properties = [(each, lambda: None) for each in _of_cached_properties()]  # computed anew where that was interrupted
+    _look()  # again where that was interrupted
+    properties = [(each, lambda: None) for each in _cached_properties[1]]
     for each, interrupted in [*_LOCKS.items(), *properties]:
         if each.acquire(blocking=False):
             each.release()
@@ -57,4 +67,4 @@ def _forked() -> None:
             interrupted()
 
 
-os.register_at_fork(before=_of_cached_properties, after_in_child=_forked)
+os.register_at_fork(before=_look, after_in_child=_forked)

@@ -262,13 +262,12 @@ def evict(root: Path, most: int, keep: Path) -> None:
             lock.unlink()
 
 
-@functools.cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
-
-
 def _warn(message: str) -> None:
+    """Of the line that asks for a kernel."""
     warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+_warn_once = functools.cache(_warn)
 
 
 def entry_path(root: Path, key: Hashable) -> Path:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import sys
 import threading
 import time
+import types
 from typing import Any
 
 import pytest
@@ -109,3 +112,47 @@ def test_what_a_lock_guards_is_put_right_where_another_thread_had_it() -> None:
     done.set()
     thread.join()
     assert not put_right
+
+
+class Meanwhile:
+    """Of whose class one cannot ask without that another thread goes on importing its module."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self._names = vars(module)
+
+    @property
+    def __class__(self) -> type:
+        self._names[f"name{len(self._names)}"] = None
+        return Meanwhile
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="cached properties have no lock")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded")
+def test_locks_of_a_module_that_another_thread_is_importing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork while it is imported, and one when it has all its classes: the number of modules is the same."""
+    module = types.ModuleType("cute_kernels.meanwhile")
+    module.first = Meanwhile(module)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    assert forked(lambda: None) == 0
+    assert not unraisable
+
+    class Late:
+        value = functools.cached_property(lambda self: 3)
+
+    module.Late = Late
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with Late.value.lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    status = forked(lambda: Late().value)
+    done.set()
+    thread.join()
+    assert status == 0

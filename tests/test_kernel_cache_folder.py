@@ -216,8 +216,9 @@ def test_a_folder_of_that_name_that_others_may_write_is_not_used(monkeypatch, tm
     folder = tmp_path / f"cute-kernels-{os.geteuid()}"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.warns(RuntimeWarning, match="kernels are not cached in .*others may write it"):
+    with pytest.warns(RuntimeWarning, match="kernels are not cached in .*others may write it") as warned:
         assert cache.load_or_build("a", lambda: KERNEL) == KERNEL
+    assert warned[-1].filename == __file__  # who asks for the kernel
     assert not list(folder.iterdir())
 
 
