@@ -223,7 +223,7 @@ class Sm90GemmPlan(StagedGemmPlan, WgmmaPair):
 
 
 FIELDS = {
-    "tile_m": Field("64 rows or a multiple for each warpgroup", (64, 128, 192, 256)),
+    "tile_m": Field("64 rows or a multiple for each warpgroup; 192 with pingpong, 256 without", (64, 128, 192, 256)),
     "tile_n": Field("N of a WGMMA in whole store buffers", tuple(range(16, 257, 16))),
     "stages": Field("TMA and WGMMA overlap only with two stages or more", least=2),
     "cluster_m": Field("CTAs of a cluster along one dimension", (1, 2, 4)),
@@ -237,7 +237,7 @@ def checked_plan(problem: GemmProblem, config: Sm90GemmConfig, arch: Arch, sm_co
     """The plan, or ValueError."""
     check_fields(config, FIELDS)
     rows = (64, 128, 192) if config.pingpong else (64, 128, 256)
-    require("tile_m", config.tile_m, rows, "64 rows or a multiple for each warpgroup")
+    require("tile_m", config.tile_m, rows, FIELDS["tile_m"].rule)
     shared = SWIZZLE_ROWS * config.cluster_m
     if config.tile_n % shared:
         rule = f"each of cluster_m = {config.cluster_m} CTAs loads whole swizzle atoms of {SWIZZLE_ROWS} rows of b"

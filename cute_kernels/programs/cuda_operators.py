@@ -116,14 +116,14 @@ def _is_of_host_alone(operator: torch._ops.OpOverload) -> bool:
 def on_device_backward(device: Device) -> Iterator[None]:
     """Backward functions of what ran on the device run on the device."""
     function, nodes = torch.autograd.Function, torch.autograd.function.BackwardCFunction
-    apply, run = function.__dict__["apply"].__func__, torch.autograd._engine_run_backward
+    apply, run = function.__dict__["apply"], torch.autograd._engine_run_backward  # of C since torch 2.14
 
     def adopted(value: object) -> object:
         with torch._C.DisableTorchFunction():
             return tree_map_only(torch.Tensor, lambda x: device.adopt(x) if type(x) is torch.Tensor else x, value)
 
     def apply_and_mark(cls: type[torch.autograd.Function], *args: object, **kwargs: object) -> object:
-        results = apply(cls, *args, **kwargs)
+        results = apply.__get__(None, cls)(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             if any(map(device.is_on_device, tree_flatten((args, kwargs))[0])):
                 for result in tree_flatten(results)[0]:
