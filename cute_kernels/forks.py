@@ -37,7 +37,7 @@ _cached_properties: tuple[int, list[threading.RLock]] = 0, []
 
 @functools.lru_cache(maxsize=1)
 def _modules(_count: int) -> list[dict[str, object]]:
-    """Names in modules of this package, of so many modules that there are."""
+    """Names of the modules of this package, among so many modules."""
     return [vars(module) for name, module in list(sys.modules.items()) if name.partition(".")[0] == __package__]
 
 

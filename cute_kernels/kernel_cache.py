@@ -263,7 +263,7 @@ def evict(root: Path, most: int, keep: Path) -> None:
 
 
 def _warn(message: str) -> None:
-    """Warns, and names the line that asks for a kernel."""
+    """Warns at the line that asks for a kernel."""
     warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 

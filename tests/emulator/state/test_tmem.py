@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, TensorMemoryRace
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, TensorMemoryRace, UnsupportedPTX
 from cute_kernels.emulator.state.tmem import HALVES, SHAPES, split_address, tensor_address
 from cute_kernels.testing.ptx import THREAD_OUTPUT, module
 from tests.emulator.ptx_launch import launch
@@ -135,6 +136,21 @@ SHAPES_IN_TURN = f"""{THREAD_OUTPUT} tcgen05.alloc.cta_group::1.sync.aligned.sha
     mul.wide.u32 %d3, %r1, 8; add.u64 %d3, %d0, %d3; st.global.v2.b32 [%d3], {{%r6, %r7}};
     tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r20, 32; ret;"""
 WHOLE, SPLIT = "32x32b.x2.b32", "16x32bx2.x2.b32"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "message"),
+    [
+        ("ld.sync.aligned.32x32b.x3.b32 {%r1, %r2, %r3}, [%r4]", ".x3"),
+        ("ld.sync.aligned.16x32bx4.x1.b32 {%r1}, [%r4]", ".16x32bx4"),
+        ("ld.sync.aligned.16x256b.x64.b32 {%r1}, [%r4]", "16x256b.x64; legal are powers of two up to x32"),
+        ("st.sync.aligned.32x32b.x4.b32 [%r4], {%r1, %r2, %r3}", "3 registers, .32x32b.x4 has 4"),
+        ("st.sync.aligned.16x32bx2.x2.b32 [%r4], 1, {%r1}", "1 registers, .16x32bx2.x2 has 2"),
+    ],
+)
+def test_unknown_shapes_are_refused(instruction: str, message: str):
+    with pytest.raises(UnsupportedPTX, match=re.escape(message)):
+        launch(module(f"tcgen05.{instruction}; ret;"), np.zeros(4, np.uint32), np.zeros(4, np.uint32))
 
 
 def test_halves_in_a_kernel():
