@@ -23,8 +23,9 @@ _CHUNK_ELEMENTS = 1 << 22
 def patch_rows(images: torch.Tensor, patch: int) -> torch.Tensor:
     """``[B, C, H, W]`` -> ``[B * S, C * p * p]``, in the order of a Conv2d weight ``[N, C, p, p]``."""
     batch, channels, height, width = images.shape
-    split = images.reshape(batch, channels, height // patch, patch, width // patch, patch)
-    return split.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * patch * patch)
+    rows, columns = height // patch, width // patch
+    split = images.reshape(batch, channels, rows, patch, columns, patch)
+    return split.permute(0, 2, 4, 1, 3, 5).reshape(batch * rows * columns, channels * patch * patch)
 
 
 def patch_embed_images(

@@ -119,6 +119,11 @@ def test_patchify_is_what_a_convolution_sees(batch, rows, more_rows, columns, mo
         assert torch.equal(siglip.patchify(pixels, patch), unfolded.transpose(1, 2))
 
 
+@pytest.mark.parametrize(("batch", "channels"), [(0, 3), (2, 0)])
+def test_patchify_of_nothing_is_empty(batch: int, channels: int) -> None:
+    assert siglip.patchify(torch.zeros(batch, channels, 8, 12), 4).shape == (batch, 6, channels * 16)
+
+
 def test_patchify_refuses_images_without_a_patch():
     with pytest.raises(ValueError, match="3 x 9 pixels has no whole 4 x 4 patch"):
         siglip.patchify(torch.zeros(1, 3, 3, 9), 4)
