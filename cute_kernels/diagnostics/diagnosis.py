@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from cute_kernels.diagnostics import sources
-from cute_kernels.diagnostics.arrays import array_at, array_before
+from cute_kernels.diagnostics.arrays import array_at, array_before, element_at
 from cute_kernels.diagnostics.barriers import Barriers
 from cute_kernels.diagnostics.hangs import (
     cycle,
@@ -181,7 +181,10 @@ class _Diagnosis:
         array = array_at(*arguments, memory.count)
         if array is None:
             return f"{count} at {place}"
-        return f"{count} from byte {memory.first - array.first} on of {array.name} ({place})"
+        element = element_at(*arguments)
+        last = element_at(*arguments[:3], memory.first + memory.count - 1) if element else ""
+        tile = f": {element}" + (f" to {last}" if last not in ("", element) else "") if element else ""
+        return f"{count} from byte {memory.first - array.first} on of {array.name} ({place}){tile}"
 
     @staticmethod
     def _barrier_title(barrier: Barrier | None) -> str:

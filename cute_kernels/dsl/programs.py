@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from cute_kernels.dsl.allocations import call_sites
 from cute_kernels.dsl.compiling import EMULATOR_VERSIONS, instances, require
 from cute_kernels.interrupts import deferred
 
@@ -76,7 +77,7 @@ def compiling_for(arch: str, unsupported: type[Exception] = NotImplementedError)
         translate = base._func  # of `cute.compile`, and of calls of functions that are not compiled
 
         def without_interrupts(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with deferred():
+            with deferred(), call_sites():
                 return translate(self, *args, **kwargs)
 
         stack.enter_context(mock.patch.object(base, "_func", without_interrupts))
