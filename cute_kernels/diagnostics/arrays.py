@@ -70,15 +70,21 @@ class Tile:
         except ValueError:
             return 0
 
+    @property
+    def swizzle(self) -> str:
+        """As tensor maps name it."""
+        found = re.fullmatch(r"S<([123]),4,3>", self.view.swizzle)
+        return f"swizzle {16 << int(found[1])}B" if found else f"swizzle {self.view.swizzle or 'none'}"
+
     def places(self, part: int = 0) -> np.ndarray:
-        """Bytes of shared memory at which elements begin, or columns + 2^16 * lane of tensor memory, by coordinates.
+        """Bytes at which elements begin, by coordinates: of shared memory, or 4 * (column + 65536 * lane).
 
         Raises:
             ValueError: a layout or a type that is not known.
         """
         view, elements, first = self.view, offsets(self.view.layout), self.first + part * self.view.step
         if view.space == "tensor":
-            return first + elements * self.dtype.itemsize // 4
+            return 4 * first + elements * self.dtype.itemsize
         return swizzled(first + elements * self.dtype.itemsize, view.swizzle)
 
     def at(self, byte: int) -> str:
@@ -100,10 +106,16 @@ def coordinates(index: Iterable[int]) -> str:
     return ", ".join(f"stage {each}" if axis == 2 else str(each) for axis, each in enumerate(index))
 
 
-def element_at(ptx: str, kernel: str, launch: CapturedLaunch | None, byte: int) -> str:
-    """The element of a tensor that has a byte of shared memory, "" if that is not known; arguments as of `array_at`."""
+def tile_at(ptx: str, kernel: str, launch: CapturedLaunch | None, byte: int) -> Tile | None:
+    """The tensor that has a byte of shared memory, None if that is not known; arguments as of `array_at`."""
     shared = (tile for tile in tiles(ptx, kernel, launch) if tile.view.space == "shared")
-    return next(filter(None, (tile.at(byte) for tile in shared)), "")
+    return next((tile for tile in shared if tile.at(byte)), None)
+
+
+def element_at(ptx: str, kernel: str, launch: CapturedLaunch | None, byte: int) -> str:
+    """Name and coordinates of the element that has a byte, "" if that is not known; arguments as of `array_at`."""
+    tile = tile_at(ptx, kernel, launch, byte)
+    return tile.at(byte) if tile is not None else ""
 
 
 def tiles(ptx: str, kernel: str, launch: CapturedLaunch | None) -> Iterator[Tile]:
