@@ -170,8 +170,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable in some state space. ``nbytes`` is 0 for the unsized (dynamic) shared array; ``refused``: why no kernel
-    can use it, or ""."""
+    """A variable in some state space.
+
+    ``nbytes`` is 0 for the unsized (dynamic) shared array; ``refused``: why no kernel can use it, or "".
+    """
 
     name: str
     space: str
