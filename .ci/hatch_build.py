@@ -40,7 +40,12 @@ class CoreBuildHook(BuildHookInterface):
 
 
 def _core(root: Path) -> ModuleType:
-    """The package ``core`` alone: what the rest of the emulator needs is not installed where packages are built."""
+    """The package ``core`` alone: what the rest of the emulator needs is not installed where packages are built.
+
+    Of the rest of ``cute_kernels`` it imports what needs the standard library alone.
+    """
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
     name, place = "emulator_core", root / CORE
     spec = importlib.util.spec_from_file_location(name, place / "__init__.py", submodule_search_locations=[str(place)])
     core = sys.modules[name] = importlib.util.module_from_spec(spec)

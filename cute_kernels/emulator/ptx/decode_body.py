@@ -130,8 +130,9 @@ class Body:
                 if tokens[0].text == "brx.idx":
                     statements = self._indirect(tokens, scope)
                 elif self.stack and decode_stack.is_of_stack(tokens):
-                    spare = self._spare_register("alloca", "b64", scope)
-                    statements = decode_stack.expanded(tokens, len(callers), spare)
+                    uses = {"alloca": "b64", "taken": "b64", "none": "pred"}
+                    spare = [self._spare_register(use, type_, scope) for use, type_ in uses.items()]
+                    statements = decode_stack.expanded(tokens, len(callers), *spare)
                 else:
                     statements = [tokens]
                 self.statements += [Statement(statement, scope, location) for statement in statements]

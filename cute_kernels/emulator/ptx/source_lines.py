@@ -6,10 +6,13 @@ import functools
 import re
 from dataclasses import dataclass
 
+from cute_kernels.files import printable
+
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+("[^"]+")', re.MULTILINE)
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
 _LETTERS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
-_LOCATION = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*\binlined_at\s+(\d+)\s+(\d+))?")
+_NUMBER = r"\s+(\d{1,18})\b"
+_LOCATION = re.compile(rf"\s*\.loc{_NUMBER}{_NUMBER}{_NUMBER}(?:.*\binlined_at{_NUMBER}{_NUMBER})?")
 _ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
 
 
@@ -41,8 +44,11 @@ def unquoted(text: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def directives(ptx: str) -> tuple[Directive | None, ...]:
-    """By line of a PTX text, the ``.loc`` in force in its kernel; None before the first."""
-    files = {number: unquoted(name) for number, name in _FILE.findall(ptx)}
+    """By line of a PTX text, the ``.loc`` in force in its kernel; None before the first.
+
+    The text may be anybody's: names of files have no characters that terminals or systems take for something else.
+    """
+    files = {number: printable(unquoted(name)) for number, name in _FILE.findall(ptx)}
     current: Directive | None = None
     assembly = False
     result = []
