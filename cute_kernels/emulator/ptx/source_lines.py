@@ -34,21 +34,21 @@ class Directive:
 
 
 def unquoted(text: str) -> str:
-    """Text that a string in quotes stands for: LLVM writes the bytes of names that are no printable ASCII in octal."""
+    """Name of a file for a string in quotes: LLVM writes the bytes of names that are no printable ASCII in octal.
+
+    The string may be anybody's: characters that terminals or systems take for something else are escaped.
+    """
 
     def meant(escape: re.Match[bytes]) -> bytes:
         return bytes([int(escape[1], 8) & 0xFF]) if len(escape[1]) == 3 else _LETTERS.get(escape[1], escape[1])
 
-    return _ESCAPE.sub(meant, text[1:-1].encode(errors="replace")).decode(errors="replace")
+    return printable(_ESCAPE.sub(meant, text[1:-1].encode(errors="replace")).decode(errors="replace"))
 
 
 @functools.lru_cache(maxsize=8)
 def directives(ptx: str) -> tuple[Directive | None, ...]:
-    """By line of a PTX text, the ``.loc`` in force in its kernel; None before the first.
-
-    The text may be anybody's: names of files have no characters that terminals or systems take for something else.
-    """
-    files = {number: printable(unquoted(name)) for number, name in _FILE.findall(ptx)}
+    """By line of a PTX text, the ``.loc`` in force in its kernel; None before the first."""
+    files = {number: unquoted(name) for number, name in _FILE.findall(ptx)}
     current: Directive | None = None
     assembly = False
     result = []
