@@ -9,6 +9,7 @@ later stages see one flat name space.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.ptx import decode_stack
@@ -119,7 +120,7 @@ class Body:
                 continue
             else:
                 reader.at -= 1
-                tokens = reader.take_until(";")
+                tokens = _joined(reader.take_until(";"))
                 call = read_call(tokens, functions)
                 if call is not None:
                     self._expand(call, scope, location, functions, callers)
@@ -252,7 +253,10 @@ class Body:
             if Register(CARRY) in instructions[-1].operands:
                 self.registers[CARRY] = "pred"
         # A CTA has the shared arrays that its kernel uses, as ptxas allocates them, not those of the module's others.
-        used = {operand.name for each in instructions for operand in _symbols(each.operands)}
+        used = {operand.name: each for each in instructions for operand in _symbols(each.operands)}
+        for variable in module_variables:
+            if variable.refused and variable.name in used:
+                raise used[variable.name].refuse(f"{variable.refused} is not implemented")
         of_module = [v for v in module_variables if v.space != "shared" or v.name in used or not v.nbytes]
         return Kernel(
             self.name,
@@ -267,6 +271,19 @@ class Body:
             self.most_registers,
             self.ctas_per_sm,
         )
+
+
+def _joined(tokens: list[Token]) -> list[Token]:
+    """A statement's tokens where blanks may stand in front of the qualifiers of its opcode."""
+    if not any(token.text.startswith(".") for token in tokens):
+        return tokens
+    found = tokens[:1]
+    for token in tokens[1:]:
+        if token.text.startswith("."):
+            found[-1] = replace(found[-1], text=found[-1].text + token.text)
+        else:
+            found.append(token)
+    return found
 
 
 def _symbols(operands: Iterable[Operand]) -> Iterator[Symbol]:
