@@ -28,6 +28,7 @@ from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
+from cute_kernels.float_environment import default_environment
 
 _MOST_HELD = 64  # clusters of a launch that stand still with all their memories
 
@@ -97,6 +98,7 @@ def lets_overlap(launch: CapturedLaunch) -> bool:
     return "griddepcontrol.launch_dependents" in launch.ptx
 
 
+@default_environment()
 def run_overlapping(
     first: CapturedLaunch,
     second: CapturedLaunch,
