@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cute_kernels import extras
+from cute_kernels import extras, files
 from cute_kernels.commands.kernel_options import count
 
 
@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     if options.images:
         row = report.page_row(Path(options.model).name, min(options.batch, len(options.images)))
         print(f"for the table of docs/accuracy.md, if the weights are trained:\n{row}")
-    bench_model.draw(report).savefig(options.output)
+    with files.writing(options.output):
+        bench_model.draw(report).savefig(options.output)
     print(f"wrote {options.output}")
     return 0

@@ -33,6 +33,7 @@ from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.observe.roles import of_kernel
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.state.gmem import GlobalMemory
+from cute_kernels.files import NotWritten
 from cute_kernels.programs import host, ptx_files
 from cute_kernels.programs.cuda_graphs import NO_POOL, Graph
 from cute_kernels.programs.device_answers import driver_answers, hardware_info
@@ -94,6 +95,7 @@ class Session:
         launches: those that are complete, in order.
         failures: the errors of those that are not, in order; the program may have caught them.
         traces: files of timelines, of a launch that failed too.
+        unwritten: a timeline or a file of ``keep_ptx`` that could not be written, or None.
         threads: those that the program started, whose launches count too.
         streams: those of the program.
     """
@@ -118,6 +120,7 @@ class Session:
         self.launches: list[EmulatedLaunch] = []
         self.failures: list[EmulatorError] = []
         self.traces: list[Path] = []
+        self.unwritten: NotWritten | None = None
         self._report = report
         self._kept = KeptLaunches(keep_ptx) if keep_ptx is not None else None
         self._overlap, self._recorder = overlap, recorder
@@ -159,6 +162,9 @@ class Session:
             interrupts.check()
         try:
             yield
+        except NotWritten as error:  # the program may catch it
+            self.unwritten = self.unwritten or error
+            raise
         finally:
             self._launching.release()
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.observe.roles import activity
 from cute_kernels.emulator.ptx.decode import Instruction
 from cute_kernels.emulator.state.async_engine import AsyncOp
@@ -109,6 +110,7 @@ def recording(path: str | Path | None) -> Iterator[Timeline | None]:
     Raises:
         FileNotFoundError: no folder to write into.
         IsADirectoryError: the path is one.
+        NotWritten: the file cannot be written; of a launch that fails, a note of its error says so.
     """
     if path is None:
         yield None
@@ -120,8 +122,13 @@ def recording(path: str | Path | None) -> Iterator[Timeline | None]:
     timeline = Timeline()
     try:
         yield timeline
-    finally:
-        timeline.write(path)
+    except EmulatorError as error:
+        try:
+            timeline.write(path)
+        except OSError as unwritten:  # what is wrong with the kernel comes first
+            error.know("", f"there is no timeline: {unwritten}")
+        raise
+    timeline.write(path)
 
 
 class ClusterTrace:
