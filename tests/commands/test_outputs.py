@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cute_kernels import files
 from cute_kernels.commands import cli
+from cute_kernels.common import files
 from cute_kernels.testing.ptx import module
 
 FULL = "/dev/full"
@@ -118,7 +118,7 @@ def test_kept_launches_of_which_the_last_ones_have_no_room(folder: Path, monkeyp
 
 PROGRAM = """
 import torch
-import cute_kernels.programs.capturing as capturing
+import cute_kernels.emulator.programs.capturing as capturing
 import gc
 sessions = [each for each in gc.get_objects() if isinstance(each, capturing.Session)]
 [session] = [each for each in sessions if each.options.trace and not each.failures and each.unwritten is None]
