@@ -238,7 +238,8 @@ def _places(location: Any) -> Places:
     if found is None:
         return ()
     around = (each.rsplit(":", 2) for each in callers[1].split("|")) if callers is not None else ()
-    return ((found[1], int(found[2]), int(found[3])), *((path, int(line), int(column)) for path, line, column in around))
+    callers = ((path, int(line), int(column)) for path, line, column in around)
+    return ((found[1], int(found[2]), int(found[3])), *callers)
 
 
 @contextlib.contextmanager

@@ -65,8 +65,8 @@ class Stop:
     """Where a launch stands.
 
     Attributes:
-        reason: ``"breakpoint 1"``, ``"watchpoint 2: .."`` with the change, ``"step"``, ``"interrupt"``, ``"exit"`` (of the warp that was to step),
-            ``"fault"`` or ``"end"``.
+        reason: ``"breakpoint 1"``, ``"watchpoint 2: .."`` with the change, ``"step"``, ``"back"``, ``"interrupt"``,
+            ``"exit"`` (of the warp that was to step), ``"fault"`` or ``"end"``.
         warp: that stopped, as ``"CLUSTER.CTA.WARP"``; "" at the end.
         instruction: that it executes next; None at the end.
         error: what the emulator reports, of a fault.
@@ -150,8 +150,10 @@ class Debugger:
         found = inspection.instructions_at(self.kernel.instructions, str(place))
         if warp != "" and _WARP.fullmatch(str(warp)) is None:
             raise ValueError(f"warp {warp!r}: WARP, CTA.WARP or CLUSTER.CTA.WARP is needed")
-        holds = {"holds": watching.condition(condition, self.kernel)} if condition else {}
-        return self._added(place=f"{place}{' if ' * bool(condition)}{condition}", instructions=found, **holds, warp=str(warp))
+        fields = {"place": str(place), "instructions": found, "warp": str(warp)}
+        if condition:
+            fields |= {"place": f"{place} if {condition}", "holds": watching.condition(condition, self.kernel)}
+        return self._added(**fields)
 
     def watch(self, what: str, warp: str = "") -> Breakpoint:
         """Stops behind each change of a value, with the operations that may have made it.
@@ -247,7 +249,7 @@ class Debugger:
         chosen = self.warp(warp)
         self._until = name_of(chosen), chosen.code.header.steps - count
         if self._until[1] < 0:
-            raise ValueError(f"count = {count}: must be at most {chosen.code.header.steps}, what the warp has executed")
+            raise ValueError(f"count = {count}: must be at most {chosen.code.header.steps}, as many as it has executed")
         self.restart()
         try:
             return self.go()
@@ -308,7 +310,7 @@ class Debugger:
         return inspection.shared(self.recorded.launch, self.warp(warp), first, nbytes)
 
     def tile(self, name: str, index: tuple[int | slice, ...] = (), part: int = 0, warp: str = "") -> np.ndarray:
-        """A tensor of the program in the shared or tensor memory of the warp's CTA, by the layout that the program says.
+        """A tensor of the program in the shared or tensor memory of the warp's CTA, by its layout in the program.
 
         Args:
             name: its variable, or ``"NAME@PART[INDEX]"`` with both of the next: ``"a[0:8, :, 1]"``, ``"a[stage 1]"``.

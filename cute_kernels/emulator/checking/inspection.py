@@ -156,7 +156,8 @@ def tile(launch: CapturedLaunch, warp: Warp, text: str, index: tuple[int | slice
         if len(columns) != 1:
             raise ValueError(f"tile = {text!r}: the CTA has {len(columns)} allocations of tensor memory: must have one")
         places = places + 4 * next(iter(columns))
-        memory, places = warp.cta.tmem.cells.view(np.uint8), places // 4 % 65536 * 512 + places // 262144 * 4 + places % 4
+        memory, cells = warp.cta.tmem.cells.view(np.uint8), places // 4  # uint32 [columns, lanes]
+        places = cells % 65536 * memory.shape[1] + cells // 65536 * 4 + places % 4
     else:
         memory = warp.cta.shared.data
     if places.size and not 0 <= places.min() <= places.max() < memory.size:

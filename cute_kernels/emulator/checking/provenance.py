@@ -31,6 +31,7 @@ from cute_kernels.emulator.machine.units.matrix.wgmma import ROWS, WARPS, Form
 from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.programs.recorded import Replay
 from cute_kernels.emulator.reports.arrays import element_at, tile_at
+from cute_kernels.emulator.reports.operations import noun
 
 _SWIZZLES = tuple(SWIZZLES)
 _Chunk = tuple[str, list[int], int, str]
@@ -72,7 +73,7 @@ class Event:
         """The warp and the instruction, for people."""
         source = f", {self.instruction.source.rpartition('/')[2]}" if self.instruction.source else ""
         place = f"warp {self.cluster}.{self.cta}.{self.warp} at PTX line {self.instruction.line}"
-        return f"{'.'.join(self.instruction.parts[:3])} of {place}{source}"
+        return f"{noun(self.instruction)} of {place}{source}"
 
 
 @dataclass
@@ -220,8 +221,8 @@ class Origin:
             base = target.base
             if isinstance(base, Symbol):
                 return
-            space = next((part.split("::")[0] for part in event.instruction.parts if part[:6] in ("shared", "global")), "")
-            yield lane, *space_of(space or "generic", event.value(base, lane) + target.offset)
+            named = (part.split("::")[0] for part in event.instruction.parts if part[:6] in ("shared", "global"))
+            yield lane, *space_of(next(named, "generic"), event.value(base, lane) + target.offset)
 
     def _stored(self, event: Event, byte: Byte) -> Any:
         instruction = event.instruction
@@ -307,7 +308,7 @@ class Origin:
                     work.append((block.start, operand, at))  # what it adds to
                 elif any(isinstance(each, Memory) for each in instruction.operands) or instruction.parts[0] == "mma":
                     yield block.start, -1
-                elif any(isinstance(each, Immediate) for each in instruction.operands[1:]) and instruction.parts[0] == "mov":
+                elif instruction.parts[0] == "mov" and isinstance(instruction.operands[1], Immediate):
                     yield block.start, -2
                 else:
                     work += [(block.start, *each) for each in _parts(instruction, at)]
@@ -333,7 +334,7 @@ class Origin:
     def _line(
         self, index: int, descriptor: Operand, line: int, rows: int, element: ElementType, mn_major: bool
     ) -> list[_Chunk]:
-        """Of each 16 bytes of a row of A (column of B): array or words, first coordinates, elements, swizzle of a copy."""
+        """Of each 16 bytes of a row: array or words, coordinates of the first element, elements, swizzle of a copy."""
         event, result = self._trail.events[index], []
         unit = element.nbytes if mn_major else CHUNK
         for place in operand_places(_matrix(event.value(descriptor)), rows, element.nbytes, mn_major)[line] * unit:

@@ -18,7 +18,9 @@ from cute_kernels.emulator.machine.units.sm import Warp
 if TYPE_CHECKING:
     from cute_kernels.emulator.checking.debugger import Debugger
 
-_SIGNS = {"==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+_SIGNS = {
+    "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
+}  # fmt: skip
 _CONDITION = re.compile(r"(%\S+?)\s*(==|!=|<=|>=|<|>)\s*(\S+)")
 
 
