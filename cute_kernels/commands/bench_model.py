@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_PRECISIONS = ("int8", "fp8", "bf16", "fp16", "int16")
+_PRECISIONS = ("int8", "fp8", "bf16", "fp16")
 """Those that read the fewest bytes first, in which order they are chosen where nothing was timed."""
 
 _AS_GOOD = 1.5

@@ -9,7 +9,7 @@ import torch
 
 from cute_kernels.nn import PatchConv2d, PatchEmbed, PatchLinear, PatchOptions, convert_layer, revert_layer
 
-OPTIONS = PatchOptions(precision="int16")
+OPTIONS = PatchOptions(precision="fp16")
 
 
 def images() -> torch.Tensor:
@@ -29,7 +29,7 @@ def test_a_convolution_becomes_the_kernel_and_back(convolution):
     keys, before = list(convolution.state_dict()), dict(convolution.named_parameters())
     converted = convert_layer(convolution, OPTIONS)
     assert converted is convolution and type(convolution) is PatchConv2d and isinstance(convolution, torch.nn.Conv2d)
-    assert repr(convolution).endswith("precision='int16')")
+    assert repr(convolution).endswith("precision='fp16')")
     got = convolution(images())
     assert got.shape == expected.shape == (2, 16, 2, 3)
     assert torch.allclose(got, expected, atol=1e-4)

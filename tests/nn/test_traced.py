@@ -135,7 +135,7 @@ def test_a_graph_of_integers_without_a_kernel_is_plain() -> None:
     layer = torch.nn.Conv2d(3, 24, 4, stride=4)
     images = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
     expected = layer(images / 127.5 - 1)
-    convert_layer(layer, PatchOptions(precision="int16", backend="emulator"))
+    convert_layer(layer, PatchOptions(precision="fp16", backend="emulator"))
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     with pytest.warns(UserWarning, match="no kernel takes images"):
         got = compiled(images)
