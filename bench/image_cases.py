@@ -34,7 +34,7 @@ class ImagesCase:
 
     ``dtype`` is that of the pixels: ``"uint8"`` raw ones, ``"bfloat16"`` normalised ones. ``requested_images`` differs
     from ``images`` if the size asked for does not fit the memory of the device. ``patch`` is a side in pixels;
-    ``channels_last`` the memory order.
+    ``channels_last`` the memory order. ``precision`` is of our weight in recorded results, empty for the pixels' own.
     """
 
     model: str
@@ -45,11 +45,12 @@ class ImagesCase:
     dtype: str = "uint8"
     patch: int = 16
     channels_last: bool = False
+    precision: str = ""
 
     @property
     def multiplied(self) -> str:
         """Precision of our weight."""
-        return PRECISIONS[self.dtype]
+        return self.precision or PRECISIONS[self.dtype]
 
     @property
     def positions(self) -> int:

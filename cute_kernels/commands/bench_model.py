@@ -113,11 +113,6 @@ class Report:
             lines.append("No times: there is no GPU here, and those of a CPU say nothing of one.")
         return [*lines, self.choice()]
 
-    def page_row(self, model: str, photographs: int) -> str:
-        """Row for the table of docs/accuracy.md: model, photographs, device, and of each embedding error and cosine."""
-        measured = [f"{row.tower:.1e}, {row.cosine:.4f}" if row.tower is not None else "-" for row in self.rows]
-        return f"| {' | '.join([model, str(photographs), self.device, *measured])} |"
-
 
 # --- models ----------------------------------------------------------------------------------------------------------
 

@@ -37,11 +37,6 @@ def test_a_checkpoint(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert list(rows) == ["library in bf16", "int8", "fp8", "bf16", "fp16"]
     errors = {name: float(value) for name, value in rows.items()}
     assert 1e-4 < errors["bf16"] < 1e-2 and errors["bf16"] < errors["int8"] < errors["fp8"] < 0.2
-    (row,) = re.findall(r"^for the table of docs/accuracy.md, if .*:\n\| (.*) \|$", text, re.MULTILINE)
-    assert row.startswith(f"{checkpoint.name} | 1 | CPU | {errors['library in bf16']:.1e}, ") and row.count("|") == 7
-    heading = re.search(r"^\| model .*$", (Path(__file__).parents[2] / "docs/accuracy.md").read_text(), re.MULTILINE)
-    names = [name.strip() for name in heading[0].strip("|").split("|")]
-    assert names[3:] == list(rows) and row.count("|") == len(names) - 1
     assert "no GPU here" in text and "to choose: " in text and f"wrote {picture}" in text
     assert Image.open(picture).width > 100
 
