@@ -41,7 +41,7 @@ NOT_OURS = re.compile(r"^(cute|cute_ext|examples/python)/|\b[A-Z_]+\.")
 
 
 SIZES = {
-    "README.md": 7_500,
+    "README.md": 8_250,
     # For everybody.
     "docs/install.md": 3_000, "docs/tutorial.md": 6_500, "docs/glossary.md": 3_500, "docs/demo.md": 1_500,
     # Kernel developers.
