@@ -192,10 +192,7 @@ def check_registers(
             f"{plan.accumulator_registers} registers of accumulators and {ADDRESSING_REGISTERS} for addressing, the "
             f"limit with {plan.threads} threads is {at_entry}"
         )
-        smaller = fit(at_entry - ADDRESSING_REGISTERS)
-        if smaller < step:
-            reject("warpgroups", plan.config.warpgroups, rule, plan.config.warpgroups - 1)
-        reject(name, value, rule, smaller)
+        reject(name, value, rule, fit(at_entry - ADDRESSING_REGISTERS))
     if plan.needed_registers <= plan.consumer_registers:
         return
     rule = (
