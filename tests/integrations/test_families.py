@@ -163,7 +163,7 @@ def test_the_layer_gives_the_bits_of_the_reference() -> None:
     run(ours, images)
     weight = prepare_patch_weight(layer.weight, precision="int8", mean=MEAN, std=STD)
     expected = reference.patch_embed_images(
-        images, weight.raw, None, weight.scale, weight.offset, None, 16, torch.bfloat16
+        images, weight.raw, weight.scale, weight.offset, None, 16, torch.bfloat16
     )
     assert torch.equal(seen[0].flatten(2).transpose(1, 2), expected.float())
 
@@ -225,7 +225,7 @@ def test_raw_rows_through_a_whole_qwen(precision: str) -> None:
             mean=[m for m in MEAN for _ in range(2)], std=[s for s in STD for _ in range(2)],
         )  # fmt: skip
         bits = reference.patch_embed_images(
-            rows.view(16, 6, 14, 14), prepared.raw, None, prepared.scale, prepared.offset, None, 14, torch.bfloat16
+            rows.view(16, 6, 14, 14), prepared.raw, prepared.scale, prepared.offset, None, 14, torch.bfloat16
         )
         assert torch.equal(patches, bits[:, 0].float())
         with pytest.raises(TypeError, match="do_rescale=False"):
@@ -312,7 +312,7 @@ def test_rows_that_the_model_scales_itself(precision: str) -> None:
     else:
         weight = prepare_patch_weight(plain.input_proj.weight, precision="int8", mean=0.5, std=0.5)
         bits = reference.patch_embed_images(
-            pixels.view(24, 3, 16, 16), weight.raw, None, weight.scale, weight.offset, None, 16, torch.bfloat16
+            pixels.view(24, 3, 16, 16), weight.raw, weight.scale, weight.offset, None, 16, torch.bfloat16
         )
         positions = plain._position_embeddings(ids, padding)
         assert torch.equal(got, bits.float().view(2, 12, 64) + positions)

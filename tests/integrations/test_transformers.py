@@ -99,7 +99,7 @@ def test_the_bits_are_the_contracts(siglip):
     pixels = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     weight = prepare_patch_weight(module.patch_embedding.weight, precision="int8")
     expected = reference.patch_embed_images(
-        pixels, weight.raw, None, weight.scale, module.patch_embedding.bias.float() + weight.offset,
+        pixels, weight.raw, weight.scale, module.patch_embedding.bias.float() + weight.offset,
         module.position_embedding.weight, 16, torch.bfloat16,
     )  # fmt: skip
     assert torch.equal(module(pixels), expected)
