@@ -239,7 +239,7 @@ def test_operator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Schema, fake tensors and autograd by torch's own check; one node under torch.compile."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch would set it, and leave it
     weight = gray_weight()
-    flat = (IMAGES, weight.raw, None, weight.scale, weight.offset, None, None, 16, torch.bfloat16, "auto")
+    flat = (IMAGES, weight.raw, weight.scale, weight.offset, None, None, 16, torch.bfloat16, "auto")
     torch.library.opcheck(torch.ops.cute_kernels.patch_embed_images, flat)
     compiled = torch.compile(patch_embed_images, fullgraph=True, backend="eager")
     assert torch.equal(compiled(IMAGES, weight), patch_embed_images(IMAGES, weight))
