@@ -17,8 +17,8 @@ from cutlass.cute.typing import AddressSpace
 from scipy import special
 
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, emulator
-from cute_kernels.programs import host
-from cute_kernels.reference.activations import ACTIVATIONS, gated_e4m3
+from cute_kernels.emulator.programs import host
+from cute_kernels.operations.reference.activations import ACTIVATIONS, gated_e4m3
 from tests.emulator.cases import check
 from tests.emulator.gemm_inputs import make_gemm_case
 from tests.kernels.activation_kernel import ActivationKernel

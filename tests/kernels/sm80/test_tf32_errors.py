@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from cute_kernels.config import GemmProblem, Sm80GemmConfig
+from cute_kernels.operations.reference.rounding import round_tf32
+from cute_kernels.operations.runtime import emulated
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.plan import make_plan
-from cute_kernels.reference.rounding import round_tf32
-from cute_kernels.runtime import emulated
-from cute_kernels.runtime.operands import Operands
 from tests.kernels.sm80.tf32_errors import BLOCK, ROUNDINGS, SIZES, bound, measure, operands, product
 from tests.nightly import crossed
 
