@@ -12,6 +12,8 @@ from cute_kernels.emulator.ptx.program import Instruction
 #: or "f", and the last, if others follow. The first row that an opcode matches decides.
 _FIRST = {
     r"wgmma": "90a 90",
+    r"cp\..*(scatter4|\.L2\..*gather4|gather4.*(multicast|cta_group))": "100a 119",
+    r"cp\..*tile::gather4": "100",
     r"setmaxnreg|tensormap\.replace": "90a",
     r"tcgen05|redux\.sync\.(min|max)\..*f32": "100a 119",
     r"cvt\..*\b(e2m1x2|e2m3x2|e3m2x2|ue8m0x2)": "100a",
