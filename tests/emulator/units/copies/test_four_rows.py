@@ -89,7 +89,8 @@ def test_two_copies_to_one_row_race() -> None:
     body = SCATTER[: SCATTER.index("COPY")] + copies + SCATTER[SCATTER.index("cp.async.bulk.commit") :]
     for last, races in ((14, False), (9, True)):
         x = tensor()
-        text = module(body.replace("COPY", "cp.async.bulk.tensor.2d.global.shared::cta").replace("{}", str(last)), parameters=1)
+        opcode = "cp.async.bulk.tensor.2d.global.shared::cta"
+        text = module(body.replace("COPY", opcode).replace("{}", str(last)), parameters=1)
         if not races:
             launch(text, map_of(x), block=32, reachable=[x], hardware="sm_90 has no scatter")
             continue
