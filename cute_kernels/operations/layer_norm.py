@@ -133,8 +133,8 @@ def layer_norm_linear(
     """``linear(layer_norm(x))`` of uint8 rows, the same bits on every device: sums are exact integers.
 
     `cute_kernels.operations.reference.layer_norm_scale` says what a row is multiplied by, which a small kernel finds;
-    the products are those of `cute_kernels.gemm`: ``fma(sum, fp32(row * scale), bias)``, with one rounding to FP32, then
-    one to ``out_dtype``. A row of equal pixels, padding among them, gives ``bias``.
+    the products are those of `cute_kernels.gemm`: ``fma(sum, fp32(row * scale), bias)``, with one rounding to FP32,
+    then one to ``out_dtype``. A row of equal pixels, padding among them, gives ``bias``.
 
     Args:
         x: ``[.., K]`` uint8.
