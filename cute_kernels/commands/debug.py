@@ -179,7 +179,7 @@ class Shell(cmd.Cmd):
         return f"PTX line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
 
     def do_watch(self, text: str) -> None:
-        """watch register NAME, tile NAME[..], shared NAME [COUNT], memory ADDRESS COUNT, barrier NAME: stop at a change."""
+        """watch register NAME, tile NAME[..], shared NAME [COUNT], memory ADDRESS COUNT, barrier NAME: stops."""
         made = self.debugger.watch(text, self._warp)
         self._say(f"watchpoint {made.number}: {text}")
 

@@ -82,7 +82,7 @@ class View:
 
 @dataclass(frozen=True)
 class Allocations:
-    """What a kernel allocates.
+    """Allocations of a kernel.
 
     Attributes:
         kernel: name of its entry.

@@ -78,7 +78,7 @@ class Event:
 
 @dataclass
 class Trail:
-    """What a launch executes that moves data or multiplies, in its order; `Options.debugger` of one run.
+    """Instructions of a launch that move data or multiply, in its order; `Options.debugger` of one run.
 
     Attributes:
         events: so far; ``flow``: of the kernel, an instruction to a block.
@@ -334,7 +334,7 @@ class Origin:
     def _line(
         self, index: int, descriptor: Operand, line: int, rows: int, element: ElementType, mn_major: bool
     ) -> list[_Chunk]:
-        """Of each 16 bytes of a row: array or words, coordinates of the first element, elements, swizzle of a copy."""
+        """Chunks of a row: array or words, coordinates of the first element, elements, swizzle of the copy."""
         event, result = self._trail.events[index], []
         unit = element.nbytes if mn_major else CHUNK
         for place in operand_places(_matrix(event.value(descriptor)), rows, element.nbytes, mn_major)[line] * unit:

@@ -127,7 +127,7 @@ class Completed:
         self._ended: list[str] = []
 
     def take(self) -> list[str]:
-        """What they are, in words."""
+        """Their names."""
         ended, self._ended = self._ended, []
         return ended
 

@@ -72,7 +72,7 @@ class Tile:
 
     @property
     def swizzle(self) -> str:
-        """As tensor maps name it."""
+        """Its swizzle, by the name that tensor maps have for it."""
         found = re.fullmatch(r"S<([123]),4,3>", self.view.swizzle)
         return f"swizzle {16 << int(found[1])}B" if found else f"swizzle {self.view.swizzle or 'none'}"
 
