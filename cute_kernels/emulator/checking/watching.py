@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from cute_kernels.emulator.checking import inspection
 from cute_kernels.emulator.isa.ptx.program import Kernel
 from cute_kernels.emulator.machine.state.async_engine import AsyncOp
 from cute_kernels.emulator.machine.units.sm import Warp
-
-if TYPE_CHECKING:
-    from cute_kernels.emulator.checking.debugger import Debugger
 
 _SIGNS = {
     "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
@@ -79,7 +76,7 @@ class Watch:
         return f"{self.text}{where} {before[index]} -> {now[index]}"
 
 
-def watch(debugger: Debugger, text: str, warp: str) -> Watch:
+def watch(debugger: Any, text: str, warp: str) -> Watch:
     """A watchpoint of `Debugger.watch`.
 
     Raises:
