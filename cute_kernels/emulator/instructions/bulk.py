@@ -35,9 +35,7 @@ def _prefetch_tensormap(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(prefetch_descriptor, address_value(block, instruction.operands[0], 64))
 
 
-_PARTS = ("global", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
 _MODES = ("tile", "im2col", "im2col_no_offs")
-_COPIED = ("shared::cta", "shared::cluster", "multicast::cluster", "cta_group::1", "cta_group::2")
 RANKS = tuple(f"{rank}d" for rank in range(1, 6))
 
 
@@ -75,7 +73,9 @@ def tensor_operands(parts: tuple[str, ...]) -> str:
 
 @family(
     "cp.async.bulk.tensor", destinations=0, operands=tensor_operands,
-    qualifiers=(*_PARTS, *_MODES, *RANKS, *_COPIED),
+    qualifiers="$dims shared::cluster|shared::cta global tile|im2col? mbarrier::complete_tx::bytes multicast::cluster? "
+    "$group? $policy?; $dims global shared::cta tile|im2col_no_offs? bulk_group $policy?; "
+    "multicast::cluster / shared::cta; im2col|im2col_no_offs / {1,2}d",
 )  # fmt: skip
 def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.tensor: global to shared (multicast, cta_group) and shared to global, tiled (packed 4- and 6-bit
@@ -153,7 +153,7 @@ def _prefetch_operands(parts: tuple[str, ...]) -> str:
 
 @family(
     "cp.async.bulk.prefetch.tensor", destinations=0, operands=_prefetch_operands,
-    qualifiers=(*_PARTS, *_MODES, *RANKS, "L2"),
+    qualifiers="$dims L2 global tile|im2col? $policy?; im2col / {1,2}d",
 )  # fmt: skip
 def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""
@@ -173,7 +173,7 @@ def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     block.operation("bulk_commit")
 
 
-@family("cp.async.bulk.wait_group", destinations=0, blocking=True, operands="N:imm", qualifiers="read")
+@family("cp.async.bulk.wait_group", destinations=0, blocking=True, operands="N:imm", qualifiers="read?")
 def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.wait_group, wait_group.read."""
     parts = instruction.parts[1:]

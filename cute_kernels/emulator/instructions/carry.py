@@ -15,7 +15,7 @@ from cute_kernels.emulator.graph.values import Constant, PureOp, Value
 from cute_kernels.emulator.instructions.integers import binary
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction
 
-_TYPES = "u32 s32 u64 s64"
+_TYPES = "{u,s}{32,64}"
 
 
 def _sum(bits: int, subtract: bool) -> tuple[PureOp, PureOp]:

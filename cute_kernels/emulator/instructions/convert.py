@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import CANONICAL, Pack, PureOp, Value, of_one_type
@@ -12,7 +15,6 @@ from cute_kernels.emulator.ptx.operand_syntax import HELD_IN, is_type
 
 _INTEGER_BITS = {f"{k}{b}": b for k in "us" for b in (8, 16, 32, 64)}
 _FP8 = ("e4m3x2", "e5m2x2")
-_MODES = ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")
 
 
 def _operands(parts: tuple[str, ...]) -> str:
@@ -26,13 +28,34 @@ def _operands(parts: tuple[str, ...]) -> str:
     return f"d:S{wider}, a:T{wider}" + (f", b:T{wider}" if two else "") + random
 
 
-@family("cvt", operands=_operands)
+_INTEGRAL, _WHOLE = "rni|rzi|rmi|rpi", "{u,s}{8,16,32,64}"
+_PACKED = "e4m3x2|e5m2x2|e2m1x2|e2m3x2|e3m2x2"
+_FORMS = (
+    f"{_INTEGRAL} sat? {_WHOLE} f16|f64", f"{_INTEGRAL} ftz? sat? {_WHOLE} f32", f"{_INTEGRAL} {_WHOLE} bf16",
+    f"$round sat? f16|f64 {_WHOLE}", f"$round ftz? sat? f32 {_WHOLE}", f"$round bf16 {_WHOLE}",
+    *(f"{_INTEGRAL}? {flags} {type_} {type_}"
+      for flags, type_ in (("sat?", "f16"), ("sat?", "f64"), ("", "bf16"), ("ftz? sat?", "f32"))),
+    "$round? f16 bf16", "$round sat? f16 f64", "$round ftz? sat? f16 f32", "rn|rz satfinite? relu? f16|bf16 f32",
+    "$round? bf16 f16", "$round bf16 f64", "$round ftz? bf16 f32",
+    "ftz? sat? f32 f16", "$round? ftz? f32 bf16", "$round ftz? sat? f32 f64",
+    "sat? f64 f16", "$round? f64 bf16", "ftz? sat? f64 f32",
+    "rn|rz satfinite? relu? tf32|f16x2|bf16x2 f32", "rna satfinite? tf32 f32", f"rn satfinite relu? {_PACKED} f32",
+    "rn satfinite relu? e4m3x2|e5m2x2|e2m1x2 f16x2", f"rn relu? f16x2 {_PACKED}",
+    "rz|rp satfinite? ue8m0x2 f32|bf16x2", "rn bf16x2 ue8m0x2",
+)  # fmt: skip
+
+
+def _between_integers() -> Iterator[str]:
+    """.sat exists where the target does not hold all numbers of the source."""
+    for target, source in itertools.product(_INTEGER_BITS, repeat=2):
+        more = _INTEGER_BITS[target] - (target[0] == "s") - _INTEGER_BITS[source] + (source[0] == "s")
+        yield f"{'sat? ' * (more < 0 or target[0] > source[0])}{target} {source}"
+
+
+@family("cvt", operands=_operands, qualifiers="; ".join((*_FORMS, *_between_integers())))
 def _cvt(block: BlockBuilder, instruction: Instruction) -> None:
     """cvt: integers, f16, bf16, f32, f64, packed f16x2/bf16x2/e4m3x2/e5m2x2/e2m3x2/e3m2x2/e2m1x2/ue8m0x2, tf32."""
     *flags, target, source = instruction.parts[1:]
-    for flag in flags:
-        if flag not in (*_MODES, "sat", "satfinite", "relu", "ftz"):
-            raise instruction.refuse(f"qualifier .{flag} of cvt is not implemented")
     narrow = convert_narrow(block, instruction, flags, target, source)
     if narrow is not None:
         result = narrow

@@ -16,7 +16,7 @@ from cute_kernels.emulator.ptx.decode import Instruction, Operand, Vector
 from cute_kernels.emulator.ptx.families import always_varies
 
 _COUNTS = {"x1": 1, "x2": 2, "x4": 4}
-_QUALIFIERS = "sync aligned m8n8 x1 x2 x4 trans shared shared::cta b16 b8"
+_B16 = "sync aligned m8n8 x{1,2,4} trans? shared|shared::cta? b16"
 
 
 def _address(block: BlockBuilder, instruction: Instruction, operand: Operand) -> Value:
@@ -43,7 +43,7 @@ def _form(instruction: Instruction, registers: Operand, shape: str) -> tuple[int
     return CONSTANTS[kind], items
 
 
-@family("ldmatrix", varies=always_varies, operands="{r}:b32, [p]", qualifiers=f"m16n16 {_QUALIFIERS}")
+@family("ldmatrix", varies=always_varies, operands="{r}:b32, [p]", qualifiers=f"{_B16}; sync aligned m16n16 x{{1,2}} trans shared|shared::cta? b8")
 def _ldmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     """ldmatrix.m8n8.b16, with .trans; .m16n16.trans.b8; of shared memory, by generic addresses too."""
     kind, items = _form(instruction, instruction.operands[0], "m16n16")
@@ -53,7 +53,7 @@ def _ldmatrix(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(item, value)
 
 
-@family("stmatrix", destinations=0, operands="[p], {r}:b32", qualifiers=f"m16n8 {_QUALIFIERS}")
+@family("stmatrix", destinations=0, operands="[p], {r}:b32", qualifiers=f"{_B16}; sync aligned m16n8 x{{1,2,4}} trans shared|shared::cta? b8")
 def _stmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     """stmatrix.m8n8.b16, with .trans; .m16n8.trans.b8; to shared memory, by generic addresses too."""
     kind, items = _form(instruction, instruction.operands[1], "m16n8")
@@ -62,11 +62,9 @@ def _stmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     block.anchor(Access("store_matrix", address, [kind], values), [], [address, *values])
 
 
-@family("movmatrix", varies=always_varies, operands="d:b32, a:b32")
+@family("movmatrix", varies=always_varies, operands="d:b32, a:b32", qualifiers="sync aligned m8n8 trans b16")
 def _movmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     """movmatrix.m8n8.trans.b16: a matrix in registers, transposed."""
-    if instruction.parts[1:] != ("sync", "aligned", "m8n8", "trans", "b16"):
-        raise instruction.refuse("movmatrix.sync.aligned.m8n8.trans.b16 is implemented")
     value = block.value(instruction.operands[1], 32)
     (result,) = block.operation("transpose", value, results=[("u32", False)])
     block.define(instruction.operands[0], result)

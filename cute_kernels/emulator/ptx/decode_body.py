@@ -17,6 +17,7 @@ from cute_kernels.emulator.ptx.decode_functions import Call, Function, expansion
 from cute_kernels.emulator.ptx.decode_operands import PARTS, OperandReader
 from cute_kernels.emulator.ptx.decode_scopes import Scope, Statement, make_tokens
 from cute_kernels.emulator.ptx.decode_variables import MOST_BYTES, read_variable
+from cute_kernels.emulator.ptx.families import arranged
 from cute_kernels.emulator.ptx.lexer import Reader, Token
 from cute_kernels.emulator.ptx.program import (
     CARRY,
@@ -336,7 +337,7 @@ def _instruction(
         operands.append(cursor.moved() if moves else cursor.operand())
         if cursor.at < len(tokens):
             cursor.take(",")
-    parts = tuple(opcode.split("."))
+    parts = arranged(opcode)
     if parts[:2] in (("st", "param"), ("ld", "param")):
         if len(operands) != 2:
             raise UnsupportedPTX(f"{len(operands)} operands, not 2", ptx_line=line, instruction=text)
