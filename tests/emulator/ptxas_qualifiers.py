@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cute_kernels.emulator import UnsupportedPTX
-from cute_kernels.emulator.bytecode.lowering import lower
-from cute_kernels.emulator.ptx.operand_syntax import HELD_IN
-from cute_kernels.emulator.ptx.program import TYPE_BITS
+from cute_kernels.emulator.isa.ptx.operand_syntax import HELD_IN
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS
+from cute_kernels.emulator.machine.bytecode.lowering import lower
 from tests.emulator.ptxas_operands import module, target_of, verdicts
 
 DATA = Path(__file__).parent / "data" / "ptxas_qualifiers.json"
