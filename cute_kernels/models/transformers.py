@@ -294,10 +294,10 @@ def enable(
     Called again, it changes the options for models to come. Models that exist stay as they are: `convert` is for them.
 
     Args:
-        precision: what is multiplied, see `cute_kernels.models.nn.PatchOptions`. ``"int8"`` and ``"int16"`` take uint8 pixels,
-            which reach the embedding in SigLIP, SigLIP2 and Gemma 4: Qwen's models cast what they are given, and are
-            left alone with these precisions (`convert` opens them). Gemma 4 Unified's LayerNorm and layer are replaced
-            with these alone. ``"auto"`` follows the type of the weight.
+        precision: what is multiplied, see `cute_kernels.models.nn.PatchOptions`. ``"int8"`` and ``"int16"`` take uint8
+            pixels, which reach the embedding in SigLIP, SigLIP2 and Gemma 4: Qwen's models cast what they are given,
+            and are left alone with these precisions (`convert` opens them). Gemma 4 Unified's LayerNorm and layer are
+            replaced with these alone. ``"auto"`` follows the type of the weight.
         models: which of ``"siglip"`` (SigLIP, and SigLIP2 of fixed resolution), ``"siglip2"`` (NaFlex), ``"qwen2_vl"``,
             ``"qwen2_5_vl"``, ``"qwen3_vl"``, ``"qwen3_vl_moe"``, ``"qwen3_5"``, ``"qwen3_5_moe"``, ``"gemma4"`` and
             ``"gemma4_unified"``; None takes all that this transformers has.

@@ -145,10 +145,10 @@ def layer_norm_linear(
 ) -> torch.Tensor:
     """``linear(layer_norm(x))`` of uint8 rows, the same bits on every device: sums are exact integers.
 
-    `cute_kernels.operations.reference.layer_norm_scale` says what a row is multiplied by, which a small kernel finds; the products
-    are those of `cute_kernels.gemm`: ``fma(sum, fp32(row * scale), bias)``, and with ``"int16"`` plus the low term's
-    product, ``fp32(sum * fp32(row * scale))``, each with one rounding to FP32, then one to ``out_dtype``. A row of
-    equal pixels, padding among them, gives ``bias`` (with ``"int16"`` up to roundings to FP32).
+    `cute_kernels.operations.reference.layer_norm_scale` says what a row is multiplied by, which a small kernel finds;
+    the products are those of `cute_kernels.gemm`: ``fma(sum, fp32(row * scale), bias)``, and with ``"int16"`` plus the
+    low term's product, ``fp32(sum * fp32(row * scale))``, each with one rounding to FP32, then one to ``out_dtype``. A
+    row of equal pixels, padding among them, gives ``bias`` (with ``"int16"`` up to roundings to FP32).
 
     Args:
         x: ``[.., K]`` uint8.

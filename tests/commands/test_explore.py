@@ -30,7 +30,7 @@ from cute_kernels.operations.runtime import emulated
 from cute_kernels.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOKS = ROOT / "cute_kernels" / "commands" / "notebooks"
+NOTEBOOKS = ROOT / "cute_kernels" / "explore" / "notebooks"
 PROGRAM = ROOT / "docs" / "examples" / "sweep_bias_add.py"
 PNG = re.compile(r'src="data:image/png;base64,([^"]+)"')
 

@@ -388,8 +388,8 @@ def capture(
         overlap: a launch with programmatic stream serialisation that comes directly behind another may begin before
             that one is over: what griddepcontrol.wait does not order races. Both launches then run once more, the
             second up to its wait while the first has come no further than griddepcontrol.launch_dependents, and results
-            are those of that order (`cute_kernels.emulator.machine.launch.overlap`). One whose order matters is followed in
-            turn.
+            are those of that order (`cute_kernels.emulator.machine.launch.overlap`). One whose order matters is
+            followed in turn.
         recorder: takes every launch with the memory that it finds.
         roles: part of a kernel's name ("" fits all) -> name per warp of a CTA, "" for none; for counters, timelines
             and reports. The longest part that fits counts, and where none does, ``options.roles``.
