@@ -322,7 +322,10 @@ def _async_operands(parts: tuple[str, ...]) -> str:
     return f"[a], {data_operand('b', 'T', parts)}, [mbar]"
 
 
-@family("st.async", destinations=0, operands=_async_operands, qualifiers=f"weak? {_ASYNC} v{{2,4}}? {{b,u,s}}{{32,64}}|f32|f64")
+@family(
+    "st.async", destinations=0, operands=_async_operands,
+    qualifiers=f"weak? {_ASYNC} v{{2,4}}? {{b,u,s}}{{32,64}}|f32|f64",
+)  # fmt: skip
 def _st_async(block: BlockBuilder, instruction: Instruction) -> None:
     """st.async to the shared memory of a CTA of the cluster, with mbarrier completion."""
     _lower_async(block, instruction, "", instruction.parts[-1])

@@ -125,7 +125,8 @@ def _order_operands(parts: tuple[str, ...]) -> str:
 
 @family(
     "min", "max", operands=_order_operands,
-    qualifiers="ftz? NaN? xorsign? abs? f32|f16|f16x2; NaN? xorsign? abs? bf16|bf16x2; f64; xorsign > abs; abs > xorsign",
+    qualifiers="ftz? NaN? xorsign? abs? f32|f16|f16x2; NaN? xorsign? abs? bf16|bf16x2; f64; xorsign > abs; "
+    "abs > xorsign",
 )  # fmt: skip
 @family("abs", "neg", operands=_order_operands, qualifiers="ftz? f32|f16|f16x2; f64|bf16|bf16x2")
 def _order(block: BlockBuilder, instruction: Instruction) -> None:

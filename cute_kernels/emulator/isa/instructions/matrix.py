@@ -43,7 +43,10 @@ def _form(instruction: Instruction, registers: Operand, shape: str) -> tuple[int
     return CONSTANTS[kind], items
 
 
-@family("ldmatrix", varies=always_varies, operands="{r}:b32, [p]", qualifiers=f"{_B16}; sync aligned m16n16 x{{1,2}} trans shared|shared::cta? b8")
+@family(
+    "ldmatrix", varies=always_varies, operands="{r}:b32, [p]",
+    qualifiers=f"{_B16}; sync aligned m16n16 x{{1,2}} trans shared|shared::cta? b8",
+)  # fmt: skip
 def _ldmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     """ldmatrix.m8n8.b16, with .trans; .m16n16.trans.b8; of shared memory, by generic addresses too."""
     kind, items = _form(instruction, instruction.operands[0], "m16n16")
@@ -53,7 +56,10 @@ def _ldmatrix(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(item, value)
 
 
-@family("stmatrix", destinations=0, operands="[p], {r}:b32", qualifiers=f"{_B16}; sync aligned m16n8 x{{1,2,4}} trans shared|shared::cta? b8")
+@family(
+    "stmatrix", destinations=0, operands="[p], {r}:b32",
+    qualifiers=f"{_B16}; sync aligned m16n8 x{{1,2,4}} trans shared|shared::cta? b8",
+)  # fmt: skip
 def _stmatrix(block: BlockBuilder, instruction: Instruction) -> None:
     """stmatrix.m8n8.b16, with .trans; .m16n8.trans.b8; to shared memory, by generic addresses too."""
     kind, items = _form(instruction, instruction.operands[1], "m16n8")

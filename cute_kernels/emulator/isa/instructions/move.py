@@ -12,7 +12,10 @@ from cute_kernels.emulator.machine.graph.values import Constant, Pack, Value, of
 from cute_kernels.emulator.machine.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 
 
-@family("mov", operands=lambda parts: "d~, a~" if parts[-1][0] == "b" else "d, a", qualifiers="pred|$bits|$ints|f32|f64|b128")
+@family(
+    "mov", operands=lambda parts: "d~, a~" if parts[-1][0] == "b" else "d, a",
+    qualifiers="pred|$bits|$ints|f32|f64|b128",
+)  # fmt: skip
 def _mov(block: BlockBuilder, instruction: Instruction) -> None:
     """mov: registers, literals, addresses, special registers, packing and unpacking; an address may have an offset."""
     destination, source = instruction.operands

@@ -53,7 +53,9 @@ _REDUCED = (
 
 @family(
     "multimem.ld_reduce", operands=lambda parts: f"{data_operand('d', 'T', parts)}, [a]",
-    qualifiers="; ".join((*(f"weak|relaxed|acquire? $scope? global? acc::f32|acc::f16? {form}" for form in _REDUCED), _TOGETHER)),
+    qualifiers="; ".join((
+        *(f"weak|relaxed|acquire? $scope? global? acc::f32|acc::f16? {form}" for form in _REDUCED), _TOGETHER,
+    )),
 )  # fmt: skip
 def _ld_reduce(block: BlockBuilder, instruction: Instruction) -> None:
     """multimem.ld_reduce, of the memory of one GPU: a load."""
@@ -62,7 +64,8 @@ def _ld_reduce(block: BlockBuilder, instruction: Instruction) -> None:
 
 @family(
     "multimem.st", destinations=0, operands=update_operands,
-    qualifiers=f"weak|relaxed|release? $scope? global? v{{2,4,8}}? {{b,u,s}}{{32,64}}|f32|f64|f16|f16x2|bf16|bf16x2; {_TOGETHER}",
+    qualifiers="weak|relaxed|release? $scope? global? v{2,4,8}? {b,u,s}{32,64}|f32|f64|f16|f16x2|bf16|bf16x2; "
+    f"{_TOGETHER}",
 )  # fmt: skip
 def _st(block: BlockBuilder, instruction: Instruction) -> None:
     """multimem.st, to the memory of one GPU: a store."""

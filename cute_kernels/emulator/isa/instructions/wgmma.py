@@ -113,7 +113,8 @@ def _grammar(kind: _Kind) -> str:
 
 
 @family(
-    "wgmma.mma_async", varies=always_varies, reads_destinations=True, operands=_OPERANDS, qualifiers="; ".join(map(_grammar, _KINDS)),
+    "wgmma.mma_async", varies=always_varies, reads_destinations=True, operands=_OPERANDS,
+    qualifiers="; ".join(map(_grammar, _KINDS)),
 )  # fmt: skip
 def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.mma_async, dense: f16, bf16, tf32, e4m3, e5m2 into f32, f16, e4m3, e5m2 into f16, s8 and u8 into s32; A in

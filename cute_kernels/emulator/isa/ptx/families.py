@@ -174,11 +174,11 @@ CONTROL = {"bra": "tgt:label", "ret": "", "exit": ""}
 @functools.cache
 def arranged(opcode: str) -> tuple[str, ...]:
     """The parts of an opcode, in the order of its row where it is legal."""
-    return _arranged(tuple(opcode.split(".")))[0]
+    return arrange(tuple(opcode.split(".")))[0]
 
 
 @functools.cache
-def _arranged(parts: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+def arrange(parts: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
     """Parts in the order of the row of their opcode, and why they are illegal, or "". Without a row: as they are."""
     prefix = parts[:1] if parts[0] in CONTROL else prefix_of(parts)
     if prefix is None:
@@ -203,12 +203,12 @@ def forms_of(parts: tuple[str, ...]) -> dict[int, list[tuple[Slot, ...]]] | None
 @functools.cache
 def _plain(parts: tuple[str, ...], count: int) -> tuple[frozenset[str], ...] | None:
     """Per operand the declared types of a register that is all of it: most instructions have nothing else."""
-    forms = [] if _arranged(parts)[1] else (forms_of(parts) or {}).get(count, [])
+    forms = [] if arrange(parts)[1] else (forms_of(parts) or {}).get(count, [])
     return tuple(slot.simple for slot in forms[0]) if len(forms) == 1 else None
 
 
 def check_operands(kernel: Kernel) -> None:
-    """Refuses qualifiers that an opcode does not have, and operands that are too few, too many, of another kind or width.
+    """Refuses qualifiers that an opcode does not have, and operands of another number, kind or width than it takes.
 
     Raises:
         UnsupportedPTX: it names the instruction, the operand, what is given and what is allowed.
@@ -227,7 +227,7 @@ def check_operands(kernel: Kernel) -> None:
 
 
 def _check(instruction: Instruction, registers: dict[str, str]) -> None:
-    reason = _arranged(instruction.parts)[1]
+    reason = arrange(instruction.parts)[1]
     if reason:
         raise instruction.refuse(reason)
     forms = forms_of(instruction.parts)
