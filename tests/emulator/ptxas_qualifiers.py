@@ -130,7 +130,7 @@ def _orders() -> frozenset[tuple[str, ...]]:
 
 
 def explained(variant: str, reason: str | None) -> str:
-    """Why the emulator differs from ptxas on purpose, or ""; ``reason``: why it refuses the variant, None: it does not."""
+    """Why the emulator differs from ptxas on purpose, or ""; ``reason``: why it refuses the variant, or None."""
     known = WIDER if reason is None else BEYOND
     found = next((why for expression, why in known.items() if re.match(expression, variant)), "")
     if not found and reason is not None:

@@ -378,7 +378,7 @@ def pictures(**changes) -> dict:
     """Of patches that no kernel reads out of images."""
     images = torch.randint(0, 256, (2, 3, 28, 42), dtype=torch.uint8)
     weight = torch.randint(-127, 128, (16, 588), dtype=torch.int8)
-    values = {"images": images, "weight": weight, "weight_low": None, "weight_scale": torch.rand(16)}
+    values = {"images": images, "weight": weight, "weight_scale": torch.rand(16)}
     values |= {"weight_offset": torch.rand(16), "bias": None, "pos_embed": torch.rand(6, 16), "patch": 14}
     return values | {"out_dtype": torch.bfloat16, "backend": "auto", "config": None} | changes
 

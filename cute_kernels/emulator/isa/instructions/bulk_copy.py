@@ -113,8 +113,8 @@ def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 
 @family(
     "cp.reduce.async.bulk.tensor", destinations=0, operands=tensor_operands,
-    qualifiers="$dims global shared::cta add|min|max|inc|dec|and|or|xor tile|im2col_no_offs? bulk_group $policy?; "
-    "im2col_no_offs / {1,2}d",
+    qualifiers="$dims global shared::cta add|min|max|inc|dec|and|or|xor tile|im2col_no_offs|tile::scatter4? bulk_group "
+    "$policy?; im2col_no_offs / {1,2}d; tile::scatter4 / {1,3,4,5}d",
 )  # fmt: skip
 def _tensor_reduce(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.reduce.async.bulk.tensor: shared to global, tiled and im2col mode, on the tensor map's element type."""
@@ -126,5 +126,5 @@ def _tensor_reduce(block: BlockBuilder, instruction: Instruction) -> None:
     names = [part for part in parts if part in _OPERATIONS]
     if len(names) != 1 or len(operands) != 2 or "bulk_group" not in parts:
         raise instruction.refuse("this form of a tensor reduction is not implemented")
-    mode = mode_of(instruction, parts, "im2col_no_offs", rank)
+    mode = mode_of(parts)
     tensor_store(block, instruction, operands, rank, mode, OPERATIONS.index(names[0]))

@@ -355,6 +355,7 @@ def _instruction(
     return Instruction(index, parts, tuple(operands), guard, line, source, text)
 
 
+#: Opcodes whose qualifiers ptxas takes in any order; of several types that of the result is the first one.
 def _move(type_: str, operands: list[Operand], registers: dict[str, str]) -> tuple[str, ...]:
     """Opcode that moves a value between a parameter of a call and a register, either of which may be wider than it."""
     bits = TYPE_BITS.get(type_)
