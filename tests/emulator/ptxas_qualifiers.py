@@ -36,16 +36,19 @@ _IGNORED = (
 #: What ptxas 13.0 takes and is refused here: expression of the variant, and why. Besides, it reads the words of a name
 #: (``redux.sync``) in any order.
 BEYOND = {
-    rf"(?!testp|tensormap)\S*\.({_IGNORED})\b": "ptxas reads words of testp and tensormap.replace behind every opcode",
+    rf"(?!testp)\S*\.({_IGNORED})\b": "ptxas reads words of testp and tensormap.replace behind every opcode",
     r"\S*\.pred\b": "it reads .pred behind opcodes that have another type",
     r"\S*\.(sync|satfinite|relu|sat|approx|NaN|cc)\b\S*\.\1\b": "it reads these twice",
     r"(tcgen05\.(ld|st)|wgmma\.\w+)\.sync(?!\S*aligned)": "it does not miss .aligned",
     r"(add|sub)c\.[us]16 ": "numbers of 16 bits have no carry",
-    r"(mapa|getctarank)\.u32 ": "generic addresses have 64 bits",
+    r"(mapa|getctarank)\.u32 |cvta\S*\.u32": "generic addresses have 64 bits",
+    r"(div|rcp|sqrt)\.r[zmp]": "directed quotients and roots are not implemented",
+    r"w?mma\.\S*\.[su][48]\.\S*(f|e\dm)": "it does not look at a fifth type",
 }
 #: What ptxas 13.0 refuses and is executed here: expression of the variant, and why.
 WIDER = {
     r"ld\S* .*\[p0": "a generic address may be one of a parameter",
+    r"cvt\.rn\.\S*(bf16x2.*e\dm\dx2|e\dm\dx2.*bf16x2|e[23]m[23]x2\.f16x2)": "newer than PTX 9.0",
     r"bar\.sync -": "numbers of barriers are looked at when they are known",
     r"(setp|add)\S*bf?16(x2)? .*, -?\d+$": "literals stand for the bits of halves",
     r"multimem\S*f16x2 .*%f32": "of registers of pairs the width alone matters",

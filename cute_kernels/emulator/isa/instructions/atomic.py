@@ -324,7 +324,7 @@ def _async_operands(parts: tuple[str, ...]) -> str:
 
 @family(
     "st.async", destinations=0, operands=_async_operands,
-    qualifiers=f"weak? {_ASYNC} v{{2,4}}? {{b,u,s}}{{32,64}}|f32|f64",
+    qualifiers=f"weak? {_ASYNC} v{{2,4}}? {{b,u,s}}32|f32; weak? {_ASYNC} v2? {{b,u,s}}64|f64",
 )  # fmt: skip
 def _st_async(block: BlockBuilder, instruction: Instruction) -> None:
     """st.async to the shared memory of a CTA of the cluster, with mbarrier completion."""

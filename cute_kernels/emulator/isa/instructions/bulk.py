@@ -73,7 +73,7 @@ def tensor_operands(parts: tuple[str, ...]) -> str:
 @family(
     "cp.async.bulk.tensor", destinations=0, operands=tensor_operands,
     qualifiers="$dims shared::cluster|shared::cta global tile|im2col|tile::gather4? mbarrier::complete_tx::bytes "
-    "multicast::cluster? $group? $policy?; $dims global shared::cta tile|im2col_no_offs|tile::scatter4? bulk_group "
+    "multicast::cluster? $policy? $group?; $dims global shared::cta tile|im2col_no_offs|tile::scatter4? bulk_group "
     "$policy?; multicast::cluster / shared::cta; im2col|im2col_no_offs / {1,2}d; "
     "tile::gather4|tile::scatter4 / {1,3,4,5}d",
 )  # fmt: skip
@@ -158,7 +158,6 @@ def _prefetch_operands(parts: tuple[str, ...]) -> str:
 def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""
     rank = rank_of(instruction)
-    parts = instruction.parts[1:]
     descriptor, _ = tensor_operand(block, instruction, instruction.operands[0], rank)
     block.call(prefetch_descriptor, descriptor)
 

@@ -121,10 +121,12 @@ _TRUE = {
 @family(
     "set", operands=lambda parts: f"d:{result_type(parts)}, a, b{_combined_with(parts)}",
     qualifiers="; ".join((
-        *(f"{first} u32|s32|f32|f16|bf16 {type_}" for first, type_ in _GRAMMAR),
-        f"{_GRAMMAR[-1][0]} {{u,s}}16 f16|bf16", f"{_GRAMMAR[-1][0]} u32|s32|f16x2 f16x2",
-        f"{_GRAMMAR[-1][0]} u32|s32|bf16x2 bf16x2",
-    )),
+        *(f"{first} u32|s32|f32|f16|bf16 {type_}" for first, type_ in _GRAMMAR[:3]),
+        *(f"{_GRAMMAR[3][0]} {form}" for form in (
+            "u32|s32|f32|f16|bf16 f32|f64", "{u,s}{16,32}|f16|bf16 f16", "{u,s}{16,32}|bf16 bf16",
+            "u32|s32|f16x2 f16x2", "u32|s32|bf16x2 bf16x2",
+        )),
+    )) + "; ftz / f64|bf16|bf16x2",
 )  # fmt: skip
 def _set(block: BlockBuilder, instruction: Instruction) -> None:
     """set: all ones, or 1.0, where a comparison holds, else 0; of f16x2 and bf16x2 in both halves."""

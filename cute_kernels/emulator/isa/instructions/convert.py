@@ -41,7 +41,8 @@ _FORMS = (
     "ftz? sat? f32 f16", "$round? ftz? f32 bf16", "$round ftz? sat? f32 f64",
     "sat? f64 f16", "$round? f64 bf16", "ftz? sat? f64 f32",
     "rn|rz satfinite? relu? tf32|f16x2|bf16x2 f32", "rna satfinite? tf32 f32", f"rn satfinite relu? {_PACKED} f32",
-    "rn satfinite relu? e4m3x2|e5m2x2|e2m1x2 f16x2", f"rn relu? f16x2 {_PACKED}",
+    "rn satfinite relu? e4m3x2|e5m2x2|e2m1x2 f16x2", f"rn satfinite relu? {_PACKED} bf16x2",
+    f"rn relu? f16x2|bf16x2 {_PACKED}", "rn satfinite relu? e2m3x2|e3m2x2 f16x2",
     "rs satfinite? relu? f16x2|bf16x2 f32", "rs satfinite relu? e4m3x4|e5m2x4|e2m1x4|e2m3x4|e3m2x4 f32",
     "rz|rp satfinite? ue8m0x2 f32|bf16x2", "rn bf16x2 ue8m0x2",
 )  # fmt: skip

@@ -265,7 +265,11 @@ def _vmad(block: BlockBuilder, instruction: Instruction) -> None:
 _PACKED = {f"{kind}{bits}": (bits, kind == "s") for kind in "us" for bits in (16, 8, 4, 2)}
 
 
-@family(*(f"cvt.pack.sat.{type_}.s32" for type_ in _PACKED), operands="d, a:s32, b:s32, c:b32?")
+@family("cvt.pack.sat.u16.s32", "cvt.pack.sat.s16.s32", operands="d, a:s32, b:s32")
+@family(
+    *(f"cvt.pack.sat.{type_}.s32.b32" for type_, (bits, _) in _PACKED.items() if bits < 16),
+    operands="d, a:s32, b:s32, c:b32",
+)  # fmt: skip
 def _cvt_pack(block: BlockBuilder, instruction: Instruction) -> None:
     """cvt.pack: two integers, each limited to a narrow type, side by side, the second one lowest; c lies above them."""
     bits, signed = _PACKED[instruction.parts[3]]

@@ -71,6 +71,8 @@ class Body:
         ``stack``: whether the module allocates on the stack of a thread.
         """
         root = Scope(None, "")
+        for parameter in self.parameters:
+            root.declare(parameter.name, root.variables, reader.line())
         self.stack = stack
         if stack:
             pointer = decode_stack.pointer(0)
@@ -104,7 +106,9 @@ class Body:
                 reader.take_until(";")  # hints to the optimiser (loop unrolling)
             elif token.text in (".shared", ".local"):
                 reader.at -= 1
-                self._add_variable(read_variable(reader), token.line)
+                variable = read_variable(reader)
+                scope.declare(variable.name, scope.variables, token.line)
+                self._add_variable(variable, token.line)
             elif token.text == ".param":
                 self._declare_call_parameter(reader, scope)
             elif token.text == ".branchtargets":
@@ -113,9 +117,7 @@ class Body:
                 raise UnsupportedPTX(f"directive {token.text!r} in a kernel is not supported", ptx_line=token.line)
             elif token.kind == "name" and following == ":":
                 reader.take()
-                if token.text in scope.labels:
-                    raise UnsupportedPTX(f"label {token.text!r} is defined twice", ptx_line=token.line)
-                scope.labels.add(token.text)
+                scope.declare(token.text, scope.labels, token.line)
                 label = token.text
                 self.labels[token.text + scope.suffix] = len(self.statements)
             elif token.text == ";":
@@ -206,7 +208,7 @@ class Body:
         declaration = reader.take_until(";")
         kind, name = declaration[0].text[1:], declaration[-1].text
         if len(declaration) == 2 and kind in TYPE_BITS:
-            scope.registers.add(name)
+            scope.declare(name, scope.registers, declaration[0].line)
             self.registers[name + scope.suffix] = kind
             self.call_parameters.add(name + scope.suffix)
 
@@ -216,7 +218,7 @@ class Body:
         if elements:
             type_token = reader.take()
         kind = type_token.text[1:]
-        if kind not in TYPE_BITS:
+        if kind not in TYPE_BITS or kind in ("bf16", "bf16x2"):
             raise UnsupportedPTX(f"registers of type .{kind} are not supported", ptx_line=type_token.line)
         while True:
             name = reader.take().text
@@ -233,10 +235,12 @@ class Body:
                 names = [f"{name}{i}" for i in range(count)]
                 reader.take(">")
             if elements:
+                for each in names:
+                    scope.declare(each, set(), type_token.line)
                 scope.vectors.update(dict.fromkeys(names, elements))
                 names = [f"{each}.{part}" for each in names for part in PARTS[:elements]]
             for each in names:
-                scope.registers.add(each)
+                scope.declare(each, scope.registers, type_token.line)
                 self.registers[each + scope.suffix] = kind
             if reader.take().text == ";":
                 return
