@@ -41,9 +41,6 @@ def run(options: argparse.Namespace) -> int:
     print(f"{options.model}, {options.batch} images")
     report = bench_model.measured(bench_model.load(options), options)
     print("\n".join(report.lines()))
-    if options.images:
-        row = report.page_row(Path(options.model).name, min(options.batch, len(options.images)))
-        print(f"for the table of docs/accuracy.md, if the weights are trained:\n{row}")
     with files.writing(options.output):
         bench_model.draw(report).savefig(options.output)
     print(f"wrote {options.output}")

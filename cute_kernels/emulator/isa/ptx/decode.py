@@ -33,6 +33,7 @@ from cute_kernels.emulator.isa.ptx.program import (  # noqa: F401 - users of `pa
     Vector,
 )
 from cute_kernels.emulator.isa.ptx.source_lines import unquoted
+from cute_kernels.emulator.isa.ptx.targets import read_head
 
 _MOST_PARAMETER_BYTES = 32764  # of a kernel (CUDA driver API, since compute capability 7.0)
 _LINKING = (".visible", ".extern", ".weak", ".common")
@@ -49,21 +50,16 @@ def parse(text: str) -> Module:
         UnsupportedPTX: a construct that is not read here.
     """
     reader = Reader(tokenize(text))
-    target = version = ""
+    version, target = read_head(reader)
     variables: list[Variable] = []
     files: dict[int, str] = {}
     entries: dict[str, list[Token]] = {}
     functions: dict[str, Function] = {}
     aliases: list[list[Token]] = []
+    defined: set[str] = set()
     while reader.peek():
         token = reader.take()
-        if token.text == ".version":
-            version = reader.take().text
-        elif token.text == ".target":
-            target = reader.take_rest_of_line(least=1)[0].text
-        elif token.text in (".address_size",):
-            reader.take_rest_of_line()
-        elif token.text == ".file":
+        if token.text == ".file":
             _read_file(reader.take_rest_of_line(least=2), files)
         elif token.text == ".section":
             _skip_section(reader)
@@ -74,12 +70,18 @@ def parse(text: str) -> Module:
         elif token.text in _DECLARATIONS:
             reader.at -= 1
             item = _declaration(reader)
+            if item is None:
+                continue
+            name = item[0].text if isinstance(item, list) else item.name
+            if token.text != ".extern" and name in defined:
+                raise UnsupportedPTX(f"{name!r} is declared twice", ptx_line=token.line)
+            defined.update([name] * (token.text != ".extern"))
             if isinstance(item, Variable):
                 variables.append(item)
             elif isinstance(item, Function):
-                functions[item.name] = item
-            elif item is not None:
-                entries[item[0].text] = item
+                functions[name] = item
+            else:
+                entries[name] = item
         else:
             raise UnsupportedPTX(f"{token.text!r} at module level is not supported", ptx_line=token.line)
     for name, _, meant in (alias for alias in aliases if len(alias) == 3):

@@ -8,7 +8,6 @@ later stages see one flat name space.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -18,8 +17,8 @@ from cute_kernels.emulator.isa.ptx.decode_functions import ARRAY, Call, Function
 from cute_kernels.emulator.isa.ptx.decode_operands import PARTS, OperandReader
 from cute_kernels.emulator.isa.ptx.decode_scopes import Scope, Statement, make_tokens
 from cute_kernels.emulator.isa.ptx.decode_variables import MOST_BYTES, read_variable
+from cute_kernels.emulator.isa.ptx.families import arranged
 from cute_kernels.emulator.isa.ptx.lexer import Reader, Token, integer
-from cute_kernels.emulator.isa.ptx.operand_syntax import is_type
 from cute_kernels.emulator.isa.ptx.program import (
     CARRY,
     TYPE_BITS,
@@ -75,6 +74,8 @@ class Body:
         ``stack``: whether the module allocates on the stack of a thread.
         """
         root = Scope(None, "")
+        for parameter in self.parameters:
+            root.declare(parameter.name, root.variables, reader.line())
         recursive = decode_recursion.calls_itself(functions.known, functions.addresses)
         self.stack = stack = stack or recursive
         if recursive:
@@ -131,7 +132,9 @@ class Body:
                 reader.take_until(";")  # hints to the optimiser (loop unrolling)
             elif token.text in (".shared", ".local"):
                 reader.at -= 1
-                self._add_variable(read_variable(reader), token.line, scope)
+                variable = read_variable(reader)
+                scope.declare(variable.name, scope.variables, token.line)
+                self._add_variable(variable, token.line, scope)
             elif token.text == ".param":
                 self._declare_call_parameter(reader, scope)
             elif token.text in (".callprototype", ".calltargets"):
@@ -142,9 +145,7 @@ class Body:
                 raise UnsupportedPTX(f"directive {token.text!r} in a kernel is not supported", ptx_line=token.line)
             elif token.kind == "name" and following == ":":
                 reader.take()
-                if token.text in scope.labels:
-                    raise UnsupportedPTX(f"label {token.text!r} is defined twice", ptx_line=token.line)
-                scope.labels.add(token.text)
+                scope.declare(token.text, scope.labels, token.line)
                 label = token.text
                 self.labels[token.text + scope.suffix] = len(self.statements)
             elif token.text == ";":
@@ -308,6 +309,7 @@ class Body:
         texts = [token.text for token in declaration]
         if "[" in texts:
             name, align = texts[texts.index("[") - 1], 16
+            scope.declare(name, scope.variables, line)
             nbytes = integer(texts[texts.index("[") + 1], line) * TYPE_BITS.get(texts[texts.index("[") - 2][1:], 8) // 8
             if self._inside is not None:
                 self._on_stack(name, nbytes, align, scope)
@@ -321,7 +323,7 @@ class Body:
             return
         kind, name = declaration[0].text[1:], declaration[-1].text
         if len(declaration) == 2 and kind in TYPE_BITS:
-            scope.registers.add(name)
+            scope.declare(name, scope.registers, declaration[0].line)
             self.registers[name + scope.suffix] = kind
             self.call_parameters.add(name + scope.suffix)
 
@@ -331,7 +333,7 @@ class Body:
         if elements:
             type_token = reader.take()
         kind = type_token.text[1:]
-        if kind not in TYPE_BITS:
+        if kind not in TYPE_BITS or kind in ("bf16", "bf16x2"):
             raise UnsupportedPTX(f"registers of type .{kind} are not supported", ptx_line=type_token.line)
         while True:
             name = reader.take().text
@@ -348,10 +350,12 @@ class Body:
                 names = [f"{name}{i}" for i in range(count)]
                 reader.take(">")
             if elements:
+                for each in names:
+                    scope.declare(each, set(), type_token.line)
                 scope.vectors.update(dict.fromkeys(names, elements))
                 names = [f"{each}.{part}" for each in names for part in PARTS[:elements]]
             for each in names:
-                scope.registers.add(each)
+                scope.declare(each, scope.registers, type_token.line)
                 self.registers[each + scope.suffix] = kind
             if reader.take().text == ";":
                 return
@@ -462,7 +466,7 @@ def _instruction(index: int, statement: Statement, source: str, body: Body) -> I
         operands.append(cursor.moved() if moves else cursor.operand())
         if cursor.at < len(tokens):
             cursor.take(",")
-    parts = _types_last(tuple(opcode.split(".")))
+    parts = arranged(opcode)
     if parts[:2] in (("st", "param"), ("ld", "param")):
         if len(operands) != 2:
             raise UnsupportedPTX(f"{len(operands)} operands, not 2", ptx_line=line, instruction=text)
@@ -478,20 +482,6 @@ def _instruction(index: int, statement: Statement, source: str, body: Body) -> I
         given, taken = ([Register(CARRY)] * needed for needed in ("cc" in parts, parts[0] in _TAKE_CARRY))
         operands[1:] = [*given, *operands[1:], *taken]
     return Instruction(index, parts, tuple(operands), guard, line, source, text)
-
-
-#: Opcodes whose qualifiers ptxas takes in any order; of several types that of the result is the first one.
-_ANY_ORDER = frozenset(
-    "ld ldu st atom red add sub mul mad fma div rcp sqrt min max abs neg ex2 lg2 sin cos tanh setp set cvt".split()
-)
-
-
-@functools.cache
-def _types_last(parts: tuple[str, ...]) -> tuple[str, ...]:
-    """An opcode's parts in the order in which the PTX ISA writes them: types are behind all other qualifiers."""
-    if parts[0] not in _ANY_ORDER or parts[1:2] == ("pack",):
-        return parts
-    return (*(part for part in parts if not is_type(part)), *filter(is_type, parts))
 
 
 def _move(type_: str, operands: list[Operand], registers: dict[str, str]) -> tuple[str, ...]:
