@@ -365,10 +365,15 @@ class Cluster:
         place = self._place() or self.engine.running_issued
         if place is not None:
             error.at(*place)
-        if error.facts.barrier is not None:
-            error.know(barriers=self.barriers.states())
+        self.tell_past(error)
         if not going_on(error):
             raise error
+
+    def tell_past(self, error: EmulatorError) -> None:
+        """Adds to an error what has happened to mbarriers."""
+        past = self.barriers.past()
+        # Others of an array tell which of them the error's barrier is.
+        error.know(past=past, barriers=past.barriers if error.facts.barrier is not None else ())
 
     def _stand(self) -> None:
         """The warp that runs is at the instruction at which the core is."""

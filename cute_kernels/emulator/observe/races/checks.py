@@ -32,6 +32,7 @@ from cute_kernels.emulator.observe.races.operations import Operation
 from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, Plane, Shadow
 from cute_kernels.emulator.observe.races.shadow_unit import ShadowUnit
 from cute_kernels.emulator.observe.races.sync_point import Columns, Row, SyncPoint
+from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT
 from cute_kernels.emulator.state.tmem import COLUMNS, LANE_GROUP, LANES
 
 if TYPE_CHECKING:
@@ -201,7 +202,10 @@ class RaceChecks:
         found = suspects(self.epochs, self.launch.flow, identity, verb == "wrote", space, unit)
         label = self.epochs.label(identity)
         name = WarpName.of(label)
-        return Side(verb, tuple(found), str(name) if name is not None else "", what=label)
+        column = self.epochs.columns[identity >> LANE_BITS]
+        signals = next((address for address, point in self.points.items() if point.column == column), None)
+        place = (signals >> RANK_SHIFT, signals & OFFSET_MASK) if signals is not None else None
+        return Side(verb, tuple(found), str(name) if name is not None else "", what=label, signals=place)
 
     def _not_coherent(self, part: Part, identity: int) -> None:
         before, late, agent = part.before, part.late, self.looking
