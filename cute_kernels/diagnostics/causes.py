@@ -64,18 +64,50 @@ def _was_here(e: Evidence, waiting: Waiting, spot: Spot) -> bool:
 
 
 def _held_up(e: Evidence, waiting: Waiting, spot: Spot) -> bool:
-    """Whether who signalled the mbarrier, or its like, in earlier phases waits for something else."""
-    operation = "deliver" if waiting.barrier.tx > 0 and not waiting.barrier.pending else "arrive"
-    alike = e.alike(spot)
-    usual = {each.warp for each in e.did(operation) if alike(each.place) and each.place[0] == spot[0]}
-    usual -= {each.warp for each in e.did(operation, spot, waiting.barrier.phase)}
+    """Whether who usually signals the mbarrier waits for something else."""
+    usual = _usual(e, waiting, spot)
     return any(usual & set(_labels(other)) for other, place in _at_barriers(e) if place != spot)
 
 
+def _usual(e: Evidence, waiting: Waiting, spot: Spot) -> set[str]:
+    """Warps that signalled the mbarrier, or its like, in earlier phases, and not in this one."""
+    operation = "deliver" if waiting.barrier.tx > 0 and not waiting.barrier.pending else "arrive"
+    alike = e.alike(spot)
+    usual = {each.warp for each in e.did(operation) if alike(each.place) and each.place[0] == spot[0]}
+    return usual - {each.warp for each in e.did(operation, spot, waiting.barrier.phase)}
+
+
 def _roots(e: Evidence) -> list[tuple[Waiting, Spot]]:
-    """Waits that nobody else's wait explains; those of warps that have done nothing so far first."""
-    found = [(waiting, spot) for waiting, spot in _at_barriers(e) if not _held_up(e, waiting, spot)]
-    return sorted(found, key=lambda each: _was_here(e, *each))
+    """Waits that nobody else's wait explains, then those of warps that have done nothing so far."""
+    waits = _at_barriers(e)
+    found = [(waiting, spot) for waiting, spot in waits if not _held_up(e, waiting, spot)]
+    roots = {spot for _, spot in found}
+
+    def explained(waiting: Waiting, spot: Spot) -> bool:
+        """Whether who should signal it waits, at last, for another root."""
+        work, seen = _should_signal(e, waiting, spot) or {w for each, _ in waits for w in _labels(each)}, set()
+        work = set(work) - set(_labels(waiting))
+        while work:
+            warp = work.pop()
+            seen.add(warp)
+            for other, place in waits:
+                if warp not in _labels(other) or place[1] == spot[1]:
+                    continue
+                if place in roots:
+                    return True
+                work |= _usual(e, other, place) - seen
+        return False
+
+    return sorted(found, key=lambda each: (explained(*each), _was_here(e, *each)))
+
+
+def _should_signal(e: Evidence, waiting: Waiting, spot: Spot) -> set[str]:
+    """Warps that wait for what the waiting ones signal, and have not signalled these in another way."""
+    mine = set(_labels(waiting))
+    signals = {each.place for each in e.moments if each.warp in mine and each.operation != "wait"}
+    awaited = {each.place for each in e.did("wait") if each.warp in mine and each.place != spot}
+    back = {each.warp for each in e.moments if each.operation != "wait" and each.place in awaited}
+    return {each.warp for each in e.did("wait") if each.place in signals} - mine - back
 
 
 def _signalled_own(e: Evidence) -> Fields | None:
@@ -143,16 +175,37 @@ def _bytes_missing(e: Evidence) -> tuple[Waiting, Spot] | None:
     return next((each for each in _roots(e) if each[0].barrier.tx > 0 and not each[0].barrier.pending), None)
 
 
+def _nothing_comes(e: Evidence) -> Fields | None:
+    found = _bytes_missing(e)
+    if found is None or e.did("deliver", found[1], found[0].barrier.phase):
+        return None
+    announced, _, words = e.bytes_of(found[1], found[0].barrier.phase)
+    return {"bytes": words} if announced else None
+
+
 def _copy_missing(e: Evidence) -> Fields | None:
     found = _bytes_missing(e)
     if found is None:
         return None
     (waiting, spot), stages = found, len(e.stages(found[1]))
-    for cta, first, count in e.facts.past.unwritten:
-        array = e.array_between(first, count) if cta == spot[0] else None
-        if array is not None and array.nbytes == waiting.barrier.tx * stages:
-            return {"here": e.name(spot), "bytes": e.bytes_of(spot, waiting.barrier.phase)[2], "array": array.name}
+    empty = [(first, first + count) for cta, first, count in e.facts.past.unwritten if cta == spot[0]]
+    for array in e.arrays:
+        inside = any(first <= array.first and array.first + array.nbytes <= end for first, end in empty)
+        if inside and array.nbytes == waiting.barrier.tx * stages:
+            return {"bytes": e.bytes_of(spot, waiting.barrier.phase)[2], "array": array.name}
     return None
+
+
+def _one_cta_brings(e: Evidence) -> Fields | None:
+    found = _bytes_missing(e)
+    if found is None:
+        return None
+    copies = e.did("deliver", found[1], found[0].barrier.phase)
+    ctas = {name.cta for each in copies if (name := WarpName.of(each.warp)) is not None}
+    pair = any(each.instruction and "cta_group::2" in each.instruction.parts for each in copies)
+    if not pair or len(ctas) != 1 or found[0].barrier.tx != sum(each.amount for each in copies):
+        return None
+    return {"bytes": e.bytes_of(found[1], found[0].barrier.phase)[2], "cta": ctas.pop() ^ 1}
 
 
 def _bytes_elsewhere(e: Evidence) -> Fields | None:
@@ -169,7 +222,7 @@ def _bytes_differ(e: Evidence) -> Fields | None:
     if found is None:
         return None
     announced, came, words = e.bytes_of(found[1], found[0].barrier.phase)
-    return {"here": e.name(found[1]), "bytes": words, "announced": announced, "came": f"{came:,}"} if announced else None
+    return {"bytes": words, "came": f"{came:,}"} if announced else None
 
 
 def _arrivals_short(e: Evidence) -> tuple[Waiting, Spot, list[Moment], list[str]] | None:
@@ -207,13 +260,13 @@ def _nobody_arrives(e: Evidence) -> Fields | None:
     for waiting, spot in _roots(e):
         if not waiting.barrier.pending or e.did("arrive", spot, waiting.barrier.phase):
             continue
-        signals = [each.place for each in e.moments if each.warp in _labels(waiting) and each.operation != "wait"]
-        users = [each for each in e.did("wait") if each.place in signals and each.warp not in _labels(waiting)]
-        if not users:  # who else has gone round once, and signalled nobody
-            others = [each for each, place in _at_barriers(e) if place != spot and _was_here(e, each, place)]
-            users = [each for each in e.did("wait") if any(each.warp in _labels(other) for other in others)]
-        who = f"{e.who(each.warp for each in users)}, which waits at {e.lines(users)}," if users else "who it waits for"
-        return {"here": e.name(spot), "waits": e.who(_labels(waiting)), "who": who}
+        who = _should_signal(e, waiting, spot)
+        if not who:  # who else has gone round once, and signalled nobody
+            others = [each for each, place in _at_barriers(e) if place[1] != spot[1] and _was_here(e, each, place)]
+            who = {warp for each in others for warp in _labels(each)}
+        waits = [each for each in e.did("wait") if each.warp in who]
+        words = f"{e.who(sorted(who))} (with a wait at {e.lines(waits)})" if waits else "somebody"
+        return {"here": e.name(spot), "waits": e.who(_labels(waiting)), "who": words}
     return None
 
 
@@ -268,13 +321,64 @@ def _reads_other_stage(e: Evidence) -> Fields | None:
             "stage": stage, "other": waited, "here": e.line(e.at_fault)}  # fmt: skip
 
 
+def _generic_stages(e: Evidence) -> tuple[Moment, int, int] | None:
+    """The last wait of who reads what a thread or a cp.async wrote, its stage, and the one of the memory."""
+    side, other = e.facts.side, e.facts.other
+    if side is None or other is None or (side.verb, other.verb) != ("reads", "wrote") or other.signals or not e.warp:
+        return None
+    wait = _last_wait(e, None)
+    stages = e.stages(wait.place) if wait is not None and other.warp != e.warp else []
+    memory = e.stage_of_memory(e.facts.memory, len(stages))
+    return (wait, stages.index(wait.place[1]), memory) if memory is not None else None
+
+
+def _generic_other_stage(e: Evidence) -> Fields | None:
+    found = _generic_stages(e)
+    if found is None or found[1] == found[2]:
+        return None
+    wait, waited, memory = found
+    return {"who": e.who([e.warp]), "full": e.name(wait.place), "at": e.line(wait.instruction), "stage": waited,
+            "other": memory, "here": e.line(e.at_fault)}  # fmt: skip
+
+
+def _generic_same_stage(e: Evidence) -> Fields | None:
+    found = _generic_stages(e)
+    if found is None or found[1] != found[2] or passed_at_once(found[0]):
+        return None
+    wait, _, stage = found
+    signals = [each for each in e.did("arrive", wait.place, wait.phase - 1)]
+    write = e.facts.other.instructions
+    if not signals or not write:
+        return None
+    return {"who": e.who([e.warp]), "full": e.name(wait.place), "at": e.lines(signals), "stage": stage,
+            "write": e.line(write[0])}  # fmt: skip
+
+
 def _waited_at_once(e: Evidence) -> Fields | None:
     wait = _last_wait(e, _looks_at_copy(e))
     memory = e.facts.memory
     reads = e.error.kind == "uninitialised-read" or _looks_at_copy(e) is not None
     if wait is None or not reads or not passed_at_once(wait) or (memory is not None and memory.space == "global"):
         return None
+    if _tells_of_room(e, wait.place):
+        return None
     return {"who": e.who([e.warp]), "at": e.line(wait.instruction), "full": e.name(wait.place)}
+
+
+def _tells_of_room(e: Evidence, spot: Spot) -> bool:
+    """Whether an mbarrier seems to tell producers that a stage is free: copies signal others, or its name says so."""
+    alike = e.alike(spot)
+    filled = [alike(each.place) for each in (*e.did("announce"), *e.did("deliver"))]
+    # Of tensor memory, which MMAs write, commits tell, and not copies.
+    others = bool(filled) and e.facts.memory is not None
+    return not any(filled) and (others or any(word in e.name(spot).lower() for word in ("empty", "free")))
+
+
+def _waited_for_room(e: Evidence) -> Fields | None:
+    wait = _last_wait(e, None) if e.warp else None
+    if wait is None or not passed_at_once(wait) or not _tells_of_room(e, wait.place):
+        return None
+    return {"who": e.who([e.warp]), "empty": e.name(wait.place), "at": e.line(wait.instruction)}
 
 
 def _phase_over(e: Evidence) -> tuple[Spot, int, bool] | None:
@@ -465,6 +569,23 @@ def _arrives_again(e: Evidence) -> Fields | None:
     return {"who": e.who([e.warp]), "here": e.name(found[0]), "at": e.lines(found[1])}
 
 
+def _announces_elsewhere(e: Evidence) -> Fields | None:
+    found = _this_phase(e) if e.warp else None
+    copies = e.did("deliver", warp=e.warp) if found is not None else []
+    there = next((each.place for each in copies if each.place[1] == found[0][1] and each.place != found[0]), None)
+    if there is None or any(each.place == found[0] for each in copies):
+        return None
+    return {"who": e.who([e.warp]), "here": e.name(found[0]), "there": e.name(there), "at": e.line(e.at_fault)}
+
+
+def _too_many_at_once(e: Evidence) -> Fields | None:
+    found, state = _this_phase(e), e.facts.barrier
+    if found is None or found[1] or state.pending != state.expected:
+        return None
+    return {"here": e.name(found[0]), "count": state.expected, "init": e.line(state.init), "who": e.who([e.warp]),
+            "at": e.line(e.at_fault)}  # fmt: skip
+
+
 def _others_arrived(e: Evidence) -> Fields | None:
     found = _this_phase(e)
     if found is None or not found[1] or any(each.warp == e.warp for each in found[1]):
@@ -479,14 +600,15 @@ def _signals_other_stage(e: Evidence) -> Fields | None:
     if state is None or wait is None:
         return None
     spot = state.cta, state.offset
-    mine = [each for each in e.did("arrive", spot) if each.warp == e.warp]
+    here = e.at_fault
+    signals = here is not None and ("arrive" in here.parts or "commit" in here.parts)
     stages, waited = e.stages(spot), e.stages(wait.place)
-    if not mine or len(stages) < 2 or len(stages) != len(waited) or e.alike(spot)(wait.place):
+    if not signals or len(stages) < 2 or len(stages) != len(waited) or e.alike(spot)(wait.place):
         return None
     if stages.index(spot[1]) == waited.index(wait.place[1]):
         return None
     return {"who": e.who([e.warp]), "waited": e.name(wait.place), "wait": e.line(wait.instruction),
-            "here": e.name(spot), "at": e.lines(mine[-1:])}  # fmt: skip
+            "here": e.name(spot), "at": e.line(here)}  # fmt: skip
 
 
 def _count_too_low(e: Evidence) -> Fields | None:
@@ -521,8 +643,12 @@ def _bytes_of_phase(e: Evidence) -> Fields | None:
     if state is None:
         return None
     spot = state.cta, state.offset
-    announced, _, words = e.bytes_of(spot, state.phase)
-    return {"here": e.name(spot), "bytes": words, "copy": e.line(e.at_fault)} if announced or e.moments else None
+    announced = e.did("announce", spot, state.phase)
+    total = sum(each.amount for each in announced)
+    if not announced:
+        return None
+    return {"here": e.name(spot), "announced": f"{total:,}", "came": f"{total - state.tx:,}", "at": e.lines(announced),
+            "copy": e.line(e.at_fault)}  # fmt: skip
 
 
 # --- groups of copies, of stores and of wgmmas --------------------------------------------------------------------------
@@ -578,6 +704,22 @@ def _group_rows(
     )  # fmt: skip
 
 
+def _use_of_source(e: Evidence) -> Fields | None:
+    other = e.facts.other
+    if other is None or not other.instructions or other.verb != "read":
+        return None
+    return {"copy": e.line(other.instructions[0]), "here": e.line(e.at_fault)}
+
+
+def _waited_alone(e: Evidence) -> Fields | None:
+    return _use_of_source(e) if e.facts.other is not None and e.facts.other.waited else None
+
+
+def _not_waited_between(e: Evidence) -> Fields | None:
+    other = e.facts.other
+    return _use_of_source(e) if other is not None and other.warp and not other.waited else None
+
+
 def _barrier_of_other_cta(e: Evidence) -> Fields | None:
     state, name = e.facts.barrier, WarpName.of(e.warp)
     if state is None or name is None or state.cta == name.cta:
@@ -612,21 +754,26 @@ CAUSES: tuple[Cause, ...] = (
           "the bytes that {here} waits for have come to {there}, at {at}: a copy names the mbarrier of its own stage",
           "transaction-bytes"),
     Cause(("hang",), _copy_missing,
-          "a copy is missing: of {here} {bytes}, and nothing has written a stage of {array}, which has as many bytes as "
-          "are missing; every copy of the stage is issued and names this mbarrier", "transaction-bytes"),
+          "a copy is missing: {bytes}. Nothing has written {array}, of which a stage has as many bytes as are missing: "
+          "is its copy issued, and does it name this mbarrier?", "transaction-bytes"),
+    Cause(("hang",), _nothing_comes,
+          "a copy is missing: {bytes}. Is one issued behind that, and does it name this mbarrier?", "transaction-bytes"),
+    Cause(("hang",), _one_cta_brings,
+          "{bytes}: as much again has to come from CTA {cta} of the pair, whose copies signal the leader's mbarrier, and "
+          "which has issued none", "transaction-bytes"),
     Cause(("hang",), _bytes_differ,
-          "of {here} {bytes}: too much is announced, or one of the CTAs and warps that load has issued no copy. "
-          "The number given to mbarrier_arrive_and_expect_tx (tx_count) is {came}, if these copies are all", "transaction-bytes"),
+          "too much is announced: {bytes}. The number given to mbarrier_arrive_and_expect_tx (tx_count) is {came} if these "
+          "copies are all of the stage; if not, one has not been issued", "transaction-bytes"),
     Cause(("hang",), _some_do_not_arrive,
-          "an arrival is missing: {who} has arrived at {here} ({at}), and {others} beside it has not: let every one "
+          "an arrival is missing: at {here} there are arrivals of {who} ({at}), and none of {others}: let every one "
           "arrive, or give mbarrier_init the number that does"),
     Cause(("hang",), _count_too_high,
-          "the count of {here} is too high: mbarrier_init at {init} gives {count}, and {came} arrive in a phase, {who} "
+          "the count of {here} is too high: mbarrier_init at {init} gives {count}, and {came} come in a phase, from {who} "
           "at {at}, all of whom have arrived"),
     Cause(("hang",), _nobody_arrives,
-          "an arrival is missing: nobody has arrived at {here} in this phase, which {waits} waits for: {who} has to "
-          "signal it, by mbarrier_arrive behind its last access, or by tcgen05.commit where MMAs read or write the "
-          "stage. Is the signal there, and does it name this mbarrier?"),
+          "an arrival is missing: nobody has arrived in this phase at {here}, the mbarrier of the wait of {waits}. The "
+          "signal has to come from {who}: mbarrier_arrive behind the last access, or tcgen05.commit where MMAs read or "
+          "write the stage. Is it there, and does it name this mbarrier?"),
     # A stage that is not full: no wait, its parity, its stage, the bytes that it waits for.
     Cause(_EARLY, _not_waited, "{who} has not waited for {full}, which the copy at {copy} signals: mbarrier_wait for it, "
           "with parity 0 in the ring's first turn", "unfinished-copy"),
@@ -646,10 +793,16 @@ CAUSES: tuple[Cause, ...] = (
     Cause(_EARLY, _not_waited_again,
           "{who} has waited for phase {phase} of {full}, and the stage has been filled again since: a wait is missing in "
           "this turn, or its parity is that of the turn before", "unfinished-copy"),
+    Cause(("shared-race",), _generic_other_stage,
+          "stages differ: {who} has waited for {full} (stage {stage}) at {at}, and reads stage {other} at {here}: the "
+          "index of the wait and the index of what is read have to be the same"),
     Cause(("uninitialised-read",), _never_waited,
           "a barrier or a wait is missing: {who} has waited for no mbarrier so far, and nobody has written these bytes "
           "yet; who reads waits for who writes, by mbarrier_wait (of MMAs the mbarrier of their tcgen05.commit), "
           "sync_threads or cluster_wait"),
+    Cause(("uninitialised-read",), _waited_for_room,
+          "a wait is missing: the last wait of {who}, for {empty} at {at}, tells that there is room, and not that these "
+          "bytes are there: mbarrier_wait for the full mbarrier of the stage, which copies signal, with parity 0 at first"),
     Cause(("uninitialised-read",), _written_otherwise,
           "{who} has waited for phase {phase} of {full} at {at}, and {what} that phase: a copy of these bytes is not "
           "issued, has another size or fills another stage, or a border of the tile is never filled"),
@@ -684,13 +837,19 @@ CAUSES: tuple[Cause, ...] = (
           "{reader} reads before the MMAs at {mma} are complete: tcgen05.commit behind them, and a wait of {reader} for "
           "its mbarrier"),
     # Arrivals and phases: who comes again, who is not counted, whose stage it is.
+    Cause(("extra-arrivals",), _announces_elsewhere,
+          "{who} announces at {here}, and its copies signal {there}: of a pair of CTAs the leader alone announces the "
+          "bytes of both, so the arrive_and_expect_tx at {at} is for CTA 0 alone"),
+    Cause(("extra-arrivals",), _too_many_at_once,
+          "the count of {here} is too low: mbarrier_init at {init} gives {count}, and more threads of {who} arrive at "
+          "{at}: the number of all threads that arrive, or one of each warp arrives (elect_one)"),
     Cause(("extra-arrivals",), _arrives_again,
           "{who} has arrived at {here} in this phase already, at {at}: it has come round the ring without waiting for "
           "the stage to be free. A producer waits for the stage's empty mbarrier before it announces bytes again"),
     Cause(("extra-arrivals",), _others_arrived,
-          "{who} has arrived at {here} before {warp} ({at}), and mbarrier_init at {init} counts {count}: count all who "
-          "arrive, or let one of them do it"),
-    Cause(("phase-overrun", "phase-missed", "phase-ambiguous"), _signals_other_stage,
+          "{warp} arrives at {here} behind the arrivals of {who} ({at}), and mbarrier_init at {init} counts {count}: count "
+          "all who arrive, or let one of them do it"),
+    Cause(("phase-overrun", "extra-arrivals"), _signals_other_stage,
           "stages differ: {who} has waited for {waited} at {wait} and signals {here} at {at}: a stage is released at the "
           "empty mbarrier of the same index"),
     Cause(("phase-overrun", "phase-missed", "phase-ambiguous"), _count_too_low,
@@ -700,8 +859,9 @@ CAUSES: tuple[Cause, ...] = (
           "the copy at {copy} by {who} has signalled {here} twice in this phase: it names the mbarrier of another stage, "
           "or its warp has come round the ring without waiting for the stage to be free"),
     Cause(("extra-bytes",), _bytes_of_phase,
-          "of {here} {bytes}, up to the copy at {copy}: mbarrier_arrive_and_expect_tx takes the bytes of all copies of "
-          "the phase, every operand and every CTA of a multicast or a pair counted"),
+          "too few bytes are announced for {here}: {announced} at {at}, and with the copy at {copy} {came} have come: "
+          "mbarrier_arrive_and_expect_tx takes the bytes of all copies of the phase, every operand and every CTA of a "
+          "multicast or a pair counted"),
     # Groups: not committed, not waited for, too many left.
     *_group_rows(("copy-in-flight", "shared-race"), "cp.async", ("async", "commit_group"), ("async", "wait_group"),
                  ("cp_async_commit_group()", "cp_async_wait_group(N)")),
@@ -713,6 +873,15 @@ CAUSES: tuple[Cause, ...] = (
           "warpgroup.fence() before the first wgmma that reads or writes these registers, at {here}"),
     Cause(("register-in-flight",), _says("wgmma.wait_group"),
           "warpgroup.wait_group(0) before {here}, where registers of a wgmma are used"),
+    Cause(("source-in-use",), _waited_alone,
+          "the warp that issued {copy} has waited for its end, and nothing tells the threads that write at {here}: a "
+          "barrier of both, behind that wait"),
+    Cause(("source-in-use",), _not_waited_between,
+          "no wait for the operation at {copy} is executed before the write at {here}: in the thread that issued it "
+          "cp_async_bulk_wait_group(0, read=True), of wgmma warpgroup.wait_group(0), and then a barrier of all who write"),
+    Cause(("shared-race",), _generic_same_stage,
+          "{who} has waited for {full}, which is signalled at {at}; the write at {write} is not in front of that signal, "
+          "or is meant for another stage than {stage}: write first, then arrive, at the mbarrier of the same stage"),
     Cause(("exit-in-use",), _says("never waited for it"),
           "cp_async_bulk_wait_group(0, read=True) by the thread that stored at {here}, before it ends"),
     Cause(("exit-in-use",), _says("may exit before"),

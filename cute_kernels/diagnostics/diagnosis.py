@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from cute_kernels.diagnostics import sources
-from cute_kernels.diagnostics.arrays import Array, array_at, array_before
+from cute_kernels.diagnostics.arrays import array_at, array_before, arrays
 from cute_kernels.diagnostics.barriers import Barriers
 from cute_kernels.diagnostics.causes import cause_of
 from cute_kernels.diagnostics.evidence import Evidence
@@ -93,15 +93,10 @@ class _Diagnosis:
             kernels = parse(self.ptx).kernels
             found = kernels.get(self.kernel) or next(iter(kernels.values()), None)
             instructions = found.instructions if found is not None else ()
+        named = tuple(arrays(self.ptx, self.kernel, self.error.launch)) if instructions else ()
         return Evidence(
-            self.error, waiting, self.place, lambda state: past.barrier(state).title, self._array, instructions
+            self.error, waiting, self.place, lambda state: past.barrier(state).title, named, instructions
         )
-
-    def _array(self, memory: Memory) -> Array | None:
-        """The array of shared memory that bytes are in."""
-        if memory.space != "shared" or not self.ptx:
-            return None
-        return array_at(self.ptx, self.kernel, self.error.launch, memory.first, memory.count)
 
     # --- places -------------------------------------------------------------------------------------------------------
 
@@ -184,7 +179,7 @@ class _Diagnosis:
             before = array_before(*arguments)
             distance = memory.first - before.first - before.nbytes if before is not None else 0
             return f"{count} at {place}" + (f", {distance} bytes behind the end of {before.name}" if before else "")
-        array = self._array(memory)
+        array = array_at(*arguments, memory.count)
         if array is None:
             return f"{count} at {place}"
         return f"{count} from byte {memory.first - array.first} on of {array.name} ({place})"

@@ -25,7 +25,7 @@ class Evidence:
         waiting: of a hang, who waits for what.
         place: of an instruction in the program.
         title: of an mbarrier, its name or where it is.
-        array: of bytes of shared memory, the array that they are in; None if it is not known.
+        arrays: of shared memory, those that are known.
         instructions: of the kernel, in the order of its text; none if that is not known.
     """
 
@@ -33,7 +33,7 @@ class Evidence:
     waiting: tuple[Waiting, ...]
     place: Callable[[Located], Place]
     title: Callable[[BarrierState], str]
-    array: Callable[[Memory], Array | None]
+    arrays: Sequence[Array]
     instructions: Sequence[Located] = ()
 
     @property
@@ -52,7 +52,8 @@ class Evidence:
         """Where an instruction stands: "program.py:7"."""
         if instruction is None:
             return "a place that is not known"
-        source = self.place(instruction).source
+        place = self.place(instruction)
+        source = place.inlined_at or place.source
         return f"{short_path(source.path)}:{source.line}" if source is not None else f"PTX line {instruction.line}"
 
     def lines(self, moments: Iterable[Moment]) -> str:
@@ -86,13 +87,22 @@ class Evidence:
         return next((each for each in self.facts.past.barriers if (each.cta, each.offset) == spot), None)
 
     def stages(self, spot: Spot) -> list[int]:
-        """Offsets of the mbarriers of the same array: a loop, or unrolled calls in one line, initialised them."""
+        """Offsets of the mbarriers of the same array and purpose: some arrays have full and empty ones."""
         state = self.state(spot)
-        if state is None or state.init is None:
+        name = self.title(state).rpartition("[")[0] if state is not None else ""
+        if not name:
             return [spot[1]]
-        here = state.init.source or state.init.line
-        others = (each for each in self.facts.past.barriers if each.cta == spot[0] and each.init is not None)
-        return sorted(each.offset for each in others if (each.init.source or each.init.line) == here)
+        bytes_here = self._used_for_bytes(state)
+        return sorted(
+            each.offset for each in self.facts.past.barriers
+            if each.cta == spot[0] and self.title(each).rpartition("[")[0] == name and each.expected == state.expected
+            and len({bytes_here, self._used_for_bytes(each)} - {None}) < 2
+        )  # fmt: skip
+
+    def _used_for_bytes(self, state: BarrierState) -> bool | None:
+        """Whether bytes were announced or came there; None where nothing has happened."""
+        done = {each.operation for each in self.moments if each.place[1] == state.offset} - {"wait"}
+        return bool(done - {"arrive"}) if done else None
 
     def stage(self, spot: Spot) -> int:
         """Which of its array an mbarrier is."""
@@ -131,7 +141,8 @@ class Evidence:
         brought = f"copies bring {', '.join(parts)}" if parts else "no copy brings any"
         total = sum(each.amount for each in announced)
         at = f" at {self.lines(announced)}" if announced else ""
-        return total, sum(each.amount for each in came), f"{total:,} bytes are announced{at}, and {brought}"
+        words = f"for {self.name(spot)} {total:,} bytes are announced{at}, and {brought}"
+        return total, sum(each.amount for each in came), words
 
     # --- warps and stages ---------------------------------------------------------------------------------------------
 
@@ -149,19 +160,13 @@ class Evidence:
         found = next((each for each in self.instructions if each.line == self.error.ptx_line), None)
         return found or (side.instructions[0] if side is not None and side.instructions else None)
 
-    def array_between(self, first: int, count: int) -> Array | None:
-        """An array of shared memory that all lies in a range."""
-        array = self.array(Memory("shared", first, 1))
-        return array if array is not None and array.first + array.nbytes <= first + count else None
-
     def stage_of_memory(self, memory: Memory | None, stages: int) -> int | None:
         """Which stage of an array of so many some bytes are in; None if that is not known."""
         if memory is None or memory.space != "shared" or stages < 2:
             return None
-        array = self.array(memory)
-        if array is None or array.nbytes % stages:
-            return None
-        return (memory.first - array.first) * stages // array.nbytes
+        around = (each for each in self.arrays if each.first <= memory.first < each.first + each.nbytes)
+        array = next((each for each in around if each.nbytes % stages == 0), None)
+        return (memory.first - array.first) * stages // array.nbytes if array is not None else None
 
     def behind(self, instruction: Located, wanted: Callable[[Located], bool], ends: Callable[[Located], bool]) -> list:
         """Instructions that are wanted and stand behind one in the text, up to an end."""

@@ -68,6 +68,7 @@ class Side:
         warp: label of the warp that issued it, "" if that is not known.
         lanes: those that are concerned, as far as they are known.
         what: how the detector calls it.
+        waited: its own warp has waited for its end.
         signals: the mbarrier that tells of its completion, by CTA and offset in shared memory, or None.
     """
 
@@ -77,6 +78,7 @@ class Side:
     lanes: tuple[int, ...] = ()
     what: str = ""
     signals: tuple[int, int] | None = None
+    waited: bool = False
 
 
 @dataclass(frozen=True)
