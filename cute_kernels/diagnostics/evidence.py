@@ -1,4 +1,4 @@
-"""What a run tells of the cause of a fault: who waited for which mbarrier, who signalled it, and which stage is whose."""
+"""What a run tells of the cause of a fault: who waited for which mbarrier, who signalled it, and whose a stage is."""
 
 from __future__ import annotations
 
@@ -14,6 +14,26 @@ from cute_kernels.emulator.facts import BarrierState, Facts, Located, Memory, Mo
 
 Spot = tuple[int, int]
 """CTA, and offset of an mbarrier in its shared memory."""
+
+
+Fields = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A row of the table of causes.
+
+    Attributes:
+        kinds: of the reports that it may be the cause of.
+        holds: fields of ``help`` where it is the cause, None where it is not.
+        help: cause and mend; "": the help of ``kind``.
+        kind: that the report becomes, "" for none.
+    """
+
+    kinds: tuple[str, ...]
+    holds: Callable[[Evidence], Fields | None]
+    help: str
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -152,6 +172,12 @@ class Evidence:
         side = self.facts.side
         name = WarpName.of(self.error.warp) or WarpName.of(side.warp if side is not None else "")
         return str(name) if name is not None else ""
+
+    def last_wait(self, spot: Spot | None = None) -> Moment | None:
+        """The last wait that the warp has passed, for an mbarrier or its like; for any without one."""
+        alike = self.alike(spot) if spot is not None else lambda place: True
+        waits = self.did("wait", warp=self.warp) if self.warp else []
+        return next((each for each in reversed(waits) if alike(each.place)), None)
 
     @property
     def at_fault(self) -> Located | None:

@@ -228,7 +228,8 @@ _ACCESSES = (
         "freed-memory",
         "",
         "keep a reference to the tensor until its last launch is over: a kernel's arguments and a CUDA graph hold "
-        "addresses, and keep no tensor alive; what is made inside of a graph lives in the graph's pool, until the graph "
+        "addresses, and keep no tensor alive; what is made inside of a graph lives in the graph's pool, until the "
+        "graph "
         "or the tensor is gone",
     ),
     Kind(
@@ -251,7 +252,8 @@ _ACCESSES = (
     Kind(
         "uninitialised-read",
         "",
-        "nobody has written these bytes yet: a wait or a barrier is missing, or a copy has not been issued, has another "
+        "nobody has written these bytes yet: a wait or a barrier is missing, or a copy has not been issued, has "
+        "another "
         "size or another stage, or a border of the tile is never filled",
         detector=True,
     ),

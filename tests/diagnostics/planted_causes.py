@@ -1,4 +1,4 @@
-"""Faults planted in three kernels of `programs` and in docs/examples/bias_add.py, and what the first report of each names.
+"""Faults planted in the kernels of `programs` and in docs/examples/bias_add.py, and what reports name of each.
 
 ``python -m tests.diagnostics.planted_causes [WORDS]`` prints the reports, of the faults whose names have the words.
 """
@@ -103,7 +103,8 @@ def main(words: list[str]) -> None:
             found = report(fault.source, fault.program, Path(folder))
         print(f"### {name}")
         print(render(found).replace(f"{folder}/", "") if found is not None else "nothing")
-        lacking = [each for each in fault.expected() if found is None or each not in found.help.replace(f"{folder}/", "")]
+        help_ = found.help.replace(f"{folder}/", "") if found is not None else ""
+        lacking = [each for each in fault.expected() if each not in help_]
         if lacking or found is None or found.kind != fault.kind:
             print(f"!!! expected {fault.kind}, and {lacking}")
         print(flush=True)

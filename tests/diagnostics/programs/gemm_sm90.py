@@ -4,7 +4,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass import BFloat16, Float32, Int16, Int32
+from cutlass import BFloat16, Float32, Int16
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.cute.runtime import from_dlpack
 
@@ -111,7 +111,7 @@ def launch(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, stream: cuda.CUstream
 
 
 def main() -> None:
-    a, b = torch.randn(ROWS * CTAS, 3 * K, device="cuda").bfloat16(), torch.randn(3 * COLUMNS, 3 * K, device="cuda").bfloat16()
+    a, b = (torch.randn(rows, 3 * K, device="cuda").bfloat16() for rows in (ROWS * CTAS, 3 * COLUMNS))
     c = torch.empty(len(a), len(b), device="cuda")
     tensors = [from_dlpack(tensor, assumed_align=16) for tensor in (a, b, c)]
     launch(*tensors, cuda.CUstream(torch.cuda.current_stream().cuda_stream))

@@ -1,4 +1,4 @@
-"""Rows of a matrix plus their neighbours: cp.async brings stages by every thread, an mbarrier says that they are there."""
+"""Sums of two matrices and of neighbouring columns: stages are filled by cp.async and by bulk copies."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -30,7 +30,6 @@ def add_rows(x: cute.Tensor, w: cute.Tensor, y: cute.Tensor, bulk: cute.CopyAtom
     rows = cute.size(x, mode=[1])
     if thread < LOADERS:
         copy = cute.make_copy_atom(cpasync.CopyG2SOp(), Float32, num_bits_per_copy=128)
-        quarter = cute.make_layout(4)
         for i in cutlass.range(rows, unroll=1):
             stage = i % STAGES
             cute.arch.mbarrier_wait(empty + stage, (i // STAGES & 1) ^ 1)

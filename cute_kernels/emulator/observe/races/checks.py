@@ -201,8 +201,7 @@ class RaceChecks:
         ).know(**fault.facts(before, late, number, other), memory=self._memory(part, number, rank))
         if self.kept and (verb, earlier) == ("writes", "wrote"):
             value = int.from_bytes(self.kept, "little")
-            error.know("", f"both write the same value, {value:#x} in the first place: the result does not depend on the "
-                       "order, and it is a race all the same")  # fmt: skip
+            error.know("", f"both write the same value, {value:#x} in the first place: it is a race all the same")
         self.report(error)
 
     def side(self, identity: int, verb: str, space: str, unit: int = 1) -> Side:
