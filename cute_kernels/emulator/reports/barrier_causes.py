@@ -352,7 +352,8 @@ BARRIERS: tuple[Cause, ...] = (
           "commit names the wrong mbarrier"),
     Cause(("hang",), _signalled_elsewhere,
           "{at} (of {who}) signals {there}, and not {here}, which is waited for: a tcgen05.commit needs the mask of "
-          "all CTAs that wait (tcgen05.commit(barrier, mask, cta_group)), an mbarrier_arrive the rank of the CTA that does"),
+          "all CTAs that wait (tcgen05.commit(barrier, mask, cta_group)), an mbarrier_arrive the rank of the CTA that "
+          "does"),
     Cause(("hang",), _multicast_elsewhere,
           "{here} lacks {missing} bytes of the multicast at {at}: what {who} loads there reaches CTA {ctas} alone, so "
           "mcast_mask has to have the bit of CTA {cta}, too", "transaction-bytes"),

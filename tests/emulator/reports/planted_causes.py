@@ -1,6 +1,6 @@
 """Faults planted in the kernels of `programs` and in docs/examples/bias_add.py, and what reports name of each.
 
-``python -m tests.emulator.reports.planted_causes [WORDS]`` prints the reports, of the faults whose names have the words.
+``python -m tests.emulator.reports.planted_causes [WORDS]`` prints reports, of faults whose names have the words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ else:
     import tomli as tomllib
 
 HERE = Path(__file__).parent
-EXAMPLE = HERE.parents[1] / "docs" / "examples" / "bias_add.py"
+EXAMPLE = HERE.parents[2] / "docs" / "examples" / "bias_add.py"
 ARCHITECTURES = {"gemm_sm90": "sm_90a", "gemm_sm100": "sm_100a", "pipeline": "sm_90a", "bias_add": "sm_90a"}
 
 
