@@ -130,7 +130,8 @@ class Moment:
     """An operation on an mbarrier that has been performed.
 
     Attributes:
-        operation: "arrive", "announce" or "deliver" (bytes), or "wait" for one that has passed.
+        operation: "arrive", "announce" or "deliver" (bytes), "wait" for one that has passed, "timeout" for one that
+            has not.
         place: of the mbarrier: CTA, and offset in its shared memory.
         phase: phases that were complete before.
         amount: arrivals or bytes; of a wait the parity that it asked for, -1 if it is not by parity.

@@ -245,12 +245,14 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
     if (!acquire(t, operation, group.address, i->imm & 255)) return leave(m, ERROR);
     left &= ~group.lanes;
   }
-  for (uint32_t left = done; left;) {
+  // Of a test_wait that polls there would be no room for anything else.
+  for (uint32_t left = operation == TRY_WAIT ? active : done; left;) {
     Lanes group = next_of(i, s, left, 1);
     const Barrier *barrier = barrier_at(t, group.address);
     Moment *moment = keep(t, operation, group.address, barrier->phase, t->place, header->number);
     moment->amount = (int32_t)(parity ? group.amount & 1 : group.amount);
     moment->parity = parity;
+    moment->timed_out = !(done & group.lanes);
     left &= ~group.lanes;
   }
   AT(u64, i->d) = i->c & (ADDRESSES | AMOUNTS) ? result : result != 0;

@@ -101,7 +101,7 @@ typedef struct Moment {
   int32_t operation, amount;  // of a wait that has passed: the parity or state that it asked for
   int32_t phase;              // completed ones, before the operation
   int32_t place, warp;        // who issued it: index of the instruction and number of the warp, -1: not known
-  int32_t parity;             // a wait is by parity
+  int32_t parity, timed_out;  // a wait is by parity; it has not passed
 } Moment;
 
 // Shared memory of a CTA. A shared address is the CTA's rank << RANK_SHIFT and an offset.

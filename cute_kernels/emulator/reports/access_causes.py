@@ -18,6 +18,15 @@ def _looks_at_copy(e: Evidence) -> Spot | None:
     return other.signals if side.verb == "reads" else None
 
 
+def _timed_out(e: Evidence) -> Fields | None:
+    spot = _looks_at_copy(e)
+    looks = [each for each in e.moments if each.place == spot and each.warp == e.warp] if spot is not None else []
+    looks = [each for each in looks if each.operation in ("wait", "timeout")]
+    if not looks or looks[-1].operation == "wait":
+        return None
+    return {"who": e.who([e.warp]), "full": e.name(spot), "at": e.line(looks[-1].instruction)}
+
+
 def _not_waited(e: Evidence) -> Fields | None:
     spot = _looks_at_copy(e)
     if spot is None or not e.facts.past.whole or e.last_wait(spot) is not None:
@@ -174,7 +183,7 @@ def _refills_without_wait(e: Evidence) -> Fields | None:
 
 def _signalled_by(e: Evidence) -> set[Spot]:
     """Mbarriers that the warp's own arrivals and copies signal: it does not learn from these that a stage is empty."""
-    return {each.place for each in e.moments if each.warp == e.warp and each.operation != "wait"}
+    return {each.place for each in e.signals([e.warp])}
 
 
 def _refills_at_once(e: Evidence) -> Fields | None:
@@ -357,6 +366,9 @@ _IN_USE = ("stage-in-use", "shared-race")
 
 ACCESSES: tuple[Cause, ...] = (
     # A stage that is not full: no wait, its parity, its stage, the bytes that it waits for.
+    Cause(_EARLY, _timed_out,
+          "{who} has looked at {full} at {at}, where a single try_wait timed out: mbarrier_wait repeats it until the "
+          "phase is complete", "unfinished-copy"),
     Cause(_EARLY, _not_waited, "{who} has not waited for {full}, which the copy at {copy} signals: mbarrier_wait for "
           "it, "
           "with parity 0 in the ring's first turn", "unfinished-copy"),

@@ -70,9 +70,9 @@ def _roots(e: Evidence) -> list[tuple[Waiting, Spot]]:
 def _should_signal(e: Evidence, waiting: Waiting, spot: Spot) -> set[str]:
     """Warps that wait for what the waiting ones signal, and have not signalled these in another way."""
     mine = set(_labels(waiting))
-    signals = {each.place for each in e.moments if each.warp in mine and each.operation != "wait"}
+    signals = {each.place for each in e.signals(mine)}
     awaited = {each.place for each in e.did("wait") if each.warp in mine and each.place != spot}
-    back = {each.warp for each in e.moments if each.operation != "wait" and each.place in awaited}
+    back = {each.warp for each in e.signals() if each.place in awaited}
     return {each.warp for each in e.did("wait") if each.place in signals} - mine - back
 
 

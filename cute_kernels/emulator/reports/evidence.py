@@ -121,7 +121,7 @@ class Evidence:
 
     def _used_for_bytes(self, state: BarrierState) -> bool | None:
         """Whether bytes were announced or came there; None where nothing has happened."""
-        done = {each.operation for each in self.moments if each.place[1] == state.offset} - {"wait"}
+        done = {each.operation for each in self.signals() if each.place[1] == state.offset}
         return bool(done - {"arrive"}) if done else None
 
     def stage(self, spot: Spot) -> int:
@@ -143,6 +143,13 @@ class Evidence:
             each for each in self.moments
             if each.operation == operation and spot in (None, each.place) and phase in (None, each.phase)
             and warp in ("", each.warp)
+        ]  # fmt: skip
+
+    def signals(self, warps: Iterable[str] | None = None) -> list[Moment]:
+        """All but waits; by some warps."""
+        return [
+            each for each in self.moments
+            if each.operation not in ("wait", "timeout") and (warps is None or each.warp in warps)
         ]  # fmt: skip
 
     def untouched(self, spot: Spot) -> bool:

@@ -278,11 +278,11 @@ class MBarriers:
         return Past(self.states(), moments, count <= most, unwritten)
 
     def _moment(self, moment: ctypes.Structure) -> Moment:
-        operation, asked = _MOMENTS[moment.operation], moment.amount
+        operation, asked = "timeout" if moment.timed_out else _MOMENTS[moment.operation], moment.amount
         instruction = self.instructions[moment.place] if 0 <= moment.place < len(self.instructions) else None
         return Moment(
             operation, (moment.address >> RANK_SHIFT, moment.address & OFFSET_MASK), moment.phase,
-            -1 if operation == "wait" and not moment.parity else asked, self._arriver(moment.warp + 1), instruction,
+            -1 if operation in ("wait", "timeout") and not moment.parity else asked, self._arriver(moment.warp + 1), instruction,
         )  # fmt: skip
 
     def describe(self, address: int) -> str:
