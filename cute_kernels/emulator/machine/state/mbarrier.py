@@ -280,9 +280,10 @@ class MBarriers:
     def _moment(self, moment: ctypes.Structure) -> Moment:
         operation, asked = "timeout" if moment.timed_out else _MOMENTS[moment.operation], moment.amount
         instruction = self.instructions[moment.place] if 0 <= moment.place < len(self.instructions) else None
+        by_parity = moment.parity or operation not in ("wait", "timeout")
         return Moment(
             operation, (moment.address >> RANK_SHIFT, moment.address & OFFSET_MASK), moment.phase,
-            -1 if operation in ("wait", "timeout") and not moment.parity else asked, self._arriver(moment.warp + 1), instruction,
+            asked if by_parity else -1, self._arriver(moment.warp + 1), instruction,
         )  # fmt: skip
 
     def describe(self, address: int) -> str:
