@@ -94,6 +94,15 @@ def _generic_same_stage(e: Evidence) -> Fields | None:
             "write": e.line(write[0])}  # fmt: skip
 
 
+def _signals_other_cta(e: Evidence) -> Fields | None:
+    found = _stages_differ(e)
+    if found is None or found[0][0] == found[1].place[0] or found[2] != found[3]:
+        return None
+    spot, wait = found[:2]
+    return {"copy": e.line(e.facts.other.instructions[0]), "full": e.name(spot), "waited": e.name(wait.place),
+            "who": e.who([e.warp]), "at": e.line(wait.instruction)}  # fmt: skip
+
+
 def _waited_at_once(e: Evidence) -> Fields | None:
     wait = e.last_wait(_looks_at_copy(e))
     memory = e.facts.memory
@@ -124,7 +133,7 @@ def _waited_for_room(e: Evidence) -> Fields | None:
 def _phase_over(e: Evidence) -> tuple[Spot, int, bool] | None:
     """The mbarrier of the copy, the phase of it that was waited for, and whether a later one was announced."""
     found = _stages_differ(e)
-    if found is None or found[2] != found[3] or passed_at_once(found[1]):
+    if found is None or found[0] != found[1].place or passed_at_once(found[1]):
         return None
     spot, wait = found[:2]
     phase = wait.phase - 1
@@ -381,6 +390,10 @@ ACCESSES: tuple[Cause, ...] = (
     Cause(_EARLY, _reads_other_stage,
           "stages differ: {who} has waited for {waited} (stage {other}) at {at}, and reads stage {stage} at {here}, of "
           "which {full} tells: the index of the wait and the index of what is read have to be the same",
+          "unfinished-copy"),
+    Cause(_EARLY, _signals_other_cta,
+          "the copy at {copy} signals {full}, and {who} has waited for {waited} at {at}: a copy signals the mbarrier of "
+          "the CTA that waits (in a pair the leader's), or the other CTA passes on that its bytes have come",
           "unfinished-copy"),
     Cause(_EARLY, _announced_too_few,
           "phase {phase} of {full} was complete before this copy: {bytes}; the copy at {copy} by {who} signals it too. "
