@@ -224,7 +224,7 @@ _PRIMARY = "L2::evict_{last,normal,first,unchanged}"
 )  # fmt: skip
 @family("createpolicy.cvt", varies=never_varies, operands="policy, access_property", qualifiers="L2 b64")
 def _createpolicy(block: BlockBuilder, instruction: Instruction) -> None:
-    """createpolicy: an eviction priority, which nothing here looks at; its bits, opaque by the PTX ISA, are 0."""
+    """createpolicy: an eviction priority, which nothing looks at; its bits are 0."""
     block.define(instruction.operands[0], Constant(0, 64))
 
 
