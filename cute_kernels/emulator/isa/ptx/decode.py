@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.isa.ptx.decode_body import Body
-from cute_kernels.emulator.isa.ptx.decode_functions import Function, read_function, take_body
+from cute_kernels.emulator.isa.ptx.decode_functions import Function, Functions, read_function, take_body
 from cute_kernels.emulator.isa.ptx.decode_stack import uses_stack
 from cute_kernels.emulator.isa.ptx.decode_variables import read_variable
 from cute_kernels.emulator.isa.ptx.lexer import Reader, Token, integer, tokenize
@@ -87,14 +88,28 @@ def parse(text: str) -> Module:
         if meant.text in functions:
             functions[name.text] = functions[meant.text]
 
+    texts = [*entries.values(), *(function.body for function in functions.values())]
+    known = Functions(functions, texts, [name for each in variables for _, name, _ in each.named])
+    variables = [_with_functions(each, known) for each in variables]
+
     def decode(name: str) -> Kernel:
         """After the loop: functions, and LLVM's .file table, may stand behind the code."""
         code = Reader(entries[name])
         body = _entry(code, files)
-        body.read(code, functions, uses_stack(text))
+        body.read(code, known, uses_stack(text))
         return body.finish(tuple(variables))
 
     return Module(target, version, Kernels(entries, decode), tuple(variables))
+
+
+def _with_functions(variable: Variable, functions: Functions) -> Variable:
+    """Addresses of functions are known; those of variables are when a launch gives them memory."""
+    initial = bytearray(variable.initial)
+    for offset, name, more in variable.named:
+        if name in functions.addresses:
+            initial[offset : offset + 8] = (functions.addresses[name] + more).to_bytes(8, "little")
+    named = tuple(each for each in variable.named if each[1] not in functions.addresses)
+    return replace(variable, initial=bytes(initial), named=named)
 
 
 def _read_file(tokens: list[Token], files: dict[int, str]) -> None:
