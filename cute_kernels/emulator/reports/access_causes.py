@@ -392,8 +392,8 @@ ACCESSES: tuple[Cause, ...] = (
           "which {full} tells: the index of the wait and the index of what is read have to be the same",
           "unfinished-copy"),
     Cause(_EARLY, _signals_other_cta,
-          "the copy at {copy} signals {full}, and {who} has waited for {waited} at {at}: a copy signals the mbarrier of "
-          "the CTA that waits (in a pair the leader's), or the other CTA passes on that its bytes have come",
+          "the copy at {copy} signals {full}, and {who} has waited for {waited} at {at}: a copy signals the mbarrier "
+          "of the CTA that waits (in a pair the leader's), or the other CTA passes on that its bytes have come",
           "unfinished-copy"),
     Cause(_EARLY, _announced_too_few,
           "phase {phase} of {full} was complete before this copy: {bytes}; the copy at {copy} by {who} signals it too. "
