@@ -12,7 +12,6 @@ from cute_kernels.testing.data import POISON, bits_of
 _SHOWN = 5
 
 
-@default_environment()
 def assert_matches(
     actual: torch.Tensor,
     expected: torch.Tensor,
@@ -45,6 +44,7 @@ def assert_matches(
         raise AssertionError(found)
 
 
+@default_environment()
 def _differences(
     actual: torch.Tensor, expected: torch.Tensor, ulps: int, absolute: float, relative: float, name: str
 ) -> str:
