@@ -10,13 +10,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.graph.values import CANONICAL, Constant, Pack, PureOp, Value
 from cute_kernels.emulator.instructions.floats import float_to_float
 from cute_kernels.emulator.instructions.integers import binary, shift_by
-from cute_kernels.emulator.instructions.memory import SPACES, Access, address_of
+from cute_kernels.emulator.instructions.memory import SPACES, Access, address_of, memory_space
 from cute_kernels.emulator.instructions.mma import multiply_registers
 from cute_kernels.emulator.ptx.decode import TYPE_BITS, Instruction, Operand, Special, Vector
 from cute_kernels.emulator.ptx.families import always_varies
@@ -184,7 +183,7 @@ class _Places:
 
     def facts(self, register: _Register) -> tuple[int, ...]:
         """Facts of an `Access` to a piece."""
-        return CONSTANTS[f"SPACE_{self.space.upper()}"], self.piece_bits(register) // 8, 0
+        return memory_space(self.space, self.space == "shared"), self.piece_bits(register) // 8, 0
 
     def piece_bits(self, register: _Register) -> int:
         return _BITS[self.matrix.type] * (register.per if self.beside else 1)

@@ -18,11 +18,11 @@ _NAMES = {
     CONSTANTS[f"ACCESS_{name}"]: name
     for name in (
         "MISALIGNED", "NO_CTA", "EXITED", "OUTSIDE", "UNNAMED", "BARRIER", "UNINITIALISED", "UNREGISTERED", "MIXED",
-        "NOT_SHARED", "LOCAL",
+        "NOT_SHARED", "LOCAL", "OTHER_CTA",
     )
 }  # fmt: skip
-#: What the core finds wrong, and the one of it that it may go on after.
-FAULTS, UNINITIALISED = set(_NAMES), CONSTANTS["ACCESS_UNINITIALISED"]
+#: What the core finds wrong, and those of it that it may go on after.
+FAULTS, REPORTS = set(_NAMES), {CONSTANTS[f"ACCESS_{name}"] for name in ("UNINITIALISED", "OTHER_CTA")}
 _SPACES = {CONSTANTS[f"SPACE_{name.upper()}"]: name for name in ("shared", "global", "generic", "param", "local")}
 _SPACE, _WRITE, _TOGETHER = (CONSTANTS[f"ACCESS_{name}"] for name in ("SPACE", "WRITE", "TOGETHER"))
 _WORD = (1 << 64) - 1
@@ -44,6 +44,11 @@ def fault(
         opcode = warp.cluster.place_of(warp).parts[0]
         message = f"{opcode} at the generic address {address:#x}, which is not one of shared memory"
         return IllegalAccess(message).know("out-of-bounds")
+    if name == "OTHER_CTA":
+        opcode = warp.cluster.place_of(warp).opcode
+        where = f"{address:#x}, which is in the shared memory of CTA {address >> RANK_SHIFT}"
+        message = f"{opcode} of CTA {warp.cta.rank} at {where}: it may access its own CTA's alone"
+        return IllegalAccess(message).know("other-cta")
     if name == "LOCAL":
         return local_together(address, nbytes)
     if space == "param":
