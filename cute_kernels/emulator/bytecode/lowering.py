@@ -14,6 +14,7 @@ from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import lower as lower_instruction
 from cute_kernels.emulator.graph.values import Constant, Namespace, Value
 from cute_kernels.emulator.instructions import tcgen05
+from cute_kernels.emulator.instructions.members import gather
 from cute_kernels.emulator.ptx.decode import (
     TYPE_BITS,
     Instruction,
@@ -126,6 +127,8 @@ class Lowering:
                     continue
                 guard = None
             builder.guard = guard
+            if instruction.index in self.flow.gathers:
+                gather(builder, instruction)
             self._lower(builder, instruction)
             builder.guard = None
         return builder, condition if len(block.successors) > 1 else None

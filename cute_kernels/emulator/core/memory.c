@@ -499,7 +499,7 @@ static const Instruction *run_matrices(
   if (m->active != ((WarpHeader *)s)->live) return part_of_a_warp(m, list[0]);
   for (const uint32_t *offset = list + 2; *offset; offset++) registers[count++] = s + *offset;
   uint32_t mask = (uint32_t)((1ull << MATRIX_ROWS * count) - 1);
-  Request request = {(int32_t)list[0], SPACE_SHARED, MATRIX_ROW, 1, 0, write, 0, mask};
+  Request request = {(int32_t)list[0], SPACE_SHARED, MATRIX_ROW, 1, 0, write, 0, 0, mask};
   for (int lane = 0; lane < MATRIX_ROWS * count && generic; lane++) {
     if (space_at(addresses[lane]) != SPACE_SHARED)
       DONE(!refuse(m->tables, &request, ACCESS_NOT_SHARED, SPACE_GENERIC, addresses[lane]));

@@ -292,8 +292,8 @@ struct Event {
 enum { NO_MEET = -1, NO_FRAME = -1 };
 typedef struct Frame { int32_t meet; uint32_t arrived; int32_t below, parts; } Frame;
 // Lanes that are not running now: where they continue, the innermost branch at which they have parted, whether they have
-// had to wait since the warp did, and what a blocking instruction of theirs remembers.
-typedef struct Path { int32_t pc; uint32_t mask; int32_t frame, blocked; int64_t token; } Path;
+// had to wait since the warp did, what a blocking instruction of theirs remembers, and whether they wait for other lanes.
+typedef struct Path { int32_t pc; uint32_t mask; int32_t frame, blocked; int64_t token, gathers; } Path;
 
 // The state of a warp begins with this; behind it are a count of executions (int64) for every basic block, registers,
 // constants and intermediate values. `meet` is that of the innermost branch `top`, NO_MEET where no lanes have parted;
@@ -316,6 +316,7 @@ typedef struct WarpHeader {
   Frame frames[LANES];
   Path paths[LANES];
   int32_t waiting;  // all paths wait
+  int32_t gathers;  // as of `Path`, where the path runs that all others wait with
   int32_t budget;  // blocks until the warp gives way
   int32_t entered;
   int32_t timed_out;  // its next try_wait gives up

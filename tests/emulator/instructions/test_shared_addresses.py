@@ -23,8 +23,12 @@ FORMS = {
     "st.local": "st.local.u32 [{local}], %r1; ld.local.u32 %r10, [depot];",
     "atom.shared": "atom.shared.add.u32 %r10, [{}], 1;",
     "red.shared": "red.shared.add.u32 [{}], 0; ld.shared.u32 %r10, [%r3];",
-    "ldmatrix": "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%r10, %r11, %r12, %r13}}, [{}]; mov.u32 %r10, %r1;",
-    "stmatrix": "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{}], {{%r10, %r10, %r10, %r10}}; mov.u32 %r10, %r1;",
+    # Lane l holds of row l / 4 of each matrix, and so of every row of memory, the word l % 4.
+    "ldmatrix": "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%r10, %r11, %r12, %r13}}, [{}]; and.b32 %r11, %r1, 3; "
+    "mad.lo.u32 %r10, %r10, 4, %r11;",
+    "stmatrix": "shr.u32 %r10, %r9, 2; or.b32 %r10, %r10, 64; and.b32 %r10, %r10, 71; add.u32 %r11, %r10, 8; "
+    "add.u32 %r12, %r10, 16; add.u32 %r13, %r10, 24; stmatrix.sync.aligned.m8n8.x4.shared.b16 [{}], "
+    "{{%r10, %r11, %r12, %r13}}; bar.warp.sync -1; ld.shared.u32 %r10, [%r3]; xor.b32 %r10, %r10, 64;",
     "cp.async": "cp.async.ca.shared.global [{}], [%d1], 4; cp.async.wait_all; ld.shared.u32 %r10, [%r3]; "
     "sub.u32 %r10, %r10, 100;",
     "mbarrier": "bar.warp.sync -1; @%p1 mbarrier.init.shared.b64 [{}], 1; @%p1 mbarrier.inval.shared.b64 [{}]; "

@@ -27,7 +27,8 @@ STORE = """
     .shared .align 1024 .b8 rows[512];
     mov.u32 %r1, %tid.x; ld.param.u64 %d0, [p0]; ld.param.u64 %d2, [p1]; mov.u32 %r2, rows;
     mad.lo.u32 %r9, %r1, 16, %r2; ld.param.u32 %r4, [p2]; ld.param.u32 %r5, [p3]; mov.u32 %r6, 0;
-    mad.wide.u32 %d3, %r1, 16, %d2; ld.global.v4.u32 {%r10, %r11, %r12, %r13}, [%d3]; st.shared.v4.u32 [%r9], {%r10, %r11, %r12, %r13};
+    mad.wide.u32 %d3, %r1, 16, %d2;
+    ld.global.v4.u32 {%r10, %r11, %r12, %r13}, [%d3]; st.shared.v4.u32 [%r9], {%r10, %r11, %r12, %r13};
     fence.proxy.async; bar.sync 0; setp.ne.u32 %p1, %r1, 0; @%p1 bra END;
     cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%d0, {%r6, %r4, %r7, %r5}], [%r2];
     cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
