@@ -94,7 +94,8 @@ def _outside_local(warp: WarpState, addresses: int, nbytes: int, mask: int) -> E
     """``addresses``: where those of the lanes of a mask are, one after the other."""
     if warp.local is None:
         return IllegalAccess("access to local memory by a kernel that declares none")
-    places = sorted(set((ctypes.c_int64 * (mask & 0xFFFFFFFF).bit_count()).from_address(addresses)))
+    places = (ctypes.c_int64 * (mask & 0xFFFFFFFF).bit_count()).from_address(addresses)
+    places = sorted({ctypes.c_int32(place).value for place in places})  # in front of the memory they are negative
     return IllegalAccess(
         f"local access of {nbytes} bytes at {[hex(place) for place in places[:4]]} of {warp.local.shape[1]} bytes"
     ).know("out-of-bounds")

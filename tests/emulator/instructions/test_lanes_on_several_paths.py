@@ -1,7 +1,7 @@
 """Instructions that lanes execute together and come to on several paths: PTX has them wait for each other there.
 
-Compilers thread branches so: ``if (lane == 0) f(); if (warp == 0) sync();`` becomes two branches to one instruction, which
-is not where all ways of the first branch meet.
+Compilers thread branches so: ``if (lane == 0) f(); if (warp == 0) sync();`` becomes two branches to one instruction,
+which is not where all ways of the first branch meet.
 """
 
 from __future__ import annotations
