@@ -187,7 +187,7 @@ class _Grid:
                 self._next("").run()
 
     def _next(self, held_at: str) -> Scheduler:
-        cluster = self.launch.make_cluster(self.launch.waiting.popleft())
+        cluster = self.launch.make_cluster(self.launch.waiting.take())
         cluster.held_at = held_at
         return Scheduler(cluster, self.execution, self.options, None, len(self.launch.waiting))
 

@@ -35,6 +35,7 @@ from cute_kernels.emulator.ptx.program import (
 )
 
 _MOST_REGISTERS = 1 << 20  # of a kernel: far above what any compiler writes
+_MOST_DIGITS = 19  # of a number of 64 bits
 _MOST_STATEMENTS = 1 << 20  # with calls expanded: no kernel is as long
 _MOST_SCOPES = 1 << 15  # likewise
 _MOST_CALLERS = 100  # of a function that is expanded, one inside of the other
@@ -132,8 +133,9 @@ class Body:
                 if tokens[0].text == "brx.idx":
                     statements = self._indirect(tokens, scope)
                 elif self.stack and decode_stack.is_of_stack(tokens):
-                    spare = self._spare_register("alloca", "b64", scope)
-                    statements = decode_stack.expanded(tokens, len(callers), spare)
+                    uses = {"alloca": "b64", "taken": "b64", "none": "pred"}
+                    spare = [self._spare_register(use, type_, scope) for use, type_ in uses.items()]
+                    statements = decode_stack.expanded(tokens, len(callers), *spare)
                 else:
                     statements = [tokens]
                 self.statements += [Statement(statement, scope, location, used_bytes) for statement in statements]
@@ -249,8 +251,8 @@ class Body:
         for index, statement in enumerate(self.statements):
             key = statement.location
             if key not in sources:
-                if not all(word.isdecimal() for word in key.split()):
-                    message = f"`.loc {key}` needs the numbers of a file and a line"
+                if not all(word.isdecimal() and len(word) < _MOST_DIGITS for word in key.split()):
+                    message = f"`.loc {key[:40]}` needs the numbers of a file and a line"
                     raise UnsupportedPTX(message, ptx_line=statement.tokens[0].line)
                 sources[key] = _describe_location(key, self.files)
             instructions.append(_instruction(index, statement, sources[key], self.call_parameters, self.registers))
