@@ -116,7 +116,7 @@ def test_the_report_of_a_fault_follows_the_traceback(tmp_path: Path) -> None:
 
 def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
-        "from cute_kernels import extras\nthere = extras._is_there\n"
+        "from cute_kernels.common import extras\nthere = extras._is_there\n"
         "extras._is_there = lambda module: module != 'hypothesis' and there(module)\n"
     )
     (tmp_path / "test_it.py").write_text("def test_it(emulated): pass\n")

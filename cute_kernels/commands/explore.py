@@ -14,7 +14,7 @@ from cute_kernels.commands import sweep, workers
 from cute_kernels.commands.kernel_options import OPERATIONS, add_plan
 from cute_kernels.common import extras, files
 
-_FOLDER = Path(__file__).parent / "notebooks"  # no package: whoever imports a notebook executes it
+_FOLDER = Path(__file__).parents[1] / "explore" / "notebooks"  # no package: whoever imports a notebook executes it
 _VARIED = ["tile_n=128,256", "stages=2,3,4,6"]
 """Values that are tried of patch-embed on SM100 without ``--vary``."""
 

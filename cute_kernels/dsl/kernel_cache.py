@@ -242,11 +242,11 @@ def fingerprint() -> str:
 
 
 def _origin() -> dict[str, object]:
-    package = Path(__file__).parent
-    # Plans are constants of the generated code; dsl/ chooses its options, compile.py its arguments and how a
-    # launch passes them.
+    package = Path(__file__).parents[1]
+    # Plans are constants of the generated code; dsl/ chooses its options, operations/compile.py its arguments and how
+    # a launch passes them.
     modules = [module for folder in ("dsl", "kernels", "plan") for module in (package / folder).rglob("*.py")]
-    sources = sorted([*modules, package / "compile.py"])
+    sources = sorted([*modules, package / "operations" / "compile.py"])
     library = dsl.runtime_library()
     distributions: dict[str, str] = {}
     for distribution in metadata.distributions():

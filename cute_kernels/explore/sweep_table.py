@@ -95,7 +95,8 @@ def sweep(
         compiled: compile the legal ones, which takes seconds each; without it nobody knows registers and stack.
         measured: time the legal configurations for the GPU at hand too, in turns, with their results compared.
         seen: called with each row as soon as it and all before it are known.
-        executor, jobs: as for `cute_kernels.common.executors.Workers`: configurations are evaluated in as many processes.
+        executor, jobs: as for `cute_kernels.common.executors.Workers`: configurations are evaluated in as many
+            processes.
 
     Raises:
         TypeError: ``base`` belongs to another operation, ``counted`` is another kind of problem, or a setting is no

@@ -62,8 +62,8 @@ def gemm(
     rounded to FP32 once. ``scale = scale_a * scale_b`` is one FP32 product; the accumulator is multiplied by it and
     FP32 ``bias`` added with one rounding, the activation is computed from operations that IEEE 754 rounds correctly,
     the residual is added with one rounding, and the result is rounded once to ``out_dtype``:
-    `cute_kernels.operations.reference.gemm` says the same in plain torch, and what the ``split_k`` of a config changes in the
-    order of the additions. Of float32 operands the tensor core multiplies TF32, which has FP32's range and 11
+    `cute_kernels.operations.reference.gemm` says the same in plain torch, and what the ``split_k`` of a config changes
+    in the order of the additions. Of float32 operands the tensor core multiplies TF32, which has FP32's range and 11
     significant bits: every element is rounded to the nearest one first, ties to even. Names and shapes of the
     multipliers are those of `torch.nn.functional.scaled_mm`.
 

@@ -199,7 +199,7 @@ def test_off_leaves_no_trace(tmp_path, monkeypatch):
 def test_concurrent_processes_build_once(root, tmp_path):
     """Six processes ask at the same time; each says whether it built, and all get the same kernel."""
     program = (
-        "import sys, time, json; from cute_kernels import kernel_cache as cache\n"
+        "import sys, time, json; from cute_kernels.dsl import kernel_cache as cache\n"
         "def build():\n"
         "    print('built'); time.sleep(0.3)\n"
         "    return cache.CompiledKernel('k', sys.argv[1], b'c', b'o', 'p')\n"

@@ -36,7 +36,8 @@ PARTS = {
         (
             "tests/operations/test_table.py", "tests/operations/test_patch_weight.py",
             "tests/operations/test_patch_embed.py", "tests/operations/test_patch_embed_arguments.py",
-            "tests/operations/test_gemm.py", "tests/explore/tuning/test_functions.py", "tests/operations/runtime/test_repeat.py",
+            "tests/operations/test_gemm.py", "tests/explore/tuning/test_functions.py",
+            "tests/operations/runtime/test_repeat.py",
             "tests/operations/test_patch_embed_images.py", "tests/operations/test_emulator_backend.py",
         ),
         900,
@@ -44,9 +45,10 @@ PARTS = {
     "runtime": Part(
         ("cute_kernels/operations/runtime", "cute_kernels/dsl/kernel_cache.py"),
         (
-            "tests/operations/runtime/test_constants.py", "tests/operations/runtime/test_tuned.py", "tests/explore/tuning/test_functions.py",
-            "tests/operations/runtime/test_repeat.py",
-            "tests/operations/runtime/test_launch.py", "tests/dsl/test_kernel_cache.py", "tests/operations/test_patch_embed.py",
+            "tests/operations/runtime/test_constants.py", "tests/operations/runtime/test_tuned.py",
+            "tests/explore/tuning/test_functions.py", "tests/operations/runtime/test_repeat.py",
+            "tests/operations/runtime/test_launch.py", "tests/dsl/test_kernel_cache.py",
+            "tests/operations/test_patch_embed.py",
             "tests/operations/test_patch_embed_arguments.py",
             "tests/operations/test_gemm.py", "tests/commands/test_ptx.py",
         ),

@@ -27,6 +27,7 @@ from unittest import mock
 
 from cute_kernels import dsl
 from cute_kernels.common import forks, interrupts
+from cute_kernels.common.files import NotWritten
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
 from cute_kernels.emulator.machine.launch.overlap import Finished, Snapshot
 from cute_kernels.emulator.machine.launch.run import Report
@@ -95,6 +96,7 @@ class Session:
         launches: those that are complete, in order.
         failures: the errors of those that are not, in order; the program may have caught them.
         traces: files of timelines, of a launch that failed too.
+        unwritten: a timeline or a file of ``keep_ptx`` that could not be written, or None.
         threads: those that the program started, whose launches count too.
         streams: those of the program.
     """
@@ -119,6 +121,7 @@ class Session:
         self.launches: list[EmulatedLaunch] = []
         self.failures: list[EmulatorError] = []
         self.traces: list[Path] = []
+        self.unwritten: NotWritten | None = None
         self._report = report
         self._kept = KeptLaunches(keep_ptx) if keep_ptx is not None else None
         self._overlap, self._recorder = overlap, recorder
@@ -160,6 +163,9 @@ class Session:
             interrupts.check()
         try:
             yield
+        except NotWritten as error:  # the program may catch it
+            self.unwritten = self.unwritten or error
+            raise
         finally:
             self._launching.release()
 
@@ -388,8 +394,8 @@ def capture(
         overlap: a launch with programmatic stream serialisation that comes directly behind another may begin before
             that one is over: what griddepcontrol.wait does not order races. Both launches then run once more, the
             second up to its wait while the first has come no further than griddepcontrol.launch_dependents, and results
-            are those of that order (`cute_kernels.emulator.machine.launch.overlap`). One whose order matters is followed in
-            turn.
+            are those of that order (`cute_kernels.emulator.machine.launch.overlap`). One whose order matters is
+            followed in turn.
         recorder: takes every launch with the memory that it finds.
         roles: part of a kernel's name ("" fits all) -> name per warp of a CTA, "" for none; for counters, timelines
             and reports. The longest part that fits counts, and where none does, ``options.roles``.

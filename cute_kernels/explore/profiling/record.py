@@ -95,7 +95,8 @@ def record(
 
     Args:
         plan: of one launch whose kernel can be profiled; not yet compiled for stamps.
-        operands: as for `cute_kernels.operations.runtime.gpu.launch`, on the CUDA device, or in host memory for the emulator.
+        operands: as for `cute_kernels.operations.runtime.gpu.launch`, on the CUDA device, or in host memory for the
+            emulator.
         stamps: that each warp may write.
         device: what executes it.
 

@@ -1,7 +1,7 @@
 """Warpgroup matrix multiplication: wgmma.fence, mma_async, commit_group, wait_group.
 
-The accumulators of a wgmma are filled in when it completes. `cute_kernels.emulator.isa.ptx.register_hazards` proves before
-the kernel runs that nothing looks at them in between.
+The accumulators of a wgmma are filled in when it completes. `cute_kernels.emulator.isa.ptx.register_hazards` proves
+before the kernel runs that nothing looks at them in between.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _skip_section(reader: Reader) -> None:
 
 
 def _declaration(reader: Reader) -> Variable | Function | list[Token] | None:
-    """What a directive of the module declares; an entry as its tokens, from its name on."""
+    """Declarations of a directive of the module; an entry keeps its tokens, from its name on."""
     while reader.peek() in _LINKING:
         reader.take()
     if reader.peek() == ".entry":

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cute_kernels.common.chips import chip_of
 from cute_kernels.emulator.isa.ptx.decode import Kernel, Variable, parse
 from cute_kernels.emulator.machine.bytecode.execution import Execution
 from cute_kernels.emulator.machine.launch.arguments import extents, parameter_block
-from cute_kernels.emulator.machine.launch.capacity import capacity, chip_of
+from cute_kernels.emulator.machine.launch.capacity import capacity
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.state.register_pool import at_entry
 from cute_kernels.emulator.machine.state.smem import SYSTEM_BYTES, gaps
