@@ -6,12 +6,11 @@ import argparse
 import contextlib
 import functools
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH
-from cute_kernels.common.files import check_output, check_program, from_here, marked, show
+from cute_kernels.common.files import NotWritten, check_output, check_program, complain, from_here, marked, show
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.machine.launch import schedule
 from cute_kernels.emulator.machine.launch.schedule import Schedule
@@ -289,13 +288,13 @@ def emulate(options: argparse.Namespace) -> int:
             outcome.status = run_program(options.script, options.arguments, session, failed, options.traceback)
             if reporter.faults and outcome.status in (0, 1):  # what the program makes of it comes second
                 outcome.status = FAULT
-            return outcome.status
         finally:
             outcome.launches = launches_of(session)
             note_suppressed(outcome, going)
             _print_end(options, session)
             if profiled:
                 _write_profile(options, session, reporter)
+    return outcome.status
 
 
 def run_options(parsed: argparse.Namespace) -> dict[str, object]:
@@ -397,6 +396,9 @@ def writing_reports(parsed: argparse.Namespace, reporter: Reporter, name: str) -
     except SystemExit as end:
         outcome.status = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
+    except NotWritten as error:  # a fault that was found before it counts for more
+        outcome.status = FAULT if reporter.faults else 2
+        complain(f"cute-kernels: error: {error}")
     except BaseException as error:
         outcome.status = 2 if isinstance(error, (ValueError, OSError)) else 1
         raise
@@ -406,7 +408,7 @@ def writing_reports(parsed: argparse.Namespace, reporter: Reporter, name: str) -
         except OSError as error:
             if not outcome.status:
                 raise
-            print(f"cute-kernels: error: {error}", file=sys.stderr)  # the status says what happened before
+            complain(f"cute-kernels: error: {error}")  # the status says what happened before
 
 
 def note_suppressed(outcome: Outcome, going: going_on.GoingOn | None) -> None:
@@ -414,7 +416,7 @@ def note_suppressed(outcome: Outcome, going: going_on.GoingOn | None) -> None:
     if going is not None and going.suppressed:
         outcome.suppressed = dict(going.suppressed)
         text = ", ".join(f"{count} by {name}" for name, count in going.suppressed.items())
-        print(f"suppressed reports: {text}", file=sys.stderr)
+        complain(f"suppressed reports: {text}")
 
 
 def launches_of(session: Session) -> list[dict[str, object]]:
@@ -437,16 +439,16 @@ def replay_words(parsed: argparse.Namespace, schedule: Schedule, name: str = "em
 
 def _print_end(options: argparse.Namespace, session: Session) -> None:
     for trace in session.traces:
-        if trace.exists():
+        if trace.is_file():
             show(f"timeline: {trace.resolve()}; open it with https://ui.perfetto.dev")
     if not options.quiet:
         count, total = len(session.launches), sum(launch.report.seconds for launch in session.launches)
         text = f"emulated: {count} launch{'' if count == 1 else 'es'}"
         if session.failures:
             failed = ", ".join(error.launch_name() for error in session.failures)
-            print(f"{text} complete in {total:.1f} s; {failed} failed", flush=True)
+            show(f"{text} complete in {total:.1f} s; {failed} failed")
         else:
-            print(f"{text} in {total:.1f} s", flush=True)
+            show(f"{text} in {total:.1f} s")
 
 
 def _write_profile(options: argparse.Namespace, session: Session, reporter: Reporter) -> None:
@@ -461,6 +463,6 @@ def _write_profile(options: argparse.Namespace, session: Session, reporter: Repo
 
 
 def _print(counters: bool, launch: EmulatedLaunch) -> None:
-    print(f"emulated: {launch.summary()}", flush=True)
+    show(f"emulated: {launch.summary()}")
     if counters and launch.report.units is not None:
         show(launch.report.units.describe())

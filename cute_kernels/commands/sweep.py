@@ -85,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None and any(row.smem for row in rows):
         import cute_kernels.explore.sweep_figure as sweep_figure
 
-        sweep_figure.draw(rows, *axes).savefig(options.output)
+        with files.writing(options.output):
+            sweep_figure.draw(rows, *axes).savefig(options.output)
     tried = [row for row in rows if row.settings]
     status = min((row.status for row in rows if row.status), default=0)  # a fault before a refusal
     return status or int(all(row.reason is not None for row in tried))

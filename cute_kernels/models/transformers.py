@@ -276,7 +276,6 @@ _FAMILIES = {
 }
 # With what lies in front of an embedding.
 _KNOWN = _FAMILIES | {"conditioner": _Family("radio", "RadioInputConditioner", _Conditioner)}
-_INTEGERS = ("int8", "int16")
 _active: dict[str, PatchOptions] = {}
 
 
@@ -294,10 +293,10 @@ def enable(
     Called again, it changes the options for models to come. Models that exist stay as they are: `convert` is for them.
 
     Args:
-        precision: what is multiplied, see `cute_kernels.models.nn.PatchOptions`. ``"int8"`` and ``"int16"`` take uint8
-            pixels, which reach the embedding in SigLIP, SigLIP2 and Gemma 4: Qwen's models cast what they are given,
-            and are left alone with these precisions (`convert` opens them). Gemma 4 Unified's LayerNorm and layer are
-            replaced with these alone. ``"auto"`` follows the type of the weight.
+        precision: what is multiplied, see `cute_kernels.models.nn.PatchOptions`. ``"int8"`` takes uint8 pixels,
+            which reach the embedding in SigLIP, SigLIP2 and Gemma 4: Qwen's models cast what they are given, and are
+            left alone with it (`convert` opens them). Gemma 4 Unified's LayerNorm and layer are replaced
+            with it alone. ``"auto"`` follows the type of the weight.
         models: which of ``"siglip"`` (SigLIP, and SigLIP2 of fixed resolution), ``"siglip2"`` (NaFlex), ``"qwen2_vl"``,
             ``"qwen2_5_vl"``, ``"qwen3_vl"``, ``"qwen3_vl_moe"``, ``"qwen3_5"``, ``"qwen3_5_moe"``, ``"gemma4"`` and
             ``"gemma4_unified"``; None takes all that this transformers has.
@@ -607,7 +606,7 @@ def _chosen(models: Sequence[str] | None, precision: str) -> tuple[str, ...]:
         if name not in whole:
             other = "; convert(model) serves it" if name in _FAMILIES else ""
             raise ValueError(f"models has {name!r}, allowed: {', '.join(map(repr, whole))}{other}")
-    casts = precision in _INTEGERS
+    casts = precision == "int8"
     served = tuple(name for name, mixin in whole.items() if mixin is not (_Rows if casts else _Normed))
     for name in models or ():
         if name not in served and casts:
@@ -643,8 +642,7 @@ def _options(name: str, precision, mean, std, pixels, backend, known=None) -> Pa
 
 def _no_integers(name: str, precision: str) -> ValueError:
     return ValueError(
-        f"precision = {precision!r} for {name!r}, which normalises rows of uint8 itself, exactly; allowed: "
-        f"{', '.join(map(repr, _INTEGERS))}"
+        f"precision = {precision!r} for {name!r}, which normalises rows of uint8 itself, exactly; allowed: 'int8'"
     )
 
 

@@ -23,7 +23,7 @@ import torch
 from cute_kernels.config import check_choice
 from cute_kernels.plan.images_strips import StripsPlan
 
-Precision = Literal["int8", "int16", "bf16", "fp16"]
+Precision = Literal["int8", "bf16", "fp16"]
 Order = Literal["chw", "hwc"]
 PerChannel: TypeAlias = "float | Sequence[float] | torch.Tensor"
 """One number, or one per channel in a sequence, tensor or NumPy array of any shape."""
@@ -31,8 +31,8 @@ PerChannel: TypeAlias = "float | Sequence[float] | torch.Tensor"
 WIDE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Element type of pixels and weight for the precisions that multiply floating-point numbers."""
 
-LARGEST = {"int8": 127, "int16": 127 * 256 + 127}
-"""Largest value of an integer weight. Two terms of 8 bits, both signed, reach 127 * 256 + 127."""
+LARGEST = 127
+"""Largest magnitude of an integer weight: scales are symmetric."""
 
 _MOST_LOST = 0.01
 """Most that a weight loses by rounding, in the Euclidean norm. FP16 rounds to 2**-12, but below 2**-14 its steps stay
@@ -58,16 +58,14 @@ class PatchWeight(torch.nn.Module):
     whatever the order was before.
 
     Attributes:
-        raw: ``[N, K]``, multiplies uint8 pixels: int8 (of two terms the high one), bfloat16 or float16.
-        raw_low: ``[N, K]`` int8, the low term with precision ``"int16"``, otherwise None.
-        scale: ``[N]`` float32 with integer precisions: multiplier of a feature's sum. Otherwise None.
+        raw: ``[N, K]``, multiplies uint8 pixels: int8, bfloat16 or float16.
+        scale: ``[N]`` float32 with ``"int8"``: multiplier of a feature's sum. Otherwise None.
         offset: ``[N]`` float32: what uint8 images' features are shifted by, ``-sum_k raw * 255 mean``.
-        normalised: ``[N, K]`` bfloat16 or float16, multiplies normalised pixels; None with integer precisions.
+        normalised: ``[N, K]`` bfloat16 or float16, multiplies normalised pixels; None with ``"int8"``.
         precision, order, patch, channels, mean, std: as given to `cute_kernels.prepare_patch_weight`.
     """
 
     raw: torch.Tensor
-    raw_low: torch.Tensor | None
     scale: torch.Tensor | None
     offset: torch.Tensor
     normalised: torch.Tensor | None
@@ -85,7 +83,7 @@ class PatchWeight(torch.nn.Module):
     ) -> None:
         """Takes constants that `cute_kernels.prepare_patch_weight` made; call that instead."""
         super().__init__()
-        for name in ("raw", "raw_low", "scale", "offset", "normalised"):
+        for name in ("raw", "scale", "offset", "normalised"):
             self.register_buffer(name, constants[name])
         self.precision, self.order, self.patch, self.channels = precision, order, patch, channels
         self.mean, self.std = mean, std
@@ -199,7 +197,6 @@ def prepare_patch_weight(
         precision: what is multiplied, and so which images are taken:
 
             * ``"int8"``: uint8 pixels by 8-bit weights with one scale per feature, `max|w'| / 127`; exact integer sums.
-            * ``"int16"``: uint8 pixels by 16-bit weights as two 8-bit terms, scale ``max|w'| / 32639``.
             * ``"bf16"``, ``"fp16"``: pixels and weights of that type, FP32 accumulation. uint8 pixels are exact in
               both; of normalised images, float32 and the other 16-bit type are rounded to it on the way.
         order: what a patch's pixels are flattened as in a Linear weight: ``"chw"`` (channel, row, column), or ``"hwc"``
@@ -229,18 +226,16 @@ def prepare_patch_weight(
         raise ValueError("weight has NaN or infinity, allowed: finite numbers")
     per_pixel = torch.tensor(stds, dtype=torch.float64, device=rows.device).repeat_interleave(patch * patch) * 255
     folded = rows / per_pixel
-    constants: dict[str, torch.Tensor | None] = {"raw_low": None, "scale": None, "normalised": None}
+    constants: dict[str, torch.Tensor | None] = {"scale": None, "normalised": None}
     if precision in WIDE_TYPES:
         dtype = WIDE_TYPES[precision]
         constants |= {"raw": _rounded(folded, dtype), "normalised": _rounded(rows, dtype)}
         effective = constants["raw"].to(torch.float64)
     else:
-        integers, scale = to_integers(folded, LARGEST[precision])
+        integers, scale = to_integers(folded)
         effective = integers * scale.to(torch.float64)[:, None]
         constants["scale"] = scale
         constants["raw"] = integers.to(torch.int8)
-        if precision == "int16":
-            constants["raw"], constants["raw_low"] = two_terms(integers)
     centre = torch.tensor(means, dtype=torch.float64, device=rows.device).repeat_interleave(patch * patch) * 255
     constants["offset"] = -(effective @ centre).to(torch.float32)
     return PatchWeight(
@@ -275,21 +270,14 @@ def strip_weight(weight: torch.Tensor, plan: StripsPlan) -> torch.Tensor:
     return rows.reshape(weight.shape[0], -1)
 
 
-def to_integers(rows: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """float64 integers up to ``largest``, and the FP32 multiplier of each row; a row of zeros has multiplier 1."""
+def to_integers(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 integers up to `LARGEST`, and the FP32 multiplier of each row; a row of zeros has multiplier 1."""
     amax = rows.abs().amax(1)
-    scale = torch.where(amax == 0, 1.0, amax / largest).to(torch.float32)
+    scale = torch.where(amax == 0, 1.0, amax / LARGEST).to(torch.float32)
     if bool((scale < torch.finfo(torch.float32).tiny).any()) or not bool(torch.isfinite(scale).all()):
         raise ValueError("weight has a feature whose scale is no normal FP32 number")
-    integers = (rows / scale.to(torch.float64)[:, None]).round().clamp(-largest, largest)
+    integers = (rows / scale.to(torch.float64)[:, None]).round().clamp(-LARGEST, LARGEST)
     return integers, scale
-
-
-def two_terms(integers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 ``high`` and ``low`` with ``256 * high + low``, of integers up to ``LARGEST["int16"]`` of any type."""
-    integers = integers.to(torch.int32)
-    high = (integers + 128) >> 8
-    return high.to(torch.int8), (integers - 256 * high).to(torch.int8)
 
 
 def _rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

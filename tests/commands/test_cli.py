@@ -69,7 +69,6 @@ from cute_kernels.plan.options import Option
             ["plan", "patch-embed-images", "--arch=sm_90a", "--precision=bf16", "--in-dtype=uint8"],
             "nearest legal value: 'bfloat16'",
         ),
-        (["plan", "patch-embed-images", "--patch=14", "--width=224", "--precision=int16"], "16 bytes of a strip"),
         (["plan", "--set", "warpgroups=3"], "fields for sm_100a, Sm100ResidentConfig: weight, order, tile_rows"),
         (
             ["plan", "--arch", "sm_90a", "--set", "tile_n=128"],

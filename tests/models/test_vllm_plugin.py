@@ -256,7 +256,7 @@ def test_a_vllm_that_normalises_on_the_host(vllm, monkeypatch):
     assert list(vllm.registry) == ["Conv2dLayer"]
 
 
-@pytest.mark.parametrize("precision", ["int16", "bfloat16"])
+@pytest.mark.parametrize("precision", ["int4", "bfloat16"])
 def test_other_precisions(vllm, monkeypatch, precision):
     monkeypatch.setenv(integration.VARIABLE, precision)
     with pytest.raises(ValueError, match="CUTE_KERNELS_VLLM"):

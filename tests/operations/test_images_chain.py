@@ -102,7 +102,7 @@ def test_channels_that_are_last(config) -> None:
 
 def plan_of(images: torch.Tensor, weight, config=None):
     return PATCH_EMBED_IMAGES.plan(PatchEmbedImagesArguments(
-        images, weight.raw, weight.raw_low, weight.scale, weight.offset, None, None, weight.patch, torch.bfloat16,
+        images, weight.raw, weight.scale, weight.offset, None, None, weight.patch, torch.bfloat16,
         "auto", config,
     ))  # fmt: skip
 

@@ -97,9 +97,6 @@ def test_selections_are_legal_and_distinct(arch: str) -> None:
         make_plan(GemmProblem(515, 393, 200, 1, bias=True), config, "sm_90a")
     for config, channels in images_configs.SELECTIONS[arch]:
         make_plan(PatchEmbedImagesProblem(5, channels, 224, 224, 16, 768, table_rows=196), config, arch)
-    for config, channels in images_configs.TWO_TERMS[arch]:
-        images = PatchEmbedImagesProblem(5, channels, 224, 224, 16, 768, precision="int16", table_rows=196)
-        make_plan(images, config, arch)
 
 
 def functions(path: Path) -> set[str]:

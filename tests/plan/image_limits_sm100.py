@@ -31,7 +31,6 @@ def limits() -> Iterator[Limit]:
     yield Limit("strips of channels", legal, last, r"^channels_last = True .*neighbouring pixels.*value: False$")
     yield Limit("strips of 16 bytes", legal, large, r"^patch = 32 .*16 bytes of a strip.*value: 16$")
     yield from _sixteen_bits()
-    yield from _two_terms()
     yield from _fields()
     yield from _tensor_memory()
     yield from _stages()
@@ -61,14 +60,6 @@ def _sixteen_bits() -> Iterator[Limit]:
     ):  # fmt: skip
         makes = [images(replace(floats, **{name: value, "table_rows": 0})) for value in (legal, illegal)]
         yield Limit(f"BF16 images on SM100, {name}", *makes, rf"^{name} = .* is not possible.*value: {nearest}$")
-
-
-def _two_terms() -> Iterator[Limit]:
-    """Of weights of 16 bits: tensor memory's 64 columns of a channel have both terms of 64 features."""
-    two = replace(BARE, precision="int16")
-    yield _field("weight", "tmem", "smem", "tmem", two)
-    makes = [images(replace(two, channels=channels)) for channels in (7, 8)]
-    yield Limit("two terms' channels on SM100", *makes, r"^channels = 8 .*64 features has 512 columns.*value: 7$")
 
 
 def _fields() -> Iterator[Limit]:

@@ -114,7 +114,5 @@ def _of_operations() -> Iterator[Limit]:
     yield _limit("^warps_n = 16 .*128 or 256 threads", IMAGES, teams | {"teams": 2}, teams | {"warps_n": 4, "teams": 2})
     tall = {"warps_m": 4, "warps_n": 2}
     yield _limit("^tile_m = 192 .*threads copy", IMAGES, tall | {"tile_m": 128}, tall | {"tile_m": 192})
-    two = {"precision": "int16", "tile_m": 64}
-    yield _limit("^tile_n = 64 .*high and low terms; .*value: 128$", IMAGES, two, two | {"tile_n": 64})
     # 196 positions of whole tiles of 128 rows.
     yield _limit("^batch = .*numbered with 32 bits", IMAGES, {"batch": 2**31 // 196 - 16}, {"batch": 2**31 // 196 + 8})

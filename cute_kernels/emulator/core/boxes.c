@@ -82,6 +82,23 @@ static void pixel_rows(const BulkCopy *copy, Rows *rows) {
   rows->span = high - rows->low + (uint64_t)(rows->end - rows->first);
 }
 
+// The rows that coordinates name, of a tensor of two dimensions.
+static void picked_rows(const BulkCopy *copy, Rows *rows) {
+  const TensorMap *map = &copy->map;
+  uint64_t base = rows->low, high = 0;
+  rows->low = UINT64_MAX;
+  for (int64_t n = 0; n < map->rows; n++) {
+    int64_t row = copy->coordinates[1 + n];
+    if (row < 0 || row >= map->extents[1]) continue;
+    uint64_t start = base + scaled(row, map->strides[1]);
+    rows->starts[rows->count] = (int64_t)start;
+    rows->numbers[rows->count++] = n;
+    rows->low = start < rows->low ? start : rows->low;
+    high = start > high ? start : high;
+  }
+  rows->span = high - rows->low + (uint64_t)(rows->end - rows->first);
+}
+
 Rows rows_of(const BulkCopy *copy, int whole) {
   const TensorMap *map = &copy->map;
   int64_t room = copy->rank ? map->rows : 1;
@@ -103,6 +120,7 @@ Rows rows_of(const BulkCopy *copy, int whole) {
   if (rows.end <= rows.first) return rows;
   rows.low = (uint64_t)(map->base + byte + rows.first);
   if (map->im2col) pixel_rows(copy, &rows);
+  else if (copy->fours) picked_rows(copy, &rows);
   else tile_rows(map, copy->coordinates, &rows);
   return rows;
 }

@@ -428,21 +428,48 @@ static void move_row_of_bytes(uint8_t *memory, uint8_t *const *registers, int r,
   }
 }
 
+// 16 elements side by side, the first one lowest, to bytes.
+static void spread(const uint8_t *packed, int bits, uint8_t row[MATRIX_ROW]) {
+  for (int k = 0; k < MATRIX_ROW; k++) {
+    int at = k * bits, pair = packed[at / 8] | (at % 8 + bits > 8 ? packed[at / 8 + 1] << 8 : 0);
+    row[k] = (uint8_t)(pair >> at % 8 & ((1 << bits) - 1));
+  }
+}
+
+// Rows of packed elements: what lies behind these is nobody's, though addresses are multiples of a whole row.
+static int find_rows(Tables *t, const Request *r, Lanes *lanes, int64_t nbytes) {
+  if (nbytes == MATRIX_ROW)
+    return find_shared(t, lanes, r->write, MATRIX_ROW) || !refused_by_memory(t, r, lanes, SPACE_SHARED);
+  for (int i = 0; i < lanes->count; i++)
+    if (lanes->addresses[i] % MATRIX_ROW) return !refuse(t, r, ACCESS_MISALIGNED, SPACE_SHARED, lanes->addresses[i]);
+  for (int64_t at = 0, found = 1; at < nbytes; at += 4) {
+    for (int i = 0; i < lanes->count; i++) lanes->addresses[i] += 4 * (at > 0);
+    found = find_shared(t, lanes, 0, 4);
+    if (at + 4 < nbytes && found) continue;
+    for (int i = 0; i < lanes->count; i++) lanes->addresses[i] -= at, lanes->data[i] -= at;
+    return found || !refused_by_memory(t, r, lanes, SPACE_SHARED);
+  }
+  return 1;
+}
+
 static int matrices(
     Tables *t, const Request *r, const int64_t addresses[LANES], uint8_t *const *registers, int32_t kind) {
   Lanes lanes;
+  int bits = kind & MATRICES_OF_FOURS ? 4 : kind & MATRICES_OF_SIXES ? 6 : 8;
   lanes.count = take_lanes(r->mask, addresses, lanes.addresses, lanes.lanes);
-  if (!find_shared(t, &lanes, r->write, MATRIX_ROW) && refused_by_memory(t, r, &lanes, SPACE_SHARED)) return 0;
+  if (!find_rows(t, r, &lanes, r->size)) return 0;
   int32_t logs = is_logged(t, r, 1, r->write, 1);
   if (logs) {
-    int64_t *logged = log_of(t, r, logs, MATRIX_ROW);
+    int64_t *logged = log_of(t, r, logs, r->size);
     if (!logged) return 0;
     memcpy(logged, addresses, LANES * sizeof *addresses);
   }
   t->progress += r->write;
   for (int i = 0; i < lanes.count; i++) {
-    if (kind == MATRICES_OF_BYTES) move_row_of_bytes(lanes.data[i], registers, i, r->write);
-    else move_row(lanes.data[i], registers, i, kind == MATRICES_TRANSPOSED, r->write);
+    uint8_t wide[MATRIX_ROW], *row = lanes.data[i];
+    if (bits < 8) spread(row, bits, wide), row = wide;
+    if (kind & MATRICES_OF_BYTES) move_row_of_bytes(row, registers, i, r->write);
+    else move_row(row, registers, i, kind == MATRICES_TRANSPOSED, r->write);
   }
   if (r->write && t->flags & STATES) mark_data(&lanes, MATRIX_ROW);
   if (t->meter) meter_matrices(t, addresses, lanes.count / MATRIX_ROWS, r->instruction);
@@ -466,13 +493,14 @@ static const Instruction *run_matrices(
   if (m->active != ((WarpHeader *)s)->live) return part_of_a_warp(m, list[0]);
   for (const uint32_t *offset = list + 2; *offset; offset++) registers[count++] = s + *offset;
   uint32_t mask = (uint32_t)((1ull << MATRIX_ROWS * count) - 1);
-  Request request = {(int32_t)list[0], SPACE_SHARED, MATRIX_ROW, 1, 0, write, 0, mask};
+  int32_t kind = (int32_t)list[1], nbytes = kind & MATRICES_OF_FOURS ? 8 : kind & MATRICES_OF_SIXES ? 12 : MATRIX_ROW;
+  Request request = {(int32_t)list[0], SPACE_SHARED, nbytes, 1, 0, write, 0, mask};
   for (int lane = 0; lane < MATRIX_ROWS * count && generic; lane++) {
     if (space_at(addresses[lane]) != SPACE_SHARED)
       DONE(!refuse(m->tables, &request, ACCESS_NOT_SHARED, SPACE_GENERIC, addresses[lane]));
     addresses[lane] -= (int64_t)SHARED_WINDOW;
   }
-  DONE(matrices(m->tables, &request, addresses, registers, (int32_t)list[1]));
+  DONE(matrices(m->tables, &request, addresses, registers, kind));
 }
 #define ROWS_AT(type)                                                                                                 \
   int64_t addresses[LANES];                                                                                           \

@@ -139,8 +139,9 @@ enum {
 enum {  // 2^61, 3 * 2^60, 2^62
   SHARED_WINDOW = 2305843009213693952, LOCAL_WINDOW = 3458764513820540928, PARAM_WINDOW = 4611686018427387904
 };
-// Matrices of ldmatrix and stmatrix: of 16-bit elements, the same transposed, of 8-bit elements.
-enum { MATRICES = 0, MATRICES_TRANSPOSED = 1, MATRICES_OF_BYTES = 2 };
+// Matrices of ldmatrix and stmatrix: of 16-bit elements, the same transposed, of 8-bit elements. Rows of 16 elements of four
+// or six bits, with padding behind them, are spread to bytes.
+enum { MATRICES = 0, MATRICES_TRANSPOSED = 1, MATRICES_OF_BYTES = 2, MATRICES_OF_FOURS = 4, MATRICES_OF_SIXES = 8 };
 
 // Registered global memory.
 typedef struct Region { int64_t start, end, writable; } Region;

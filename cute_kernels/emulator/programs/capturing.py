@@ -28,6 +28,7 @@ from unittest import mock
 from cute_kernels import dsl
 from cute_kernels.common import forks, interrupts
 from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH, check_arch, runs
+from cute_kernels.common.files import NotWritten
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
 from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.machine.launch.overlap import Finished, Snapshot
@@ -86,6 +87,7 @@ class Session:
         launches: those that are complete, in order.
         failures: the errors of those that are not, in order; the program may have caught them.
         traces: files of timelines, of a launch that failed too.
+        unwritten: a timeline or a file of ``keep_ptx`` that could not be written, or None.
         threads: those that the program started, whose launches count too.
         streams: those of the program.
     """
@@ -108,6 +110,7 @@ class Session:
         self.launches: list[EmulatedLaunch] = []
         self.failures: list[EmulatorError] = []
         self.traces: list[Path] = []
+        self.unwritten: NotWritten | None = None
         self._report = report
         self._kept = KeptLaunches(keep_ptx) if keep_ptx is not None else None
         self._overlap, self._recorder = overlap, recorder
@@ -149,6 +152,9 @@ class Session:
             interrupts.check()
         try:
             yield
+        except NotWritten as error:  # the program may catch it
+            self.unwritten = self.unwritten or error
+            raise
         finally:
             self._launching.release()
 

@@ -11,7 +11,7 @@ from cute_kernels.models.nn import PatchOptions, TimmPatchEmbed
 @pytest.mark.parametrize("flatten", [True, False])
 @torch.no_grad()
 def test_what_it_computes(flatten: bool) -> None:
-    module = TimmPatchEmbed((32, 48), 16, embed_dim=24, flatten=flatten, options=PatchOptions(precision="int16"))
+    module = TimmPatchEmbed((32, 48), 16, embed_dim=24, flatten=flatten, options=PatchOptions(precision="fp16"))
     assert list(module.state_dict()) == ["proj.weight", "proj.bias"]
     assert (module.grid_size, module.num_patches, module.feat_ratio()) == ((2, 3), 6, 16)
     images = torch.randint(0, 256, (2, 3, 32, 48), dtype=torch.uint8)

@@ -267,7 +267,7 @@ def test_a_tower_of_uint8_rows(kind: str, dtype: torch.dtype, precision: str) ->
     )  # fmt: skip
     offset = prepared.offset if bias is None else bias.float() + prepared.offset
     bits = reference.patch_embed_images(
-        rows.view(-1, 6, patch, patch), prepared.raw, None, prepared.scale, offset, None, patch, torch.bfloat16
+        rows.view(-1, 6, patch, patch), prepared.raw, prepared.scale, offset, None, patch, torch.bfloat16
     )
     assert torch.equal(patches, bits[:, 0].to(dtype))
 

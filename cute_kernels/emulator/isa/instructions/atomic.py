@@ -175,7 +175,7 @@ def _parts(instruction: Instruction) -> tuple[str, str, str, int]:
     legal = element_of(type_) in DTYPES and name in operations(type_)
     if name in ("exch", "cas"):
         legal = type_ in ("b32", "b64", "b16", "b128") and (name == "cas" or type_ != "b16")
-    if not legal or count > 1 and (space != "global" or TYPE_BITS[type_] * count > 128):
+    if not legal or count > 1 and (space == "shared" or TYPE_BITS[type_] * count > 128):
         raise instruction.refuse(f"{instruction.opcode} is not implemented")
     return space, name, type_, count
 

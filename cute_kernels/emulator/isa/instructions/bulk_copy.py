@@ -100,9 +100,12 @@ def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(bulk_prefetch, address_value(block, address, 64), block.value(nbytes, 32))
 
 
+_STORED = "global shared::cta bulk_group L2::cache_hint tile tile::scatter4 im2col_no_offs"
+
+
 @family(
     "cp.reduce.async.bulk.tensor", destinations=0, operands=tensor_operands,
-    qualifiers=(*RANKS, *_OPERATIONS, *"global shared::cta bulk_group L2::cache_hint tile im2col_no_offs".split()),
+    qualifiers=(*RANKS, *_OPERATIONS, *_STORED.split()),
 )  # fmt: skip
 def _tensor_reduce(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.reduce.async.bulk.tensor: shared to global, tiled and im2col mode, on the tensor map's element type."""
@@ -114,5 +117,5 @@ def _tensor_reduce(block: BlockBuilder, instruction: Instruction) -> None:
     names = [part for part in parts if part in _OPERATIONS]
     if len(names) != 1 or len(operands) != 2 or "bulk_group" not in parts:
         raise instruction.refuse("this form of a tensor reduction is not implemented")
-    mode = mode_of(instruction, parts, "im2col_no_offs", rank)
+    mode = mode_of(instruction, parts, ("im2col_no_offs", "tile::scatter4"), rank)
     tensor_store(block, instruction, operands, rank, mode, OPERATIONS.index(names[0]))

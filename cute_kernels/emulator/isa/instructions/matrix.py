@@ -1,8 +1,9 @@
 """Matrices of a warp between memory and registers: ldmatrix, stmatrix, movmatrix. Of 16-bit elements they are 8x8.
 
 Lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i. Of 8-bit elements, always transposed, ldmatrix loads
-16x16 (.m16n16), which two registers of a lane hold, and stmatrix stores 16x8 (.m16n8), from one. They are 16 and 8 rows
-of 16 bytes in memory. ``core/memory.c`` says which elements a lane holds.
+16x16 (.m16n16), which two registers of a lane hold, and stmatrix stores 16x8 (.m16n8), from one: 16 and 8 rows of 16
+bytes in memory. Of elements of four or six bits, which become bytes with zeros above them, ldmatrix loads 16x16 as
+well, and 8x16 (.m8n16), not transposed, which one register holds. ``core/memory.c`` says which elements a lane holds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from cute_kernels.emulator.machine.graph.values import Value
 
 _COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 _QUALIFIERS = "sync aligned m8n8 x1 x2 x4 trans shared shared::cta b16 b8"
+_PACKED = {"b4x16_p64": CONSTANTS["MATRICES_OF_FOURS"], "b6x16_p32": CONSTANTS["MATRICES_OF_SIXES"]}
 
 
 def _address(block: BlockBuilder, instruction: Instruction, operand: Operand) -> Value:
@@ -28,24 +30,33 @@ def _form(instruction: Instruction, registers: Operand, shape: str) -> tuple[int
     """(how the core calls the matrices, register operands); ``shape`` is that of 8-bit elements."""
     parts = instruction.parts[1:]
     counts = [_COUNTS[part] for part in parts if part in _COUNTS]
-    octets, each = parts[-1] == "b8", 2 if shape == "m16n16" else 1
-    legal = shape in parts and "trans" in parts if octets else "m8n8" in parts and parts[-1] == "b16"
-    if len(counts) != 1 or not legal or octets and each * counts[0] > 4:
-        few = "x1 or x2" if each == 2 else "x1, x2 or x4"
+    shapes = [part for part in parts if part in ("m8n8", "m8n16", shape)]
+    packed = _PACKED.get(parts[-1], 0) if parts[-2] == "b8x16" and shape == "m16n16" else 0
+    octets, transposed = shapes == [shape], "trans" in parts
+    each = 2 if octets and shape == "m16n16" else 1
+    legal = transposed and (parts[-1] == "b8" or packed) if octets else packed and not transposed
+    if shapes == ["m8n8"]:
+        legal = parts[-1] == "b16"
+    if len(shapes) != 1 or len(counts) != 1 or not legal or each * counts[0] > 4:
+        few = "x1 or x2" if shape == "m16n16" else "x1, x2 or x4"
+        more = ", and m16n16 and m8n16 ones of b8x16.b4x16_p64 and b8x16.b6x16_p32" if shape == "m16n16" else ""
         raise instruction.refuse(
-            f"m8n8 matrices of b16, x1, x2 or x4, and {shape} ones of b8, {few}, transposed, are implemented"
+            f"m8n8 matrices of b16, x1, x2 or x4, and {shape} ones of b8, {few}, transposed, are implemented{more}"
         )
     items = registers.items if isinstance(registers, Vector) else (registers,)
-    needed = counts[0] * (each if octets else 1)
-    if len(items) != needed:
-        raise instruction.refuse(f"{needed} registers are needed")
-    kind = "MATRICES_OF_BYTES" if octets else "MATRICES_TRANSPOSED" if "trans" in parts else "MATRICES"
-    return CONSTANTS[kind], items
+    if len(items) != counts[0] * each:
+        raise instruction.refuse(f"{counts[0] * each} registers are needed")
+    kind = "MATRICES_OF_BYTES" if octets else "MATRICES_TRANSPOSED" if transposed else "MATRICES"
+    return CONSTANTS[kind] | packed, items
 
 
-@family("ldmatrix", varies=always_varies, operands="{r}:b32, [p]", qualifiers=f"m16n16 {_QUALIFIERS}")
+@family(
+    "ldmatrix", varies=always_varies, operands="{r}:b32, [p]",
+    qualifiers=f"m16n16 m8n16 b8x16 b4x16_p64 b6x16_p32 {_QUALIFIERS}",
+)  # fmt: skip
 def _ldmatrix(block: BlockBuilder, instruction: Instruction) -> None:
-    """ldmatrix.m8n8.b16, with .trans; .m16n16.trans.b8; of shared memory, by generic addresses too."""
+    """ldmatrix.m8n8.b16, with .trans; .m16n16.trans.b8; .m16n16.trans and .m8n16 of .b8x16 from .b4x16_p64 and
+    .b6x16_p32; of shared memory, by generic addresses too."""
     kind, items = _form(instruction, instruction.operands[0], "m16n16")
     address = _address(block, instruction, instruction.operands[1])
     anchor = Access("load_matrix", address, [kind])

@@ -8,6 +8,7 @@ later stages see one flat name space.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from cute_kernels.emulator.isa.ptx.decode_operands import PARTS, OperandReader
 from cute_kernels.emulator.isa.ptx.decode_scopes import Scope, Statement, make_tokens
 from cute_kernels.emulator.isa.ptx.decode_variables import MOST_BYTES, read_variable
 from cute_kernels.emulator.isa.ptx.lexer import Reader, Token
+from cute_kernels.emulator.isa.ptx.operand_syntax import is_type
 from cute_kernels.emulator.isa.ptx.program import (
     CARRY,
     TYPE_BITS,
@@ -338,7 +340,7 @@ def _instruction(
         operands.append(cursor.moved() if moves else cursor.operand())
         if cursor.at < len(tokens):
             cursor.take(",")
-    parts = tuple(opcode.split("."))
+    parts = _types_last(tuple(opcode.split(".")))
     if parts[:2] in (("st", "param"), ("ld", "param")):
         if len(operands) != 2:
             raise UnsupportedPTX(f"{len(operands)} operands, not 2", ptx_line=line, instruction=text)
@@ -352,6 +354,20 @@ def _instruction(
         given, taken = ([Register(CARRY)] * needed for needed in ("cc" in parts, parts[0] in _TAKE_CARRY))
         operands[1:] = [*given, *operands[1:], *taken]
     return Instruction(index, parts, tuple(operands), guard, line, source, text)
+
+
+#: Opcodes whose qualifiers ptxas takes in any order; of several types that of the result is the first one.
+_ANY_ORDER = frozenset(
+    "ld ldu st atom red add sub mul mad fma div rcp sqrt min max abs neg ex2 lg2 sin cos tanh setp set cvt".split()
+)
+
+
+@functools.cache
+def _types_last(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """An opcode's parts in the order in which the PTX ISA writes them: types are behind all other qualifiers."""
+    if parts[0] not in _ANY_ORDER or parts[1:2] == ("pack",):
+        return parts
+    return (*(part for part in parts if not is_type(part)), *filter(is_type, parts))
 
 
 def _move(type_: str, operands: list[Operand], registers: dict[str, str]) -> tuple[str, ...]:

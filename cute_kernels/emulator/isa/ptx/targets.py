@@ -12,9 +12,12 @@ from cute_kernels.emulator.isa.ptx.program import Instruction
 #: or "f", and the last, if others follow. The first row that an opcode matches decides.
 _FIRST = {
     r"wgmma": "90a 90",
+    r"cp\..*(scatter4|\.L2\..*gather4|gather4.*(multicast|cta_group))": "100a 119",
+    r"cp\..*tile::gather4": "100",
     r"setmaxnreg|tensormap\.replace": "90a",
     r"tcgen05|redux\.sync\.(min|max)\..*f32": "100a 119",
     r"cvt\..*\b(e2m1x2|e2m3x2|e3m2x2|ue8m0x2)": "100a",
+    r"(ld|st)matrix\..*\b(m16n16|m8n16|m16n8)\b": "100a",
     r"st\.bulk|clusterlaunchcontrol|.*\bf32x2\b|(add|sub|fma)\..*f32\.b?f16": "100",
     r"barrier\.cluster|c(p|p\.reduce)\.async\.bulk|elect|fence\.proxy\.(async|tensormap)|getctarank|griddepcontrol":
         "90",
