@@ -70,7 +70,7 @@ def _modules_below(error: BaseException | None) -> list[dict[str, Any]]:
     return [names for names in found if str(names.get("__name__", "")).partition(".")[0] in _BELOW]
 
 
-_BELOW = ("cute_kernels", "cutlass", "nvidia_cutlass_dsl")
+_BELOW = ("contextlib", "cute_kernels", "cutlass", "nvidia_cutlass_dsl")  # contextlib: of the emulator's decorators
 
 
 def _testing(user: str) -> Any:
