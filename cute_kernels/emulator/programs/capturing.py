@@ -142,6 +142,7 @@ class Session:
             TypeError, ValueError: arguments that do not fit the kernel; see `ptx_files.read` for files.
             EmulatorError: the kernel is at fault.
         """
+        self._captures.arguments = {}
         text = ptx if isinstance(ptx, str) else ptx_files.read(ptx, self.arch)
         self.launch(ptx_files.captured(text, {"arguments": arguments, **shape}))
 
@@ -180,6 +181,15 @@ class Session:
                 f"which a CTA on {self.arch} has {most} at most"
             )
 
+    def _name_arguments(self, addresses: dict[str, int]) -> None:
+        if addresses:  # not a function inside of the kernel
+            self._captures.arguments = addresses
+
+    def _name(self, address: int, nbytes: int) -> str:
+        """The parameters of the function that this thread has called which lie in an allocation, or ""."""
+        given = getattr(self._captures, "arguments", {})
+        return ", ".join(name for name, at in given.items() if address <= at < address + nbytes)
+
     def _launch(self, launch: host.CapturedLaunch) -> None:
         if self.graph is not None:
             self.graph.launches.append(launch)
@@ -187,7 +197,7 @@ class Session:
         self._memory.clear()
         regions = dict(self._tensors.regions())
         for address, nbytes in regions.items():
-            self._memory.register(address, nbytes, "a tensor on the device")
+            self._memory.register(address, nbytes, self._name(address, nbytes) or "a tensor on the device")
         overlaps = launch.programmatic and self._order is not None and self._order.directly_follows(
             regions.items(), launch.stream
         )
@@ -201,6 +211,7 @@ class Session:
             self._recorder.take(
                 launch, regions.items(), overlaps=overlaps, roles=self._names(launch),
                 variables=self._memory.modules.get(launch.ptx),
+                names={address: self._name(address, nbytes) for address, nbytes in regions.items()},
             )
         finished = Finished(launch, number, Snapshot(regions.items())) if self._overlap else None
         before, self._before = self._before, None
@@ -290,11 +301,11 @@ class Session:
         from cute_kernels.emulator.programs import call_arguments
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(dsl.compiling_for(self.arch, UnsupportedOperation))
+            stack.enter_context(dsl.compiling_for(self.arch, UnsupportedOperation, self._name_arguments))
             stack.enter_context(self._tensors.active())
             for target, name, value in self._replacements():
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
-            stack.enter_context(call_arguments.converting_calls())
+            stack.enter_context(call_arguments.converting_calls(self._name_arguments))
             if "torch._dynamo" in sys.modules:  # functions that were compiled before run as they are, too
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(self._recording())

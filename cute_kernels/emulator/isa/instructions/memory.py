@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,17 +26,10 @@ SPACES = {
     "shared::cta": "shared",
     "shared::cluster": "shared",
     "param": "param",
+    "param::entry": "param",
     "const": "global",
     "local": "local",
 }
-# Memory is sequentially consistent here, and caches do not exist: these change no result. The race detector looks at
-# the orders and scopes.
-_NO_EFFECT = (
-    *("weak", "volatile", "mmio", "relaxed", "acquire", "release", "cta", "cluster", "gpu", "sys", "nc"),
-    *("ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged"),
-    *("L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B"),
-    *("L2::evict_last", "L2::evict_first", "L2::evict_normal"),
-)
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 
@@ -45,20 +39,16 @@ class _Form:
     def __init__(self, instruction: Instruction) -> None:
         parts = list(instruction.parts[1:])
         self.type = parts.pop()
-        if self.type not in TYPE_BITS or self.type == "pred":
-            raise instruction.refuse(f"{instruction.parts[0]} of type .{self.type} is not implemented")
         self.space, self.count = "generic", 1
         for part in parts:
             if part in SPACES:
                 self.space = SPACES[part]
             elif part in _VECTORS:
                 self.count = _VECTORS[part]
-            elif part not in _NO_EFFECT:
-                raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
+            # Memory is sequentially consistent here, and caches do not exist: the others change no result. The race
+            # detector looks at the orders and scopes.
         self.strength = access_strength(parts, write=instruction.parts[0] == "st")
         self.bits = TYPE_BITS[self.type]
-        if self.bits > 64 and self.count > 1:
-            raise instruction.refuse(f"{instruction.parts[0]} of more than one .{self.type} does not exist")
         #: An operand of 128 bits is moved as two elements.
         self.parts = max(self.bits // 64, 1)
         self.size = self.bits // self.parts // 8
@@ -136,7 +126,33 @@ def _load_operands(parts: tuple[str, ...]) -> str:
     return f"{'d' if data == '{d}1:T+' and 'b128' in parts else data}, [a]{policy_operand(parts)}"
 
 
-@family("ld", "ldu", varies=_load_varies, operands=_load_operands)
+_NARROW = ("v{2,4}? {b,u,s}{8,16,32}|f32", "v2? {b,u,s}64|f64", "b128")
+_WIDE = ("v8 {b,u,s}32|f32", "v4 {b,u,s}64|f64")
+_GLOBAL = re.compile(r"global\|[^ ]+(?=\?)")
+_L1, _L2 = "L1::evict_{first,last,normal,unchanged}|L1::no_allocate", "L2::evict_{first,last,normal}"
+
+
+def _grammar(load: bool) -> str:
+    """Forms of ld and st by how strong they are, each with all types."""
+    caches, others, prefetches = ("ca|cg|cs|lu|cv", "|const|param|param::entry", "L2::{64,128,256}B?") if load else (
+        "wb|cg|cs|wt", "|param", "")  # fmt: skip
+    hints = f"{_L1}? $policy? {prefetches}"
+    accesses = (
+        f"weak? global|$shared|local{others}? {caches}? {hints}", f"volatile global|$shared|local? {prefetches}",
+        f"relaxed|{'acquire' if load else 'release'} $scope global|$shared? {hints}", "mmio relaxed sys global?",
+        *([f"global ca|cg|cs? nc {hints}"] if load else ()),
+    )  # fmt: skip
+    forms = [f"{access} {data}" for access in accesses for data in _NARROW]
+    forms += [f"{_GLOBAL.sub('global', access)} {_L2}? {data}" for access in accesses for data in _WIDE]
+    private = f"$shared|local{others}"
+    rules = f"{caches} / {_L1}; {_L1}|$policy / {private}"
+    return "; ".join((*forms, rules + (f"; L2::{{64,128,256}}B / {private}" if load else "")))
+
+
+@family(
+    "ldu", varies=_load_varies, operands=_load_operands, qualifiers="; ".join(f"global? {data}" for data in _NARROW)
+)
+@family("ld", varies=_load_varies, operands=_load_operands, qualifiers=_grammar(load=True))
 def lower_load(block: BlockBuilder, instruction: Instruction) -> None:
     """ld: param, const, global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Form(instruction)
@@ -168,14 +184,12 @@ def _store_operands(parts: tuple[str, ...]) -> str:
     return f"[a], {data_operand('b', 'T+', parts)}{policy_operand(parts)}"
 
 
-@family("st", destinations=0, operands=_store_operands)
+@family("st", destinations=0, operands=_store_operands, qualifiers=_grammar(load=False))
 def lower_store(block: BlockBuilder, instruction: Instruction) -> None:
     """st: global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Form(instruction)
     if access.space == "param":
         raise instruction.refuse("st.param is not implemented")
-    if "const" in instruction.parts:
-        raise instruction.refuse("constant memory is read-only: st.const does not exist")
     base, offset = address_of(block, instruction.operands[0])
     items = access.items(instruction.operands[1])
     values = []
@@ -189,37 +203,39 @@ def lower_store(block: BlockBuilder, instruction: Instruction) -> None:
 # --- no effect on results, and fences -------------------------------------------------------------------------------
 
 
-@family("discard", "applypriority", destinations=0, operands="[a], size:imm")
-@family("prefetch", "prefetchu", destinations=0, operands="[a]")
+@family("discard", destinations=0, operands="[a], size:imm", qualifiers="global? L2")
+@family("applypriority", destinations=0, operands="[a], size:imm", qualifiers="global? L2::evict_normal")
+@family("prefetchu", destinations=0, operands="[a]", qualifiers="L1")
+@family("prefetch", destinations=0, operands="[a]", qualifiers="global|local? L1|L2; global L2::evict_{last,normal}")
 def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """Cache hints: there are no caches here."""
 
 
-_EVICTIONS = "L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged"
-
-
-def _policy_operands(parts: tuple[str, ...]) -> str:
-    if "range" in parts:
-        return "policy, [a], primary_size:u32, total_size:u32"
-    return "policy, access_property" if "cvt" in parts else "policy, fraction:f32?"
+_PRIMARY = "L2::evict_{last,normal,first,unchanged}"
 
 
 @family(
-    "createpolicy", varies=never_varies, operands=_policy_operands,
-    qualifiers=f"fractional range cvt global L2 b64 {_EVICTIONS}",
+    "createpolicy.fractional", varies=never_varies, operands="policy, fraction:f32?",
+    qualifiers=f"{_PRIMARY} L2::evict_{{first,unchanged}}? b64",
 )  # fmt: skip
+@family(
+    "createpolicy.range", varies=never_varies, operands="policy, [a], primary_size:u32, total_size:u32",
+    qualifiers=f"global? {_PRIMARY} L2::evict_{{first,unchanged}}? b64",
+)  # fmt: skip
+@family("createpolicy.cvt", varies=never_varies, operands="policy, access_property", qualifiers="L2 b64")
 def _createpolicy(block: BlockBuilder, instruction: Instruction) -> None:
-    """createpolicy: an eviction priority, which nothing here looks at; its bits, opaque by the PTX ISA, are 0."""
+    """createpolicy: an eviction priority, which nothing looks at; its bits are 0."""
     block.define(instruction.operands[0], Constant(0, 64))
 
 
-_RESTRICTIONS = "sync_restrict::shared::cta sync_restrict::shared::cluster"
+_ACQUIRED, _RELEASED = "sync_restrict::shared::cluster", "sync_restrict::shared::cta"
 
 
 @family(
-    "fence.proxy.async", "fence.proxy.async::generic", destinations=0, operands="",
-    qualifiers=f"global shared::cta shared::cluster acquire release cluster {_RESTRICTIONS}",
+    "fence.proxy.async::generic", destinations=0, operands="",
+    qualifiers=f"acquire {_ACQUIRED} cluster; release {_RELEASED} cluster",
 )  # fmt: skip
+@family("fence.proxy.async", destinations=0, operands="", qualifiers="global|shared::{cta,cluster}?")
 def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
     """fence.proxy.async: orders generic and asynchronous accesses; memory is coherent here, the detector is told."""
     parts = instruction.parts[1:]
@@ -240,9 +256,11 @@ def fence_initialised(warp: Warp, mask: int) -> None:
         warp.agent.fence_init()
 
 
+@family("membar", destinations=0, operands="", qualifiers="cta|gl|sys; proxy alias")
 @family(
-    "fence", "membar", destinations=0, operands="",
-    qualifiers=f"sc acq_rel acquire release cta cluster gpu sys gl mbarrier_init proxy alias {_RESTRICTIONS}",
+    "fence", destinations=0, operands="",
+    qualifiers=f"sc|acq_rel|acquire|release? $scope; mbarrier_init release cluster; proxy alias; "
+    f"acquire {_ACQUIRED} cluster; release {_RELEASED} cluster",
 )  # fmt: skip
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """fence, membar, fence.mbarrier_init: memory operations take effect in program order; the detector is told."""

@@ -172,7 +172,8 @@ class Parameter:
 class Variable:
     """A variable in some state space.
 
-    ``nbytes`` is 0 for the unsized (dynamic) shared array; ``refused``: why no kernel can use it, or "".
+    ``nbytes`` is 0 for the unsized (dynamic) shared array; ``refused``: why no kernel can use it, or ""; ``named``:
+    (offset, name, bytes behind it) of addresses of other variables in ``initial``.
     """
 
     name: str
@@ -181,6 +182,7 @@ class Variable:
     nbytes: int
     initial: bytes = b""
     refused: str = ""
+    named: tuple[tuple[int, str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -161,16 +161,21 @@ class Launch:
 
     def _place_variables(self, ptx: str) -> None:
         """Gives .global and .const variables memory; they have it until `GlobalMemory` ends."""
-        held = self.memory.modules.setdefault(ptx, {})
+        held, named = self.memory.modules.setdefault(ptx, {}), []
         for variable in parse(ptx).variables:
             if variable.space not in ("global", "const"):
                 continue
             cells = held.get(variable.name)
             if cells is None:
                 cells = held[variable.name] = _cells(variable)
+                named += [(cells, *each) for each in variable.named]
             if self.memory.region_index(cells.ctypes.data, cells.nbytes) is None:
                 self.memory.register_tensor(cells, variable.name, writable=variable.space == "global")
             self.symbols[variable.name] = cells.ctypes.data
+        for cells, offset, name, more in named:
+            if name not in self.symbols:
+                raise ValueError(f"the initialiser of a variable names {name}, which is no variable of the module")
+            cells[offset : offset + 8].view(np.uint64)[0] = self.symbols[name] + more
 
     def _cooperate(self) -> None:
         """The launch is a cooperative one.
