@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from bench.gemm_cases import siglip2, squares
+from cute_kernels.common.chips import CTA_SMEM_BYTES
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, Sm100PatchEmbedConfig
 from cute_kernels.kernels.graph import sm90_gemm_graph, sm100_graph
 from cute_kernels.plan import PLANNERS, candidate_plans, make_plan
-from cute_kernels.plan.base import CTA_SMEM_BYTES
 from cute_kernels.plan.gemm_sm90 import CANDIDATES, TILES
 from cute_kernels.plan.gemm_sm100 import CANDIDATES as CANDIDATES_100
 from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, TUNED, WIDE

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.common.chips import chip_of
 from cute_kernels.emulator.checking import inspection, watching
 from cute_kernels.emulator.checking.provenance import Origin
 from cute_kernels.emulator.errors import EmulatorError
@@ -337,7 +338,7 @@ class Debugger:
         Raises:
             ValueError: the kernel is not for SM100 and has none.
         """
-        if not self._target.startswith("sm_100"):
+        if not chip_of(self._target).tmem_columns:
             raise ValueError(f"tensor memory: a kernel for {self._target} has none")
         return self.warp(warp).cta.tmem.cells[column : column + columns].copy()
 
