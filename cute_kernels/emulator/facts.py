@@ -149,7 +149,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Past:
-    """What has happened to the mbarriers of a cluster before a fault.
+    """The operations on mbarriers of a cluster before a fault.
 
     Attributes:
         barriers: all that are live.

@@ -1,4 +1,4 @@
-"""What a run tells of the cause of a fault: who waited for which mbarrier, who signalled it, and whose a stage is."""
+"""The evidence for the cause of a fault: who waited for which mbarrier, who signalled it, and whose a stage is."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Evidence:
 
     @property
     def facts(self) -> Facts:
-        """Of the error."""
+        """Facts of the error."""
         return self.error.facts
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        """What happened to mbarriers."""
+        """Operations on mbarriers, in order."""
         return self.facts.past.moments
 
     # --- words --------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class Evidence:
         return " and ".join(dict.fromkeys(self.line(each.instruction) for each in moments))
 
     def name(self, spot: Spot) -> str:
-        """Of an mbarrier, with its CTA where a cluster has several."""
+        """Name of an mbarrier, with its CTA where a cluster has several."""
         state = self.state(spot)
         title = self.title(state) if state is not None else f"the mbarrier at shared offset {spot[1]}"
         return f"{title} of CTA {spot[0]}" if self.several else title

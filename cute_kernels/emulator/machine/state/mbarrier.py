@@ -270,7 +270,7 @@ class MBarriers:
         return tuple(self.state(address) for address in self._barriers)
 
     def past(self) -> Past:
-        """What has happened before a fault, for reports."""
+        """Operations before a fault, for reports."""
         count, most = self.tables.moment_count, CONSTANTS["MOMENTS"]
         latest = (self.tables.moments[number % most] for number in range(max(0, count - most), count))
         moments = tuple(self._moment(each) for each in latest if each.operation in _MOMENTS)
