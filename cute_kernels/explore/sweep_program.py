@@ -57,7 +57,7 @@ def sweep_program(
     import cute_kernels.emulator.programs.capturing as capturing
 
     if arch not in capturing.ARCHITECTURES:
-        raise ValueError(f"arch = {arch!r}, allowed: {', '.join(capturing.ARCHITECTURES)}")
+        raise ValueError(f"arch = {arch!r}: must be one of {', '.join(capturing.ARCHITECTURES)}")
     files.check_program(script)
     state = (os.path.abspath(script), arch, tuple(arguments))
     return evaluated(_evaluate, state, map(dict, settings), executor=executor, jobs=jobs, seen=seen)

@@ -137,7 +137,7 @@ class Debugger:
         """
         found = inspection.instructions_at(self.kernel.instructions, str(place))
         if warp != "" and _WARP.fullmatch(str(warp)) is None:
-            raise ValueError(f"warp {warp!r}: WARP, CTA.WARP or CLUSTER.CTA.WARP is needed")
+            raise ValueError(f"warp = {warp!r}: must be WARP, CTA.WARP or CLUSTER.CTA.WARP")
         self._numbers += 1
         made = self.breakpoints[self._numbers] = Breakpoint(self._numbers, str(place), found, str(warp))
         self._place()
