@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.emulator.machine.launch import schedule as schedules
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.programs.capturing import Session, capture
@@ -12,14 +13,18 @@ from cute_kernels.emulator.programs.capturing import Session, capture
 
 @contextlib.contextmanager
 def emulation(
-    arch: str = "sm_100a", schedule: Schedule | None = None, *, strict: bool = False, max_warp_instructions: int = 10**8
+    arch: str = DEFAULT_ARCH,
+    schedule: Schedule | None = None,
+    *,
+    strict: bool = False,
+    max_warp_instructions: int = 10**8,
 ) -> Iterator[Session]:
     """Runs what is launched inside in the emulator, with tensors on "cuda" in host memory; for tests with ``@given``.
 
     Functions that were compiled inside for the same architecture run inside of any later one.
 
     Args:
-        arch: a key of `cute_kernels.emulator.programs.capturing.ARCHITECTURES`.
+        arch: a key of `cute_kernels.common.chips.CHIPS`.
         schedule: the default one if None.
         strict: as `Options.strict`.
         max_warp_instructions: per cluster; a kernel that executes more has hung.

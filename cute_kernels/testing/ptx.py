@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.emulator import GlobalMemory, Report, run
 from cute_kernels.emulator.machine.units.copies.tensor_map import Im2colMap, TensorMap, encode
 
@@ -51,7 +52,7 @@ def module(
     head: str = "",
     registers: str = REGISTERS,
     entry: str = "",
-    target: str = "sm_100a",
+    target: str = DEFAULT_ARCH,
 ) -> str:
     """A PTX module with one entry ``k`` whose parameters p0, p1, ... are 64-bit: what `launch` passes for arrays.
 

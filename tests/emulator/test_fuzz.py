@@ -125,7 +125,7 @@ def test_more_parameters_than_a_launch_takes():
 
 def test_more_static_shared_memory_than_a_cta_has():
     head = ".shared .b8 a[200000]; .shared .b8 b[200000];"
-    with pytest.raises(ValueError, match="400000 bytes of static shared memory; a CTA has 232448 at most"):
+    with pytest.raises(ValueError, match="400000 bytes of static shared memory: must be at most 232448"):
         launch(module("mov.u32 %r1, a; mov.u32 %r2, b; ret;", parameters=1, head=head), 0)
 
 

@@ -284,7 +284,7 @@ NARROW = {"a": A.to(FP8), "b": B.to(FP8)}
         ({"out_scale": 0.5}, ValueError, "out_scale = 0.5 is given: must be with out_dtype torch.float8_e4m3fn"),
         ({"out_dtype": FP8, "out_scale": -1.0}, ValueError, "out_scale = -1.0: must be finite and greater than 0"),
         ({"out_dtype": FP8, "out_scale": "1"}, TypeError, "out_scale is str: must be a number, an FP32 tensor"),
-        ({"out_dtype": FP8, "out_scale": torch.ones(2)}, ValueError, r"out_scale has shape \[2\]: must be .* one element$"),
+        ({"out_dtype": FP8, "out_scale": torch.ones(2)}, ValueError, r"out_scale has shape \[2\]: .* one element$"),
         ({"out_dtype": FP8, "out_scale": torch.ones(1).half()}, TypeError, "out_scale has dtype torch.float16"),
         ({"out_dtype": FP8, "out_scale": torch.ones(1, device="meta")}, ValueError, "out_scale is on meta and a is on"),
         ({"out_scale": torch.ones(1)}, ValueError, "out_scale = a tensor is given: must be with out_dtype torch"),
@@ -342,7 +342,7 @@ def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(TypeError) as error:
         gemm(a, b, bias=torch.zeros(3, dtype=torch.int32), out_dtype=torch.int8, activation="tanh")
     for part in (
-        "a has dtype torch.float64: must be one of torch.bfloat16", "bias has dtype torch.int32", r"b has strides [42, 3]",
+        "a has dtype torch.float64: must be one of torch", "bias has dtype torch.int32", r"b has strides [42, 3]",
         "out_dtype = torch.int8", "activation = 'tanh'", "a has K = 30 and b has K = 14",
         "bias has shape [3]: must be [N] = [16]",
     ):  # fmt: skip

@@ -296,10 +296,10 @@ def sizes() -> Iterator[Limit]:
     )  # fmt: skip
     yield from layer_norms()
     for name in ("batch", "channels", "patch"):
-        yield Limit(f"patchify: {name}", patchify(**{name: 1}), patchify(**{name: 0}), f"^{name} = 0 .*value: 1$")
+        yield Limit(f"patchify: {name}", patchify(**{name: 1}), patchify(**{name: 0}), f"^{name} = 0: .*value: 1$")
     for name in ("height", "width"):
         at, beyond = patchify(**{name: 16}), patchify(**{name: 17})
-        yield Limit(f"patchify: {name}", at, beyond, f"^{name} = 17 .*whole patches of 16.*value: 16$")
+        yield Limit(f"patchify: {name}", at, beyond, f"^{name} = 17: .*whole patches of 16.*value: 16$")
 
 
 def layer_norms() -> Iterator[Limit]:

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from bench.gemm_cases import siglip2, squares
+from cute_kernels.common.chips import CTA_SMEM_BYTES
 from cute_kernels.config import GemmProblem, Sm90GemmConfig, Sm100GemmConfig, Sm100PatchEmbedConfig
 from cute_kernels.kernels.graph import sm90_gemm_graph, sm100_graph
-from cute_kernels.plan import candidate_plans, make_plan
-from cute_kernels.plan.base import CTA_SMEM_BYTES
+from cute_kernels.plan import PLANNERS, candidate_plans, make_plan
 from cute_kernels.plan.gemm_sm90 import CANDIDATES, TILES
 from cute_kernels.plan.gemm_sm100 import CANDIDATES as CANDIDATES_100
 from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, TUNED, WIDE
@@ -336,3 +336,36 @@ def test_small_store_buffers_of_8_bit_results_are_as_many_as_a_tile_has_regions(
     for size in ((1568, 3072, 768), (11664, 1152, 1152)):
         plan = make_plan(GemmProblem(*size, activation="gelu_tanh", **narrow), arch="sm_90a", sm_count=132)
         assert plan.config.store_stages == plan.regions_per_tile
+
+
+@pytest.mark.parametrize("cluster_n", [1, 2])
+@pytest.mark.parametrize("tile_m", [64, 128, 256])
+def test_rows_that_are_loaded_of_a_tile_that_m_does_not_fill(tile_m: int, cluster_n: int) -> None:
+    """The smallest of 8, 16, 32, .. per CTA of a cluster that covers M, where that is half a tile at most."""
+    legal = 0
+    for m in (1, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 100, 128, 129, 256):
+        config = Sm90GemmConfig(tile_m, 128, cluster_m=1, cluster_n=cluster_n)
+        try:
+            plan = make_plan(GemmProblem(m, 4096, 4096), config)
+        except ValueError:
+            continue
+        legal += 1
+        shared = dataclasses.replace(plan, config=dataclasses.replace(plan.config, cluster_m=2))
+        assert shared.loaded_rows == tile_m  # each CTA of a cluster loads a part of it
+        covering = [rows for rows in (8, 16, 32, 64, 128) if rows >= m and rows >= 8 * cluster_n and 2 * rows <= tile_m]
+        assert plan.loaded_rows == (covering[0] if covering else tile_m), m
+        assert plan.loaded_bytes == plan.stage_bytes - (tile_m - plan.loaded_rows) * plan.k_block_bytes
+    assert legal
+
+
+def test_a_configuration_of_another_class_has_no_text() -> None:
+    """That of a class derived from ours neither: read back, it would lose what that class adds."""
+
+    @dataclasses.dataclass(frozen=True)
+    class More(Sm90GemmConfig):
+        extra: int = 1
+
+    codec = PLANNERS["gemm"].codec
+    with pytest.raises(TypeError, match="config is More, expected cute_kernels.*Sm90GemmConfig"):
+        codec.encode(More(128, 128))
+    assert codec.decode(codec.encode(Sm90GemmConfig(128, 128))) == Sm90GemmConfig(128, 128)

@@ -54,4 +54,24 @@ PARTS = {
         ),
         900,
     ),
+    "models": Part(
+        ("cute_kernels/models/nn", "cute_kernels/models/transformers.py"),
+        (
+            "tests/models/nn/test_layers.py", "tests/models/nn/test_loading.py", "tests/models/nn/test_module.py",
+            "tests/models/nn/test_changed_layers.py", "tests/models/nn/test_positions.py",
+            "tests/models/nn/test_odd_inputs.py", "tests/models/test_stand_ins.py", "tests/models/test_families.py",
+        ),
+        900,
+    ),
+    "emulator": Part(
+        (
+            "cute_kernels/emulator/machine/launch", "cute_kernels/emulator/reports",
+            "cute_kernels/emulator/programs/recorded.py",
+        ),
+        (
+            "tests/emulator/programs/test_recorded.py", "tests/emulator/reports", "tests/emulator/machine/launch",
+            "tests/emulator/checking/test_debugger.py", "tests/commands/test_check.py",
+        ),
+        900,
+    ),
 }  # fmt: skip

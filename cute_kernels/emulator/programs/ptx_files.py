@@ -15,6 +15,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cute_kernels.common.chips import DEFAULT_ARCH, chip_of
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.isa.ptx.decode import parse
@@ -70,6 +72,15 @@ def read(path: str | Path, arch: str) -> str:
                 f"{done.stderr.strip()}"
             )
         return ptx.read_text(errors="replace")
+
+
+def arch_of(path: str | Path) -> str:
+    """The chip of a .ptx file's target, and of any other program the default."""
+    if Path(path).suffix == ".ptx":
+        with contextlib.suppress(OSError):  # which whoever runs it reports
+            if found := re.search(r"^\s*\.target\s+(\w+)", Path(path).read_text(errors="replace"), re.MULTILINE):
+                return chip_of(found[1]).name
+    return DEFAULT_ARCH
 
 
 def captured(ptx: str, description: Mapping[str, object]) -> CapturedLaunch:

@@ -242,3 +242,16 @@ def test_positions_that_do_not_fit_a_converted_layer() -> None:
         layer(uint8_images(), [0.0])
     with pytest.raises(ValueError, match="interpolation = 'nearest'"):
         convert_layer(convolution(), PatchOptions(), interpolation="nearest")
+
+
+@torch.no_grad()
+def test_an_automatic_precision_follows_the_type_of_the_weight() -> None:
+    """What a type cannot hold is lost, as in a plain layer: nothing is kept that was made from the type before."""
+    images = torch.randn(1, 3, 32, 32)
+    plain = convolution(bias=False).bfloat16()
+    plain.weight.mul_(2.0**-30)  # of bfloat16, and 0 in float16
+    layer = convert_layer(copy.deepcopy(plain), PatchOptions(precision="auto")).eval()
+    assert layer(images.bfloat16()).any()
+    for module in (plain, layer):
+        module.to(torch.float16).to(torch.bfloat16)
+    assert not plain(images.bfloat16()).any() and not layer(images.bfloat16()).any()

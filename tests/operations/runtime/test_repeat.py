@@ -407,3 +407,15 @@ def test_memory_between_kernels_is_not_kept(launches):
     assert not any(tensor.shape == (12, 608) for tensor in call.kept)
     assert call.made[0](()).shape == (12, 608) and call.made[0](()).dtype is torch.uint8
     assert run(calls, values) is not None
+
+
+def test_nothing_is_taken_or_remembered_while_a_graph_is_captured(launches, monkeypatch):
+    """The memory of a graph is that of its own pool, and its launches are those of the capture."""
+    values = products()
+    calls = remember(gemm_op.GEMM, values)
+    with monkeypatch.context() as capture:
+        capture.setattr(repeat, "_is_capturing", lambda: True)
+        capture.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert run(calls, values) is None and not launches
+        assert not remember(gemm_op.GEMM, products()).calls
+    assert run(calls, values) is not None and len(launches) == 1

@@ -90,6 +90,12 @@ def mma_sync(
     return multiply(form, *stacked, warp.cluster.arithmetic, metadata).reshape(-1, 32)
 
 
+_FORM = (
+    "m8n8k{4,16,32,128}|m16n8k{4,8,16,32,64,128,256} row col $round? xor|and? popc? satfinite? s32|f16|f32|f64"
+)
+_AB = "f16|bf16|tf32|e4m3|e5m2|{s,u}{8,4}|b1|f64"
+
+
 def _operands(parts: tuple[str, ...]) -> str:
     """The metadata and the selector follow in the sparse forms."""
     bits = "b64" if "f64" in parts else "b32"
@@ -99,7 +105,7 @@ def _operands(parts: tuple[str, ...]) -> str:
 
 @family(
     "mma.sync.aligned", "mma.sp.sync.aligned", "mma.sp::ordered_metadata.sync.aligned", varies=always_varies,
-    operands=_operands,
+    operands=_operands, qualifiers=f"{_FORM} {_AB} {_AB} s32|f16|f32|f64",
 )  # fmt: skip
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """mma.sync: f16, bf16, tf32, e4m3, e5m2 into f32 (f16: of f16 and FP8), s8, u8, s4, u4 and b1 into s32, f64; mma.sp

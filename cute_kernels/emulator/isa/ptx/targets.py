@@ -6,7 +6,19 @@ import functools
 import re
 from collections.abc import Iterable
 
+from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.isa.ptx.lexer import Reader
 from cute_kernels.emulator.isa.ptx.program import Instruction
+
+#: Targets and the version of PTX that has them first (PTX ISA, ".target", and ptxas 13.0).
+_SINCE = dict(pair.split(":") for pair in (
+    "50:4.0 52:4.1 53:4.2 60:5.0 61:5.0 62:5.0 70:6.0 72:6.1 75:6.3 80:7.0 86:7.1 87:7.4 88:7.4 89:7.8 90:7.8 90a:8.0 "
+    "100:8.6 100a:8.6 100f:8.8 101:8.6 101a:8.6 101f:8.8 103:8.8 103a:8.8 103f:8.8 110:9.0 110a:9.0 110f:9.0 120:8.7 "
+    "120a:8.7 120f:8.8 121:8.8 121a:8.8 121f:8.8"
+).split())  # fmt: skip
+#: Versions of PTX: the last minor number of each major one. Who knows how many the newest has?
+_VERSIONS = {1: 5, 2: 3, 3: 2, 4: 3, 5: 0, 6: 5, 7: 8, 8: 8, 9: 99}
+_OPTIONS = ("texmode_unified", "texmode_independent", "debug")
 
 #: Opcodes that not every architecture since sm_80 has: the first that does, with "a" only those whose names end in "a"
 #: or "f", and the last, if others follow. The first row that an opcode matches decides.
@@ -60,3 +72,39 @@ def check_target(target: str, instructions: Iterable[Instruction]) -> None:
         reason = missing(target, instruction.opcode)
         if reason:
             raise instruction.refuse(reason)
+
+
+def read_head(reader: Reader) -> tuple[str, str]:
+    """Version and target of a module, whose directives stand first, in this order, and behind them the address size.
+
+    Raises:
+        UnsupportedPTX: one of them is missing, there is no such version, or it does not have the target; addresses of
+            32 bits.
+    """
+    reader.take(".version")
+    token = reader.take()
+    major, _, minor = token.text.partition(".")
+    if not (major.isdecimal() and minor.isdecimal() and int(minor) <= _VERSIONS.get(int(major), -1)):
+        raise UnsupportedPTX(f".version {token.text}: there is no such version of PTX", ptx_line=token.line)
+    version = token.text
+    reader.take(".target")
+    token = reader.take()
+    targets = [token.text]
+    while reader.peek() == ",":
+        reader.take()
+        targets.append(reader.take().text)
+    names = [re.sub(r"^(sm|compute)_", "", each) for each in targets]
+    for name, given in zip(names, targets):
+        if name not in _SINCE and (name not in _OPTIONS or given == targets[0]):
+            raise UnsupportedPTX(f".target {given}: there is no such target", ptx_line=token.line)
+        if name in _SINCE and (int(major), int(minor)) < tuple(map(int, _SINCE[name].split("."))):
+            message = f".target {given}: it needs .version {_SINCE[name]} or later, not {version}"
+            raise UnsupportedPTX(message, ptx_line=token.line)
+    if set(_OPTIONS[:2]) <= set(names):
+        raise UnsupportedPTX(f".target {', '.join(targets)}: one texture mode at most", ptx_line=token.line)
+    if reader.peek() == ".address_size":
+        reader.take()
+        size = reader.take()
+        if size.text != "64":
+            raise UnsupportedPTX(f".address_size {size.text}: must be 64", ptx_line=size.line)
+    return version, f"sm_{names[0]}"

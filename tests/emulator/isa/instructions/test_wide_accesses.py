@@ -107,7 +107,7 @@ def test_faults_are_reported(body: str, kind: type[EmulatorError], words: str) -
 
 @pytest.mark.parametrize("body", ["ld.global.v2.b128 {%q1, %q2}, [%d3];", "st.global.v2.b128 [%d3], {%q1, %q2};"])
 def test_there_are_no_vectors_of_128_bits(body: str) -> None:
-    with pytest.raises(UnsupportedPTX, match="more than one .b128"):
+    with pytest.raises(UnsupportedPTX, match="qualifier .v2 does not exist here"):
         moved(body)
 
 

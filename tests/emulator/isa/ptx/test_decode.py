@@ -230,7 +230,7 @@ def test_the_constant_of_the_warp_s_size() -> None:
     [
         ("mov.b32 %r1, ?;", "cannot read"),
         ("mov.b32 %r1, %r2", "expected"),
-        ("L: L: ret;", "defined twice"),
+        ("L: L: ret;", "declared twice"),
         ("mov.b32 {%r1, %r2;", "expected"),
         (".tex .u32 x;", "directive '.tex'"),
         (".reg .v3 .b32 %q;", "registers of type .v3"),

@@ -112,7 +112,7 @@ def test_the_operands_of_every_family_can_be_read() -> None:
         ("mov.b64 %d1, {%r1, %h1};", "a list of 2 of types .b32, .b16; a register of type .* or a list of them"),
         ("atom.global.add.u32 %r1, [%d1], %d2;", "operand b of atom.* is %d2, a register of type .b64; a reg"),
         ("mad.lo.u32 %r1, %d2, %r3, %r4;", "operand a of mad.lo.u32 is %d2, a register of type .b64"),
-        ("setp.f32 %p1, %r1, %r2;", "setp.f32: the comparison comes first, one of eq, ne, "),
+        ("setp.f32 %p1, %r1, %r2;", "setp.f32: a qualifier is missing, one of .eq, "),
         ("setp.lt.and.s32 %p1, %r1, %r2;", r"setp.lt.and.s32 takes 4 operands \(p, a, b, c\); 3 are given"),
         ("ld.shared.b32 %r1, [%p1];", "is an address .%p1, a register of type .pred.; an address"),
         ("st.global.v2.b32 [%d1], {%r1};", "is a list of 1, each of type .b32; a list of 2 registers of type"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
 
-from cute_kernels.emulator import IllegalAccess, Options, TensorMap, run
+from cute_kernels.emulator import IllegalAccess, Options, TensorMap, UnsupportedPTX, run
 from cute_kernels.emulator.machine.units.copies.tensor_map import encode
+from cute_kernels.testing.ptx import launch as ptx_launch
 from cute_kernels.testing.ptx import module
 
 PTX = """
@@ -97,6 +100,48 @@ class _Runs(Exception):
     """A launch got as far as its first cluster."""
 
 
+#: KB of shared memory that a CTA may have (CUDA programming guide, "Technical Specifications per Compute Capability").
+SHARED = {
+    "sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_89": 99, "sm_90": 227, "sm_90a": 227, "sm_100a": 227, "sm_100f": 227,
+    "sm_103a": 227, "sm_110a": 227, "sm_120": 99, "sm_120a": 99, "sm_121a": 99,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", SHARED)
+def test_a_cta_has_the_shared_memory_of_its_chip(target: str) -> None:
+    """The last word that the chip has is written and read; a byte more is refused, also where statics take a part."""
+    most = SHARED[target] << 10
+    body = "mov.u32 %r1, dynamic; st.shared.u32 [%r1+{}], 7; ld.shared.u32 %r2, [%r1+{}]; "
+    body += "ld.param.u64 %d0, [p0]; st.global.u32 [%d0], %r2; ret;"
+    for head, static in (("", 0), (".shared .align 1024 .b8 s[4096];", 4096)):
+        used = "mov.u32 %r1, s; " if static else ""
+        last, found = most - static - 4, np.zeros(1, np.uint32)
+        text = module(used + body.format(last, last), parameters=1, head=head, target=target)
+        ptx_launch(text, found, block=1, dynamic_smem=most - static)
+        assert found[0] == 7
+        message = f"dynamic_smem = {most - static + 1}: must be 0 to {most - static} bytes, since a CTA on {target} has"
+        with pytest.raises(ValueError, match=message):
+            ptx_launch(text, found, block=1, dynamic_smem=most - static + 1)
+
+
+@pytest.mark.parametrize(
+    ("target", "most"),
+    [
+        *((target, 0xC000) for target in ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100f", "sm_120")),
+        *((target, 0x38C00) for target in ("sm_90a", "sm_100a", "sm_103a", "sm_110a")),
+        *((target, 0x18C00) for target in ("sm_120a", "sm_121a")),
+    ],
+)
+def test_static_shared_memory_is_limited(target: str, most: int) -> None:
+    """As ptxas 13.0 says: "uses too much shared data (0xc004 bytes, 0xc000 max)"."""
+    for nbytes in (most, most + 4):
+        text = module("mov.u32 %r1, s; ret;", parameters=1, head=f".shared .b8 s[{nbytes}];", target=target)
+        words = f"{nbytes} bytes of static shared memory: must be at most {most} on|is larger than 232448 bytes"
+        refused = pytest.raises((ValueError, UnsupportedPTX), match=words)
+        with contextlib.nullcontext() if nbytes == most else refused:
+            ptx_launch(text, 0, dynamic_smem=0)
+
+
 _GOOD = {"ptx": PTX, "kernel": "k", "grid": 1, "block": 1, "params": bytes(256)}
 
 
@@ -117,9 +162,9 @@ _GOOD = {"ptx": PTX, "kernel": "k", "grid": 1, "block": 1, "params": bytes(256)}
             for name in ("grid", "block", "cluster")
             for value in (0, -1, (), (1, 0), (1, 1, 1, 1))
         ),
-        *(("dynamic_smem", value, TypeError, "dynamic_smem .*: must be an int, a number of") for value in (None, 1.5, "1")),
-        ("dynamic_smem", -1, ValueError, "dynamic_smem -1: 0 to 232448 bytes are possible"),
-        ("dynamic_smem", 232_449, ValueError, "dynamic_smem 232449: 0 to 232448 bytes are possible"),
+        *(("dynamic_smem", value, TypeError, "dynamic_smem .*: must be an int, ") for value in (None, 1.5, "1")),
+        ("dynamic_smem", -1, ValueError, "dynamic_smem = -1: must be 0 to 232448 bytes"),
+        ("dynamic_smem", 232_449, ValueError, "dynamic_smem = 232449: must be 0 to 232448 bytes"),
         *(
             ("params", value, TypeError, "params .*: must be the parameter block as bytes, or bytes for each parameter")
             for value in (None, 5, "ab", [None], [1])
