@@ -24,6 +24,7 @@ _OPTIONS = ("texmode_unified", "texmode_independent", "debug")
 #: or "f", and the last, if others follow. The first row that an opcode matches decides.
 _FIRST = {
     r"wgmma": "90a 90",
+    r"mma\.sync.*\bkind::": "120a",
     r"cp\..*(scatter4|\.L2\..*gather4|gather4.*(multicast|cta_group))": "100a 119",
     r"cp\..*tile::gather4": "100",
     r"setmaxnreg|tensormap\.replace": "90a",
