@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test gpu orders integrations programs lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs release hub nightly clean
+.PHONY: demo test gpu orders integrations programs lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions ptxas docs release hub nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -115,8 +115,12 @@ hub:
 	$(PYTHON) .ci/hub.py $(ARGS)
 
 # What takes too long for every change.
-nightly: integrations programs dask ray orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions $(VENV)/.installed-test
+nightly: integrations programs dask ray orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions ptxas $(VENV)/.installed-test
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
+
+# Where there is a ptxas of CUDA 13.0: opcodes whose qualifiers are drawn anew, refused here as there. docs/testing.md
+ptxas: $(VENV)/.installed-test
+	$(BIN)/python -m tests.emulator.ptxas_qualifiers $(ARGS)
 
 clean:
 	rm -rf cute_kernels/emulator/core/build $(VENV) $(VENV)-integrations $(VENV)-programs $(VENV)-release site dist demo.png random-orders .hypothesis .pytest_cache .ruff_cache

@@ -35,10 +35,7 @@ def _prefetch_tensormap(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(prefetch_descriptor, address_value(block, instruction.operands[0], 64))
 
 
-_PARTS = ("global", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
 _MODES = ("tile", "im2col", "im2col_no_offs", "tile::gather4", "tile::scatter4")
-_COPIED = ("shared::cta", "shared::cluster", "multicast::cluster", "cta_group::1", "cta_group::2")
-RANKS = tuple(f"{rank}d" for rank in range(1, 6))
 
 
 def tensor_operand(
@@ -75,7 +72,10 @@ def tensor_operands(parts: tuple[str, ...]) -> str:
 
 @family(
     "cp.async.bulk.tensor", destinations=0, operands=tensor_operands,
-    qualifiers=(*_PARTS, *_MODES, *RANKS, *_COPIED),
+    qualifiers="$dims shared::cluster|shared::cta global tile|im2col|tile::gather4? mbarrier::complete_tx::bytes "
+    "multicast::cluster? $policy? $group?; $dims global shared::cta tile|im2col_no_offs|tile::scatter4? bulk_group "
+    "$policy?; multicast::cluster / shared::cta; im2col|im2col_no_offs / {1,2}d; "
+    "tile::gather4|tile::scatter4 / {1,3,4,5}d",
 )  # fmt: skip
 def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.tensor: global to shared (multicast, cta_group) and shared to global, tiled (packed 4- and 6-bit
@@ -83,8 +83,7 @@ def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
     rank = rank_of(instruction)
     parts = instruction.parts[1:]
     spaces = [part for part in parts if part in ("global", "shared::cta", "shared::cluster")]
-    others = ("im2col_no_offs", "tile::scatter4") if spaces[0] == "global" else ("im2col", "tile::gather4")
-    mode = mode_of(instruction, parts, others, rank)
+    mode = mode_of(parts)
     operands = list(instruction.operands)
     if "L2::cache_hint" in parts:
         operands.pop()  # an eviction priority
@@ -132,16 +131,9 @@ def bulk_operation(
     block.operation("bulk_copy", *values, facts=[int(fact) for fact in facts])
 
 
-def mode_of(instruction: Instruction, parts: list[str], others: tuple[str, str], rank: int) -> str:
-    """``tile``, or one of the ``others`` of this kind of copy: the im2col mode, and the one of four rows."""
-    modes = [part for part in parts if part in _MODES] or ["tile"]
-    if len(modes) != 1 or modes[0] not in ("tile", *others):
-        raise instruction.refuse(f"the mode of this copy is .tile, .{others[0]} or .{others[1]}")
-    if modes[0] == others[0] and rank < 3:
-        raise instruction.refuse(f".{modes[0]} needs 3 to 5 dimensions")
-    if modes[0] == others[1] and rank != 2:
-        raise instruction.refuse(f".{modes[0]} needs 2 dimensions")
-    return modes[0]
+def mode_of(parts: Sequence[str]) -> str:
+    """``tile``, or another mode of a copy."""
+    return next((part for part in parts if part in _MODES), "tile")
 
 
 def _number(mode: str) -> int:
@@ -161,13 +153,11 @@ def _prefetch_operands(parts: tuple[str, ...]) -> str:
 
 @family(
     "cp.async.bulk.prefetch.tensor", destinations=0, operands=_prefetch_operands,
-    qualifiers=(*_PARTS, *_MODES, *RANKS, "L2"),
+    qualifiers="$dims L2 global tile|im2col|tile::gather4? $policy?; im2col / {1,2}d; tile::gather4 / {1,3,4,5}d",
 )  # fmt: skip
 def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""
     rank = rank_of(instruction)
-    parts = instruction.parts[1:]
-    mode_of(instruction, parts, ("im2col", "tile::gather4"), rank)
     descriptor, _ = tensor_operand(block, instruction, instruction.operands[0], rank)
     block.call(prefetch_descriptor, descriptor)
 
@@ -181,7 +171,7 @@ def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     block.operation("bulk_commit")
 
 
-@family("cp.async.bulk.wait_group", destinations=0, blocking=True, operands="N:imm", qualifiers="read")
+@family("cp.async.bulk.wait_group", destinations=0, blocking=True, operands="N:imm", qualifiers="read?")
 def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.wait_group, wait_group.read."""
     parts = instruction.parts[1:]

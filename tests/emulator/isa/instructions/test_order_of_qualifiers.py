@@ -36,7 +36,7 @@ def test_types_may_stand_in_front() -> None:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("red.shared.v2.f32.add [%r1], {%r2, %r3};", "red.shared.v2.add.f32 is not implemented"),
+    [("red.shared.v2.f32.add [%r1], {%r2, %r3};", "qualifiers .v2 and .shared do not go together"),
      ("add.f32.rni %r1, %r1, %r1;", "rni"), ("vadd.s32.s32.s32.sat %r1, %r1, %r2, %r3;", "vadd")],
 )  # fmt: skip
 def test_what_no_order_makes_legal(line: str, message: str) -> None:
