@@ -9,13 +9,15 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH
 from cute_kernels.common.files import NotWritten, check_output, check_program, complain, from_here, marked, show
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.machine.launch import schedule
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.observe import roles
 from cute_kernels.emulator.options import CHOICES, DETECTORS, Options
-from cute_kernels.emulator.programs.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
+from cute_kernels.emulator.programs import ptx_files
+from cute_kernels.emulator.programs.capturing import EmulatedLaunch, Session, capture
 from cute_kernels.emulator.programs.program_run import FAULT, REFUSED, exit_status, run_program
 from cute_kernels.emulator.reports import going_on, source_profile
 from cute_kernels.emulator.reports.document import Outcome, launch_facts
@@ -72,7 +74,12 @@ def add_program_command(
         epilog=statuses,
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_100a", help="default: %(default)s")
+    parser.add_argument(
+        "--arch",
+        choices=CHIPS,
+        metavar="ARCH",
+        help=f"the chip: {', '.join(CHIPS)} (default: that of a .ptx file, otherwise {DEFAULT_ARCH})",
+    )
     parser.add_argument("--quiet", action="store_true", help="print what is found and nothing else")
     parser.add_argument(
         "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
@@ -83,12 +90,23 @@ def add_program_command(
     parser.add_argument(
         "script",
         metavar="SCRIPT",
+        action=_Script,
         help="a Python program; a .ptx or .cu file, whose argument describes its launches: JSON, or FILE.py:FUNCTION",
     )
     own = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
     own.required = False  # else argparse asks for them where SCRIPT is missing
     parser.set_defaults(run=run)
     return parser
+
+
+class _Script(argparse.Action):
+    """Without ``--arch``, the program also says for which chip."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None
+    ) -> None:
+        namespace.script = values
+        namespace.arch = namespace.arch or ptx_files.arch_of(str(values))
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -221,7 +239,7 @@ def positive(text: str) -> int:
 def _folder(text: str) -> Path:
     """The name of a folder, as argparse's ``type``; pathlib takes an empty one for the current folder."""
     if not text:
-        raise argparse.ArgumentTypeError("the name is empty, expected that of a folder")
+        raise argparse.ArgumentTypeError("the name is empty: must be that of a folder")
     return Path(text)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from cute_kernels.commands import compare
 from cute_kernels.commands.kernel_options import OPERATIONS, add_planned
 from cute_kernels.common import extras, files
+from cute_kernels.common.chips import DEFAULT_ARCH
 
 _HELP = """Exit status: 0 the same bits, 1 they differ, 2 arguments that cannot be used or runs that cannot be compared
 (also where launches write the same bits, but did not have the same inputs), 3 a kernel is at fault, 4 the emulator does
@@ -96,7 +97,7 @@ def _of_program(side: str, options: argparse.Namespace, failures: list[str]) -> 
     script, *arguments = shlex.split(side)
     files.check_program(script)
     log, reporter = sameness.MemoryLog(), reports.Reporter()
-    with capturing.capture(options.arch or "sm_100a", recorder=log) as session:
+    with capturing.capture(options.arch or DEFAULT_ARCH, recorder=log) as session:
         try:
             failed = lambda error, *notes: reporter.report(schedule.Schedule(), error, *notes)  # noqa: E731
             status = program_run.run_program(script, arguments, session, failed)

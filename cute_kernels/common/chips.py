@@ -14,8 +14,11 @@ _KIB, _MIB = 1 << 10, 1 << 20
 CTA_SMEM_BYTES = 1 * _KIB
 """Shared memory that the system keeps of every CTA."""
 
-STATIC_SMEM_BYTES = 48 * _KIB
-"""Shared memory that the variables of a kernel may have; what is more has to be dynamic."""
+DEFAULT_SMEM_BYTES = 48 * _KIB
+"""Shared memory that every CTA may have without asking for more (cudaDevAttrMaxSharedMemoryPerBlock)."""
+
+MEMORY_BYTES = 80 << 30
+"""Device memory of every emulated chip."""
 
 PORTABLE_CLUSTER = 8
 """CTAs of a cluster that every chip with clusters runs."""
@@ -54,6 +57,11 @@ class Chip:
     register_file: int = 65536
 
     @property
+    def device(self) -> str:
+        """The name that an emulated device answers with."""
+        return f"{self.product} (emulated)"
+
+    @property
     def sm_count(self) -> int:
         """Multiprocessors."""
         return sum(self.gpcs)
@@ -62,6 +70,11 @@ class Chip:
     def smem_bytes(self) -> int:
         """Shared memory that one CTA may have, static and dynamic."""
         return self.sm_smem_bytes - CTA_SMEM_BYTES
+
+    @property
+    def static_smem_bytes(self) -> int:
+        """Shared memory that the variables of a kernel may have, as ptxas 13.0 limits it."""
+        return self.smem_bytes if self.name.endswith("a") else DEFAULT_SMEM_BYTES
 
 
 #: The GPCs of SM90 are those with which cuOccupancyMaxActiveClusters of one H100 agrees, for clusters of 1 to 16 CTAs
@@ -87,10 +100,24 @@ CHIPS: dict[str, Chip] = {
 }
 """Chips by every target that they run."""
 
+MOST_SMEM_BYTES = max(chip.smem_bytes for chip in CHIPS.values())
+"""Shared memory of a CTA of the chip that has most."""
+
 DEFAULT_ARCH = "sm_100a"
 """The chip of whoever does not name one."""
 
 _TARGET = re.compile(r"sm_(\d+)(\d)([af]?)")
+
+
+def check_arch(arch: object) -> str:
+    """An architecture that a user names.
+
+    Raises:
+        ValueError: there is no such chip in `CHIPS`.
+    """
+    if arch not in CHIPS:
+        raise ValueError(f"arch = {arch!r}: must be one of {', '.join(CHIPS)}")
+    return arch
 
 
 def chip_of(target: str) -> Chip:

@@ -13,9 +13,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cute_kernels.common.chips import CTA_SMEM_BYTES
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
 from cute_kernels.plan.base import (
-    CTA_SMEM_BYTES,
     ITEMSIZE,
     Arch,
     Field,

@@ -11,10 +11,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cute_kernels.common.chips import CTA_SMEM_BYTES
 from cute_kernels.config import PatchEmbedImagesProblem, Sm80ImagesConfig, longest_row
 from cute_kernels.plan import sm80
 from cute_kernels.plan.base import (
-    CTA_SMEM_BYTES,
     ITEMSIZE,
     LANES,
     VECTOR_BYTES,

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "emulator": {"common", "dsl"},
     "testing": {"common", "emulator"},
     "config": set(),
-    "plan": {"config"},
+    "plan": {"common", "config"},
     "kernels": {"config", "dsl", "plan"},
     "operations": {"common", "config", "dsl", "plan", "kernels", "emulator"},
     "models": {"common", "config", "plan", "operations"},

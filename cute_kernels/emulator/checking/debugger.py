@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.common.chips import chip_of
 from cute_kernels.emulator.checking import inspection, watching
 from cute_kernels.emulator.checking.provenance import Origin
 from cute_kernels.emulator.errors import EmulatorError
@@ -149,7 +150,7 @@ class Debugger:
         """
         found = inspection.instructions_at(self.kernel.instructions, str(place))
         if warp != "" and _WARP.fullmatch(str(warp)) is None:
-            raise ValueError(f"warp {warp!r}: WARP, CTA.WARP or CLUSTER.CTA.WARP is needed")
+            raise ValueError(f"warp = {warp!r}: must be WARP, CTA.WARP or CLUSTER.CTA.WARP")
         fields = {"place": str(place), "instructions": found, "warp": str(warp)}
         if condition:
             fields |= {"place": f"{place} if {condition}", "holds": watching.condition(condition, self.kernel)}
@@ -337,7 +338,7 @@ class Debugger:
         Raises:
             ValueError: the kernel is not for SM100 and has none.
         """
-        if not self._target.startswith("sm_100"):
+        if not chip_of(self._target).tmem_columns:
             raise ValueError(f"tensor memory: a kernel for {self._target} has none")
         return self.warp(warp).cta.tmem.cells[column : column + columns].copy()
 

@@ -18,16 +18,19 @@ from cutlass.cute.runtime import from_dlpack
 from cutlass.cute.typing import AddressSpace
 
 from cute_kernels.commands import cli
+from cute_kernels.common.chips import CHIPS
 from cute_kernels.emulator import IllegalAccess, Options
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation
 from cute_kernels.emulator.programs import capture, host
-from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost, CudaTensor, DeviceFacts
+from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost, CudaTensor
 from cute_kernels.emulator.programs.streams import Streams
+from cute_kernels.emulator.reports.diagnosis import diagnose
+from cute_kernels.testing import assert_matches
 from tests.emulator import scale_program
 
 PROGRAM = str(Path(scale_program.__file__))
-FACTS = DeviceFacts((9, 0), "test device", 7)
+FACTS = dataclasses.replace(CHIPS["sm_90"], product="test device", gpcs=(7,))
 
 
 @pytest.fixture
@@ -139,6 +142,39 @@ def test_command_knows_tensors_that_no_gpu_could_access(capsys) -> None:
     assert "e.g. tensor.cuda()" in error
 
 
+def test_a_freed_tensor_is_named_by_its_type_and_shape() -> None:
+    with capture("sm_90a"):
+        x, y = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch(x, y, 1.0, 64)
+        graph.replay()
+        assert y.tolist() == [2.0] * 64
+        del x
+        with pytest.raises(IllegalAccess) as info:
+            graph.replay()
+    found = diagnose(info.value)
+    assert found.kind == "freed-memory" and "a CUDA graph" in found.help
+    assert found.sentence == "a load of 4 bytes of global memory is in a tensor float32 (64,) that has been freed"
+
+
+def test_the_traceback_of_assert_matches_ends_where_it_was_called(capsys, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import torch\nfrom cute_kernels.testing import assert_matches\n"
+        "assert_matches(torch.ones(2), torch.zeros(2), name='sums')\n"
+    )
+    assert cli.main(["emulate", "--quiet", str(script)]) == 1
+    error = capsys.readouterr().err
+    assert "compare.py" not in error and "_differences" not in error
+    assert "program.py\", line 3" in error and "2 of 2 elements of sums" in error
+    with pytest.raises(AssertionError) as info:
+        assert_matches(torch.ones(2), torch.zeros(2))
+    assert [entry.name for entry in info.traceback.filter(info)] == [
+        "test_the_traceback_of_assert_matches_ends_where_it_was_called"
+    ]
+
+
 @pytest.mark.parametrize("kind", ["sparse", "mkldnn"])
 def test_tensors_without_an_address_do_not_hide_what_is_wrong_with_a_kernel(kind: str) -> None:
     bystander = getattr(torch.ones(4, 4), f"to_{kind}")()
@@ -161,7 +197,7 @@ def test_launches_run_at_once_with_the_session_s_options() -> None:
         (done,) = session.launches
         assert done.launch.grid == (2, 1, 1) and ".target sm_90a" in done.launch.ptx
         assert done.report.warp_instructions > 4
-    with pytest.raises(ValueError, match="sm_75.*sm_80, .*sm_90a, sm_100a"), capture("sm_75"):
+    with pytest.raises(ValueError, match="sm_75.*sm_80, .*sm_90a, .*sm_100a"), capture("sm_75"):
         pass
 
 
@@ -353,10 +389,24 @@ def test_device_properties() -> None:
         assert status == runtime.cudaError_t.cudaSuccess and isinstance(found, count)
         facts = torch.cuda.get_device_properties(0)
         assert bytes(found.name).rstrip(b"\0").decode() == facts.name and (found.major, found.minor) == (9, 0)
-        assert found.multiProcessorCount == facts.multi_processor_count == session.facts.multiprocessors
+        assert found.multiProcessorCount == facts.multi_processor_count == session.chip.sm_count
         assert (found.sharedMemPerBlockOptin, found.sharedMemPerMultiprocessor) == (227 << 10, 228 << 10)
         assert found.totalGlobalMem == facts.total_memory and found.warpSize == 32 and found.clusterLaunch == 1
+        assert (found.maxThreadsPerMultiProcessor, found.maxBlocksPerMultiProcessor) == (2048, 32)
         assert (list(found.maxThreadsDim), list(found.maxGridSize)) == ([1024, 1024, 64], [2**31 - 1, 65535, 65535])
+
+
+def test_a_smaller_chip_answers_with_its_own_limits() -> None:
+    from cuda.bindings import driver, runtime
+
+    with capture("sm_86"):
+        found = runtime.cudaGetDeviceProperties(0)[1]
+        assert (found.major, found.minor, found.multiProcessorCount, found.clusterLaunch) == (8, 6, 82, 0)
+        assert (found.sharedMemPerBlockOptin, found.sharedMemPerMultiprocessor) == (99 << 10, 100 << 10)
+        assert (found.maxThreadsPerMultiProcessor, found.maxBlocksPerMultiProcessor) == (1536, 16)
+        assert torch.cuda.get_device_properties(0).max_threads_per_multi_processor == 1536
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR
+        assert driver.cuDeviceGetAttribute(attribute, driver.CUdevice(0))[1] == 16
 
 
 def test_device_attributes() -> None:
@@ -643,7 +693,7 @@ def test_a_launch_of_what_the_program_compiled_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "most"), [("sm_80", 163), ("sm_86", 99), ("sm_89", 99), ("sm_90", 227), ("sm_120", 99)]
+    ("arch", "most"), [("sm_80", 163), ("sm_86", 99), ("sm_87", 163), ("sm_90", 227), ("sm_110a", 227), ("sm_121a", 99)]
 )
 def test_shared_memory_of_an_architecture(arch: str, most: int) -> None:
     """KiB of a CTA, as the CUDA programming guide has them: devices say so, and launches with more are refused."""

@@ -145,7 +145,7 @@ def _refuse_wrong(instruction: Instruction, selector: str, letter: str, count: i
     qualifiers=f"{{u,s}}32 {_SOURCES} sat? add?; add / sat",
 )  # fmt: skip
 def _lanes(block: BlockBuilder, instruction: Instruction) -> None:
-    """vadd, vsub, vabsdiff, vmin, vmax, vset and vavrg of 2 and 4 lanes, with selectors."""
+    """Video instructions of 2 and 4 lanes, with selectors."""
     count, bits, letter = _LANES[instruction.parts[0][-1]]
     opcode, numbers = _Opcode.of(instruction), Numbers(block)
     if opcode.saturates and opcode.accumulates:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from cute_kernels.common.chips import MOST_SMEM_BYTES
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.isa.ptx.lexer import Reader
 from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Variable
 
 _MOST_ALIGNED = 1 << 24
 """Bytes: shared addresses of a CTA have 24 bits here."""
-MOST_BYTES = {"shared": 232_448, "const": 64 << 10, "local": 512 << 10, "global": 1 << 40}
+MOST_BYTES = {"shared": MOST_SMEM_BYTES, "const": 64 << 10, "local": 512 << 10, "global": 1 << 40}
 """Most bytes of a variable by state space: of a CTA (CUDA programming guide), of all constants, of a thread;
 more than any device has."""
 
@@ -28,7 +29,7 @@ def read_variable(reader: Reader) -> Variable:
             continue
         align = reader.take_number()
         if not 0 < align <= _MOST_ALIGNED or align & (align - 1):
-            message = f".align {align}: a power of two up to {_MOST_ALIGNED} is needed"
+            message = f".align {align}: must be a power of two up to {_MOST_ALIGNED}"
             raise UnsupportedPTX(message, ptx_line=line)
     element = reader.take().text[1:]
     if element in _OPAQUE:

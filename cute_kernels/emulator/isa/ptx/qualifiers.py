@@ -60,7 +60,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Grammar:
-    """What a row says: forms and rules between their words."""
+    """The forms of a row and the rules between their words."""
 
     forms: tuple[tuple[Slot, ...], ...]
     rules: tuple[Rule, ...]

@@ -26,7 +26,7 @@ VERDICTS = json.loads(DATA.read_text())["verdicts"]
 BEYOND = {
     r"\{[^}]*%pred_5|%pred_5[^{]*\}": "vectors have no predicates (PTX ISA, 'Vectors')",
     r"\{[^}]*%tid\.x[^}]*\}": "special registers are read only, and in a list of destinations they are written",
-    r"^(and|not|mov|vote|barrier).*pred .*%f16x2_5": "a predicate is needed",
+    r"^(and|not|mov|vote|barrier).*pred .*%f16x2_5": "must be a predicate",
     r"^cvt\S*(ue8m0x2\.bf16x2 .*, %\w+_5$|bf16x2\.ue8m0x2 %\w+_5,)": "bf16x2 is held in .b32",
     r"\[%(pred|f16|f32|f16x2|f64|b128)_5": "addresses are integers or bits",
     r"\.tensor\..*\{[^}]*0[fd]": "coordinates are .s32",
@@ -105,7 +105,7 @@ def test_the_operands_of_every_family_can_be_read() -> None:
     [
         ("@;", "cannot read the instruction: an operand is missing"),
         ("bra;", r"bra takes 1 operands \(tgt\); 0 are given at PTX line"),
-        ("bra %r1;", "operand tgt of bra is %r1, a register of type .b32; a label is needed"),
+        ("bra %r1;", "operand tgt of bra is %r1, a register of type .b32: must be a label"),
         ("mov.b32 %r1;", r"mov.b32 takes 2 operands \(d, a\); 1 are given"),
         ("mbarrier.init.shared.b64 [%r1], ;", r"mbarrier.init.* takes 2 operands \(addr, count\); 1 are given"),
         ("mov.b32 %r1, -;", "cannot read the instruction: an operand is missing"),
@@ -119,7 +119,7 @@ def test_the_operands_of_every_family_can_be_read() -> None:
         ("ld.shared.u32 %h1, [%r1];", "operand d of ld.shared.u32 is %h1, a register of type .b16; a register of type"),
         ("add.f32 %r1, %r2, 1;", "operand b of add.f32 is the integer literal 1; a register of type .b32 or .f32"),
         ("add.u32 7, %r2, %r3;", "operand d of add.u32 is the integer literal 7; a register"),
-        ("elect.sync %r1, -1;", "a register of type .* and behind `|` a predicate is needed"),
+        ("elect.sync %r1, -1;", "must be a register of type .* and behind `|` a predicate"),
         (
             "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r1, %r2, %r3, %d4}, %d1, %d2, %p1, 1, 1, 0, 0;",
             "operand d of wgmma.* has %d4, a register of type .b64",

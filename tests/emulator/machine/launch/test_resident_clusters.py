@@ -185,7 +185,7 @@ def test_how_many_a_chip_holds(
 
 
 def test_a_gpu_without_clusters_is_given_none() -> None:
-    with pytest.raises(ValueError, match="has 2 CTAs; at most 1 with sm_80: clusters need sm_90"):
+    with pytest.raises(ValueError, match=r"\(2, 1, 1\): must have 1 to 1 CTAs on sm_80 \(clusters need sm_90"):
         launch(module("ret;", parameters=0, target="sm_80"), grid=(2, 1, 1), cluster=(2, 1, 1))
 
 
