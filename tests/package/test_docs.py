@@ -49,7 +49,7 @@ SIZES = {
     "docs/emulator/guide.md": 8_250, "docs/emulator/your_kernel.md": 6_500, "docs/emulator/contract.md": 12_750,
     "docs/emulator/families.md": 10_200, "docs/emulator/finding_out.md": 4_000,
     "docs/emulator/arithmetic.md": 5_000, "docs/emulator/core.md": 7_500, "docs/emulator/counters.md": 4_750,
-    "docs/emulator/programs.md": 3_500, "docs/emulator/programs_outcomes.md": 6_000,
+    "docs/emulator/peer_suites.md": 5_500, "docs/emulator/programs.md": 3_500, "docs/emulator/programs_outcomes.md": 6_000,
     "docs/emulator/public_bugs.md": 6_000, "docs/emulator/checkers.md": 2_500,
     # Model engineers.
     "docs/use_in_your_model.md": 10_750, "docs/accuracy.md": 1_500, "docs/operations.md": 6_750,
