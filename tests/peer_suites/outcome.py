@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.peer_suites.suites import HERE, Sampled, Suite
+from tests.peer_suites.suites import HERE, Sampled, Suite, sample
 
 RECORD = HERE / "expected.json"
 CAUSES = HERE / "causes.json"

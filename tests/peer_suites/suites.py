@@ -48,7 +48,9 @@ SUITES = (
         "flash-attention", "Dao-AILab/flash-attention", "0251105a", "tests", {"flash_attn/cute": "flash_attn/cute"},
         {"QUACK_CACHE_ENABLED": "0"}, NO_READS_BEHIND_THE_LAST_ROW,
     ),
-    Suite("flashinfer", "flashinfer-ai/flashinfer", "fb28d724", ".", {"": "."}),
+    Suite(
+        "flashinfer", "flashinfer-ai/flashinfer", "fb28d724", ".", {"": "."}, options=NO_READS_BEHIND_THE_LAST_ROW,
+    ),
     # Its Python package has a compiled module: the tests use the wheel of the same version, .ci/peers.txt.
     Suite("cudnn-frontend", "NVIDIA/cudnn-frontend", "3929da2e", "test/python"),
 )  # fmt: skip

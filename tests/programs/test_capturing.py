@@ -609,7 +609,7 @@ def test_dlpack_says_where_a_tensor_is(device) -> None:
 
 def test_queries(device) -> None:
     assert torch.cuda.get_device_capability() == (9, 0) and torch.cuda.device_count() == 1
-    assert torch.version.cuda == "13.0" and driver.cuDriverGetVersion()[1] == 13000
+    assert torch.version.cuda == "13.0"
     assert torch.cuda.get_device_properties(0).multi_processor_count == 7
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
