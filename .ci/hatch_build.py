@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
@@ -40,11 +41,15 @@ class CoreBuildHook(BuildHookInterface):
 
 
 def _core(root: Path) -> ModuleType:
-    """The package ``core`` alone: what the rest of the emulator needs is not installed where packages are built."""
+    """The package ``core`` alone: what the rest of the emulator needs is not installed where packages are built.
+
+    Of the rest of ``cute_kernels`` it imports what needs the standard library alone.
+    """
     name, place = "emulator_core", root / CORE
     spec = importlib.util.spec_from_file_location(name, place / "__init__.py", submodule_search_locations=[str(place)])
     core = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(core)
-    for module in ("build", "library"):
-        importlib.import_module(f"{name}.{module}")
+    with mock.patch.object(sys, "path", [*sys.path, str(root)]):
+        for module in ("build", "library"):
+            importlib.import_module(f"{name}.{module}")
     return core

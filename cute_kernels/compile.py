@@ -75,28 +75,35 @@ def compile_plan(plan: Plan, *, emulated: bool = False) -> Artifact:
         kernels = " and ".join(part.operation for part in plan.launches)
         raise ValueError(f"the plan of {plan.operation} chains kernels, of {kernels}, which are compiled one by one")
     key = (plan.kernel_key, emulated)
-    with _COMPILE_LOCK:
-        if key not in _CACHE:
-            _CACHE[key] = _from_disk(plan, emulated)
-        return _CACHE[key]
+    return _CACHE.get(key) or _CACHE.setdefault(key, _from_disk(plan, emulated))
 
 
 _CACHE: dict[tuple, Artifact] = {}
+_BUILT: dict[tuple, cache.CompiledKernel] = {}
+"""Kernels that this process has compiled: of two threads that ask for the same one, the second need not."""
 
 
 def _from_disk(plan: Plan, emulated: bool) -> Artifact:
-    make = functools.partial(build, plan)
-    kernel = cache.load_or_build(plan.kernel_key, make)
+    kernel = cache.load_or_build(plan.kernel_key, functools.partial(_built, plan))
 
     def load() -> dsl.HostFunction:
         try:
             return _host_function(kernel, emulated)
         except dsl.LinkError as reason:
-            with _COMPILE_LOCK:
-                rebuilt = cache.load_or_build(plan.kernel_key, make, f"it cannot be linked: {reason}")
+            _BUILT.pop(plan.kernel_key, None)
+            make = functools.partial(_built, plan)
+            rebuilt = cache.load_or_build(plan.kernel_key, make, f"it cannot be linked: {reason}")
             return _host_function(rebuilt, emulated)
 
     return Artifact(kernel.kernel_name, kernel.ptx, kernel.cubin, load)
+
+
+def _built(plan: Plan) -> cache.CompiledKernel:
+    """Compiled in one thread at a time. A fork waits for the lock, so nobody waits for another process with it."""
+    with _COMPILE_LOCK:
+        if plan.kernel_key not in _BUILT:
+            _BUILT[plan.kernel_key] = build(plan)
+        return _BUILT[plan.kernel_key]
 
 
 def compile_uncached(plan: Plan, *, emulated: bool = False) -> Artifact:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
+import secrets
+import stat
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
+
+from cute_kernels import interrupts
 
 
 def from_here(text: str) -> Path:
@@ -27,6 +34,15 @@ def show(text: str) -> None:
     """Prints text; characters that the encoding of stdout does not have, as in the C locale, as escape sequences."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
+_UNSEEN = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Control characters but tabs and ends of lines, and those that change the direction of text."""
+
+
+def printable(text: str) -> str:
+    """Foreign text without characters that command a terminal, or show it in another order: they are escaped."""
+    return _UNSEEN.sub(lambda each: each[0].encode("unicode_escape").decode(), text)
 
 
 def marked(text: str) -> str:
@@ -126,9 +142,10 @@ _NOT_REPLACEABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
 
 
 def _replace(target: Path, data: bytes) -> None:
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part = target.with_name(f".{secrets.token_hex(16)}.part")  # a name that nobody can have made a link of before
     try:
-        part.write_bytes(data)
+        with open(part, "xb") as file:
+            file.write(data)
         if target.exists():
             part.chmod(target.stat().st_mode & 0o777)
         part.replace(target)
@@ -136,3 +153,58 @@ def _replace(target: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+def problem_of_owner(status: os.stat_result, owners: Collection[int] = (), mode: int = 0) -> str:
+    """Who else than this user can have written a file or a folder, as a sentence; "" if nobody can.
+
+    Args:
+        status: of the file.
+        owners: more users who may.
+        mode: permissions that are no problem: of files that are trusted in any case.
+    """
+    if status.st_uid not in (os.geteuid(), *owners):
+        return f"it belongs to user {status.st_uid}, not to user {os.geteuid()}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) & ~mode and not stat.S_ISLNK(status.st_mode):
+        return f"others may write it (mode {stat.S_IMODE(status.st_mode):o}; use chmod go-w)"
+    return ""
+
+
+@contextlib.contextmanager
+def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
+    """Holds a lock that other processes and threads wait for; the file stays, and is no link.
+
+    Args:
+        path: of the lock.
+        seconds: to wait for who holds it; None: as long as that takes.
+
+    Raises:
+        TimeoutError: it was held longer.
+        OSError: the file cannot be made.
+    """
+    descriptor = _acquired(path, None if seconds is None else time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may have the descriptor, too
+        os.close(descriptor)
+
+
+def _acquired(path: Path, until: float | None) -> int:
+    """The descriptor of a locked file, which is still there under this name."""
+    while True:
+        interrupts.check()
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:  # who holds a lock may delete its file
+                return descriptor
+        except BlockingIOError:
+            if until is not None and time.monotonic() >= until:
+                os.close(descriptor)
+                raise TimeoutError(f"another process holds {path}") from None
+            time.sleep(0.05)
+        except OSError:  # of a file system without locks
+            os.close(descriptor)
+            raise
+        os.close(descriptor)

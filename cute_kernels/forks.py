@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import os
+import signal
 import sys
 import threading
 import weakref
@@ -24,11 +27,54 @@ def lock(interrupted: Callable[[], object] = lambda: None) -> threading.RLock:
     return made
 
 
+def end_with_parent(parent: int) -> None:
+    """In a forked process: it is killed when the thread that forked it ends, as where a signal kills its process.
+
+    Args:
+        parent: the process that forked this one.
+    """
+    with contextlib.suppress(AttributeError):  # another system than Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # which has ended before that
+        os._exit(1)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
 def awaited_lock() -> threading.RLock:
-    """A reentrant lock that a fork waits for: the child has no thread that had it, and would wait for ever."""
+    """A reentrant lock that a fork waits for: the child has no thread that had it, and would wait for ever.
+
+    An interrupt ends the wait. The process that forks gets it a moment later, since Python drops what is raised before
+    a fork, and the child, in which the lock would never be free, ends at once.
+    """
     made = threading.RLock()
-    os.register_at_fork(before=made.acquire, after_in_parent=made.release, after_in_child=made.release)
+    interrupted = threading.local()
+
+    def before() -> None:
+        interrupted.by = None
+        try:
+            made.acquire()
+        except BaseException as error:  # of a signal's handler
+            interrupted.by = error
+
+    def in_parent() -> None:
+        if interrupted.by is None:
+            made.release()
+        else:
+            threading.Timer(_AFTER_FORK, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+
+    def in_child() -> None:
+        if interrupted.by is not None:
+            os._exit(128 + signal.SIGINT)
+        made.release()
+
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
     return made
+
+
+_AFTER_FORK = 0.05
+"""Seconds after which a fork is over that has begun its last steps."""
 
 
 _cached_properties: tuple[int, list[threading.RLock]] = 0, []

@@ -14,7 +14,6 @@ than ``CUTE_KERNELS_CACHE_MB`` megabytes, those that were not used for longest g
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -27,12 +26,12 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
 
-from cute_kernels import dsl
+from cute_kernels import dsl, files
 
 MAGIC = b"CuteKrn\x01"
 SUFFIX = ".kernel"
@@ -50,7 +49,7 @@ _ABANDONED_SECONDS = 86_400.0
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{40}\.kernel")
 _HELPER_NAME = re.compile(r"[0-9a-f]{40}(\.lock|[0-9a-z_]{8}\.tmp)")
-"""Locks, and entries that were never finished: what `_locked` and `tempfile` make of an entry's name."""
+"""Locks, and entries that were never finished: what `load_or_build` and `tempfile` make of an entry's name."""
 
 _LENGTH = struct.Struct("<Q")
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -168,7 +167,7 @@ def load_or_build(key: Hashable, build: Callable[[], CompiledKernel], unusable: 
         try:
             make_private(root)
             path = entry_path(root, key)
-            held.enter_context(_locked(path.with_suffix(".lock"), LOCK_SECONDS))
+            held.enter_context(files.locked(path.with_suffix(".lock"), LOCK_SECONDS))
             if unusable:
                 raise InvalidEntry(unusable)
             if os.path.lexists(path):
@@ -188,45 +187,6 @@ def load_or_build(key: Hashable, build: Callable[[], CompiledKernel], unusable: 
         except OSError as reason:
             _warn_once(f"kernels are not cached in {root}: {reason}")
         return kernel
-
-
-@contextlib.contextmanager
-def _locked(path: Path, seconds: float) -> Iterator[None]:
-    """Holds a lock that other processes and threads wait for; the file stays.
-
-    Args:
-        path: of the lock.
-        seconds: to wait for who holds it.
-
-    Raises:
-        TimeoutError: it was held longer.
-        OSError: the file cannot be made.
-    """
-    descriptor = _acquired(path, time.monotonic() + seconds)
-    try:
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may have the descriptor, too
-        os.close(descriptor)
-
-
-def _acquired(path: Path, until: float) -> int:
-    """The descriptor of a locked file, which is still there under this name."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_nlink:  # `evict` deletes locks that it holds
-                return descriptor
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                os.close(descriptor)
-                raise TimeoutError(f"another process holds {path}") from None
-            time.sleep(0.05)
-        except OSError:  # of a file system without locks
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
 
 
 def evict(root: Path, most: int, keep: Path) -> None:
@@ -255,7 +215,7 @@ def evict(root: Path, most: int, keep: Path) -> None:
         if path == keep:
             continue
         lock = path.with_suffix(".lock")
-        with contextlib.suppress(OSError), _locked(lock, 0):
+        with contextlib.suppress(OSError), files.locked(lock, 0):
             if not path.exists() or _begins_as_entry(path):
                 path.unlink(missing_ok=True)
                 total -= size
@@ -377,17 +337,11 @@ def read_private(path: Path) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise InvalidEntry("it is no regular file")
-        _check_private(status)
+        if problem := files.problem_of_owner(status):
+            raise InvalidEntry(problem)
         if status.st_size > _LARGEST_ENTRY:
             raise InvalidEntry(f"it has {status.st_size:,} bytes, more than the {_LARGEST_ENTRY:,} that any kernel has")
         return file.read()
-
-
-def _check_private(status: os.stat_result) -> None:
-    if status.st_uid != os.geteuid():
-        raise InvalidEntry(f"it belongs to user {status.st_uid}, not to user {os.geteuid()}")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise InvalidEntry(f"others may write it (mode {stat.S_IMODE(status.st_mode):o}; use chmod go-w)")
 
 
 def make_private(root: Path) -> None:
@@ -397,10 +351,13 @@ def make_private(root: Path) -> None:
         PermissionError: somebody else can.
     """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        _check_private(root.stat())
-    except InvalidEntry as reason:
-        raise PermissionError(str(reason)) from None
+    if problem := _problem_of_folder(root):
+        raise PermissionError(problem)
+
+
+def _problem_of_folder(root: Path) -> str:
+    """Who else can write a folder, or the link that leads to it."""
+    return files.problem_of_owner(root.lstat()) or files.problem_of_owner(root.stat())
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -432,10 +389,8 @@ class EntryReport:
 
 def directory_problem(root: Path) -> str:
     """Why an existing directory is not used as the cache; empty if it is."""
-    try:
-        _check_private(root.stat())
-    except InvalidEntry as reason:
-        return str(reason)
+    if problem := _problem_of_folder(root):
+        return problem
     return "" if root.is_dir() and os.access(root, os.R_OK | os.W_OK | os.X_OK) else "it cannot be read and written"
 
 

@@ -9,15 +9,18 @@ import sys
 import threading
 import time
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cute_kernels import executors, forks
+from cute_kernels import compile, executors, files, forks, kernel_cache
+from cute_kernels.config import GemmProblem
 from cute_kernels.dsl import host_code
 from cute_kernels.emulator import TensorMap
 from cute_kernels.nn.positions import PositionCache
 from cute_kernels.operations.gemm import GEMM
+from cute_kernels.plan import make_plan
 from cute_kernels.programs import host
 from cute_kernels.runtime import tuned
 from cute_kernels.runtime.constants import DERIVED
@@ -156,3 +159,79 @@ def test_locks_of_a_module_that_another_thread_is_importing(monkeypatch: pytest.
     done.set()
     thread.join()
     assert status == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded")
+def test_an_interrupt_ends_a_fork_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent has it, the child ends, and who holds the lock gives it back once."""
+    lost: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    lock, held, done, errors = forks.awaited_lock(), threading.Event(), threading.Event(), []
+
+    def hold() -> None:
+        try:
+            with lock:
+                held.set()
+                done.wait(10)
+        except RuntimeError as error:  # released by somebody else
+            errors.append(error)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    threading.Timer(0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+    child = None
+    with pytest.raises(KeyboardInterrupt):
+        child = os.fork()
+        if not child:
+            os._exit(7)
+        time.sleep(5)
+    assert not done.is_set() and thread.is_alive()
+    assert child and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+    done.set()
+    thread.join()
+    assert not errors and not lost
+    assert forked(lambda: lock.acquire()) == 0
+    assert lock.acquire(blocking=False)
+    lock.release()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded")
+def test_a_fork_does_not_wait_for_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two threads, one waits for a kernel that another process compiles, and one forks meanwhile."""
+    monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compile, "_CACHE", {})
+    monkeypatch.setattr(compile, "_BUILT", {})
+    monkeypatch.setattr(kernel_cache, "LOCK_SECONDS", 20)
+    plan, built, waits = make_plan(GemmProblem(64, 64, 64), arch="sm_90a"), threading.Event(), threading.Event()
+    kernel = kernel_cache.CompiledKernel("k", "ptx", b"cubin", b"object", "prefix")
+    monkeypatch.setattr(compile, "build", lambda _: built.set() or kernel)
+    path = kernel_cache.entry_path(tmp_path, plan.kernel_key).with_suffix(".lock")
+    monkeypatch.setattr(files.time, "sleep", lambda seconds, sleep=time.sleep: waits.set() or sleep(seconds))
+    with files.locked(path):
+        thread = threading.Thread(target=compile.compile_plan, args=(plan,))
+        thread.start()
+        waits.wait()
+        assert forked(lambda: None) == 0 and not built.is_set()
+    thread.join()
+    assert built.is_set() and compile.compile_plan(plan).ptx == "ptx"
+
+
+def test_a_forked_process_ends_with_its_parent() -> None:
+    """Which a signal ends that it cannot answer."""
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if not parent:
+        me = os.getpid()
+        if not os.fork():
+            forks.end_with_parent(me)
+            os.write(writer, b"began")
+            time.sleep(60)
+        signal.pause()
+        os._exit(0)
+    os.close(writer)
+    assert os.read(reader, 5) == b"began"
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert os.read(reader, 5) == b""  # the last end for writing is closed
+    os.close(reader)

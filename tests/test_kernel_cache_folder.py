@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from cute_kernels import files
 from cute_kernels import kernel_cache as cache
 from cute_kernels.commands.cli import main
 from tests.processes import run_python
@@ -101,6 +102,7 @@ def test_processes_that_evict_what_others_use(root, monkeypatch):
     monkeypatch.setenv("CUTE_KERNELS_CACHE_MB", "1")
     program = """
 import random, sys
+from cute_kernels import files
 from cute_kernels import kernel_cache as cache
 draw = random.Random(int(sys.argv[1]))
 for _ in range(150):
@@ -148,8 +150,8 @@ def test_an_entry_that_no_memory_holds(root, capsys):
 
 
 def test_a_lock_that_is_held(tmp_path):
-    with cache._locked(tmp_path / "a.lock", 0):
-        with pytest.raises(TimeoutError, match="another process holds"), cache._locked(tmp_path / "a.lock", 0.1):
+    with files.locked(tmp_path / "a.lock", 0):
+        with pytest.raises(TimeoutError, match="another process holds"), files.locked(tmp_path / "a.lock", 0.1):
             pass
 
 
@@ -158,24 +160,24 @@ def test_a_lock_that_is_deleted_before_it_is_had(tmp_path, monkeypatch):
     path, flock = tmp_path / "a.lock", fcntl.flock
 
     def late(descriptor: int, operation: int) -> None:
-        monkeypatch.setattr(cache.fcntl, "flock", flock)
+        monkeypatch.setattr(files.fcntl, "flock", flock)
         path.unlink()
         flock(descriptor, operation)
 
-    monkeypatch.setattr(cache.fcntl, "flock", late)
-    with cache._locked(path, 0):
-        with pytest.raises(TimeoutError), cache._locked(path, 0):
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    with files.locked(path, 0):
+        with pytest.raises(TimeoutError), files.locked(path, 0):
             pass
 
 
 def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path):
     path = tmp_path / "a.lock"
-    with cache._locked(path, 0):
+    with files.locked(path, 0):
         child = os.fork()
         if not child:
             signal.pause()
     try:
-        with cache._locked(path, 0):
+        with files.locked(path, 0):
             pass
     finally:
         os.kill(child, signal.SIGKILL)
@@ -241,6 +243,7 @@ def unknown(number):
     raise KeyError(f"getpwuid(): uid not found: {number}")
 pwd.getpwuid = unknown
 from cute_kernels.commands.cli import main
+from cute_kernels import files
 from cute_kernels import kernel_cache as cache
 for command in ("cache", "doctor"):
     assert main([command]) in (0, 1)
@@ -301,8 +304,8 @@ def test_a_file_system_without_locks_leaves_no_open_file(tmp_path: Path, monkeyp
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(cache.fcntl, "flock", refuse)
-    with pytest.raises(OSError, match="No locks"), cache._locked(tmp_path / "a.lock", 0):
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks"), files.locked(tmp_path / "a.lock", 0):
         pass
     assert str(tmp_path / "a.lock") not in [os.readlink(each) for each in Path("/proc/self/fd").iterdir()
                                             if each.is_symlink()]  # fmt: skip

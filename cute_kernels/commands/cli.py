@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cute-kernels: error: {_without_memory(error)}", file=sys.stderr)
         return 2
     except (ValueError, OSError, ModuleNotFoundError, NotImplementedError, dsl.UnsupportedVersion) as error:
-        print(f"cute-kernels: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"cute-kernels: error: {files.printable(' '.join(str(error).split()))}", file=sys.stderr)
         try:
             if sys.stdout is not None:
                 sys.stdout.flush()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,7 +79,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     files.write_text(options.output, json.dumps(notebook.ipynb(cells), indent=1) + "\n")
     browser = ["--no-browser"] if options.no_browser else []
-    return subprocess.run([sys.executable, "-m", "jupyterlab", *browser, str(options.output)], check=False).returncode
+    sys.stdout.flush()
+    # In place of this process: a child would go on where a signal ends this one alone.
+    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *browser, str(options.output.absolute())])
 
 
 def _program_choice(options: argparse.Namespace) -> str:

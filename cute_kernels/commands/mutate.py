@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import linecache
 import time
 from collections import Counter
 from typing import Any
@@ -19,7 +18,7 @@ from cute_kernels.diagnostics.diagnosis import place_of_line
 from cute_kernels.diagnostics.document import Outcome
 from cute_kernels.diagnostics.model import Diagnostic
 from cute_kernels.diagnostics.reporter import Reporter
-from cute_kernels.diagnostics.sources import short_name
+from cute_kernels.diagnostics.sources import short_name, text_of_line
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.launch.schedule import Schedule
 from cute_kernels.mutation import campaign
@@ -191,4 +190,4 @@ def print_kernel(kernel: Kernel, verdicts: list[Verdict], quiet: bool) -> None:
         if verdict.survived:
             print(f"  survives: {verdict.mutation}: PTX line {verdict.line}: {verdict.original}")
             if (source := source_of(kernel.ptx, verdict.line)) is not None:
-                files.show(f"    {verdict.place}: {linecache.getline(*source).strip()}")
+                files.show(f"    {verdict.place}: {text_of_line(*source).strip()}")

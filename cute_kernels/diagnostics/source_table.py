@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from cute_kernels.diagnostics.sources import lines_of, text_of_line
 from cute_kernels.emulator.ptx.source_lines import SourcePlace
+from cute_kernels.files import printable
 
 HOT = 0.1
 """Share of all counts of any column from which on a line is marked."""
@@ -53,12 +54,12 @@ class SourceTable:
         """
         rows: list[str] = []
         for path, numbers in self._files().items():
-            rows += ["", self._line("  ", "%", (self._titles[c] for c in self._shown), path)]
+            rows += ["", self._line("  ", "%", (self._titles[c] for c in self._shown), printable(path))]
             before = None
             for number in _with_context(path, numbers):
                 if before is not None and number != before + 1:
                     rows.append(self._line("  ", "", ("" for _ in self._shown), "  ..."))
-                source = linecache.getline(path, number).rstrip()
+                source = text_of_line(path, number).rstrip()
                 rows.append(self._row(self._lines.get(SourcePlace(path, number)), f"{number:5} {source}"))
                 before = number
         rows.append("")
@@ -68,7 +69,6 @@ class SourceTable:
 
     def _files(self) -> dict[str, list[int]]:
         """Numbers of the lines by file."""
-        linecache.checkcache()  # files may have been edited since they were read
         weight: Counter[str] = Counter()
         numbers: dict[str, list[int]] = {}
         for place, counts in self._lines.items():
@@ -104,11 +104,11 @@ def in_order(lines: Iterable[Item], place_of: Callable[[Item], SourcePlace | Non
 
 def place_document(place: SourcePlace | None) -> dict[str, str | int | None]:
     """File, number and text of a line as data for JSON."""
-    text = linecache.getline(place.path, place.line).strip() if place else None
+    text = text_of_line(place.path, place.line).strip() if place else None
     return {"file": place.path if place else None, "line": place.line if place else None, "text": text}
 
 
 def _with_context(path: str, lines: Sequence[int]) -> list[int]:
-    last = len(linecache.getlines(path))
+    last = len(lines_of(path))
     near = {number for line in lines for number in range(line - _CONTEXT, line + _CONTEXT + 1) if 0 < number <= last}
     return sorted(near | set(lines))

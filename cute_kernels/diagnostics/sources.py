@@ -5,11 +5,25 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import os
 import re
+import stat
+import sys
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from cute_kernels.diagnostics.model import SourceLine
 from cute_kernels.emulator.ptx.source_lines import directives
+from cute_kernels.files import printable
+
+_SOURCES = frozenset(
+    ".py .pyi .pyx .ipynb .cu .cuh .c .cc .cpp .cxx .h .hh .hpp .hxx .inl .inc .ipp .tcc .ptx .ll .mlir .ttir .ttgir "
+    ".rs .jl .mojo .f90 .cuf".split()
+)
+"""Suffixes of files that PTX is made of: its text, which may be anybody's, can name any file of this machine."""
+
+_LARGEST = 4 << 20
+"""Bytes of a source file; of what is larger nothing is shown."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +61,37 @@ def _locations(ptx: str) -> list[Location | None]:
 
 def source_line(path: str, line: int) -> SourceLine:
     """A line of a file, with its text and function if the file can be read."""
-    linecache.checkcache(path)  # it may have been edited, or be another one in another folder
     function = function_around(path, line)
-    return SourceLine(path, line, linecache.getline(path, line).strip(), function.name if function else "")
+    return SourceLine(path, line, text_of_line(path, line).strip(), function.name if function else "")
+
+
+def text_of_line(path: str, line: int) -> str:
+    """A line of a source file, without characters that command a terminal; "" where there is none."""
+    lines = lines_of(path)
+    return printable(lines[line - 1].rstrip("\r\n")) if 0 < line <= len(lines) else ""
+
+
+def lines_of(path: str) -> list[str]:
+    """Lines of a source file as it is now, or of a notebook's cell; none of what is no source, or is too large."""
+    known = linecache.cache.get(path)
+    if known is not None and len(known) > 1 and known[1] is None:  # text that is in no file
+        return known[2]
+    for folder in ("", *sys.path):
+        try:
+            name = os.path.realpath(os.path.join(folder, path))  # a link's own name says nothing
+            status = os.stat(name)
+            source = stat.S_ISREG(status.st_mode) and PurePath(name).suffix.lower() in _SOURCES
+            return _read(name, status.st_mtime_ns) if source and status.st_size <= _LARGEST else []
+        except (OSError, ValueError):
+            continue
+    return []
+
+
+@functools.lru_cache(maxsize=32)
+def _read(name: str, _changed: int) -> list[str]:
+    opened = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with open(opened, encoding="utf-8", errors="replace") as file:
+        return file.readlines(_LARGEST)
 
 
 def function_around(path: str, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
@@ -68,14 +110,14 @@ def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def syntax_tree(path: str) -> ast.Module | None:
     """Syntax tree of a Python file; None if it cannot be read, or is none."""
-    return _tree("".join(linecache.getlines(path))) if path else None
+    return _tree("".join(lines_of(path))) if path else None
 
 
 @functools.lru_cache(maxsize=32)
 def _tree(text: str) -> ast.Module | None:
     try:
         return ast.parse(text) if text else None
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 

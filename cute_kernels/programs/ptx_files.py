@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import runpy
 import shutil
 import subprocess
@@ -39,27 +40,36 @@ class DescriptionError(ValueError):
 
 
 def read(path: str | Path, arch: str) -> str:
-    """PTX text of a .ptx file, or what nvcc makes of a .cu file.
+    """PTX text of a .ptx file, or what the first nvcc of the PATH makes of a .cu file.
+
+    nvcc itself adds the options in the environment variable NVCC_APPEND_FLAGS.
 
     Raises:
-        ValueError: another suffix; a .cu file where nvcc is not installed, or which it does not compile.
+        ValueError: another suffix; a .cu file where nvcc is not installed, which it does not compile, or whose name
+            nvcc would have a shell execute.
         OSError: the file cannot be read.
     """
     path = Path(path)
     if path.suffix == ".ptx":
-        return path.read_text()
+        return path.read_text(errors="replace")
     if path.suffix != ".cu":
         raise ValueError(f"{path} ends with {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}")
     nvcc = shutil.which("nvcc")
     if nvcc is None:
-        raise ValueError(f"{path}: nvcc, which compiles it, is not installed; a .ptx file needs no compiler")
+        raise ValueError(f"{path}: there is no nvcc, which compiles it, on the PATH; a .ptx file needs no compiler")
+    if forbidden := sorted(set(str(path)) & set('$`"\\\n')):
+        raise ValueError(f"file {str(path)!r}: nvcc gives names to a shell, and must not get {' '.join(forbidden)}")
+    name = str(path) if path.is_absolute() else f".{os.sep}{path}"  # a dash would begin an option
     with tempfile.TemporaryDirectory() as folder:
-        ptx = Path(folder, path.stem + ".ptx")
-        command = [nvcc, "-ptx", "-lineinfo", f"-arch={arch}", "-o", str(ptx), str(path)]
+        ptx = Path(folder, "kernels.ptx")
+        command = [nvcc, "-ptx", "-lineinfo", f"-arch={arch}", "-o", str(ptx), name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise ValueError(f"nvcc does not compile {path}:\n{done.stderr.strip()}")
-        return ptx.read_text()
+            raise ValueError(
+                f"{nvcc} does not compile {path} (NVCC_APPEND_FLAGS adds options, such as -D, -I, -std):\n"
+                f"{done.stderr.strip()}"
+            )
+        return ptx.read_text(errors="replace")
 
 
 def captured(ptx: str, description: Mapping[str, object]) -> CapturedLaunch:
@@ -110,7 +120,10 @@ def program(
         OSError: a file cannot be read.
     """
     if len(arguments) != 1:
-        raise ValueError(f"{script} needs one argument: a JSON file or FILE.py:FUNCTION that describes its launches")
+        options = [each for each in arguments if each.startswith("--")]
+        before = f"; {' '.join(options)} has to stand before {script}" if options else ""
+        needed = f"{script} needs one argument: a JSON file or FILE.py:FUNCTION that describes its launches"
+        raise ValueError(needed + before)
     ptx, described = read(script, arch), _descriptions(arguments[0])
 
     def run() -> None:
@@ -140,7 +153,7 @@ def _descriptions(name: str) -> Callable[[], Iterable[Mapping[str, object]]]:
         return found
     try:
         described = json.loads(Path(name).read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is no JSON: {error}") from None
     if not isinstance(described, dict) or not isinstance(described.get("launches"), list):
         raise ValueError(f"{name}: an object with a list 'launches' is needed")

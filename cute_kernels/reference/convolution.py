@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from cute_kernels.float_environment import default_environment
 
+
+@default_environment()
 def patch_embed_conv2d(
     pixels: torch.Tensor,
     weight: torch.Tensor,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 
+from cute_kernels.float_environment import default_environment
 from cute_kernels.reference.products import gemm, integer_sums
 from cute_kernels.reference.rounding import fma32
 
@@ -28,6 +29,7 @@ def patch_rows(images: torch.Tensor, patch: int) -> torch.Tensor:
     return split.permute(0, 2, 4, 1, 3, 5).reshape(batch * rows * columns, channels * patch * patch)
 
 
+@default_environment()
 def patch_embed_images(
     images: torch.Tensor,
     values: torch.Tensor,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from cute_kernels.float_environment import default_environment
+
 # Bounds the integer temporaries of one row chunk, in elements.
 _CHUNK_ELEMENTS = 1 << 22
 
 
+@default_environment()
 def layer_norm_scale(rows: torch.Tensor, eps: float) -> torch.Tensor:
     """``1 / sqrt(variance + eps)`` of each row, within ``3.5 * 2**-24`` of it.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from cute_kernels.float_environment import default_environment
 from cute_kernels.reference.activations import ACTIVATIONS, NARROW, gated_e4m3
 from cute_kernels.reference.rounding import fma32, granularity, round_exactly, round_tf32
 from cute_kernels.reference.tensor_cores import accumulate_as, check_arithmetic
@@ -44,6 +45,7 @@ def integer_sums(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return rows.to(torch.float64) @ values.to(torch.float64).T
 
 
+@default_environment()
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -7,7 +7,10 @@ from fractions import Fraction
 
 import torch
 
+from cute_kernels.float_environment import default_environment
 
+
+@default_environment()
 def fma32(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """``a * b + c`` of FP32 tensors with a single rounding to FP32 (IEEE 754 fusedMultiplyAdd, nearest even)."""
     return _fused_to_odd(a, b, c).to(torch.float32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from cute_kernels.float_environment import default_environment
 from cute_kernels.reference.products import gemm
 from cute_kernels.reference.rounding import fma32
 
@@ -16,6 +17,7 @@ from cute_kernels.reference.rounding import fma32
 _CHUNK_ELEMENTS = 1 << 22
 
 
+@default_environment()
 def accumulate(x: torch.Tensor, weight: torch.Tensor, arithmetic: str = "exact") -> torch.Tensor:
     """``x @ weight.T`` with one FP32 rounding per 32 bytes of K, ascending, starting from +0; of integers with one.
 
@@ -70,6 +72,7 @@ def _by_row_chunks(
     return out
 
 
+@default_environment()
 def patch_embed_f32(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -104,6 +107,7 @@ def patch_embed_f32(
     return _by_row_chunks(finish, x, weight, bias, pos_embed, **more)
 
 
+@default_environment()
 def patch_embed_bf16x2(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -185,7 +185,7 @@ def load_patch_embedding(directory: str | Path) -> PatchEmbedding:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds {type(content).__name__}, expected an object")

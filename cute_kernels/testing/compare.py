@@ -6,11 +6,13 @@ from numbers import Real
 
 import torch
 
+from cute_kernels.float_environment import default_environment
 from cute_kernels.testing.data import POISON, bits_of
 
 _SHOWN = 5
 
 
+@default_environment()
 def assert_matches(
     actual: torch.Tensor,
     expected: torch.Tensor,

@@ -14,6 +14,7 @@ from cute_kernels.commands import cli
 from cute_kernels.emulator import GlobalMemory, run
 from cute_kernels.emulator.errors import GlobalMemoryRace
 from cute_kernels.emulator.options import Options
+from cute_kernels.programs import ptx_files
 from cute_kernels.programs.capturing import capture
 from cute_kernels.programs.recorded import Recorder, Replay
 from cute_kernels.testing.ptx import module
@@ -199,3 +200,76 @@ def test_a_recorded_launch_finds_the_variables_of_its_time() -> None:
         for _ in range(2):
             left = {each.nbytes: each for each in replay.run(Options()).memory}
             assert left[4].view(np.int32)[0] == 10 + number
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000 + "]" * 100_000, '{"launches":' * 100_000])
+def test_a_description_that_is_too_deep_is_no_json(files: Path, deep: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "deep.json").write_text(deep)
+    assert cli.main(["emulate", str(files / "kernel.ptx"), str(files / "deep.json")]) == 2
+    assert "deep.json is no JSON: maximum recursion depth" in capsys.readouterr().err
+
+
+def test_what_a_description_says_commands_no_terminal(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "a.json").write_text(json.dumps({"arrays": {"\x1b[2J": {"dtype": "\x1b]0;x\x07"}}, "launches": []}))
+    assert cli.main(["emulate", str(files / "kernel.ptx"), str(files / "a.json")]) == 2
+    error = capsys.readouterr().err
+    assert "\x1b" not in error and r"array \x1b[2J" in error
+
+
+@pytest.mark.parametrize("suffix", [".cu", ".ptx"])
+def test_options_behind_a_file_are_named(suffix: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They would be those of a Python program; of these files nobody reads them."""
+    (files / "kernel.cu").touch()
+    script = str(files / f"kernel{suffix}")
+    assert cli.main(["emulate", script, "a.json", "--arch", "sm_100a"]) == 2
+    assert f"needs one argument: a JSON file or FILE.py:FUNCTION that describes its launches; --arch has to stand " \
+        f"before {script}" in capsys.readouterr().err  # fmt: skip
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an nvcc that writes what it was given to ``words``, and makes PTX of it."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    text = f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/words\nwhile [ "$1" != -o ]; do shift; done\n: > "$2"\n'
+    (folder / "nvcc").write_text(text)
+    (folder / "nvcc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["-X.cu", "--help.cu", "@words.cu", "a b'(;&|).cu", "é.cu"])
+def test_names_of_files_are_no_options(name: str, compiler: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (name, f"./{name}"):
+        ptx_files.read(path, "sm_90a")
+        *options, source = (tmp_path / "words").read_text().splitlines()
+        assert source == f"./{name}" and options[:3] == ["-ptx", "-lineinfo", "-arch=sm_90a"] and len(options) == 5
+    ptx_files.read(tmp_path / name, "sm_90a")
+    assert (tmp_path / "words").read_text().splitlines()[-1] == str(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["$(touch a).cu", "`touch a`.cu", '";touch a;".cu', "\\$(touch a).cu", "\n.cu"])
+def test_names_that_nvcc_would_execute_are_refused(name: str, compiler: Path, tmp_path: Path) -> None:
+    """nvcc puts names of files into command lines of a shell, in double quotes."""
+    with pytest.raises(ValueError, match="nvcc gives names to a shell, and must not get"):
+        ptx_files.read(tmp_path / name, "sm_90a")
+    assert not (tmp_path / "words").exists()
+
+
+def test_an_nvcc_that_fails_is_named(compiler: Path, tmp_path: Path) -> None:
+    (compiler / "nvcc").write_text("#!/bin/sh\necho no >&2\nexit 1\n")
+    with pytest.raises(ValueError, match=rf"{compiler}/nvcc does not compile \S*a.cu \(NVCC_APPEND_FLAGS adds .*:\nno"):
+        ptx_files.read(tmp_path / "a.cu", "sm_90a")
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_nvcc_gets_options_from_the_environment(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """-D, -I and -std, by a variable that nvcc itself reads."""
+    (files / "more").mkdir()
+    (files / "more" / "more.h").write_text("#define NAME name_of_header\n")
+    (files / "-k.cu").write_text('#include <more.h>\nextern "C" __global__ void NAME(int* x) { *x = VALUE; }')
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", f"-DVALUE=4711 -I{files}/more -std=c++20")
+    monkeypatch.chdir(files)
+    ptx = ptx_files.read("-k.cu", "sm_90a")
+    assert ".entry name_of_header" in ptx and "4711" in ptx

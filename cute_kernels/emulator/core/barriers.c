@@ -84,7 +84,7 @@ static const Instruction *run_named(const Instruction *i, uint8_t *s, Machine *m
     *waiting = generation;
   }
   const NamedBarrier *barrier = &all->barriers[number];
-  if (*waiting == barrier->generation) return wait_here(i, s, m, WAITS_NAMED, (int32_t)number);
+  if (*waiting == barrier->generation) return wait_here(i, s, m, WAITS_NAMED, number);
   if (agent) agent_acquire(agent, barrier->point, ORDER_SYNC);
   Vote vote = barrier->results[*waiting % VOTES];
   *waiting = NO_GENERATION;

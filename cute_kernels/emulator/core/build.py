@@ -2,12 +2,12 @@
 
 A library is kept in ``build/`` beside the sources, under a name that is made of everything that it was compiled from.
 So a tree whose sources have changed, by an edit or another branch, compiles them again, and trees never share one.
+It ends with its SHA-256, and is loaded where it is whole and nobody has written it who may not write the sources.
 Needs nothing but the standard library: packages are built where nothing else is installed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import os
@@ -15,11 +15,14 @@ import platform
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from cute_kernels import files
 
 from . import layout
 
@@ -54,6 +57,7 @@ FLAGS_VARIABLE = "CUTE_KERNELS_CORE_FLAGS"
 #: Environment variable: the machine that $CC, a cross compiler, compiles for.
 MACHINE_VARIABLE = "CUTE_KERNELS_CORE_MACHINE"
 
+_DIGEST = hashlib.sha256().digest_size
 _OLDEST_GLIBC = 17  # 2.17, the oldest that installers still take wheels for
 
 
@@ -100,21 +104,22 @@ def _name_with(flags: tuple[str, ...], machine: str) -> str:
 
 
 def library(variant: str) -> Path:
-    """The library of a variant, compiled if it is not there yet. Processes that need the same one wait for each other.
+    """The library of a variant, compiled if there is none that can be used. Processes that need the same one wait for
+    each other.
 
     Raises:
-        CoreNotBuilt: it is missing, and there is no compiler, or that fails, or the folder cannot be written.
+        CoreNotBuilt: it is missing, and there is no compiler, or that fails, or the folder cannot be written, or others
+            can write it.
     """
     path = folder() / f"{variant}.so"
-    if path.exists():
-        return path
-    command = compiler()
     try:
-        BUILD.mkdir(exist_ok=True)
-        with open(BUILD / ".lock", "w") as lock:  # held until it is closed
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists():
-                path.parent.mkdir(exist_ok=True)
+        if _usable(path):
+            return path
+        command = compiler()
+        BUILD.mkdir(mode=0o755, exist_ok=True)
+        with files.locked(BUILD / ".lock"):
+            if not _usable(path):
+                path.parent.mkdir(mode=0o755, exist_ok=True)
                 _compile(command, variant, path)
                 _remove_others(path.parent)
     except OSError as error:
@@ -123,6 +128,25 @@ def library(variant: str) -> Path:
             "Run pip install again as a user who may write there"
         ) from error
     return path
+
+
+def _usable(path: Path) -> bool:
+    """Whether a library is there, is whole, and is no other user's; raises PermissionError for folders that are."""
+    for above in (BUILD, path.parent):
+        if os.path.lexists(above) and (problem := _problem(above, stat.S_ISDIR)):
+            raise PermissionError(f"{above} is not used: {problem}")
+    if not path.exists() or _problem(path, stat.S_ISREG):
+        return False
+    content = path.read_bytes()
+    return hashlib.sha256(content[:-_DIGEST]).digest() == content[-_DIGEST:]
+
+
+def _problem(path: Path, kind: Callable[[int], bool]) -> str:
+    """Why a file or folder may be of somebody who cannot write the sources; "" if it is not."""
+    status, source = path.lstat(), Path(__file__).stat()
+    if not kind(status.st_mode):
+        return "it is a link, or no folder"
+    return files.problem_of_owner(status, owners=(0, source.st_uid), mode=source.st_mode)
 
 
 def platform_tag(libraries: Iterable[Path], usual: str) -> str:
@@ -169,6 +193,9 @@ def _compile(compiler: list[str], variant: str, path: Path) -> None:
             said = list(pool.map(_make, commands, objects))  # the first error leaves out what has not begun
         said.append(_make([*command, "-shared", *map(str, objects), "-o", str(result), "-lm"], result))
         warnings(path).write_text("".join(said))
+        content = result.read_bytes()
+        result.write_bytes(content + hashlib.sha256(content).digest())  # loaders and linkers ignore what is behind ELF
+        result.chmod(0o755)
         result.replace(path)  # at once: another process sees all of it or nothing
 
 

@@ -52,7 +52,7 @@ static inline int64_t place_of(const Instruction *i) { return i->imm >> 32; }
 
 // Likewise, in such an instruction of the core.
 static inline const Instruction *wait_here(
-    const Instruction *i, uint8_t *s, Machine *m, int32_t waits, int32_t awaited) {
+    const Instruction *i, uint8_t *s, Machine *m, int32_t waits, int64_t awaited) {
   WarpHeader *header = (WarpHeader *)s;
   header->waits = waits;
   header->awaited = awaited;

@@ -223,8 +223,7 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
     int32_t waits = operation == TEST_WAIT ? WAITS_POLLING : parity ? WAITS_PHASE : WAITS_STATE;
     header->mbarrier = first.address;
     if (operation == TEST_WAIT) header->token = POLLED;
-    int32_t awaited = (int32_t)(parity ? first.amount & 1 : first.amount);
-    return wait_here(i, s, m, waits, awaited);
+    return wait_here(i, s, m, waits, parity ? first.amount & 1 : first.amount);
   }
   for (uint32_t left = t->context ? done : 0; left;) {
     Lanes group = next_of(i, s, left, 0);

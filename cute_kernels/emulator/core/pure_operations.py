@@ -25,7 +25,7 @@ _WITH_CONSTANT: tuple[tuple[re.Pattern[str], str, Callable[[re.Match[str]], int]
     (re.compile(r"(slice\d+_\d+)_(\d+)"), r"\1", lambda match: int(match[2])),
     (re.compile(r"extend_([su])(\d+)_(\d+)_(\d+)"), r"extend_\1_\3_\4", lambda match: int(match[2])),
     (re.compile(r"saturate_([su])(\d+)_([su])(\d+)"), r"saturate_\1_\3", lambda m: int(m[2]) | int(m[4]) << 8),
-    (re.compile(r"(cvt_f16_e\dm\dx2(?:_relu)?)_(\d)"), r"\1", lambda match: int(match[2])),
+    (re.compile(r"(cvt_f16_e\dm\dx2|cvt_e\dm\dx2_f32_rs(?:_relu)?)_(\d)"), r"\1", lambda match: int(match[2])),
 )
 _Form = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 

@@ -319,8 +319,9 @@ typedef struct WarpHeader {
   int32_t budget;  // blocks until the warp gives way
   int32_t entered;
   int32_t timed_out;  // its next try_wait gives up
-  int32_t waits, awaited;  // what it waits for, if not 0; which one, see there
-  uint32_t live;           // lanes that have not exited
+  int32_t waits;     // what it waits for, if not 0
+  uint32_t live;     // lanes that have not exited
+  int64_t awaited;   // which one of what it waits for, see there
   int64_t mbarrier;
   int64_t steps;      // instructions executed, up to the end of the block that it is in
   int64_t number;     // in the cluster

@@ -283,7 +283,7 @@ static const Instruction *run_wgmma_wait(const Instruction *i, uint8_t *s, Machi
   int64_t end = warp->ends[(warp->committed - newest - 1) % WGMMA_GROUPS];
   if (end > group->complete) {
     header->newest = end;
-    return wait_here(i, s, m, WAITS_GROUPS, (int32_t)newest);
+    return wait_here(i, s, m, WAITS_GROUPS, newest);
   }
   if (t->context && end > warp->observed) {
     if (!takes_logs(t, 0)) return leave(m, ERROR);

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.graph.block import BlockBuilder
 from cute_kernels.emulator.graph.families import family
 from cute_kernels.emulator.instructions.sync import each_lane, lane_numbers
@@ -26,6 +26,7 @@ _CONVERSION = re.compile(
     r"%(?P<flags>[-+ #0]*)(?P<width>\d*)(?P<precision>\.\d+)?(?P<size>hh|h|ll|l|z)?(?P<type>[diuoxXcsfFeEgGp%])"
 )
 _LONGEST_TEXT = 4096
+_WIDEST = 4095  # characters of one conversion that every printf of C has to be able to print
 
 
 def _read(warp: Warp, lane: int, address: int, nbytes: int) -> bytes:
@@ -65,6 +66,8 @@ def formatted(template: str, fetch: Callable[[int], bytes], text_at: Callable[[i
         if kind == "%":
             out.append("%")
             continue
+        if max(int(match["width"] or 0), int((match["precision"] or ".")[1:] or 0)) > _WIDEST:
+            raise UnsupportedPTX(f"vprintf of {match[0]!r}: widths and precisions up to {_WIDEST} are printed")
         wide = kind in "fFeEgGsp" or match["size"] in ("l", "ll", "z")
         nbytes = 8 if wide else 4
         at = -(-at // nbytes) * nbytes

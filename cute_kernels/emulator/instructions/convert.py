@@ -11,8 +11,8 @@ from cute_kernels.emulator.ptx.decode import Instruction, Register
 from cute_kernels.emulator.ptx.operand_syntax import HELD_IN, is_type
 
 _INTEGER_BITS = {f"{k}{b}": b for k in "us" for b in (8, 16, 32, 64)}
-_FP8 = ("e4m3x2", "e5m2x2")
-_MODES = ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")
+_FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+_TO_INTEGRAL, _ROUNDING, _INTO_HALVES = ("rni", "rzi", "rmi", "rpi"), ("rn", "rz", "rm", "rp"), ("rn", "rz", "rs")
 
 
 def _operands(parts: tuple[str, ...]) -> str:
@@ -28,32 +28,47 @@ def _operands(parts: tuple[str, ...]) -> str:
 
 @family("cvt", operands=_operands)
 def _cvt(block: BlockBuilder, instruction: Instruction) -> None:
-    """cvt: integers, f16, bf16, f32, f64, packed f16x2/bf16x2/e4m3x2/e5m2x2/e2m3x2/e3m2x2/e2m1x2/ue8m0x2, tf32."""
+    """cvt: integers, f16, bf16, f32, f64, packed f16x2/bf16x2/e4m3x2/e5m2x2/e2m3x2/e3m2x2/e2m1x2/ue8m0x2, tf32; .rs."""
     *flags, target, source = instruction.parts[1:]
-    for flag in flags:
-        if flag not in (*_MODES, "sat", "satfinite", "relu", "ftz"):
-            raise instruction.refuse(f"qualifier .{flag} of cvt is not implemented")
     narrow = convert_narrow(block, instruction, flags, target, source)
     if narrow is not None:
         result = narrow
     elif target in _INTEGER_BITS and source in _INTEGER_BITS:
         result = _integer_to_integer(block, instruction, flags, target, source)
-    elif target in ("f16x2", "bf16x2", "e4m3x2", "e5m2x2") and source == "f32":
+    elif target in ("f16x2", "bf16x2") and source == "f32":
         result = _pair(block, instruction, flags, target)
-    elif target in _FP8 or source in _FP8:
-        result = _fp8(block, instruction, flags, target, source)
-    elif target in _INTEGER_BITS:
+    elif target in _INTEGER_BITS and source in _FLOAT_BITS:
         result = _float_to_integer(block, instruction, flags, target, source)
-    elif source in _INTEGER_BITS:
+    elif target in _FLOAT_BITS and source in _INTEGER_BITS:
         result = _integer_to_float(block, instruction, flags, target, source)
-    else:
+    elif (target, source) == ("tf32", "f32"):
+        mode = _one_of(instruction, flags, ("rn", "rz", "rna"), "satfinite", *([] if "rna" in flags else ["relu"]))
+        op = of_one_type(f"cvt_{mode}_tf32{_modifiers(flags)}", "f32", 1)
+        result = block.pure(op, block.value(instruction.operands[1], 32))
+    elif target in _FLOAT_BITS and source in _FLOAT_BITS:
         result = _float_to_float(block, instruction, flags, target, source)
+    else:
+        raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
     block.define(instruction.operands[0], result)
+
+
+def _modifiers(flags: list[str]) -> str:
+    return "".join(f"_{flag}" for flag in ("satfinite", "relu") if flag in flags)
+
+
+def _one_of(instruction: Instruction, flags: list[str], modes: tuple[str, ...], *allowed: str) -> str:
+    """The only rounding among the flags, which have nothing else but ``allowed``."""
+    found = [flag for flag in flags if flag in modes]
+    name = f"cvt.{'.'.join(instruction.parts[1:])}"
+    if len(found) != 1:
+        raise instruction.refuse(f"{name}: one rounding is needed, .{', .'.join(modes)}")
+    _only(instruction, flags, found[0], *allowed)
+    return found[0]
 
 
 def _only(instruction: Instruction, flags: list[str], *allowed: str) -> None:
     for flag in flags:
-        if flag not in allowed:
+        if flag not in allowed or flags.count(flag) > 1:
             raise instruction.refuse(f"cvt.{'.'.join(instruction.parts[1:])}: .{flag} is not implemented here")
 
 
@@ -97,67 +112,30 @@ def _value_bits(block: BlockBuilder, operand: object, default: int) -> int:
     return block.bits_of(operand.name) if isinstance(operand, Register) else default
 
 
-def _narrow_from_flags(instruction: Instruction, flags: list[str], target: str) -> PureOp:
-    """f32 to f16 or bf16 bits."""
-    _only(instruction, flags, "rn", "rz", "satfinite", "relu")
-    mode = "rz" if "rz" in flags else "rn"
-    if (target, mode) == ("f16", "rz"):
-        raise instruction.refuse("cvt.rz to f16 is not implemented")
-    modifiers = "".join(f"_{flag}" for flag in ("satfinite", "relu") if flag in flags)
-    return PureOp(f"cvt_{target}_f32_{mode}{modifiers}", ("f32",), "u16")
-
-
 def _pair(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str) -> Value:
-    """cvt.rn.f16x2.f32 d, a, b: a goes to the upper half."""
-    if len(instruction.operands) != 3:
-        raise instruction.refuse("a packed conversion takes two sources")
-    high, low = (block.value(operand, 32) for operand in instruction.operands[1:])
-    if target in _FP8:
-        op = _to_fp8(instruction, flags, target)
-    else:
-        op = _narrow_from_flags(instruction, flags, target[:-2])
-    return Pack([block.pure(op, low), block.pure(op, high)])
-
-
-def _fp8(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
-    """Two FP8 values to f16x2 (exact), or back."""
-    operand = instruction.operands[1]
-    if target in _FP8 and source == "f16x2":
-        op = _to_fp8(instruction, flags, target)
-        halves = block.split(block.value(operand, 32), 2)
-        return Pack([block.pure(op, block.pure(float_to_float("f32", "f16"), half)) for half in halves])
-    if target != "f16x2" or source not in _FP8:
-        raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
-    _only(instruction, flags, "rn")
-    codes = block.split(block.value(operand, 16), 2)
-    return Pack([block.pure(PureOp(f"cvt_f16_{source}", ("u8",), "u16"), code) for code in codes])
-
-
-def _to_fp8(instruction: Instruction, flags: list[str], target: str) -> PureOp:
-    _only(instruction, flags, "rn", "satfinite", "relu")
-    if "satfinite" not in flags:
-        raise instruction.refuse("a conversion to FP8 needs .satfinite")
-    return PureOp(f"cvt_{target}_f32{'_relu' if 'relu' in flags else ''}", ("f32",), "u8")
-
-
-_FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+    """cvt.rn.f16x2.f32 d, a, b: a goes to the upper half, for which .rs takes the upper half of the random bits."""
+    mode = _one_of(instruction, flags, _INTO_HALVES, "satfinite", "relu")
+    half = target[:-2]
+    name = f"cvt_{half}_f32_{mode}{_modifiers(flags)}"
+    high, low = (block.value(operand, 32) for operand in instruction.operands[1:3])
+    if mode != "rs":
+        op = PureOp(name, ("f32",), "u16")
+        return Pack([block.pure(op, low), block.pure(op, high)])
+    op, (later, earlier) = PureOp(name, ("f32", "u16"), "u16"), block.split(block.value(instruction.operands[3], 32), 2)
+    return Pack([block.pure(op, low, later), block.pure(op, high, earlier)])
 
 
 def _float_to_integer(
     block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
 ) -> Value:
-    _only(instruction, flags, "rni", "rzi", "rmi", "rpi", "sat", "ftz")
-    modes = [flag for flag in flags if flag in ("rni", "rzi", "rmi", "rpi")]
-    if len(modes) != 1 or source not in _FLOAT_BITS:
-        raise instruction.refuse("a float-to-integer conversion needs one integer rounding")
-    ftz = "ftz" in flags
-    if ftz and source != "f32":
-        raise instruction.refuse("a float-to-integer conversion has .ftz from f32 only")
+    """To the nearest number of the target; NaN as the PTX ISA says. So .sat changes nothing."""
+    sat, ftz = [] if source == "bf16" else ["sat"], ["ftz"] if source == "f32" else []
+    mode = _one_of(instruction, flags, _TO_INTEGRAL, *sat, *ftz)
     bits = _INTEGER_BITS[target]
     value = block.value(instruction.operands[1], _FLOAT_BITS[source])
     if source in ("f16", "bf16"):
         value, source = block.pure(float_to_float("f32", source), value), "f32"
-    op = PureOp(f"cvt_{modes[0]}{'_ftz' if ftz else ''}_{target}_{source}", (source,), f"u{bits}")
+    op = PureOp(f"cvt_{mode}{'_ftz' if 'ftz' in flags else ''}_{target}_{source}", (source,), f"u{bits}")
     value = block.pure(op, value)
     register = _register_bits(block, instruction)
     return value if register == bits else block.pure(extend(target, register, bits), value)
@@ -166,38 +144,65 @@ def _float_to_integer(
 def _integer_to_float(
     block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
 ) -> Value:
-    _only(instruction, flags, "rn")
-    operand = instruction.operands[1]
     width = _INTEGER_BITS[source]
+    sat, ftz = [] if target == "bf16" else ["sat"], ["ftz"] if target == "f32" else []  # no integer is subnormal
+    mode = _one_of(instruction, flags, _ROUNDING, *sat, *ftz)
+    operand = instruction.operands[1]
     value = block.value(operand, _value_bits(block, operand, width))
     if value.bits != width:
         value = block.resize(value, width)
-    if target not in ("f32", "f64") and (target not in ("f16", "bf16") or width > 32):
-        raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
     stored = target if target in ("f32", "f64") else "u16"
-    return block.pure(PureOp(f"cvt_{target}_{source}", (source,), stored), value)
+    if mode == "rn" and "sat" not in flags and (width < 64 or stored == target):
+        return block.pure(PureOp(f"cvt_{target}_{source}", (source,), stored), value)
+    # 64 bits are rounded to odd on the way to FP64, or as they are asked to, where FP64 is the target.
+    way = "" if width < 64 or (mode == "rn" and target == "f64") else f"_{mode if target == 'f64' else 'odd'}"
+    wide = block.pure(PureOp(f"cvt_f64_{source}{way}", (source,), "f64"), value)
+    return _from_wide(block, flags, mode, target, wide, "f64")
+
+
+def _from_wide(block: BlockBuilder, flags: list[str], mode: str, target: str, value: Value, wide: str) -> Value:
+    """f32 or f64 to any float; 0 and 1, between which .sat limits a number, are numbers of all of them."""
+    if "sat" in flags:
+        value = block.pure(of_one_type(f"cvt_sat_{wide}", wide, 1), value)
+    if wide == "f32" and target in ("f16", "bf16") and mode in ("rn", "rz"):
+        return block.pure(PureOp(f"cvt_{target}_f32_{mode}{_modifiers(flags)}", ("f32",), "u16"), value)
+    if target == wide:
+        return value
+    if wide == "f32":
+        value = block.pure(float_to_float("f64", "f32"), value)
+    if target == "f64":
+        return value
+    if target == "f32":
+        op = float_to_float("f32", "f64") if mode == "rn" else PureOp(f"cvt_f32_f64_{mode}", ("f64",), "f32")
+        value = block.pure(op, value)
+        return block.pure(of_one_type("flush_f32", "f32", 1), value) if "ftz" in flags else value
+    return block.pure(PureOp(f"cvt_{target}_f64_{mode}", ("f64",), "u16"), value)
 
 
 def _float_to_float(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
-    if (target, source) == ("tf32", "f32"):
-        _only(instruction, flags, "rna", "rn")
-        name = "cvt_rn_tf32" if "rn" in flags else "cvt_rna_tf32"
-        return block.pure(of_one_type(name, "f32", 1), block.value(instruction.operands[1], 32))
-    if target not in _FLOAT_BITS or source not in _FLOAT_BITS:
-        raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
+    """A rounding is needed where numbers may lose bits, one to an integral number is possible within a type."""
+    sat = [] if "bf16" in (target, source) else ["sat"]
+    ftz = ["ftz"] if "f32" in (target, source) else []
+    narrower = _FLOAT_BITS[target] < _FLOAT_BITS[source]
+    either = target != source and (source == "bf16" or (target, source) == ("bf16", "f16"))
+    modes = _TO_INTEGRAL if target == source else _ROUNDING if narrower or either else ()
+    allowed = [*sat, *ftz]
+    if source == "f32" and narrower and {"satfinite", "relu"} & set(flags):
+        modes, allowed = ("rn", "rz"), ["satfinite", "relu"]
+    if narrower or set(modes) & set(flags):
+        mode = _one_of(instruction, flags, modes, *allowed)
+    else:
+        mode = "rn"
+        _only(instruction, flags, *allowed)
     value = block.value(instruction.operands[1], _FLOAT_BITS[source])
-    if source == "f32" and target in ("f16", "bf16"):
-        return block.pure(_narrow_from_flags(instruction, flags, target), value)
-    integral = [flag for flag in flags if flag in ("rni", "rzi", "rmi", "rpi")]
-    if target == source == "f32" and integral:
-        _only(instruction, flags, *integral, "ftz", "sat")
-        if set(flags) - set(integral):
-            raise instruction.refuse("cvt to an integral float with .ftz or .sat is not implemented")
-        return block.pure(of_one_type(f"cvt_{integral[0]}_f32", "f32", 1), value)
-    if target == source == "f32" and set(flags) in ({"sat"}, {"sat", "ftz"}):
-        # .ftz changes nothing that .sat has not made a zero or a normal number but subnormals, which it flushes.
-        return block.pure(of_one_type("cvt_sat_ftz_f32" if "ftz" in flags else "cvt_sat_f32", "f32", 1), value)
-    _only(instruction, flags, "rn")
-    if (target, source) != ("f32", "f64") and (target not in ("f32", "f64") or source == "f64"):
-        raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
-    return block.pure(float_to_float(target, source), value)
+    if target == source and not flags:
+        return value
+    wide = source
+    if source in ("f16", "bf16"):
+        wide = "f64" if target == "f64" else "f32"
+        value = block.pure(float_to_float(wide, source), value)
+    if "ftz" in flags and wide == "f32":
+        value = block.pure(of_one_type("flush_f32", "f32", 1), value)
+    if mode in _TO_INTEGRAL:
+        value, mode = block.pure(of_one_type(f"cvt_{mode}_{wide}", wide, 1), value), "rn"
+    return _from_wide(block, flags, mode, target, value, wide)

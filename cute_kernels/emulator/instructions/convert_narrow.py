@@ -1,4 +1,4 @@
-"""cvt to and from elements of four and six bits, and scales: e2m1x2, e2m3x2, e3m2x2, ue8m0x2.
+"""cvt to and from elements of four, six and eight bits, and scales: e2m1x2, e2m3x2, e3m2x2, e4m3x2, e5m2x2, ue8m0x2.
 
 Two e2m1 are one byte; of e2m3, e3m2 and ue8m0 each lies in a byte of its own. What the PTX ISA leaves open follows the
 functions that NVIDIA's cuda_fp8.hpp (CUDA 13.0) has for hosts: scales ignore the sign.
@@ -11,7 +11,7 @@ from cute_kernels.emulator.graph.values import Pack, PureOp, Value, of_one_type
 from cute_kernels.emulator.instructions.floats import float_to_float
 from cute_kernels.emulator.ptx.decode import Instruction
 
-FORMATS = ("e2m1x2", "e2m3x2", "e3m2x2")
+FORMATS = ("e4m3x2", "e5m2x2", "e2m1x2", "e2m3x2", "e3m2x2")
 SCALES = "ue8m0x2"
 
 
@@ -23,7 +23,8 @@ def convert_narrow(
     Raises:
         UnsupportedPTX: qualifiers or types that do not go together.
     """
-    if not {target, source} & {*FORMATS, SCALES}:
+    fours = target.endswith("x4")
+    if not fours and not {target, source} & {*FORMATS, SCALES}:
         return None
     if target == SCALES and source in ("f32", "bf16x2"):
         return _to_scales(block, instruction, flags, source)
@@ -31,12 +32,12 @@ def convert_narrow(
         _needs(instruction, flags, {"rn"})
         codes = block.split(block.value(instruction.operands[1], 16), 2)
         return Pack([block.pure(PureOp("cvt_bf16_ue8m0", ("u8",), "u16"), code) for code in codes])
-    if target in FORMATS and source == "f32":
-        return _from_floats(block, instruction, flags, target)
-    if (target, source) == ("e2m1x2", "f16x2"):
-        return _from_halves(block, instruction, flags, target)
-    if source in FORMATS and target == "f16x2":
-        return _to_halves(block, instruction, flags, source)
+    if fours and f"{target[:-1]}2" in FORMATS and source == "f32":
+        return _by_random(block, instruction, flags, f"{target[:-1]}2")
+    if target in FORMATS and source in ("f32", "f16x2", "bf16x2"):
+        return _to_codes(block, instruction, flags, target, source)
+    if source in FORMATS and target in ("f16x2", "bf16x2"):
+        return _to_halves(block, instruction, flags, target, source)
     raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
 
 
@@ -47,44 +48,51 @@ def _needs(instruction: Instruction, flags: list[str], needed: set[str], *allowe
         raise instruction.refuse(f"{name}: it needs .{', .'.join(sorted(needed))}{choice}")
 
 
-def _to_code(target: str, relu: bool) -> PureOp:
-    """One f32 to a byte: to nearest even, what is too large to the largest number, NaN to the positive one."""
-    return PureOp(f"cvt_{target}_f32{'_relu' if relu else ''}", ("f32",), "u8")
-
-
 def _joined(block: BlockBuilder, target: str, low: Value, high: Value) -> Value:
     return block.pure(of_one_type("join_nibbles", "u8", 2), low, high) if target == "e2m1x2" else Pack([low, high])
 
 
-def _from_floats(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str) -> Value:
-    """a goes to the upper half."""
+def _to_codes(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
+    """To nearest even, what is too large to the largest number; of two operands a goes to the upper half."""
     _needs(instruction, flags, {"rn", "satfinite"}, "relu")
-    high, low = (block.value(operand, 32) for operand in instruction.operands[1:])
-    op = _to_code(target, "relu" in flags)
+    if source == "f32":
+        high, low = (block.value(operand, 32) for operand in instruction.operands[1:])
+    else:
+        halves = block.split(block.value(instruction.operands[1], 32), 2)
+        low, high = (block.pure(float_to_float("f32", source[:-2]), half) for half in halves)
+    op = PureOp(f"cvt_{target}_f32{'_relu' if 'relu' in flags else ''}", ("f32",), "u8")
     return _joined(block, target, block.pure(op, low), block.pure(op, high))
 
 
-def _from_halves(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str) -> Value:
-    _needs(instruction, flags, {"rn", "satfinite"}, "relu")
-    op, widen = _to_code(target, "relu" in flags), float_to_float("f32", "f16")
-    halves = block.split(block.value(instruction.operands[1], 32), 2)
-    parts = [block.pure(op, block.pure(widen, half)) for half in halves]
-    return _joined(block, target, *parts)
+def _by_random(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str) -> Value:
+    """cvt.rs of {a, b, e, f}, the last one lowest: two share 16 random bits, one of them from the lowest bit on.
+
+    The PTX ISA says which bits a pair has; that the first of the two has them in reverse was measured on B200.
+    """
+    _needs(instruction, flags, {"rs", "satfinite"}, "relu")
+    bytes_ = block.split(block.value(instruction.operands[2], 32), 4)
+    order = ((0, 2), (1, 3)) if target == "e2m1x2" else ((0, 1), (2, 3))
+    of_pair = [Pack([bytes_[low], bytes_[high]]) for low, high in order]
+    codes = []
+    for place, operand in enumerate(reversed(instruction.operands[1].items)):
+        op = PureOp(f"cvt_{target}_f32_rs{'_relu' if 'relu' in flags else ''}_{place % 2}", ("f32", "u16"), "u8")
+        codes.append(block.pure(op, block.value(operand, 32), of_pair[place // 2]))
+    if target == "e2m1x2":
+        return Pack([_joined(block, target, *codes[:2]), _joined(block, target, *codes[2:])])
+    return Pack(codes)
 
 
-def _from_code(source: str, relu: bool, shift: int) -> PureOp:
-    """A byte to f16 bits, exactly; ``shift``: how far to the right the code is shifted first."""
-    return PureOp(f"cvt_f16_{source}{'_relu' if relu else ''}_{shift}", ("u8",), "u16")
-
-
-def _to_halves(block: BlockBuilder, instruction: Instruction, flags: list[str], source: str) -> Value:
+def _to_halves(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
+    """Exactly: FP16 and BF16 have the numbers of all of these formats."""
     _needs(instruction, flags, {"rn"}, "relu")
-    relu = "relu" in flags
-    if source == "e2m1x2":
-        pair = block.value(instruction.operands[1], 8)
-        return Pack([block.pure(_from_code(source, relu, shift), pair) for shift in (0, 4)])
-    parts = block.split(block.value(instruction.operands[1], 16), 2)
-    return Pack([block.pure(_from_code(source, relu, 0), part) for part in parts])
+    four = source == "e2m1x2"
+    value = block.value(instruction.operands[1], 8 if four else 16)
+    places = ((value, 0), (value, 4)) if four else ((code, 0) for code in block.split(value, 2))
+    halves = [block.pure(PureOp(f"cvt_f16_{source}_{shift}", ("u8",), "u16"), code) for code, shift in places]
+    if "relu" in flags or target == "bf16x2":
+        op = PureOp(f"cvt_{target[:-2]}_f32_rn{'_relu' if 'relu' in flags else ''}", ("f32",), "u16")
+        halves = [block.pure(op, block.pure(float_to_float("f32", "f16"), half)) for half in halves]
+    return Pack(halves)
 
 
 # --- scales: powers of two from 2^-127 to 2^127, and NaN ------------------------------------------------------------

@@ -158,12 +158,11 @@ def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
         RuntimeError: a process was ended by someone else while its results were copied; they may be there in part.
     """
     library()  # not compiled by each process
-    indices = list(launch.waiting)
-    count = min(launch.options.processes, len(indices))
-    works: list[ClusterWork | None] = [None] * len(indices)
+    clusters = len(launch.waiting)
+    count = min(launch.options.processes, clusters)
+    works: dict[int, ClusterWork] = {}
     accesses: list[list[Span]] = [[] for _ in range(count)]
     maps: list[frozenset[int]] = [frozenset()] * count
-    done = 0
     try:
         with Forked([functools.partial(_deal, launch, number, count) for number in range(count)]) as processes:
             for number, message in processes.messages():
@@ -176,9 +175,8 @@ def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
                     maps[number] = message
                     continue
                 position, works[position] = message
-                done += 1
                 if progress is not None:
-                    progress(done, len(works))
+                    progress(len(works), clusters)
             _check_apart(launch, accesses)
             _check_maps(accesses, maps)
             _copy_results(processes, accesses)
@@ -186,15 +184,16 @@ def at_once(launch: Launch, progress: Progress | None) -> list[ClusterWork]:
         raise Dependent(str(ended)) from None
     launch.waiting.clear()
     launch.races.elsewhere += [span for spans in accesses for span in spans]
-    return works
+    return [works[position] for position in range(clusters)]
 
 
 def _deal(launch: Launch, number: int, count: int, connection: Connection) -> None:
     """In a forked process: executes every ``count``-th cluster from ``number`` on, and says what they did."""
     launch.options = dataclasses.replace(launch.options, going_on=None)  # which is asked in the order of clusters
     try:
-        for position, index in list(enumerate(launch.waiting))[number::count]:
-            connection.send((position, _execute(launch, index)))
+        indices = launch.waiting.left()
+        for position in range(number, len(indices), count):
+            connection.send((position, _execute(launch, indices[position])))
     except EmulatorError:
         connection.send("something is reported of a cluster")
         return

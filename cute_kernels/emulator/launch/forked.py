@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 
-from cute_kernels import interrupts
+from cute_kernels import forks, interrupts
 
 _PATIENCE = 0.1
 """Seconds without a message after which signals are looked for."""
@@ -84,6 +84,7 @@ class Forked:
                     yield numbers[connection], message
 
     def _start(self, task: Callable[[Connection], None]) -> None:
+        parent = os.getpid()
         try:
             here, there = multiprocessing.Pipe()
             with warnings.catch_warnings():
@@ -98,6 +99,7 @@ class Forked:
             return
         status = 1
         try:
+            forks.end_with_parent(parent)
             gc.freeze()  # collections leave alone what the processes share; to look at it would copy it
             for other in (here, *self._running):  # ends that are the parent's: who writes to them notices its end
                 other.close()

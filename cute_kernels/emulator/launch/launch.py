@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 import random
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,6 +39,32 @@ def _cells(variable: Variable) -> np.ndarray:
     cells = store[skip : skip + variable.nbytes]
     cells[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
     return cells
+
+
+class Waiting:
+    """Clusters that have not started, by index in their order: of a grid that takes no memory for them."""
+
+    def __init__(self, indices: Sequence[int] = ()) -> None:
+        self._indices, self._begun = indices, 0
+
+    def left(self) -> Sequence[int]:
+        """All of them."""
+        return self._indices[self._begun :]
+
+    def __len__(self) -> int:
+        return len(self._indices) - self._begun
+
+    def __contains__(self, index: int) -> bool:
+        return index in self.left()
+
+    def take(self) -> int:
+        """The next one, which starts."""
+        self._begun += 1
+        return self._indices[self._begun - 1]
+
+    def clear(self) -> None:
+        """All have been executed."""
+        self._begun = len(self._indices)
 
 
 class Launch:
@@ -80,7 +105,7 @@ class Launch:
         self.races = LaunchShadow(memory) if options.looks_for("races") else None
         self.reported: set[tuple[object, ...]] = set()
         self._refusals = random.Random(f"refusals {options.seed}")
-        self.waiting: deque[int] = deque()  # clusters that have not started
+        self.waiting = Waiting()
         ranks, threads = math.prod(self.cluster), math.prod(self.block)
         self.capacity = capacity(target, ranks, threads, self.shared_bytes, self._registers(kernel))
         if options.resident is not None:
@@ -128,7 +153,7 @@ class Launch:
         self._place_variables(ptx)
         if cooperative:
             self._cooperate()
-        self.waiting.extend(self._cluster_indices())
+        self.waiting = Waiting(self._cluster_indices())
 
     def _place_variables(self, ptx: str) -> None:
         """Gives .global and .const variables memory; they have it until `GlobalMemory` ends."""
@@ -182,7 +207,7 @@ class Launch:
             if options.stepped is not None:
                 options.stepped(request, f"cluster {request.cluster}: a try_cancel reports that no cluster is left")
             return None
-        x, y, z = (place * size for place, size in zip(self._coordinates(self.waiting.popleft()), self.cluster))
+        x, y, z = (place * size for place, size in zip(self._coordinates(self.waiting.take()), self.cluster))
         return x, y, z
 
     def make_cluster(self, index: int) -> Cluster:

@@ -28,6 +28,7 @@ from cute_kernels.emulator.launch.scheduler import Scheduler
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
+from cute_kernels.float_environment import default_environment
 
 _MOST_HELD = 64  # clusters of a launch that stand still with all their memories
 
@@ -97,6 +98,7 @@ def lets_overlap(launch: CapturedLaunch) -> bool:
     return "griddepcontrol.launch_dependents" in launch.ptx
 
 
+@default_environment()
 def run_overlapping(
     first: CapturedLaunch,
     second: CapturedLaunch,
@@ -185,7 +187,7 @@ class _Grid:
                 self._next("").run()
 
     def _next(self, held_at: str) -> Scheduler:
-        cluster = self.launch.make_cluster(self.launch.waiting.popleft())
+        cluster = self.launch.make_cluster(self.launch.waiting.take())
         cluster.held_at = held_at
         return Scheduler(cluster, self.execution, self.options, None, len(self.launch.waiting))
 

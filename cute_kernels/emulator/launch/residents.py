@@ -136,7 +136,7 @@ class Residents:
 
     def _begin(self) -> Scheduler:
         launch = self._launch
-        cluster = launch.make_cluster(launch.waiting.popleft())
+        cluster = launch.make_cluster(launch.waiting.take())
         scheduler = Scheduler(cluster, launch.execution, launch.options, self._timeline, len(launch.waiting))
         self._running.append(scheduler)
         for cta in cluster.ctas if self._tensor else ():

@@ -20,6 +20,7 @@ from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.ptx.decode import parse
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.smem import SYSTEM_BYTES
+from cute_kernels.float_environment import default_environment
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def _carrying_ptx(function: Callable[..., Report]) -> Callable[..., Report]:
 
 
 @_carrying_ptx
+@default_environment()
 def run(
     ptx: str,
     kernel: str | None = None,

@@ -16,6 +16,7 @@ from cute_kernels.emulator.ptx.program import (  # noqa: F401 - users of `parse`
     Immediate,
     Instruction,
     Kernel,
+    Kernels,
     Memory,
     Module,
     Not,
@@ -33,24 +34,26 @@ from cute_kernels.emulator.ptx.program import (  # noqa: F401 - users of `parse`
 from cute_kernels.emulator.ptx.source_lines import unquoted
 
 _MOST_PARAMETER_BYTES = 32764  # of a kernel (CUDA driver API, since compute capability 7.0)
+_LINKING = (".visible", ".extern", ".weak", ".common")
+_DECLARATIONS = (*_LINKING, ".entry", ".func", ".shared", ".global", ".const")
 
 # --- module level ---------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=16)
 def parse(text: str) -> Module:
-    """Decodes a PTX module (cached by its text).
+    """Decodes a PTX module (cached by its text); its kernels are decoded when they are looked up.
 
     Raises:
         UnsupportedPTX: a construct that is not read here.
     """
     reader = Reader(tokenize(text))
     target = version = ""
-    kernels: dict[str, Kernel] = {}
     variables: list[Variable] = []
     files: dict[int, str] = {}
-    pending: list[tuple[Body, list[Token]]] = []
+    entries: dict[str, list[Token]] = {}
     functions: dict[str, Function] = {}
+    aliases: list[list[Token]] = []
     while reader.peek():
         token = reader.take()
         if token.text == ".version":
@@ -63,21 +66,33 @@ def parse(text: str) -> Module:
             _read_file(reader.take_rest_of_line(least=2), files)
         elif token.text == ".section":
             _skip_section(reader)
-        elif token.text in (".visible", ".extern", ".weak", ".entry", ".func", ".shared", ".global", ".const"):
+        elif token.text == ".pragma":
+            reader.take_until(";")
+        elif token.text == ".alias":
+            aliases.append(reader.take_until(";"))
+        elif token.text in _DECLARATIONS:
             reader.at -= 1
-            item = _declaration(reader, files)
+            item = _declaration(reader)
             if isinstance(item, Variable):
                 variables.append(item)
             elif isinstance(item, Function):
                 functions[item.name] = item
             elif item is not None:
-                pending.append(item)
+                entries[item[0].text] = item
         else:
             raise UnsupportedPTX(f"{token.text!r} at module level is not supported", ptx_line=token.line)
-    for body, tokens in pending:  # after the loop: functions, and LLVM's .file table, may stand behind the code
-        body.read(Reader(tokens), functions, uses_stack(text))
-        kernels[body.name] = body.finish(tuple(variables))
-    return Module(target, version, kernels, tuple(variables))
+    for name, _, meant in (alias for alias in aliases if len(alias) == 3):
+        if meant.text in functions:
+            functions[name.text] = functions[meant.text]
+
+    def decode(name: str) -> Kernel:
+        """After the loop: functions, and LLVM's .file table, may stand behind the code."""
+        code = Reader(entries[name])
+        body = _entry(code, files)
+        body.read(code, functions, uses_stack(text))
+        return body.finish(tuple(variables))
+
+    return Module(target, version, Kernels(entries, decode), tuple(variables))
 
 
 def _read_file(tokens: list[Token], files: dict[int, str]) -> None:
@@ -93,21 +108,20 @@ def _skip_section(reader: Reader) -> None:
         depth += {"{": 1, "}": -1}.get(reader.take().text, 0)
 
 
-def _declaration(
-    reader: Reader, files: dict[int, str]
-) -> Variable | Function | tuple[Body, list[Token]] | None:
-    while reader.peek() in (".visible", ".extern", ".weak"):
+def _declaration(reader: Reader) -> Variable | Function | list[Token] | None:
+    """What a directive of the module declares; an entry as its tokens, from its name on."""
+    while reader.peek() in _LINKING:
         reader.take()
     if reader.peek() == ".entry":
-        return _entry(reader, files)
+        reader.take()
+        return reader.take_before("{") + take_body(reader)
     if reader.peek() == ".func":
         return read_function(reader)  # of others than those of the module, the call says whether they are known
     return read_variable(reader)
 
 
-def _entry(reader: Reader, files: dict[int, str]) -> tuple[Body, list[Token]]:
-    """Head of an entry, which stands in front of its body, and the body's tokens."""
-    reader.take(".entry")
+def _entry(reader: Reader, files: dict[int, str]) -> Body:
+    """Head of an entry, which stands in front of its body."""
     body = Body(reader.take().text, files)
     if reader.peek() == "(":
         reader.take()
@@ -136,7 +150,7 @@ def _entry(reader: Reader, files: dict[int, str]) -> tuple[Body, list[Token]]:
                 raise UnsupportedPTX(".blocksareclusters is not supported", ptx_line=token.line)
         else:
             raise UnsupportedPTX(f"{token.text!r} is not a known directive of an entry", ptx_line=token.line)
-    return body, take_body(reader)
+    return body
 
 
 def _parameter(reader: Reader, before: list[Parameter]) -> Parameter:

@@ -9,6 +9,7 @@ later stages see one flat name space.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.ptx import decode_stack
@@ -33,6 +34,7 @@ from cute_kernels.emulator.ptx.program import (
 )
 
 _MOST_REGISTERS = 1 << 20  # of a kernel: far above what any compiler writes
+_MOST_DIGITS = 19  # of a number of 64 bits
 _MOST_STATEMENTS = 1 << 20  # with calls expanded: no kernel is as long
 _MOST_SCOPES = 1 << 15  # likewise
 _MOST_CALLERS = 100  # of a function that is expanded, one inside of the other
@@ -119,7 +121,7 @@ class Body:
                 continue
             else:
                 reader.at -= 1
-                tokens = reader.take_until(";")
+                tokens = _joined(reader.take_until(";"))
                 call = read_call(tokens, functions)
                 if call is not None:
                     self._expand(call, scope, location, functions, callers)
@@ -129,8 +131,9 @@ class Body:
                 if tokens[0].text == "brx.idx":
                     statements = self._indirect(tokens, scope)
                 elif self.stack and decode_stack.is_of_stack(tokens):
-                    spare = self._spare_register("alloca", "b64", scope)
-                    statements = decode_stack.expanded(tokens, len(callers), spare)
+                    uses = {"alloca": "b64", "taken": "b64", "none": "pred"}
+                    spare = [self._spare_register(use, type_, scope) for use, type_ in uses.items()]
+                    statements = decode_stack.expanded(tokens, len(callers), *spare)
                 else:
                     statements = [tokens]
                 self.statements += [Statement(statement, scope, location) for statement in statements]
@@ -244,15 +247,18 @@ class Body:
         for index, statement in enumerate(self.statements):
             key = statement.location
             if key not in sources:
-                if not all(word.isdecimal() for word in key.split()):
-                    message = f"`.loc {key}` needs the numbers of a file and a line"
+                if not all(word.isdecimal() and len(word) < _MOST_DIGITS for word in key.split()):
+                    message = f"`.loc {key[:40]}` needs the numbers of a file and a line"
                     raise UnsupportedPTX(message, ptx_line=statement.tokens[0].line)
                 sources[key] = _describe_location(key, self.files)
             instructions.append(_instruction(index, statement, sources[key], self.call_parameters, self.registers))
             if Register(CARRY) in instructions[-1].operands:
                 self.registers[CARRY] = "pred"
         # A CTA has the shared arrays that its kernel uses, as ptxas allocates them, not those of the module's others.
-        used = {operand.name for each in instructions for operand in _symbols(each.operands)}
+        used = {operand.name: each for each in instructions for operand in _symbols(each.operands)}
+        for variable in module_variables:
+            if variable.refused and variable.name in used:
+                raise used[variable.name].refuse(f"{variable.refused} is not implemented")
         of_module = [v for v in module_variables if v.space != "shared" or v.name in used or not v.nbytes]
         return Kernel(
             self.name,
@@ -267,6 +273,19 @@ class Body:
             self.most_registers,
             self.ctas_per_sm,
         )
+
+
+def _joined(tokens: list[Token]) -> list[Token]:
+    """A statement's tokens where blanks may stand in front of the qualifiers of its opcode."""
+    if not any(token.text.startswith(".") for token in tokens):
+        return tokens
+    found = tokens[:1]
+    for token in tokens[1:]:
+        if token.text.startswith("."):
+            found[-1] = replace(found[-1], text=found[-1].text + token.text)
+        else:
+            found.append(token)
+    return found
 
 
 def _symbols(operands: Iterable[Operand]) -> Iterator[Symbol]:

@@ -1,7 +1,8 @@
 """The stack of a thread: alloca, stacksave and stackrestore as arithmetic on its pointer, a register.
 
 Each function that is expanded has a pointer of its own, which begins as its caller's: what it allocates is free behind
-it. The stack is a variable in local memory, whose end the loads and stores check.
+it. The stack is a variable in local memory, whose end the loads and stores check. What has no room on it, or no bytes,
+is `NOWHERE`: the program may ask for it, and must not access it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from cute_kernels.emulator.ptx.program import Variable
 
 _MOST_ALIGNED, _ALIGNED = 256, 8  # bytes: the largest alignment, and the one of an alloca without
 _STACK = Variable("$stack", "local", _MOST_ALIGNED, 16 << 10)
+NOWHERE = 1 << 40
+"""Address in local memory of what alloca has no room for."""
+
 _TYPE = "b64"
 _OPCODES = ("alloca", "stacksave", "stackrestore")
 
@@ -55,8 +59,8 @@ def _guard(tokens: list[Token]) -> int:
     return 0 if tokens[0].text != "@" else 3 if [token.text for token in tokens[1:2]] == ["!"] else 2
 
 
-def expanded(tokens: list[Token], depth: int, spare: str) -> list[list[Token]]:
-    """Statements in place of one; ``spare`` is a register that nothing else uses.
+def expanded(tokens: list[Token], depth: int, spare: str, taken: str, none: str) -> list[list[Token]]:
+    """Statements in place of one; ``spare``, ``taken`` and the predicate ``none`` are registers that nothing else uses.
 
     Raises:
         UnsupportedPTX: other operands or types than those of 64-bit addresses.
@@ -78,7 +82,10 @@ def expanded(tokens: list[Token], depth: int, spare: str) -> list[list[Token]]:
         raise UnsupportedPTX(message, ptx_line=line)
     steps = (
         f"add.u64 {stack} , {stack} , {int(align) - 1}", f"and.b64 {stack} , {stack} , {2**64 - int(align)}",
+        f"min.u64 {spare} , {stack} , {_STACK.nbytes}", f"sub.u64 {spare} , {_STACK.nbytes} , {spare}",  # the room
+        f"sub.u64 {taken} , {words[1]} , 1", f"setp.ge.u64 {none} , {taken} , {spare}",
         f"mov.b64 {spare} , {_STACK.name}", f"add.u64 {spare} , {spare} , {stack}",
-        f"add.u64 {stack} , {stack} , {words[1]}", f"mov.b64 {words[0]} , {spare}",
+        f"selp.b64 {taken} , 0 , {words[1]} , {none}", f"add.u64 {stack} , {stack} , {taken}",
+        f"selp.b64 {words[0]} , {NOWHERE} , {spare} , {none}",
     )  # fmt: skip
     return [[*guard, *make_tokens(line, *step.split())] for step in steps]

@@ -12,6 +12,8 @@ MOST_BYTES = {"shared": 232_448, "const": 64 << 10, "local": 512 << 10, "global"
 """Most bytes of a variable by state space: of a CTA (CUDA programming guide), of all constants, of a thread;
 more than any device has."""
 
+_OPAQUE = ("texref", "samplerref", "surfref")
+
 
 def read_variable(reader: Reader) -> Variable:
     """A variable declaration, from its state space on."""
@@ -21,14 +23,17 @@ def read_variable(reader: Reader) -> Variable:
         raise UnsupportedPTX(f".{space} declarations are not supported", ptx_line=line)
     align = None
     while reader.peek() in (".align", ".attribute"):
-        directive = reader.take().text
-        if directive == ".attribute":
-            raise UnsupportedPTX(".attribute is not supported", ptx_line=line)
+        if reader.take().text == ".attribute":
+            reader.take_until(")")  # .managed, .unified: there is one memory
+            continue
         align = reader.take_number()
         if not 0 < align <= _MOST_ALIGNED or align & (align - 1):
             message = f".align {align}: a power of two up to {_MOST_ALIGNED} is needed"
             raise UnsupportedPTX(message, ptx_line=line)
     element = reader.take().text[1:]
+    if element in _OPAQUE:
+        (name, *_) = reader.take_until(";")
+        return Variable(name.text, space, 1, 0, refused=f"a variable of type .{element}")
     if element not in TYPE_BITS:
         raise UnsupportedPTX(f"variables of type .{element} are not supported", ptx_line=line)
     size = TYPE_BITS[element] // 8

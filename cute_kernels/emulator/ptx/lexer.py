@@ -14,7 +14,7 @@ _PATTERN = re.compile(
     (?P<decimal>\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+) |
     (?P<number>WARP_SZ(?![\w$.])|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?) |
     (?P<string>"[^"\n]*") |
-    (?P<name>[.%$_A-Za-z](?:[\w$.]|::)*) |
+    (?P<name>\.(?:[\w$]|::)*|[%$_A-Za-z](?:[\w$.]|::)*) |
     (?P<sign>[-+|!@{}\[\](),;:<>=~*]) ) [ \t]*
     """,
     re.VERBOSE | re.DOTALL,
@@ -94,6 +94,12 @@ class Reader:
         if self.at - start < least:
             raise UnsupportedPTX(f"{directive} needs {least} words or more on its line", ptx_line=line)
         return self.tokens[start : self.at]
+
+    def take_before(self, end: str) -> list[Token]:
+        """The tokens in front of ``end``, which stays."""
+        found = self.take_until(end)
+        self.at -= 1
+        return found
 
     def take_until(self, end: str) -> list[Token]:
         tokens = self.tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cute_kernels.emulator.errors import UnsupportedPTX
@@ -170,13 +170,17 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable in some state space. ``nbytes`` is 0 for the unsized (dynamic) shared array."""
+    """A variable in some state space.
+
+    ``nbytes`` is 0 for the unsized (dynamic) shared array; ``refused``: why no kernel can use it, or "".
+    """
 
     name: str
     space: str
     align: int
     nbytes: int
     initial: bytes = b""
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -259,11 +263,35 @@ def _in_shared(parts: Sequence[str]) -> bool:
     return any(part.startswith("shared") for part in parts)
 
 
+class Kernels(Mapping[str, Kernel]):
+    """The kernels of a module by name, each decoded when it is looked up first: none can refuse the others."""
+
+    def __init__(self, names: Iterable[str], decode: Callable[[str], Kernel]) -> None:
+        self._decoded: dict[str, Kernel | None] = dict.fromkeys(names)
+        self._decode = decode
+
+    def __getitem__(self, name: str) -> Kernel:
+        """Raises UnsupportedPTX: a construct that is not read here."""
+        kernel = self._decoded[name]
+        if kernel is None:
+            kernel = self._decoded[name] = self._decode(name)
+        return kernel
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._decoded
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._decoded)
+
+    def __len__(self) -> int:
+        return len(self._decoded)
+
+
 @dataclass(frozen=True)
 class Module:
     """A PTX text."""
 
     target: str
     version: str
-    kernels: dict[str, Kernel]
+    kernels: Kernels
     variables: tuple[Variable, ...]

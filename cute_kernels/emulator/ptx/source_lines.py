@@ -6,10 +6,13 @@ import functools
 import re
 from dataclasses import dataclass
 
+from cute_kernels.files import printable
+
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+("[^"]+")', re.MULTILINE)
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
 _LETTERS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
-_LOCATION = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*\binlined_at\s+(\d+)\s+(\d+))?")
+_NUMBER = r"\s+(\d{1,18})\b"
+_LOCATION = re.compile(rf"\s*\.loc{_NUMBER}{_NUMBER}{_NUMBER}(?:.*\binlined_at{_NUMBER}{_NUMBER})?")
 _ASSEMBLY_BEGINS, _ASSEMBLY_ENDS = "// begin inline asm", "// end inline asm"
 
 
@@ -31,12 +34,15 @@ class Directive:
 
 
 def unquoted(text: str) -> str:
-    """Text that a string in quotes stands for: LLVM writes the bytes of names that are no printable ASCII in octal."""
+    """Name of a file for a string in quotes: LLVM writes the bytes of names that are no printable ASCII in octal.
+
+    The string may be anybody's: characters that terminals or systems take for something else are escaped.
+    """
 
     def meant(escape: re.Match[bytes]) -> bytes:
         return bytes([int(escape[1], 8) & 0xFF]) if len(escape[1]) == 3 else _LETTERS.get(escape[1], escape[1])
 
-    return _ESCAPE.sub(meant, text[1:-1].encode(errors="replace")).decode(errors="replace")
+    return printable(_ESCAPE.sub(meant, text[1:-1].encode(errors="replace")).decode(errors="replace"))
 
 
 @functools.lru_cache(maxsize=8)

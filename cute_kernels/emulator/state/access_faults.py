@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import EmulatorError, IllegalAccess
+from cute_kernels.emulator.ptx.decode_stack import NOWHERE
 from cute_kernels.emulator.state.generic_addresses import parameter_offset
 from cute_kernels.emulator.state.gmem import GlobalMemory
 from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT, ClusterMemory, SharedMemory
@@ -90,6 +91,7 @@ def _outside_local(warp: WarpState, addresses: int, nbytes: int, mask: int) -> E
     if warp.local is None:
         return IllegalAccess("access to local memory by a kernel that declares none")
     places = sorted(set((ctypes.c_int64 * (mask & 0xFFFFFFFF).bit_count()).from_address(addresses)))
-    return IllegalAccess(
-        f"local access of {nbytes} bytes at {[hex(place) for place in places[:4]]} of {warp.local.shape[1]} bytes"
-    ).know("out-of-bounds")
+    message = f"local access of {nbytes} bytes at {[hex(place) for place in places[:4]]} of {warp.local.shape[1]} bytes"
+    if places[-1] >= NOWHERE >> 1:
+        message += "; alloca found no room on the stack for it, or was asked for 0 bytes"
+    return IllegalAccess(message).know("out-of-bounds")

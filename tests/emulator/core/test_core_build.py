@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import platform
 import re
 import shutil
+import signal
+import stat
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from cute_kernels import interrupts
 from cute_kernels.emulator.core import build, layout, library
 from tests.emulator.core_variants import ALL_VARIANTS
 from tests.nightly import NIGHTLY
@@ -284,3 +290,113 @@ def test_the_wheel_is_named_after_the_c_library_that_it_needs(tmp_path: Path) ->
     assert build.platform_tag([none], "linux_any") == "linux_any"
     none.write_bytes(b"\x7fELF\0GLIBC_2.2.5\0GLIBC_2.3\0")
     assert build.platform_tag([none], "linux_any") == f"manylinux_2_17_{platform.machine()}"
+
+
+def library_of(tree: Path) -> Path:
+    """The tree's library for every processor, which nobody has loaded."""
+    return imported("build").library("baseline")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4000])
+
+
+def a_byte_changed(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def without_content(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def writable_by_all(path: Path) -> None:
+    path.chmod(0o777)
+
+
+def a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("spoil", [cut, a_byte_changed, without_content, writable_by_all, a_link, a_pipe])
+def test_a_library_that_cannot_be_trusted_is_compiled_again(tree: Path, spoil: Callable[[Path], None]) -> None:
+    path = library_of(tree)
+    content = path.read_bytes()
+    spoil(path)
+    small = imported("build")
+    assert small.library("baseline") == path
+    assert path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o777 == 0o755
+    assert len(path.read_bytes()) == len(content)
+    assert ctypes.CDLL(str(path)).answer is not None
+
+
+def test_a_library_of_another_user_is_compiled_again(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the owner of the sources, or of root, is used."""
+    path = library_of(tree)
+    small = imported("build")
+    made, told, owners = [], small.files.problem_of_owner, []
+
+    def asked(status: os.stat_result, **trusted: object) -> str:
+        owners.append(set(trusted["owners"]))
+        values = list(status)
+        values[stat.ST_UID] = 12345 if stat.S_ISREG(status.st_mode) and not made else status.st_uid
+        return told(os.stat_result(values), **trusted)
+
+    monkeypatch.setattr(small.files, "problem_of_owner", asked)
+    monkeypatch.setattr(small, "_compile", lambda command, variant, path: made.append(path))
+    assert small.library("baseline") == path and made == [path]
+    assert owners[0] == {0, (tree / "build.py").stat().st_uid}
+
+
+@pytest.mark.parametrize("folder", ["build", "build/*-*"])
+@pytest.mark.parametrize("how", ["open", "link"])
+def test_a_folder_that_others_can_write_is_not_used(tree: Path, folder: str, how: str) -> None:
+    """Unless they can write the sources as well."""
+    library_of(tree)
+    [path] = tree.glob(folder)
+    if how == "open":
+        path.chmod(0o777)
+    else:
+        path.rename(tree / "elsewhere")
+        path.symlink_to(tree / "elsewhere")
+    small = imported("build")
+    with pytest.raises(small.CoreNotBuilt, match=f"{path} is not used: (others may write it|it is a link)"):
+        small.library("baseline")
+    if how == "open":
+        (tree / "build.py").chmod(0o666)
+        assert answer(0) == 320
+
+
+def test_the_lock_is_no_link(tree: Path) -> None:
+    """What it leads to stays as it is, and the umask does not say who may write the folders."""
+    precious = tree.parent / "precious"
+    precious.write_text("precious")
+    (tree / "build").mkdir()
+    (tree / "build" / ".lock").symlink_to(precious)
+    small = imported("build")
+    with pytest.raises(small.CoreNotBuilt, match="symbolic links"):
+        small.library("baseline")
+    assert precious.read_text() == "precious"
+    (tree / "build" / ".lock").unlink()
+    (tree / "build").rmdir()
+    before = os.umask(0)
+    try:
+        path = library_of(tree)
+    finally:
+        os.umask(before)
+    assert [each.stat().st_mode & 0o022 for each in (path, path.parent, path.parent.parent)] == [0, 0, 0]
+
+
+def test_an_interrupt_ends_the_wait_for_another_process_that_compiles(tree: Path) -> None:
+    small = imported("build")
+    (tree / "build").mkdir()
+    with small.files.locked(tree / "build" / ".lock"), pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        small.library("baseline")

@@ -93,15 +93,27 @@ def of_conversions() -> Iterator[str]:
             yield f"cvt.rn.bf16.{kind} %h1, {register};"
     yield from (f"cvt.{mode}.f32.f32 %r1, %r1;" for mode in MODES)
     yield from (f"cvt.{flags}.f32.f32 %r1, %r1;" for flags in ("sat", "ftz.sat"))
-    yield from ("cvt.rna.tf32.f32 %r1, %r1;", "cvt.rn.tf32.f32 %r1, %r1;")
+    yield from (f"cvt.{mode}.{kind}.{kind} {r}, {r};" for mode in MODES for kind, r in sources.items())
+    for mode, finite, relu in itertools.product(("rn", "rz", "rna"), ("", ".satfinite"), ("", ".relu")):
+        if (mode, relu) != ("rna", ".relu"):
+            yield f"cvt.{mode}{finite}{relu}.tf32.f32 %r1, %r1;"
     yield from ("cvt.f64.f16 %d1, %h1;", "cvt.f64.bf16 %d1, %h1;")
+    yield from ("cvt.rn.f16.bf16 %h1, %h1;", "cvt.bf16.f16 %h1, %h1;")
     for kind, mode, relu, finite in itertools.product(("f16", "bf16"), ("rn", "rz"), ("", ".relu"), ("", ".satfinite")):
-        if (kind, mode) != ("f16", "rz"):
-            yield f"cvt.{mode}{relu}{finite}.{kind}.f32 %h1, %r1;"
+        yield f"cvt.{mode}{relu}{finite}.{kind}.f32 %h1, %r1;"
+        yield f"cvt.rs{relu}{finite}.{kind}x2.f32 %r1, %r1, %r1, %r1;"
+    for mode, sat in itertools.product(("rn", "rz", "rm", "rp"), ("", ".sat")):
+        yield f"cvt.{mode}{sat}.f16.f64 %h1, %d1; cvt.{mode}{sat}.f16.f32 %h1, %r1;"
+        yield from (f"cvt.{mode}{ftz}{sat}.f32.f64 %r1, %d1;" for ftz in ("", ".ftz"))
+        for wide, kind in itertools.product(("s64", "u64"), ("f32", "f64", "f16")):
+            yield f"cvt.{mode}{sat}.{kind}.{wide} {sources[kind]}, %d1;"
+        yield f"cvt.{mode}.bf16.f64 %h1, %d1;"
     for relu in ("", ".relu"):
         for kind in ("e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2"):
-            yield f"cvt.rn.satfinite{relu}.{kind}.f32 %h1, %r1, %r1;"
-            yield f"cvt.rn{relu if kind[1] != '4' and kind[1] != '5' else ''}.f16x2.{kind} %r1, %h1;"
+            yield f"cvt.rn.satfinite{relu}.{kind}.f32 %h1, %r1, %r1; cvt.rn.satfinite{relu}.{kind}.bf16x2 %h1, %r1;"
+            yield f"cvt.rn{relu}.f16x2.{kind} %r1, %h1; cvt.rn{relu}.bf16x2.{kind} %r1, %h1;"
+            yield f"cvt.rs.satfinite{relu}.{kind[:-1]}4.f32 %r1, {{%r1, %r2, %r3, %r4}}, %r5;"
+        yield f"cvt.rs.satfinite{relu}.e2m1x4.f32 %h1, {{%r1, %r2, %r3, %r4}}, %r5;"
         yield f"cvt.rn.satfinite{relu}.e2m1x2.f32 %q1, %r1, %r1; cvt.rn{relu}.f16x2.e2m1x2 %r1, %q1;"
     for mode, finite in itertools.product(("rz", "rp"), ("", ".satfinite")):
         yield f"cvt.{mode}{finite}.ue8m0x2.f32 %h1, %r1, %r1;"
@@ -281,7 +293,8 @@ def test_operations_are_found_by_name_and_constant() -> None:
     assert pure_operation("slice64_16_48") == ("slice64_16", 48)
     assert pure_operation("extend_s8_32_16") == ("extend_s_32_16", 8)
     assert pure_operation("saturate_s32_u8") == ("saturate_s_u", 32 | 8 << 8)
-    assert pure_operation("cvt_f16_e2m1x2_relu_4") == ("cvt_f16_e2m1x2_relu", 4)
+    assert pure_operation("cvt_f16_e2m1x2_4") == ("cvt_f16_e2m1x2", 4)
+    assert pure_operation("cvt_e2m1x2_f32_rs_relu_1") == ("cvt_e2m1x2_f32_rs_relu", 1)
     with pytest.raises(KeyError, match="the core has no operation mul_f128"):
         pure_operation("mul_f128")
 

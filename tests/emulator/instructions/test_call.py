@@ -89,6 +89,14 @@ def test_conversions_and_alignment(template: str, values: list, expected: str) -
     assert (text, count) == (expected, len(values))
 
 
+@pytest.mark.parametrize("template", ["%2000000000d", "%.2000000000f", "%4096d", "%-9999999999999999999x", "%.4096s"])
+def test_conversions_wider_than_c_promises_are_refused(template: str) -> None:
+    with pytest.raises(UnsupportedPTX, match="widths and precisions up to 4095 are printed"):
+        formatted(template, lambda at, n: bytes(n), lambda address: "")
+    allowed, _ = formatted("%4095d%.4095x", lambda at, n: b"\1" + bytes(n - 1), str)
+    assert allowed == f"{1:4095}{1:04095}"
+
+
 ASSERT = PRINT.replace("call.uni (retval0), vprintf, (param0, param1);", """
     .param .b32 line;
     st.param.b32 [line], 42;

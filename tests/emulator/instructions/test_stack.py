@@ -72,6 +72,23 @@ def test_a_function_frees_what_it_has_allocated() -> None:
     assert np.array_equal(execute(body, CALLED.replace("4096", "64")), np.arange(64) + 50)
 
 
+@pytest.mark.parametrize("size", ["99999999999", "16377", "0", "%d5", "%d6"])
+@pytest.mark.parametrize("access", ["st.local.u32 [%d2], 1;", "ld.local.u32 %r2, [%d2];",
+                                    "cvta.local.u64 %d3, %d2; st.u32 [%d3], 1;"])  # fmt: skip
+def test_what_has_no_room_must_not_be_accessed(size: str, access: str) -> None:
+    """It may be asked for, and what is allocated before and after it stays right."""
+    ask = f"mov.u64 %d5, -16; mov.u64 %d6, -1; alloca.u64 %d4, 8; st.local.u32 [%d4], %r1; alloca.u64 %d2, {size};"
+    with pytest.raises(IllegalAccess, match="alloca found no room on the stack for it, or was asked for 0 bytes"):
+        execute(ask + access)
+    after = "alloca.u64 %d7, 16368; st.local.u32 [%d7+16364], 5; ld.local.u32 %r2, [%d4]; st.global.u32 [%d1], %r2;"
+    assert np.array_equal(execute(ask + after), np.arange(64))
+
+
+def test_a_pointer_that_no_stacksave_gave_allocates_nothing_outside() -> None:
+    with pytest.raises(IllegalAccess, match="alloca found no room"):
+        execute("mov.u64 %d2, 1234567; stackrestore.u64 %d2; alloca.u64 %d3, 8; st.local.u32 [%d3], 1;")
+
+
 def test_an_access_beyond_the_stack_is_reported() -> None:
     with pytest.raises(IllegalAccess, match="local access of 4 bytes"):
         execute("alloca.u64 %d2, 16384; st.local.u32 [%d2+16384], %r1;")

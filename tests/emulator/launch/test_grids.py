@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.testing.ptx import THREAD_OUTPUT, module
 from tests.emulator.launch.test_run import flat_thread
 from tests.emulator.ptx_launch import launch
+from tests.processes import run_python
 
 
 @pytest.mark.parametrize(
@@ -196,3 +199,33 @@ def test_a_wait_counts_once_however_long_it_lasts():
     report = launch(text, 0, 0, block=(64, 1, 1), options=Options(interleave="random", seed=3))
     assert report.by_opcode["mbarrier.try_wait.parity.shared.b64"] == 1
     assert report.by_opcode["bar.sync"] == 2
+
+
+LARGEST = """
+import resource, signal
+import numpy as np
+from cute_kernels.emulator import Options, run
+from cute_kernels.testing.ptx import module
+
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30,) * 2)
+options = Options(processes=int(PROCESSES))
+done = []
+
+def progress(count, of):
+    done.append((count, of))
+    if count == 40:
+        signal.raise_signal(signal.SIGINT)
+
+try:
+    run(module("ret;", parameters=0), grid=GRID, block=1, options=options, progress=progress)
+except KeyboardInterrupt:
+    print(done[0], done[-1][0] < 200)
+"""
+
+
+@pytest.mark.parametrize("grid", [(2**31 - 1, 1, 1), (2**31 - 1, 65_535, 65_535)])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_clusters_take_memory_when_they_begin(grid: tuple[int, int, int], processes: int) -> None:
+    """The largest grids: in 4 GB of addresses they begin, and an interrupt ends them."""
+    done = run_python("-c", LARGEST.replace("PROCESSES", str(processes)).replace("GRID", str(grid)))
+    assert done.stdout == f"{(0, math.prod(grid))} True\n", done.stderr

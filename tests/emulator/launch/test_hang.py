@@ -182,6 +182,16 @@ def test_polling_with_test_wait():
     assert "mbarrier.test_wait" in hang(module(body), 0, 0).report
 
 
+@pytest.mark.parametrize("state", [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40 - 1, 2**40, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("instruction", ["try_wait", "test_wait"])
+def test_waits_by_states_that_no_arrival_gave(instruction: str, state: int):
+    """A wait ends; that of a loop for a phase that never comes is a hang."""
+    body = f"""mbarrier.init.shared.b64 [dynamic], 1; mov.u64 %d1, {state};
+    L: mbarrier.{instruction}.shared.b64 %p2, [dynamic], %d1; @!%p2 bra L; ret;"""
+    assert f"mbarrier.{instruction}" in hang(module(body), 0, 0, block=(1, 1, 1)).report
+    launch(module(body.replace("@!%p2 bra L;", "")), 0, 0, block=(1, 1, 1))
+
+
 def test_a_limit_on_instructions():
     counting = """mov.b32 %r1, 0; L: add.s32 %r1, %r1, 1; st.shared.b32 [dynamic], %r1; setp.lt.u32 %p1, %r1, N;
     @%p1 bra L; ret;"""

@@ -262,10 +262,52 @@ def test_what_cannot_be_written_is_refused_by_its_name(body: str, message: str):
         launch(module(body), 0, 0)
 
 
-@pytest.mark.parametrize("text", [".alias a, b;", ".global .align 4 .f128 x;"])
+@pytest.mark.parametrize("text", [".unknown a, b;", ".local .b32 a;", ".global .align 4 .f128 x;"])
 def test_unknown_module_level_text_is_refused(text: str):
     with pytest.raises(UnsupportedPTX):
         parse(module("ret;", head=text))
+
+
+def test_blanks_where_ptxas_needs_none():
+    """NVIDIA's headers write ``.reg.b16``; the qualifiers of an opcode may stand apart."""
+    out = aligned(np.zeros(4, np.uint32))
+    text = """.version 8.8 .target sm_90a .address_size 64 .global.align 16.b8 kept[16]; .shared.b32 word;
+        .visible.entry k(.param.u64 p0,.param.align 8 .b8 q[16]){ .reg.b16%h<4>;.reg.v2 .b32 v;.reg.b64%d; .shared.b8 x;
+        { .reg.b32 a,b; mov .u32 a, 7; mov.b16 %h1, 5; cvt
+        .u32 .u16 b, %h1; add.u32 v.x,a,b; }
+        ld .param.u64 %d,[p0]; st.global .u32[%d],v.x; ret; }""".replace("16.b8", "16 .b8")
+    launch(text, out, bytes(16))
+    assert out[0] == 12
+
+
+OTHERS = """
+.visible .entry opcode() { not.an.opcode; ret; }
+.visible .entry directive() { .unknown; ret; }
+.visible .entry clusters() .blocksareclusters { ret; }
+.visible .entry texture(.param .texref t) { ret; }
+.global .texref image; .common .global .b32 cell; .global .attribute(.managed) .b32 shared_with_host;
+.visible .entry reads() { .reg .b64 %d; mov.b64 %d, image; ret; }
+.func (.param .b32 out) one() { st.param.b32 [out], 1; ret; } .alias eins, one;
+.pragma "nounroll";
+"""
+
+
+def test_a_kernel_is_decoded_when_it_is_launched():
+    """What is not implemented in one kernel, or in a variable that it does not name, refuses no other."""
+    body = "{ .reg .b32 a; ld.param.u64 %d1, [p0]; call (a), eins, (); st.global.b32 [%d1], a; } ret;"
+    text, out = module(body, parameters=1, head=OTHERS), aligned(np.zeros(4, np.uint32))
+    launch(text, out, kernel="k")
+    assert out[0] == 1
+    assert list(parse(text).kernels) == ["opcode", "directive", "clusters", "texture", "reads", "k"]
+    for name, message in {
+        "opcode": "opcode 'not.an.opcode' is not implemented",
+        "directive": "directive '.unknown' in a kernel is not supported",
+        "clusters": ".blocksareclusters is not supported",
+        "texture": "'.texref' of a parameter is not supported",
+        "reads": "a variable of type .texref is not implemented",
+    }.items():
+        with pytest.raises(UnsupportedPTX, match=message):
+            launch(text, kernel=name)
 
 
 def test_every_statement_of_a_generated_kernel_is_decoded():
@@ -307,5 +349,5 @@ _DOUBLED = "".join(f".func f{i}() {{ {f'call f{i + 1};' * 2 * (i < 30)} ret; }}\
 def test_sizes_that_no_program_has_are_refused(body: str, head: str, message: str) -> None:
     """Before they become recursion, memory or time without end."""
     with pytest.raises(UnsupportedPTX, match=message) as error:
-        parse(module(body + "ret;", head=head))
+        parse(module(body + "ret;", head=head)).kernels["k"]
     assert error.value.ptx_line is not None
