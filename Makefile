@@ -33,7 +33,7 @@ orders: $(VENV)/.installed-test
 
 # timm, open_clip and vLLM, which need torchvision and with it another torch: in an environment of their own.
 integrations: $(VENV)-integrations/.installed
-	$(VENV)-integrations/bin/python -m pytest tests/integrations/other_torch $(ARGS)
+	$(VENV)-integrations/bin/python -m pytest tests/models/other_torch $(ARGS)
 
 # Kernels that others wrote, in the emulator, each as it is recorded; prints a table. docs/emulator/programs.md
 programs: $(VENV)-programs/.installed
@@ -59,7 +59,7 @@ kit: $(VENV)/.installed-test
 
 # Every synchronisation instruction of our kernels dropped or weakened, one at a time: what is not noticed? docs/mutation.md
 mutate: $(VENV)/.installed-test
-	$(BIN)/python -m tests.mutation $(ARGS)
+	$(BIN)/python -m tests.emulator.checking.mutation $(ARGS)
 
 # Changes of the Python source of planning, operations and runtime, drawn at random: which do the tests miss? docs/mutation.md
 mutate-source: $(VENV)/.installed-test
@@ -85,7 +85,7 @@ hardware: $(VENV)/.installed-test
 # An independent static verifier on the SM100 kernels and on mutants that it must reject. docs/mutation.md
 sentryward: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[verify]'
-	$(BIN)/python -m tests.mutation.sentryward $(ARGS)
+	$(BIN)/python -m tests.emulator.checking.mutation.sentryward $(ARGS)
 
 # Tensor cores of the emulator against a published model of the chips, 10^6 results of each type. docs/emulator/arithmetic.md
 mmasim: $(VENV)/.installed-test

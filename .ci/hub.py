@@ -23,7 +23,7 @@ PACKAGE = ROOT / "cute_kernels"
 NAME, PYTHON_NAME, VERSION = "cute-kernels", "cute_kernels", 0
 LEFT_OUT = (
     "checking", "commands", "diagnostics", "emulator", "integrations", "mutation", "programs", "sass", "siglip",
-    "testing", "__main__.py", "executors.py", "pytest_plugin.py", "tuning/strategies.py",
+    "testing", "__main__.py", "executors.py", "pytest_plugin.py", "explore/tuning/strategies.py",
 )  # fmt: skip
 DEPENDS = {"cpu": [], "cuda": ["nvidia-cutlass-dsl"]}
 ARCHS = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]

@@ -18,7 +18,7 @@ from cutlass.cute.runtime import make_ptr
 from cutlass.cute.typing import AddressSpace
 
 from bench.activation_kernel import ActivationKernel
-from cute_kernels.reference.activations import ACTIVATIONS, SHORT
+from cute_kernels.operations.reference.activations import ACTIVATIONS, SHORT
 
 CHUNK = 1 << 26
 """FP32 numbers at a time."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from cute_kernels.compile import compile_plan
+from cute_kernels.operations.compile import compile_plan
 from cute_kernels.plan import Plan
 
 _ROOT = Path(__file__).resolve().parent.parent

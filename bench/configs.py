@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from cute_kernels import plan
 from cute_kernels.config import Config
-from cute_kernels.config_codec import parse_settings
 from cute_kernels.plan import ARCHS, PLANNERS
+from cute_kernels.plan.config_codec import parse_settings
 from cute_kernels.plan.registry import MMA_SYNC
 from cute_kernels.plan.sm80 import FP8_ARCHS
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cute_kernels.commands.examples import placed
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
+from cute_kernels.operations.examples import placed
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.plan import ARCHS, Plan, make_plan
-from cute_kernels.runtime.operands import Operands
 
 CTAS, WARPS = 4, 2
 ALIGNMENT = 256  # bytes, of every allocation

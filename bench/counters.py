@@ -35,8 +35,8 @@ from bench import counter_cases as cases
 from bench.configs import arch_of
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.emulator import GlobalMemory, Options, run
+from cute_kernels.operations.runtime import emulated, gpu
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime import emulated, gpu
 
 Counts = dict[str, dict[str, float]]  # case -> counter -> value
 

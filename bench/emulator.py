@@ -27,17 +27,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cute_kernels import reference
-from cute_kernels.compile import compile_plan
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig, Sm100PatchEmbedConfig
 from cute_kernels.emulator import GlobalMemory, Options, run
-from cute_kernels.emulator.bytecode.execution import translate
+from cute_kernels.emulator.isa.ptx.decode import parse
+from cute_kernels.emulator.machine.bytecode.execution import translate
 from cute_kernels.emulator.options import CHOICES
-from cute_kernels.emulator.ptx.decode import parse
+from cute_kernels.operations import reference
+from cute_kernels.operations.compile import compile_plan
+from cute_kernels.operations.runtime.emulated import launch as emulate
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime.emulated import launch as emulate
-from cute_kernels.runtime.operands import Operands
 
 POSITIONS, FEATURES = 196, 768
 HEADLINE_IMAGES = 4736

@@ -17,8 +17,8 @@ from typing import Literal
 from bench import counter_cases as cases
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options
+from cute_kernels.operations.runtime import emulated
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime import emulated
 
 Verdict = Literal["yes", "in part", "no"]
 

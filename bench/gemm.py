@@ -36,10 +36,10 @@ from bench.peers import gemm_peers as peers_module
 from bench.results import CaseResult, PeerResult, Results
 from bench.timing import DeviceSampler, Protocol, elapsed_ms, launch_cost, measure
 from cute_kernels.config import GemmConfig, Sm80GemmConfig
-from cute_kernels.config_codec import spell
 from cute_kernels.plan import gemm_sm90 as sm90_gemm
 from cute_kernels.plan import gemm_sm100 as sm100_gemm
 from cute_kernels.plan import sm80
+from cute_kernels.plan.config_codec import spell
 from cute_kernels.plan.registry import MMA_SYNC
 
 TORCH, CUBLASLT, CUBLAS = "torch linear", "cuBLASLt", "cuBLAS"

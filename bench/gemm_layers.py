@@ -27,8 +27,8 @@ from bench.configs import arch_of
 from bench.peers.cublaslt import Matmul, Operand
 from cute_kernels import gemm
 from cute_kernels.config import GemmProblem
+from cute_kernels.explore.tuning import search
 from cute_kernels.plan import make_plan
-from cute_kernels.tuning import search
 
 SHAPES = [
     (images * positions, n, k)

@@ -40,7 +40,7 @@ def leave_out_the_device() -> None:
     import torch
 
     from cute_kernels.operations import base
-    from cute_kernels.runtime import gpu, repeat
+    from cute_kernels.operations.runtime import gpu, repeat
 
     nothing = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(("abs", ctypes.CDLL(None)))
 

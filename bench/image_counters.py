@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cute_kernels.commands import examples
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.emulator import Options
+from cute_kernels.operations import examples
+from cute_kernels.operations.runtime import emulated
 from cute_kernels.plan import ARCHS, Sm100ImagesPlan, make_plan
-from cute_kernels.runtime import emulated
 
 HEADLINE = PatchEmbedImagesProblem(4736, 3, 224, 224, 16, 768, table_rows=196)
 

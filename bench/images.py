@@ -47,8 +47,8 @@ from cute_kernels import (
     Sm100ImagesConfig,
 )
 from cute_kernels.config import Config
-from cute_kernels.config_codec import spell
 from cute_kernels.plan import ARCHS, PLANNERS
+from cute_kernels.plan.config_codec import spell
 from cute_kernels.plan.registry import MMA_SYNC
 
 KINDS: dict[str, dict[str, tuple[type[Config], ...]]] = {

@@ -30,8 +30,8 @@ from pathlib import Path
 
 from bench.configs import arch_of, rows_type
 from cute_kernels.config import PatchEmbedProblem, Sm80Config
-from cute_kernels.config_codec import spell
 from cute_kernels.plan import ARCHS, PLANNERS
+from cute_kernels.plan.config_codec import spell
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -284,7 +284,7 @@ def tune(folder: Path, brief: bool = False) -> None:
     import torch
 
     import cute_kernels
-    import cute_kernels.runtime.tuned as tuned
+    import cute_kernels.operations.runtime.tuned as tuned
 
     problems = 1 if brief else None
     dtype = getattr(torch, rows_type(architecture()))

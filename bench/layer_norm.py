@@ -19,10 +19,10 @@ from bench.compile_ahead import compile_all
 from bench.configs import arch_of
 from cute_kernels import layer_norm_linear, prepare_layer_norm_weight
 from cute_kernels.config import GemmProblem
+from cute_kernels.explore.tuning import search
 from cute_kernels.operations.layer_norm import LayerNormWeight
 from cute_kernels.plan import ARCHS, make_plan
 from cute_kernels.plan.layer_norm import LayerNormScaleProblem, plan_layer_norm_scale
-from cute_kernels.tuning import search
 
 IMAGES = (1, 8, 32)
 ROWS, K, N = 280, 6912, 3840

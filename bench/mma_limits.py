@@ -30,15 +30,15 @@ from bench.gemm_cases import GemmCase, GemmData
 from bench.image_cases import ImagesCase, ImagesData
 from bench.results import markdown
 from bench.timing import DeviceSampler, Launch, Protocol, Run, measure, summarize
-from cute_kernels.compile import compile_uncached
 from cute_kernels.config import GemmProblem
 from cute_kernels.kernels.sm80.gemm import GemmTiles
 from cute_kernels.kernels.sm80.mainloop import Fragments, MainLoop, Warp
 from cute_kernels.kernels.sm80.patch_embed_images import ImagesTiles
+from cute_kernels.operations.compile import compile_uncached
+from cute_kernels.operations.runtime.gpu import BoundLaunch
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.plan import Plan, make_plan
 from cute_kernels.plan.sm80 import STEP_BYTES
-from cute_kernels.runtime.gpu import BoundLaunch
-from cute_kernels.runtime.operands import Operands
 
 COPIES, STORES, FRAGMENTS = "copies", "stores", "fragments"
 LEFT_OUT = ((), (FRAGMENTS,), (STORES,), (COPIES,), (COPIES, STORES), (COPIES, STORES, FRAGMENTS))

@@ -25,8 +25,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from bench import archive, model_images, tune
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
-from cute_kernels.model import b200
-from cute_kernels.plan import make_plan, patch_embed_sm90, predict
+from cute_kernels.plan import b200, make_plan, patch_embed_sm90, predict
 
 HEADLINE = PatchEmbedProblem(4736 * 196, 768, 768, 196)
 

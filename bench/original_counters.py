@@ -14,8 +14,8 @@ from typing import Any
 from bench import counter_cases as cases
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options
+from cute_kernels.operations.runtime import emulated
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime import emulated
 
 SECTOR_BYTES = 32
 CTA_TILES, CTAS = 21_756, 148

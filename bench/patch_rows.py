@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 
 from cute_kernels import frozen_constants
-from cute_kernels.nn import PatchOptions
-from cute_kernels.nn.engine import PatchEngine
-from cute_kernels.tuning import search
+from cute_kernels.explore.tuning import search
+from cute_kernels.models.nn import PatchOptions
+from cute_kernels.models.nn.engine import PatchEngine
 
 LAYERS = ((14, 1280), (16, 1152))
 """Side of a patch, features."""

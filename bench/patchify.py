@@ -18,10 +18,10 @@ import torch
 
 from bench.configs import arch_of
 from bench.timing import DeviceSampler, Protocol, measure
-from cute_kernels import reference
+from cute_kernels.operations import reference
+from cute_kernels.operations.runtime import gpu
 from cute_kernels.plan import ARCHS
 from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patchify
-from cute_kernels.runtime import gpu
 
 CASES: dict[str, dict] = {
     "uint8, p = 16": {"patch": 16},

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from bench.configs import rows_type
 from bench.results import markdown
-from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.operations.compile import compile_plan
 from cute_kernels.plan import make_plan
 from cute_kernels.plan.registry import MMA_SYNC
 from cute_kernels.plan.sm80 import Sm80Plan

@@ -21,12 +21,12 @@ from skimage import data
 
 from bench import timing
 from bench.compile_ahead import compile_all
-from cute_kernels import siglip
 from cute_kernels.commands.demo import PHOTOGRAPHS
-from cute_kernels.integrations import transformers as integration
+from cute_kernels.models import siglip
+from cute_kernels.models import transformers as integration
+from cute_kernels.operations.runtime import gpu
+from cute_kernels.operations.runtime.repeat import RepeatedCalls
 from cute_kernels.plan import Plan
-from cute_kernels.runtime import gpu
-from cute_kernels.runtime.repeat import RepeatedCalls
 
 PRECISIONS = ("fp16", "bf16", "int16", "int8", "fp8")
 _TOWER = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 3}

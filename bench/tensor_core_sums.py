@@ -19,9 +19,9 @@ import ml_dtypes
 import numpy as np
 
 from cute_kernels.emulator.core.library import library as core
-from cute_kernels.emulator.units.matrix import operands
-from cute_kernels.emulator.units.matrix.arithmetic import EXACT, Arithmetic, Sums
-from cute_kernels.emulator.units.matrix.products import Accumulator, Kind, Rows, describe
+from cute_kernels.emulator.machine.units.matrix import operands
+from cute_kernels.emulator.machine.units.matrix.arithmetic import EXACT, Arithmetic, Sums
+from cute_kernels.emulator.machine.units.matrix.products import Accumulator, Kind, Rows, describe
 
 K_BYTES, CALLS = 32, 4
 ELEMENTS = {element.name: element for kind in operands.KINDS.values() for element in kind.values()}

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
-from cute_kernels.emulator.units.matrix.operands import TF32
-from cute_kernels.emulator.units.matrix.products import Kind, multiply_rows
-from cute_kernels.reference.rounding import round_tf32
+from cute_kernels.emulator.machine.units.matrix.arithmetic import Arithmetic
+from cute_kernels.emulator.machine.units.matrix.operands import TF32
+from cute_kernels.emulator.machine.units.matrix.products import Kind, multiply_rows
+from cute_kernels.operations.reference.rounding import round_tf32
 
 BLOCK = 128
 """Rows and columns of the output that are looked at."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from cute_kernels.emulator import EmulatorError
-from cute_kernels.emulator.units.copies.tensor_map import TensorMap
+from cute_kernels.emulator.machine.units.copies.tensor_map import TensorMap
 from cute_kernels.testing import ptx
 
 BYTES = 24 << 10

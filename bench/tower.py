@@ -30,7 +30,7 @@ import torch
 from torch.nn import functional
 
 from cute_kernels import gemm
-from cute_kernels.tuning import search
+from cute_kernels.explore.tuning import search
 
 E4M3, LARGEST = torch.float8_e4m3fn, 448.0
 OUTLIERS, OUTLIER = 4, 20.0

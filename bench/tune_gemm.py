@@ -1,6 +1,6 @@
 """The dense GEMM's part of `bench.tune`: what every configuration of the search space takes, and what it says.
 
-Times are those of `cute_kernels.tuning.search`: launches in CUDA graphs, all candidates and torch's own product in
+Times are those of `cute_kernels.explore.tuning.search`: launches in CUDA graphs, all candidates and torch's own product in
 turn, medians of the rounds. The device is hardly ever idle, so that large sizes are timed at the clocks of its power
 limit, which moves them by several percent; what `bench.gemm --configs` times for longer says more of those, and a fit
 takes both.
@@ -28,10 +28,10 @@ from bench.compile_ahead import compile_all
 from bench.configs import CONFIG_TYPES, arch_of, parse_config
 from bench.gemm_cases import GemmCase, siglip2, squares
 from cute_kernels.config import GemmConfig, GemmProblem, Sm90GemmConfig
+from cute_kernels.explore.tuning import search
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.plan import GemmPlan, candidate_plans, make_plan
 from cute_kernels.plan import gemm_sm90 as sm90_gemm
-from cute_kernels.tuning import search
 
 CASES = (
     *squares((512, 1024, 1536, 2048, 3072, 4096)),

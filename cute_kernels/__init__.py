@@ -31,15 +31,16 @@ from cute_kernels.config import (
 )
 
 if TYPE_CHECKING:
-    from cute_kernels import integrations, nn
+    from cute_kernels import models as integrations
+    from cute_kernels.explore.tuning.functions import tune_gemm, tune_patch_embed, tune_patch_embed_images
+    from cute_kernels.models import nn
     from cute_kernels.operations.gemm import gemm
     from cute_kernels.operations.layer_norm import layer_norm_linear, prepare_layer_norm_weight
     from cute_kernels.operations.patch_embed import patch_embed
     from cute_kernels.operations.patch_embed_images import patch_embed_images
     from cute_kernels.operations.patch_weight import prepare_patch_weight
-    from cute_kernels.reference.rounding import round_tf32
-    from cute_kernels.runtime.constants import clear_cache, frozen_constants
-    from cute_kernels.tuning.functions import tune_gemm, tune_patch_embed, tune_patch_embed_images
+    from cute_kernels.operations.reference.rounding import round_tf32
+    from cute_kernels.operations.runtime.constants import clear_cache, frozen_constants
 
 __version__ = "0.1.0"
 

@@ -131,7 +131,7 @@ TileOrder = Literal["row", "image"]
 Tf32Rounding = Literal["nearest", "nearest_a", "truncate"]
 Activation = Literal["none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"]
 ACTIVATIONS = get_args(Activation)
-"""Activations of the dense GEMM's epilogue: `cute_kernels.reference.activations`."""
+"""Activations of the dense GEMM's epilogue: `cute_kernels.operations.reference.activations`."""
 
 LAUNCH_ARGUMENT = {"launch_argument": True}
 """Metadata of a problem's field that kernels take as an argument of every launch.
@@ -564,7 +564,7 @@ class Sm90GemmConfig(Typed):
         group_m: as in `Sm100GemmConfig`, in clusters.
         split_k: CTAs of a cluster that share one tile along K, 1, 2, 4 or 8, without pingpong: each sums its slice of
             K, and they add up their sums through distributed shared memory. For problems with fewer tiles than there
-            are multiprocessors. The order of the additions changes with it: `cute_kernels.reference.gemm`.
+            are multiprocessors. The order of the additions changes with it: `cute_kernels.operations.reference.gemm`.
         transposed: computes ``out^T = b * a^T``: ``tile_m`` and ``cluster_m`` count columns of the output, ``tile_n``
             and ``cluster_n`` rows, of which a tile may then have any multiple of 16. Outputs of 16 bits.
     """

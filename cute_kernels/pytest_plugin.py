@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cute_kernels import extras
+from cute_kernels.common import extras
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,7 +52,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Itera
     report = outcome.get_result()
     if error is None or not report.failed:
         return
-    diagnostics = "cute_kernels.diagnostics"
+    diagnostics = "cute_kernels.emulator.reports"
     diagnose = importlib.import_module(f"{diagnostics}.diagnosis").diagnose
     render = importlib.import_module(f"{diagnostics}.text").render
     arch = item.config.getoption("--emulated-arch")

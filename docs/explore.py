@@ -20,12 +20,12 @@ import dataclasses
 
 import torch
 
-from cute_kernels.commands.trace_figure import draw_trace
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
 from cute_kernels.emulator import Options, Report
+from cute_kernels.explore.trace_figure import draw_trace
+from cute_kernels.operations.runtime.emulated import launch as emulate
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.plan import Plan, make_plan, predict
-from cute_kernels.runtime.emulated import launch as emulate
-from cute_kernels.runtime.operands import Operands
 
 # %% [markdown]
 # ## The problem and the candidates

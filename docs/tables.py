@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.emulator import instructions  # noqa: F401  whose import fills LOWERINGS
-from cute_kernels.emulator.graph.families import LOWERINGS
+from cute_kernels.emulator.isa import instructions  # noqa: F401  whose import fills LOWERINGS
+from cute_kernels.emulator.machine.graph.families import LOWERINGS
 from cute_kernels.plan import make_plan
 from cute_kernels.plan.gemm import B_TYPES
 from cute_kernels.plan.images import PIXEL_TYPES
@@ -27,9 +27,9 @@ PAGES = ("architecture.md", "which_kernel.md")
 LAYERS = (
     ".", "integrations", "nn", "siglip", "commands", "operations", "reference", "plan", "model",
     "kernels", "kernels/sm100", "kernels/sm90", "kernels/sm80", "dsl", "sass", "runtime", "tuning", "profiling",
-    "programs", "checking", "mutation", "diagnostics", "testing", "emulator", "emulator/launch", "emulator/bytecode",
-    "emulator/instructions", "emulator/units", "emulator/units/copies", "emulator/units/matrix", "emulator/graph",
-    "emulator/observe", "emulator/observe/races", "emulator/state", "emulator/ptx", "emulator/core",
+    "programs", "checking", "mutation", "diagnostics", "testing", "emulator", "emulator/machine/launch", "emulator/machine/bytecode",
+    "emulator/isa/instructions", "emulator/machine/units", "emulator/machine/units/copies", "emulator/machine/units/matrix", "emulator/machine/graph",
+    "emulator/observe", "emulator/races", "emulator/machine/state", "emulator/isa/ptx", "emulator/core",
 )  # fmt: skip
 """Folders of the package as docs/architecture.md draws them, the emulator's from the highest to the lowest."""
 
@@ -73,7 +73,7 @@ def folders() -> list[Path]:
 
 
 def opcodes() -> dict[str, str]:
-    """Module of emulator/instructions/ -> its opcodes, each by what tells it from those of other modules."""
+    """Module of emulator/isa/instructions/ -> its opcodes, each by what tells it from those of other modules."""
     prefixes: dict[str, list[tuple[str, ...]]] = {}
     for prefix, function in LOWERINGS.items():
         prefixes.setdefault(function.__module__.rpartition(".")[2], []).append(prefix)

@@ -29,9 +29,9 @@ import pytest
 import torch
 
 import cute_kernels
-from cute_kernels import kernel_cache
 from cute_kernels.commands import workers
-from cute_kernels.runtime import tuned
+from cute_kernels.dsl import kernel_cache
+from cute_kernels.operations.runtime import tuned
 from tests.nightly import NIGHTLY, examples
 from tests.random_orders import KERNELS
 

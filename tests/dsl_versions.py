@@ -21,18 +21,18 @@ from cute_kernels import dsl
 from cute_kernels.dsl import compiling
 
 EMULATOR_TESTS = (
-    "tests/programs/test_host.py",
-    "tests/programs/test_capturing.py",
-    "tests/programs/test_call_arguments.py",
-    "tests/emulator/units/copies/test_im2col.py",
+    "tests/emulator/programs/test_host.py",
+    "tests/emulator/programs/test_capturing.py",
+    "tests/emulator/programs/test_call_arguments.py",
+    "tests/emulator/machine/units/copies/test_im2col.py",
 )
 KERNEL_TESTS = (
     *EMULATOR_TESTS,
-    "tests/test_compile.py",
+    "tests/operations/test_compile.py",
     "tests/kernels/sm100/test_cta_pair.py",
     "tests/dsl/test_dsl.py",
-    "tests/test_kernel_cache.py",
-    "tests/runtime/test_launch.py",
+    "tests/dsl/test_kernel_cache.py",
+    "tests/operations/runtime/test_launch.py",
     "tests/operations/test_emulator_backend.py",
     "tests/operations/test_gemm_tf32.py",
     "tests/kernels/sm100/test_patch_embed.py",

@@ -29,7 +29,7 @@ from cute_kernels.emulator.core import build
 from tests.sanitizer_record import RECORD
 
 _HEADER = Path(__file__).with_name("sanitizer_reports.h")
-WATCHED = ("tests/emulator", "tests/kernels", "tests/programs", "tests/diagnostics")
+WATCHED = ("tests/emulator", "tests/kernels", "tests/emulator/programs", "tests/emulator/reports")
 """Folders of tests whose programs the core executes."""
 
 #: Of both sanitizers. A report ends the process, so that no test passes in spite of one.

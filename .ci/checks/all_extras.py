@@ -6,7 +6,7 @@ import torch
 import transformers
 
 import cute_kernels
-from cute_kernels.integrations import transformers as fast_patches
+from cute_kernels.models import transformers as fast_patches
 from cute_kernels.testing import emulation  # what pytest's plugin imports
 
 generator = torch.Generator().manual_seed(0)

@@ -9,9 +9,9 @@ import torch
 
 import cute_kernels
 from cute_kernels.commands.cli import main
-from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmProblem
-from cute_kernels.nn import PatchOptions, convert_layer
+from cute_kernels.models.nn import PatchOptions, convert_layer
+from cute_kernels.operations.compile import compile_plan
 from cute_kernels.plan import make_plan
 
 generator = torch.Generator().manual_seed(0)

@@ -14,8 +14,8 @@ from bench.gemm_cases import DTYPES, GemmCase, GemmData
 from bench.peers import Candidate, PeerUnavailable, quack_configs
 from bench.peers.cublaslt import CublasError, Matmul, Operand
 from bench.timing import elapsed_ms, fastest
-from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmConfig, GemmProblem
+from cute_kernels.operations.compile import compile_plan
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.plan import make_plan
 

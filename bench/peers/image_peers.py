@@ -10,14 +10,14 @@ import torch
 import cute_kernels
 from bench.image_cases import MEAN, STD, ImagesData
 from bench.peers import OURS, Candidate, Peer, PeerUnavailable
-from cute_kernels import reference
 from cute_kernels.config import ImagesConfig
+from cute_kernels.operations import reference
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
 from cute_kernels.operations.patch_weight import PatchWeight
+from cute_kernels.operations.runtime import gpu
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.plan import Plan
 from cute_kernels.plan.registry import PATCH_EMBED_IMAGES as PLANNER
-from cute_kernels.runtime import gpu
-from cute_kernels.runtime.operands import Operands
 
 Chain = Callable[[torch.Tensor], torch.Tensor]
 

@@ -8,8 +8,8 @@ import cute_kernels
 from bench.cases import SCALE_A, SCALE_B, Case, CaseData
 from bench.configs import arch_of
 from bench.peers import Candidate
-from cute_kernels.compile import compile_plan
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedProblem
+from cute_kernels.operations.compile import compile_plan
 from cute_kernels.plan import make_plan
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cute_kernels import extras
 from cute_kernels.commands.kernel_options import count
+from cute_kernels.common import extras
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:

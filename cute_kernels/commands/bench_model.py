@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from cute_kernels.integrations import timm, transformers
-from cute_kernels.nn.layers import EngineMixin
-from cute_kernels.tuning import search
+from cute_kernels.explore.tuning import search
+from cute_kernels.models import timm, transformers
+from cute_kernels.models.nn.layers import EngineMixin
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

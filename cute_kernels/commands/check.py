@@ -9,20 +9,21 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from cute_kernels import files
-from cute_kernels.checking.search import Budget, Finding, Search, Tally
+from cute_kernels.commands import emulate as command
 from cute_kernels.commands import workers
 from cute_kernels.commands.progress import ProgressLine
-from cute_kernels.diagnostics import kinds
-from cute_kernels.diagnostics.document import Outcome, launch_facts
-from cute_kernels.diagnostics.model import Diagnostic
-from cute_kernels.diagnostics.reporter import Reporter
-from cute_kernels.diagnostics.sources import short_name
-from cute_kernels.emulator.launch.schedule import Schedule
+from cute_kernels.common import files
+from cute_kernels.emulator.checking.search import Budget, Finding, Search, Tally
+from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.options import Options
-from cute_kernels.programs import command, program_run
-from cute_kernels.programs.capturing import capture
-from cute_kernels.programs.recorded import Recorder
+from cute_kernels.emulator.programs import program_run
+from cute_kernels.emulator.programs.capturing import capture
+from cute_kernels.emulator.programs.recorded import Recorder
+from cute_kernels.emulator.reports import kinds
+from cute_kernels.emulator.reports.document import Outcome, launch_facts
+from cute_kernels.emulator.reports.model import Diagnostic
+from cute_kernels.emulator.reports.reporter import Reporter
+from cute_kernels.emulator.reports.sources import short_name
 
 EXIT_STATUSES = command.exit_statuses(
     {

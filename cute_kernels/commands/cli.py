@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cute_kernels import __version__, compile, dsl, extras, files, kernel_cache
+from cute_kernels import __version__, dsl
 from cute_kernels.commands import bench, compare, doctor, explore, profile, same, sass, sweep, tables
 from cute_kernels.commands.kernel_options import (
     OPERATIONS,
@@ -26,10 +26,13 @@ from cute_kernels.commands.kernel_options import (
     named,
     plan_of,
 )
-from cute_kernels.config_codec import spell
+from cute_kernels.common import extras, files
+from cute_kernels.dsl import kernel_cache
+from cute_kernels.models.siglip.models import ARCHITECTURES
+from cute_kernels.operations import compile
+from cute_kernels.operations.runtime import tuned
 from cute_kernels.plan import predict
-from cute_kernels.runtime import tuned
-from cute_kernels.siglip.models import ARCHITECTURES
+from cute_kernels.plan.config_codec import spell
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 0 on success, 1 if a result is wrong or nobody reads the output, 2 if the arguments cannot be used
         or a file cannot be read or written, 3 if the emulator reports a fault, 4 if it refuses what it does not
-        implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.programs.command.EXIT_STATUSES`.
+        implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.commands.emulate.EXIT_STATUSES`.
     """
     try:
         options = _parser(named(arguments)).parse_args(arguments)  # loads what the commands need, for a second or more
@@ -68,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors = sys.modules.get("cute_kernels.emulator.errors")
         if errors is None or not isinstance(error, errors.EmulatorError):
             raise
-        from cute_kernels.programs import command
+        from cute_kernels.commands import emulate as command
 
         return command.report_fault(error)
 
@@ -266,7 +269,7 @@ def _add_ptx(commands: argparse._SubParsersAction, names: Sequence[str]) -> None
 def _ptx(options: argparse.Namespace) -> int:
     extras.require("emulator", "the command ptx, which records the launch with the emulator,")
     compile.cuobjdump()
-    import cute_kernels.runtime.launch_facts as launch_facts
+    import cute_kernels.operations.runtime.launch_facts as launch_facts
 
     output = options.output or Path(options.kernel.replace("-", "_") + ".ptx")
     files.check_output(output)
@@ -289,7 +292,7 @@ def _ptx(options: argparse.Namespace) -> int:
 # --- commands of the emulator ----------------------------------------------------------------------------------------
 
 _EMULATED = {
-    "emulate": ("cute_kernels.programs.command", "run a CuTe DSL program without a GPU"),
+    "emulate": ("cute_kernels.commands.emulate", "run a CuTe DSL program without a GPU"),
     "check": ("cute_kernels.commands.check", "run a CuTe DSL program's launches under many schedules"),
     "debug": ("cute_kernels.commands.debug", "run a launch of a program step by step, with breakpoints"),
     "mutate": ("cute_kernels.commands.mutate", "drop or weaken synchronisation of a CuTe DSL program's kernels"),
@@ -301,7 +304,7 @@ def _command_parser() -> type[argparse.ArgumentParser]:
     """Class of the subcommands' parsers: a kind that programs can be given to, unless dependencies are missing."""
     if extras.missing("emulator"):
         return argparse.ArgumentParser
-    import cute_kernels.programs.command_parser as command_parser
+    import cute_kernels.commands.program_parser as command_parser
 
     return command_parser.CommandParser
 

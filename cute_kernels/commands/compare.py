@@ -8,9 +8,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cute_kernels import extras
-from cute_kernels.commands import plan_facts, profiles, tables
+from cute_kernels.commands import tables
 from cute_kernels.commands.kernel_options import MOST_EMULATED, OPERATIONS, add_planned, plan_of, tiles_of
+from cute_kernels.common import extras
+from cute_kernels.explore import plan_facts, profiles
 from cute_kernels.plan import Plan, predict
 
 

@@ -11,18 +11,19 @@ from typing import IO
 
 import numpy as np
 
-from cute_kernels import files
-from cute_kernels.checking.debugger import NONE_RUNS, Debugger, Stop, name_of
-from cute_kernels.checking.inspection import active_lanes, standing
-from cute_kernels.diagnostics import sources
-from cute_kernels.diagnostics.diagnosis import diagnose
-from cute_kernels.diagnostics.text import render
+from cute_kernels.commands import emulate as command
+from cute_kernels.common import files
+from cute_kernels.emulator.checking.debugger import NONE_RUNS, Debugger, Stop, name_of
+from cute_kernels.emulator.checking.inspection import active_lanes, standing
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.launch import schedule
-from cute_kernels.emulator.launch.scheduler import is_over
-from cute_kernels.programs import command, program_run
-from cute_kernels.programs.capturing import capture
-from cute_kernels.programs.recorded import RecordedLaunch, Recorder
+from cute_kernels.emulator.machine.launch import schedule
+from cute_kernels.emulator.machine.launch.scheduler import is_over
+from cute_kernels.emulator.programs import program_run
+from cute_kernels.emulator.programs.capturing import capture
+from cute_kernels.emulator.programs.recorded import RecordedLaunch, Recorder
+from cute_kernels.emulator.reports import sources
+from cute_kernels.emulator.reports.diagnosis import diagnose
+from cute_kernels.emulator.reports.text import render
 
 EXIT_STATUSES = command.exit_statuses(
     {

@@ -16,13 +16,15 @@ from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cute_kernels import compile, files, reference, siglip
 from cute_kernels.commands import report
 from cute_kernels.commands.demo_candidates import PRECISIONS, SMALLEST, Candidate, make_candidate
+from cute_kernels.common import files
+from cute_kernels.models import siglip
+from cute_kernels.operations import compile, reference
 from cute_kernels.plan import Plan, make_plan
 
 if TYPE_CHECKING:
-    from cute_kernels.siglip import PatchEmbedding
+    from cute_kernels.models.siglip import PatchEmbedding
 
 # Photographs that the scikit-image wheel holds: name of the loader -> label.
 PHOTOGRAPHS = {

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from cute_kernels import siglip
 from cute_kernels.config import PatchEmbedImagesProblem, PatchEmbedProblem
 from cute_kernels.emulator import Options
+from cute_kernels.models import siglip
+from cute_kernels.models.siglip import PatchEmbedding
 from cute_kernels.operations.base import Operation
 from cute_kernels.operations.patch_embed import PATCH_EMBED, PatchEmbedArguments
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
 from cute_kernels.operations.patch_weight import prepare_patch_weight
+from cute_kernels.operations.runtime import emulated, gpu
 from cute_kernels.plan import Plan, make_plan
-from cute_kernels.runtime import emulated, gpu
-from cute_kernels.siglip import PatchEmbedding
 
 PRECISIONS = ("int8", "fp8", "bf16")
 

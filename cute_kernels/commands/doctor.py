@@ -19,8 +19,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from cute_kernels import dsl, extras
-from cute_kernels import kernel_cache as cache
+from cute_kernels import dsl
+from cute_kernels.common import extras
+from cute_kernels.dsl import kernel_cache as cache
 from cute_kernels.plan import ARCHS, arch_of
 
 Status = Literal["ok", "note", "wrong"]

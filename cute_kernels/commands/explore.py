@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cute_kernels import extras, files
 from cute_kernels.commands import sweep, workers
 from cute_kernels.commands.kernel_options import OPERATIONS, add_plan
+from cute_kernels.common import extras, files
 
 _FOLDER = Path(__file__).parent / "notebooks"  # no package: whoever imports a notebook executes it
 _VARIED = ["tile_n=128,256", "stages=2,3,4,6"]
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         FileExistsError: the notebook is there already.
     """
     extras.require("demo", "the command explore")
-    import cute_kernels.commands.notebook as notebook  # torch and the emulator
+    import cute_kernels.explore.notebook as notebook  # torch and the emulator
 
     files.check_output(options.output, ".ipynb", ".html")
     executed = options.output.suffix.lower() == ".html"

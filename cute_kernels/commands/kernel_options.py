@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from cute_kernels.config_codec import OPEN, parse_settings, spell
 from cute_kernels.plan import ARCHS, PLANNERS, Kernel, Plan, Planner, make_plan
+from cute_kernels.plan.config_codec import OPEN, parse_settings, spell
 from cute_kernels.plan.options import Option
 
 OPERATIONS: dict[str, Planner] = {name.replace("_", "-"): planner for name, planner in PLANNERS.items()}

@@ -9,23 +9,24 @@ import time
 from collections import Counter
 from typing import Any
 
-from cute_kernels import files
 from cute_kernels.commands import check, workers
+from cute_kernels.commands import emulate as command
 from cute_kernels.commands.kernel_options import count
 from cute_kernels.commands.progress import ProgressLine
-from cute_kernels.diagnostics import kinds
-from cute_kernels.diagnostics.diagnosis import place_of_line
-from cute_kernels.diagnostics.document import Outcome
-from cute_kernels.diagnostics.model import Diagnostic
-from cute_kernels.diagnostics.reporter import Reporter
-from cute_kernels.diagnostics.sources import short_name, text_of_line
+from cute_kernels.common import files
+from cute_kernels.emulator.checking.mutation import campaign
+from cute_kernels.emulator.checking.mutation.campaign import Kernel
+from cute_kernels.emulator.checking.mutation.judge import Verdict, source_of
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.launch.schedule import Schedule
-from cute_kernels.mutation import campaign
-from cute_kernels.mutation.campaign import Kernel
-from cute_kernels.mutation.judge import Verdict, source_of
-from cute_kernels.programs import command, program_run
-from cute_kernels.programs.recorded import Recorder
+from cute_kernels.emulator.machine.launch.schedule import Schedule
+from cute_kernels.emulator.programs import program_run
+from cute_kernels.emulator.programs.recorded import Recorder
+from cute_kernels.emulator.reports import kinds
+from cute_kernels.emulator.reports.diagnosis import place_of_line
+from cute_kernels.emulator.reports.document import Outcome
+from cute_kernels.emulator.reports.model import Diagnostic
+from cute_kernels.emulator.reports.reporter import Reporter
+from cute_kernels.emulator.reports.sources import short_name, text_of_line
 
 BELOW = 5
 """Exit status where the score is below ``--fail-under``."""

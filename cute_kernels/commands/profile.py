@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cute_kernels import extras, files
 from cute_kernels.commands.kernel_options import MOST_EMULATED, OPERATIONS, add_planned, count, plan_of, tiles_of
+from cute_kernels.common import extras, files
 from cute_kernels.plan import Plan
 from cute_kernels.plan import base as layout
 
@@ -49,13 +49,13 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
 
 def run(options: argparse.Namespace) -> int:
     """Profiles one launch and prints what its warps did."""
-    import cute_kernels.profiling as profiling  # torch
+    import cute_kernels.explore.profiling as profiling  # torch
 
     for path in (options.trace, options.json):
         if path is not None:
             files.check_output(path)
     plan, device = _plan_and_device(options)
-    import cute_kernels.commands.examples as examples
+    import cute_kernels.operations.examples as examples
 
     operands = examples.random_operands(plan, "cuda" if device == "gpu" else "cpu")
     profile = profiling.record(plan, operands, stamps=options.stamps, device=device)
@@ -122,7 +122,7 @@ def _gpu() -> tuple[str, int] | None:
     import torch
 
     import cute_kernels.operations.arguments as arguments
-    import cute_kernels.runtime.devices as devices
+    import cute_kernels.operations.runtime.devices as devices
 
     if not torch.cuda.is_available():
         return None
@@ -137,8 +137,8 @@ def _launch_times(plan: Plan, profile: Any, operands: Any) -> dict[str, float]:
     """Microseconds of a launch without stamps and with them, in turn."""
     import torch
 
-    import cute_kernels.runtime.gpu as gpu
-    import cute_kernels.tuning.search as search
+    import cute_kernels.explore.tuning.search as search
+    import cute_kernels.operations.runtime.gpu as gpu
 
     memory = torch.zeros(layout.profile_shape(profile.plan), dtype=torch.int64, device="cuda")
     timers = {}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
 
-    from cute_kernels.compile import Resources
+    from cute_kernels.operations.compile import Resources
     from cute_kernels.plan import Plan
 
 

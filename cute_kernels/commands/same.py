@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cute_kernels import extras, files
 from cute_kernels.commands import compare
 from cute_kernels.commands.kernel_options import OPERATIONS, add_planned
+from cute_kernels.common import extras, files
 
 _HELP = """Exit status: 0 the same bits, 1 they differ, 2 arguments that cannot be used or runs that cannot be compared
 (also where launches write the same bits, but did not have the same inputs), 3 a kernel is at fault, 4 the emulator does
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         ValueError: sides that cannot be compared; OSError: a file that cannot be read or written.
     """
     extras.require("emulator", "the command same")
-    import cute_kernels.checking.sameness as sameness
+    import cute_kernels.emulator.checking.sameness as sameness
 
     if options.json is not None:
         files.check_output(options.json)
@@ -84,11 +84,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _of_program(side: str, options: argparse.Namespace) -> list | int:
     """Memory around the launches of a program, or the status with which it failed."""
-    import cute_kernels.checking.sameness as sameness
-    import cute_kernels.diagnostics.reporter as reports
-    import cute_kernels.emulator.launch.schedule as schedule
-    import cute_kernels.programs.capturing as capturing
-    import cute_kernels.programs.program_run as program_run
+    import cute_kernels.emulator.checking.sameness as sameness
+    import cute_kernels.emulator.machine.launch.schedule as schedule
+    import cute_kernels.emulator.programs.capturing as capturing
+    import cute_kernels.emulator.programs.program_run as program_run
+    import cute_kernels.emulator.reports.reporter as reports
 
     script, *arguments = shlex.split(side)
     files.check_program(script)
@@ -113,9 +113,9 @@ def _of_plans(sides: Sequence[str], options: argparse.Namespace) -> list[list]:
     """Arrays that configurations write on random operands, which are the same for equal problems; no workspaces."""
     import torch
 
-    import cute_kernels.checking.sameness as sameness
-    import cute_kernels.commands.examples as examples
-    import cute_kernels.runtime.emulated as emulated
+    import cute_kernels.emulator.checking.sameness as sameness
+    import cute_kernels.operations.examples as examples
+    import cute_kernels.operations.runtime.emulated as emulated
 
     plans = [compare.planned(options, side) for side in sides]
     written: list[dict[str, torch.Tensor]] = []

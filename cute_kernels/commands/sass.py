@@ -9,13 +9,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cute_kernels import compile, extras, files
-from cute_kernels.commands import sweep_program
 from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, plan_of
 from cute_kernels.commands.sweep import add_subject
+from cute_kernels.common import extras, files
+from cute_kernels.explore import sweep_program
+from cute_kernels.operations import compile
 
 if TYPE_CHECKING:
-    from cute_kernels.sass.report import MachineCode
+    from cute_kernels.explore.sass.report import MachineCode
 
 
 def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
@@ -45,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
         annotated = f"\n\n{each.annotated()}" if options.ptx else ""
         files.show(("\n" if number else "") + each.text(files.marked) + annotated)
     if options.json is not None:
-        import cute_kernels.sass.findings as findings
-        import cute_kernels.sass.report as report
+        import cute_kernels.explore.sass.findings as findings
+        import cute_kernels.explore.sass.report as report
 
         document = {"columns": report.COLUMNS, "kinds": findings.KINDS, "kernels": [each.document() for each in found]}
         files.write_text(options.json, json.dumps(document, indent=1) + "\n")
@@ -65,7 +66,7 @@ def _of_program(options: argparse.Namespace) -> tuple[list[MachineCode], int]:
     if options.settings:
         raise ValueError("--set is for this package's kernels; a program gets --arguments")
     import cute_kernels.emulator as emulator
-    import cute_kernels.programs.program_run as program_run
+    import cute_kernels.emulator.programs.program_run as program_run
 
     files.check_program(options.kernel)
     arguments, how = shlex.split(options.arguments), emulator.Options(detectors=False)
@@ -81,6 +82,6 @@ def _of_program(options: argparse.Namespace) -> tuple[list[MachineCode], int]:
 
 
 def _read(code: bytes, ptx: str) -> list[MachineCode]:
-    import cute_kernels.sass.report as report
+    import cute_kernels.explore.sass.report as report
 
     return report.machine_code(compile.disassemble(code, "-hex", "-gp"), ptx)

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cute_kernels import extras, files
-from cute_kernels.commands import plan_facts, sweep_outcomes, tables, workers
+from cute_kernels.commands import tables, workers
 from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, config_of, count, problem_of
 from cute_kernels.commands.progress import ProgressLine
-from cute_kernels.commands.sweep_program import sweep_program
-from cute_kernels.commands.sweep_table import Row, check_measurable, grid, sweep
-from cute_kernels.config_codec import parse_settings, spell
+from cute_kernels.common import extras, files
+from cute_kernels.explore import plan_facts, sweep_outcomes
+from cute_kernels.explore.sweep_program import sweep_program
+from cute_kernels.explore.sweep_table import Row, check_measurable, grid, sweep
+from cute_kernels.plan.config_codec import parse_settings, spell
 
 
 def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tuple(OPERATIONS)) -> None:
@@ -81,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     lines = text_of(rows, options.best, options.settings, options.sort, axes)
     tables.show(options, sweep_outcomes.records(sweep_outcomes.by(rows, options.sort)), lines)
     if options.output is not None and any(row.smem for row in rows):
-        import cute_kernels.commands.sweep_figure as sweep_figure
+        import cute_kernels.explore.sweep_figure as sweep_figure
 
         sweep_figure.draw(rows, *axes).savefig(options.output)
     tried = [row for row in rows if row.settings]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cute_kernels import files
+from cute_kernels.common import files
 
 
 def add_formats(parser: argparse.ArgumentParser) -> None:

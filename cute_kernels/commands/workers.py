@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from cute_kernels import executors
 from cute_kernels.commands.kernel_options import count
+from cute_kernels.common import executors
 
 JOBS = 2
 """Processes of a command that is not told how many."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 from unittest import mock
 
-from cute_kernels.interrupts import deferred
+from cute_kernels.common.interrupts import deferred
 
 DISTRIBUTION = "nvidia-cutlass-dsl"
 

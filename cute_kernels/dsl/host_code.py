@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from cute_kernels.common.forks import awaited_lock
 from cute_kernels.dsl.allocations import Allocations, of_module
 from cute_kernels.dsl.compiling import EMULATOR_VERSIONS, default_settings, ptx, require
 from cute_kernels.dsl.linking import Linked, LinkError
-from cute_kernels.forks import awaited_lock
 
 _LIBRARY = "libcute_dsl_runtime.so"
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from cute_kernels.common.interrupts import deferred
 from cute_kernels.dsl.compiling import EMULATOR_VERSIONS, instances, require
-from cute_kernels.interrupts import deferred
 
 _COMPILING = threading.local()
 """tvm_ffi: whether the innermost compilation under `compiling_for` asked for TVM-FFI."""

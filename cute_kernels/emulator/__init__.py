@@ -1,12 +1,12 @@
 """Executes PTX for sm_80 to sm_90a, sm_100a and sm_120 on a CPU, bit for bit, under a seeded scheduler.
 
-`run` executes a launch; `cute_kernels.programs` runs whole programs.
-Needs the extra ``emulator``; without it, importing this package raises `cute_kernels.extras.MissingExtra`.
+`run` executes a launch; `cute_kernels.emulator.programs` runs whole programs.
+Needs the extra ``emulator``; without it, importing this package raises `cute_kernels.common.extras.MissingExtra`.
 """
 
 from __future__ import annotations
 
-from cute_kernels import extras
+from cute_kernels.common import extras
 
 extras.require("emulator", "the emulator")  # before the modules below import it
 
@@ -22,11 +22,11 @@ from cute_kernels.emulator.errors import (
     TensorMemoryRace,
     UnsupportedPTX,
 )
-from cute_kernels.emulator.launch.run import Report, run
+from cute_kernels.emulator.machine.launch.run import Report, run
+from cute_kernels.emulator.machine.state.gmem import GlobalMemory
+from cute_kernels.emulator.machine.state.smem import SYSTEM_BYTES as DYNAMIC_SHARED_BASE
+from cute_kernels.emulator.machine.units.copies.tensor_map import Im2colMap, TensorMap
 from cute_kernels.emulator.options import Options, current_options, default_options
-from cute_kernels.emulator.state.gmem import GlobalMemory
-from cute_kernels.emulator.state.smem import SYSTEM_BYTES as DYNAMIC_SHARED_BASE
-from cute_kernels.emulator.units.copies.tensor_map import Im2colMap, TensorMap
 
 __all__ = [
     "DYNAMIC_SHARED_BASE",

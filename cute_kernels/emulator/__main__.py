@@ -7,10 +7,10 @@ import os
 import re
 import sys
 
-from cute_kernels.diagnostics.kinds import KINDS, Kind
-from cute_kernels.emulator.bytecode.lowering import lower
-from cute_kernels.emulator.graph.families import LOWERINGS
-from cute_kernels.emulator.ptx.families import FAMILIES, Family
+from cute_kernels.emulator.isa.ptx.families import FAMILIES, Family
+from cute_kernels.emulator.machine.bytecode.lowering import lower
+from cute_kernels.emulator.machine.graph.families import LOWERINGS
+from cute_kernels.emulator.reports.kinds import KINDS, Kind
 
 PAGE = """# Instructions and kinds of reports
 

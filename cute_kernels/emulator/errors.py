@@ -27,9 +27,9 @@ class EmulatorError(RuntimeError):
         ptx: text of the PTX module that was executed or could not be, or None where no kernel is concerned.
         launch: the launch as the host code made it (`CapturedLaunch`: grid, block, cluster, shared memory, parameters),
             or None where there was none, as in `cute_kernels.emulator.run`.
-        launch_number: which launch of a program it is, from 1 on (`cute_kernels.programs.capture`), or None.
+        launch_number: which launch of a program it is, from 1 on (`cute_kernels.emulator.programs.capture`), or None.
         address: the global address that is not accessible, or None.
-        kind: of fault, a name in the table of `cute_kernels.diagnostics.kinds`.
+        kind: of fault, a name in the table of `cute_kernels.emulator.reports.kinds`.
         kernel: name of the kernel's entry, or None where the text has one.
         facts: what is known beside the message.
     """

@@ -66,8 +66,8 @@ class Options:
             for, or be ordered before what the CTA waited for, and no mbarrier may have taken some of the arrivals of a
             phase and not all, or all and not the bytes that they announced.
         arithmetic: how tensor cores add products of floats: ``"silicon"`` as those of the architecture that the PTX is
-            for (`cute_kernels.emulator.units.matrix.arithmetic` says who measured it), ``"exact"`` with exact sums that
-            are rounded once per instruction, to nearest even, as `cute_kernels.reference` computes them.
+            for (`cute_kernels.emulator.machine.units.matrix.arithmetic` says who measured it), ``"exact"`` with exact sums that
+            are rounded once per instruction, to nearest even, as `cute_kernels.operations.reference` computes them.
         clusters: linear indices of the clusters to run; None for all.
         roles: name per warp index, for reports.
         barriers: (offset in shared memory, name) of mbarriers, for reports.
@@ -83,7 +83,7 @@ class Options:
         counters: count the work of every unit (`Report.units`), which takes longer.
         trace: file to write a timeline of the launch to (`cute_kernels.emulator.observe.trace`), also when it fails.
         processes: how many execute the clusters of a launch at the same time, forked for it, where clusters turn out to
-            be independent (`cute_kernels.emulator.launch.clusters`); results and reports are those of one process, and
+            be independent (`cute_kernels.emulator.machine.launch.clusters`); results and reports are those of one process, and
             `Report.one_process` says why a launch ran in one nevertheless.
         going_on: called with a report of a detector, which says where it happened; True: execution goes on as if
             nothing were wrong, False: the report is raised. None: all are raised. A race, or a read of what nobody has

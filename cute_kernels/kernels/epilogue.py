@@ -1,4 +1,4 @@
-"""Scale, bias + position, rounding: registers to registers, one function per contract of `cute_kernels.reference`."""
+"""Scale, bias + position, rounding: registers to registers, one function per contract of `cute_kernels.operations.reference`."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def scales_of(
     return Scales(call, rows, features)
 
 
-# --- activations of an epilogue, register to register, by the contract of `cute_kernels.reference.activations` -------
+# --- activations of an epilogue, register to register, by the contract of `cute_kernels.operations.reference.activations` -------
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """uint8 rows -> what a LayerNorm multiplies each of them by: one pass at the speed of memory, a warp for each row.
 
 Sum and sum of squares are exact integers, so that neither the order of the additions nor the architecture changes a
-bit: `cute_kernels.reference.layer_norm_scale` says which operations follow.
+bit: `cute_kernels.operations.reference.layer_norm_scale` says which operations follow.
 """
 
 from __future__ import annotations

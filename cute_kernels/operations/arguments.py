@@ -21,10 +21,10 @@ from typing import Any, Literal, get_args
 import torch
 
 from cute_kernels.config import check_choice, type_name
-from cute_kernels.config_codec import ConfigCodec
+from cute_kernels.operations.runtime.repeat import Role
 from cute_kernels.operations.scales import split_scale
 from cute_kernels.plan import arch_of
-from cute_kernels.runtime.repeat import Role
+from cute_kernels.plan.config_codec import ConfigCodec
 
 # --- what executes a call --------------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class Row:
     """One argument. Tensors come first in a schema, in the order of the table, then everything else.
 
     Attributes:
-        role: what it is to a repeated call, see `cute_kernels.runtime.repeat.Repeatable`.
+        role: what it is to a repeated call, see `cute_kernels.operations.runtime.repeat.Repeatable`.
         operand: name of the operand that it is or gives; its own where empty.
         optional: whether None is allowed.
     """

@@ -23,12 +23,12 @@ import torch
 from torch.autograd import forward_ad
 
 from cute_kernels.operations.arguments import ArgumentTable, choose_backend
+from cute_kernels.operations.runtime import gpu
+from cute_kernels.operations.runtime.devices import device_facts, tuned_config
+from cute_kernels.operations.runtime.operands import Operands
+from cute_kernels.operations.runtime.repeat import PLAIN_TENSORS, Repeatable, RepeatedCalls, ScaleProduct
 from cute_kernels.operations.sharding import Shape, Sharding, register_if_used
 from cute_kernels.plan import Plan, Planner, make_plan
-from cute_kernels.runtime import gpu
-from cute_kernels.runtime.devices import device_facts, tuned_config
-from cute_kernels.runtime.operands import Operands
-from cute_kernels.runtime.repeat import PLAIN_TENSORS, Repeatable, RepeatedCalls, ScaleProduct
 
 ROW_BYTES = 16
 """TMA: global row pitch and base address are multiples of 16 bytes."""
@@ -108,14 +108,14 @@ def launch(executor: str, plan: Plan, operands: Operands) -> None:
         gpu.launch(plan, operands)
         return
     # Late, since launches on a GPU need neither the emulator nor its dependencies.
-    import cute_kernels.runtime.emulated as emulated
+    import cute_kernels.operations.runtime.emulated as emulated
 
     emulated.launch(plan, operands)
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A checked call, ready for `cute_kernels.runtime`.
+    """A checked call, ready for `cute_kernels.operations.runtime`.
 
     Attributes:
         plan: how it runs.

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from cute_kernels import reference
 from cute_kernels.config import ACTIVATIONS, Activation, GemmConfig, GemmProblem, longest_row, name_of
-from cute_kernels.operations import arguments
+from cute_kernels.operations import arguments, reference
 from cute_kernels.operations.arguments import Backend
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
+from cute_kernels.operations.runtime.operands import Operands
+from cute_kernels.operations.runtime.repeat import ScaleProduct
+from cute_kernels.operations.runtime.workspace import workspace
 from cute_kernels.operations.scales import (
     combine_numbers,
     combine_scales,
@@ -29,9 +31,6 @@ from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.gemm import B_TYPES, FLOATS
 from cute_kernels.plan.registry import GEMM as PLANNER
-from cute_kernels.runtime.operands import Operands
-from cute_kernels.runtime.repeat import ScaleProduct
-from cute_kernels.runtime.workspace import workspace
 
 GROUPS = (1, 4, 8, 16)
 """Values of ``group_m`` that a tuner tries on the fastest candidate."""
@@ -63,7 +62,7 @@ def gemm(
     rounded to FP32 once. ``scale = scale_a * scale_b`` is one FP32 product; the accumulator is multiplied by it and
     FP32 ``bias`` added with one rounding, the activation is computed from operations that IEEE 754 rounds correctly,
     the residual is added with one rounding, and the result is rounded once to ``out_dtype``:
-    `cute_kernels.reference.gemm` says the same in plain torch, and what the ``split_k`` of a config changes in the
+    `cute_kernels.operations.reference.gemm` says the same in plain torch, and what the ``split_k`` of a config changes in the
     order of the additions. Of float32 operands the tensor core multiplies TF32, which has FP32's range and 11
     significant bits: every element is rounded to the nearest one first, ties to even. Names and shapes of the
     multipliers are those of `torch.nn.functional.scaled_mm`.

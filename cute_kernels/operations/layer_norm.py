@@ -20,18 +20,18 @@ from typing import Literal, get_args
 
 import torch
 
-from cute_kernels import reference
 from cute_kernels.config import GemmConfig, check_choice, longest_row
+from cute_kernels.operations import reference
 from cute_kernels.operations.arguments import Backend, choose_backend
 from cute_kernels.operations.base import ROW_BYTES, define_operator, launch
 from cute_kernels.operations.gemm import gemm
 from cute_kernels.operations.patch_weight import LARGEST, to_integers, two_terms
+from cute_kernels.operations.runtime.devices import device_facts
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.scales import fp32
 from cute_kernels.plan.base import ARCHS
 from cute_kernels.plan.layer_norm import LayerNormScalePlan, LayerNormScaleProblem, plan_layer_norm_scale
 from cute_kernels.plan.registry import GEMM
-from cute_kernels.runtime.devices import device_facts
-from cute_kernels.runtime.operands import Operands
 
 Precision = Literal["int8", "int16"]
 
@@ -145,7 +145,7 @@ def layer_norm_linear(
 ) -> torch.Tensor:
     """``linear(layer_norm(x))`` of uint8 rows, the same bits on every device: sums are exact integers.
 
-    `cute_kernels.reference.layer_norm_scale` says what a row is multiplied by, which a small kernel finds; the products
+    `cute_kernels.operations.reference.layer_norm_scale` says what a row is multiplied by, which a small kernel finds; the products
     are those of `cute_kernels.gemm`: ``fma(sum, fp32(row * scale), bias)``, and with ``"int16"`` plus the low term's
     product, ``fp32(sum * fp32(row * scale))``, each with one rounding to FP32, then one to ``out_dtype``. A row of
     equal pixels, padding among them, gives ``bias`` (with ``"int16"`` up to roundings to FP32).

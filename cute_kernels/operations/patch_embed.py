@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from cute_kernels import reference
 from cute_kernels.config import WEIGHT_TYPES, PatchEmbedConfig, PatchEmbedProblem, longest_row, name_of
-from cute_kernels.operations import arguments
+from cute_kernels.operations import arguments, reference
 from cute_kernels.operations.arguments import Backend
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
 from cute_kernels.operations.position_pairs import one_table
+from cute_kernels.operations.runtime.constants import DERIVED
+from cute_kernels.operations.runtime.operands import Operands
+from cute_kernels.operations.runtime.repeat import ScaleProduct
 from cute_kernels.operations.scales import (
     combine_numbers,
     combine_scales,
@@ -29,9 +31,6 @@ from cute_kernels.operations.table import rows_table
 from cute_kernels.plan import PatchEmbedPlan
 from cute_kernels.plan.base import round_up
 from cute_kernels.plan.registry import PATCH_EMBED as PLANNER
-from cute_kernels.runtime.constants import DERIVED
-from cute_kernels.runtime.operands import Operands
-from cute_kernels.runtime.repeat import ScaleProduct
 
 _ROWS = tuple(getattr(torch, name) for name in WEIGHT_TYPES)
 _WEIGHTS = tuple(dict.fromkeys(getattr(torch, name) for name in WEIGHT_TYPES.values()))

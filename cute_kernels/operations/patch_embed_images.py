@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from cute_kernels import reference
 from cute_kernels.config import (
     ImagesConfig,
     PatchEmbedConfig,
@@ -19,10 +18,12 @@ from cute_kernels.config import (
     Sm100ImagesConfig,
     name_of,
 )
-from cute_kernels.operations import arguments
+from cute_kernels.operations import arguments, reference
 from cute_kernels.operations.arguments import Backend
 from cute_kernels.operations.base import ROW_BYTES, Operation, Prepared, random_values
 from cute_kernels.operations.patch_weight import WIDE_TYPES, PatchWeight, prepare_patch_weight, strip_weight
+from cute_kernels.operations.runtime.constants import DERIVED
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.scales import in_kernel_order
 from cute_kernels.operations.sharding import Shape, Sharding
 from cute_kernels.operations.table import build_table, fragment_table, rows_table
@@ -31,8 +32,6 @@ from cute_kernels.plan.images import multiplied_type, pixel_types
 from cute_kernels.plan.images_chain import RowsChainPlan
 from cute_kernels.plan.images_strips import why_no_operand
 from cute_kernels.plan.registry import PATCH_EMBED_IMAGES as PLANNER
-from cute_kernels.runtime.constants import DERIVED
-from cute_kernels.runtime.operands import Operands
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _PRECISIONS = {dtype: name for name, dtype in WIDE_TYPES.items()}
@@ -57,7 +56,7 @@ def patch_embed_images(
     computes two such sums, and ``fma32(fp32(sum of high), 256, fp32(sum of low))`` takes the place of ``fp32(sum)``.
     With ``"bf16"`` and ``"fp16"`` weights the kernel, SM90's, reads
     16-bit pixels and accumulates in FP32: ``round(accumulator + table[s, n])``.
-    `cute_kernels.reference.patch_embed_images` says the same in plain torch for all precisions.
+    `cute_kernels.operations.reference.patch_embed_images` says the same in plain torch for all precisions.
 
     A kernel reads the images themselves where a patch's row of pixels is a multiple of 16 bytes, 128 at most: with
     ``"int8"`` weights patches of 16, 32, 48 and so on, of channels_last images with three channels of 16 and 32; with

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cute_kernels.runtime.constants import DERIVED
+from cute_kernels.operations.runtime.constants import DERIVED
 
 
 def one_table(

@@ -23,9 +23,9 @@ from collections.abc import Callable
 
 import torch
 
+from cute_kernels.operations.runtime.constants import DERIVED, Sources
 from cute_kernels.plan import LANES, PatchEmbedPlan
 from cute_kernels.plan.patch_embed import TableLayout
-from cute_kernels.runtime.constants import DERIVED, Sources
 
 Addends = tuple["torch.Tensor | None", "torch.Tensor | None"]
 
@@ -84,7 +84,7 @@ def rows_table(plan: PatchEmbedPlan, sources: Sources, addends: Callable[[], Add
 
     Args:
         plan: of the kernel over rows.
-        sources: tensors that it is made from, for `cute_kernels.runtime.constants`.
+        sources: tensors that it is made from, for `cute_kernels.operations.runtime.constants`.
         addends: gives bias ``[N]`` and positions ``[S, N]``, either of which may be None.
     """
     problem = plan.problem

@@ -12,12 +12,12 @@ from enum import IntEnum
 from typing import Any, ClassVar, Literal, NoReturn
 
 from cute_kernels.config import ITEMSIZE, LARGEST_PRODUCT, Config, GemmProblem, PatchEmbedProblem
-from cute_kernels.model.prediction import Prediction
+from cute_kernels.plan.prediction import Prediction
 
 # --- what a kernel's host function takes, as a table: everything that passes arguments follows it --------------------
 # `Plan.operands` is that table for one plan, in the order of the host function's parameters; a stream comes after them.
-# From it follow the arguments that CuTe DSL traces and is called with (`cute_kernels.compile`), the argument frame of a
-# bound launch (`cute_kernels.compile`), what the emulator registers as memory, and the facts of a launch. It
+# From it follow the arguments that CuTe DSL traces and is called with (`cute_kernels.operations.compile`), the argument frame of a
+# bound launch (`cute_kernels.operations.compile`), what the emulator registers as memory, and the facts of a launch. It
 # stands beside the plan, since which operands there are and of which type is decided there, and since both those who
 # compile and those who launch have to read it, without torch and without CuTe DSL.
 

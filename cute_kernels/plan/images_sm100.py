@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
-from cute_kernels.model import b200
-from cute_kernels.model.prediction import Prediction
+from cute_kernels.plan import b200
 from cute_kernels.plan.base import (
     ITEMSIZE,
     Arch,
@@ -32,6 +31,7 @@ from cute_kernels.plan.images_strips import (
     check_table,
     images_step,
 )
+from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.sm100_transposed import (
     ACCUMULATORS,
     COLUMN_STEP,

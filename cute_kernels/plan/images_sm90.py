@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
-from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan import patch_embed_sm90 as rows
 from cute_kernels.plan.base import (
     TWO_TILES,
@@ -51,6 +50,7 @@ from cute_kernels.plan.images_strips import (
     span_of,
     why_no_operand,
 )
+from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.sm90_transposed import (
     ADDRESSING_REGISTERS,
     BLOCK_REGISTERS,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
-from cute_kernels.model import b200
+from cute_kernels.plan import b200
 from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, is_legal, reject, round_up
 from cute_kernels.plan.patch_embed import (
     EPILOGUE,

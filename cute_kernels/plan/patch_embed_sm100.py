@@ -10,8 +10,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
-from cute_kernels.model import b200
-from cute_kernels.model.prediction import Prediction
+from cute_kernels.plan import b200
 from cute_kernels.plan.base import (
     ITEMSIZE,
     LANES,
@@ -36,6 +35,7 @@ from cute_kernels.plan.patch_embed import (
     check_capacity,
     check_order,
 )
+from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.tiles import CtaPairs, RowTiles
 
 # --- what the epilogue warps of the SM100 kernel over rows do: columns of each, staging, stores, table ---------------

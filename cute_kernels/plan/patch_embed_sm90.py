@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
-from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan.base import (
     TWO_TILES,
     Arch,
@@ -33,6 +32,7 @@ from cute_kernels.plan.patch_embed import (
     check_order,
     check_tile_positions,
 )
+from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.sm90_transposed import TransposedPlan, check_barriers, ring_stages
 from cute_kernels.plan.sm90_transposed import check_registers as check_consumer_registers
 from cute_kernels.plan.tiles import TransposedRows

@@ -27,8 +27,6 @@ from cute_kernels.config import (
     Sm100PatchEmbedConfig,
     Sm100ResidentConfig,
 )
-from cute_kernels.config_codec import ConfigCodec
-from cute_kernels.model.prediction import Prediction
 from cute_kernels.plan import (
     gemm,
     gemm_sm80,
@@ -47,6 +45,7 @@ from cute_kernels.plan import (
     sm100_transposed,
 )
 from cute_kernels.plan.base import ARCHS, Arch, Kernel, Plan, check_sm_count, reject
+from cute_kernels.plan.config_codec import ConfigCodec
 from cute_kernels.plan.images_chain import (
     chained,
     why_not_read_on_sm90,
@@ -56,6 +55,7 @@ from cute_kernels.plan.images_chain import (
 )
 from cute_kernels.plan.images_gather import why_not_gathered
 from cute_kernels.plan.options import ProblemOptions
+from cute_kernels.plan.prediction import Prediction
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from functools import cached_property
 from typing import ClassVar, TypeVar
 
 from cute_kernels.config import WEIGHT_TYPES, Sm100ImagesConfig, Sm100ResidentConfig
-from cute_kernels.model import b200
-from cute_kernels.model.b200 import MACS_PER_CLOCK
-from cute_kernels.model.prediction import Prediction
+from cute_kernels.plan import b200
+from cute_kernels.plan.b200 import MACS_PER_CLOCK
 from cute_kernels.plan.base import (
     ITEMSIZE,
     LANES,
@@ -30,6 +29,7 @@ from cute_kernels.plan.base import (
     smem_map,
     smem_rule,
 )
+from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.tiles import CtaPairs, FeatureTiles
 
 TMEM_LANES = 128
@@ -385,7 +385,7 @@ def launch_clocks(plan: Sm100TransposedPlan) -> float:
     return tiles * rounds * clocks
 
 
-# --- work of a tile, in the units that `cute_kernels.model.b200` has costs for ---------------------------------------
+# --- work of a tile, in the units that `cute_kernels.plan.b200` has costs for ---------------------------------------
 
 
 def predict(plan: b200.Timed) -> Prediction:

@@ -6,7 +6,7 @@ from numbers import Real
 
 import torch
 
-from cute_kernels.float_environment import default_environment
+from cute_kernels.common.float_environment import default_environment
 from cute_kernels.testing.data import POISON, bits_of
 
 _SHOWN = 5

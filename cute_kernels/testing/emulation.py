@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from cute_kernels.emulator.launch import schedule as schedules
-from cute_kernels.emulator.launch.schedule import Schedule
-from cute_kernels.programs.capturing import Session, capture
+from cute_kernels.emulator.machine.launch import schedule as schedules
+from cute_kernels.emulator.machine.launch.schedule import Schedule
+from cute_kernels.emulator.programs.capturing import Session, capture
 
 
 @contextlib.contextmanager
@@ -19,7 +19,7 @@ def emulation(
     Functions that were compiled inside for the same architecture run inside of any later one.
 
     Args:
-        arch: a key of `cute_kernels.programs.capturing.ARCHITECTURES`.
+        arch: a key of `cute_kernels.emulator.programs.capturing.ARCHITECTURES`.
         schedule: the default one if None.
         strict: as `Options.strict`.
         max_warp_instructions: per cluster; a kernel that executes more has hung.

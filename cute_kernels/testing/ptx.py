@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from cute_kernels.emulator import GlobalMemory, Report, run
-from cute_kernels.emulator.units.copies.tensor_map import Im2colMap, TensorMap, encode
+from cute_kernels.emulator.machine.units.copies.tensor_map import Im2colMap, TensorMap, encode
 
 REGISTERS = """
     .reg .pred %p<40>;

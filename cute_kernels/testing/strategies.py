@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from cute_kernels.emulator.launch.schedule import Schedule
+from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.options import CLUSTERS, COMPLETIONS, INTERLEAVES
 from cute_kernels.testing.data import exact, varied
 

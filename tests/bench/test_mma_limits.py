@@ -9,8 +9,8 @@ import pytest
 from bench import mma_limits
 from bench.gemm_cases import GemmCase
 from bench.timing import Run
-from cute_kernels.compile import compile_uncached
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, Sm80GemmConfig, Sm80ImagesConfig
+from cute_kernels.operations.compile import compile_uncached
 from cute_kernels.plan import make_plan
 
 PLANS = {

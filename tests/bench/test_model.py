@@ -13,8 +13,7 @@ from cute_kernels.config import (
     PatchEmbedImagesProblem,
     Sm90ImagesConfig,
 )
-from cute_kernels.model import b200
-from cute_kernels.plan import make_plan, predict
+from cute_kernels.plan import b200, make_plan, predict
 
 
 @pytest.fixture(scope="module")

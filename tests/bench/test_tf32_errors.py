@@ -10,10 +10,10 @@ import torch
 from bench import tf32_errors
 from bench.tf32_errors import BLOCK, ROUNDINGS, SIZES, bound, measure, operands, product
 from cute_kernels.config import GemmProblem, Sm80GemmConfig
+from cute_kernels.operations.reference.rounding import round_tf32
+from cute_kernels.operations.runtime import emulated
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.plan import make_plan
-from cute_kernels.reference.rounding import round_tf32
-from cute_kernels.runtime import emulated
-from cute_kernels.runtime.operands import Operands
 from tests.nightly import crossed
 
 SHIFTS = {"truncate": -7.1e-4, "one-sided": -3.6e-4, "nearest": 0.0}

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.commands import cli
-from tests.checking import ticket_program
-from tests.checking.planted import planted, report_file
-from tests.diagnostics import report_files
 from tests.emulator import exit_program
+from tests.emulator.checking import ticket_program
+from tests.emulator.checking.planted import planted, report_file
+from tests.emulator.reports import report_files
 
 TICKETS = str(Path(ticket_program.__file__))
 EXITS = str(Path(exit_program.__file__))

@@ -27,8 +27,8 @@ from cute_kernels.config import (
     Sm100PatchEmbedConfig,
     Sm100ResidentConfig,
 )
-from cute_kernels.config_codec import spell
 from cute_kernels.plan import PLANNERS, make_plan
+from cute_kernels.plan.config_codec import spell
 from cute_kernels.plan.options import Option
 
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from cute_kernels import compile
 from cute_kernels.commands import demo, doctor
 from cute_kernels.commands.cli import main
 from cute_kernels.emulator.errors import Hang
-from cute_kernels.runtime import emulated
+from cute_kernels.operations import compile
+from cute_kernels.operations.runtime import emulated
 
 
 def test_a_full_device_is_named(tmp_path, capsys):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cute_kernels.commands import examples, plan_facts
 from cute_kernels.commands.cli import main
 from cute_kernels.config import GemmProblem, PatchEmbedImagesProblem, PatchEmbedProblem
+from cute_kernels.explore import plan_facts
+from cute_kernels.operations import examples
 from cute_kernels.plan import make_plan
 
 SMALL = ("--features", "256", "--in-features", "128", "--positions", "49", "--sm-count", "2")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cute_kernels.checking.debugger import Debugger
 from cute_kernels.commands import cli
 from cute_kernels.commands.debug import Shell
-from cute_kernels.programs.recorded import RecordedLaunch
-from tests.checking.planted import EXAMPLE
-from tests.checking.test_debugger import COUNT, recorded
-from tests.checking.test_reduction import write
+from cute_kernels.emulator.checking.debugger import Debugger
+from cute_kernels.emulator.programs.recorded import RecordedLaunch
+from tests.emulator.checking.planted import EXAMPLE
+from tests.emulator.checking.test_debugger import COUNT, recorded
+from tests.emulator.checking.test_reduction import write
 
 
 @pytest.fixture

@@ -13,10 +13,8 @@ import pytest
 import torch
 
 from cute_kernels import config as configs
-from cute_kernels import extras
-from cute_kernels.commands import examples, explorer, notebook, sweep_table
 from cute_kernels.commands.cli import main
-from cute_kernels.commands.sweep_table import Row
+from cute_kernels.common import extras
 from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
@@ -25,8 +23,11 @@ from cute_kernels.config import (
     Sm100ImagesConfig,
     Sm100PatchEmbedConfig,
 )
+from cute_kernels.explore import explorer, notebook, sweep_table
+from cute_kernels.explore.sweep_table import Row
+from cute_kernels.operations import examples
+from cute_kernels.operations.runtime import emulated
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime import emulated
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "cute_kernels" / "commands" / "notebooks"

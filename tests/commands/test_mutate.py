@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.commands import cli, mutate
-from tests.checking.planted import EXAMPLE, planted
 from tests.emulator import exit_program
+from tests.emulator.checking.planted import EXAMPLE, planted
 
 EXITS = str(Path(exit_program.__file__))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.commands import cli
-from tests.checking.planted import EXAMPLE, planted
+from tests.emulator.checking.planted import EXAMPLE, planted
 
 AGENTS = Path(__file__).parents[2] / "docs" / "agents.md"
 COMMANDS = ("emulate", "check", "mutate", "sweep", "explore")

@@ -9,7 +9,6 @@ import struct
 import pytest
 
 from cute_kernels.commands.cli import main
-from cute_kernels.compile import compile_plan, host_arguments
 from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
@@ -19,8 +18,9 @@ from cute_kernels.config import (
     Sm90PatchEmbedConfig,
     Sm100PatchEmbedConfig,
 )
+from cute_kernels.emulator.programs import host
+from cute_kernels.operations.compile import compile_plan, host_arguments
 from cute_kernels.plan import make_plan
-from cute_kernels.programs import host
 
 
 def test_ptx_and_facts(tmp_path, capsys):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cute_kernels.commands import cli
-from tests.checking.test_reduction import HEAD
+from tests.emulator.checking.test_reduction import HEAD
 
 #: y[row] = the sum of four numbers of x[row], from left to right, or in pairs for all rows from `PAIRED` on.
 SUMS = HEAD.replace("p)", "p, .param .u64 q)") + """

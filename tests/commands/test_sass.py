@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from cute_kernels import compile
 from cute_kernels.commands.cli import main
-from cute_kernels.commands.sweep_program import run_once
 from cute_kernels.config import GemmProblem
+from cute_kernels.emulator.programs import capture
+from cute_kernels.explore.sass.listing import Instruction, kernels
+from cute_kernels.explore.sweep_program import run_once
+from cute_kernels.operations import compile
 from cute_kernels.plan import make_plan
-from cute_kernels.programs import capture
-from cute_kernels.sass.listing import Instruction, kernels
 
 PROGRAM = Path(__file__).parents[2] / "docs" / "examples" / "bias_add.py"
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120")

@@ -14,12 +14,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from cute_kernels import compile, executors
-from cute_kernels.commands import plan_facts
 from cute_kernels.commands.cli import main
 from cute_kernels.commands.sweep import lines_of, ranking, text_of
-from cute_kernels.commands.sweep_figure import alternative, draw
-from cute_kernels.commands.sweep_outcomes import (
+from cute_kernels.common import executors
+from cute_kernels.config import (
+    GemmProblem,
+    PatchEmbedImagesProblem,
+    PatchEmbedProblem,
+    Sm90GemmConfig,
+    Sm90ImagesConfig,
+    Sm90PatchEmbedConfig,
+    Sm100PatchEmbedConfig,
+)
+from cute_kernels.explore import plan_facts
+from cute_kernels.explore.sweep_figure import alternative, draw
+from cute_kernels.explore.sweep_outcomes import (
     alike,
     by,
     differing,
@@ -30,21 +39,12 @@ from cute_kernels.commands.sweep_outcomes import (
     settings_text,
     spans,
 )
-from cute_kernels.commands.sweep_program import sweep_program
-from cute_kernels.commands.sweep_table import Row, grid, sweep
-from cute_kernels.config import (
-    GemmProblem,
-    PatchEmbedImagesProblem,
-    PatchEmbedProblem,
-    Sm90GemmConfig,
-    Sm90ImagesConfig,
-    Sm90PatchEmbedConfig,
-    Sm100PatchEmbedConfig,
-)
-from cute_kernels.model import b200
-from cute_kernels.model.prediction import Prediction
-from cute_kernels.plan import PLANNERS, SmemRegion, TmemRegion, make_plan, predict
-from cute_kernels.tuning import search
+from cute_kernels.explore.sweep_program import sweep_program
+from cute_kernels.explore.sweep_table import Row, grid, sweep
+from cute_kernels.explore.tuning import search
+from cute_kernels.operations import compile
+from cute_kernels.plan import PLANNERS, SmemRegion, TmemRegion, b200, make_plan, predict
+from cute_kernels.plan.prediction import Prediction
 from tests.processes import pool
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

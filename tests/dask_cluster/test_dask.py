@@ -9,8 +9,8 @@ import distributed
 import pytest
 
 from cute_kernels.commands import cli
-from tests.checking.cluster_campaigns import Campaigns
-from tests.checking.planted import EXAMPLE
+from tests.emulator.checking.cluster_campaigns import Campaigns
+from tests.emulator.checking.planted import EXAMPLE
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 import cute_kernels
-from cute_kernels import compile as compile_module
 from cute_kernels import dsl
 from cute_kernels.commands import cli
 from cute_kernels.config import GemmProblem
 from cute_kernels.dsl import compiling
+from cute_kernels.emulator.programs import host
+from cute_kernels.operations import compile as compile_module
 from cute_kernels.plan import make_plan
-from cute_kernels.programs import host
 from tests.nightly import by_day
 
 PACKAGE = Path(cute_kernels.__file__).parent
@@ -70,7 +70,7 @@ before = set(sys.modules)
 import cute_kernels.dsl
 own = {name for name in set(sys.modules) - before if name.startswith("cute_kernels")}
 others = {name for name in own if not f"{name}.".startswith("cute_kernels.dsl.")}
-assert "cute_kernels.dsl" in own and others <= {"cute_kernels.forks", "cute_kernels.interrupts"}, others
+assert "cute_kernels.dsl" in own and others <= {"cute_kernels.common.forks", "cute_kernels.common.interrupts"}, others
 assert not any(name.split(".")[0] in ("cutlass", "torch", "numpy") for name in sys.modules)
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -212,7 +212,7 @@ OTHER_VALUES = {
 UNDECLARED = {"VERIFY_TRACE": "1", "KEEP_IR": "1", "DEBUG_LEAVES": "1"}
 COMPILED = """
 import hashlib, json
-from cute_kernels import compile
+from cute_kernels.operations import compile
 from cute_kernels.config import GemmProblem
 from cute_kernels.plan import make_plan
 kernel = compile.build(make_plan(GemmProblem(64, 64, 64), arch="sm_90a"))

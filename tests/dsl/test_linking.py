@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cute_kernels import compile
 from cute_kernels.config import GemmProblem
 from cute_kernels.dsl.linking import Linked, LinkError
 from cute_kernels.emulator.core.build import compiler
+from cute_kernels.operations import compile
 from cute_kernels.plan import make_plan
 
 SOURCE = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.state.mbarrier import MBarriers
+from cute_kernels.emulator.machine.state.mbarrier import MBarriers
 
 
 class Barriers(MBarriers):

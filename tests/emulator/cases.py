@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from cute_kernels.compile import Artifact
 from cute_kernels.emulator import Options, Report
 from cute_kernels.operations.base import Operation
+from cute_kernels.operations.compile import Artifact
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.plan import Plan, make_plan
-from cute_kernels.runtime.operands import Operands
 from cute_kernels.testing import data
 from tests.emulator.exact_sums import emulate
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.core import build, library
-from cute_kernels.emulator.units.matrix import products
+from cute_kernels.emulator.machine.units.matrix import products
 from tests.nightly import NIGHTLY, by_day
 
 _DAILY = {"baseline", library.usable()[-1]}

@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator.bytecode.warp_log import WarpLog
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.observe.races.happens_before import FULL, Agent, Offset
-from cute_kernels.emulator.observe.races.launch_shadow import LaunchShadow
-from cute_kernels.emulator.observe.races.shadow import GRANULE, LANE_BITS, Plane, Shadow
-from cute_kernels.emulator.observe.races.sync_point import PROXIES, Order, Row, SyncPoint
-from cute_kernels.emulator.observe.races.tensor_memory import Operation
-from cute_kernels.emulator.observe.races.tracker import RaceTracker
-from cute_kernels.emulator.state.gmem import GlobalMemory
-from cute_kernels.emulator.state.mbarrier import Tables
-from cute_kernels.emulator.state.memory_tables import LOG, LOG_ENTRY
-from cute_kernels.emulator.state.smem import ClusterMemory
+from cute_kernels.emulator.machine.bytecode.warp_log import WarpLog
+from cute_kernels.emulator.machine.state.gmem import GlobalMemory
+from cute_kernels.emulator.machine.state.mbarrier import Tables
+from cute_kernels.emulator.machine.state.memory_tables import LOG, LOG_ENTRY
+from cute_kernels.emulator.machine.state.smem import ClusterMemory
+from cute_kernels.emulator.races.happens_before import FULL, Agent, Offset
+from cute_kernels.emulator.races.launch_shadow import LaunchShadow
+from cute_kernels.emulator.races.shadow import GRANULE, LANE_BITS, Plane, Shadow
+from cute_kernels.emulator.races.sync_point import PROXIES, Order, Row, SyncPoint
+from cute_kernels.emulator.races.tensor_memory import Operation
+from cute_kernels.emulator.races.tracker import RaceTracker
 
 
 def _plane(tracker: RaceTracker, plane: Plane) -> list[tuple[str, list[str], str]]:

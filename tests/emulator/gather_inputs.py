@@ -6,12 +6,12 @@ import functools
 
 import torch
 
-from cute_kernels import reference
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem, name_of
+from cute_kernels.operations import reference
 from cute_kernels.operations.base import random_values
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.table import fragment_table
 from cute_kernels.plan import Sm100ImagesPlan, make_plan
-from cute_kernels.runtime.operands import Operands
 from tests.emulator.cases import Case, poisoned
 
 PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}

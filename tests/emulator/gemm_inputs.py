@@ -6,8 +6,8 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from cute_kernels import reference
 from cute_kernels.config import GemmConfig
+from cute_kernels.operations import reference
 from cute_kernels.operations.base import random_values
 from cute_kernels.operations.gemm import GEMM, GemmArguments
 from cute_kernels.plan import make_plan

@@ -62,7 +62,7 @@ class TensorMapHost:
 
     Args:
         box: elements per dimension, innermost first.
-        swizzle: a name of `cute_kernels.emulator.units.copies.tensor_map.SWIZZLES`.
+        swizzle: a name of `cute_kernels.emulator.machine.units.copies.tensor_map.SWIZZLES`.
         store: for stores.
     """
 
@@ -89,7 +89,7 @@ class Im2colMapHost:
     Args:
         pixels, channels: of one copy; channels of 2 bytes fill the swizzle span.
         lower_corner, upper_corner, steps: per dimension W, (H, (D)).
-        swizzle: a name of `cute_kernels.emulator.units.copies.tensor_map.SWIZZLES`.
+        swizzle: a name of `cute_kernels.emulator.machine.units.copies.tensor_map.SWIZZLES`.
     """
 
     def __init__(

@@ -9,14 +9,14 @@ import re
 import numpy as np
 import torch
 
-from cute_kernels import reference
-from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
+from cute_kernels.operations import reference
 from cute_kernels.operations.base import random_values
+from cute_kernels.operations.compile import Artifact, compile_plan
 from cute_kernels.operations.patch_weight import strip_weight
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.table import fragment_table
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime.operands import Operands
 from tests.emulator.cases import Case, poisoned
 
 PATCH = 16

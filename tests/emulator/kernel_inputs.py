@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from cute_kernels import reference
 from cute_kernels.config import Config, PatchEmbedProblem, Sm100PatchEmbedConfig
+from cute_kernels.operations import reference
 from cute_kernels.operations.base import random_values
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import make_plan
 from cute_kernels.plan.patch_embed import WEIGHT_TYPES
-from cute_kernels.runtime.operands import Operands
 from tests.emulator.cases import Case, poisoned
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.units.matrix.arithmetic import EXACTLY, Arithmetic, generation
-from cute_kernels.emulator.units.matrix.mma_sync import Form, table
+from cute_kernels.emulator.machine.units.matrix.arithmetic import EXACTLY, Arithmetic, generation
+from cute_kernels.emulator.machine.units.matrix.mma_sync import Form, table
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.ptx_launch import launch
 

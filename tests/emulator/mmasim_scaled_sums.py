@@ -2,7 +2,7 @@
 
     python -m tests.emulator.mmasim_scaled_sums [--results N] [--only TEXT] [--seed N]
 
-As `tests.emulator.mmasim_sums`, with operands of `tests.emulator.units.matrix.test_scaled_products`. NaN and infinities
+As `tests.emulator.mmasim_sums`, with operands of `tests.emulator.machine.units.matrix.test_scaled_products`. NaN and infinities
 are left out: the tests compare them with the rules.
 """
 
@@ -15,9 +15,9 @@ import sys
 import numpy as np
 import torch
 
-from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
-from cute_kernels.emulator.units.matrix.scaled_products import dot_products
-from tests.emulator.units.matrix.test_scaled_products import SCALED, STYLES, UNSCALED, inputs, sides
+from cute_kernels.emulator.machine.units.matrix.arithmetic import Arithmetic
+from cute_kernels.emulator.machine.units.matrix.scaled_products import dot_products
+from tests.emulator.machine.units.matrix.test_scaled_products import SCALED, STYLES, UNSCALED, inputs, sides
 
 _TORCH = {
     "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "ue8m0": torch.float8_e8m0fnu,

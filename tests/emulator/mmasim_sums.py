@@ -3,7 +3,7 @@
     python -m tests.emulator.mmasim_sums [--results N] [--only TEXT] [--seed N]
 
 ``mmasim`` is the model of P. Xie and others (arXiv 2511.10909), which they compared with GPUs of each generation. Every
-row of `tests.emulator.units.matrix.test_silicon.CASES` that it has too computes N results of single instructions, from
+row of `tests.emulator.machine.units.matrix.test_silicon.CASES` that it has too computes N results of single instructions, from
 the operands of `tests.emulator.sum_inputs`: any bit pattern, near and far exponents, cancellation, subnormal numbers,
 infinities and NaN. The exit status is 1 where one differs.
 
@@ -22,9 +22,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
+from cute_kernels.emulator.machine.units.matrix.arithmetic import Arithmetic
+from tests.emulator.machine.units.matrix.test_silicon import CASES, products
 from tests.emulator.sum_inputs import NBYTES, STYLES, operands
-from tests.emulator.units.matrix.test_silicon import CASES, products
 
 ARCHITECTURES = {
     "sm_80": "Ampere", "sm_89": "Ada Lovelace", "sm_90": "Hopper", "sm_90a": "Hopper", "sm_100a": "Blackwell",

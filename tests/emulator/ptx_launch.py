@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from cute_kernels.emulator import Options, Report
-from cute_kernels.emulator.launch.arguments import extents
+from cute_kernels.emulator.machine.launch.arguments import extents
 from cute_kernels.testing import ptx
 from tests.emulator import hardware as real
 

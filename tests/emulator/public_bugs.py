@@ -22,7 +22,7 @@ class Bug:
         project, number: of the issue or pull request on GitHub.
         flaw: what was wrong, as the table in docs/emulator/public_bugs.md says it.
         body: of the kernel, with marks; its parameter p0 is the address of 1,024 words.
-        kinds: of the report on the faulty kernel (`cute_kernels.diagnostics.kinds`), which may depend on the
+        kinds: of the report on the faulty kernel (`cute_kernels.emulator.reports.kinds`), which may depend on the
             schedule; the first is that of the default one. Empty where nothing is reported.
         message: what the report says, a regular expression.
         expected: what the fixed kernel leaves in the first 64 words of p0, which it finds as 100, 101, ..

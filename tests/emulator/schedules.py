@@ -3,7 +3,7 @@
     python -m tests.emulator.schedules --kernel sm100 --batch 4 --seed 7 --completion lazy --interleave starve
 
 prints "as expected", or what the emulator reports or how the result differs, and exits with 1. With ``--mutant KEY``
-(the keys of `tests.mutation`) one synchronisation instruction is dropped or weakened first.
+(the keys of `tests.emulator.checking.mutation`) one synchronisation instruction is dropped or weakened first.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import shlex
 import sys
 from dataclasses import dataclass
 
+from cute_kernels.emulator.checking.mutation.mutants import mutants
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.launch import schedule
-from cute_kernels.emulator.launch.schedule import Schedule
-from cute_kernels.mutation.mutants import mutants
-from tests.mutation.targets import TARGETS
+from cute_kernels.emulator.machine.launch import schedule
+from cute_kernels.emulator.machine.launch.schedule import Schedule
+from tests.emulator.checking.mutation.targets import TARGETS
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--kernel", required=True, choices=TARGETS)
     for name in ("batch", "positions", "n", "k"):
-        parser.add_argument(f"--{name}", type=int, help="default: as in tests/mutation/targets.py")
+        parser.add_argument(f"--{name}", type=int, help="default: as in tests/emulator/checking/mutation/targets.py")
     schedule.add_arguments(parser)
     parser.add_argument("--strict", action="store_true", help="as mutants are judged")
     parser.add_argument("--no-detectors", dest="detectors", action="store_false")

@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 
 from cute_kernels.emulator.core.library import library
-from cute_kernels.emulator.state.tmem import (
+from cute_kernels.emulator.machine.state.tmem import (
     SHAPE_NUMBERS,
     SHAPES,
     TensorAccess,

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from cute_kernels.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.reports.diagnosis import diagnose
 from tests.emulator.candidates import CANDIDATES
 from tests.emulator.test_public_bugs import PAGE, SCHEDULES, launch
 

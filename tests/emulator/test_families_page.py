@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cute_kernels.diagnostics.kinds import KINDS
 from cute_kernels.emulator.__main__ import main, page
-from cute_kernels.emulator.ptx.families import FAMILIES
+from cute_kernels.emulator.isa.ptx.families import FAMILIES
+from cute_kernels.emulator.reports.kinds import KINDS
 
 DOCS = Path(__file__).parents[2] / "docs" / "emulator" / "families.md"
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import EmulatorError, UnsupportedPTX
-from cute_kernels.emulator.launch import launch as launches
-from cute_kernels.emulator.launch.scheduler import Scheduler
+from cute_kernels.emulator.machine.launch import launch as launches
+from cute_kernels.emulator.machine.launch.scheduler import Scheduler
 from cute_kernels.testing.ptx import module
 from tests.emulator.fuzz import __main__ as fuzz
 from tests.emulator.fuzz import judge as judging

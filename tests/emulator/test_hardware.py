@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator.errors import Hang
-from cute_kernels.emulator.units.copies.tensor_map import TensorMap
+from cute_kernels.emulator.machine.units.copies.tensor_map import TensorMap
 from cute_kernels.testing.ptx import THREAD_OUTPUT, aligned, module
 from tests.emulator import hardware
 from tests.emulator.hardware import HardwareFault, Tally, Worker, for_sm90
@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # does wrong depends on the first byte of the last buffer: 1 = flips a bit, 2 = dies, 3 = rejects the text.
 STAND_IN = """
 import os
-from cute_kernels.programs.relocation import Relocation
+from cute_kernels.emulator.programs.relocation import Relocation
 from tests.emulator.hardware import Launch, Rejected, serve
 import numpy as np
 from cute_kernels.emulator import GlobalMemory, run

@@ -7,7 +7,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from cute_kernels.emulator import instructions
+from cute_kernels.emulator.isa import instructions
 
 EMULATOR = "cute_kernels.emulator"
 
@@ -26,8 +26,8 @@ LAYERS = (
 """From the highest to the lowest; a part imports those below, at once or inside functions, and not its neighbours."""
 
 OUTSIDE = {
-    "cute_kernels.dsl.allocations", "cute_kernels.files", "cute_kernels.forks", "cute_kernels.interrupts",
-    "cute_kernels.trace_events",
+    "cute_kernels.dsl.allocations", "cute_kernels.common.files", "cute_kernels.common.forks", "cute_kernels.common.interrupts",
+    "cute_kernels.common.trace_events",
 }  # fmt: skip
 """What the emulator uses of the rest of the package."""
 
@@ -35,7 +35,7 @@ RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 
 
 def name(module: str) -> str:
-    """``"ptx.flow"`` of ``"cute_kernels.emulator.ptx.flow"``, "" of the package itself."""
+    """``"ptx.flow"`` of ``"cute_kernels.emulator.isa.ptx.flow"``, "" of the package itself."""
     return module.removeprefix(EMULATOR).removeprefix(".")
 
 

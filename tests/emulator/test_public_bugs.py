@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cute_kernels.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator import GlobalMemory, Options, run
 from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.reports.diagnosis import diagnose
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.public_bugs import BUGS, Bug
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_kernels.emulator.units.matrix.wgmma import WARPS
+from cute_kernels.emulator.machine.units.matrix.wgmma import WARPS
 
 
 def rows_of_accumulators(registers: np.ndarray, halves: bool = False) -> np.ndarray:

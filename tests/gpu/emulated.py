@@ -1,6 +1,6 @@
 """A device that is not there: the operations on "cuda" tensors, executed by the emulator.
 
-`cute_kernels.programs.capturing` serves the tensors and answers what torch asks of a device. What is added
+`cute_kernels.emulator.programs.capturing` serves the tensors and answers what torch asks of a device. What is added
 here leads the operations' own way to a GPU (checks, plan, table, warm calls, argument frames by name) up to the last
 step, where a launch in the emulator takes the place of one by the driver.
 """
@@ -14,18 +14,18 @@ from unittest import mock
 
 import torch
 
-from cute_kernels.compile import compile_plan, host_arguments
+from cute_kernels.emulator.programs import capturing
+from cute_kernels.emulator.programs.cuda_tensors import CudaTensor
 from cute_kernels.operations import base, gemm, patch_embed, patch_embed_images
+from cute_kernels.operations.compile import compile_plan, host_arguments
+from cute_kernels.operations.runtime import devices, gpu, repeat
 from cute_kernels.plan import Plan
-from cute_kernels.programs import capturing
-from cute_kernels.programs.cuda_tensors import CudaTensor
-from cute_kernels.runtime import devices, gpu, repeat
 
 _NO_STREAM = 0
 
 
 class EmulatedLaunch:
-    """A plan's kernel, with the interface of `cute_kernels.runtime.gpu.BoundLaunch`."""
+    """A plan's kernel, with the interface of `cute_kernels.operations.runtime.gpu.BoundLaunch`."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

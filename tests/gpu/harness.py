@@ -11,8 +11,8 @@ import torch
 from cute_kernels.config import PatchEmbedConfig
 from cute_kernels.operations.base import Operation
 from cute_kernels.operations.patch_embed import PATCH_EMBED
+from cute_kernels.operations.runtime import gpu
 from cute_kernels.plan import Plan
-from cute_kernels.runtime import gpu
 from cute_kernels.testing import data
 
 POISON = data.POISON[torch.bfloat16]

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 
 from cute_kernels.operations.patch_embed import PATCH_EMBED
-from cute_kernels.runtime import gpu
+from cute_kernels.operations.runtime import gpu
 from tests.gpu.harness import random_call, run_poisoned
 from tests.gpu.patch_embed_configs import AT_HAND
 

@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 
 from cute_kernels.emulator.core.library import library as core
-from cute_kernels.emulator.units.matrix import operands as matrix_operands
-from cute_kernels.emulator.units.matrix.arithmetic import Arithmetic
-from cute_kernels.emulator.units.matrix.mma_sync import TYPES, Form, accumulator_registers, accumulator_rows
-from cute_kernels.emulator.units.matrix.products import Kind, multiply_rows
+from cute_kernels.emulator.machine.units.matrix import operands as matrix_operands
+from cute_kernels.emulator.machine.units.matrix.arithmetic import Arithmetic
+from cute_kernels.emulator.machine.units.matrix.mma_sync import TYPES, Form, accumulator_registers, accumulator_rows
+from cute_kernels.emulator.machine.units.matrix.products import Kind, multiply_rows
 from tests.emulator.mma_launch import multiply_in_core
 from tests.emulator.record_matrix_on_gpu import Gpu
 from tests.emulator.sum_inputs import STYLES, operands

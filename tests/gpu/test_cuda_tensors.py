@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cute_kernels import patch_embed
-from cute_kernels.runtime.constants import DerivedTensors
+from cute_kernels.operations.runtime.constants import DerivedTensors
 
 
 def make_call(images=5, positions=49, n=72, k=100):

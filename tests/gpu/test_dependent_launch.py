@@ -7,9 +7,9 @@ import torch
 
 from cute_kernels import frozen_constants, patch_embed
 from cute_kernels.config import PatchEmbedProblem
+from cute_kernels.operations.runtime import gpu
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime import gpu
-from cute_kernels.runtime.operands import Operands
 from tests.gpu import harness
 from tests.gpu.harness import check_against_fp64, random_call, sized_rows
 from tests.gpu.patch_embed_configs import AT_HAND

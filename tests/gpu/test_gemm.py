@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import cute_kernels
-from cute_kernels import reference
 from cute_kernels.config import GemmProblem
 from cute_kernels.operations import gemm as gemm_op
+from cute_kernels.operations import reference
 from cute_kernels.operations.gemm import GEMM
-from cute_kernels.runtime import gpu
+from cute_kernels.operations.runtime import gpu
 from tests.gpu.gemm_configs import CONFIGS, HALF_CONFIGS, name, with_stages_that_fit
 from tests.gpu.harness import sized_gemm
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import cute_kernels
-from cute_kernels import reference
 from cute_kernels.config import GemmConfig
+from cute_kernels.operations import reference
 from cute_kernels.operations.gemm import GEMM
 from tests.gpu import architecture, gemm_configs
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cute_kernels import frozen_constants, patch_embed_images, prepare_patch_weight, reference
+from cute_kernels import frozen_constants, patch_embed_images, prepare_patch_weight
 from cute_kernels.config import ImagesConfig
+from cute_kernels.operations import reference
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
 from cute_kernels.operations.patch_weight import PatchWeight, Precision
-from cute_kernels.runtime import gpu
+from cute_kernels.operations.runtime import gpu
 from tests.gpu import architecture, harness
 from tests.gpu.harness import POISON
 from tests.gpu.images_configs import SELECTIONS

@@ -7,8 +7,8 @@ import torch
 
 from cute_kernels import Sm90GatherConfig, frozen_constants, patch_embed_images, prepare_patch_weight
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES
-from cute_kernels.reference.images import patch_rows
-from cute_kernels.runtime import gpu
+from cute_kernels.operations.reference.images import patch_rows
+from cute_kernels.operations.runtime import gpu
 from tests.gpu import harness
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from cute_kernels import reference
 from cute_kernels.config import PatchEmbedConfig
+from cute_kernels.operations import reference
 from tests.gpu.harness import Call, check_against_fp64, random_call, run_poisoned, sized
 from tests.gpu.patch_embed_configs import AT_HAND, Case, name
 

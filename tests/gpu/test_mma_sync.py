@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cute_kernels import gemm, patch_embed, patch_embed_images, prepare_patch_weight, reference
+from cute_kernels import gemm, patch_embed, patch_embed_images, prepare_patch_weight
 from cute_kernels.config import Sm80GemmConfig, Sm80ImagesConfig, Sm80PatchEmbedConfig
+from cute_kernels.operations import reference
 
 TILES = ({}, {"tile_m": 64, "tile_n": 64}, {"tile_m": 32, "tile_n": 128, "warps_m": 1, "warps_n": 4, "row_bytes": 128})
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from cute_kernels import patch_embed
-from cute_kernels.integrations import transformers as integration
-from cute_kernels.integrations import vllm as vllm_plugin
-from cute_kernels.nn import PatchEmbed
-from tests.integrations import vllm_stand_in
-from tests.integrations.vllm_stand_in import raw
+from cute_kernels.models import transformers as integration
+from cute_kernels.models import vllm as vllm_plugin
+from cute_kernels.models.nn import PatchEmbed
+from tests.models import vllm_stand_in
+from tests.models.vllm_stand_in import raw
 from tests.nightly import nightly
 
 MEAN, STD = vllm_stand_in.MEAN, vllm_stand_in.STD
@@ -69,7 +69,7 @@ def test_compiled_into_cuda_graphs() -> None:
 AHEAD_OF_TIME = """
 import sys
 import torch
-from cute_kernels.nn import kernels_in_export
+from cute_kernels.models.nn import kernels_in_export
 from tests.gpu.test_nn import embedding, images
 torch.set_grad_enabled(False)
 module, pixels = embedding("int8"), images()

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from cute_kernels import patch_embed, reference
+from cute_kernels import patch_embed
+from cute_kernels.operations import reference
 from tests.gpu.harness import Call, check_against_fp64, random_call, sized_rows
 from tests.gpu.patch_embed_configs import AT_HAND
 

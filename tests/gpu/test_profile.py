@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from cute_kernels.commands.cli import main
+from cute_kernels.explore.profiling import Profile, phase_statistics, record, role_balance
 from cute_kernels.operations.patch_embed import PATCH_EMBED
+from cute_kernels.operations.runtime import gpu
 from cute_kernels.plan.base import Phase
-from cute_kernels.profiling import Profile, phase_statistics, record, role_balance
-from cute_kernels.runtime import gpu
 from tests.gpu import harness
 
 STAMPS = 4096

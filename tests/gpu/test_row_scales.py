@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from cute_kernels import patch_embed, reference
+from cute_kernels import patch_embed
 from cute_kernels.config import PatchEmbedConfig
+from cute_kernels.operations import reference
 from tests.gpu.harness import Call, random_call, sized
 from tests.gpu.patch_embed_configs import AT_HAND, name
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cute_kernels import gemm, patch_embed
-from cute_kernels.compile import compile_plan
+from cute_kernels.operations.compile import compile_plan
 from tests.gpu.harness import Call, check_against_fp64, random_call, run_poisoned
 from tests.gpu.patch_embed_configs import AT_HAND
 

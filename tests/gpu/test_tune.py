@@ -7,11 +7,11 @@ import torch
 
 import cute_kernels
 from cute_kernels.config import GemmProblem
+from cute_kernels.explore.tuning.search import input_sets, interleaved, timers_of
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.operations.patch_embed import PATCH_EMBED
+from cute_kernels.operations.runtime import tuned
 from cute_kernels.plan import candidate_plans
-from cute_kernels.runtime import tuned
-from cute_kernels.tuning.search import input_sets, interleaved, timers_of
 from tests.gpu import architecture
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from cute_kernels import PatchEmbedProblem, clear_cache, patch_embed
-from cute_kernels.compile import compile_plan
+from cute_kernels.operations.compile import compile_plan
 from cute_kernels.operations.patch_embed import PATCH_EMBED
+from cute_kernels.operations.runtime import gpu
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime import gpu
 from tests.gpu.harness import Call, check_against_fp64, random_call
 from tests.gpu.patch_embed_configs import AT_HAND
 

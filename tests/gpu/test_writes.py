@@ -10,8 +10,8 @@ import torch
 from torch.autograd import forward_ad
 
 from cute_kernels import gemm, patch_embed
-from cute_kernels.nn import PatchEmbed
-from cute_kernels.runtime.constants import DERIVED, frozen_constants
+from cute_kernels.models.nn import PatchEmbed
+from cute_kernels.operations.runtime.constants import DERIVED, frozen_constants
 from tests.gpu.harness import Call, check_against_fp64, random_call
 
 SHAPE = 50, 21, 264, 256

@@ -18,8 +18,8 @@ from scipy import special
 
 from bench.activation_kernel import ActivationKernel
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, emulator
-from cute_kernels.programs import host
-from cute_kernels.reference.activations import ACTIVATIONS, gated_e4m3
+from cute_kernels.emulator.programs import host
+from cute_kernels.operations.reference.activations import ACTIVATIONS, gated_e4m3
 from tests.emulator.cases import check
 from tests.emulator.gemm_inputs import make_gemm_case
 from tests.nightly import examples, nightly

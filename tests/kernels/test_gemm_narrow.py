@@ -11,10 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels import reference
-from cute_kernels.compile import compile_plan
 from cute_kernels.config import GemmConfig, Sm80GemmConfig, Sm90GemmConfig, Sm100GemmConfig
 from cute_kernels.emulator import Options
+from cute_kernels.operations import reference
+from cute_kernels.operations.compile import compile_plan
 from tests.emulator.cases import check
 from tests.emulator.gemm_inputs import columns, make_gemm_case
 from tests.nightly import crossed, daily_or_all, drawn, drawn_together, examples, nightly

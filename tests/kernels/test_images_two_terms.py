@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.compile import compile_plan
 from cute_kernels.config import Sm90ImagesConfig, Sm100ImagesConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import SharedMemoryRace
-from cute_kernels.runtime import emulated
+from cute_kernels.operations.compile import compile_plan
+from cute_kernels.operations.runtime import emulated
 from tests.emulator.cases import Case, check
 from tests.emulator.image_inputs import edited, make_images_case, sums
 from tests.nightly import by_day, examples, nightly

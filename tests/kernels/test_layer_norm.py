@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cute_kernels import reference
+from cute_kernels.operations import reference
+from cute_kernels.operations.runtime.emulated import launch
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.scales import fp32
 from cute_kernels.plan.base import ARCHS
 from cute_kernels.plan.layer_norm import LayerNormScaleProblem, plan_layer_norm_scale
-from cute_kernels.runtime.emulated import launch
-from cute_kernels.runtime.operands import Operands
 from tests.emulator.cases import poisoned
 
 EPS = 1e-5 * 255**2

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cute_kernels import reference
+from cute_kernels.operations import reference
+from cute_kernels.operations.runtime.emulated import launch
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.plan.base import ARCHS
 from cute_kernels.plan.patchify import PatchifyProblem, plan_patchify
-from cute_kernels.runtime.emulated import launch
-from cute_kernels.runtime.operands import Operands
 from tests.emulator.cases import poisoned
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from cute_kernels.compile import compile_plan
 from cute_kernels.config import (
     Config,
     Sm90ImagesConfig,
@@ -19,9 +18,10 @@ from cute_kernels.config import (
     Sm100ResidentConfig,
 )
 from cute_kernels.emulator import Options, default_options
+from cute_kernels.explore.profiling import Profile, phase_name, record
+from cute_kernels.operations.compile import compile_plan
 from cute_kernels.plan import Plan
 from cute_kernels.plan.base import COUNT, HEADER, profile_shape, with_profile
-from cute_kernels.profiling import Profile, phase_name, record
 from tests.emulator.cases import Case
 from tests.emulator.exact_sums import emulate as launch
 from tests.emulator.gather_inputs import make_gather_case

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from cute_kernels.config import PatchEmbedProblem
-from cute_kernels.emulator.launch.schedule import Schedule
+from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.plan import make_plan
 from cute_kernels.testing import strategies
+from tests.emulator.checking.mutation.targets import TARGETS, GatherTarget, ImagesTarget, KernelTarget
 from tests.emulator.image_inputs import PATCH
 from tests.emulator.schedules import Run, main
-from tests.mutation.targets import TARGETS, GatherTarget, ImagesTarget, KernelTarget
 from tests.nightly import drawn, examples
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cute_kernels import compile
 from cute_kernels.emulator import Options, default_options
+from cute_kernels.operations import compile
 
 
 @pytest.fixture(autouse=True)

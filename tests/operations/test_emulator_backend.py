@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, patch_embed, reference
+from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, patch_embed
 from cute_kernels.emulator import Options, current_options, default_options
-from cute_kernels.runtime.constants import DERIVED
+from cute_kernels.operations import reference
+from cute_kernels.operations.runtime.constants import DERIVED
 from tests.nightly import drawn, examples
 
 FP8 = torch.float8_e4m3fn

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cute_kernels
-from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, gemm, reference
-from cute_kernels.compile import compile_plan, dsl_arguments, dsl_function
+from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, gemm
 from cute_kernels.config import GemmProblem
+from cute_kernels.emulator.programs import host
+from cute_kernels.operations import reference
+from cute_kernels.operations.compile import compile_plan, dsl_arguments, dsl_function
 from cute_kernels.operations.gemm import GEMM
+from cute_kernels.operations.runtime.gpu import BoundLaunch
 from cute_kernels.plan import PLANNERS, make_plan
-from cute_kernels.programs import host
-from cute_kernels.runtime.gpu import BoundLaunch
 from tests.nightly import NIGHTLY, crossed, nightly
-from tests.reference.exact import fp32, fractions, nearest
+from tests.operations.reference.exact import fp32, fractions, nearest
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 PRECISION = {BF16: (8, -133), FP16: (11, -24), FP32: (24, -149)}

@@ -14,7 +14,7 @@ from cute_kernels import Sm90GemmConfig, gemm
 from cute_kernels.config import GemmProblem
 from cute_kernels.operations.gemm import GEMM
 from cute_kernels.plan import make_plan
-from tests.reference.exact import fp32, fractions, nearest
+from tests.operations.reference.exact import fp32, fractions, nearest
 
 FP8, INT8, UINT8, BF16, FP32 = torch.float8_e4m3fn, torch.int8, torch.uint8, torch.bfloat16, torch.float32
 SMALL_SM90 = Sm90GemmConfig(64, 128, stages=2, cluster_m=1, pingpong=True, store_stages=1)

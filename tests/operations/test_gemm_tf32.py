@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cute_kernels import Sm80GemmConfig, Sm90GemmConfig, Sm100GemmConfig, gemm, reference, round_tf32
+from cute_kernels import Sm80GemmConfig, Sm90GemmConfig, Sm100GemmConfig, gemm, round_tf32
 from cute_kernels.config import GemmProblem
+from cute_kernels.operations import reference
 from cute_kernels.plan import make_plan
 from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 from tests.emulator.exact_sums import emulate
 from tests.emulator.gemm_inputs import make_gemm_case
 from tests.nightly import NIGHTLY, by_day, nightly
-from tests.reference.exact import fp32, fractions, nearest
+from tests.operations.reference.exact import fp32, fractions, nearest
 
 FP32, BF16 = torch.float32, torch.bfloat16
 TF32 = (11, -136)

@@ -15,12 +15,12 @@ from cute_kernels import (
     patch_embed_images,
     prepare_patch_weight,
 )
-from cute_kernels.compile import compile_plan
 from cute_kernels.config import PatchEmbedImagesProblem
+from cute_kernels.operations.compile import compile_plan
 from cute_kernels.operations.patch_embed_images import PATCH_EMBED_IMAGES, PatchEmbedImagesArguments
+from cute_kernels.operations.runtime.constants import DERIVED
 from cute_kernels.plan import make_plan
 from cute_kernels.plan.images_chain import RowsChainPlan
-from cute_kernels.runtime.constants import DERIVED
 from tests.nightly import NIGHTLY, nightly
 
 SM90 = Sm90PatchEmbedConfig(tile_rows=16, warpgroups=1, stages=2, stage_blocks=1, cluster=1, weight="streamed")

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cute_kernels import Sm90PatchEmbedConfig, Sm100PatchEmbedConfig, patch_embed
 from cute_kernels.operations import scales
 from cute_kernels.operations.arguments import choose_backend
-from tests.reference import exact
+from tests.operations.reference import exact
 
 FP8 = torch.float8_e4m3fn
 

@@ -18,11 +18,11 @@ from cute_kernels import (
     Sm100ImagesConfig,
     patch_embed_images,
     prepare_patch_weight,
-    reference,
 )
 from cute_kernels.operations import patch_embed_images as patch_embed_images_operation
+from cute_kernels.operations import reference
 from cute_kernels.operations.patch_weight import PatchWeight
-from cute_kernels.runtime.constants import DERIVED
+from cute_kernels.operations.runtime.constants import DERIVED
 from tests.nightly import drawn, examples
 
 SMALL_100 = Sm100ImagesConfig(tile_patches=4, tile_images=4, cta_group=1, stages=3, stage_blocks=1)

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from cute_kernels import reference
+from cute_kernels.operations import reference
 from cute_kernels.operations.patch_weight import PatchWeight, prepare_patch_weight
 
 MEAN, STD = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
@@ -233,7 +233,7 @@ def with_nan() -> torch.Tensor:
         ({"weight": torch.zeros(12, 3, 4, 4)}, ValueError, "weight has N = 12, allowed: multiples of 8"),
         ({"weight": with_nan()}, ValueError, "weight has NaN or infinity"),
         ({"precision": "fp8"}, ValueError, "precision = 'fp8', allowed: 'int8', 'int16', 'bf16', 'fp16'"),
-        ({"precision": "fp8"}, ValueError, "cute_kernels.nn.PatchEmbed, and FP8 rows by cute_kernels.patch_embed"),
+        ({"precision": "fp8"}, ValueError, "cute_kernels.models.nn.PatchEmbed, and FP8 rows by cute_kernels.patch_embed"),
         ({"weight": torch.zeros(8, 3, 4, 4, device="meta")}, TypeError, "weight is on the meta device"),
         ({"order": "cwh"}, ValueError, "order = 'cwh', allowed: 'chw', 'hwc'"),
         ({"order": "hwc"}, ValueError, "order = 'hwc' with a weight of shape [16, 3, 14, 14], allowed: 'chw'"),

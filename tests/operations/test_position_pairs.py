@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cute_kernels import patch_embed
-from cute_kernels.runtime.constants import DERIVED
+from cute_kernels.operations.runtime.constants import DERIVED
 
 
 def call(rows: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> dict[str, torch.Tensor]:

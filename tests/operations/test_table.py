@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_kernels.operations.table import build_table
-from tests.reference import exact
+from tests.operations.reference import exact
 
 
 @given(

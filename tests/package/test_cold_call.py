@@ -54,7 +54,7 @@ for name, arguments in calls_by_name.items():
     sys.settrace(calls)
     getattr(cute_kernels, name)(*arguments, backend="emulator")
     sys.settrace(None)
-    found[name] = sorted(file for file in entered if not file.startswith(("emulator/", "programs/")))
+    found[name] = sorted(file for file in entered if not file.startswith(("emulator/", "emulator/programs/")))
 print(json.dumps(found))
 """
 

@@ -15,8 +15,8 @@ import torch
 
 from cute_kernels import Sm90GemmConfig, gemm, patch_embed
 from cute_kernels.commands import cli
-from cute_kernels.emulator.launch.schedule import Schedule
-from cute_kernels.reference import patch_embed_conv2d
+from cute_kernels.emulator.machine.launch.schedule import Schedule
+from cute_kernels.operations.reference import patch_embed_conv2d
 from cute_kernels.testing import emulation
 
 ROOT = Path(__file__).parents[2]

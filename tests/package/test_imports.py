@@ -90,4 +90,4 @@ def test_program_text_is_executed_in_one_place() -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("exec", "eval")
     }
-    assert found == {"emulator/bytecode/execution.py"}
+    assert found == {"emulator/machine/bytecode/execution.py"}

@@ -10,7 +10,7 @@ import matplotlib.image
 import pytest
 
 from cute_kernels.commands import cli
-from cute_kernels.reference import patch_embed_conv2d
+from cute_kernels.operations.reference import patch_embed_conv2d
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

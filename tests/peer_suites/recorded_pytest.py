@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from cute_kernels.diagnostics.diagnosis import diagnose
 from cute_kernels.emulator.errors import error_behind
+from cute_kernels.emulator.reports.diagnosis import diagnose
 
 
 class Recorder:

@@ -69,7 +69,7 @@ def test_a_process_has_tests_of_one_file_and_architecture():
 PACKAGE = '''
 import torch
 from cute_kernels.emulator.captured_launch import CapturedLaunch
-from cute_kernels.programs import host
+from cute_kernels.emulator.programs import host
 
 PTX = """.version 8.8
 .target sm_90a

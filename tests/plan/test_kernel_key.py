@@ -13,7 +13,6 @@ import pkgutil
 
 import pytest
 
-from cute_kernels.compile import compile_uncached
 from cute_kernels.config import (
     GemmProblem,
     PatchEmbedImagesProblem,
@@ -30,6 +29,7 @@ from cute_kernels.config import (
     Sm100PatchEmbedConfig,
     Sm100ResidentConfig,
 )
+from cute_kernels.operations.compile import compile_uncached
 from cute_kernels.plan import PLANNERS, Plan, make_plan
 from tests.nightly import NIGHTLY, by_day
 

@@ -93,7 +93,7 @@ def test_programs_that_assert_and_say_nothing():
 PROGRAM = """
 import sys
 import torch
-from cute_kernels.programs import host
+from cute_kernels.emulator.programs import host
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 
 PTX = '''.version 8.8

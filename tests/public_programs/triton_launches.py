@@ -24,8 +24,8 @@ from triton.runtime.driver import driver
 
 from cute_kernels.emulator import TensorMap
 from cute_kernels.emulator.captured_launch import CapturedLaunch
-from cute_kernels.emulator.units.copies.tensor_map import encode
-from cute_kernels.programs import host
+from cute_kernels.emulator.machine.units.copies.tensor_map import encode
+from cute_kernels.emulator.programs import host
 
 REGISTERS = 64
 """Of a thread, which are not known without ptxas' word; programs compute the size of a grid from it."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.commands import cli
-from tests.checking.cluster_campaigns import Campaigns
-from tests.checking.planted import EXAMPLE
+from tests.emulator.checking.cluster_campaigns import Campaigns
+from tests.emulator.checking.planted import EXAMPLE
 
 ROOT = Path(__file__).parents[2]
 

@@ -36,17 +36,17 @@ PARTS = {
         (
             "tests/operations/test_table.py", "tests/operations/test_patch_weight.py",
             "tests/operations/test_patch_embed.py", "tests/operations/test_patch_embed_arguments.py",
-            "tests/operations/test_gemm.py", "tests/tuning/test_functions.py", "tests/runtime/test_repeat.py",
+            "tests/operations/test_gemm.py", "tests/explore/tuning/test_functions.py", "tests/operations/runtime/test_repeat.py",
             "tests/operations/test_patch_embed_images.py", "tests/operations/test_emulator_backend.py",
         ),
         900,
     ),
     "runtime": Part(
-        ("cute_kernels/runtime", "cute_kernels/kernel_cache.py"),
+        ("cute_kernels/operations/runtime", "cute_kernels/dsl/kernel_cache.py"),
         (
-            "tests/runtime/test_constants.py", "tests/runtime/test_tuned.py", "tests/tuning/test_functions.py",
-            "tests/runtime/test_repeat.py",
-            "tests/runtime/test_launch.py", "tests/test_kernel_cache.py", "tests/operations/test_patch_embed.py",
+            "tests/operations/runtime/test_constants.py", "tests/operations/runtime/test_tuned.py", "tests/explore/tuning/test_functions.py",
+            "tests/operations/runtime/test_repeat.py",
+            "tests/operations/runtime/test_launch.py", "tests/dsl/test_kernel_cache.py", "tests/operations/test_patch_embed.py",
             "tests/operations/test_patch_embed_arguments.py",
             "tests/operations/test_gemm.py", "tests/commands/test_ptx.py",
         ),

@@ -9,7 +9,7 @@ import pytest
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.units.copies.tensor_map import TensorMap
+from cute_kernels.emulator.machine.units.copies.tensor_map import TensorMap
 from cute_kernels.testing import ptx
 
 COPY = """

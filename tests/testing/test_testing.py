@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from cute_kernels import Sm90GemmConfig
 from cute_kernels.config import GemmProblem
-from cute_kernels.emulator.launch.schedule import Schedule
+from cute_kernels.emulator.machine.launch.schedule import Schedule
+from cute_kernels.explore.tuning.strategies import configurations
 from cute_kernels.plan import make_plan
 from cute_kernels.testing import (
     POISON,
@@ -28,8 +29,7 @@ from cute_kernels.testing import (
     strategies,
     varied,
 )
-from cute_kernels.tuning.strategies import configurations
-from tests.checking.planted import EXAMPLE, planted
+from tests.emulator.checking.planted import EXAMPLE, planted
 from tests.processes import run_python
 from tests.test_pytest_plugin import ROOT, run_tests
 

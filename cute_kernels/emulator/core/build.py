@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cute_kernels import files
+from cute_kernels.common import files
 
 from . import layout
 

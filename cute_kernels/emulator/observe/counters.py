@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.isa.ptx.flow import Flow
+from cute_kernels.emulator.isa.ptx.program import Instruction
+from cute_kernels.emulator.machine.state.warp import WarpState
 from cute_kernels.emulator.observe import roles
 from cute_kernels.emulator.observe.meter import CoreMeter
-from cute_kernels.emulator.ptx.flow import Flow
-from cute_kernels.emulator.ptx.program import Instruction
-from cute_kernels.emulator.state.warp import WarpState
 
 _Units = dict[str, dict[str, Counter[str]]]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS, STRUCTURES
-from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.state.warp import WarpState
+from cute_kernels.emulator.isa.ptx.decode import Instruction
+from cute_kernels.emulator.machine.state.warp import WarpState
 
 _METER = np.dtype([(name, np.int64) for name, _ in STRUCTURES["Meter"]._fields_])
 _SHARED, _GLOBAL, _CLUSTER, _METERS = (CONSTANTS[f"METER{name}"] for name in ("_SHARED", "_GLOBAL", "_CLUSTER", "S"))

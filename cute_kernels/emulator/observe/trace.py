@@ -24,16 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cute_kernels.common.trace_events import TraceEvents, Track
+from cute_kernels.emulator.isa.ptx.decode import Instruction
+from cute_kernels.emulator.machine.state.async_engine import AsyncOp
+from cute_kernels.emulator.machine.state.mbarrier import OPERATIONS
+from cute_kernels.emulator.machine.state.smem import OFFSET_MASK, RANK_SHIFT
+from cute_kernels.emulator.machine.state.warp import ClusterState, Wait, WarpState
 from cute_kernels.emulator.observe.roles import activity
-from cute_kernels.emulator.ptx.decode import Instruction
-from cute_kernels.emulator.state.async_engine import AsyncOp
-from cute_kernels.emulator.state.mbarrier import OPERATIONS
-from cute_kernels.emulator.state.smem import OFFSET_MASK, RANK_SHIFT
-from cute_kernels.emulator.state.warp import ClusterState, Wait, WarpState
-from cute_kernels.trace_events import TraceEvents, Track
 
 if TYPE_CHECKING:
-    from cute_kernels.emulator.ptx.flow import Flow
+    from cute_kernels.emulator.isa.ptx.flow import Flow
 
 _UNIT_TRACKS = 1000  # thread ids of units begin here, after those of the warps
 _IN_ORDER = ("tcgen05", "wgmma")  # engines whose operations run one after the other

@@ -20,7 +20,7 @@ from types import ModuleType
 
 import pytest
 
-from cute_kernels import interrupts
+from cute_kernels.common import interrupts
 from cute_kernels.emulator.core import build, layout, library
 from tests.emulator.core_variants import ALL_VARIANTS
 from tests.nightly import NIGHTLY

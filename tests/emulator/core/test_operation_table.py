@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
-from cute_kernels.emulator.bytecode import lowering as translate
 from cute_kernels.emulator.core.layout import STRUCTURES
 from cute_kernels.emulator.core.pure_operations import apply, evaluate, operations, pure_operation
-from cute_kernels.emulator.graph import values
-from cute_kernels.emulator.graph.block import BlockBuilder
-from cute_kernels.emulator.graph.values import PureOp
+from cute_kernels.emulator.machine.bytecode import lowering as translate
+from cute_kernels.emulator.machine.graph import values
+from cute_kernels.emulator.machine.graph.block import BlockBuilder
+from cute_kernels.emulator.machine.graph.values import PureOp
 from cute_kernels.testing.ptx import module
 from tests.emulator.definitions.bits import bits
 from tests.emulator.definitions.conversions import INTEGERS as KINDS
@@ -28,9 +28,9 @@ from tests.emulator.definitions.definition import Definition
 from tests.emulator.definitions.floats import RELATIONS, floats
 from tests.emulator.definitions.integers import integers
 from tests.emulator.instruction_cases import edges
-from tests.emulator.instructions import test_instruction_forms as forms
-from tests.emulator.instructions.test_conversions import CONVERSION
-from tests.emulator.instructions.test_instructions import FLOAT, INTEGER
+from tests.emulator.isa.instructions import test_instruction_forms as forms
+from tests.emulator.isa.instructions.test_conversions import CONVERSION
+from tests.emulator.isa.instructions.test_instructions import FLOAT, INTEGER
 
 FULL, LANES, ROUNDS = 0xFFFFFFFF, 32, 24
 DEFINITIONS: dict[str, Definition] = {**integers(), **bits(), **floats(), **conversions()}

@@ -7,18 +7,24 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cute_kernels.emulator.units.copies.tensor_map import SWIZZLES, TensorMap, encode
+from cute_kernels.emulator.machine.units.copies.tensor_map import SWIZZLES, TensorMap, encode
 from cute_kernels.testing.ptx import module
 from tests.emulator import record_tma_on_gpu as recorder
 from tests.emulator.cluster_launches import CTAS, PLACE
 from tests.emulator.fuzz.program import Program, on_arrays
+from tests.emulator.machine.state import test_pair_allocation
+from tests.emulator.machine.units.copies import test_im2col
+from tests.emulator.machine.units.matrix import test_shift
+from tests.emulator.machine.units.matrix.test_scaled_mma import (
+    INSTRUCTION,
+    Case,
+    operands,
+    program_inputs,
+    program_with,
+)
+from tests.emulator.machine.units.test_units import MULTICAST
 from tests.emulator.oracle.launches import address_of
 from tests.emulator.public_bugs import BUGS
-from tests.emulator.state import test_pair_allocation
-from tests.emulator.units.copies import test_im2col
-from tests.emulator.units.matrix import test_shift
-from tests.emulator.units.matrix.test_scaled_mma import INSTRUCTION, Case, operands, program_inputs, program_with
-from tests.emulator.units.test_units import MULTICAST
 
 _SCALED = (
     (".scale_vec::1X", Case("mxf8f6f4", ("e4m3", "e2m1"), n=16)),

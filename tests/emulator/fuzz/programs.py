@@ -10,19 +10,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cute_kernels.emulator.units.copies.tensor_map import encode
+from cute_kernels.emulator.machine.units.copies.tensor_map import encode
 from tests.emulator import record_tma_on_gpu as tma
 from tests.emulator.fuzz.asynchronous import clusters, synchronisation, tensor_cores
 from tests.emulator.fuzz.program import Program, addresses, on_arrays
 from tests.emulator.instruction_cases import kernel_text
-from tests.emulator.instructions.test_conversions import CONVERSION
-from tests.emulator.instructions.test_instructions import FLOAT, INTEGER
+from tests.emulator.isa.instructions.test_conversions import CONVERSION
+from tests.emulator.isa.instructions.test_instructions import FLOAT, INTEGER
+from tests.emulator.machine.units.copies.test_tma import CASES, tensor_map_of
+from tests.emulator.machine.units.test_units import text_of
 from tests.emulator.matrix_cases import matrix_cases, wgmma_cases
 from tests.emulator.oracle.launches import DATA, FrozenLaunch
 from tests.emulator.record_matrix_on_gpu import result_array
 from tests.emulator.sm90_all_cases import cases
-from tests.emulator.units.copies.test_tma import CASES, tensor_map_of
-from tests.emulator.units.test_units import text_of
 
 _FROZEN = ("gather-sm100", "gather-sm90", "gemm-sm90-split", "sm100-one-cta", "sm100", "sm90-one-cta")
 _MAP_ADDRESS = 1 << 32  # that tensor maps are encoded with; the address of a buffer takes its place

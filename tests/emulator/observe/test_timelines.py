@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.bytecode import execution
-from cute_kernels.emulator.bytecode.execution import Execution
-from cute_kernels.emulator.state import events as stream
-from cute_kernels.emulator.state.warp import PhaseWait
+from cute_kernels.emulator.machine.bytecode import execution
+from cute_kernels.emulator.machine.bytecode.execution import Execution
+from cute_kernels.emulator.machine.state import events as stream
+from cute_kernels.emulator.machine.state.warp import PhaseWait
 from tests.emulator.observe.test_trace import Event, check_well_formed, flows, slices, thread_names
 from tests.emulator.observe.timelines import (
     DAILY,

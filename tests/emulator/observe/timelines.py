@@ -15,12 +15,12 @@ import numpy as np
 
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import EmulatorError
-from cute_kernels.emulator.units.copies.tensor_map import TensorMap
+from cute_kernels.emulator.machine.units.copies.tensor_map import TensorMap
 from cute_kernels.testing.ptx import aligned, module
+from tests.emulator.machine.units.test_core_units import COPY, MISSED, TIME_OUTS
 from tests.emulator.observe.test_trace import ARRIVE, BULK, HANDSHAKE, Event, read
 from tests.emulator.oracle import records
 from tests.emulator.ptx_launch import launch
-from tests.emulator.units.test_core_units import COPY, MISSED, TIME_OUTS
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 SCHEDULES: dict[str, dict[str, Any]] = {

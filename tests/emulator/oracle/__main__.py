@@ -22,9 +22,9 @@ import multiprocessing
 import sys
 import time
 
+from tests.emulator.checking.mutation.targets import TARGETS
 from tests.emulator.oracle import records
 from tests.emulator.oracle.records import Record, differences, without_repeated_reports
-from tests.mutation.targets import TARGETS
 
 
 def main(arguments: list[str] | None = None) -> int:

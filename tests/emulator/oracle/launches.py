@@ -17,14 +17,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cute_kernels.compile import host_arguments
 from cute_kernels.emulator import DYNAMIC_SHARED_BASE, EmulatorError, GlobalMemory, Options, run
+from cute_kernels.emulator.programs import host
+from cute_kernels.emulator.programs.relocation import Relocation
 from cute_kernels.kernels.graph import graph_of
-from cute_kernels.programs import host
-from cute_kernels.programs.relocation import Relocation
+from cute_kernels.operations.compile import host_arguments
 from cute_kernels.testing.ptx import aligned
+from tests.emulator.checking.mutation.targets import KernelTarget
 from tests.emulator.oracle.outcomes import Outcome, executed, reported
-from tests.mutation.targets import KernelTarget
 
 DATA = Path(__file__).parent / "data"
 _UNWRITTEN = 0xFF  # what written buffers hold before the launch: NaNs that no rounding produces

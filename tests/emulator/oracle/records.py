@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cute_kernels.emulator import Options
-from cute_kernels.mutation.judge import LIMIT_CONSTANT, LIMIT_FACTOR
-from cute_kernels.mutation.mutants import mutants
+from cute_kernels.emulator.checking.mutation.judge import LIMIT_CONSTANT, LIMIT_FACTOR
+from cute_kernels.emulator.checking.mutation.mutants import mutants
+from tests.emulator.checking.mutation.targets import SCHEDULES, TARGETS
 from tests.emulator.oracle.launches import DATA, FrozenLaunch, freeze
 from tests.emulator.oracle.outcomes import Outcome
-from tests.mutation.targets import SCHEDULES, TARGETS
 
 #: Under which each mutant is run, and how many of the mutants (one of ...).
 _MUTANTS_RUN = {"eager": 1, "random": 5}

@@ -11,13 +11,13 @@ import pytest
 
 from cute_kernels.config import Sm80Config
 from cute_kernels.emulator import EmulatorError, Hang
-from cute_kernels.programs.relocation import Relocation
+from cute_kernels.emulator.programs.relocation import Relocation
+from tests.emulator.checking.mutation.targets import TARGETS, KernelTarget
 from tests.emulator.oracle import __main__ as command
 from tests.emulator.oracle import launches, records
 from tests.emulator.oracle.launches import Buffer
 from tests.emulator.oracle.outcomes import Outcome, reported
 from tests.emulator.oracle.records import Run, differences, outcome_now, without_repeated_reports
-from tests.mutation.targets import TARGETS, KernelTarget
 from tests.nightly import nightly
 
 RECORDED = records.names()

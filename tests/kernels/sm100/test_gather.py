@@ -9,11 +9,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.compile import compile_plan
 from cute_kernels.config import Sm100ImagesConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import TensorMemoryRace
-from cute_kernels.runtime import emulated
+from cute_kernels.operations.compile import compile_plan
+from cute_kernels.operations.runtime import emulated
 from tests.emulator.cases import Case, check
 from tests.emulator.gather_inputs import make_gather_case
 from tests.emulator.image_inputs import edited

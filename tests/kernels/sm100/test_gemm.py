@@ -11,12 +11,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels import reference
-from cute_kernels.compile import Artifact, compile_plan, compile_uncached
 from cute_kernels.config import Sm100GemmConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRace, TensorMemoryRace
 from cute_kernels.kernels.sm100.cta_pair import ClusterPlace
+from cute_kernels.operations import reference
+from cute_kernels.operations.compile import Artifact, compile_plan, compile_uncached
 from cute_kernels.plan import Sm100GemmPlan
 from cute_kernels.plan.gemm_sm100 import LEVEL_7, LEVEL_8, ONE_ACCUMULATOR, WIDE
 from tests.emulator.cases import Case, check

@@ -7,16 +7,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels import reference
-from cute_kernels.compile import compile_plan, compile_uncached
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.core.layout import CONSTANTS
-from cute_kernels.emulator.state.async_engine import AsyncEngine, Work
-from cute_kernels.emulator.units.copies.bulk import BulkCopy
+from cute_kernels.emulator.machine.state.async_engine import AsyncEngine, Work
+from cute_kernels.emulator.machine.units.copies.bulk import BulkCopy
+from cute_kernels.operations import reference
+from cute_kernels.operations.compile import compile_plan, compile_uncached
+from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.table import build_table
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime.operands import Operands
 from tests.emulator.cases import check
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case

@@ -14,20 +14,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels import reference
-from cute_kernels.compile import compile_plan
 from cute_kernels.config import PatchEmbedImagesProblem, Sm80GemmConfig, Sm80ImagesConfig, Sm80PatchEmbedConfig
 from cute_kernels.emulator import EmulatorError, Options, Report
 from cute_kernels.kernels.sm80.load import key_of_row
 from cute_kernels.kernels.sm80.patch_load import _place
+from cute_kernels.operations import reference
+from cute_kernels.operations.compile import compile_plan
 from cute_kernels.plan import Plan, make_plan
 from cute_kernels.plan.registry import MMA_SYNC
 from cute_kernels.plan.sm80 import FP8_ARCHS
 from tests.emulator.cases import check
+from tests.emulator.checking.mutation.targets import TARGETS
 from tests.emulator.exact_sums import emulate
 from tests.emulator.gemm_inputs import columns, make_gemm_case
 from tests.emulator.mma_sync_inputs import SMALL, make_image_case, make_rows_case
-from tests.mutation.targets import TARGETS
 from tests.nightly import by_day, drawn, examples, nightly
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

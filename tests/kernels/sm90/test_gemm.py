@@ -11,10 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import Sm90GemmConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, IllegalAccess, SharedMemoryRace
+from cute_kernels.operations.compile import Artifact, compile_plan
 from tests.emulator.cases import Case, check
 from tests.emulator.exact_sums import emulate
 from tests.emulator.gemm_inputs import columns, make_gemm_case

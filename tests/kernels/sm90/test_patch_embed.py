@@ -10,7 +10,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cute_kernels.compile import Artifact, compile_plan
 from cute_kernels.config import Sm90PatchEmbedConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import (
@@ -22,6 +21,7 @@ from cute_kernels.emulator.errors import (
     SharedMemoryRace,
     UnsupportedPTX,
 )
+from cute_kernels.operations.compile import Artifact, compile_plan
 from tests.emulator.cases import Case, check
 from tests.emulator.exact_sums import emulate
 from tests.emulator.kernel_inputs import make_case

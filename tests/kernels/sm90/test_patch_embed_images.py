@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
 from cute_kernels.emulator import Options
 from cute_kernels.emulator.errors import Hang, ProxyFenceMissing, SharedMemoryRace
+from cute_kernels.operations.runtime import emulated
 from cute_kernels.plan import make_plan
-from cute_kernels.runtime import emulated
 from tests.emulator.cases import Case, check
 from tests.emulator.image_inputs import edited, make_images_case, sums
 from tests.nightly import drawn, every_other, examples

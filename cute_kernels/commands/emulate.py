@@ -1,0 +1,448 @@
+"""``cute-kernels emulate SCRIPT ARGS...``: runs a CuTe DSL program with its kernels in the emulator."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from cute_kernels.common.files import check_output, check_program, from_here, marked, show
+from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.machine.launch import schedule
+from cute_kernels.emulator.machine.launch.schedule import Schedule
+from cute_kernels.emulator.observe import roles
+from cute_kernels.emulator.options import CHOICES, DETECTORS, Options
+from cute_kernels.emulator.programs.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
+from cute_kernels.emulator.programs.program_run import FAULT, REFUSED, exit_status, run_program
+from cute_kernels.emulator.reports import going_on, source_profile
+from cute_kernels.emulator.reports.document import Outcome, launch_facts
+from cute_kernels.emulator.reports.reporter import Reporter
+from cute_kernels.emulator.reports.sources import short_name
+
+_STATUSES = "Exit status: what the program passes to sys.exit, unchanged; else\n"
+
+
+def exit_statuses(meanings: Mapping[int, str]) -> str:
+    """The epilog of a command that runs a program: its exit statuses, beside what all such commands have."""
+    shared = {
+        1: "the program raised an exception of its own",
+        REFUSED: "PTX, or something else of the program, that the emulator does not implement",
+    }
+    lines = (f"  {status}  {text}\n" for status, text in sorted((shared | dict(meanings)).items()))
+    return _STATUSES + "".join(lines)
+
+
+EXIT_STATUSES = exit_statuses({
+    0: "the program ended, and every kernel was in order",
+    2: "arguments that cannot be used, or a file that cannot be read or written",
+    FAULT: "a kernel is at fault: a race, an illegal access, a hang, a trap, an illegal launch, ...; also where the\n"
+    "     program caught that error and ended as if nothing had happened",
+    REFUSED: "PTX, or something else of the program, that the emulator does not implement; also where the program\n"
+    "     caught the error of a launch and ended as if nothing had happened",
+})  # fmt: skip
+
+
+def add_program_command(
+    commands: argparse._SubParsersAction,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    help: str,
+    description: str,
+    statuses: str,
+) -> argparse.ArgumentParser:
+    """Adds a subcommand that runs a program; the parsers of ``commands`` are `CommandParser`s.
+
+    Args:
+        run: does it, and returns the exit status.
+        help, description: as for argparse; how options and the program are told apart is added.
+        statuses: of `exit_statuses`.
+
+    Returns:
+        The parser with all that such commands have in common.
+    """
+    parser = commands.add_parser(
+        name,
+        runs_program=True,
+        help=help,
+        description=f"{description} Options go before SCRIPT; everything behind it belongs to the program.",
+        epilog=statuses,
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_100a", help="default: %(default)s")
+    parser.add_argument("--quiet", action="store_true", help="print what is found and nothing else")
+    parser.add_argument(
+        "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
+    )
+    add_run_arguments(parser)
+    add_roles_argument(parser)
+    add_suppression_arguments(parser)
+    parser.add_argument(
+        "script",
+        metavar="SCRIPT",
+        help="a Python program; a .ptx or .cu file, whose argument describes its launches: JSON, or FILE.py:FUNCTION",
+    )
+    own = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
+    own.required = False  # else argparse asks for them where SCRIPT is missing
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    """Adds the subcommand; the parsers of ``commands`` are `CommandParser`s."""
+    parser = add_program_command(
+        commands,
+        "emulate",
+        emulate,
+        help="run a CuTe DSL program without a GPU, its kernels in the emulator",
+        description="Runs a Python program that launches CuTe DSL kernels: kernels execute in the emulator, host code, "
+        "torch tensors on 'cuda' and the program's own checks run as they are, in host memory. Prints a line per "
+        "launch, and what is wrong with a kernel (a race, a hang, ...) with its place in PTX and source.",
+        statuses=EXIT_STATUSES,
+    )
+    schedule.add_arguments(parser)
+    add_going_on_arguments(parser)
+    parser.add_argument("--counters", action="store_true", help="print what every unit did, per launch and warp role")
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="print counts by source line beside the source, per kernel: instructions, shared-memory wavefronts, bank "
+        "conflicts, sectors and bytes of global memory",
+    )
+    parser.add_argument("--profile-json", type=from_here, metavar="FILE", help="write these counts as JSON")
+    parser.add_argument(
+        "--trace",
+        type=from_here,
+        metavar="FILE",
+        help="write a timeline of the first launch for https://ui.perfetto.dev; FILE-2, FILE-3, ... hold the next ones",
+    )
+    parser.add_argument(
+        "--keep-ptx",
+        type=_folder,
+        metavar="DIR",
+        help="write every launch's PTX and its facts (grid, block, cluster, shared memory, parameters) to "
+        "DIR/launch-N-KERNEL.ptx and DIR/launch-N.json, failing launches included",
+    )
+    parser.add_argument(
+        "--fill-new",
+        action="store_true",
+        help="torch.empty and its like have NaN (-1 in integers) instead of zeros: results show what reads memory that "
+        "nobody has written",
+    )
+    parser.add_argument(
+        "--processes",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="execute clusters of a launch in up to N processes at the same time; the results and reports are those of "
+        "one (default: %(default)s)",
+    )
+
+
+def add_roles_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that names warps."""
+    parser.add_argument(
+        "--roles",
+        type=_roles,
+        action="append",
+        default=[],
+        metavar="[KERNEL:]ROLE=WARPS,..",
+        help="names of warps for counters, timelines and reports, e.g. load=4,add=0-3; of kernels whose name contains "
+        "KERNEL (default: what a warp does, e.g. TMA load)",
+    )
+
+
+def _roles(text: str) -> tuple[str, tuple[str, ...]]:
+    try:
+        return roles.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say what of a kernel is reported, whatever the schedule."""
+    parser.add_argument("--no-detectors", action="store_true", help="do not look for hazards that change no result")
+    parser.add_argument(
+        "--without",
+        action="append",
+        choices=DETECTORS,
+        default=[],
+        metavar="DETECTOR",
+        help=f"leave one detector out; may be repeated: {', '.join(DETECTORS)}",
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="reports with PTX, all barriers and the emulator's own words"
+    )
+    parser.add_argument(
+        "--report", type=from_here, metavar="FILE",
+        help="write reports and launches as JSON, also when nothing is wrong",
+    )
+    parser.add_argument(
+        "--sarif", type=from_here, metavar="FILE", help="write reports as SARIF 2.1.0, for code hosts and editors"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="ask for synchronisation that the PTX ISA shows and NVIDIA's kernels omit"
+    )
+    defaults = Options()
+    parser.add_argument(
+        "--arithmetic",
+        choices=CHOICES,
+        default=defaults.arithmetic,
+        help="how tensor cores add: as those of --arch have been measured to, or exactly with one rounding per "
+        "instruction (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-warp-instructions",
+        type=int,
+        metavar="N",
+        default=defaults.max_warp_instructions,
+        help="per cluster; a kernel that executes more has hung; 0: no limit (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-idle-blocks",
+        type=int,
+        metavar="N",
+        default=defaults.max_idle_blocks,
+        help="basic blocks per running warp without any effect (250 for a strong load) after which a kernel has hung; "
+        "0: no limit (default: %(default)s)",
+    )
+
+
+def positive(text: str) -> int:
+    """A positive integer, as argparse's ``type``."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+def _folder(text: str) -> Path:
+    """The name of a folder, as argparse's ``type``; pathlib takes an empty one for the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty, expected that of a folder")
+    return Path(text)
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Fills all text but a list of exit statuses."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(_STATUSES) else super()._fill_text(text, width, indent)
+
+
+def report_fault(error: EmulatorError) -> int:
+    """Prints a report of an error that came out of another command; returns the exit status."""
+    Reporter().report(Schedule(), error)
+    return exit_status(error)
+
+
+def emulate(options: argparse.Namespace) -> int:
+    """Runs the program; returns the exit status, see `EXIT_STATUSES`.
+
+    Raises:
+        SystemExit: the program's own.
+        OSError: no such program, or a file or folder of an option that cannot be written.
+    """
+    check_program(options.script)
+    if options.trace is not None:
+        check_output(options.trace)
+    if options.profile_json is not None:
+        check_output(options.profile_json)
+    profiled = options.profile or options.profile_json is not None
+    chosen = schedule.of_arguments(options)
+    reporter = make_reporter(options)
+    failed = functools.partial(reporter.report, chosen)
+    going = make_going_on(options, failed)
+    facts = run_options(options) | {"going_on": going}
+    how = chosen.options(
+        counters=options.counters or profiled, trace=options.trace, processes=options.processes, **facts
+    )
+    report = None if options.quiet else functools.partial(_print, options.counters)
+    new_byte = 255 if options.fill_new else 0
+    more = {"overlap": chosen.overlap, "roles": dict(options.roles), "new_byte": new_byte}
+    session = capture(options.arch, how, report, options.keep_ptx, **more)
+    with session as session, writing_reports(options, reporter, "emulate") as outcome:
+        outcome.arguments = replay_words(options, chosen)
+        outcome.seed, outcome.schedule = chosen.seed, chosen.arguments()
+        try:
+            outcome.status = run_program(options.script, options.arguments, session, failed, options.traceback)
+            if reporter.faults and outcome.status in (0, 1):  # what the program makes of it comes second
+                outcome.status = FAULT
+            return outcome.status
+        finally:
+            outcome.launches = launches_of(session)
+            note_suppressed(outcome, going)
+            _print_end(options, session)
+            if profiled:
+                _write_profile(options, session, reporter)
+
+
+def run_options(parsed: argparse.Namespace) -> dict[str, object]:
+    """Fields of `Options` that the options of `add_run_arguments` choose."""
+    return {
+        "detectors": not parsed.no_detectors,
+        "without": tuple(parsed.without),
+        "strict": parsed.strict,
+        "arithmetic": parsed.arithmetic,
+        "max_warp_instructions": parsed.max_warp_instructions or None,
+        "max_idle_blocks": parsed.max_idle_blocks or None,
+    }
+
+
+def run_words(parsed: argparse.Namespace) -> list[str]:
+    """Words of a command line for the parser of `add_run_arguments`, without what is the default."""
+    words = ["--no-detectors"] if parsed.no_detectors else []
+    words += [word for name in parsed.without for word in ("--without", name)]
+    words += ["--strict"] if parsed.strict else []
+    words += ["--keep-going"] if getattr(parsed, "keep_going", False) else []
+    words += ["--fill-new"] if getattr(parsed, "fill_new", False) else []
+    words += [word for each in parsed.roles for word in ("--roles", roles.text_of(*each))]
+    words += [word for each in parsed.suppress for word in ("--suppress", str(each))]
+    words += [word for path in parsed.suppressions for word in ("--suppressions", str(path))]
+    defaults = Options()
+    for name in ("arithmetic", "max_warp_instructions", "max_idle_blocks"):
+        if (value := getattr(parsed, name)) != getattr(defaults, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
+
+
+def add_going_on_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that says that execution goes on after reports."""
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="go on after reports of detectors (races, missing fences, reads of what nobody wrote, ...), and print "
+        "each once; the status is the same",
+    )
+
+
+def add_suppression_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say which reports are left out."""
+    parser.add_argument(
+        "--suppress",
+        type=_suppression,
+        action="append",
+        default=[],
+        metavar="KIND[:FILE[:LINE]]",
+        help="leave reports of a kind out, of which one side is in that file, at that line; may be repeated",
+    )
+    parser.add_argument(
+        "--suppressions",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file of such, one a line; # begins a comment",
+    )
+
+
+def _suppression(text: str) -> going_on.Suppression:
+    try:
+        return going_on.Suppression.of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def make_going_on(parsed: argparse.Namespace, report: Callable[[EmulatorError], object]) -> going_on.GoingOn | None:
+    """Going on as the options of `add_going_on_arguments` and `add_suppression_arguments` say; None: reports raise.
+
+    Raises:
+        OSError, ValueError: a file of suppressions.
+    """
+    suppressions = going_on.all_of(parsed.suppress, parsed.suppressions)
+    keep_going = getattr(parsed, "keep_going", False)
+    if not (keep_going or suppressions):
+        return None
+    return going_on.GoingOn(keep_going, suppressions, report)
+
+
+def make_reporter(parsed: argparse.Namespace) -> Reporter:
+    """Reporter as the options of `add_run_arguments` say."""
+    made = Reporter(lambda schedule: replay_words(parsed, schedule), parsed.verbose, parsed.report, parsed.sarif)
+    made.check_files()
+    return made
+
+
+@contextlib.contextmanager
+def writing_reports(parsed: argparse.Namespace, reporter: Reporter, name: str) -> Iterator[Outcome]:
+    """The block is the command ``name``: it completes the outcome, which is written with all reports in the end.
+
+    Raises:
+        SystemExit: the program's own, which counts as the status.
+    """
+    outcome = Outcome(name, replay_words(parsed, Schedule(), name), parsed.script, parsed.arch)
+    try:
+        yield outcome
+    except SystemExit as end:
+        outcome.status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    except BaseException as error:
+        outcome.status = 2 if isinstance(error, (ValueError, OSError)) else 1
+        raise
+    finally:
+        try:
+            reporter.write_files(outcome)
+        except OSError as error:
+            if not outcome.status:
+                raise
+            print(f"cute-kernels: error: {error}", file=sys.stderr)  # the status says what happened before
+
+
+def note_suppressed(outcome: Outcome, going: going_on.GoingOn | None) -> None:
+    """Says what was left out, in the outcome and in a line."""
+    if going is not None and going.suppressed:
+        outcome.suppressed = dict(going.suppressed)
+        text = ", ".join(f"{count} by {name}" for name, count in going.suppressed.items())
+        print(f"suppressed reports: {text}", file=sys.stderr)
+
+
+def launches_of(session: Session) -> list[dict[str, object]]:
+    """Facts of all launches of a session, in order."""
+    done = [(each.number, each.launch, each.report) for each in session.launches]
+    failed = [(each.launch_number, each.launch, None) for each in session.failures if each.launch is not None]
+    return [
+        launch_facts(number, short_name(launch.ptx, launch.kernel_name), launch, report)
+        for number, launch, report in sorted(done + failed, key=lambda each: each[0])
+    ]
+
+
+def replay_words(parsed: argparse.Namespace, schedule: Schedule, name: str = "emulate") -> list[str]:
+    """The command ``name`` for the same program, under a schedule."""
+    words = ["cute-kernels", name, "--arch", parsed.arch, *schedule.arguments(), *run_words(parsed)]
+    # Without it the name of a script that begins with a dash would be taken for an option.
+    words += ["--"] if parsed.script.startswith("-") else []
+    return [*words, parsed.script, *parsed.arguments]
+
+
+def _print_end(options: argparse.Namespace, session: Session) -> None:
+    for trace in session.traces:
+        if trace.exists():
+            show(f"timeline: {trace.resolve()}; open it with https://ui.perfetto.dev")
+    if not options.quiet:
+        count, total = len(session.launches), sum(launch.report.seconds for launch in session.launches)
+        text = f"emulated: {count} launch{'' if count == 1 else 'es'}"
+        if session.failures:
+            failed = ", ".join(error.launch_name() for error in session.failures)
+            print(f"{text} complete in {total:.1f} s; {failed} failed", flush=True)
+        else:
+            print(f"{text} in {total:.1f} s", flush=True)
+
+
+def _write_profile(options: argparse.Namespace, session: Session, reporter: Reporter) -> None:
+    launches = [(each.launch.ptx, each.launch.kernel_name, each.report.units) for each in session.launches]
+    found = source_profile.profiles((ptx, kernel, units) for ptx, kernel, units in launches if units is not None)
+    if options.profile:
+        for each in found:
+            show(f"\n{each.text(marked)}")
+    if options.profile_json is not None:
+        document = {"columns": source_profile.COLUMNS, "kernels": [each.document() for each in found]}
+        reporter.others.append((options.profile_json, lambda: json.dumps(document, indent=1) + "\n"))
+
+
+def _print(counters: bool, launch: EmulatedLaunch) -> None:
+    print(f"emulated: {launch.summary()}", flush=True)
+    if counters and launch.report.units is not None:
+        show(launch.report.units.describe())

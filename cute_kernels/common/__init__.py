@@ -1,0 +1,1 @@
+"""Helpers that every room may import, and that import no room."""

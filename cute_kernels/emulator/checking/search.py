@@ -1,0 +1,252 @@
+"""Looks for a schedule under which a recorded launch fails, within a budget, and for the simplest such schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+from cute_kernels.common.executors import Workers
+from cute_kernels.emulator.checking.reduction import FewestSteps, fewest_steps
+from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
+from cute_kernels.emulator.machine.launch import schedule as schedules
+from cute_kernels.emulator.machine.launch.schedule import Schedule
+from cute_kernels.emulator.programs.recorded import Outcome, RecordedLaunch, Replay, differences
+from cute_kernels.emulator.steps import Step
+
+DIFFERENT_RESULT = "DifferentResult"
+"""`Finding.kind` where no fault is reported, and memory differs from what the default schedule leaves."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A launch that fails under a schedule.
+
+    Attributes:
+        recorded, schedule: what fails, and when.
+        kind: name of the class of the error, or `DIFFERENT_RESULT`.
+        text: in what the result differs, or the emulator's message.
+        error: what the emulator raised, or None for a result that differs.
+        fewest: the fewest steps that show it; None where the schedule draws nothing, or where they do not show it
+            again, as where results depend on how two launches overlap.
+    """
+
+    recorded: RecordedLaunch
+    schedule: Schedule
+    kind: str
+    text: str
+    error: EmulatorError | None = None
+    fewest: FewestSteps | None = None
+
+    @property
+    def refused(self) -> bool:
+        """The emulator does not implement what the kernel does under this schedule."""
+        return isinstance(self.error, UnsupportedPTX)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When a search ends: after ``seconds``, or when ``seeds`` random schedules of every launch ran; None: never."""
+
+    seconds: float | None = 60.0
+    seeds: int | None = None
+
+
+@dataclass
+class Tally:
+    """Progress of a search: runs under systematic and under random schedules, and whether all systematic ones ran."""
+
+    systematic: int = 0
+    random: int = 0
+    complete: bool = False
+
+    @property
+    def runs(self) -> int:
+        """Number of launches of all runs together."""
+        return self.systematic + self.random
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Result of one run: fields of `Finding` ("" and None if nothing was found), or no time was left for it."""
+
+    kind: str = ""
+    text: str = ""
+    error: EmulatorError | None = None
+    out_of_time: bool = False
+
+
+class _OutOfTime(Exception):
+    """The budget is used up in the middle of a run."""
+
+
+class _Trials:
+    """The launches in one process."""
+
+    def __init__(self, launches: Sequence[RecordedLaunch], options: dict[str, Any], results_may_differ: bool) -> None:
+        self._options, self._results_may_differ = options, results_may_differ
+        self._replays = [Replay(each) for each in launches]
+        self._expected: dict[int, Outcome] = {}  # what the default schedule leaves
+
+    def run(
+        self,
+        number: int,
+        schedule: Schedule,
+        seconds: float | None,
+        stepped: Callable[[Step, str], None] | None = None,
+    ) -> _Trial:
+        """One launch under a schedule, at most so long."""
+        end = time.monotonic() + seconds if seconds is not None else None
+        try:
+            if number not in self._expected:  # the program itself has run under the default schedule
+                self._expected[number] = self._replay(number, Schedule(), end)
+            if schedule == Schedule():
+                return _Trial()
+            outcome = self._replay(number, schedule, end, stepped)
+        except _OutOfTime:
+            return _Trial(out_of_time=True)
+        except EmulatorError as error:
+            return _Trial(type(error).__name__, error.message, error)
+        text = "" if self._results_may_differ else differences(outcome, self._expected[number])
+        return _Trial(DIFFERENT_RESULT, f"the result depends on the schedule: {text}") if text else _Trial()
+
+    def fewest_steps(self, number: int, schedule: Schedule, kind: str, seconds: float) -> FewestSteps | None:
+        """Steps of a schedule under which a launch fails, reduced to those that show the same kind of failure."""
+        return fewest_steps(
+            schedule, lambda other, stepped: self.run(number, other, None, stepped).kind == kind, seconds
+        )
+
+    def _replay(
+        self,
+        number: int,
+        schedule: Schedule,
+        end: float | None,
+        stepped: Callable[[Step, str], None] | None = None,
+    ) -> Outcome:
+        def check_time(done: int, of: int) -> None:
+            if end is not None and time.monotonic() > end:
+                raise _OutOfTime
+
+        options = schedule.options(stepped=stepped, **self._options)
+        return self._replays[number].run(options, overlap=schedule.overlap, progress=check_time)
+
+
+_Planned = tuple[str, int, Schedule]  # "", "systematic" or "random"; number of the launch
+
+
+@dataclass
+class Search:
+    """The launches of one program under many schedules.
+
+    What is found does not depend on the executor, but for how far the time reaches: schedules are judged in their
+    order.
+
+    Args:
+        launches: as `Recorder` has them.
+        budget: see `Budget`.
+        options: fields of `Options` for every run, beside the schedule's.
+        results_may_differ: from schedule to schedule; else that is a finding.
+        progress: called before each run with the tally and the seconds since the search began.
+        executor, jobs: where runs are executed, as for `Workers`.
+        reduction: seconds that steps of a failing schedule are reduced for.
+    """
+
+    launches: Sequence[RecordedLaunch]
+    budget: Budget = field(default_factory=Budget)
+    options: dict[str, Any] = field(default_factory=dict)
+    results_may_differ: bool = False
+    progress: Callable[[Tally, float], None] = lambda tally, seconds: None
+    executor: Executor | Callable[[], Executor] | None = None
+    jobs: int = 1
+    reduction: float = 30.0
+
+    def __post_init__(self) -> None:
+        self.tally = Tally()
+        self._start = time.monotonic()
+
+    def run(self) -> Finding | None:
+        """The first failure, with the simplest schedule that was found for it; None if there is none.
+
+        Systematic schedules of all launches come first, in turn, then random ones.
+        """
+        state = (tuple(self.launches), self.options, self.results_may_differ)
+        with Workers(_Trials, state, self.executor, self.jobs) as workers:
+            finding = self._first(workers)
+            if finding is None:
+                return None
+            return self._with_steps(self._reduced(finding, workers), workers)
+
+    def _first(self, workers: Workers) -> Finding | None:
+        drawn: deque[_Planned] = deque()
+        timely = True
+
+        def items() -> Iterator[tuple[int, Schedule, float | None]]:
+            nonlocal timely
+            for planned in self._plan():
+                left = self._seconds_left()
+                if left is not None and left <= 0:
+                    timely = False
+                    return
+                drawn.append(planned)
+                self.progress(self.tally, time.monotonic() - self._start)
+                yield *planned[1:], left
+
+        for trial in workers.each(_Trials.run, items()):
+            phase, number, schedule = drawn.popleft()
+            self.tally.complete |= phase == "random"
+            if trial.out_of_time:
+                return None
+            self.tally.systematic += phase == "systematic"
+            self.tally.random += phase == "random"
+            if trial.kind:
+                return Finding(self.launches[number], schedule, trial.kind, trial.text, trial.error)
+        self.tally.complete |= timely
+        return None
+
+    def _plan(self) -> Iterator[_Planned]:
+        for number in range(len(self.launches)):
+            yield "", number, Schedule()
+        plans = [
+            schedules.systematic(each.ctas, each.warps, overlaps=each.previous is not None, meets=each.meets)
+            for each in self.launches
+        ]
+        for turn in itertools.zip_longest(*plans):
+            for number, schedule in enumerate(turn):
+                if schedule is not None:
+                    yield "systematic", number, schedule
+        for seed in itertools.count(1) if self.budget.seeds is None else range(1, self.budget.seeds + 1):
+            for number, recorded in enumerate(self.launches):
+                yield "random", number, schedules.drawn(
+                    seed, overlaps=recorded.previous is not None, meets=recorded.meets
+                )
+
+    def _reduced(self, finding: Finding, workers: Workers) -> Finding:
+        """Finds the simplest schedule that shows the same failure, whatever time that takes."""
+        number = self._number(finding)
+        simpler = list(finding.schedule.simpler())
+        trials = workers.each(_Trials.run, ((number, schedule, None) for schedule in simpler))
+        for schedule, trial in zip(simpler, trials):
+            if trial.kind == finding.kind:
+                return Finding(finding.recorded, schedule, trial.kind, trial.text, trial.error)
+        return finding
+
+    def _with_steps(self, finding: Finding, workers: Workers) -> Finding:
+        """Finds the fewest steps that show the same failure."""
+        schedule = finding.schedule
+        if finding.refused or not schedule.draws:
+            return finding
+        item = (self._number(finding), schedule, finding.kind, self.reduction)
+        (fewest,) = workers.each(_Trials.fewest_steps, [item])
+        return dataclasses.replace(finding, fewest=fewest)
+
+    def _number(self, finding: Finding) -> int:
+        return next(n for n, each in enumerate(self.launches) if each is finding.recorded)
+
+    def _seconds_left(self) -> float | None:
+        limit = self.budget.seconds
+        return None if limit is None else limit - (time.monotonic() - self._start)

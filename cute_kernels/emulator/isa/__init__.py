@@ -1,0 +1,1 @@
+"""PTX: its text, and what each instruction does."""

@@ -1,0 +1,184 @@
+"""Bulk asynchronous copies: TMA tensor loads and stores, bulk groups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.isa.instructions.memory import address_value
+from cute_kernels.emulator.isa.instructions.sync import each_lane
+from cute_kernels.emulator.isa.ptx.decode import Instruction, Memory, Operand, Vector
+from cute_kernels.emulator.isa.ptx.families import as_integer
+from cute_kernels.emulator.isa.ptx.operand_syntax import policy_operand
+from cute_kernels.emulator.machine.graph.block import BlockBuilder
+from cute_kernels.emulator.machine.graph.families import family
+from cute_kernels.emulator.machine.graph.values import Constant, Value
+from cute_kernels.emulator.machine.state.lane_masks import LaneValues
+from cute_kernels.emulator.machine.units.copies.bulk import LOAD, STORE, tensor_descriptor
+from cute_kernels.emulator.machine.units.copies.tensor_map import decode
+from cute_kernels.emulator.machine.units.sm import Warp
+
+_RANK = re.compile(r"([1-5])d")
+_RANKS, _SPATIAL = CONSTANTS["RANKS"], CONSTANTS["SPATIAL"]
+
+
+def prefetch_descriptor(warp: Warp, mask: int, address: LaneValues) -> None:
+    """prefetch.tensormap."""
+    for (where,) in each_lane(mask & -mask, address):
+        decode(tensor_descriptor(warp.cluster, where))
+
+
+@family("prefetch.tensormap", "prefetch.param.tensormap", "prefetch.const.tensormap", destinations=0, operands="[a]")
+def _prefetch_tensormap(block: BlockBuilder, instruction: Instruction) -> None:
+    """prefetch.tensormap: no effect on results; a tensor map with a mode that is not implemented is refused."""
+    block.call(prefetch_descriptor, address_value(block, instruction.operands[0], 64))
+
+
+_PARTS = ("global", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
+_MODES = ("tile", "im2col", "im2col_no_offs")
+_COPIED = ("shared::cta", "shared::cluster", "multicast::cluster", "cta_group::1", "cta_group::2")
+RANKS = tuple(f"{rank}d" for rank in range(1, 6))
+
+
+def tensor_operand(
+    block: BlockBuilder, instruction: Instruction, operand: Operand, rank: int
+) -> tuple[Value, list[Value]]:
+    """(descriptor address, coordinates) of ``[map, {c0, c1, ...}]``."""
+    if not isinstance(operand, Memory) or len(operand.extra) != 1 or not isinstance(operand.extra[0], Vector):
+        raise instruction.refuse("a tensor operand [map, {coordinates}] is expected")
+    items = operand.extra[0].items
+    if len(items) != rank:
+        raise instruction.refuse(f"{len(items)} coordinates for a {rank}-dimensional copy")
+    return address_value(block, operand, 64), [block.value(item, 32) for item in items]
+
+
+def rank_of(instruction: Instruction) -> int:
+    """Dimensions of a tensor copy."""
+    ranks = [int(m.group(1)) for part in instruction.parts if (m := _RANK.fullmatch(part))]
+    if len(ranks) != 1:
+        raise instruction.refuse("the dimension of the tensor copy is missing")
+    return ranks[0]
+
+
+def _offsets_operand(parts: tuple[str, ...]) -> str:
+    return ", {im2colOffsets}:u16" if "im2col" in parts else ""
+
+
+def tensor_operands(parts: tuple[str, ...]) -> str:
+    """Operands of a tensor copy."""
+    if "bulk_group" in parts:
+        return f"[tensorMap{{coords}}], [src]{policy_operand(parts)}"
+    multicast = ", ctaMask:u16" if "multicast::cluster" in parts else ""
+    return f"[dst], [tensorMap{{coords}}], [mbar]{_offsets_operand(parts)}{multicast}{policy_operand(parts)}"
+
+
+@family(
+    "cp.async.bulk.tensor", destinations=0, operands=tensor_operands,
+    qualifiers=(*_PARTS, *_MODES, *RANKS, *_COPIED),
+)  # fmt: skip
+def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
+    """cp.async.bulk.tensor: global to shared (multicast, cta_group) and shared to global, tiled (packed 4- and 6-bit
+    elements too) and im2col mode."""
+    rank = rank_of(instruction)
+    parts = instruction.parts[1:]
+    spaces = [part for part in parts if part in ("global", "shared::cta", "shared::cluster")]
+    mode = mode_of(instruction, parts, "im2col_no_offs" if spaces[0] == "global" else "im2col", rank)
+    operands = list(instruction.operands)
+    if "L2::cache_hint" in parts:
+        operands.pop()  # an eviction priority
+    if spaces[0] == "global":
+        if "bulk_group" not in parts or len(operands) != 2:
+            raise instruction.refuse("this form of a tensor store is not implemented")
+        tensor_store(block, instruction, operands, rank, mode)
+        return
+    multicast = block.value(operands.pop(), 16) if "multicast::cluster" in parts else None
+    offsets = _offsets(block, instruction, operands.pop(3), rank) if mode == "im2col" and len(operands) == 4 else None
+    if "mbarrier::complete_tx::bytes" not in parts or len(operands) != 3 or (offsets is None) != (mode == "tile"):
+        raise instruction.refuse("this form of a tensor load is not implemented")
+    descriptor, coords = tensor_operand(block, instruction, operands[1], rank)
+    destination, barrier = address_value(block, operands[0]), address_value(block, operands[2])
+    bulk_operation(
+        block, [LOAD, rank, mode != "tile", "cta_group::2" in parts, 0, 0],
+        [destination, descriptor, barrier, None, multicast], coords, offsets or (),
+    )  # fmt: skip
+
+
+def tensor_store(
+    block: BlockBuilder, instruction: Instruction, operands: Sequence[Operand], rank: int, mode: str, reduction: int = 0
+) -> None:
+    """A store to ``[map, {coordinates}]``, or a reduction by number."""
+    descriptor, coords = tensor_operand(block, instruction, operands[0], rank)
+    facts = [STORE, rank, mode != "tile", 0, reduction, 0]
+    bulk_operation(block, facts, [address_value(block, operands[1]), descriptor, None, None, None], coords)
+
+
+def bulk_operation(
+    block: BlockBuilder, facts: Sequence[int], operands: Sequence[Value | None], coords: Sequence[Value] = (),
+    offsets: Sequence[Value] = (),
+) -> None:  # fmt: skip
+    """A bulk copy in the core.
+
+    Args:
+        facts: kind, dimensions of the tensor map or 0, whether im2col, whether for a pair of CTAs, reduction, its type.
+        operands: address in shared memory; of the map, in global memory, or of what is sent; mbarrier; bytes; mask.
+        coords, offsets: of a tensor copy.
+    """
+    lists = (coords, _RANKS), (offsets, _SPATIAL)
+    rest = [value for values, room in lists for value in (*values, *[None] * (room - len(values)))]
+    values = [None if value is None else block.whole(value) for value in (*operands, *rest)]
+    block.operation("bulk_copy", *values, facts=[int(fact) for fact in facts])
+
+
+def mode_of(instruction: Instruction, parts: list[str], im2col: str, rank: int) -> str:
+    """``tile``, or the im2col mode of this kind of copy."""
+    modes = [part for part in parts if part in _MODES] or ["tile"]
+    if len(modes) != 1 or modes[0] not in ("tile", im2col):
+        raise instruction.refuse(f"the mode of this copy is .tile or .{im2col}")
+    if modes[0] != "tile" and rank < 3:
+        raise instruction.refuse(f".{modes[0]} needs 3 to 5 dimensions")
+    return modes[0]
+
+
+def _offsets(block: BlockBuilder, instruction: Instruction, operand: Operand, rank: int) -> tuple[Value, ...] | None:
+    """The values of ``{offset of W, ...}``."""
+    if not isinstance(operand, Vector) or len(operand.items) != rank - 2:
+        raise instruction.refuse(f"{rank - 2} im2col offsets are expected for a {rank}-dimensional copy")
+    return tuple(block.value(item, 16) for item in operand.items)
+
+
+def _prefetch_operands(parts: tuple[str, ...]) -> str:
+    return f"[tensorMap{{coords}}]{_offsets_operand(parts)}{policy_operand(parts)}"
+
+
+@family(
+    "cp.async.bulk.prefetch.tensor", destinations=0, operands=_prefetch_operands,
+    qualifiers=(*_PARTS, *_MODES, *RANKS, "L2"),
+)  # fmt: skip
+def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
+    """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""
+    rank = rank_of(instruction)
+    parts = instruction.parts[1:]
+    mode_of(instruction, parts, "im2col", rank)
+    descriptor, _ = tensor_operand(block, instruction, instruction.operands[0], rank)
+    block.call(prefetch_descriptor, descriptor)
+
+
+# --- bulk groups ----------------------------------------------------------------------------------------------------
+
+
+@family("cp.async.bulk.commit_group", destinations=0, operands="", qualifiers="")
+def _commit(block: BlockBuilder, instruction: Instruction) -> None:
+    """cp.async.bulk.commit_group."""
+    block.operation("bulk_commit")
+
+
+@family("cp.async.bulk.wait_group", destinations=0, blocking=True, operands="N:imm", qualifiers="read")
+def _wait(block: BlockBuilder, instruction: Instruction) -> None:
+    """cp.async.bulk.wait_group, wait_group.read."""
+    parts = instruction.parts[1:]
+    count = as_integer(instruction, instruction.operands[0])
+    if count < 0:
+        raise instruction.refuse("the number of groups must not be negative")
+    flags = CONSTANTS["FLAG"] if "read" in parts else 0
+    block.operation("bulk_wait", Constant(count, 64), flags=flags, blocking=True)

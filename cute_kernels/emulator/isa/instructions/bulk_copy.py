@@ -1,0 +1,118 @@
+"""Bulk copies and reductions of byte ranges, and reductions through tensor maps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cute_kernels.emulator.isa.instructions.bulk import (
+    RANKS,
+    bulk_operation,
+    mode_of,
+    rank_of,
+    tensor_operands,
+    tensor_store,
+)
+from cute_kernels.emulator.isa.instructions.memory import address_value
+from cute_kernels.emulator.isa.instructions.sync import each_lane
+from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction
+from cute_kernels.emulator.isa.ptx.operand_syntax import policy_operand
+from cute_kernels.emulator.machine.graph.block import BlockBuilder
+from cute_kernels.emulator.machine.graph.families import family
+from cute_kernels.emulator.machine.units.copies.bulk import LOAD, SEND, STORE
+from cute_kernels.emulator.machine.units.copies.generic_accesses import view_bytes
+from cute_kernels.emulator.machine.units.copies.reductions import DTYPES, OPERATIONS, TYPES, operations
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.machine.state.lane_masks import LaneValues
+    from cute_kernels.emulator.machine.units.sm import Warp
+
+_SPACES = ("global", "shared::cta", "shared::cluster")
+_COMPLETIONS = ("mbarrier::complete_tx::bytes", "bulk_group")
+_OPERATIONS = OPERATIONS[1:]
+
+
+def _reduction(instruction: Instruction, parts: list[str]) -> tuple[int, int]:
+    """Numbers of the operation and of the type of elements."""
+    type_ = instruction.parts[-1]
+    names = [part for part in parts if part in _OPERATIONS]
+    kinds = operations(type_) if type_ in DTYPES else set()
+    if type_ in ("u64", "s64"):
+        kinds = kinds | {"inc", "dec"} if type_ == "u64" else kinds
+    if len(names) != 1 or names[0] not in kinds:
+        raise instruction.refuse(f"{instruction.opcode} is not implemented")
+    return OPERATIONS.index(names[0]), TYPES.index(type_)
+
+
+_BULK = (*_SPACES, *_COMPLETIONS, "L2::cache_hint")
+
+
+def _operands(parts: tuple[str, ...]) -> str:
+    barrier = "" if "bulk_group" in parts else ", [mbar]"
+    multicast = ", ctaMask:u16" if "multicast::cluster" in parts else ""
+    mask = ", byteMask:u16" if "cp_mask" in parts else ""
+    return f"[dst], [src], size:u32{barrier}{multicast}{policy_operand(parts)}{mask}"
+
+
+@family(
+    "cp.reduce.async.bulk", destinations=0, operands=_operands, qualifiers=(*_BULK, *_OPERATIONS, "noftz", *TYPE_BITS),
+)  # fmt: skip
+@family("cp.async.bulk", destinations=0, operands=_operands, qualifiers=(*_BULK, "multicast::cluster", "cp_mask"))
+def _bulk(block: BlockBuilder, instruction: Instruction) -> None:
+    """cp.async.bulk, cp.reduce.async.bulk: global to shared (multicast), shared to global, shared to shared."""
+    reduces = instruction.parts[1] == "reduce"
+    parts = instruction.parts[2 if reduces else 1 :]
+    spaces = [part for part in parts if part in _SPACES]
+    completions = [part for part in parts if part in _COMPLETIONS]
+    if len(spaces) != 2 or len(completions) != 1:
+        raise instruction.refuse("destination, source and completion mechanism are needed")
+    reduction = _reduction(instruction, parts) if reduces else (0, 0)
+    operands = list(instruction.operands)
+    keep = block.value(operands.pop(), 16) if "cp_mask" in parts else None
+    if "L2::cache_hint" in parts:
+        operands.pop()  # an eviction priority
+    multicast = block.value(operands.pop(), 16) if "multicast::cluster" in parts else None
+    grouped = completions[0] == "bulk_group"
+    if len(operands) != (3 if grouped else 4) or grouped != (spaces[0] == "global"):
+        raise instruction.refuse("this form of a bulk copy is not implemented")
+    if reduces and not grouped and spaces[1] == "global":
+        raise instruction.refuse("reductions from global memory do not exist")
+    kind = STORE if grouped else LOAD if spaces[1] == "global" else SEND
+    target = address_value(block, operands[0], 64 if grouped else 32)
+    source, nbytes = address_value(block, operands[1], 64 if kind == LOAD else 32), block.value(operands[2], 32)
+    shared, other = (source, target) if grouped else (target, source)
+    signal = None if grouped else address_value(block, operands[3])
+    bulk_operation(block, [kind, 0, 0, 0, *reduction], [shared, other, signal, nbytes, keep if grouped else multicast])
+
+
+def bulk_prefetch(warp: Warp, mask: int, address: LaneValues, nbytes: LaneValues) -> None:
+    """cp.async.bulk.prefetch: the range must exist."""
+    for where, size in each_lane(mask, address, nbytes):
+        view_bytes(warp.cluster, "global", where, size)
+
+
+@family(
+    "cp.async.bulk.prefetch.L2", destinations=0, operands=lambda parts: f"[src], size:u32{policy_operand(parts)}",
+    qualifiers="global L2::cache_hint",
+)  # fmt: skip
+def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
+    """cp.async.bulk.prefetch.L2: no effect on results; the range is checked."""
+    address, nbytes = instruction.operands[:2]
+    block.call(bulk_prefetch, address_value(block, address, 64), block.value(nbytes, 32))
+
+
+@family(
+    "cp.reduce.async.bulk.tensor", destinations=0, operands=tensor_operands,
+    qualifiers=(*RANKS, *_OPERATIONS, *"global shared::cta bulk_group L2::cache_hint tile im2col_no_offs".split()),
+)  # fmt: skip
+def _tensor_reduce(block: BlockBuilder, instruction: Instruction) -> None:
+    """cp.reduce.async.bulk.tensor: shared to global, tiled and im2col mode, on the tensor map's element type."""
+    rank = rank_of(instruction)
+    parts = instruction.parts[2:]
+    operands = list(instruction.operands)
+    if "L2::cache_hint" in parts:
+        operands.pop()
+    names = [part for part in parts if part in _OPERATIONS]
+    if len(names) != 1 or len(operands) != 2 or "bulk_group" not in parts:
+        raise instruction.refuse("this form of a tensor reduction is not implemented")
+    mode = mode_of(instruction, parts, "im2col_no_offs", rank)
+    tensor_store(block, instruction, operands, rank, mode, OPERATIONS.index(names[0]))

@@ -1,0 +1,208 @@
+"""cvt between integer and floating-point types; those of less than eight bits are in `instructions.convert_narrow`."""
+
+from __future__ import annotations
+
+from cute_kernels.emulator.isa.instructions.convert_narrow import convert_narrow
+from cute_kernels.emulator.isa.instructions.floats import float_to_float
+from cute_kernels.emulator.isa.ptx.decode import Instruction, Register
+from cute_kernels.emulator.isa.ptx.operand_syntax import HELD_IN, is_type
+from cute_kernels.emulator.machine.graph.block import BlockBuilder
+from cute_kernels.emulator.machine.graph.families import family
+from cute_kernels.emulator.machine.graph.values import CANONICAL, Pack, PureOp, Value, of_one_type
+
+_INTEGER_BITS = {f"{k}{b}": b for k in "us" for b in (8, 16, 32, 64)}
+_FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+_TO_INTEGRAL, _ROUNDING, _INTO_HALVES = ("rni", "rzi", "rmi", "rpi"), ("rn", "rz", "rm", "rp"), ("rn", "rz", "rs")
+
+
+def _operands(parts: tuple[str, ...]) -> str:
+    types = [part for part in parts if is_type(part)]
+    newer = any(part in HELD_IN or part in ("bf16", "bf16x2") for part in types)  # without wider registers
+    wider = "" if newer else "+"
+    random = ", rbits:b32" if "rs" in parts else ""
+    if len(types) == 2 and types[0].endswith("x4"):
+        return f"d:S, {{a}}4:T{random}"
+    two = len(types) == 2 and types[0].endswith("x2") and types[1] == "f32"
+    return f"d:S{wider}, a:T{wider}" + (f", b:T{wider}" if two else "") + random
+
+
+@family("cvt", operands=_operands)
+def _cvt(block: BlockBuilder, instruction: Instruction) -> None:
+    """cvt: integers, f16, bf16, f32, f64, packed f16x2/bf16x2/e4m3x2/e5m2x2/e2m3x2/e3m2x2/e2m1x2/ue8m0x2, tf32; .rs."""
+    *flags, target, source = instruction.parts[1:]
+    narrow = convert_narrow(block, instruction, flags, target, source)
+    if narrow is not None:
+        result = narrow
+    elif target in _INTEGER_BITS and source in _INTEGER_BITS:
+        result = _integer_to_integer(block, instruction, flags, target, source)
+    elif target in ("f16x2", "bf16x2") and source == "f32":
+        result = _pair(block, instruction, flags, target)
+    elif target in _INTEGER_BITS and source in _FLOAT_BITS:
+        result = _float_to_integer(block, instruction, flags, target, source)
+    elif target in _FLOAT_BITS and source in _INTEGER_BITS:
+        result = _integer_to_float(block, instruction, flags, target, source)
+    elif (target, source) == ("tf32", "f32"):
+        mode = _one_of(instruction, flags, ("rn", "rz", "rna"), "satfinite", *([] if "rna" in flags else ["relu"]))
+        op = of_one_type(f"cvt_{mode}_tf32{_modifiers(flags)}", "f32", 1)
+        result = block.pure(op, block.value(instruction.operands[1], 32))
+    elif target in _FLOAT_BITS and source in _FLOAT_BITS:
+        result = _float_to_float(block, instruction, flags, target, source)
+    else:
+        raise instruction.refuse(f"cvt from {source} to {target} is not implemented")
+    block.define(instruction.operands[0], result)
+
+
+def _modifiers(flags: list[str]) -> str:
+    return "".join(f"_{flag}" for flag in ("satfinite", "relu") if flag in flags)
+
+
+def _one_of(instruction: Instruction, flags: list[str], modes: tuple[str, ...], *allowed: str) -> str:
+    """The only rounding among the flags, which have nothing else but ``allowed``."""
+    found = [flag for flag in flags if flag in modes]
+    name = f"cvt.{'.'.join(instruction.parts[1:])}"
+    if len(found) != 1:
+        raise instruction.refuse(f"{name}: one rounding is needed, .{', .'.join(modes)}")
+    _only(instruction, flags, found[0], *allowed)
+    return found[0]
+
+
+def _only(instruction: Instruction, flags: list[str], *allowed: str) -> None:
+    for flag in flags:
+        if flag not in allowed or flags.count(flag) > 1:
+            raise instruction.refuse(f"cvt.{'.'.join(instruction.parts[1:])}: .{flag} is not implemented here")
+
+
+def _register_bits(block: BlockBuilder, instruction: Instruction) -> int:
+    destination = instruction.operands[0]
+    return block.bits_of(destination.name) if isinstance(destination, Register) else 32
+
+
+def extend(source: str, bits: int, source_bits: int) -> PureOp:
+    """Reads the low bits of a register as ``source`` and extends them to ``bits`` bits by their sign."""
+    return PureOp(f"extend_{source}_{bits}_{source_bits}", (CANONICAL[source_bits],), f"u{bits}")
+
+
+def saturate(source: str, target: str) -> PureOp:
+    """Reads the low bits of 64 as ``source`` and limits them to the range of ``target``; the result has 64 bits."""
+    return of_one_type(f"saturate_{source}_{target}", "u64", 1)
+
+
+def _integer_to_integer(
+    block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
+) -> Value:
+    """Truncation, extension, saturation. A register wider than the destination type is extended by the type's sign."""
+    _only(instruction, flags, "sat")
+    operand = instruction.operands[1]
+    source_bits = _value_bits(block, operand, _INTEGER_BITS[source])
+    value = block.value(operand, source_bits)
+    register = _register_bits(block, instruction)
+    width = _INTEGER_BITS[target]
+    if "sat" in flags:
+        value = block.pure(saturate(source, target), block.resize(value, 64))
+    elif width > _INTEGER_BITS[source]:
+        value = block.pure(extend(source, width, value.bits), value)
+    if register == width == value.bits:
+        return value
+    if register < width:
+        raise instruction.refuse("the destination register is narrower than the destination type")
+    return block.pure(extend(target, register, value.bits), value)
+
+
+def _value_bits(block: BlockBuilder, operand: object, default: int) -> int:
+    return block.bits_of(operand.name) if isinstance(operand, Register) else default
+
+
+def _pair(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str) -> Value:
+    """cvt.rn.f16x2.f32 d, a, b: a goes to the upper half, for which .rs takes the upper half of the random bits."""
+    mode = _one_of(instruction, flags, _INTO_HALVES, "satfinite", "relu")
+    half = target[:-2]
+    name = f"cvt_{half}_f32_{mode}{_modifiers(flags)}"
+    high, low = (block.value(operand, 32) for operand in instruction.operands[1:3])
+    if mode != "rs":
+        op = PureOp(name, ("f32",), "u16")
+        return Pack([block.pure(op, low), block.pure(op, high)])
+    op, (later, earlier) = PureOp(name, ("f32", "u16"), "u16"), block.split(block.value(instruction.operands[3], 32), 2)
+    return Pack([block.pure(op, low, later), block.pure(op, high, earlier)])
+
+
+def _float_to_integer(
+    block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
+) -> Value:
+    """To the nearest number of the target; NaN as the PTX ISA says. So .sat changes nothing."""
+    sat, ftz = [] if source == "bf16" else ["sat"], ["ftz"] if source == "f32" else []
+    mode = _one_of(instruction, flags, _TO_INTEGRAL, *sat, *ftz)
+    bits = _INTEGER_BITS[target]
+    value = block.value(instruction.operands[1], _FLOAT_BITS[source])
+    if source in ("f16", "bf16"):
+        value, source = block.pure(float_to_float("f32", source), value), "f32"
+    op = PureOp(f"cvt_{mode}{'_ftz' if 'ftz' in flags else ''}_{target}_{source}", (source,), f"u{bits}")
+    value = block.pure(op, value)
+    register = _register_bits(block, instruction)
+    return value if register == bits else block.pure(extend(target, register, bits), value)
+
+
+def _integer_to_float(
+    block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str
+) -> Value:
+    width = _INTEGER_BITS[source]
+    sat, ftz = [] if target == "bf16" else ["sat"], ["ftz"] if target == "f32" else []  # no integer is subnormal
+    mode = _one_of(instruction, flags, _ROUNDING, *sat, *ftz)
+    operand = instruction.operands[1]
+    value = block.value(operand, _value_bits(block, operand, width))
+    if value.bits != width:
+        value = block.resize(value, width)
+    stored = target if target in ("f32", "f64") else "u16"
+    if mode == "rn" and "sat" not in flags and (width < 64 or stored == target):
+        return block.pure(PureOp(f"cvt_{target}_{source}", (source,), stored), value)
+    # 64 bits are rounded to odd on the way to FP64, or as they are asked to, where FP64 is the target.
+    way = "" if width < 64 or (mode == "rn" and target == "f64") else f"_{mode if target == 'f64' else 'odd'}"
+    wide = block.pure(PureOp(f"cvt_f64_{source}{way}", (source,), "f64"), value)
+    return _from_wide(block, flags, mode, target, wide, "f64")
+
+
+def _from_wide(block: BlockBuilder, flags: list[str], mode: str, target: str, value: Value, wide: str) -> Value:
+    """f32 or f64 to any float; 0 and 1, between which .sat limits a number, are numbers of all of them."""
+    if "sat" in flags:
+        value = block.pure(of_one_type(f"cvt_sat_{wide}", wide, 1), value)
+    if wide == "f32" and target in ("f16", "bf16") and mode in ("rn", "rz"):
+        return block.pure(PureOp(f"cvt_{target}_f32_{mode}{_modifiers(flags)}", ("f32",), "u16"), value)
+    if target == wide:
+        return value
+    if wide == "f32":
+        value = block.pure(float_to_float("f64", "f32"), value)
+    if target == "f64":
+        return value
+    if target == "f32":
+        op = float_to_float("f32", "f64") if mode == "rn" else PureOp(f"cvt_f32_f64_{mode}", ("f64",), "f32")
+        value = block.pure(op, value)
+        return block.pure(of_one_type("flush_f32", "f32", 1), value) if "ftz" in flags else value
+    return block.pure(PureOp(f"cvt_{target}_f64_{mode}", ("f64",), "u16"), value)
+
+
+def _float_to_float(block: BlockBuilder, instruction: Instruction, flags: list[str], target: str, source: str) -> Value:
+    """A rounding is needed where numbers may lose bits, one to an integral number is possible within a type."""
+    sat = [] if "bf16" in (target, source) else ["sat"]
+    ftz = ["ftz"] if "f32" in (target, source) else []
+    narrower = _FLOAT_BITS[target] < _FLOAT_BITS[source]
+    either = target != source and (source == "bf16" or (target, source) == ("bf16", "f16"))
+    modes = _TO_INTEGRAL if target == source else _ROUNDING if narrower or either else ()
+    allowed = [*sat, *ftz]
+    if source == "f32" and narrower and {"satfinite", "relu"} & set(flags):
+        modes, allowed = ("rn", "rz"), ["satfinite", "relu"]
+    if narrower or set(modes) & set(flags):
+        mode = _one_of(instruction, flags, modes, *allowed)
+    else:
+        mode = "rn"
+        _only(instruction, flags, *allowed)
+    value = block.value(instruction.operands[1], _FLOAT_BITS[source])
+    if target == source and not flags:
+        return value
+    wide = source
+    if source in ("f16", "bf16"):
+        wide = "f64" if target == "f64" else "f32"
+        value = block.pure(float_to_float(wide, source), value)
+    if "ftz" in flags and wide == "f32":
+        value = block.pure(of_one_type("flush_f32", "f32", 1), value)
+    if mode in _TO_INTEGRAL:
+        value, mode = block.pure(of_one_type(f"cvt_{mode}_{wide}", wide, 1), value), "rn"
+    return _from_wide(block, flags, mode, target, value, wide)

@@ -1,0 +1,175 @@
+"""Floating-point arithmetic: f32, f32x2, f16, bf16 and their pairs, f64.
+
+Sums, products, fused multiply-adds, quotients and square roots are correctly rounded; these and their NaNs were found
+equal to an H200 bit for bit. The ``.approx`` functions (ex2, lg2, rcp, rsqrt, sin, cos, tanh, div) are computed in f64
+and rounded: the hardware's tables are not documented. An H200 differed from them in the last bits of a fifth of random
+ex2, lg2 and rsqrt, and in more of tanh, sin and cos, whose error on silicon is bounded absolutely only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction
+from cute_kernels.emulator.machine.graph.block import BlockBuilder
+from cute_kernels.emulator.machine.graph.families import family
+from cute_kernels.emulator.machine.graph.values import Pack, PureOp, Value, of_one_type
+
+#: Towards zero, down, up.
+_DIRECTIONS = ("rz", "rm", "rp")
+_OPERANDS = {"add": 2, "sub": 2, "mul": 2, "fma": 3, "div": 2, "min": 2, "max": 2}  # all others: 1
+_APPROXIMATE = ("ex2", "lg2", "sin", "cos", "tanh", "rsqrt")
+
+
+@functools.cache
+def _operation(name: str, type_: str, modifiers: str = "") -> PureOp:
+    """``name`` with its qualifiers on f32, f64, or on bits of f16 or bf16; ``modifiers``: _ftz, _sat."""
+    stored = type_ if type_ in ("f32", "f64") else "u16"
+    return of_one_type(f"{name.replace('.', '_')}_{type_}{modifiers}", stored, _OPERANDS.get(name.split(".")[0], 1))
+
+
+def _lower(block: BlockBuilder, instruction: Instruction, name: str, sources: list[Value], type_: str) -> Value:
+    parts = instruction.parts[1:-1]
+    ftz, saturate = "ftz" in parts, "sat" in parts
+    if type_ == "f32":
+        return block.pure(_operation(name, type_, "_ftz" * ftz + "_sat" * saturate), *sources)
+    if type_ in ("f16", "bf16"):
+        if ftz or saturate and (type_ == "bf16" or name not in ("add", "sub", "mul", "fma")):
+            raise instruction.refuse(f".ftz and .sat of {name}.{type_} are not implemented")
+        return block.pure(_operation(name, type_, "_sat" * saturate), *sources)
+    if type_ == "f64" and not saturate:
+        return block.pure(_operation(name, type_), *sources)
+    raise instruction.refuse(f"{name}.{type_} is not implemented")
+
+
+def _elementwise(block: BlockBuilder, instruction: Instruction, name: str = "") -> None:
+    """Applies the operation, pairs (x2 types) element by element."""
+    name, type_ = name or instruction.parts[0], instruction.parts[-1]
+    base, pair = (type_[:-2], True) if type_.endswith("x2") else (type_, False)
+    bits = TYPE_BITS[base] * (2 if pair else 1)
+    sources = [block.value(operand, bits) for operand in instruction.operands[1:]]
+    if pair:
+        halves = [block.split(source, 2) for source in sources]
+        result: Value = Pack([_lower(block, instruction, name, [h[i] for h in halves], base) for i in (0, 1)])
+    else:
+        result = _lower(block, instruction, name, sources, base)
+    block.define(instruction.operands[0], result)
+
+
+_FLOATS = ("f32", "f32x2", "f16", "f16x2", "bf16", "bf16x2", "f64")
+
+
+def _sum_operands(parts: tuple[str, ...]) -> str:
+    """The last operand of add.f32.f16 and fma.f32.f16 has the type of the result."""
+    return {"fma": "d:S, a:T, b:T, c:S", "mul": "d, a, b"}.get(parts[0], "d:S, a:T, b:S")
+
+
+@family(
+    "add", "sub", "mul", "fma", operands=_sum_operands,
+    qualifiers=("rn", *_DIRECTIONS, "ftz", "sat", "relu", *_FLOATS),
+)  # fmt: skip
+def _sum_product(block: BlockBuilder, instruction: Instruction) -> None:
+    """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat; f16 or bf16 operands of f32 sums; f32, f32x2
+    and f64 directed; .relu of fma on f16 and bf16."""
+    parts = instruction.parts[1:]
+    modes = [part for part in parts if part in _DIRECTIONS]
+    types = [part for part in parts if part in _FLOATS]
+    if modes:
+        if types not in (["f32"], ["f32x2"], ["f64"]):
+            raise instruction.refuse(f"{instruction.opcode} is not implemented")
+        _elementwise(block, instruction, f"{instruction.parts[0]}.{modes[0]}")
+        return
+    if "relu" in parts:
+        if instruction.parts[0] != "fma" or len(types) != 1 or types[0] not in ("f16", "f16x2", "bf16", "bf16x2"):
+            raise instruction.refuse(f"{instruction.opcode} is not implemented")
+        _elementwise(block, instruction, "fma.relu")
+        return
+    if len(types) == 2 and types[0] == "f32" and types[1] in ("f16", "bf16") and instruction.parts[0] != "mul":
+        _mixed(block, instruction, types[1])
+    elif len(types) == 1:
+        _elementwise(block, instruction)
+    else:
+        raise instruction.refuse(f"{instruction.opcode}, with operands of these types, is not implemented")
+
+
+def float_to_float(target: str, source: str) -> PureOp:
+    """To f32 or f64: exactly, or to nearest even. NaN of f16 become canonical, others keep their payload."""
+    return PureOp(f"cvt_{target}_{source}", (source if source in ("f32", "f64") else "u16",), target)
+
+
+def _mixed(block: BlockBuilder, instruction: Instruction, type_: str) -> None:
+    """All operands but the last are of the half type; the result and the last one are f32."""
+    *narrow, last = instruction.operands[1:]
+    sources = [block.pure(float_to_float("f32", type_), block.value(operand, 16)) for operand in narrow]
+    sources.append(block.value(last, 32))
+    parts = (*(part for part in instruction.parts if part not in _FLOATS), "f32")
+    plain = dataclasses.replace(instruction, parts=parts)
+    block.define(instruction.operands[0], _lower(block, plain, instruction.parts[0], sources, "f32"))
+
+
+def _order_operands(parts: tuple[str, ...]) -> str:
+    if parts[0] in ("abs", "neg"):
+        return "d, a"
+    return "d, a, b, c?" if parts[-1] == "f32" and "xorsign" not in parts else "d, a, b"
+
+
+@family("min", "max", "abs", "neg", operands=_order_operands, qualifiers=("ftz", "NaN", "xorsign", "abs", *_FLOATS))
+def _order(block: BlockBuilder, instruction: Instruction) -> None:
+    """min, max (of three operands too; .NaN; .xorsign.abs), abs, neg on floats."""
+    parts = instruction.parts[1:]
+    name, type_ = instruction.parts[0], instruction.parts[-1]
+    if "NaN" in parts:
+        if name not in ("min", "max") or type_ == "f64":
+            raise instruction.refuse(f"{instruction.opcode} is not implemented")
+        name += ".NaN"
+    if "xorsign" in parts or "abs" in parts:
+        both = parts[-3:-1] == ("xorsign", "abs")
+        if name.split(".")[0] not in ("min", "max") or not both or type_ == "f64" or len(instruction.operands) != 3:
+            raise instruction.refuse(f"{instruction.opcode} is not implemented")
+        name += ".xorsign"
+    if name.startswith("m") and len(instruction.operands) == 4:
+        if type_ != "f32":
+            raise instruction.refuse("three operands exist for f32 only")
+        first, second, third = (block.value(operand, 32) for operand in instruction.operands[1:])
+        both = _lower(block, instruction, name, [first, second], type_)
+        block.define(instruction.operands[0], _lower(block, instruction, name, [both, third], type_))
+        return
+    _elementwise(block, instruction, name)
+
+
+@family("copysign", operands="d, a, b", qualifiers="f32 f64")
+def _copysign(block: BlockBuilder, instruction: Instruction) -> None:
+    """copysign: the sign of the first operand, the rest of the second one, NaN as they are."""
+    bits = TYPE_BITS[instruction.parts[-1]]
+    kind = f"u{bits}"
+    sources = [block.value(operand, bits) for operand in instruction.operands[1:]]
+    block.define(instruction.operands[0], block.pure(of_one_type(f"copysign_{kind}", kind, 2), *sources))
+
+
+@family(
+    "div", "rcp", "sqrt", operands=lambda parts: "d, a, b" if parts[0] == "div" else "d, a",
+    qualifiers="rn approx full ftz f32 f64",
+)  # fmt: skip
+def _quotient(block: BlockBuilder, instruction: Instruction) -> None:
+    """div, rcp, sqrt: .rn exactly, .approx and .full rounded correctly too."""
+    _elementwise(block, instruction)
+
+
+@family(*_APPROXIMATE, operands="d, a", qualifiers="approx ftz f32 f64 f16 bf16 f16x2 bf16x2")
+def _approximate(block: BlockBuilder, instruction: Instruction) -> None:
+    """ex2, lg2, sin, cos, tanh, rsqrt (.approx)."""
+    type_ = instruction.parts[-1]
+    if instruction.parts == ("rsqrt", "approx", "f64"):
+        _elementwise(block, instruction)
+        return
+    if type_ != "f32" and instruction.parts[0] not in ("ex2", "tanh"):
+        raise instruction.refuse(f"{instruction.parts[0]}.{type_} is not implemented")
+    if type_ in ("bf16", "bf16x2"):
+        parts = tuple(part for part in instruction.parts if part != "ftz")  # bf16 has f32's exponents: nothing to flush
+        instruction = _with_parts(instruction, parts)
+    _elementwise(block, instruction)
+
+
+def _with_parts(instruction: Instruction, parts: tuple[str, ...]) -> Instruction:
+    return dataclasses.replace(instruction, parts=parts)

@@ -1,0 +1,62 @@
+"""multimem: operations on multicast objects. There is one GPU here, so that an address stands for one place in memory.
+
+A multicast object binds memory of several GPUs to one address. Of one GPU it is that GPU's memory alone: a reduction of
+what all have is what this one has, and a store or reduction to all is one to this one. Every global address is taken
+for one of such an object; whether a program has made one is not looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cute_kernels.emulator.isa.instructions.atomic import lower_atomic, update_operands
+from cute_kernels.emulator.isa.instructions.memory import lower_load, lower_store
+from cute_kernels.emulator.isa.ptx.decode import Instruction
+from cute_kernels.emulator.isa.ptx.operand_syntax import HELD_IN, data_operand
+from cute_kernels.emulator.machine.graph.block import BlockBuilder
+from cute_kernels.emulator.machine.graph.families import family
+
+_OPERATIONS = ("min", "max", "add", "and", "or", "xor")
+_ACCUMULATION = ("acc::f32", "acc::f16")
+_FLOATS = ("f16", "f16x2", "bf16", "bf16x2")
+_FP8 = ("e5m2x2", "e5m2x4", "e4m3x2", "e4m3x4")
+_ADDED = ("u32", "u64", "s32", "f32", "f64", *_FLOATS, *_FP8)
+#: Operation -> types that it exists for (PTX ISA, "multimem.ld_reduce, multimem.st, multimem.red").
+_TYPES = {
+    "add": _ADDED,
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64", *_FLOATS, *_FP8)),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
+}
+_SEMANTICS = ("weak", "relaxed", "acquire", "release", "cta", "cluster", "gpu", "sys", "v2", "v4", "v8")
+
+
+def _of_one_gpu(instruction: Instruction, name: str, *, reduces: bool, keeps: bool = False) -> Instruction:
+    """Instruction on global memory that ``multimem.<..>`` is on one GPU, as ``name``; ``keeps``: with the operation."""
+    *given, type_ = (part for part in instruction.parts[2:] if part not in ("global", *_ACCUMULATION))
+    operations = [part for part in given if part in _OPERATIONS]
+    others = [part for part in given if part not in _OPERATIONS]
+    legal = len(operations) == reduces and (not reduces or type_ in _TYPES[operations[0]])
+    if keeps and operations in (["min"], ["max"]):  # of numbers in memory only integers are compared
+        legal &= type_ not in (*_FLOATS, *_FP8)
+    if not legal or set(others) - set(_SEMANTICS):
+        raise instruction.refuse(f"{instruction.opcode} is not implemented")
+    parts = (name, *others, "global", *(operations if keeps else ()), HELD_IN.get(type_, type_))
+    return replace(instruction, parts=parts)
+
+
+@family("multimem.ld_reduce", operands=lambda parts: f"{data_operand('d', 'T', parts)}, [a]")
+def _ld_reduce(block: BlockBuilder, instruction: Instruction) -> None:
+    """multimem.ld_reduce, of the memory of one GPU: a load."""
+    lower_load(block, _of_one_gpu(instruction, "ld", reduces=True))
+
+
+@family("multimem.st", destinations=0, operands=update_operands)
+def _st(block: BlockBuilder, instruction: Instruction) -> None:
+    """multimem.st, to the memory of one GPU: a store."""
+    lower_store(block, _of_one_gpu(instruction, "st", reduces=False))
+
+
+@family("multimem.red", destinations=0, operands=update_operands)
+def _red(block: BlockBuilder, instruction: Instruction) -> None:
+    """multimem.red, on the memory of one GPU: a reduction."""
+    lower_atomic(block, _of_one_gpu(instruction, "red", reduces=True, keeps=True), 0)

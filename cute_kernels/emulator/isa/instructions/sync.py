@@ -1,0 +1,366 @@
+"""Barriers: named barriers of a CTA, the cluster barrier, mbarriers; and waiting in general.
+
+A blocking function returns None after setting ``warp.wait``; the warp then executes the same basic block again when
+the scheduler resumes it. What it has already done (its arrival) is remembered in ``warp.token``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError
+from cute_kernels.emulator.isa.instructions.integers import shift_by
+from cute_kernels.emulator.isa.instructions.memory import address_value
+from cute_kernels.emulator.isa.ptx.decode import Immediate, Instruction, Memory, Operand, Sink
+from cute_kernels.emulator.isa.ptx.families import always_varies, as_integer, never_varies
+from cute_kernels.emulator.machine.graph.block import BlockBuilder
+from cute_kernels.emulator.machine.graph.families import family
+from cute_kernels.emulator.machine.graph.values import FULL, Constant, Pack, Value
+from cute_kernels.emulator.machine.state.lane_faults import lanes_apart
+from cute_kernels.emulator.machine.state.lane_masks import LaneValues
+from cute_kernels.emulator.machine.state.warp import ClusterWait, GridWait, ProgressWait, RegisterWait
+from cute_kernels.emulator.races.memory_order import sync_order
+from cute_kernels.emulator.races.sync_point import Order
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.machine.units.sm import Warp
+
+_PARITY = _ALL_THREADS = CONSTANTS["FLAG"]  # of ``mbarrier_wait`` and ``named_barrier``
+_SLEPT = CONSTANTS["SLEPT"]
+_SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # memory is coherent here: for the race detector
+
+
+def lane_numbers(mask: int) -> Iterator[int]:
+    """The lanes of a mask, lowest first."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def require_whole_warp(warp: Warp, mask: int, name: str) -> None:
+    """.aligned instructions must be executed by all threads of the warp together (else undefined: PTX ISA)."""
+    if mask != warp.live:
+        raise lanes_apart(warp, mask, name)
+
+
+# --- named barriers -------------------------------------------------------------------------------------------------
+
+
+def named_barrier(
+    block: BlockBuilder, operation: str, operands: Sequence[Operand],
+    predicate: Sequence[Value] = (), results: Sequence[tuple[str, bool]] = (),
+) -> list[Value]:  # fmt: skip
+    """An operation on a named barrier, ``operation`` as the core calls it; operands are its number and threads or none:
+    all of the CTA.
+    """
+    number, *threads = (block.agreed(block.value(operand, 32)) for operand in operands)
+    flags = CONSTANTS[operation] | (0 if threads else _ALL_THREADS)
+    which = Pack([number, threads[0] if threads else Constant(0, 32)])
+    return block.operation(
+        "named_barrier", which, *predicate, flags=flags, results=results, blocking=operation != "BAR_ARRIVE"
+    )
+
+
+@family(
+    "bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", destinations=0, blocking=True,
+    operands="a:u32, b:u32?", qualifiers="aligned",
+)  # fmt: skip
+def _bar_sync(block: BlockBuilder, instruction: Instruction) -> None:
+    """bar.sync, barrier.sync."""
+    named_barrier(block, "BAR_SYNC", instruction.operands)
+
+
+@family(
+    "bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", destinations=0, operands="a:u32, b:u32",
+    qualifiers="aligned",
+)  # fmt: skip
+def _bar_arrive(block: BlockBuilder, instruction: Instruction) -> None:
+    """bar.arrive, barrier.arrive."""
+    named_barrier(block, "BAR_ARRIVE", instruction.operands)
+
+
+@family(
+    "bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red", varies=never_varies, blocking=True,
+    operands="d, a:u32, c:pred; d, a:u32, b:u32, c:pred", qualifiers="aligned popc and or u32 pred",
+)  # fmt: skip
+def _bar_red(block: BlockBuilder, instruction: Instruction) -> None:
+    """bar.red, barrier.red: .popc.u32, .and.pred, .or.pred."""
+    parts = instruction.parts[1:]
+    modes = [part for part in parts if part in ("popc", "and", "or")]
+    if len(modes) != 1 or parts[-1] != ("u32" if modes[0] == "popc" else "pred"):
+        raise instruction.refuse(f"{instruction.opcode} is not implemented")
+    destination, *operands = instruction.operands
+    predicate = block.value(operands.pop(), 1)
+    operation = f"BAR_RED_{modes[0].upper()}"
+    (vote,) = named_barrier(block, operation, operands, [predicate], [(parts[-1], True)])
+    block.define(destination, vote)
+
+
+@family("bar.warp.sync", destinations=0, operands="membermask:u32")
+def _bar_warp_sync(block: BlockBuilder, instruction: Instruction) -> None:
+    """bar.warp.sync."""
+    members = block.value(instruction.operands[0], 32)
+    if isinstance(members, Constant) and members.value == FULL and not block.divergent:
+        block.operation("converge", flags=CONSTANTS["FLAG"], watched=True)  # all 32 lanes execute this block together
+    else:
+        block.operation("converge", members)
+
+
+# --- cluster barrier ------------------------------------------------------------------------------------------------
+
+
+def cluster_arrive(warp: Warp, mask: int, order: int) -> None:
+    """barrier.cluster.arrive: each thread arrives once per phase."""
+    warp.cluster.barrier.arrive(warp, mask, order)
+
+
+def cluster_wait(warp: Warp, mask: int, order: int) -> bool | None:
+    """barrier.cluster.wait."""
+    barrier = warp.cluster.barrier
+    generation = barrier.check_waits(warp, mask)
+    if barrier.generation == generation:
+        warp.wait = ClusterWait(barrier)
+        return None
+    barrier.leave(warp, mask, order)
+    return True
+
+
+@family("barrier.cluster.arrive", destinations=0, operands="", qualifiers=("aligned", *_SEMANTICS))
+def _cluster_arrive(block: BlockBuilder, instruction: Instruction) -> None:
+    """barrier.cluster.arrive."""
+    parts = instruction.parts[3:]
+    block.call(cluster_arrive, sync_order([*parts, "cluster"]))
+
+
+@family("barrier.cluster.wait", destinations=0, blocking=True, operands="", qualifiers=("aligned", *_SEMANTICS))
+def _cluster_wait(block: BlockBuilder, instruction: Instruction) -> None:
+    """barrier.cluster.wait."""
+    parts = instruction.parts[3:]
+    block.call(cluster_wait, sync_order([*parts, "cluster"]), blocking=True)
+
+
+# --- mbarrier -------------------------------------------------------------------------------------------------------
+
+
+def each_lane(mask: int, *values: LaneValues) -> list[tuple[int, ...]]:
+    """Tuples of per-lane Python values of the executing lanes."""
+    if mask and not mask & (mask - 1):  # one lane: nearly always
+        lane = mask.bit_length() - 1
+        return [tuple([v if isinstance(v, int) else int(v[lane]) for v in values])]
+    if all(isinstance(v, int) for v in values):
+        return [values] * mask.bit_count()
+    return [tuple(v if isinstance(v, int) else int(v[lane]) for v in values) for lane in lane_numbers(mask)]
+
+
+def mbarrier_init(warp: Warp, mask: int, address: LaneValues, count: LaneValues) -> None:
+    """mbarrier.init by each executing lane; lanes that name one place and one count leave the same as one of them.
+
+    Raises:
+        BarrierMisuse: several lanes do, and races are looked for. PTX defines an initialisation where no valid mbarrier
+            lies, which is so for the first lane alone.
+    """
+    cluster, lanes = warp.cluster, each_lane(mask, address, count)
+    cluster.progress += 1
+    for (where, expected), times in Counter(lanes).items():
+        cluster.barriers.init(where, expected, warp.label, warp.executing())
+        if warp.agent is not None:
+            cluster.barriers.watch(where, cluster.tracker.initialise(warp.agent, where))
+            if times > 1:
+                message = f"mbarrier.init by {times} lanes at once of one place: {cluster.barriers.describe(where)}"
+                error = BarrierMisuse(message).know("barrier-init-lanes", barrier=cluster.barriers.state(where))
+                cluster.report(error)
+
+
+def mbarrier_inval(warp: Warp, mask: int, address: LaneValues) -> None:
+    """mbarrier.inval by each executing lane."""
+    warp.cluster.progress += 1
+    for (where,) in each_lane(mask, address):
+        warp.cluster.barriers.inval(where)
+
+
+def _wait_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
+    return any(varies(operand) for operand in instruction.operands[1:3])
+
+
+def _wait_operands(parts: tuple[str, ...]) -> str:
+    state = "phaseParity:u32" if "parity" in parts else "state:b64"
+    return f"waitComplete:pred, [addr], {state}, suspendTimeHint:u32?"
+
+
+@family(
+    "mbarrier.try_wait", "mbarrier.test_wait", varies=_wait_varies, blocking=True, operands=_wait_operands,
+    qualifiers=("parity", "shared", "shared::cta", "b64", *_SEMANTICS),
+)  # fmt: skip
+def _mbarrier_wait(block: BlockBuilder, instruction: Instruction) -> None:
+    """mbarrier.try_wait, mbarrier.test_wait, by parity or by state; the time limit operand is ignored."""
+    parts = instruction.parts[1:]
+    parity = "parity" in parts
+    address = address_value(block, instruction.operands[1])
+    state = block.value(instruction.operands[2], 32 if parity else 64)
+    uniform = address.uniform and state.uniform
+    flags = CONSTANTS[instruction.parts[1].upper()] | _PARITY * parity
+    order, results = sync_order(parts), [("pred", uniform)]
+    (done,) = block.operation("mbarrier_wait", address, state, flags=flags, order=order, results=results, blocking=True)
+    block.define(instruction.operands[0], done)
+
+
+def _setup_operands(parts: tuple[str, ...]) -> str:
+    return {"init": "[addr], count:u32", "inval": "[addr]"}.get(parts[1], "[addr], txCount:u32")
+
+
+@family(
+    "mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", "mbarrier.complete_tx", destinations=0,
+    operands=_setup_operands, qualifiers=("shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS),
+)  # fmt: skip
+def _mbarrier_setup(block: BlockBuilder, instruction: Instruction) -> None:
+    """mbarrier.init, inval, expect_tx, complete_tx."""
+    name = instruction.parts[1]
+    values = [address_value(block, instruction.operands[0])]
+    values += [block.value(operand, 32) for operand in instruction.operands[1:]]
+    if name in ("init", "inval"):
+        block.call(mbarrier_init if name == "init" else mbarrier_inval, *values)
+    else:
+        block.operation("mbarrier", *values, flags=CONSTANTS[name.upper()], order=Order.RELAXED)
+
+
+def _arrive_operands(parts: tuple[str, ...]) -> str:
+    return f"state:b64, [addr], {'txCount:u32' if parts[2:3] == ('expect_tx',) else 'count:u32?'}"
+
+
+@family(
+    "mbarrier.arrive", "mbarrier.arrive_drop", varies=always_varies, operands=_arrive_operands,
+    qualifiers=("expect_tx", "shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS),
+)  # fmt: skip
+def _mbarrier_arrive(block: BlockBuilder, instruction: Instruction) -> None:
+    """mbarrier.arrive, arrive.expect_tx, arrive_drop, on the own CTA or a remote one."""
+    parts = instruction.parts[1:]
+    operands = list(instruction.operands)
+    destination = Sink() if isinstance(operands[0], Memory) else operands.pop(0)
+    address = address_value(block, operands[0])
+    count = block.value(operands[1] if len(operands) > 1 else Immediate(1), 32)
+    name = instruction.parts[1]
+    if "expect_tx" in parts:
+        if name == "arrive_drop":
+            raise instruction.refuse("mbarrier.arrive_drop.expect_tx is not implemented")
+        name = "arrive_expect_tx"
+    results = [] if isinstance(destination, Sink) else [("u64", False)]
+    states = block.operation(
+        "mbarrier", address, count, flags=CONSTANTS[name.upper()], order=sync_order(parts), results=results
+    )
+    for state in states:
+        block.define(destination, state)
+
+
+@family("mbarrier.pending_count", operands="count:u32, state:b64", qualifiers="b64")
+def _mbarrier_pending_count(block: BlockBuilder, instruction: Instruction) -> None:
+    """mbarrier.pending_count: arrivals that were pending before the one that gave the state."""
+    state = block.value(instruction.operands[1], 64)
+    pending = block.pure(shift_by("shr", "u64", CONSTANTS["MBARRIER_PENDING"]), state)
+    block.define(instruction.operands[0], block.resize(pending, 32))
+
+
+# --- others ---------------------------------------------------------------------------------------------------------
+
+
+def pause(warp: Warp, mask: int) -> bool | None:
+    """nanosleep: gives way until something changes."""
+    if warp.token == _SLEPT:
+        warp.token, warp.timed_out = 0, False
+        return True
+    warp.token = _SLEPT
+    warp.wait = ProgressWait(warp.cluster, "nanosleep", "")
+    return None
+
+
+@family("nanosleep", destinations=0, blocking=True, operands="t:u32", qualifiers="u32")
+def _nanosleep(block: BlockBuilder, instruction: Instruction) -> None:
+    """nanosleep: other warps run meanwhile; the duration has no meaning here."""
+    block.call(pause, blocking=True)
+
+
+def wait_for_grid(warp: Warp, mask: int) -> bool | None:
+    """griddepcontrol.wait: until the launch before is over."""
+    if warp.held_at("wait"):
+        warp.wait = GridWait(warp, "wait")
+        return None
+    if warp.agent is not None:
+        warp.cluster.tracker.predecessor_done(warp.agent)
+    return True
+
+
+def launch_dependents(warp: Warp, mask: int) -> bool | None:
+    """griddepcontrol.launch_dependents: the launch behind may begin once every CTA has executed it."""
+    warp.cluster.triggered.add(warp.cta.rank)
+    if warp.held_at("launch_dependents"):
+        warp.wait = GridWait(warp, "launch_dependents")
+        return None
+    return True
+
+
+@family("griddepcontrol", destinations=0, blocking=True, operands="", qualifiers="wait launch_dependents")
+def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
+    """griddepcontrol.wait / launch_dependents: where a launch that may overlap another one waits or lets it begin."""
+    parts = instruction.parts[1:]
+    block.call(wait_for_grid if "wait" in parts else launch_dependents, blocking=True)
+
+
+def lower_registers(warp: Warp, mask: int, count: int) -> None:
+    """setmaxnreg.dec: what the warp has beyond ``count`` per thread is free for others."""
+    pool = warp.cta.registers
+    if pool is not None:
+        pool.held[warp.index] = min(pool.held[warp.index], count)
+
+
+def raise_registers(warp: Warp, mask: int, count: int) -> bool | None:
+    """setmaxnreg.inc: blocks while the CTA has too few free registers."""
+    pool = warp.cta.registers
+    if pool is None:  # not known at entry: ptxas ignores the instruction
+        return True
+    if not pool.has_room(warp.index, count):
+        warp.wait = RegisterWait(pool, warp.index, count)
+        return None
+    pool.held[warp.index] = max(pool.held[warp.index], count)
+    return True
+
+
+def _registers(instruction: Instruction) -> int:
+    count = as_integer(instruction, instruction.operands[0])
+    if count not in range(24, 257, 8):
+        raise instruction.refuse(f"{count} registers; legal are multiples of 8 from 24 to 256")
+    return count
+
+
+@family("setmaxnreg.dec", destinations=0, operands="imm_reg_count:imm", qualifiers="sync aligned u32")
+def _setmaxnreg_dec(block: BlockBuilder, instruction: Instruction) -> None:
+    """setmaxnreg.dec: gives registers to the other warps of the CTA."""
+    block.call(lower_registers, _registers(instruction))
+
+
+@family(
+    "setmaxnreg.inc", destinations=0, blocking=True, own_turn=False, operands="imm_reg_count:imm",
+    qualifiers="sync aligned u32",
+)  # fmt: skip
+def _setmaxnreg_inc(block: BlockBuilder, instruction: Instruction) -> None:
+    """setmaxnreg.inc: takes registers that others of the CTA do not hold, and waits for them."""
+    block.call(raise_registers, _registers(instruction), blocking=True)
+
+
+def trap(warp: Warp, mask: int, opcode: str) -> None:
+    """trap: the program stops itself."""
+    if mask:
+        raise EmulatorError(f"the kernel executed {opcode}").know("trap")
+
+
+@family("trap", "brkpt", destinations=0, operands="")
+def _trap(block: BlockBuilder, instruction: Instruction) -> None:
+    """trap; brkpt, which stops a program without a debugger."""
+    block.call(trap, instruction.opcode)
+
+
+@family("pmevent", "pmevent.mask", destinations=0, operands="a:imm")
+def _pmevent(block: BlockBuilder, instruction: Instruction) -> None:
+    """pmevent: triggers counters of the GPU that no program sees; no effect."""

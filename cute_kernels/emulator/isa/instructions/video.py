@@ -1,0 +1,277 @@
+"""Video instructions, of which those of 2 and 4 lanes are in use, and cvt.pack, of operations that others have.
+
+All of them compute with 64 bits, where nothing overflows, and take the bits that they keep. GPUs have no scalar ones:
+of some forms an H100 gives other results than the PTX ISA, by what ptxas makes of them (`_differs`). They are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cute_kernels.emulator.isa.instructions.compare import integer_compare
+from cute_kernels.emulator.isa.instructions.integers import binary, shift, shift_by
+from cute_kernels.emulator.isa.ptx.decode import Instruction, Operand, Part
+from cute_kernels.emulator.machine.graph.block import BlockBuilder
+from cute_kernels.emulator.machine.graph.families import family
+from cute_kernels.emulator.machine.graph.values import Constant, PureOp, Value
+
+_RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_SCALES = {"shr7": 7, "shr15": 15}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Arithmetic of a basic block with signed numbers of 64 bits."""
+
+    block: BlockBuilder
+
+    def do(self, name: str, a: Value, b: Value | int) -> Value:
+        return self.block.pure(binary(name, "s64"), a, Constant(b, 64) if isinstance(b, int) else b)
+
+    def field(self, value: Value, first: int, bits: int, *, signed: bool) -> Value:
+        """Bits of a register, extended by their sign or by zeros."""
+        type_ = "s64" if signed else "u64"
+        extract = PureOp(f"bfe_{type_}", (type_, "u32", "u32"), type_)
+        wide = self.block.resize(self.block.whole(value), 64)
+        return self.block.pure(extract, wide, Constant(first, 32), Constant(bits, 32))
+
+    def clamp(self, value: Value, bits: int, *, signed: bool) -> Value:
+        """The nearest number of so many bits."""
+        low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+        return self.do("max", self.do("min", value, high), low)
+
+    def compared(self, relation: str, a: Value, b: Value) -> Value:
+        """1 where the relation holds, else 0."""
+        type_ = "b64" if relation in ("eq", "ne") else "s64"
+        holds = self.block.pure(integer_compare(relation, type_), a, b)
+        return self.block.select(holds, Constant(1, 64), Constant(0, 64))
+
+    def pack(self, fields: Sequence[Value], bits: int) -> Value:
+        """Fields side by side, the first one lowest: a register of 32 bits."""
+        result: Value = Constant(0, 64)
+        for number, value in enumerate(fields):
+            low = self.block.pure(binary("and", "b64"), value, Constant((1 << bits) - 1, 64))
+            moved = self.block.pure(shift_by("shl", "b64", number * bits), low) if number else low
+            result = self.block.pure(binary("or", "b64"), result, moved)
+        return self.block.resize(result, 32)
+
+
+_Operation = Callable[[Numbers, Value, Value], Value]
+
+
+def _average(numbers: Numbers, a: Value, b: Value) -> Value:
+    total = numbers.do("add", a, b)
+    rounded = numbers.do("add", total, numbers.compared("ge", total, Constant(0, 64)))
+    return numbers.block.pure(shift_by("shr", "s64", 1), rounded)
+
+
+def _difference(numbers: Numbers, a: Value, b: Value) -> Value:
+    return numbers.do("sub", numbers.do("max", a, b), numbers.do("min", a, b))
+
+
+def _plain(name: str) -> _Operation:
+    return lambda numbers, a, b: numbers.do(name, a, b)
+
+
+def _compare(relation: str) -> _Operation:
+    return lambda numbers, a, b: numbers.compared(relation, a, b)
+
+
+def _moved(name: str, type_: str) -> _Operation:
+    return lambda numbers, a, b: numbers.block.pure(shift(name, type_), a, numbers.block.resize(b, 32))
+
+
+_OPERATIONS: dict[str, _Operation] = {
+    **{f"v{name}": _plain(name) for name in ("add", "sub", "min", "max")},
+    "vabsdiff": _difference,
+    "vavrg": _average,
+    "vshl": _moved("shl", "b64"),
+    "vshr": _moved("shr", "s64"),
+    **{f"vset.{relation}": _compare(relation) for relation in _RELATIONS},
+}
+_QUALIFIERS = ("s32", "u32", "sat", "add", *_RELATIONS)
+_OPERANDS = "d.:u32, a.:u32, b.:u32, c:u32?"
+_LANED = ("vadd", "vsub", "vmin", "vmax", "vabsdiff", "vset")
+#: By the digit at the end of the opcode: lanes of a register, the bits of each, and the letter of their selectors.
+_LANES = {"2": (2, 16, "h"), "4": (4, 8, "b")}
+
+
+@dataclass(frozen=True)
+class _Opcode:
+    """A video instruction: the types of its result and of a and b, and what is done with them."""
+
+    kept: str
+    a: str
+    b: str
+    operation: _Operation
+    saturates: bool
+    accumulates: bool
+
+    @staticmethod
+    def of(instruction: Instruction) -> _Opcode:
+        """Raises UnsupportedPTX for an opcode that is not one of the PTX ISA."""
+        name, *parts = instruction.parts
+        name = name.rstrip("24")
+        types = [part for part in parts if part in ("s32", "u32")]
+        relations = [part for part in parts if part in _RELATIONS]
+        if len(types) != 3 - len(relations) or (name == "vset") != bool(relations):
+            raise instruction.refuse(f"types or comparison of {instruction.parts[0]} are not those of the PTX ISA")
+        operation = _OPERATIONS[".".join([name, *relations])]
+        kept = types[0] if len(types) == 3 else "u32"
+        return _Opcode(kept, *types[-2:], operation, "sat" in parts, "add" in parts)
+
+    def result(self, numbers: Numbers, x: Value, y: Value, bits: int) -> Value:
+        """Result of one lane."""
+        value = self.operation(numbers, x, y)
+        return numbers.clamp(value, bits, signed=self.kept == "s32") if self.saturates else value
+
+
+def _selector(operand: Operand, default: str) -> str:
+    return operand.selector or default if isinstance(operand, Part) else default
+
+
+def _refuse_wrong(instruction: Instruction, selector: str, letter: str, count: int, below: int) -> list[int]:
+    """The numbers of a selector, the lowest lane's first."""
+    numbers = [int(digit) for digit in reversed(selector[1:])]
+    if selector[0] != letter or len(numbers) > count or any(number >= below for number in numbers):
+        raise instruction.refuse(f"selector .{selector} of {instruction.opcode} is not one of the PTX ISA")
+    return numbers
+
+
+@family(
+    *(f"{name}{lanes}" for name in (*_LANED, "vavrg") for lanes in _LANES), operands=_OPERANDS, qualifiers=_QUALIFIERS,
+)  # fmt: skip
+def _lanes(block: BlockBuilder, instruction: Instruction) -> None:
+    """vadd, vsub, vabsdiff, vmin, vmax, vset and vavrg of 2 and 4 lanes, with selectors."""
+    count, bits, letter = _LANES[instruction.parts[0][-1]]
+    opcode, numbers = _Opcode.of(instruction), Numbers(block)
+    if opcode.saturates and opcode.accumulates:
+        raise instruction.refuse(f".sat and .add of {instruction.opcode} exclude each other")
+    d, *sources = instruction.operands
+    if len(sources) != 3:
+        raise instruction.refuse(f"{instruction.opcode} takes 4 operands; {len(sources) + 1} are given")
+    a, b, c = (block.value(operand, 32) for operand in sources)
+    digits = "".join(map(str, reversed(range(2 * count))))
+    mask = _refuse_wrong(instruction, _selector(d, letter + digits[count:]), letter, count, count)
+    chosen = [
+        _refuse_wrong(instruction, _selector(operand, letter + default), letter, count, 2 * count)
+        for operand, default in ((sources[0], digits[count:]), (sources[1], digits[:count]))
+    ]
+    if any(len(each) != count for each in chosen) or sorted(set(mask)) != mask:
+        raise instruction.refuse(f"selectors of {instruction.opcode} are not those of the PTX ISA")
+    results = {}
+    for lane in mask:
+        x, y = (
+            numbers.field((a, b)[each[lane] // count], each[lane] % count * bits, bits, signed=type_ == "s32")
+            for each, type_ in zip(chosen, (opcode.a, opcode.b))
+        )
+        results[lane] = opcode.result(numbers, x, y, bits)
+    if opcode.accumulates:
+        total = numbers.field(c, 0, 32, signed=False)
+        for result in results.values():
+            total = numbers.do("add", total, result)
+        block.define(d, block.resize(total, 32))
+        return
+    others = (lane for lane in range(count) if lane not in results)
+    results |= {lane: numbers.field(c, lane * bits, bits, signed=False) for lane in others}
+    block.define(d, numbers.pack([results[lane] for lane in range(count)], bits))
+
+
+def _part(numbers: Numbers, operand: Operand, type_: str) -> Value:
+    """The bits of a register that a scalar instruction takes."""
+    selector = _selector(operand, "")
+    bits = {"": 32, "h": 16, "b": 8}[selector[:1]]
+    first = int(selector[1:] or 0) * bits
+    return numbers.field(numbers.block.value(operand, 32), first, bits, signed=type_ == "s32")
+
+
+def _check_scalar(instruction: Instruction, differs: bool) -> None:
+    """Raises UnsupportedPTX for a selector that is none, and for what ptxas makes something else of."""
+    for operand in instruction.operands:
+        if selector := _selector(operand, ""):
+            _refuse_wrong(instruction, selector, selector[0], 1, 2 if selector[0] == "h" else 4)
+    if differs:
+        raise instruction.refuse(
+            f"{instruction.opcode} is refused: a GPU gives another result than the PTX ISA, since it has no such "
+            "instruction and what ptxas makes of this form differs"
+        )
+
+
+def _differs(instruction: Instruction, opcode: _Opcode, place: str) -> bool:
+    """Whether an H100 gives other results than the PTX ISA for some operands (all 5,297 forms were compared)."""
+    if not opcode.saturates:
+        return place == "h1"
+    unsigned = opcode.kept == "u32" and instruction.parts[0] in ("vadd", "vsub", "vabsdiff")
+    return bool(place) or unsigned or instruction.parts[0] == "vshl"
+
+
+@family(*_LANED, "vshl", "vshr", operands=_OPERANDS, qualifiers=(*_QUALIFIERS, "clamp", "wrap", "min", "max"))
+def _scalar(block: BlockBuilder, instruction: Instruction) -> None:
+    """vadd, vsub, vabsdiff, vmin, vmax, vset, vshl, vshr, with selectors, where a GPU does as the PTX ISA says."""
+    opcode, numbers = _Opcode.of(instruction), Numbers(block)
+    modes, (d, *sources) = instruction.parts[1:], instruction.operands
+    place = _selector(d, "")
+    secondary = "min" in modes or "max" in modes
+    _check_scalar(instruction, secondary or _differs(instruction, opcode, place))
+    merges = bool(place) or opcode.accumulates
+    if ("clamp" in modes) + ("wrap" in modes) != (instruction.parts[0] in ("vshl", "vshr")):
+        raise instruction.refuse(f"{instruction.opcode} needs one of .clamp and .wrap, or none if it is no shift")
+    if len(sources) != 2 + merges or place and opcode.accumulates:
+        raise instruction.refuse(f"{instruction.opcode} with {len(sources) + 1} operands is not implemented")
+    x, y = _part(numbers, sources[0], opcode.a), _part(numbers, sources[1], opcode.b)
+    if instruction.parts[0] in ("vshl", "vshr"):
+        y = numbers.do("min", y, 32) if "clamp" in modes else block.pure(binary("and", "b64"), y, Constant(31, 64))
+    result = opcode.result(numbers, x, y, 32)
+    if opcode.accumulates:
+        result = numbers.do("add", result, numbers.field(block.value(sources[2], 32), 0, 32, signed=False))
+    result = block.resize(result, 32)
+    if place:
+        bits = 8 if place[0] == "b" else 16
+        insert = PureOp("bfi_b32", ("u32", "u32", "u32", "u32"), "u32")
+        where = Constant(int(place[1:]) * bits, 32), Constant(bits, 32)
+        result = block.pure(insert, result, block.whole(block.value(sources[2], 32)), *where)
+    block.define(d, result)
+
+
+@family("vmad", operands="d:u32, -a.:u32, -b.:u32, -c:u32", qualifiers=("s32", "u32", "sat", "po", *_SCALES))
+def _vmad(block: BlockBuilder, instruction: Instruction) -> None:
+    """vmad, with selectors and signs; .sat, .shr7 and .shr15 of two signed operands."""
+    parts = instruction.parts[1:]
+    types = [part for part in parts if part in ("s32", "u32")]
+    scales = [_SCALES[part] for part in parts if part in _SCALES]
+    d, *sources = instruction.operands
+    signs = [isinstance(operand, Part) and operand.negated for operand in sources]
+    negative = signs[0] != signs[1]
+    if len(types) != 3 or len(scales) > 1 or "po" in parts and any(signs) or negative and signs[2]:
+        raise instruction.refuse(f"types, scales or signs of {instruction.opcode} are not those of the PTX ISA")
+    _check_scalar(instruction, (bool(scales) or "sat" in parts) and types[1:] != ["s32", "s32"])
+    numbers = Numbers(block)
+    product = numbers.do("mul.lo", *(_part(numbers, operand, type_) for operand, type_ in zip(sources, types[1:])))
+    c = _part(numbers, sources[2], "s32")
+    zero = Constant(0, 64)
+    total = numbers.do("sub" if negative else "add", zero, product)
+    total = numbers.do("add", numbers.do("sub" if signs[2] else "add", total, c), int("po" in parts))
+    for scale in scales:
+        total = block.pure(shift_by("shr", "s64", scale), total)
+    if "sat" in parts:
+        total = numbers.clamp(total, 32, signed=True)
+    block.define(d, block.resize(total, 32))
+
+
+#: Results of cvt.pack: bits and whether they are signed.
+_PACKED = {f"{kind}{bits}": (bits, kind == "s") for kind in "us" for bits in (16, 8, 4, 2)}
+
+
+@family(*(f"cvt.pack.sat.{type_}.s32" for type_ in _PACKED), operands="d, a:s32, b:s32, c:b32?")
+def _cvt_pack(block: BlockBuilder, instruction: Instruction) -> None:
+    """cvt.pack: two integers, each limited to a narrow type, side by side, the second one lowest; c lies above them."""
+    bits, signed = _PACKED[instruction.parts[3]]
+    numbers = Numbers(block)
+    a, b, *c = (block.value(operand, 32) for operand in instruction.operands[1:])
+    narrow = [numbers.clamp(numbers.field(value, 0, 32, signed=True), bits, signed=signed) for value in (b, a)]
+    result = numbers.pack(narrow, bits)
+    if c:
+        above = block.pure(shift_by("shl", "b32", 2 * bits), block.whole(c[0]))
+        result = block.pure(binary("or", "b32"), result, above)
+    block.define(instruction.operands[0], result)

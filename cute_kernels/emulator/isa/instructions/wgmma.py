@@ -1,0 +1,184 @@
+"""Warpgroup matrix multiplication: wgmma.fence, mma_async, commit_group, wait_group.
+
+The accumulators of a wgmma are filled in when it completes. `cute_kernels.emulator.isa.ptx.register_hazards` proves before
+the kernel runs that nothing looks at them in between.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.isa.ptx.decode import Instruction, Vector
+from cute_kernels.emulator.isa.ptx.families import always_varies, as_integer
+from cute_kernels.emulator.machine.graph.block import BlockBuilder
+from cute_kernels.emulator.machine.graph.families import family
+from cute_kernels.emulator.machine.graph.values import Anchor, Value
+from cute_kernels.emulator.machine.units.matrix.operands import (
+    BF16,
+    E4M3,
+    E5M2,
+    F16,
+    S8,
+    TF32,
+    U8,
+    ElementType,
+)
+from cute_kernels.emulator.machine.units.matrix.wgmma import Form
+
+_SHAPE = re.compile(r"m64n(\d+)k(\d+)")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Operand types that go together (PTX ISA, wgmma.mma_async), and what all of their instructions have in common.
+
+    Attributes:
+        types: of A and of B.
+        d_types: of the accumulator.
+        columns: N that exist.
+        scales: imm-scale operands, of A and B.
+        saturates: ``.satfinite`` exists.
+    """
+
+    types: tuple[ElementType, ...]
+    d_types: tuple[str, ...] = ("f32",)
+    columns: Collection[int] = range(8, 257, 8)
+    scales: int = 2
+    saturates: bool = False
+
+
+_KINDS = (
+    _Kind((F16,), ("f32", "f16")),
+    _Kind((BF16,)),
+    _Kind((TF32,)),
+    _Kind((E4M3, E5M2), ("f32", "f16")),
+    _Kind((S8, U8), ("s32",), (8, 16, 24, *range(32, 257, 16)), scales=0, saturates=True),
+)
+_TYPES = {element.name: (kind, element) for kind in _KINDS for element in kind.types}
+COMMIT, WAIT = "wgmma_commit", "wgmma_wait"  # operations of the core
+_A_REGISTERS = 4  # of a thread, for every type: 64 rows of 32 bytes over 128 threads
+
+
+# --- mma_async ------------------------------------------------------------------------------------------------------
+
+
+def parse_form(instruction: Instruction) -> Form:
+    """Reads the opcode and the immediate operands of a wgmma.mma_async.
+
+    Raises:
+        UnsupportedPTX: an accumulator that the operands do not have here, sparse forms, a shape that does not exist.
+    """
+    parts = instruction.parts
+    # The PTX ISA has .satfinite behind the shape, CUTLASS (mma_sm90_gmma.hpp) at the end: ptxas 13.0 takes both.
+    place = next((i for i in (5, 8) if parts[i : i + 1] == ("satfinite",)), None)
+    saturate = place is not None
+    parts = parts[:place] + parts[place + 1 :] if saturate else parts
+    if len(parts) != 8 or parts[2:4] != ("sync", "aligned"):
+        form = "<shape>{.satfinite}.<type of D>.<type of A>.<type of B>"
+        raise instruction.refuse(f"wgmma.mma_async.sync.aligned.{form} is implemented")
+    shape, d_type, a_name, b_name = parts[4:]
+    if a_name not in _TYPES or b_name not in _TYPES or d_type not in _TYPES[a_name][0].d_types:
+        raise instruction.refuse(
+            "accumulators in f32 of f16, bf16, tf32, e4m3 and e5m2 operands, in f16 of f16, e4m3 and e5m2, in s32 of "
+            "s8 and u8 are implemented"
+        )
+    (kind, a_type), (other, b_type) = _TYPES[a_name], _TYPES[b_name]
+    if kind is not other:
+        raise instruction.refuse(f"operands .{a_name} and .{b_name} do not go together")
+    if saturate and not kind.saturates:
+        raise instruction.refuse(".satfinite exists for integers")
+    match = _SHAPE.fullmatch(shape)
+    if match is None or int(match[2]) * a_type.nbytes != 32 or int(match[1]) not in kind.columns:
+        raise instruction.refuse(f"shape .{shape} does not exist for .{a_name}")
+    a_in_registers = isinstance(instruction.operands[1], Vector)
+    transposable = a_type.nbytes == 2  # PTX ISA: imm-trans exists for 16-bit types, and for A only with a descriptor
+    flags = [as_integer(instruction, operand) for operand in instruction.operands[4:]]
+    if len(flags) != kind.scales + (transposable and 2 - a_in_registers):
+        raise instruction.refuse(f"{len(flags)} immediate operands")
+    scales, transposes = flags[: kind.scales] or [1, 1], flags[kind.scales :]
+    if any(scale not in (1, -1) for scale in scales) or any(flag not in (0, 1) for flag in transposes):
+        raise instruction.refuse("imm-scale is 1 or -1, imm-trans 0 or 1")
+    return Form(
+        n=int(match[1]),
+        a_type=a_type,
+        b_type=b_type,
+        a_in_registers=a_in_registers,
+        a_mn_major=bool(transposes[0]) if len(transposes) == 2 else False,
+        b_mn_major=bool(transposes[-1]) if transposes else False,
+        negate_a=scales[0] == -1,
+        negate_b=scales[1] == -1,
+        text=f"{instruction.opcode} at PTX line {instruction.line}",
+        d_type=d_type,
+        saturate=saturate,
+        instruction=instruction,
+    )
+
+
+class MmaAsync(Anchor):
+    """A wgmma.mma_async, which bytecode/accumulators.py emits."""
+
+    def __init__(self, form: Form, accumulators: list[Value], a: list[Value], b: Value, accumulate: Value) -> None:
+        self.form, self.accumulators, self.a, self.b, self.accumulate = form, accumulators, a, b, accumulate
+
+
+# How many literals there are depends on types that have to go together; `parse_form` looks at both.
+_LITERALS = "imm_scale_a:imm?, imm_scale_b:imm?, imm_trans_a:imm?, imm_trans_b:imm?"
+_OPERANDS = "; ".join(f"{{d}}:b32, {a}, b_desc:b64, scale_d:pred, {_LITERALS}" for a in ("a_desc:b64", "{a}4:b32"))
+
+
+@family("wgmma.mma_async", varies=always_varies, reads_destinations=True, operands=_OPERANDS)
+def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma.mma_async, dense: f16, bf16, tf32, e4m3, e5m2 into f32, f16, e4m3, e5m2 into f16, s8 and u8 into s32; A in
+    registers or in shared memory."""
+    form = parse_form(instruction)
+    _refuse_partial(block, instruction)
+    d, a, b, scale_d = instruction.operands[:4]
+    if not isinstance(d, Vector) or len(d.items) != form.registers:
+        raise instruction.refuse(f"{form.registers} accumulator registers are needed")
+    if form.a_in_registers and len(a.items) != _A_REGISTERS:
+        raise instruction.refuse(f"{_A_REGISTERS} registers of A are needed")
+    accumulators = [block.whole(block.value(item, 32)) for item in d.items]
+    fragments = [block.whole(block.value(item, 32)) for item in a.items] if form.a_in_registers else []
+    first = fragments or [block.whole(block.value(a, 64))]
+    second, accumulate = block.whole(block.value(b, 64)), block.value(scale_d, 1)
+    anchor = MmaAsync(form, accumulators, first, second, accumulate)
+    results = block.anchor(anchor, [("u32", False)] * form.registers, [*accumulators, *first, second, accumulate])
+    for item, value in zip(d.items, results):
+        block.define(item, value)
+
+
+def _refuse_partial(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma is .aligned (PTX ISA); where lanes may have diverged, the mask says so when it executes."""
+    if instruction.guard is not None:
+        raise instruction.refuse("a guard on wgmma is not implemented")
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+
+@family("wgmma.fence", destinations=0, operands="", qualifiers="sync aligned")
+def _fence(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma.fence: orders register accesses, which take effect in program order here; missing ones are found ahead."""
+    _refuse_partial(block, instruction)
+    if block.divergent:
+        block.operation("wgmma_fence")
+
+
+@family("wgmma.commit_group", destinations=0, operands="", qualifiers="sync aligned")
+def _commit_group(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma.commit_group."""
+    _refuse_partial(block, instruction)
+    block.operation(COMMIT)
+
+
+@family("wgmma.wait_group", destinations=0, blocking=True, operands="N:imm", qualifiers="sync aligned")
+def _wait_group(block: BlockBuilder, instruction: Instruction) -> None:
+    """wgmma.wait_group."""
+    _refuse_partial(block, instruction)
+    newest = as_integer(instruction, instruction.operands[0])
+    if newest not in range(CONSTANTS["WGMMA_GROUPS"]):
+        raise instruction.refuse("wait_group takes 0 to 7")
+    block.operation(WAIT, order=newest, blocking=True)

@@ -1,0 +1,316 @@
+"""wmma.load, wmma.store and wmma.mma: loads and stores by lanes, and mma.sync of parts of the matrices.
+
+Which lane has which element is left open by the PTX ISA. Here fragments are those of mma.sync, one part of eight or
+sixteen rows after the other; D of m8n32 is the transpose of that of m32n8, with A and B exchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.isa.instructions.floats import float_to_float
+from cute_kernels.emulator.isa.instructions.integers import binary, shift_by
+from cute_kernels.emulator.isa.instructions.memory import SPACES, Access, address_of
+from cute_kernels.emulator.isa.instructions.mma import multiply_registers
+from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Operand, Special, Vector
+from cute_kernels.emulator.isa.ptx.families import always_varies
+from cute_kernels.emulator.machine.graph.block import BlockBuilder
+from cute_kernels.emulator.machine.graph.families import family
+from cute_kernels.emulator.machine.graph.values import CANONICAL, Constant, Pack, PureOp, Value
+from cute_kernels.emulator.machine.units.matrix.mma_sync import TYPES, Form
+
+_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+_BITS = {name: TYPE_BITS[name] for name in ("f16", "bf16", "s8", "u8", "f32", "s32", "f64")}
+_BITS |= {"tf32": 32, "s4": 4, "u4": 4, "b1": 1}
+_SPACES = ("global", "shared", "shared::cta")
+_ACCUMULATORS = {"f16": ("f16", "f32"), "bf16": ("f32",), "tf32": ("f32",), "f64": ("f64",)}
+_WIDE = ((16, 16, 16), (32, 8, 16), (8, 32, 16))
+#: Shapes by type of A and B (PTX ISA, wmma: matrix shapes).
+_SHAPES = {
+    **dict.fromkeys(("f16", "bf16", "s8", "u8"), _WIDE), "tf32": ((16, 16, 8),), "f64": ((8, 8, 4),),
+    **dict.fromkeys(("s4", "u4"), ((8, 8, 32),)), "b1": ((8, 8, 128),),
+}  # fmt: skip
+
+
+def _accumulators(type_: str) -> tuple[str, ...]:
+    return _ACCUMULATORS.get(type_, ("s32",))
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """One of the matrices of a shape and the fragment that holds it.
+
+    Attributes:
+        m, n, k: shape.
+        name: "a", "b", "c" or "d".
+        type: of its elements.
+    """
+
+    m: int
+    n: int
+    k: int
+    name: str
+    type: str
+
+    @property
+    def swapped(self) -> bool:
+        """Whether rows of the parts are columns of D."""
+        return self.n > 2 * self.m
+
+    @property
+    def form(self) -> tuple[int, int, int]:
+        """Shape of mma.sync."""
+        return min(max(self.m, self.n), 16), 8, self.k
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Rows, and rows of a part, as mma.sync has them: of B its columns are meant, of a swapped D too."""
+        first = self.name == ("b" if self.swapped else "a") or self.name in "cd"
+        side = self.n if self.name == "b" or self.name in "cd" and self.swapped else self.m
+        return side, self.form[0] if first else 8
+
+    @property
+    def registers(self) -> tuple[_Register, ...]:
+        """Without those that ptxas wants twice."""
+        return tuple(self._accumulators() if self.name in "cd" else self._operands())
+
+    @property
+    def count(self) -> int:
+        """Registers of a fragment: A and B of .f16 have eight, whatever the shape."""
+        return 8 if self.type == "f16" and self.name in "ab" else len(self.registers)
+
+    def _operands(self) -> Iterator[_Register]:
+        side, part = self.rows
+        per = max(32, _BITS[self.type]) // _BITS[self.type]
+        for first in range(0, side, part):
+            for chunk in range(0, self.k, 4 * per):
+                for row in range(first, first + part, 8):
+                    yield _Register(row, chunk, per, per)
+
+    def _accumulators(self) -> Iterator[_Register]:
+        side, part = self.rows
+        per = 2 if self.type == "f16" else 1
+        for first in range(0, side, part):
+            for column in range(0, self.m * self.n // side, 8):
+                for row in range(first, first + part, 8):
+                    for i in range(0, 2, per):
+                        yield _Register(row, column + i, 2, per)
+
+
+@dataclass(frozen=True)
+class _Register:
+    """Elements of a register: lane l has those of row ``row + l / 4`` and ``per`` columns from
+    ``column + step * (l % 4)`` on.
+    """
+
+    row: int
+    column: int
+    step: int
+    per: int
+
+
+def _matrix(instruction: Instruction) -> tuple[_Matrix, str, str]:
+    """(matrix, layout, state space) of wmma.load and wmma.store."""
+    name, layout, shape, *space, type_ = instruction.parts[2:3] + instruction.parts[5:]
+    match = _SHAPE.fullmatch(shape)
+    given = tuple(map(int, match.groups())) if match else ()
+    kinds = [t for t in _SHAPES if given in _SHAPES[t] and (t == type_ if name in "ab" else type_ in _accumulators(t))]
+    if not kinds or layout not in ("row", "col") or space and (len(space) > 1 or space[0] not in _SPACES):
+        raise instruction.refuse(f"wmma.{instruction.parts[1]}.{name} of {shape} and .{type_} does not exist")
+    if name in "ab" and _BITS[type_] < 8 and layout != ("row" if name == "a" else "col"):
+        raise instruction.refuse(f"{name.upper()} of .{type_} has layout .{'row' if name == 'a' else 'col'}")
+    return _Matrix(*given, name, type_), layout, SPACES[space[0]] if space else "generic"
+
+
+class _Places:
+    """Addresses of a matrix in memory, which a whole warp accesses."""
+
+    def __init__(self, block: BlockBuilder, instruction: Instruction, operands: Sequence[Operand]) -> None:
+        self.block = block
+        self.matrix, layout, self.space = _matrix(instruction)
+        matrix = self.matrix
+        block.operation("whole_warp")
+        address, *stride = operands
+        base, offset = address_of(block, address)
+        base = block.agreed(block.resize(base, 32 if self.space == "shared" else 64))
+        self.width = base.bits
+        sides = {"a": (matrix.m, matrix.k), "b": (matrix.k, matrix.n)}.get(matrix.name, (matrix.m, matrix.n))
+        between = Constant(sides[layout == "row"], 32)
+        if stride:
+            between = block.agreed(block.value(stride[0], 32))
+        bits = _BITS[matrix.type]
+        between = self._times(block.resize(between, self.width), bits)
+        self.line = block.pure(shift_by("shr", f"u{self.width}", 3), between)
+        #: Whether the columns of `_Register` lie side by side in memory.
+        self.beside = (layout == "row") == (not matrix.swapped if matrix.name in "cd" else matrix.name == "a")
+        quad, pair = self._lanes()
+        step = matrix.registers[0].step
+        along, across = (pair, quad) if self.beside else (quad, pair)
+        inner, outer = (step, 1) if self.beside else (1, step)
+        along = self._times(along, inner * bits // 8)
+        across = self._times(block.pure(binary("mul.lo", f"u{self.width}"), across, self.line), outer)
+        self.first = self._sum(self._sum(base, Constant(offset, self.width)), self._sum(along, across))
+
+    def _times(self, value: Value, factor: int) -> Value:
+        if factor == 1:
+            return value
+        return self.block.pure(binary("mul.lo", f"u{self.width}"), value, Constant(factor, self.width))
+
+    def _sum(self, a: Value, b: Value) -> Value:
+        return self.block.pure(binary("add", f"u{self.width}"), a, b)
+
+    def _lanes(self) -> tuple[Value, Value]:
+        """(l / 4, l % 4)."""
+        lane = self.block.resize(self.block.value(Special("%laneid"), 32), self.width)
+        quad = self.block.pure(shift_by("shr", f"u{self.width}", 2), lane)
+        return quad, self.block.pure(binary("and", f"b{self.width}"), lane, Constant(3, self.width))
+
+    def pieces(self, register: _Register) -> Iterator[tuple[Value, int]]:
+        """(addresses of all lanes, constant offset) of each piece of a register, lowest first."""
+        bits = _BITS[self.matrix.type]
+        if self.beside:
+            yield self._at(register.row), register.column * bits // 8
+            return
+        for i in range(register.per):
+            yield self._at(register.column + i), register.row * bits // 8
+
+    def _at(self, lines: int) -> Value:
+        if not lines:
+            return self.first
+        return self._sum(self.first, self._times(self.line, lines))
+
+    def facts(self, register: _Register) -> tuple[int, ...]:
+        """Facts of an `Access` to a piece."""
+        return CONSTANTS[f"SPACE_{self.space.upper()}"], self.piece_bits(register) // 8, 0
+
+    def piece_bits(self, register: _Register) -> int:
+        return _BITS[self.matrix.type] * (register.per if self.beside else 1)
+
+
+def _items(instruction: Instruction, operand: Operand, matrix: _Matrix) -> tuple[Operand, ...]:
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    if len(items) != matrix.count:
+        raise instruction.refuse(f"{matrix.count} registers of {matrix.name.upper()} are needed")
+    return items
+
+
+_SYNC = "sync.aligned"
+
+
+def _list(name: str, parts: tuple[str, ...], count: int | str = "") -> str:
+    return f"{{{name}}}{count}:{'b64' if 'f64' in parts else 'b32'}"
+
+
+def _load_operands(parts: tuple[str, ...]) -> str:
+    return f"{_list('r', parts)}, [p], stride:u32?"
+
+
+def _store_operands(parts: tuple[str, ...]) -> str:
+    count = 2 if any(part.startswith("m8n8k") for part in parts) else 4 if parts[-1] == "f16" else 8
+    return f"[p], {_list('r', parts, count)}, stride:u32?"
+
+
+def _mma_operands(parts: tuple[str, ...]) -> str:
+    return ", ".join(_list(name, parts) for name in "dabc")
+
+
+@family(*(f"wmma.load.{name}.{_SYNC}" for name in "abc"), varies=always_varies, operands=_load_operands)
+def _load(block: BlockBuilder, instruction: Instruction) -> None:
+    """wmma.load: A, B and C of all shapes and types."""
+    places = _Places(block, instruction, instruction.operands[1:])
+    items = _items(instruction, instruction.operands[0], places.matrix)
+    registers = places.matrix.registers
+    values = []
+    for register in registers:
+        storage, parts = CANONICAL[places.piece_bits(register)], []
+        for address, offset in places.pieces(register):
+            access = Access("load", address, places.facts(register), offset=offset)
+            parts += block.anchor(access, [(storage, False)], [address])
+        values.append(Pack(parts))
+    for i, item in enumerate(items):
+        block.define(item, values[i % len(values)])
+
+
+@family(f"wmma.store.d.{_SYNC}", destinations=0, operands=_store_operands)
+def _store(block: BlockBuilder, instruction: Instruction) -> None:
+    """wmma.store: D of all shapes and types."""
+    address, source, *stride = instruction.operands
+    places = _Places(block, instruction, (address, *stride))
+    items = _items(instruction, source, places.matrix)
+    for item, register in zip(items, places.matrix.registers):
+        pieces = list(places.pieces(register))
+        value = block.whole(block.value(item, max(_BITS[places.matrix.type], 32)))
+        parts = block.split(value, len(pieces)) if len(pieces) > 1 else [value]
+        for (address, offset), part in zip(pieces, parts):
+            part = block.whole(part)
+            block.anchor(Access("store", address, places.facts(register), [part], offset), [], [address, part])
+
+
+def _types(instruction: Instruction, given: Sequence[str]) -> tuple[str, str, str, str]:
+    """Types of D, A, B and C: for .f16 the opcode has those of D and C alone."""
+    types = (given[0], "f16", "f16", given[1]) if len(given) == 2 else tuple(given)
+    d, a, b, c = types if len(types) == 4 else ("", "", "", "")
+    if a not in _SHAPES or a != b or {c, d} - set(_accumulators(a)):
+        raise instruction.refuse(f"types {', '.join(given)} do not go together")
+    return d, a, b, c
+
+
+_ROUNDINGS = ("rn", "rz", "rm", "rp")
+
+
+@family(
+    f"wmma.mma.{_SYNC}", *(f"wmma.mma.{op}.popc.{_SYNC}" for op in ("xor", "and")), varies=always_varies,
+    operands=_mma_operands,
+)  # fmt: skip
+def _mma(block: BlockBuilder, instruction: Instruction) -> None:
+    """wmma.mma: f16, bf16, tf32, f64, s8, u8, s4, u4, b1."""
+    bits_op = instruction.parts[2] if "popc" in instruction.parts else ""
+    a_layout, b_layout, shape, *given = instruction.parts[(6 if bits_op else 4) :]
+    saturate, rounding = given[-1] == "satfinite", given[0] if given[0] in _ROUNDINGS else ""
+    d_type, a_type, b_type, c_type = _types(instruction, given[bool(rounding) : len(given) - saturate])
+    size = _SHAPES[a_type]
+    named = {f"m{m}n{n}k{k}": (m, n, k) for m, n, k in size}
+    fits = shape in named and {a_layout, b_layout} <= {"row", "col"}
+    fits = fits and (_BITS[a_type] >= 8 or (a_layout, b_layout) == ("row", "col"))
+    if not fits or bool(bits_op) != (a_type == "b1") or saturate and d_type != "s32" or rounding and a_type != "f64":
+        raise instruction.refuse("no such form of wmma.mma is implemented")
+    d, *sources = (_Matrix(*named[shape], name, t) for name, t in zip("dabc", (d_type, a_type, b_type, c_type)))
+    items = [_items(instruction, x, matrix) for x, matrix in zip(instruction.operands, (d, *sources))]
+    word = max(_BITS[a_type], 32)
+    a, b, c = ([block.value(item, word) for item in each[: len(x.registers)]] for each, x in zip(items[1:], sources))
+    if d.swapped:
+        a, b = b, a
+    both = "f32" if {c_type, d_type} == {"f16", "f32"} else c_type
+    variant = bits_op or rounding or ("rn" if a_type == "f64" else "")
+    rows, columns, k = d.form
+    if a_type == "tf32":  # ptxas makes two of it, in order of K
+        k = 4
+    form = Form(rows, columns, k, TYPES[a_type], TYPES[b_type], both, saturate, variant)
+    if both != c_type:
+        c = [block.pure(float_to_float("f32", "f16"), half) for pair in c for half in block.split(pair, 2)]
+    results = _parts(block, form, a, b, c, d.k // k)
+    if both != d_type:
+        narrow = PureOp("cvt_f16_f32_rn", ("f32",), "u16")
+        halves = [block.pure(narrow, value) for value in results]
+        results = [Pack(pair) for pair in zip(halves[::2], halves[1::2])]
+    for item, value in zip(items[0], results):
+        block.define(item, value)
+
+
+def _parts(
+    block: BlockBuilder, form: Form, a: list[Value], b: list[Value], c: list[Value], steps: int
+) -> list[Value]:
+    """D of the products of each part of A with each of B, in so many steps of K."""
+    results: list[Value] = []
+    of_a, of_b = form.a_registers, form.b_registers
+    for i in range(0, len(a), of_a * steps):
+        for j in range(0, len(b), of_b * steps):
+            sums = c[len(results) : len(results) + form.c_registers]
+            for step in range(steps):
+                at, of = i + of_a * step, j + of_b * step
+                sums = multiply_registers(block, form, a[at : at + of_a], b[of : of + of_b], sums)
+            results += sums
+    return results

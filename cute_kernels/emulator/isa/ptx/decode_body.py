@@ -1,0 +1,372 @@
+"""The body of a kernel: statements, scopes, registers, labels.
+
+The text is read in two passes. The first cuts it into statements and remembers the `{ ... }` scope of each, because a
+scope (inline assembly opens one per call) has its own registers and labels, and a label may be used before it is
+defined. The second pass resolves names: a register or label of an inner scope gets the suffix ``@n`` of its scope, so
+later stages see one flat name space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.isa.ptx import decode_stack
+from cute_kernels.emulator.isa.ptx.decode_functions import Call, Function, expansion, read_call, returning
+from cute_kernels.emulator.isa.ptx.decode_operands import PARTS, OperandReader
+from cute_kernels.emulator.isa.ptx.decode_scopes import Scope, Statement, make_tokens
+from cute_kernels.emulator.isa.ptx.decode_variables import MOST_BYTES, read_variable
+from cute_kernels.emulator.isa.ptx.lexer import Reader, Token
+from cute_kernels.emulator.isa.ptx.program import (
+    CARRY,
+    TYPE_BITS,
+    Guard,
+    Instruction,
+    Kernel,
+    Memory,
+    Operand,
+    Parameter,
+    Register,
+    Symbol,
+    Variable,
+    Vector,
+)
+
+_MOST_REGISTERS = 1 << 20  # of a kernel: far above what any compiler writes
+_MOST_DIGITS = 19  # of a number of 64 bits
+_MOST_STATEMENTS = 1 << 20  # with calls expanded: no kernel is as long
+_MOST_SCOPES = 1 << 15  # likewise
+_MOST_CALLERS = 100  # of a function that is expanded, one inside of the other
+_TAKE_CARRY = ("addc", "subc", "madc")
+
+
+# --- kernel bodies --------------------------------------------------------------------------------------------------
+
+
+class Body:
+    """A kernel body between the two passes."""
+
+    def __init__(self, name: str, files: dict[int, str]) -> None:
+        self.name, self.files = name, files
+        self.parameters: list[Parameter] = []
+        self.reqntid: tuple[int, int, int] | None = None
+        self.most_threads: int | None = None
+        self.most_registers: int | None = None
+        self.ctas_per_sm: int | None = None
+        self.reqnctapercluster: tuple[int, int, int] | None = None
+        self.registers: dict[str, str] = {}
+        self.statements: list[Statement] = []
+        self.labels: dict[str, int] = {}
+        self.variables: list[Variable] = []
+        self.call_parameters: set[str] = set()
+        self.tables: dict[str, list[str]] = {}  # .branchtargets
+        self.stack = False
+        self._scopes = 0
+
+    def read(self, reader: Reader, functions: dict[str, Function], stack: bool) -> None:
+        """Pass 1: statements, scopes, labels and register declarations; calls of functions are expanded.
+
+        ``stack``: whether the module allocates on the stack of a thread.
+        """
+        root = Scope(None, "")
+        self.stack = stack
+        if stack:
+            pointer = decode_stack.pointer(0)
+            root.registers.add(pointer)
+            self.registers[pointer] = "b64"
+            self.statements.append(Statement(make_tokens(reader.line(), "mov.b64", pointer, ",", "0"), root, ""))
+        self._read(reader, root, functions, ())
+
+    def _read(self, reader: Reader, root: Scope, functions: dict[str, Function], callers: tuple[str, ...]) -> None:
+        """A body from { to }. ``callers``: the functions that are being expanded, the last of which this is."""
+        reader.take("{")
+        scope, location, label = root, "", ""
+        while True:
+            token = reader.take()
+            following = reader.peek()
+            if token.text == "{":
+                scope = Scope(scope, self._new_suffix())
+            elif token.text == "}":
+                if scope.parent is None:
+                    return
+                scope = scope.parent
+            elif token.text == ".reg":
+                self._declare_registers(reader, scope)
+            elif token.text == ".loc":
+                # LLVM counts the lines of inline assembly on from the line of its call, which is the one to report.
+                # Without its comments a brace level is taken for inline assembly (calls have one too, of one line).
+                asm = scope is not root if token.inline is None else token.inline
+                words = reader.take_rest_of_line(least=2)
+                location = location if asm else _location_key(words)
+            elif token.text == ".pragma":
+                reader.take_until(";")  # hints to the optimiser (loop unrolling)
+            elif token.text in (".shared", ".local"):
+                reader.at -= 1
+                self._add_variable(read_variable(reader), token.line)
+            elif token.text == ".param":
+                self._declare_call_parameter(reader, scope)
+            elif token.text == ".branchtargets":
+                self.tables[label] = [name.text for name in reader.take_until(";") if name.text != ","]
+            elif token.text.startswith("."):
+                raise UnsupportedPTX(f"directive {token.text!r} in a kernel is not supported", ptx_line=token.line)
+            elif token.kind == "name" and following == ":":
+                reader.take()
+                if token.text in scope.labels:
+                    raise UnsupportedPTX(f"label {token.text!r} is defined twice", ptx_line=token.line)
+                scope.labels.add(token.text)
+                label = token.text
+                self.labels[token.text + scope.suffix] = len(self.statements)
+            elif token.text == ";":
+                continue
+            else:
+                reader.at -= 1
+                tokens = _joined(reader.take_until(";"))
+                call = read_call(tokens, functions)
+                if call is not None:
+                    self._expand(call, scope, location, functions, callers)
+                    continue
+                if callers:
+                    tokens = returning(tokens)
+                if tokens[0].text == "brx.idx":
+                    statements = self._indirect(tokens, scope)
+                elif self.stack and decode_stack.is_of_stack(tokens):
+                    uses = {"alloca": "b64", "taken": "b64", "none": "pred"}
+                    spare = [self._spare_register(use, type_, scope) for use, type_ in uses.items()]
+                    statements = decode_stack.expanded(tokens, len(callers), *spare)
+                else:
+                    statements = [tokens]
+                self.statements += [Statement(statement, scope, location) for statement in statements]
+
+    def _new_suffix(self) -> str:
+        self._scopes += 1
+        return f"@{self._scopes}"
+
+    def _expand(
+        self, call: Call, scope: Scope, location: str, functions: dict[str, Function], callers: tuple[str, ...]
+    ) -> None:
+        """The statements of a function in place of a call."""
+        name = call.function.name
+        if name in callers:
+            raise UnsupportedPTX(f"{name} calls itself, which is not implemented", ptx_line=call.line)
+        if len(callers) >= _MOST_CALLERS:
+            raise UnsupportedPTX(f"more than {_MOST_CALLERS} functions that call one another", ptx_line=call.line)
+        if self.stack:
+            call = decode_stack.with_pointer(call, len(callers))
+        expanded = expansion(call, scope, self._new_suffix(), location)
+        self.registers.update(expanded.declared)
+        self.call_parameters.update(expanded.declared)
+        self.statements += expanded.before
+        self._read(Reader(list(call.function.body)), expanded.inside, functions, (*callers, name))
+        if len(self.statements) > _MOST_STATEMENTS or self._scopes > _MOST_SCOPES:
+            raise UnsupportedPTX(
+                f"calls expanded to more than {_MOST_STATEMENTS} instructions or {_MOST_SCOPES} scopes",
+                ptx_line=call.line,
+            )
+        behind_body, behind_moves = expanded.labels
+        self.labels[behind_body] = len(self.statements)
+        self.statements += expanded.after
+        self.labels[behind_moves] = len(self.statements)
+
+    def _add_variable(self, variable: Variable, line: int) -> None:
+        """Calls of a function one after the other share its local memory."""
+        known = next((other for other in self.variables if other.name == variable.name), None)
+        if known is None:
+            self.variables.append(variable)
+            taken = sum(each.nbytes for each in self.variables if each.space == "local")
+            if taken > MOST_BYTES["local"]:
+                message = f"{taken} bytes of local memory for each thread; at most {MOST_BYTES['local']}"
+                raise UnsupportedPTX(message, ptx_line=line)
+        elif known != variable:
+            raise UnsupportedPTX(f"two variables {variable.name} that differ are not supported", ptx_line=line)
+
+    def _indirect(self, tokens: list[Token], scope: Scope) -> list[list[Token]]:
+        """``brx.idx index, table`` as comparisons and branches; the flow analysis knows no other."""
+        index, name = tokens[1], tokens[-1].text
+        if len(tokens) != 4 or name not in self.tables:
+            raise UnsupportedPTX("brx.idx without a table of targets before it", ptx_line=tokens[0].line)
+        line = tokens[0].line
+        predicate = self._spare_register("brx", "pred", scope)
+        *others, last = self.tables[name]
+        out = []
+        for number, target in enumerate(others):
+            out.append(make_tokens(line, "setp.eq.u32", predicate, ",", index.text, ",", str(number)))
+            out.append(make_tokens(line, "@", predicate, "bra", target))
+        return [*out, make_tokens(line, "bra", last)]
+
+    def _spare_register(self, use: str, type_: str, scope: Scope) -> str:
+        name = f"%{use}_{len(self.statements)}"
+        self.registers[name + scope.suffix] = type_
+        scope.registers.add(name)
+        return name
+
+    def _declare_call_parameter(self, reader: Reader, scope: Scope) -> None:
+        """A parameter of a call is a register here: it is written once and read by the call."""
+        declaration = reader.take_until(";")
+        kind, name = declaration[0].text[1:], declaration[-1].text
+        if len(declaration) == 2 and kind in TYPE_BITS:
+            scope.registers.add(name)
+            self.registers[name + scope.suffix] = kind
+            self.call_parameters.add(name + scope.suffix)
+
+    def _declare_registers(self, reader: Reader, scope: Scope) -> None:
+        type_token = reader.take()
+        elements = int(type_token.text[2:]) if type_token.text in (".v2", ".v4") else 0
+        if elements:
+            type_token = reader.take()
+        kind = type_token.text[1:]
+        if kind not in TYPE_BITS:
+            raise UnsupportedPTX(f"registers of type .{kind} are not supported", ptx_line=type_token.line)
+        while True:
+            name = reader.take().text
+            names = [name]
+            if reader.peek() == "<":
+                reader.take()
+                count = reader.take_number()
+                if count + len(self.registers) > _MOST_REGISTERS:
+                    raise UnsupportedPTX(
+                        f"{count} registers {name}<n> besides {len(self.registers)}; at most {_MOST_REGISTERS} are "
+                        "supported",
+                        ptx_line=type_token.line,
+                    )
+                names = [f"{name}{i}" for i in range(count)]
+                reader.take(">")
+            if elements:
+                scope.vectors.update(dict.fromkeys(names, elements))
+                names = [f"{each}.{part}" for each in names for part in PARTS[:elements]]
+            for each in names:
+                scope.registers.add(each)
+                self.registers[each + scope.suffix] = kind
+            if reader.take().text == ";":
+                return
+
+    def finish(self, module_variables: tuple[Variable, ...]) -> Kernel:
+        """Pass 2: operands and names."""
+        sources: dict[str, str] = {}
+        instructions = []
+        for index, statement in enumerate(self.statements):
+            key = statement.location
+            if key not in sources:
+                if not all(word.isdecimal() and len(word) < _MOST_DIGITS for word in key.split()):
+                    message = f"`.loc {key[:40]}` needs the numbers of a file and a line"
+                    raise UnsupportedPTX(message, ptx_line=statement.tokens[0].line)
+                sources[key] = _describe_location(key, self.files)
+            instructions.append(_instruction(index, statement, sources[key], self.call_parameters, self.registers))
+            if Register(CARRY) in instructions[-1].operands:
+                self.registers[CARRY] = "pred"
+        # A CTA has the shared arrays that its kernel uses, as ptxas allocates them, not those of the module's others.
+        used = {operand.name: each for each in instructions for operand in _symbols(each.operands)}
+        for variable in module_variables:
+            if variable.refused and variable.name in used:
+                raise used[variable.name].refuse(f"{variable.refused} is not implemented")
+        of_module = [v for v in module_variables if v.space != "shared" or v.name in used or not v.nbytes]
+        return Kernel(
+            self.name,
+            tuple(self.parameters),
+            self.registers,
+            tuple(instructions),
+            self.labels,
+            (*of_module, *self.variables, *([decode_stack.variable()] if self.stack else ())),
+            self.reqntid,
+            self.reqnctapercluster,
+            self.most_threads,
+            self.most_registers,
+            self.ctas_per_sm,
+        )
+
+
+def _joined(tokens: list[Token]) -> list[Token]:
+    """A statement's tokens where blanks may stand in front of the qualifiers of its opcode."""
+    if not any(token.text.startswith(".") for token in tokens):
+        return tokens
+    found = tokens[:1]
+    for token in tokens[1:]:
+        if token.text.startswith("."):
+            found[-1] = replace(found[-1], text=found[-1].text + token.text)
+        else:
+            found.append(token)
+    return found
+
+
+def _symbols(operands: Iterable[Operand]) -> Iterator[Symbol]:
+    """The names of variables and labels among operands."""
+    for operand in operands:
+        if isinstance(operand, Symbol):
+            yield operand
+        elif isinstance(operand, Vector):
+            yield from _symbols(operand.items)
+        elif isinstance(operand, Memory):
+            yield from _symbols((operand.base, *operand.extra))
+
+
+def _location_key(tokens: list[Token]) -> str:
+    """``.loc file line column [, function_name label, inlined_at file line column]`` as "file line [file line]"."""
+    words = [token.text for token in tokens if token.text != ","]
+    key = f"{words[0]} {words[1]}"
+    if "inlined_at" in words:
+        at = words.index("inlined_at")
+        key += f" {words[at + 1]} {words[at + 2]}"
+    return key
+
+
+def _describe_location(key: str, files: dict[int, str]) -> str:
+    numbers = [int(word) for word in key.split()]
+    places = [f"{files.get(f, f'file {f}').rsplit('/', 1)[-1]}:{line}" for f, line in zip(numbers[::2], numbers[1::2])]
+    return " inlined at ".join(places)
+
+
+def _instruction(
+    index: int, statement: Statement, source: str, call_parameters: set[str], registers: dict[str, str]
+) -> Instruction:
+    tokens = statement.tokens
+    line = tokens[0].line
+    text = _spell(tokens)
+    cursor = OperandReader(tokens, statement.scope, text)
+    guard = None
+    if tokens[0].text == "@":
+        cursor.at = 1
+        negated = cursor.peek() == "!"
+        cursor.at += negated
+        operand = cursor.operand()
+        if not isinstance(operand, Register):
+            raise UnsupportedPTX("a guard must be a predicate register", ptx_line=line, instruction=text)
+        guard = Guard(operand.name, negated)
+    opcode = cursor.take()
+    moves = opcode.startswith("mov.")
+    operands = []
+    while cursor.at < len(tokens):
+        operands.append(cursor.moved() if moves else cursor.operand())
+        if cursor.at < len(tokens):
+            cursor.take(",")
+    parts = tuple(opcode.split("."))
+    if parts[:2] in (("st", "param"), ("ld", "param")):
+        if len(operands) != 2:
+            raise UnsupportedPTX(f"{len(operands)} operands, not 2", ptx_line=line, instruction=text)
+        place, register = operands if parts[0] == "st" else operands[::-1]
+        if isinstance(place, Memory) and isinstance(place.base, Register) and place.base.name in call_parameters:
+            if place.offset or place.extra:
+                raise UnsupportedPTX("a part of a call parameter", ptx_line=line, instruction=text)
+            operands = [place.base, register] if parts[0] == "st" else [register, place.base]
+            parts = _move(parts[-1], operands, registers)
+    if "cc" in parts or parts[0] in _TAKE_CARRY:
+        given, taken = ([Register(CARRY)] * needed for needed in ("cc" in parts, parts[0] in _TAKE_CARRY))
+        operands[1:] = [*given, *operands[1:], *taken]
+    return Instruction(index, parts, tuple(operands), guard, line, source, text)
+
+
+def _move(type_: str, operands: list[Operand], registers: dict[str, str]) -> tuple[str, ...]:
+    """Opcode that moves a value between a parameter of a call and a register, either of which may be wider than it."""
+    bits = TYPE_BITS.get(type_)
+    widths = [TYPE_BITS[registers[x.name]] if isinstance(x, Register) else bits for x in operands]
+    if bits is None or bits > 64 or widths == [bits, bits] or widths[0] > 64:
+        return "mov", f"b{bits}" if bits else type_
+    kind = "s" if type_[0] == "s" else "u"
+    return "cvt", f"{kind}{widths[0]}", f"{kind}{bits}"
+
+
+def _spell(tokens: list[Token]) -> str:
+    out = ""
+    for token in tokens:
+        glue = not out or out[-1] in "@!{[|-+" or token.text in ",;|]}+" or token.text == "-" and out[-1] == "+"
+        out += token.text if glue else f" {token.text}"
+    return out

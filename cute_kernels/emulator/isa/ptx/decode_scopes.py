@@ -1,0 +1,52 @@
+"""Names in the body of a kernel: brace levels, and statements with the level that their names are looked up in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cute_kernels.emulator.isa.ptx.lexer import Token
+from cute_kernels.emulator.isa.ptx.program import Operand
+
+
+@dataclass
+class Scope:
+    """A brace level of a kernel body, or of a function that is expanded in it."""
+
+    parent: Scope | None
+    suffix: str
+    registers: set[str] = field(default_factory=set)
+    vectors: dict[str, int] = field(default_factory=dict)  # elements of registers declared as .v2 or .v4
+    labels: set[str] = field(default_factory=set)
+    operands: dict[str, Operand] = field(default_factory=dict)  # what names stand for, as they are looked up
+
+    def elements(self, name: str) -> int:
+        """How many elements a vector register has; 0 for any other name."""
+        scope: Scope | None = self
+        while scope is not None and name not in scope.registers:
+            if name in scope.vectors:
+                return scope.vectors[name]
+            scope = scope.parent
+        return 0
+
+    def find(self, name: str, names: str) -> str | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if name in getattr(scope, names):
+                return name + scope.suffix
+            scope = scope.parent
+        return None
+
+
+@dataclass
+class Statement:
+    """``location``: numbers of file and line, of the .loc in force."""
+
+    tokens: list[Token]
+    scope: Scope
+    location: str
+
+
+def make_tokens(line: int, *texts: str) -> list[Token]:
+    """Tokens that stand for a statement of this line."""
+    kinds = {",": "sign", "@": "sign", "!": "sign"}
+    return [Token(kinds.get(text) or ("number" if text.isdecimal() else "name"), text, line) for text in texts]

@@ -1,0 +1,77 @@
+"""Declarations of variables."""
+
+from __future__ import annotations
+
+from cute_kernels.emulator.errors import UnsupportedPTX
+from cute_kernels.emulator.isa.ptx.lexer import Reader
+from cute_kernels.emulator.isa.ptx.program import TYPE_BITS, Variable
+
+_MOST_ALIGNED = 1 << 24
+"""Bytes: shared addresses of a CTA have 24 bits here."""
+MOST_BYTES = {"shared": 232_448, "const": 64 << 10, "local": 512 << 10, "global": 1 << 40}
+"""Most bytes of a variable by state space: of a CTA (CUDA programming guide), of all constants, of a thread;
+more than any device has."""
+
+_OPAQUE = ("texref", "samplerref", "surfref")
+
+
+def read_variable(reader: Reader) -> Variable:
+    """A variable declaration, from its state space on."""
+    line = reader.line()
+    space = reader.take().text[1:]
+    if space not in MOST_BYTES:
+        raise UnsupportedPTX(f".{space} declarations are not supported", ptx_line=line)
+    align = None
+    while reader.peek() in (".align", ".attribute"):
+        if reader.take().text == ".attribute":
+            reader.take_until(")")  # .managed, .unified: there is one memory
+            continue
+        align = reader.take_number()
+        if not 0 < align <= _MOST_ALIGNED or align & (align - 1):
+            message = f".align {align}: a power of two up to {_MOST_ALIGNED} is needed"
+            raise UnsupportedPTX(message, ptx_line=line)
+    element = reader.take().text[1:]
+    if element in _OPAQUE:
+        (name, *_) = reader.take_until(";")
+        return Variable(name.text, space, 1, 0, refused=f"a variable of type .{element}")
+    if element not in TYPE_BITS:
+        raise UnsupportedPTX(f"variables of type .{element} are not supported", ptx_line=line)
+    size = TYPE_BITS[element] // 8
+    name = reader.take().text
+    count = 1
+    while reader.peek() == "[":
+        reader.take()
+        count *= reader.take_number() if reader.peek() != "]" else 0
+        reader.take("]")
+    initial = b""
+    if reader.peek() == "=":
+        reader.take()
+        initial = _initialiser(reader, size)
+    reader.take(";")
+    nbytes = size * count or len(initial)
+    if len(initial) > nbytes:
+        raise UnsupportedPTX(f"{name} has {nbytes} bytes and an initialiser of {len(initial)}", ptx_line=line)
+    if nbytes > MOST_BYTES[space]:
+        message = f"the .{space} variable {name} is larger than {MOST_BYTES[space]} bytes"
+        raise UnsupportedPTX(message, ptx_line=line)
+    return Variable(name, space, align or size, nbytes, initial)
+
+
+def _initialiser(reader: Reader, size: int) -> bytes:
+    values, braces = [], reader.peek() == "{"
+    line = reader.line()
+    if braces:
+        reader.take()
+    while True:
+        sign = -1 if reader.peek() == "-" else 1
+        if sign < 0:
+            reader.take()
+        values.append(sign * reader.take_number())
+        if reader.peek() != ",":
+            break
+        reader.take()
+    if braces:
+        if reader.peek() != "}":
+            raise UnsupportedPTX("initialisers other than numbers are not supported", ptx_line=line)
+        reader.take("}")
+    return b"".join((value % (1 << 8 * size)).to_bytes(size, "little") for value in values)

@@ -1,0 +1,237 @@
+"""The table of opcode families: facts that are needed before anything is lowered.
+
+Which operands an instruction has, which of them are destinations, whether the result can differ between the lanes of a
+warp, and whether it can block. `graph.families` has the functions that lower them, and registers both.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from cute_kernels.emulator.isa.ptx.decode import (
+    Immediate,
+    Instruction,
+    Kernel,
+    Memory,
+    Not,
+    Operand,
+    Pair,
+    Register,
+    Vector,
+)
+from cute_kernels.emulator.isa.ptx.operand_syntax import Slot, mismatch, read_forms
+
+#: (instruction, "may this operand differ between lanes?") -> may the result; one value per destination register if a
+#: list is returned.
+Varies = Callable[[Instruction, Callable[[Operand], bool]], "bool | list[bool]"]
+
+#: Operands in the notation of `operand_syntax`, or a function of the opcode's parts that returns them.
+Operands = str | Callable[[tuple[str, ...]], str]
+Qualifiers = str | Collection[str] | Callable[[tuple[str, ...]], Collection[str]]
+
+
+def varies_with_operands(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
+    """A function of its operands: equal operands give equal results."""
+    return any(varies(operand) for operand in instruction.operands[FAMILIES[find_prefix(instruction)].destinations :])
+
+
+def always_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
+    """Each lane has its own result by definition of the instruction."""
+    return True
+
+
+def never_varies(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
+    """All lanes get the same result by definition of the instruction."""
+    return False
+
+
+@dataclass(frozen=True)
+class Family:
+    """Properties of an opcode prefix.
+
+    Attributes:
+        destinations: number of leading operands that are written.
+        varies: whether the results can differ between lanes.
+        blocking: the warp may have to wait here; such an instruction starts a basic block and is executed again from
+            the start of the block until it succeeds.
+        own_turn: a turn of a warp may end in front of a blocking instruction although it need not wait. Without, its
+            block counts as a part of the one before: what is granted at once leaves schedules as they are.
+        reads_destinations: the destinations are operands as well (accumulators).
+        doc: what the family does, for the list of supported instructions.
+        operands: what an instruction takes; None: the function that lowers it decides.
+        qualifiers: parts of an opcode behind its prefix that are executed, or a function of all its parts that returns
+            them; None: the function that lowers it decides.
+    """
+
+    destinations: int
+    varies: Varies
+    blocking: bool
+    own_turn: bool
+    reads_destinations: bool
+    doc: str
+    operands: Operands | None
+    qualifiers: Qualifiers | None = None
+
+
+FAMILIES: dict[tuple[str, ...], Family] = {}
+
+
+def register(prefixes: Iterable[str], facts: Family) -> list[tuple[str, ...]]:
+    """Notes the facts of opcodes that start with any of the dotted ``prefixes``; these, split."""
+    keys = [tuple(prefix.split(".")) for prefix in prefixes]
+    for key in keys:
+        if key in FAMILIES:
+            raise ValueError(f"{'.'.join(key)} is registered twice")
+        FAMILIES[key] = facts
+    return keys
+
+
+_LONGEST = 6
+
+
+def find_prefix(instruction: Instruction) -> tuple[str, ...]:
+    """The longest registered prefix of the opcode.
+
+    Raises:
+        UnsupportedPTX: none is registered.
+    """
+    found = prefix_of(instruction.parts)
+    if found is None:
+        raise instruction.refuse(f"opcode {instruction.opcode!r} is not implemented")
+    return found
+
+
+@functools.cache  # asked many times for each instruction; families are registered before the first kernel is read
+def prefix_of(parts: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The longest registered prefix of an opcode's parts, or None."""
+    for length in range(min(_LONGEST, len(parts)), 0, -1):
+        if parts[:length] in FAMILIES:
+            return parts[:length]
+    return None
+
+
+def find_family(instruction: Instruction) -> Family:
+    """The family of an instruction; raises UnsupportedPTX if there is none."""
+    found = instruction.facts.get("family")
+    if found is None:
+        found = instruction.facts["family"] = FAMILIES[find_prefix(instruction)]
+    return found
+
+
+def registers_of(operand: Operand) -> Iterator[str]:
+    """Names of all registers in an operand."""
+    if isinstance(operand, Register):
+        yield operand.name
+    elif isinstance(operand, Vector):
+        for item in operand.items:
+            if isinstance(item, Register):
+                yield item.name
+            else:
+                yield from registers_of(item)
+    elif isinstance(operand, Memory):
+        yield from registers_of(operand.base)
+        for item in operand.extra:
+            yield from registers_of(item)
+    elif isinstance(operand, Pair):
+        yield from registers_of(operand.value)
+        yield from registers_of(operand.predicate)
+    elif isinstance(operand, Not):
+        yield operand.register.name
+
+
+def written(instruction: Instruction) -> tuple[str, ...]:
+    """Registers that the instruction writes."""
+    found = instruction.facts.get("written")
+    if found is None:
+        count = 0 if instruction.parts[0] in CONTROL else find_family(instruction).destinations
+        found = instruction.facts["written"] = _registers(instruction.operands[:count])
+    return found
+
+
+def read(instruction: Instruction) -> tuple[str, ...]:
+    """Registers that the instruction reads, its guard included."""
+    found = instruction.facts.get("read")
+    if found is None:
+        count = 0
+        if instruction.parts[0] not in CONTROL and not find_family(instruction).reads_destinations:
+            count = find_family(instruction).destinations
+        found = _registers(instruction.operands[count:])
+        if instruction.guard is not None:
+            found += (instruction.guard.register,)
+        instruction.facts["read"] = found
+    return found
+
+
+def _registers(operands: tuple[Operand, ...]) -> tuple[str, ...]:
+    return tuple(name for operand in operands for name in registers_of(operand))
+
+
+#: Operands of control flow, which is not a family: `cute_kernels.emulator.isa.ptx.flow` and `lowering` handle it.
+CONTROL = {"bra": "tgt:label", "ret": "", "exit": ""}
+
+
+def check_qualifiers(instruction: Instruction, prefix: tuple[str, ...]) -> None:
+    """Raises UnsupportedPTX for a part behind the prefix that is none of `Family.qualifiers`."""
+    allowed = FAMILIES[prefix].qualifiers
+    if callable(allowed):
+        allowed = allowed(instruction.parts)
+    for part in instruction.parts[len(prefix) :] if allowed is not None else ():
+        if part not in allowed:
+            raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
+
+
+@functools.cache
+def forms_of(parts: tuple[str, ...]) -> dict[int, list[tuple[Slot, ...]]] | None:
+    """Operands that an opcode takes, by their number; None: it is none of a family, or of one without `operands`."""
+    if parts[0] in CONTROL:
+        return read_forms(CONTROL[parts[0]], parts, 0)
+    found = prefix_of(parts)
+    if found is None or FAMILIES[found].operands is None:
+        return None
+    operands = FAMILIES[found].operands
+    return read_forms(operands(parts) if callable(operands) else operands, parts, FAMILIES[found].destinations)
+
+
+@functools.cache
+def _plain(parts: tuple[str, ...], count: int) -> tuple[frozenset[str], ...] | None:
+    """Per operand the declared types of a register that is all of it: most instructions have nothing else."""
+    forms = (forms_of(parts) or {}).get(count, [])
+    return tuple(slot.simple for slot in forms[0]) if len(forms) == 1 else None
+
+
+def check_operands(kernel: Kernel) -> None:
+    """Refuses instructions whose operands are too few, too many, of another kind or of another width than they take.
+
+    Raises:
+        UnsupportedPTX: it names the instruction, the operand, what is given and what is allowed.
+    """
+    registers = kernel.registers
+    for instruction in kernel.instructions:
+        operands = instruction.operands
+        plain = _plain(instruction.parts, len(operands))
+        if plain is not None:
+            for allowed, operand in zip(plain, operands):
+                if type(operand) is not Register or registers[operand.name] not in allowed:
+                    break
+            else:
+                continue
+        _check(instruction, registers)
+
+
+def _check(instruction: Instruction, registers: dict[str, str]) -> None:
+    forms = forms_of(instruction.parts)
+    if forms is None:
+        find_prefix(instruction)  # refuses opcodes that are not implemented
+        return
+    reason = mismatch(instruction, forms, registers)
+    if reason is not None:
+        raise instruction.refuse(reason)
+
+
+def as_integer(instruction: Instruction, operand: Operand) -> int:
+    """The value of an operand that must be an integer literal."""
+    if not isinstance(operand, Immediate) or operand.float_bits:
+        raise instruction.refuse(f"an integer literal is expected, {operand} found")
+    return operand.value

@@ -1,0 +1,1 @@
+"""The machine that executes PTX: launches, scheduler, units, state."""

@@ -1,0 +1,387 @@
+"""One basic block's graph of values (`block.BlockBuilder`) to bytecode.
+
+The nodes are emitted in program order. What the core does not know becomes a *site*: a call of the Python function that
+the node names, with operands and results in the rows of the exchange area (`memory_tables`). Sites are numbered;
+`Site.source` is the Python function that performs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.core.pure_operations import pure_operation
+from cute_kernels.emulator.isa.instructions.memory import Access
+from cute_kernels.emulator.isa.instructions.wgmma import MmaAsync
+from cute_kernels.emulator.machine.bytecode.accumulators import Accumulators
+from cute_kernels.emulator.machine.bytecode.program import Program, row_bytes
+from cute_kernels.emulator.machine.bytecode.sites import Key, Site, fetch, key_of, store_results
+from cute_kernels.emulator.machine.graph.block import BlockBuilder, Call, Operation
+from cute_kernels.emulator.machine.graph.values import Constant, LiveIn, Node, Pack, Result, Value
+from cute_kernels.emulator.machine.state.generic_addresses import PARAM_WINDOW, parameter_offset
+
+_ROWS = CONSTANTS["ROWS_A"], CONSTANTS["ROWS_B"], CONSTANTS["ROWS_D"]  # of `BlockEmitter._operation`
+_LISTED = CONSTANTS["LISTED"]
+_TOGETHER = "load_together"
+_ONE_ADDRESS = (_TOGETHER, "tensor_load", "tensor_store")  # accesses of all lanes
+
+
+def _kind(bits: int) -> str:
+    return "pred" if bits == 1 else f"u{bits}"
+
+
+class BlockEmitter:
+    """Emits the nodes of a builder.
+
+    Results are in places of their own until they were used for the last time; the value that a register has at the end
+    of the block is computed where the register is, if nothing asks for the old value any more.
+
+    Args:
+        builder: a block whose instructions have all been lowered.
+        number: index of the block.
+        in_flight: as ``ages`` of `Accumulators`.
+    """
+
+    def __init__(
+        self, program: Program, builder: BlockBuilder, number: int, in_flight: dict[str, int] | None = None
+    ) -> None:
+        self.program, self.builder, self.number = program, builder, number
+        self.instruction = builder.instruction  # whose node is emitted
+        self.accumulators = Accumulators(self, in_flight)
+        self._free = program.places()
+        self._places: dict[Key, int] = {}  # of results, and of live registers that were put aside
+        self._spread: dict[Key, int] = {}  # of uniform values in every lane
+        self._targets: dict[Value, int] = {}  # results that are computed where a register is
+        self._last: dict[Key, int] = {}  # index of the node that uses a value last
+        self._owned: dict[Key, list[tuple[int, int]]] = {}  # places to be freed when a value is not used any more
+        self._scratch: list[tuple[int, int]] = []  # places for one node
+
+    # --- places -----------------------------------------------------------------------------------------------------
+
+    def live(self, value: LiveIn) -> int:
+        """Where a register or a warp's constant is."""
+        name = value.variable
+        if name in self._places:
+            return self._places[name]
+        layout = self.program.layout
+        if name not in self.program.registers and name not in layout.slots:
+            layout.expressions.append((name, value.bits, value.uniform))
+        return layout.slot(name, value.bits, value.uniform)
+
+    def _take(self, nbytes: int, owner: Key | None = None) -> int:
+        """A place for an intermediate value, while its owner or, without one, the present node needs it."""
+        place = self.program.temporary(self._free, nbytes)
+        (self._scratch if owner is None else self._owned.setdefault(owner, [])).append((nbytes, place))
+        return place
+
+    def _release(self, key: Key) -> None:
+        for nbytes, place in self._owned.pop(key, ()):
+            self._free[nbytes].append(place)
+        self._spread.pop(key, None)
+
+    def define(self, result: Result) -> int:
+        """The place of a result."""
+        place = self._targets.get(result)
+        if place is None:
+            place = self._take(row_bytes(result.bits, result.uniform), result)
+        self._places[result] = place
+        return place
+
+    def scratch(self, nbytes: int) -> int:
+        """A place for the present node."""
+        return self._take(nbytes)
+
+    def used_after(self, key: Key, index: int) -> bool:
+        """Whether a node behind this one, or what comes after the block, uses a value."""
+        return self._last.get(key, -1) > index
+
+    def where(self, value: LiveIn | Result) -> int:
+        """The place of a value, which may have to be filled in there."""
+        if isinstance(value, LiveIn):
+            return self.live(value)
+        variable = self.accumulators.in_place.get(value)
+        return self._places[value] if variable is None or value in self._places else self.program.layout.slots[variable]
+
+    def operand(self, value: Value, lanes: bool) -> int:
+        """Where a value is, one for each lane or (uniform values only) the same for all."""
+        if isinstance(value, Constant):
+            return self.program.layout.constant(value.value, value.bits, lanes)
+        place = self.where(value)
+        if key_of(value) in self.accumulators.values:
+            return self.accumulators.read(place)
+        if value.uniform and lanes:
+            key = key_of(value)
+            if key not in self._spread:
+                self._spread[key] = self._take(row_bytes(value.bits, False), key)
+                self.program.put(f"spread_{_kind(value.bits)}", d=self._spread[key], a=place)
+            return self._spread[key]
+        if not value.uniform and not lanes:
+            raise AssertionError(f"a varying value is used where lanes must agree: {self.builder.instruction}")
+        return place
+
+    def word(self, value: Value) -> int:
+        """A value of the first lane that executes, or of all, as 64 bits."""
+        if value.uniform:
+            return self.operand(value, False)
+        place = self._take(8)
+        self.program.put(f"lane_{_kind(value.bits)}", d=place, a=self.operand(value, True), c=CONSTANTS["FLAG"])
+        return place
+
+    # --- exchange area ----------------------------------------------------------------------------------------------
+
+    def write_row(self, index: int, value: Value, lanes: bool) -> None:
+        self.program.reserve(index + 1)
+        self.program.put(f"put_{_kind(value.bits)}", lanes=lanes, d=index, a=self.operand(value, lanes))
+
+    def read_rows(self, results: Sequence[Result]) -> None:
+        """Reads results of a site."""
+        self.program.reserve(len(results))
+        for index, result in enumerate(results):
+            place = self._places[result] if result in self._places else self.define(result)
+            self.program.put(f"get_{_kind(result.bits)}", lanes=not result.uniform, d=place, a=index)
+
+    # --- emission ---------------------------------------------------------------------------------------------------
+
+    def emit(self, live_out: frozenset[str], condition: Value | None) -> None:
+        """Emits all nodes that matter and the stores of live registers."""
+        finals = self.builder.finals(live_out)
+        nodes = self._order([value for _, value in finals] + ([condition] if condition is not None else []))
+        finals += self.accumulators.restored(live_out, nodes)
+        ending = self._find_last_uses(nodes, finals, condition)
+        self._choose_targets(nodes, finals)
+        for index, node in enumerate(nodes):
+            self.instruction = node.instruction
+            if node.anchor is None:
+                self._pure(node)
+            else:
+                self._anchor(node, index)
+            self.accumulators.pass_by(node)
+            for nbytes, place in self._scratch:
+                self._free[nbytes].append(place)
+            self._scratch.clear()
+            for key in ending.get(index, ()):
+                self._release(key)
+            for result in node.results:
+                if result not in self._last:
+                    self._release(result)
+        self._finals(finals, condition)
+
+    def _order(self, roots: list[Value]) -> list[Node]:
+        needed = self.builder.needed(roots)
+        return [
+            node
+            for node in self.builder.nodes
+            if (node in needed or node.anchor is not None and node.anchor.effects) and not self._silent(node)
+        ]
+
+    def _silent(self, node: Node) -> bool:
+        return not self.program.detectors and getattr(node.anchor, "watched", False)
+
+    def _find_last_uses(
+        self, nodes: Sequence[Node], finals: Sequence[tuple[str, Value]], condition: Value | None
+    ) -> dict[int, list[Key]]:
+        """Fills in `_last`; what is used last by each node."""
+
+        def use(value: Value, index: int) -> None:
+            if isinstance(value, Pack):
+                for part in value.parts:
+                    use(part, index)
+            elif not isinstance(value, Constant):
+                self._last[key_of(value)] = index
+
+        for index, node in enumerate(nodes):
+            for value in node.args:
+                use(value, index)
+            if node.guard is not None:
+                use(node.guard, index)
+        for value in [value for _, value in finals] + ([condition] if condition is not None else []):
+            use(value, len(nodes))
+        ending: dict[int, list[Key]] = {}
+        for key, index in self._last.items():
+            ending.setdefault(index, []).append(key)
+        return ending
+
+    def _choose_targets(self, nodes: Sequence[Node], finals: Sequence[tuple[str, Value]]) -> None:
+        builder = self.builder
+        numbers = {node: index for index, node in enumerate(nodes)}
+        blocking = [i for i, node in enumerate(nodes) if getattr(node.anchor, "blocking", False)]
+        first = blocking[-1] if blocking else 0  # before it, registers are read again when the block runs again
+        products = {
+            item.name
+            for node in nodes
+            if isinstance(node.anchor, MmaAsync)
+            for item in node.instruction.operands[0].items
+        }
+        for register, value in finals:
+            uniform = register not in builder.varying
+            if not isinstance(value, Result) or value in self._targets or value.uniform != uniform:
+                continue
+            if register in products or isinstance(value.node.anchor, MmaAsync) or builder.divergent and not uniform:
+                continue
+            variable, index = builder.variables[register], numbers[value.node]
+            if variable in self.accumulators.slots:
+                continue
+            if first <= index and self._last.get(variable, -1) <= index:
+                self._targets[value] = self.program.layout.slot(variable, builder.bits_of(register), uniform)
+
+    def _pure(self, node: Node) -> None:
+        result = node.results[0]
+        lanes = not result.uniform
+        name, constant = pure_operation(node.op.name)
+        operands = [self.operand(arg, lanes) for arg in node.args]
+        if len(operands) == 4:
+            constant = operands[3]
+        self.program.put(name, lanes=lanes, d=self.define(result), imm=constant, **dict(zip("abc", operands)))
+
+    def _anchor(self, node: Node, index: int) -> None:
+        if isinstance(node.anchor, MmaAsync):
+            self.accumulators.emit(node, index)
+            return
+        memory, operation = isinstance(node.anchor, Access), isinstance(node.anchor, Operation)
+        if memory:  # operands that are spread before the guard, for later nodes too
+            one = node.anchor.name in _ONE_ADDRESS
+            for value in (*(() if one else (node.anchor.address,)), *node.anchor.values):
+                self.operand(value, True)
+        if operation:
+            given = node.anchor.operands
+            lanes = node.anchor.in_lanes
+            operands = [0 if value is None else self.operand(value, lanes or not value.uniform) for value in given]
+        for result in node.results:
+            self.define(result)
+        guard = None
+        if node.guard is not None:
+            uniform = node.guard.uniform
+            guard = self.program.put("guard", lanes=not uniform, a=self.operand(node.guard, not uniform))
+        start = len(self.program.code)
+        if operation:
+            self._operation(node, operands)
+        elif memory:
+            self._access(node)
+        else:
+            self.python(node)
+        if guard is not None:
+            guard[-1] = len(self.program.code) - start
+            self.program.put("guard_end")
+
+    def call(self, site: int, blocking: bool = False) -> None:
+        """Calls Python. A blocking site that has to wait leaves the interpreter, or the block runs again."""
+        if blocking:
+            self.program.put("call_blocking", a=site, b=self.number)
+        else:
+            self.program.put("call", a=site)
+
+    def python(self, node: Node) -> None:
+        self.python_call(node, node.anchor.function, node.anchor.args, node.results)
+        self.read_rows(node.results)
+
+    def python_call(
+        self, node: Node, called: Callable[..., object], given: Sequence[object], results: Sequence[Result] = ()
+    ) -> None:
+        blocking = isinstance(node.anchor, Call) and node.anchor.blocking
+        rows: list[tuple[Value, int]] = []
+        arguments = [self._argument(arg, rows) for arg in given]
+        for value, index in rows:
+            self.write_row(index, value, lanes=not value.uniform)
+        function = self.program.space.bind(called, called.__name__)
+        source = [f"r = {function}({', '.join(['W', 'mask', *arguments])})"]
+        if blocking:
+            source.append("if r is None: return 1")
+        source += store_results(results)
+        self.program.reserve(len(results))
+        self.call(self.program.site(Site(node.instruction, source)), blocking)
+
+    def _argument(self, arg: object, rows: list[tuple[Value, int]]) -> str:
+        if isinstance(arg, Constant):
+            return repr(bool(arg.value)) if arg.bits == 1 else repr(arg.value)
+        if isinstance(arg, Value):
+            rows.append((arg, len(rows)))
+            return fetch(arg, len(rows) - 1)
+        if arg is None or isinstance(arg, (int, str, bool)):
+            return repr(arg)
+        if isinstance(arg, (tuple, list)):
+            return "(" + "".join(self._argument(item, rows) + ", " for item in arg) + ")"
+        return self.program.space.bind(arg, "obj")
+
+    def _operation(self, node: Node, places: Sequence[int]) -> None:
+        anchor, operands = node.anchor, node.anchor.operands
+        if anchor.in_lanes:
+            results = [self._places[result] for result in node.results]
+            where, operands = {"b": self.program.list([*anchor.facts, *places, *results])}, ()
+        elif anchor.facts:
+            rows = [0 if value is None or value.uniform else value.bits // 8 for value in operands]
+            items = [_LISTED * place + nbytes for place, nbytes in zip(places, rows)]
+            where, operands = {"b": self.program.list([*anchor.facts, *items])}, ()
+        else:
+            where = dict(zip("abd", places))
+        flags = anchor.flags | sum(row for row, value in zip(_ROWS, operands) if not value.uniform)
+        flags |= CONSTANTS["WIDE"] * any(value.bits == 64 for value in operands)
+        if node.results and not anchor.in_lanes:
+            where["d"] = self._places[node.results[0]]
+        imm = anchor.order | self.number << 8 | node.instruction.index << 32
+        self.program.put(anchor.name, c=flags, imm=imm, **where)
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def _access(self, node: Node) -> None:
+        anchor, program = node.anchor, self.program
+        if anchor.values:
+            elements = [self.operand(value, True) for value in anchor.values]
+        else:
+            elements = [self._places[result] for result in node.results]
+        name, together = anchor.name, anchor.name in _ONE_ADDRESS
+        if name == _TOGETHER and self._parameters(anchor, elements):
+            return
+        place = self.word(anchor.address) if together else self.operand(anchor.address, True)
+        operands = program.list([node.instruction.index, *anchor.facts, *elements, 0])
+        program.put(name if together else f"{name}_at_u{anchor.address.bits}", a=place, b=operands, imm=anchor.offset)
+
+    def _parameters(self, anchor: Access, elements: Sequence[int]) -> bool:
+        """A load of parameters that there are, at a constant address."""
+        (space, size, _), address, count = anchor.facts, anchor.address, len(elements)
+        if not isinstance(address, Constant):
+            return False
+        if space != CONSTANTS["SPACE_PARAM"] and (space != CONSTANTS["SPACE_GENERIC"] or address.value < PARAM_WINDOW):
+            return False
+        place, end = parameter_offset(address.value), self.builder.context.kernel.parameter_bytes
+        if place < 0 or place % (size * count) or place + size * count > end:
+            return False
+        self.program.put("parameters", a=count, b=size, c=self.program.list(elements), imm=place)
+        return True
+
+    # --- registers --------------------------------------------------------------------------------------------------
+
+    def put_aside(self, value: LiveIn | Result) -> None:
+        """Copies what a register holds, which is about to be overwritten."""
+        key = key_of(value)
+        if key in self._places:
+            return
+        if key in self.accumulators.values:
+            self._places[key] = self.accumulators.copy(self.where(value))
+            return
+        place = self._take(row_bytes(value.bits, value.uniform), key)
+        name = f"move_{_kind(value.bits)}" if not value.uniform else "move_u64"
+        self.program.put(name, lanes=not value.uniform, d=place, a=self.where(value))
+        self._places[key] = place
+
+    def _finals(self, finals: Sequence[tuple[str, Value]], condition: Value | None) -> None:
+        builder, program, in_flight = self.builder, self.program, self.accumulators.values
+        changed = {builder.variables[register] for register, _ in finals}
+        for value in [value for _, value in finals] + ([condition] if condition is not None else []):
+            if isinstance(value, LiveIn) and value.variable in changed and value.variable not in in_flight:
+                self.put_aside(value)
+        for register, value in self.accumulators.finals(finals):
+            variable, bits = builder.variables[register], builder.bits_of(register)
+            if self.accumulators.in_place.get(value) == variable:
+                continue
+            uniform = register not in builder.varying
+            place = program.layout.slot(variable, bits, uniform)
+            if self._targets.get(value) == place:
+                continue
+            if uniform:
+                program.put("move_u64", lanes=False, d=place, a=self.operand(value, False))
+            elif builder.divergent:
+                program.put(f"merge_{_kind(bits)}", d=place, a=self.operand(value, True))
+            elif value.uniform and not isinstance(value, Constant) and key_of(value) not in self._spread:
+                program.put(f"spread_{_kind(bits)}", d=place, a=self.operand(value, False))
+            else:
+                program.put(f"move_{_kind(bits)}", d=place, a=self.operand(value, True))

@@ -1,0 +1,56 @@
+"""The functions that lower instructions, by opcode prefix.
+
+A new family (another file ``instructions/<family>.py``) registers itself here when `instructions` imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cute_kernels.emulator.isa.ptx import families
+from cute_kernels.emulator.isa.ptx.families import (
+    Family,
+    Operands,
+    Qualifiers,
+    Varies,
+    check_qualifiers,
+    find_prefix,
+    varies_with_operands,
+)
+from cute_kernels.emulator.isa.ptx.program import Instruction
+from cute_kernels.emulator.machine.graph.block import BlockBuilder
+
+Lower = Callable[[BlockBuilder, Instruction], None]
+LOWERINGS: dict[tuple[str, ...], Lower] = {}
+
+
+def family(
+    *prefixes: str,
+    destinations: int = 1,
+    varies: Varies = varies_with_operands,
+    blocking: bool = False,
+    own_turn: bool = True,
+    reads_destinations: bool = False,
+    operands: Operands | None,
+    qualifiers: Qualifiers | None = None,
+) -> Callable[[Lower], Lower]:
+    """Registers the decorated function for opcodes that start with any of the dotted ``prefixes``; see `Family`."""
+
+    def register(lower: Lower) -> Lower:
+        doc, parts = lower.__doc__ or "", _words(qualifiers)
+        facts = Family(destinations, varies, blocking, own_turn, reads_destinations, doc, operands, parts)
+        LOWERINGS.update(dict.fromkeys(families.register(prefixes, facts), lower))
+        return lower
+
+    return register
+
+
+def lower(block: BlockBuilder, instruction: Instruction) -> None:
+    """Lowers an instruction by the function of its family; raises UnsupportedPTX if there is none."""
+    prefix = find_prefix(instruction)
+    check_qualifiers(instruction, prefix)
+    LOWERINGS[prefix](block, instruction)
+
+
+def _words(qualifiers: Qualifiers | None) -> Qualifiers | None:
+    return frozenset(qualifiers.split()) if isinstance(qualifiers, str) else qualifiers

@@ -1,0 +1,233 @@
+"""One launch: its checks, its memory, and the clusters that are made of it."""
+
+from __future__ import annotations
+
+import math
+import operator
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from cute_kernels.emulator.isa.ptx.decode import Kernel, Variable, parse
+from cute_kernels.emulator.machine.bytecode.execution import Execution
+from cute_kernels.emulator.machine.launch.arguments import extents, parameter_block
+from cute_kernels.emulator.machine.launch.capacity import capacity, chip_of
+from cute_kernels.emulator.machine.state.gmem import GlobalMemory
+from cute_kernels.emulator.machine.state.register_pool import at_entry
+from cute_kernels.emulator.machine.state.smem import SYSTEM_BYTES, gaps
+from cute_kernels.emulator.machine.units.matrix.arithmetic import Arithmetic
+from cute_kernels.emulator.machine.units.sm import Cluster, LaunchFacts
+from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.races.launch_shadow import LaunchShadow
+from cute_kernels.emulator.steps import Step
+
+MAX_SHARED_BYTES = 232_448  # per CTA on sm_90 and sm_100, without the system's 1024
+_MOST_CTAS, _MOST_THREADS = (2**31 - 1, 65_535, 65_535), (1024, 1024, 64)  # per dimension, compute capability >= 3.0
+GRID_WORKSPACE = 64  # bytes that cooperative groups find by %envreg1 and 2: their size, a barrier of 32 bits
+
+
+def _cells(variable: Variable) -> np.ndarray:
+    """Host memory that stands for the device memory of a variable, with its initial value: uint8 [bytes]."""
+    try:
+        store = np.zeros(variable.nbytes + variable.align, np.uint8)
+    except MemoryError:
+        raise ValueError(
+            f"the .{variable.space} variable {variable.name} has {variable.nbytes} bytes, for which there is no memory"
+        ) from None
+    skip = -store.ctypes.data % variable.align
+    cells = store[skip : skip + variable.nbytes]
+    cells[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+    return cells
+
+
+class Waiting:
+    """Clusters that have not started, by index in their order: of a grid that takes no memory for them."""
+
+    def __init__(self, indices: Sequence[int] = ()) -> None:
+        self._indices, self._begun = indices, 0
+
+    def left(self) -> Sequence[int]:
+        """All of them."""
+        return self._indices[self._begun :]
+
+    def __len__(self) -> int:
+        return len(self._indices) - self._begun
+
+    def __contains__(self, index: int) -> bool:
+        return index in self.left()
+
+    def take(self) -> int:
+        """The next one, which starts."""
+        self._begun += 1
+        return self._indices[self._begun - 1]
+
+    def clear(self) -> None:
+        """All have been executed."""
+        self._begun = len(self._indices)
+
+
+class Launch:
+    """A checked launch; makes its clusters."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        cluster: int | Sequence[int],
+        dynamic_smem: int,
+        params: bytes | Sequence[bytes],
+        memory: GlobalMemory,
+        options: Options,
+        target: str,
+    ) -> None:
+        self.execution, self.memory, self.options, self.target = execution, memory, options, target
+        self.grid, self.block, self.cluster = (
+            extents(name, shape) for name, shape in (("grid", grid), ("block", block), ("cluster", cluster))
+        )
+        kernel = execution.kernel
+        self._check_shapes(kernel)
+        static = execution.static_shared
+        if isinstance(dynamic_smem, bool) or not hasattr(dynamic_smem, "__index__"):
+            raise TypeError(f"dynamic_smem {dynamic_smem!r}: an int, a number of bytes, is needed")
+        self.dynamic_smem = dynamic_smem = operator.index(dynamic_smem)
+        if static > MAX_SHARED_BYTES:
+            raise ValueError(f"{static} bytes of static shared memory; a CTA has {MAX_SHARED_BYTES} at most")
+        if dynamic_smem < 0 or static + dynamic_smem > MAX_SHARED_BYTES:
+            raise ValueError(
+                f"dynamic_smem {dynamic_smem}: 0 to {MAX_SHARED_BYTES - static} bytes are possible, since the kernel "
+                f"has {static} bytes of static shared memory and a CTA at most {MAX_SHARED_BYTES} in all"
+            )
+        self.shared_bytes = SYSTEM_BYTES + -(-static // 1024) * 1024 + dynamic_smem
+        self.params = parameter_block(kernel, params)
+        self.symbols: dict[str, int] = {}
+        self.races = LaunchShadow(memory) if options.looks_for("races") else None
+        self.reported: set[tuple[object, ...]] = set()
+        self._refusals = random.Random(f"refusals {options.seed}")
+        self.waiting = Waiting()
+        ranks, threads = math.prod(self.cluster), math.prod(self.block)
+        self.capacity = capacity(target, ranks, threads, self.shared_bytes, self._registers(kernel))
+        if options.resident is not None:
+            self.capacity = min(self.capacity, options.resident)
+
+    def _registers(self, kernel: Kernel) -> int | None:
+        """Registers that a thread begins with, where the kernel's directives say so."""
+        threads = math.prod(kernel.reqntid) if kernel.reqntid is not None else kernel.most_threads
+        ctas = None if threads is None else kernel.ctas_per_sm
+        return at_entry(threads or 0, most=kernel.most_registers, ctas_per_sm=ctas)
+
+    def _check_shapes(self, kernel: Kernel) -> None:
+        threads = self.block[0] * self.block[1] * self.block[2]
+        if threads > 1024:
+            raise ValueError(f"{threads} threads per CTA; at most 1024")
+        for name, shape, most in (("grid", self.grid, _MOST_CTAS), ("block", self.block, _MOST_THREADS)):
+            if any(n > limit for n, limit in zip(shape, most)):
+                raise ValueError(f"{name} {shape}; at most {most}")
+        ranks = self.cluster[0] * self.cluster[1] * self.cluster[2]
+        most = chip_of(self.target).cluster
+        if ranks > most:
+            most_text = f"{most} (8 on every GPU)" if most > 1 else f"1 with {self.target}: clusters need sm_90"
+            raise ValueError(f"cluster {self.cluster} has {ranks} CTAs; at most {most_text}")
+        if any(g % c for g, c in zip(self.grid, self.cluster)):
+            raise ValueError(f"grid {self.grid} is not a multiple of cluster {self.cluster}")
+        if kernel.most_threads is not None and threads > kernel.most_threads:
+            raise ValueError(f"{threads} threads per CTA; the kernel was compiled for {kernel.most_threads} (.maxntid)")
+        for name, wanted, given in (
+            ("block", kernel.reqntid, self.block),
+            ("cluster", kernel.reqnctapercluster, self.cluster),
+        ):
+            if wanted is not None and wanted != given:
+                raise ValueError(f"{name} {given}, but the kernel was compiled for {wanted}")
+
+    def watch(self, *, programmatic: bool) -> None:
+        """Looks for races in global memory; ``programmatic``: also with the launch before."""
+        if self.races is not None:
+            if programmatic and isinstance(self.memory.accesses, LaunchShadow):
+                self.races = self.memory.accesses.successor()
+            self.races.follow(self.execution.flow)
+        self.memory.accesses = self.races
+
+    def prepare(self, ptx: str, *, cooperative: bool) -> None:
+        """Gives its variables memory; arguments and errors as of `run.run`. Then all its clusters wait."""
+        self._place_variables(ptx)
+        if cooperative:
+            self._cooperate()
+        self.waiting = Waiting(self._cluster_indices())
+
+    def _place_variables(self, ptx: str) -> None:
+        """Gives .global and .const variables memory; they have it until `GlobalMemory` ends."""
+        held = self.memory.modules.setdefault(ptx, {})
+        for variable in parse(ptx).variables:
+            if variable.space not in ("global", "const"):
+                continue
+            cells = held.get(variable.name)
+            if cells is None:
+                cells = held[variable.name] = _cells(variable)
+            if self.memory.region_index(cells.ctypes.data, cells.nbytes) is None:
+                self.memory.register_tensor(cells, variable.name, writable=variable.space == "global")
+            self.symbols[variable.name] = cells.ctypes.data
+
+    def _cooperate(self) -> None:
+        """The launch is a cooperative one.
+
+        Raises:
+            ValueError: the chip does not hold its clusters at once.
+        """
+        clusters = math.prod(self.grid) // math.prod(self.cluster)
+        if clusters > self.capacity:
+            raise ValueError(
+                f"grid {self.grid} of a cooperative launch has {clusters} clusters, which have to be resident at once; "
+                f"{self.capacity} fit"
+            )
+        cells = np.zeros(GRID_WORKSPACE, np.uint8)
+        self.memory.register_tensor(cells, "the grid's barrier", writable=True)
+        self.symbols["%envreg"] = cells.ctypes.data
+
+    def _cluster_indices(self) -> Sequence[int]:
+        counts = [g // c for g, c in zip(self.grid, self.cluster)]
+        total = counts[0] * counts[1] * counts[2]
+        if self.options.clusters is None:
+            return range(total)
+        for index in self.options.clusters:
+            if not 0 <= index < total:
+                raise ValueError(f"cluster {index} of a grid of {total} clusters")
+        return self.options.clusters
+
+    def _coordinates(self, index: int) -> tuple[int, int, int]:
+        nx, ny = (g // c for g, c in zip(self.grid[:2], self.cluster[:2]))
+        return index % nx, index // nx % ny, index // (nx * ny)
+
+    def _take_cluster(self, request: Step) -> tuple[int, int, int] | None:
+        options = self.options
+        by_chance = options.spurious_try_wait_failures and self._refusals.random() < 0.25 or request in options.steps
+        if not self.waiting:
+            return None
+        if by_chance:
+            if options.stepped is not None:
+                options.stepped(request, f"cluster {request.cluster}: a try_cancel reports that no cluster is left")
+            return None
+        x, y, z = (place * size for place, size in zip(self._coordinates(self.waiting.take()), self.cluster))
+        return x, y, z
+
+    def make_cluster(self, index: int) -> Cluster:
+        facts = LaunchFacts(
+            grid=self.grid,
+            block=self.block,
+            shape=self.cluster,
+            smem=self.shared_bytes,
+            static_smem=self.shared_bytes - self.dynamic_smem,
+            gaps=gaps(self.execution.kernel.variables, self.dynamic_smem, self.shared_bytes),
+            params=self.params,
+            symbols=self.symbols,
+            gmem=self.memory,
+            options=self.options,
+            arithmetic=Arithmetic(self.options.arithmetic, self.target),
+            races=self.races,
+            blocks=len(self.execution.flow.blocks),
+            instructions=self.execution.kernel.instructions,
+            registers=self._registers(self.execution.kernel),
+            reported=self.reported,
+            take_cluster=self._take_cluster,
+        )
+        return Cluster(index, self._coordinates(index), facts)

@@ -1,0 +1,148 @@
+"""The clusters of a launch that are resident at once, and whose turn it is.
+
+A cluster runs until it has ended or can only wait for another one: its warps look again and again at memory that does
+not change. It then keeps its state, and the next one has its turn, or begins where the chip has room for it. So a
+launch whose clusters wait for none runs them one after the other. `Options.interleave_clusters` draws other orders.
+
+A cluster that waits has its turn again when what its warps look at has changed, or when no other one can run. A launch
+hangs when all resident clusters have waited patiently since anything happened.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+
+from cute_kernels.emulator.machine.launch.capacity import chip_of
+from cute_kernels.emulator.machine.launch.launch import Launch
+from cute_kernels.emulator.machine.launch.scheduler import Scheduler
+from cute_kernels.emulator.machine.state.tmem import TensorMemory
+from cute_kernels.emulator.observe.trace import Timeline
+from cute_kernels.emulator.steps import REFUSALS
+
+_RANDOM_TURN = 64  # turns of warps that a cluster has at most until another one is drawn
+_LOOKS = 4_000  # strong loads after which a cluster gives way that does something besides
+_MOST_AT_FIRST = 4  # clusters that are interleaved, as long as none of them waits for one that has not begun
+
+
+class Residents:
+    """Executes the clusters of a launch that have not started.
+
+    Args:
+        launch: whose.
+        timeline: takes what happens, or None.
+    """
+
+    def __init__(self, launch: Launch, timeline: Timeline | None) -> None:
+        self._launch, self._timeline = launch, timeline
+        self._waits = bool(launch.execution.kernel.dependence)
+        allocates = any(one.parts[:2] == ("tcgen05", "alloc") for one in launch.execution.kernel.instructions)
+        #: Tensor memory of the CTAs of each multiprocessor, where they may wait for it.
+        self._tensor: list[list[TensorMemory]] = []
+        if self._waits and allocates:
+            self._tensor = [[] for _ in range(chip_of(launch.target).multiprocessors)]
+        self._running: list[Scheduler] = []  # in the order in which they began
+        self._stuck: dict[Scheduler, None] = {}  # that wait, in the order in which they began to
+        self._patient: set[Scheduler] = set()  # of them, that have done so patiently since anything happened
+        self._tired: set[Scheduler] = set()  # that have had their turn
+        self._order = launch.options.interleave_clusters
+        self._rng = random.Random(f"clusters {launch.options.seed}")
+        self._at_first = 1 if self._order == "in_turn" else min(self._rng.randint(2, _MOST_AT_FIRST), launch.capacity)
+        self._victim = self._rng.randrange(self._at_first) if self._order == "starve" else -1
+        self._starved: Scheduler | None = None
+        self._begun = 0
+        self._steps = deque(step for step in launch.options.steps if step.kind not in REFUSALS)
+
+    def run(self) -> Iterator[Scheduler]:
+        """The clusters, as they end.
+
+        Raises:
+            EmulatorError: what a cluster or a detector reports, or a hang of the launch.
+        """
+        while self._launch.waiting or self._running:
+            scheduler = self._next()
+            before = scheduler.cluster.changes()
+            self._let_run(scheduler)
+            if scheduler.cluster.changes() != before:
+                self._patient.clear()
+            if not scheduler.cluster.running:
+                self._running.remove(scheduler)
+                for cta in scheduler.cluster.ctas:
+                    cta.tmem.leave()
+                yield scheduler
+            elif scheduler.stuck is None:
+                self._tired.add(scheduler)
+            else:
+                self._stuck[scheduler] = None
+                self._patient |= {scheduler} if scheduler.patient else set()
+
+    def _let_run(self, scheduler: Scheduler) -> None:
+        launch, looks = self._launch, scheduler.cluster.polls
+        scheduler.helped = self._waits and (self._room() or len(self._running) > 1)
+        scheduler.others = [other for other in self._running if other is not scheduler]
+        scheduler.later, scheduler.most = len(launch.waiting), launch.capacity
+        scheduler.pause, scheduler.steps = None, self._steps
+        if scheduler.helped and self._order == "random" and not scheduler.patient:
+            turns = iter(range(self._rng.randrange(1, _RANDOM_TURN)))
+            scheduler.pause = lambda: next(turns, None) is None or scheduler.cluster.polls > looks + _LOOKS
+        elif scheduler.helped and not scheduler.patient:
+            scheduler.pause = lambda: scheduler.cluster.polls > looks + _LOOKS
+        scheduler.run()
+
+    def _room(self) -> bool:
+        """Whether another cluster can begin."""
+        return bool(self._launch.waiting) and len(self._running) < self._launch.capacity
+
+    def _next(self) -> Scheduler:
+        """Whose turn it is; raises Hang when all wait."""
+        if self._steps and (following := self._of_step()) is not None:
+            return following
+        able = [each for each in self._running if each not in self._stuck]
+        others = [each for each in able if each is not self._starved]
+        ready = [each for each in others if each not in self._tired]
+        if self._room() and (not ready or len(self._running) < self._at_first):
+            return self._begin()
+        if not ready:
+            self._tired.clear()
+            woken = (each for each in self._stuck if each.seen != each.cluster.looked_at())
+            first = next(woken, self._starved if self._starved in able else None)
+            ready = others if first is None else [first]
+        if ready:
+            chosen = self._rng.choice(ready) if self._order == "random" else ready[0]
+            chosen.patient = False
+        else:
+            chosen = next((each for each in self._stuck if each not in self._patient), None)
+            if chosen is None:
+                # One that does not look at memory is nearer to the cause: others may look for what it would do.
+                blocked = (each for each in self._running if each.stuck.args[1] == "hang")
+                next(blocked, self._running[0]).hang()
+            chosen.patient = True
+        self._stuck.pop(chosen, None)
+        return chosen
+
+    def _of_step(self) -> Scheduler | None:
+        """Whose the next of the steps is, for which clusters may have to begin; None: no step is left."""
+        while self._steps:
+            index = self._steps[0].cluster
+            while index in self._launch.waiting and self._room():
+                self._begin()
+            for each in self._running:
+                if each.cluster.index == index:
+                    self._stuck.pop(each, None)
+                    return each
+            self._steps.popleft()
+        return None
+
+    def _begin(self) -> Scheduler:
+        launch = self._launch
+        cluster = launch.make_cluster(launch.waiting.take())
+        scheduler = Scheduler(cluster, launch.execution, launch.options, self._timeline, len(launch.waiting))
+        self._running.append(scheduler)
+        for cta in cluster.ctas if self._tensor else ():
+            cta.tmem.enter(min(self._tensor, key=len))
+        self._begun += 1
+        if self._begun - 1 == self._victim:
+            self._starved = scheduler
+            return self._next()
+        return scheduler

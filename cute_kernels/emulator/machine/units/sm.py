@@ -1,0 +1,483 @@
+"""One CTA and one cluster: warps, barriers, memories and units."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.core.library import library
+from cute_kernels.emulator.errors import BarrierMisuse, EmulatorError, IllegalAccess
+from cute_kernels.emulator.machine.state import access_faults, lane_faults, named_barriers
+from cute_kernels.emulator.machine.state.async_engine import AsyncEngine, cluster_random
+from cute_kernels.emulator.machine.state.events import Events
+from cute_kernels.emulator.machine.state.gmem import GlobalMemory
+from cute_kernels.emulator.machine.state.mbarrier import MBarriers
+from cute_kernels.emulator.machine.state.named_barriers import NamedBarriers
+from cute_kernels.emulator.machine.state.register_pool import RegisterPool
+from cute_kernels.emulator.machine.state.smem import ClusterMemory, SharedMemory
+from cute_kernels.emulator.machine.state.tmem import TensorMemory
+from cute_kernels.emulator.machine.state.tmem_pairs import PairOperation
+from cute_kernels.emulator.machine.state.warp import WarpState
+from cute_kernels.emulator.machine.units.copies import bulk, cp_async
+from cute_kernels.emulator.machine.units.matrix import tensor_core, wgmma
+from cute_kernels.emulator.machine.units.matrix.arithmetic import Arithmetic
+from cute_kernels.emulator.observe.counters import UnitCounters
+from cute_kernels.emulator.races.happens_before import Agent
+from cute_kernels.emulator.races.launch_shadow import LaunchShadow
+from cute_kernels.emulator.races.tracker import RaceTracker
+from cute_kernels.emulator.steps import Step
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.isa.ptx.program import Instruction
+    from cute_kernels.emulator.observe.trace import ClusterTrace
+    from cute_kernels.emulator.options import Options
+
+
+class Warp(WarpState):
+    """A warp, with the units that its instructions reach."""
+
+    cta: Cta
+    cluster: Cluster
+    agent: Agent | None
+
+    def stores_in_bulk(self, lane: int) -> None:
+        """A lane issues a bulk store: from now on it has bulk groups."""
+        columns = (0, 0) if self.agent is None else self.cluster.tracker.bulk_columns(self.agent, lane)
+        thread = self.cluster.bulk.thread((self.cta.rank, self.index, lane), columns)
+        self.code.stores_in_bulk(lane, ctypes.addressof(thread))
+
+
+class ClusterBarrier:
+    """barrier.cluster: every live thread of the cluster arrives once and then waits, phase by phase."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.generation = 0
+        self.key = ("barrier.cluster",)
+        self._lanes: dict[Warp, int] = {}  # lanes that arrived in this generation
+        self._waiting: dict[Warp, tuple[int, int]] = {}  # lanes that may wait, and the generation of their arrival
+        self.point = cluster.tracker.point() if cluster.tracker is not None else None
+
+    def arrive(self, warp: Warp, mask: int, order: int) -> None:
+        """Raises BarrierMisuse when a thread arrives twice without waiting in between."""
+        lanes, generation = self._waiting.get(warp, (0, self.generation))
+        if lanes & mask:
+            message = f"{warp.label} arrives at the cluster barrier again without barrier.cluster.wait"
+            raise BarrierMisuse(message).know("cluster-barrier")
+        self._waiting[warp] = (lanes | mask, self.generation)
+        self._lanes[warp] = self._lanes.get(warp, 0) | mask
+        self.cluster.progress += 1
+        if self.point is not None:
+            warp.agent.release(self.point, mask, order)
+        self.settle()
+
+    def check_waits(self, warp: Warp, mask: int) -> int:
+        """The generation of the arrival of these lanes; raises BarrierMisuse if they did not arrive."""
+        lanes, generation = self._waiting.get(warp, (0, 0))
+        if mask & ~lanes:
+            message = f"{warp.label} executes barrier.cluster.wait without barrier.cluster.arrive"
+            raise BarrierMisuse(message).know("cluster-barrier")
+        return generation
+
+    def leave(self, warp: Warp, mask: int, order: int) -> None:
+        """These lanes saw the barrier complete."""
+        if self.point is not None:
+            warp.agent.acquire(self.point, order)
+        lanes, generation = self._waiting[warp]
+        self._waiting[warp] = (lanes & ~mask, generation)
+
+    def settle(self) -> None:
+        """Completes the phase when all lanes of all live warps arrived (exited threads count as arrived)."""
+        if self._lanes and all(self._lanes.get(warp, 0) == warp.live for warp in self.cluster.warps):
+            if self.point is not None:
+                self.point.complete()
+            self.generation += 1
+            self._lanes.clear()
+            self.cluster.events.completed(self.key)
+
+    def missing(self) -> list[str]:
+        """Labels of the warps that have not arrived."""
+        return [w.label for w in self.cluster.warps if self._lanes.get(w, 0) != w.live]
+
+    def describe(self) -> str:
+        return f"the cluster barrier; not arrived: {', '.join(self.missing()) or 'nobody'}"
+
+
+class Cta:
+    """One CTA.
+
+    Attributes:
+        rank: rank in its cluster.
+        coordinates: %ctaid.
+        in_cluster: %cluster_ctaid.
+        named: its named barriers.
+        registers: what its warps hold of them, or None where that is not known.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        rank: int,
+        coordinates: tuple[int, int, int],
+        in_cluster: tuple[int, int, int],
+        smem: int,
+    ) -> None:
+        self.cluster, self.rank = cluster, rank
+        self.coordinates, self.in_cluster = coordinates, in_cluster
+        options = cluster.options
+        uninitialised = options.looks_for("uninitialised")
+        self.shared = SharedMemory(smem, rank, detect=options.detectors, uninitialised=uninitialised)
+        self.tmem = TensorMemory(detect=uninitialised, own_lanes=options.looks_for("tensor_lanes"))
+        self.shared_base = rank << 24
+        self.warps: list[Warp] = []
+        self.named = NamedBarriers(self)
+        self.registers: RegisterPool | None = None
+
+    def live_threads(self) -> int:
+        """Threads that have not exited, in whole warps."""
+        return 32 * sum(1 for warp in self.warps if warp in self.cluster.running)
+
+    def thread_exited(self) -> None:
+        """Threads exited: barriers that wait for all live threads may be complete now."""
+        self.cluster.progress += 1
+        self.named.recount()
+        self.cluster.barrier.settle()
+
+
+@dataclass(frozen=True)
+class LaunchFacts:
+    """Facts that all clusters of a launch share.
+
+    Attributes:
+        grid, block, shape: CTAs of the grid, threads of a CTA, CTAs of a cluster.
+        smem, static_smem: bytes of shared memory per CTA, all of it and what is not dynamic.
+        gaps: what of it belongs to no array.
+        params, symbols, gmem: parameter block, addresses of variables, memory.
+        options: schedule and detectors.
+        arithmetic: how tensor cores add.
+        races: what the race detector knows of global memory, or None.
+        blocks: basic blocks of the kernel.
+        instructions: of the kernel.
+        registers: what a CTA has of them, or None where that is not known.
+        reported: what tells reports apart, of those after which execution went on: none is made again.
+        take_cluster: removes a cluster that has not started from the grid and returns the %ctaid of its first CTA, or
+            None when none is left, or by chance; its argument is the step that this is then.
+    """
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shape: tuple[int, int, int]
+    smem: int
+    static_smem: int
+    gaps: tuple[tuple[int, int], ...]
+    params: bytes
+    symbols: dict[str, int]
+    gmem: GlobalMemory
+    options: Options
+    arithmetic: Arithmetic
+    races: LaunchShadow | None
+    blocks: int
+    instructions: Sequence[Instruction]
+    registers: int | None
+    reported: set[tuple[object, ...]]
+    take_cluster: Callable[[Step], tuple[int, int, int] | None]
+
+
+def _deallocate(memory: TensorMemory, operands: tuple[int, ...]) -> int:
+    memory.dealloc(*operands)
+    return 0
+
+
+class Cluster:
+    """The CTAs that run together, their memories and units.
+
+    Attributes:
+        index: linear cluster index; ``coordinates``: %clusterid.
+        progress: counts effects, so that polling warps know whether looking again is worth it.
+        polls: counts strong loads, and atomics that change nothing (`look`).
+        running: warps that have not exited.
+        executing: the warp that is running now, None in between.
+        meter: counts the work of the units, or None (`Options.counters`).
+        trace: records what happens, or None (`Options.trace`).
+        tracker: the race detector, or None.
+        arithmetic: how tensor cores add.
+        held_at: the griddepcontrol, ``"wait"`` or ``"launch_dependents"``, at which warps wait for another launch; "":
+            at none.
+        excused: warps that do not wait there.
+        triggered: ranks of the CTAs that have executed griddepcontrol.launch_dependents.
+        events: what happens, for observers.
+        pair_operations: of every pair of CTAs, by name of the operation on tensor memory.
+    """
+
+    def __init__(self, index: int, coordinates: tuple[int, int, int], launch: LaunchFacts) -> None:
+        options, shape, block, smem, gmem = launch.options, launch.shape, launch.block, launch.smem, launch.gmem
+        self._take_cluster, self._requests = launch.take_cluster, itertools.count()
+        self.index, self.coordinates = index, coordinates
+        self.grid, self.block, self.shape = launch.grid, block, shape
+        self.params, self.symbols, self.gmem, self.options = launch.params, launch.symbols, gmem, options
+        self.arithmetic = launch.arithmetic
+        self.rng, asynchronous = cluster_random(options.seed, index)
+        self.executing: Warp | None = None
+        self.held_at = ""
+        self.excused: set[Warp] = set()
+        self.triggered: set[int] = set()
+        self._instructions, self._reported = launch.instructions, launch.reported
+        self.progress = self.polls = 0
+        self.async_stores = 0
+        self.dynamic_smem = smem - launch.static_smem
+        self.running: dict[Warp, None] = {}
+        self.ctas: list[Cta] = []
+        ranks = shape[0] * shape[1] * shape[2]
+        for rank in range(ranks):
+            inside = (rank % shape[0], rank // shape[0] % shape[1], rank // (shape[0] * shape[1]))
+            place = tuple(c * s + i for c, s, i in zip(coordinates, shape, inside))
+            self.ctas.append(Cta(self, rank, place, inside, smem))
+        threads, self.tracker = block[0] * block[1] * block[2], None
+        if launch.races is not None:
+            self.tracker = RaceTracker(
+                [smem] * ranks, launch.races, -(-threads // 32) * ranks, options.strict
+            )
+        self.memory = ClusterMemory([cta.shared for cta in self.ctas])
+        self.barriers = MBarriers(self.memory, dict(options.barriers))
+        self.barriers.ask = self._ask
+        self.barriers.instructions = launch.instructions
+        for cta in self.ctas:
+            self.barriers.cta(cta.rank).named = cta.named.address
+            cta.shared.report = cta.tmem.report = self.report
+            cta.shared.exclude(launch.gaps)
+        if self.tracker is not None:
+            self.tracker.barriers, self.tracker.report = self.barriers, self.report
+            self.tracker.arrive = self._stand
+            self.tracker.executing, self.tracker.reported = self._index, launch.reported
+        self.engine = AsyncEngine(options.completion, asynchronous, self._place, self.barriers.address)
+        self.engine.where, self.engine.reraise = self._issued, self.barriers.reraise
+        self.barriers.tables.work = self.engine.address
+        if options.stepped is not None:
+            self.engine.stepped = lambda queue, words: options.stepped(Step(index, "a", queue), words)
+        self._tries = defaultdict(itertools.count)  # of each warp: try_waits that could succeed, where some do not
+        self.events = Events(self.barriers.tables, self.engine)
+        self.engine.noted = self.barriers.noted = self.events.read
+        self.meter = UnitCounters() if options.counters else None
+        self.trace: ClusterTrace | None = None
+        self.copies, self.bulk = cp_async.CopyUnit(self), bulk.BulkUnit(self)
+        self.tensor_core = tensor_core.TensorCore(
+            self.memory, [cta.tmem for cta in self.ctas], self.barriers, self.engine, self.tracker, self.arithmetic,
+        )
+        self.wgmma = wgmma.WgmmaUnit(self)
+        memories = [cta.tmem for cta in self.ctas]
+        self.pair_operations = [
+            {
+                "alloc": PairOperation(
+                    "tcgen05.alloc", memories, lambda memory, operands: memory.alloc(*operands),
+                    lambda memory, operands: memory.has_room(*operands),
+                ),
+                "dealloc": PairOperation("tcgen05.dealloc", memories, _deallocate),
+            }
+            for _ in range(-(-ranks // 2))
+        ]  # fmt: skip
+        self.barrier = ClusterBarrier(self)
+        for cta in self.ctas:
+            for first in range(0, threads, 32):
+                count = min(32, threads - first)
+                role = options.roles[first // 32] if first // 32 < len(options.roles) else ""
+                warp = Warp(cta, first // 32, (1 << count) - 1, role, launch.blocks)
+                warp.number = len(self.barriers.labels)
+                self.barriers.labels.append(warp.label)
+                cta.warps.append(warp)
+                if self.tracker is not None:
+                    warp.agent = self.tracker.make_agent(cta.rank, warp.live, warp.label)
+                    warp.agent.warp = warp
+        self.running = dict.fromkeys(warp for cta in self.ctas for warp in cta.warps)
+        self.tensor_core.threads_of(len(self.running))
+        if launch.registers is not None:
+            for cta in self.ctas:
+                cta.registers = RegisterPool(launch.registers, len(cta.warps))
+        for cta in self.ctas:
+            cta.named.recount()
+
+    @property
+    def clock(self) -> int:
+        """Value that %clock and its kin read last."""
+        return self.barriers.tables.clock
+
+    @property
+    def warps(self) -> list[Warp]:
+        """Warps that have not exited."""
+        return list(self.running)
+
+    def look(self, mask: int, addresses: np.ndarray, nbytes: int) -> None:
+        """Lanes look at what others may change: ``nbytes`` at each of uint64 [32]."""
+        library().warp_looks(self.barriers.address, addresses.astype(np.int64).ctypes.data, mask, nbytes)
+
+    def looked_at(self) -> dict[tuple[int, int], bytes]:
+        """Memory where warps have looked since anything happened, by address and bytes; columns that others hold."""
+        tables = self.barriers.tables
+        looks = tables.looks[: min(tables.look_count, len(tables.looks))]
+        places = dict.fromkeys((look.address, look.nbytes) for look in looks)
+        known = (place for place in places if self.gmem.region_index(*place) is not None)
+        held = {(~cta.rank, 0): cta.tmem.held_by_others.to_bytes(4, "little") for cta in self.ctas}
+        return {place: bytes(self.gmem.view(*place)) for place in known} | held
+
+    def allows_dependents(self) -> bool:
+        """Whether each CTA has executed griddepcontrol.launch_dependents or exited."""
+        return all(cta.rank in self.triggered or not cta.live_threads() for cta in self.ctas)
+
+    def changes(self) -> tuple[int, int, int]:
+        """Differs whenever something happened that a waiting warp could observe."""
+        return self.progress, self.barriers.completions, self.engine.executed
+
+
+    def _index(self) -> int:
+        """Index of the instruction that is executed now, -1 if that is not known."""
+        return -1 if self.executing is None else self.executing.executing()
+
+    def _place(self) -> tuple[Instruction, str] | None:
+        """The instruction that is executed now, and the label of its warp; None: it is not known."""
+        warp = self.executing
+        instruction = self.place_of(warp) if warp is not None else None
+        return (instruction, warp.label) if instruction is not None else None
+
+    def _issued(self, place: int, warp: int) -> tuple[Instruction, str] | None:
+        """`AsyncEngine.where`."""
+        return (self._instructions[place], self.barriers.labels[warp]) if place >= 0 else None
+
+    def place_of(self, warp: Warp) -> Instruction | None:
+        """The instruction that a warp executes, None if that is not known."""
+        return self.instruction(warp.executing())
+
+    def instruction(self, index: int) -> Instruction | None:
+        """An instruction of the kernel, None for -1."""
+        return self._instructions[index] if index >= 0 else None
+
+    def report(self, error: EmulatorError) -> None:
+        """A detector has found something: raises it, unless `Options.going_on` says to go on."""
+        going_on = self.options.going_on
+        if going_on is None:
+            raise error
+        place = self._place() or self.engine.running_issued
+        if place is not None:
+            error.at(*place)
+        if error.facts.barrier is not None:
+            error.know(barriers=self.barriers.states())
+        if not going_on(error):
+            raise error
+
+    def _stand(self) -> None:
+        """The warp that runs is at the instruction at which the core is."""
+        place = self.barriers.tables.place
+        if self.executing is not None and place >= 0:
+            self.executing.code.stand_at(place)
+
+    def _ask(self, what: int) -> bool:
+        """`MBarriers.ask`."""
+        warp, tables = self.executing, self.barriers.tables
+        if what == CONSTANTS["TAKE_EVENTS"]:
+            self.events.read()
+            return True
+        self._stand()
+        if what == CONSTANTS["BY_CHANCE"]:
+            return self._try_succeeds(warp)
+        if what == CONSTANTS["TAKE_LOGS"]:
+            return True
+        if what == CONSTANTS["MAKE_ROOM"]:
+            self._make_room(warp.cta.named, tables.fault.address)
+            return True
+        if what in cp_async.ASKED:
+            self.copies.answer(what, tables.fault, warp)
+            return True
+        if what in bulk.ASKED:
+            self.bulk.answer(what, tables.fault, warp)
+            return True
+        if what == CONSTANTS["RACE_RAISED"]:
+            self.tracker.unit.reraise()
+        if what in wgmma.FAULTS:
+            self.wgmma.answer(what, tables.fault, warp)
+            return True
+        if what in tensor_core.ASKED:
+            self.tensor_core.answer(what, tables.fault, warp)
+            return True
+        if what in named_barriers.FAULTS:
+            raise warp.cta.named.fault(what, tables.fault, warp)
+        if what == CONSTANTS["UNKNOWN_MMA"]:
+            a, _, accumulator = self.place_of(warp).parts[-3:]
+            self.arithmetic.sums("mma", a, accumulator)  # raises
+        if what in lane_faults.FAULTS:
+            raise lane_faults.fault(what, tables.fault, warp)
+        if what == access_faults.UNINITIALISED:
+            if (what, self._index()) not in self._reported:
+                self.report(access_faults.fault(what, tables.fault, self.memory, self.gmem, warp))
+            self._reported.add((what, self._index()))
+            return True
+        if what in access_faults.FAULTS:
+            raise access_faults.fault(what, tables.fault, self.memory, self.gmem, warp)
+        error = None
+        if self.tracker is not None:
+            error = self.tracker.fault(what, tables.fault, None if warp is None else warp.agent)
+        if error is None:
+            raise self.barriers.fault(what)
+        self.report(error)
+        return True
+
+    def _make_room(self, named: NamedBarriers, number: int) -> None:
+        """The core asks for it, for a named barrier."""
+        named.make_room(number, None if self.tracker is None else functools.partial(self.tracker.point, ranks=1))
+
+    def _try_succeeds(self, warp: Warp) -> bool:
+        """Whether a try_wait whose phase is complete does not report a timeout nevertheless."""
+        options, step = self.options, Step(self.index, "t", warp.number, next(self._tries[warp.number]))
+        fails = step in options.steps if options.steps else self.rng.random() < 0.25
+        if fails and options.stepped is not None:
+            line = getattr(self.place_of(warp), "line", "?")
+            options.stepped(step, f"{warp.label}: a try_wait at PTX line {line} of a complete phase reports a timeout")
+        return not fails
+
+    def take_cluster(self) -> tuple[int, int, int] | None:
+        """The %ctaid of the first CTA of a cluster that has not started and never will, None if the answer is none."""
+        return self._take_cluster(Step(self.index, "c", next(self._requests)))
+
+    def exit(self, warp: Warp) -> None:
+        """A warp finished."""
+        del self.running[warp]
+        if self.tracker is not None:
+            self.tracker.exits.exit(warp.agent)
+        warp.cta.thread_exited()
+        if self.running and not warp.cta.live_threads():
+            warp.cta.shared.close()
+            self.barriers.cta(warp.cta.rank).exited = True
+
+    def finish(self) -> None:
+        """All warps have exited: asynchronous work completes, and what was left undone is reported.
+
+        Raises:
+            IllegalAccess: tensor memory still allocated, or a CTA exited while its shared memory was in use.
+            BarrierMisuse: a wgmma that only some warps of a warpgroup issued; an mbarrier in the middle of a phase,
+                with bytes and arrivals outstanding or (`Options.strict`) either alone.
+        """
+        unobserved = list(self.bulk.unobserved())
+        self.engine.drain()
+        self.wgmma.check_finished()
+        if self.options.looks_for("exits"):
+            for cta in self.ctas:
+                cta.tmem.check_released(self._instructions)
+            for thread, text, place in unobserved:
+                error = IllegalAccess(
+                    f"CTA {thread[0]} exits while its shared memory may still be read: {text} (warp {thread[1]} lane "
+                    f"{thread[2]} never waited for it)"
+                )
+                what = text.split(" of ")[0]
+                error.know("exit-in-use", sentence=f"a CTA exits while a {what} may still read its shared memory")
+                warp = self.ctas[thread[0]].warps[thread[1]].label
+                self.report(error.at(self._instructions[place] if place >= 0 else None, warp))
+        if self.tracker is not None:
+            self.tracker.check_exits()
+        if self.options.looks_for("exits"):
+            self.barriers.check_finished(self.options.strict, self.report)
+

@@ -1,0 +1,437 @@
+"""Whole CuTe DSL programs: their kernels execute in the emulator, their host code and checks run as they are.
+
+    with capture(arch="sm_100a") as session:
+        runpy.run_path("program.py", run_name="__main__")
+    for launch in session.launches: print(launch.summary())
+
+Inside, everything that CuTe DSL compiles is compiled for ``arch`` with its PTX kept, every launch executes at once, and
+torch tensors on "cuda" are host memory (`cute_kernels.emulator.programs.cuda_tensors`). What belongs to the GPU and has
+no meaning here is answered: device queries with the facts of ``arch``, times with NaN after one run of what was to be
+timed. TVM-FFI calls are made through CuTe DSL's own calls instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+from cute_kernels import dsl
+from cute_kernels.common import forks, interrupts
+from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
+from cute_kernels.emulator.machine.launch.overlap import Finished, Snapshot
+from cute_kernels.emulator.machine.launch.run import Report
+from cute_kernels.emulator.machine.state.gmem import GlobalMemory
+from cute_kernels.emulator.observe.roles import of_kernel
+from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.programs import host, ptx_files
+from cute_kernels.emulator.programs.cuda_graphs import NO_POOL, Graph
+from cute_kernels.emulator.programs.device_answers import driver_answers, hardware_info
+from cute_kernels.emulator.programs.kept_launches import KeptLaunches
+from cute_kernels.emulator.programs.recorded import Recorder
+from cute_kernels.emulator.programs.stream_order import StreamOrder
+from cute_kernels.emulator.programs.streams import Streams, answers
+from cute_kernels.emulator.programs.threads import ProgramThreads
+from cute_kernels.emulator.races.launch_shadow import LaunchShadow
+
+if TYPE_CHECKING:
+    import torch
+
+#: Architecture -> (compute capability, name, multiprocessors, bytes of L2, bytes of shared memory that a CTA may have).
+ARCHITECTURES = {
+    "sm_80": ((8, 0), "A100 (emulated)", 108, 40 << 20, 163 << 10),
+    "sm_86": ((8, 6), "RTX 3090 (emulated)", 82, 6 << 20, 99 << 10),
+    "sm_89": ((8, 9), "L40S (emulated)", 142, 96 << 20, 99 << 10),
+    "sm_90": ((9, 0), "H100 (emulated)", 132, 50 << 20, 227 << 10),
+    "sm_90a": ((9, 0), "H200 (emulated)", 132, 50 << 20, 227 << 10),
+    "sm_100a": ((10, 0), "B200 (emulated)", 148, 126 << 20, 227 << 10),
+    "sm_120": ((12, 0), "RTX 5090 (emulated)", 170, 96 << 20, 99 << 10),
+}
+
+_PATIENCE = 0.1
+"""Seconds of waiting for another thread's launch after which signals are looked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EmulatedLaunch:
+    """A launch that a program made, what it did, and which of the program's launches it is, from 1 on."""
+
+    launch: host.CapturedLaunch
+    report: Report
+    number: int = 0
+
+    def summary(self) -> str:
+        """One line."""
+        launch, report = self.launch, self.report
+        name = launch.kernel_name if len(launch.kernel_name) < 60 else launch.kernel_name[:57] + "..."
+        cluster = "" if launch.cluster == (1, 1, 1) else f", cluster {_shape(launch.cluster)}"
+        processes = f", {report.processes} processes" if report.processes > 1 else ""
+        if report.one_process:
+            processes = f", one process: {report.one_process}"
+        return (
+            f"{name}: grid {_shape(launch.grid)}, block {_shape(launch.block)}{cluster}, {report.shared_bytes:,} B of "
+            f"shared memory; {report.warp_instructions:,} warp instructions, {report.mma_instructions:,} MMAs, "
+            f"{report.seconds:.1f} s{processes}"
+        )
+
+
+def _shape(numbers: tuple[int, int, int]) -> str:
+    return "x".join(map(str, numbers))
+
+
+class Session:
+    """The launches of a program, made by `capture`, whose arguments these are.
+
+    Attributes:
+        launches: those that are complete, in order.
+        failures: the errors of those that are not, in order; the program may have caught them.
+        traces: files of timelines, of a launch that failed too.
+        threads: those that the program started, whose launches count too.
+        streams: those of the program.
+    """
+
+    def __init__(
+        self,
+        arch: str,
+        options: Options,
+        report: Callable[[EmulatedLaunch], None] | None,
+        keep_ptx: str | os.PathLike[str] | None,
+        *,
+        overlap: bool,
+        recorder: Recorder | None,
+        roles: Mapping[str, Sequence[str]] | None,
+        new_byte: int,
+    ) -> None:
+        from cute_kernels.emulator.programs import cuda_tensors  # torch is loaded when it is needed
+
+        capability, name, multiprocessors, l2_bytes, shared = ARCHITECTURES[arch]
+        self.arch, self.options = arch, options
+        self.facts = cuda_tensors.DeviceFacts(capability, name, multiprocessors, l2_bytes, shared_bytes=shared)
+        self.launches: list[EmulatedLaunch] = []
+        self.failures: list[EmulatorError] = []
+        self.traces: list[Path] = []
+        self._report = report
+        self._kept = KeptLaunches(keep_ptx) if keep_ptx is not None else None
+        self._overlap, self._recorder = overlap, recorder
+        self._roles = roles or {}
+        self._order = StreamOrder() if overlap or recorder is not None else None
+        self._before: Finished | None = None
+        self._memory = GlobalMemory()
+        self._captures = threading.local()
+        self.streams = Streams()
+        self._tensors = cuda_tensors.CudaOnHost(self.facts, self.streams, self._made_on_device)
+        self._tensors.report, self._tensors.new_byte = self._raced, new_byte
+        self._launching = forks.lock()
+        self.threads = ProgramThreads(self._inside)
+
+    def launch(self, launch: host.CapturedLaunch) -> None:
+        """Executes a launch, or adds it to the CUDA graph that is being captured; those of several threads in turn."""
+        with self._in_turn():
+            self._launch(launch)
+
+    def launch_ptx(self, ptx: str | os.PathLike[str], *arguments: object, **shape: object) -> None:
+        """Launches a kernel of a PTX text, or of a .ptx or .cu file.
+
+        Args:
+            ptx: text, or the path of a file (`pathlib.Path`).
+            arguments: one for each parameter, see `ptx_files.captured`.
+            shape: ``grid`` and ``block``; ``kernel``, ``cluster``, ``dynamic_smem``, ``cooperative``.
+
+        Raises:
+            TypeError, ValueError: arguments that do not fit the kernel; see `ptx_files.read` for files.
+            EmulatorError: the kernel is at fault.
+        """
+        text = ptx if isinstance(ptx, str) else ptx_files.read(ptx, self.arch)
+        self.launch(ptx_files.captured(text, {"arguments": arguments, **shape}))
+
+    @contextlib.contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Waits for the launches of other threads; signals end the waiting."""
+        while not self._launching.acquire(timeout=_PATIENCE):
+            interrupts.check()
+        try:
+            yield
+        finally:
+            self._launching.release()
+
+    @property
+    def graph(self) -> Graph | None:
+        """CUDA graph that this thread captures, or None: what other threads launch meanwhile is executed."""
+        return getattr(self._captures, "graph", None)
+
+    @graph.setter
+    def graph(self, graph: Graph | None) -> None:
+        self._captures.graph = graph
+
+    def _check_shared_memory(self, launch: host.CapturedLaunch) -> None:
+        """Refuses what a device of the architecture has not got; `host` knows the most that any of them has."""
+        if launch.dynamic_smem > self.facts.shared_bytes:
+            raise EmulatorError(
+                f"launch of {launch.kernel_name} is illegal: {launch.dynamic_smem} bytes of dynamic shared memory, of "
+                f"which a CTA on {self.arch} has {self.facts.shared_bytes} at most"
+            )
+
+    def _launch(self, launch: host.CapturedLaunch) -> None:
+        if self.graph is not None:
+            self.graph.launches.append(launch)
+            return
+        self._memory.clear()
+        regions = dict(self._tensors.regions())
+        for address, nbytes in regions.items():
+            self._memory.register(address, nbytes, "a tensor on the device")
+        overlaps = launch.programmatic and self._order is not None and self._order.directly_follows(
+            regions.items(), launch.stream
+        )
+        number = self._next_number()
+        trace, going_on = self._trace_file(number), self.options.going_on
+        if trace is not None:
+            self.traces.append(Path(trace))
+        if self._kept is not None:
+            self._kept.started(number, launch)
+        if self._recorder is not None:
+            self._recorder.take(
+                launch, regions.items(), overlaps=overlaps, roles=self._names(launch),
+                variables=self._memory.modules.get(launch.ptx),
+            )
+        finished = Finished(launch, number, Snapshot(regions.items())) if self._overlap else None
+        before, self._before = self._before, None
+        try:
+            self._check_shared_memory(launch)
+            how = {"trace": trace, "roles": self._names(launch), "going_on": attaching(going_on, launch, number)}
+            options = dataclasses.replace(self.options, **how)
+            report = host.execute(launch, self._memory, options, programmatic=overlaps and self._overlap)
+            self._look_for_races(launch, number)
+            in_turn = True
+            if before is not None and finished is not None and overlaps:
+                in_turn = before.let_overlap(finished, self._memory, self.options)
+        except EmulatorError as error:
+            owner = self._tensors.owner_on_the_host(error.address)
+            error.message += owner
+            error.know("", *([owner.removeprefix(". ")] if owner else []))
+            if self._order is not None:
+                self._order.made("a launch that failed")
+            self._failed(number, launch, error)
+            raise
+        if self._recorder is not None:
+            self._recorder.ended(report)
+        # Of a launch that did something else by overlapping the one before, a repetition begins with other memory.
+        self._before = finished if in_turn else None
+        if self._order is not None:
+            self._order.launched(regions.items(), launch.stream)
+        if self._kept is not None:
+            self._kept.complete(number, launch)
+        done = EmulatedLaunch(launch, report, number)
+        self.launches.append(done)
+        if self._report is not None:
+            self._report(done)
+
+    def _look_for_races(self, launch: host.CapturedLaunch, number: int) -> None:
+        """Raises GlobalMemoryRace: the launch that has run may run at the same time as one of another stream."""
+        accesses = self._memory.accesses
+        if not isinstance(accesses, LaunchShadow):  # not looked for
+            return
+        spans = [*accesses.accesses(), *accesses.elsewhere]
+        race = self.streams.launched(launch, number, spans, self._tensors.lifetimes())
+        if race is not None:
+            self._raced(race)
+
+    def _raced(self, race: EmulatorError) -> None:
+        """Streams race: raises it, unless the program is to go on."""
+        if self.options.going_on is None or not self.options.going_on(race):
+            raise race
+
+    def refuse(self, launch: host.CapturedLaunch, error: EmulatorError) -> None:
+        """Takes note of a launch that is illegal or not implemented."""
+        with self._in_turn():
+            self._failed(self._next_number(), launch, error)
+
+    def _failed(self, number: int, launch: host.CapturedLaunch, error: EmulatorError) -> None:
+        error.attach(launch.ptx, launch, number)
+        self.failures.append(error)
+        if self._kept is not None:
+            self._kept.failed(number, launch, error)
+
+    def _next_number(self) -> int:
+        return len(self.launches) + len(self.failures) + 1
+
+    def _names(self, launch: host.CapturedLaunch) -> tuple[str, ...]:
+        return of_kernel(launch.kernel_name, self._roles) or self.options.roles
+
+    def _trace_file(self, number: int) -> Path | None:
+        """Every launch has a timeline of its own."""
+        if self.options.trace is None or number == 1:
+            return self.options.trace
+        path = Path(self.options.trace)
+        return path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+    def _made_on_device(self, name: str) -> None:
+        """A torch function makes device memory, which a CUDA graph here cannot hold."""
+        if self._order is not None:
+            self._order.made(name)
+        if self.graph is not None:
+            raise UnsupportedOperation(
+                f"torch operation {name!r} while a CUDA graph is captured; emulated graphs hold kernel launches only"
+            )
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[Session]:
+        """Redirects CuTe DSL, torch.cuda and what host code asks of the driver."""
+        import torch
+
+        from cute_kernels.emulator.programs import call_arguments
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(dsl.compiling_for(self.arch, UnsupportedOperation))
+            stack.enter_context(self._tensors.active())
+            for target, name, value in self._replacements():
+                stack.enter_context(mock.patch.object(target, name, value, create=True))
+            stack.enter_context(call_arguments.converting_calls())
+            if "torch._dynamo" in sys.modules:  # functions that were compiled before run as they are, too
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(self._recording())
+            stack.enter_context(self.threads.active())
+            yield self
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """The part of `active` that is per thread, for another thread."""
+        with self._tensors, self._recording():
+            yield
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        with host.recording_runtime(), host.intercept(self.launch, self.refuse):
+            yield
+
+    def _replacements(self) -> Iterator[tuple[object, str, object]]:
+        import cutlass.testing
+        import cutlass.utils
+        import torch
+        from cuda.bindings import driver, runtime
+
+        session = self
+
+        yield torch, "compile", _uncompiled
+        yield torch.nn.Module, "compile", _leave_uncompiled
+        yield torch.cuda, "CUDAGraph", lambda *_, **__: Graph(session)
+        yield torch.cuda, "graph", Graph.captured
+        yield torch.cuda, "is_current_stream_capturing", lambda: session.graph is not None
+        yield torch.cuda, "graph_pool_handle", lambda: NO_POOL
+        yield cutlass.testing, "benchmark", _run_once
+        yield cutlass.testing, "_benchmark_for_autotune", _run_untimed
+        yield importlib.import_module("cutlass.cute.testing"), "benchmark", _run_once
+        yield cutlass.utils, "HardwareInfo", lambda *_, **__: hardware_info(session.facts)
+        for module, name in dsl.context_initialisers():
+            yield module, name, lambda device=0: None
+        yield from driver_answers(driver, runtime, session.facts)
+        yield from answers(session.streams, driver, runtime)
+
+
+def _uncompiled(model: object = None, *_: object, backend: object = "inductor", **options: object) -> object:
+    """`torch.compile` of its own back ends: the function as it is, since what inductor generates is for a GPU.
+
+    Raises:
+        UnsupportedOperation: a back end that is a function, which would be given a graph.
+        torch._dynamo.exc.InvalidBackend: a name that torch does not know.
+    """
+    if not isinstance(backend, str):
+        raise UnsupportedOperation(
+            f"torch.compile with backend {backend!r}: in the emulator functions run as they are, which torch's own "
+            "back ends (inductor, eager, aot_eager, cudagraphs) may; a function would be called with a graph"
+        )
+    if backend != "inductor":
+        import torch._dynamo
+
+        torch._dynamo.lookup_backend(backend)
+    if model is None:
+        return functools.partial(_uncompiled, backend=backend, **options)
+    return model
+
+
+def _leave_uncompiled(module: torch.nn.Module, *arguments: object, **options: object) -> None:
+    """`torch.nn.Module.compile` likewise."""
+    _uncompiled(module, *arguments, **options)
+
+
+@contextlib.contextmanager
+def capture(
+    arch: str = "sm_100a",
+    options: Options | None = None,
+    report: Callable[[EmulatedLaunch], None] | None = None,
+    keep_ptx: str | os.PathLike[str] | None = None,
+    *,
+    overlap: bool = False,
+    recorder: Recorder | None = None,
+    roles: Mapping[str, Sequence[str]] | None = None,
+    new_byte: int = 0,
+) -> Iterator[Session]:
+    """Runs in the emulator what this thread, and those that it starts, compile and launch inside.
+
+    It needs neither GPU nor driver. Launches of several threads run one after the other.
+
+    Args:
+        arch: what kernels are compiled for and what device queries answer: a key of `ARCHITECTURES`.
+        options: schedule, detectors and limits of every launch.
+        report: called after each launch.
+        keep_ptx: folder, made if it is missing, that gets ``launch-N-KERNEL.ptx`` and ``launch-N.json`` (grid, block,
+            cluster, shared memory, parameters, outcome) of every launch N, failing ones included. Launches of one PTX
+            share the file of the first. Such files of an earlier program are deleted.
+        overlap: a launch with programmatic stream serialisation that comes directly behind another may begin before
+            that one is over: what griddepcontrol.wait does not order races. Both launches then run once more, the
+            second up to its wait while the first has come no further than griddepcontrol.launch_dependents, and results
+            are those of that order (`cute_kernels.emulator.machine.launch.overlap`). One whose order matters is followed in
+            turn.
+        recorder: takes every launch with the memory that it finds.
+        roles: part of a kernel's name ("" fits all) -> name per warp of a CTA, "" for none; for counters, timelines
+            and reports. The longest part that fits counts, and where none does, ``options.roles``.
+        new_byte: what each byte of a tensor of ``torch.empty`` and its like is. With 255, NaN in every float type and
+            -1 in integers, results show reads of memory that nobody has written.
+
+    Yields:
+        The `Session` with the launches so far.
+
+    Raises:
+        ValueError: an architecture that is not one of `ARCHITECTURES`, an empty ``keep_ptx``, or a ``new_byte`` that is
+            no int from 0 to 255.
+        OSError: ``keep_ptx`` cannot be written into.
+        EmulatorError: out of the call of the host function whose kernel failed; ``ptx`` and ``launch`` of the error are
+            the kernel's text and the launch.
+    """
+    if arch not in ARCHITECTURES:
+        raise ValueError(f"arch {arch!r}; legal are {', '.join(ARCHITECTURES)}")
+    if type(new_byte) is not int or not 0 <= new_byte <= 255:
+        raise ValueError(f"new_byte {new_byte!r}: an int from 0 to 255 is needed")
+    more = {"overlap": overlap, "recorder": recorder, "roles": roles, "new_byte": new_byte}
+    session = Session(arch, options or Options(), report, keep_ptx, **more)
+    with session.active():
+        yield session
+
+
+def _run_once(
+    callable: Callable[..., object],
+    *,
+    kernel_arguments: object = None,
+    workspace_generator: Callable[[], object] | None = None,
+    **_: object,
+) -> float:
+    """Stands for cutlass.testing.benchmark: runs the function once; the time on a GPU is not known."""
+    arguments = workspace_generator() if workspace_generator is not None else kernel_arguments
+    callable(*arguments.args, **arguments.kwargs)
+    return math.nan
+
+
+def _run_untimed(callable: Callable[..., object], *arguments: object, **keywords: object) -> float:
+    """Stands for what cutlass.testing.tune times by: all take equally long, so that the first is chosen."""
+    for name in ("warmup_iterations", "iterations", "use_cold_l2", "print_verbose", "current_stream"):
+        keywords.pop(name, None)
+    callable(*arguments, **keywords)
+    return 0.0

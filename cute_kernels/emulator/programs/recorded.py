@@ -1,0 +1,283 @@
+"""Launches of a program with the memory that they found, to be run again: under other schedules, with other PTX.
+
+A recorded launch is plain data, and may be sent to other processes. Its memory lies elsewhere then; addresses in its
+parameters, and in device memory, are moved (`Relocation`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cute_kernels.emulator.captured_launch import CapturedLaunch
+from cute_kernels.emulator.errors import EmulatorError, attaching
+from cute_kernels.emulator.isa.ptx.decode import parse
+from cute_kernels.emulator.machine.launch.overlap import lets_overlap, run_overlapping
+from cute_kernels.emulator.machine.launch.run import Report
+from cute_kernels.emulator.machine.state.gmem import GlobalMemory
+from cute_kernels.emulator.options import Options
+from cute_kernels.emulator.programs.guarded_memory import guarded
+from cute_kernels.emulator.programs.host import execute
+from cute_kernels.emulator.programs.relocation import Relocation
+
+_ALIGNMENT = 1024  # bytes; more than the CUDA allocator promises
+_SMALLEST_ADDRESS = 1 << 32  # of what is taken for an address in device memory
+
+
+@dataclass(frozen=True)
+class MemoryImage:
+    """Device memory: the address of its first byte, and its bytes as uint8 ``[n]``."""
+
+    address: int
+    content: np.ndarray
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Address of the first byte, and the one behind the last."""
+        return self.address, self.address + self.content.nbytes
+
+
+@dataclass(frozen=True)
+class RecordedLaunch:
+    """A launch as a program made it.
+
+    Attributes:
+        number: which launch of the program it is, from 1 on.
+        launch: shape, parameters and PTX.
+        memory: all device memory before the launch.
+        previous: the launch before it, where this one may begin before that one is over (programmatic stream
+            serialisation, and no other work on the device in between), else None.
+        roles: names of warps, () where none are given.
+        variables: name and bytes of the module's .global variables before the launch; () before its first one.
+        warp_instructions: how many it executed in the program; 0 where it did not end.
+    """
+
+    number: int
+    launch: CapturedLaunch
+    memory: tuple[MemoryImage, ...]
+    previous: RecordedLaunch | None = None
+    roles: tuple[str, ...] = ()
+    variables: tuple[tuple[str, np.ndarray], ...] = ()
+    warp_instructions: int = 0
+
+    @property
+    def kernel(self) -> tuple[str, str]:
+        """PTX and name of the entry."""
+        return self.launch.ptx, self.launch.kernel_name
+
+    @property
+    def ctas(self) -> int:
+        """Number of CTAs of a cluster."""
+        x, y, z = self.launch.cluster
+        return x * y * z
+
+    @property
+    def warps(self) -> int:
+        """Number of warps of a CTA."""
+        x, y, z = self.launch.block
+        return -(-x * y * z // 32)
+
+    @functools.cached_property
+    def meets(self) -> bool:
+        """Whether its clusters may see what others do while both run."""
+        launch = self.launch
+        several = math.prod(launch.grid) > math.prod(launch.cluster)
+        return several and bool(parse(launch.ptx).kernels[launch.kernel_name].dependence)
+
+    def digest(self) -> bytes:
+        """Equal for launches that do the same, behind launches that do the same where they may overlap those."""
+        found = hashlib.blake2b(digest_size=16)
+        facts = dataclasses.astuple(dataclasses.replace(self.launch, ptx=""))
+        found.update(repr((facts, self.previous and self.previous.digest())).encode())
+        found.update(self.launch.ptx.encode())
+        for _, content in self.variables:
+            found.update(content)
+        for image in self.memory:
+            found.update(image.address.to_bytes(8, "little"))
+            found.update(image.content)
+        return found.digest()
+
+
+class Recorder:
+    """Collects the launches of a program (`capture`); equal ones, as a benchmark makes them, once.
+
+    Attributes:
+        launches: those that are different, in order.
+        total: how many the program has made.
+    """
+
+    def __init__(self) -> None:
+        self.launches: list[RecordedLaunch] = []
+        self.total = 0
+        self._known: set[bytes] = set()
+        self._last: RecordedLaunch | None = None
+
+    def take(
+        self,
+        launch: CapturedLaunch,
+        regions: Iterable[tuple[int, int]],
+        *,
+        overlaps: bool,
+        roles: tuple[str, ...] = (),
+        variables: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Notes a launch that is about to run.
+
+        Args:
+            launch: the launch.
+            regions: (address, bytes) of all device memory, in the order in which the program allocated it.
+            overlaps: whether it may begin before the launch before it is over. Where memory of that launch was freed
+                and is part of something else now, it is recorded as if it may not.
+            roles: names of warps.
+            variables: of the module, with their values.
+        """
+        self.total += 1
+        before = {image.address: image for image in self._last.memory} if self._last is not None else {}
+        memory = GlobalMemory()
+        images = []
+        for address, nbytes in regions:
+            memory.register(address, nbytes)
+            content, old = memory.view(address, nbytes), before.get(address)
+            same = old is not None and np.array_equal(old.content, content)
+            images.append(old if same else MemoryImage(address, content.copy()))
+        previous = None
+        if overlaps and self._last is not None and _disjoint(image.span for image in (*before.values(), *images)):
+            previous = dataclasses.replace(self._last, previous=None)
+        held = tuple((name, cells.copy()) for name, cells in (variables or {}).items())
+        self._last = RecordedLaunch(self.total, launch, tuple(images), previous, roles, held)
+        digest = self._last.digest()
+        if digest not in self._known:
+            self._known.add(digest)
+            self.launches.append(self._last)
+
+    def ended(self, report: Report) -> None:
+        """Notes what the launch that was taken last has executed."""
+        last, self._last = self._last, dataclasses.replace(self._last, warp_instructions=report.warp_instructions)
+        if self.launches[-1] is last:
+            self.launches[-1] = self._last
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of a replay: the emulator's report, and the device memory afterwards, as in `RecordedLaunch.memory`."""
+
+    report: Report
+    memory: tuple[np.ndarray, ...]
+
+
+class Replay:
+    """A recorded launch with memory of this process.
+
+    Args:
+        recorded: the launch.
+    """
+
+    def __init__(self, recorded: RecordedLaunch) -> None:
+        self.recorded = recorded
+        early = {image.address: image for image in recorded.previous.memory} if recorded.previous is not None else {}
+        here = {image.address for image in recorded.memory}
+        gone = [image for address, image in early.items() if address not in here]  # freed between the two launches
+        everything = [*recorded.memory, *gone]
+        self._buffers = [guarded(image.content.nbytes, _ALIGNMENT) for image in everything]
+        places = zip(everything, self._buffers)
+        ranges = ((image.address, buffer.ctypes.data, buffer.nbytes) for image, buffer in places)
+        # In order, so that an address where one ends and another begins is taken for the beginning.
+        self._moved = Relocation(tuple(sorted(ranges)))
+        self._contents = [self._move(image.content) for image in recorded.memory]
+        # What the launch before it finds; memory that is new since then has its content from before this launch.
+        self._early = [self._move(early.get(image.address, image).content) for image in everything]
+
+    def run(
+        self,
+        options: Options,
+        *,
+        ptx: str | None = None,
+        overlap: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Outcome:
+        """Runs the launch from the memory that it found.
+
+        Args:
+            options: schedule and detectors; steps are those of this launch, not of one that it overlaps.
+            ptx: another text for the kernel.
+            overlap: behind the launch that it may overlap, or, where the program has none, behind itself; accesses
+                that griddepcontrol.wait does not order race. Behind another launch the result is that of the two
+                overlapping (`cute_kernels.emulator.machine.launch.overlap`).
+            progress: as for `run`.
+
+        Raises:
+            EmulatorError: what the emulator reports, with the launch and its number in the program.
+        """
+        recorded, memory = self.recorded, GlobalMemory()
+        previous = (recorded.previous or recorded) if overlap else None
+        contents = self._early if overlap and recorded.previous is not None else self._contents
+        for buffer, content in zip(self._buffers, contents):
+            buffer[:] = content
+            memory.register_tensor(buffer, "a tensor on the device")
+        for each in (previous, recorded):
+            if each is None:
+                continue
+            launch, own = self._here(each, ptx), {} if each is recorded else {"steps": (), "stepped": None}
+            text = launch.ptx
+            memory.modules[text] = {name: aligned(self._move(content)) for name, content in each.variables}
+            try:
+                going_on = attaching(options.going_on, each.launch, each.number, text)
+                how = dataclasses.replace(options, roles=each.roles or options.roles, going_on=going_on, **own)
+                programmatic = launch.programmatic and each is recorded and overlap
+                report = execute(launch, memory, how, programmatic=programmatic, progress=progress)
+            except EmulatorError as error:
+                error.attach(text, each.launch, each.number)
+                raise
+        if overlap and recorded.previous is not None and recorded.launch.programmatic:
+            pair = recorded.previous, recorded
+            first, second = (self._here(each, ptx) for each in pair)
+            if lets_overlap(first):
+                for buffer, content in zip(self._buffers, contents):
+                    buffer[:] = content
+                run_overlapping(first, second, memory, options, tuple(each.number for each in pair))
+        return Outcome(report, tuple(buffer.copy() for buffer, _ in zip(self._buffers, recorded.memory)))
+
+    def _here(self, each: RecordedLaunch, ptx: str | None) -> CapturedLaunch:
+        """The launch with addresses of this process; of the recorded kernel with another text, if there is one."""
+        text = ptx if ptx is not None and each.kernel == self.recorded.kernel else each.launch.ptx
+        params = tuple(self._moved.words(value) for value in each.launch.params)
+        return dataclasses.replace(each.launch, params=params, ptx=text)
+
+    def _move(self, content: np.ndarray) -> np.ndarray:
+        ranges = tuple(each for each in self._moved.ranges if each[0] >= _SMALLEST_ADDRESS)
+        return np.frombuffer(Relocation(ranges).words(content.tobytes()), np.uint8)
+
+
+def aligned(content: np.ndarray) -> np.ndarray:
+    """A copy that begins where any variable may."""
+    store = np.zeros(len(content) + _ALIGNMENT, np.uint8)
+    start = -store.ctypes.data % _ALIGNMENT
+    store[start : start + len(content)] = content
+    return store[start : start + len(content)]
+
+
+def _disjoint(spans: Iterable[tuple[int, int]]) -> bool:
+    """Whether no two of the different (first address, end) overlap."""
+    ordered = sorted(set(spans))
+    return all(end <= start for (_, end), (start, _) in itertools.pairwise(ordered))
+
+
+def differences(outcome: Outcome, expected: Outcome) -> str:
+    """Where device memory differs from what another replay left, in words; "" if nowhere."""
+    for number, (found, wanted) in enumerate(zip(outcome.memory, expected.memory, strict=True), start=1):
+        places = np.flatnonzero(found != wanted)
+        if len(places):
+            first = int(places[0])
+            count = sum(int((a != b).sum()) for a, b in zip(outcome.memory, expected.memory))
+            return (
+                f"{count} bytes of device memory differ; the first is byte {first} of the {len(found)} bytes of "
+                f"allocation {number}: {found[first]:#04x} instead of {wanted[first]:#04x}"
+            )
+    return ""

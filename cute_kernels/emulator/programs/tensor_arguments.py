@@ -1,0 +1,108 @@
+"""Torch tensors as arguments of functions that were compiled for CuTe DSL's fake tensors.
+
+With TVM-FFI such a call passes DLPack tensors; without it CuTe DSL marshals a torch tensor as if all of its layout were
+dynamic, which is another memory layout than that of the compiled parameter when part of it is static. Here the
+parameter is packed as the fake tensor says: a pointer, the dynamic extents, the dynamic strides. What TVM-FFI checks of
+a tensor is checked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+
+from cute_kernels.emulator.errors import UnsupportedOperation
+from cute_kernels.emulator.programs import compile_arguments
+
+
+@functools.cache
+def _descriptor_type(extents: tuple[int, ...], strides: tuple[int, ...]) -> type[ctypes.Structure]:
+    """The structure of a parameter, from the widths in bits of its dynamic extents and strides."""
+    integers = {32: ctypes.c_int32, 64: ctypes.c_int64}
+
+    def structure(fields: list) -> type[ctypes.Structure]:
+        return type("Fields", (ctypes.Structure,), {"_fields_": fields})
+
+    shape = structure([(f"extent{i}", integers[width]) for i, width in enumerate(extents)])
+    stride = structure([(f"stride{i}", integers[width]) for i, width in enumerate(strides)])
+    layout = structure([(name, kind) for name, kind in (("shape", shape), ("stride", stride)) if kind._fields_])
+    return structure([("data", ctypes.c_void_p), *([("layout", layout)] if layout._fields_ else [])])
+
+
+def _layout(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(extents, strides) in elements; FP4 lies in pairs along the dimension that is contiguous."""
+    extents, strides = list(tensor.shape), list(tensor.stride())
+    if tensor.dtype == torch.float4_e2m1fn_x2:
+        paired = max((i for i, stride in enumerate(strides) if stride == 1), default=len(strides) - 1)
+        extents[paired] *= 2
+        strides = [1 if i == paired else 2 * stride for i, stride in enumerate(strides)]
+    return tuple(extents), tuple(strides)
+
+
+class TensorArgument:
+    """The memory of one tensor parameter.
+
+    Args:
+        tensor: what is passed.
+        fake: what was compiled for.
+        name: of the parameter, or of a part of it.
+        symbols: (value, where it comes from) of the symbolic extents of this call so far, by identity; extended.
+
+    Raises:
+        TypeError: another element type.
+        ValueError: a rank, or a static extent or stride, that differs; an extent that is no multiple of what was
+            promised, or differs from that of another tensor with the same symbolic extent; an address that is not
+            aligned as promised.
+        UnsupportedOperation: elements of less than eight bits, except FP4, of which torch's hold two each.
+    """
+
+    def __init__(self, tensor: torch.Tensor, fake: object, name: str, symbols: dict[int, tuple[int, str]]) -> None:
+        extents, strides = _layout(tensor)
+        dynamic_extents, dynamic_strides = fake.dynamic_shapes_mask, fake.dynamic_strides_mask
+        given = f"argument {name}: a tensor of shape {extents}, strides {strides}"
+        self._check_elements(tensor, fake, name)
+        if len(extents) != len(dynamic_extents):
+            raise ValueError(f"{given} where {fake} is expected")
+        for here, wanted, dynamic in (
+            *zip(extents, fake.shape, dynamic_extents, strict=True),
+            *((s, w, d or e == 1) for s, w, d, e in zip(strides, fake.stride, dynamic_strides, extents, strict=True)),
+        ):
+            if not dynamic and here != wanted:
+                raise ValueError(f"{given} where {fake} is expected")
+        for i, (extent, symbol) in enumerate(zip(extents, fake.shape)):
+            if not compile_arguments.is_symbol(symbol):
+                continue
+            where = f"extent {i} of {name}"
+            value, first = symbols.setdefault(id(symbol), (extent, where))
+            if value != extent:
+                raise ValueError(f"{given}: {where} is {extent}, but {first}, the same in {fake}, is {value}")
+            if extent % symbol.divisibility:
+                raise ValueError(f"{given}: {where} is compiled for multiples of {symbol.divisibility}")
+        values = [extent for extent, dynamic in zip(extents, dynamic_extents) if dynamic]
+        steps = [stride for stride, dynamic in zip(strides, dynamic_strides) if dynamic]
+        self._tensor = tensor
+        self._memory = _descriptor_type(*compile_arguments.dynamic_widths(fake))()
+        self._memory.data = tensor.data_ptr()
+        for part_name, numbers in (("shape", values), ("stride", steps)):
+            for i, number in enumerate(numbers):
+                part = getattr(self._memory.layout, part_name)
+                setattr(part, part._fields_[i][0], number)
+
+    @staticmethod
+    def _check_elements(tensor: torch.Tensor, fake: object, name: str) -> None:
+        dtype = compile_arguments.torch_dtype(fake)
+        if dtype is None:
+            raise UnsupportedOperation(f"argument {name}: a tensor of {fake.element_type}")
+        if tensor.dtype != dtype:
+            raise TypeError(f"argument {name}: a tensor of {tensor.dtype} where {fake} is expected, of {dtype}")
+        alignment = compile_arguments.assumed_alignment(fake)
+        if tensor.data_ptr() % alignment:
+            raise ValueError(
+                f"argument {name}: a tensor at address {tensor.data_ptr():#x} where {fake} is expected, aligned to "
+                f"{alignment} bytes"
+            )
+
+    def __c_pointers__(self) -> list[int]:
+        return [ctypes.addressof(self._memory)]

@@ -1,0 +1,125 @@
+"""Synchronisation, for the race detector: mbarriers and other barriers, strong operations on memory pass order on."""
+
+from __future__ import annotations
+
+import ctypes
+
+from cute_kernels.emulator.core.layout import CONSTANTS
+from cute_kernels.emulator.errors import BarrierMisuse
+from cute_kernels.emulator.facts import BarrierState, Side
+from cute_kernels.emulator.races.abroad import reaches_clusters
+from cute_kernels.emulator.races.checks import RaceChecks
+from cute_kernels.emulator.races.happens_before import Agent
+from cute_kernels.emulator.races.sync_point import Order, Row, SyncPoint
+
+#: What uses an mbarrier; all others are arrivals.
+_VERBS = {
+    CONSTANTS["TRY_WAIT"]: "a wait",
+    CONSTANTS["TEST_WAIT"]: "a wait",
+    CONSTANTS["EXPECT_ARRIVALS"]: "cp.async.mbarrier.arrive",
+    CONSTANTS["TENSOR_COMMIT"]: "tcgen05.commit",
+}
+
+
+class PointRaces(RaceChecks):
+    """The part of the detector that knows synchronisation points."""
+
+    # --- synchronisation ----------------------------------------------------------------------------------------------
+
+    def point(self, ranks: int | None = None) -> SyncPoint:
+        """A new synchronisation point, for a barrier of so many CTAs (None: of the cluster)."""
+        return SyncPoint(self.columns, self.ranks if ranks is None else ranks)
+
+    def initialise(self, agent: Agent, address: int) -> int:
+        """mbarrier.init. Returns `SyncPoint.address`, for the core."""
+        point = self.points.get(address)
+        if point is None:
+            point = self.points[address] = self.point()
+            point.column = self._phases_of(address)
+        point.initialised = agent.initialise()
+        point.follow(self.agents)
+        return point.address
+
+    def _phases_of(self, address: int) -> int:
+        """The column that counts the phases of an mbarrier."""
+        return self.columns.named(("phases", address))
+
+    def check_initialised(self, address: int, what: str) -> None:
+        """Raises BarrierMisuse when mbarrier.init is not ordered before what the entered warp does to the barrier."""
+        point = self.points.get(address)
+        if point is None or point.initialised is None:
+            return
+        column, clock = point.initialised
+        if self.agent.clocks[Row.VISIBLE, column] < clock:
+            self.report(self.before_init(address, what, self.agent, column, clock))
+
+    def before_init(self, address: int, what: str, agent: Agent, column: int, clock: int) -> BarrierMisuse:
+        """Error of ``what`` uses an mbarrier whose mbarrier.init, a column and a clock, is not ordered before."""
+        return BarrierMisuse(
+            f"{what} uses the mbarrier at {_place(address)}, whose mbarrier.init is not ordered before: "
+            f"{self._hint(agent.clocks, column, clock)}; a barrier, or fence.mbarrier_init before a relaxed one of the "
+            "cluster, is needed"
+        ).know("barrier-init-order", **self._barrier(address))
+
+    def fault(self, what: int, fault: ctypes.Structure, agent: Agent | None) -> BarrierMisuse | None:
+        """A fault of order (`Fault`) that the core has found at an mbarrier; None: it is none of order."""
+        address, given = fault.address, fault.given
+        if what == CONSTANTS["INIT_ORDER"]:
+            verb = _VERBS.get(fault.operation, "an arrival")
+            return self.before_init(address, f"{verb} of {agent.label}", agent, given, fault.place)
+        if what == CONSTANTS["PHASE_AMBIGUOUS"]:
+            return BarrierMisuse(
+                f"{agent.label} waits for phase {given} of the mbarrier at {_place(address)}, but nothing orders that "
+                f"after phase {given - 1}: a wait that comes before it is complete is one for "
+                f"{_phase_before(given - 1)}, which has the same parity, and passes at once"
+            ).know("phase-ambiguous", **self._barrier(address))
+        if what == CONSTANTS["PHASE_OVERRUN"]:
+            flow, phase, label = self.launch.flow, self.points[address].completed, self.agents[given].label
+            wait = (flow.kernel.instructions[fault.place],) if flow is not None and fault.place >= 0 else ()
+            late = "the barrier may run ahead of the wait by two phases, which have the same parity"
+            if not phase:
+                late = "a wait that comes later is one for phase 1, which has the same parity"
+            return BarrierMisuse(
+                f"phase {phase} of the mbarrier at {_place(address)} completes, but nothing orders that after the wait "
+                f"of {label} for {_phase_before(phase)}: {late}"
+            ).know("phase-overrun", **self._barrier(address), other=Side("waits", wait, label))
+        return None
+
+    def _barrier(self, address: int) -> dict[str, BarrierState]:
+        return {} if self.barriers is None else {"barrier": self.barriers.state(address)}
+
+    # --- strong operations on memory ----------------------------------------------------------------------------------
+
+    def strong(
+        self, agent: Agent, mask: int, space: str, addresses: list[int], acquire: int | None, release: int | None
+    ) -> None:
+        """Accesses that may synchronise; ``acquire`` and ``release`` are their `Order`, or None without that half."""
+        for address in dict.fromkeys(addresses):
+            key = (space, address)
+            point = self.locations.get(key)
+            if acquire is not None and point is not None:
+                agent.acquire(point, acquire & ~Order.GRID)
+            if space == "global" and reaches_clusters(acquire):
+                self.abroad.read(agent, mask, address, bool(acquire & Order.SYNC))
+            if space == "global" and reaches_clusters(release):
+                self.abroad.write(agent, mask, address, bool(release & Order.SYNC))
+            if release is None or not (release & Order.SYNC or agent.fenced):
+                continue
+            if point is None:
+                point = self.locations[key] = self.point()
+            agent.release(point, mask, release & ~Order.GRID)
+            point.complete()
+
+    def fence(self, agent: Agent, mask: int, order: int, kind: str) -> None:
+        """A fence of memory by lanes; ``kind``: "sc", "acq_rel", "acquire" or "release"."""
+        if reaches_clusters(order):
+            self.abroad.fence(agent, mask, kind != "release", kind != "acquire", kind == "sc")
+        agent.fence(mask, order & ~Order.GRID)
+
+
+def _place(address: int) -> str:
+    return f"shared offset {address & 0xFFFFFF} of CTA {address >> 24}"
+
+
+def _phase_before(phase: int) -> str:
+    return f"phase {phase - 1}" if phase else "the phase before the first, which counts as complete"

@@ -1,0 +1,93 @@
+"""Races in tensor memory, and the streams of tcgen05 operations (PTX ISA, "tcgen05 memory consistency model").
+
+Tensor memory is accessed by asynchronous operations alone. Those of one thread that go through the tensor core (mma,
+cp, shift) are pipelined: they take effect in order. Everything else has to be waited for, tcgen05.ld and st by
+tcgen05.wait, mma by tcgen05.commit and an mbarrier, and that has to be passed on to other threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from cute_kernels.emulator.core.layout import STRUCTURES, words
+from cute_kernels.emulator.races.checks import RaceChecks
+from cute_kernels.emulator.races.happens_before import Agent, Offset
+from cute_kernels.emulator.races.operations import Operation, Place
+from cute_kernels.emulator.races.shadow import LANE_BITS
+from cute_kernels.emulator.races.sync_point import Row
+
+_TEXT, _LOAD_IDENTITY = words("Agent")["text"], words("Agent")["load_identity"]
+Stream = STRUCTURES["Stream"]
+
+
+class TensorRaces:
+    """The part of the race detector that knows tensor memory.
+
+    Args:
+        tracker: the detector.
+    """
+
+    def __init__(self, tracker: RaceChecks) -> None:
+        self.tracker, self.epochs, self.planes = tracker, tracker.epochs, tracker.planes
+        self._streams: dict[tuple[Agent, int], ctypes.Structure] = {}  # of tcgen05 operations, by lanes
+
+    def _stream(self) -> ctypes.Structure:
+        agent, lane = self.tracker.agent, self.tracker.lane
+        if (agent, lane) not in self._streams:
+            self._streams[agent, lane] = Stream(self.tracker.columns.named(("tcgen05", agent.base, lane)))
+        return self._streams[agent, lane]
+
+    def operation(self, text: str) -> Operation:
+        """A tcgen05.cp or shift of the entered lane."""
+        stream, agent, lane = self._stream(), self.tracker.agent, self.tracker.lane
+        if not stream.identity:
+            stream.identity = self.epochs.new(stream.column, stream.commits + 1, text, 0, agent.executing())
+        return Operation(stream.identity, stream.column, agent.clocks, agent.base, lane, address=agent.address)
+
+    def note_exits(self) -> None:
+        """Tells `exits` of MMAs by pairs of CTAs, which read the shared memory of both."""
+        for (agent, _), stream in self._streams.items():
+            if stream.paired:
+                epoch = stream.paired >> LANE_BITS
+                self.tracker.exits.operation(
+                    agent.rank ^ 1, stream.column, int(self.epochs.clocks[epoch]), self.epochs.label(stream.paired),
+                    place=self.epochs.place(stream.paired),
+                )  # fmt: skip
+
+    def stream(self) -> int:
+        """Host address of the `Stream` of the entered lane."""
+        return ctypes.addressof(self._stream())
+
+    def load(self, agent: Agent, place: Place, index: int) -> None:
+        """tcgen05.ld, the instruction of this index. Raises TensorMemoryRace when what it reads may not be written."""
+        agent.new_load(index)
+        self._by_warp(agent, Offset.TENSOR_LOAD, place, write=False)
+
+    def store(self, agent: Agent, place: Place) -> None:
+        """tcgen05.st. Raises TensorMemoryRace."""
+        self._by_warp(agent, Offset.TENSOR_STORE, place, write=True)
+
+    def _by_warp(self, agent: Agent, kind: Offset, place: Place, write: bool) -> None:
+        word = _LOAD_IDENTITY + write
+        identity = agent.words[word]
+        if not identity:
+            text, column, clock = agent.words[_TEXT] + 2 + write, agent.base + kind, agent.tensor_clock(kind)
+            identity = agent.words[word] = self.epochs.new(column, clock, text, 0, agent.executing())
+        operation = Operation(identity, agent.base + kind, agent.clocks, agent.base, -1, address=agent.address)
+        self._access(agent.rank, place, operation, write, -1)
+
+    def access(self, rank: int, place: Place, operation: Operation, write: bool) -> None:
+        """An MMA reads or writes a place. Those of one thread are pipelined: they take effect in order."""
+        self._access(rank, place, operation, write, operation.column)
+
+    def _access(
+        self, rank: int, place: Place, operation: Operation, write: bool, exempt: int
+    ) -> None:
+        self.tracker.looking = operation
+        self.tracker.unit.tensor(self.planes[rank], place, operation, write, exempt, Row.TENSOR)
+
+    def free(self, agent: Agent, column: int, ncols: int) -> None:
+        """tcgen05.dealloc. Raises TensorMemoryRace when an access to the columns may not be over."""
+        place = (slice(column, column + ncols), slice(None))
+        operation = self.tracker.looking = Operation(0, -1, agent.clocks, agent.base, -1, address=agent.address)
+        self.tracker.unit.tensor(self.planes[agent.rank], place, operation, True, -1, Row.ORDER, freed=True)

@@ -1,0 +1,202 @@
+"""From an error of the emulator to a report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.facts import Memory, Side, WarpName
+from cute_kernels.emulator.isa.ptx.program import Instruction
+from cute_kernels.emulator.reports import sources
+from cute_kernels.emulator.reports.arrays import array_at, array_before
+from cute_kernels.emulator.reports.barriers import Barriers
+from cute_kernels.emulator.reports.hangs import (
+    cycle,
+    grouped,
+    in_one_sentence,
+    waits_for_bytes,
+    waits_for_first_phase,
+)
+from cute_kernels.emulator.reports.kinds import kind as kind_of
+from cute_kernels.emulator.reports.model import Barrier, Diagnostic, Place, Related, SourceLine
+from cute_kernels.emulator.reports.operations import noun, with_article
+
+_RELATIONS = {"wrote": "written at", "read": "read at", "waits": "waits at", "expects": "expected at"}
+
+
+def diagnose(
+    error: EmulatorError, *, replay: Sequence[str] = (), seed: int | None = None, schedule: Sequence[str] = ()
+) -> Diagnostic:
+    """A report of an error.
+
+    Args:
+        error: as it came out of the launch.
+        replay: the command that shows it again, as words.
+        seed, schedule: of the run.
+    """
+    return _Diagnosis(error).result(tuple(replay), seed, tuple(schedule))
+
+
+def place_of_line(ptx: str, line: int, text: str) -> Place:
+    """Where a line of a PTX text comes from; ``text`` is its instruction."""
+    location = sources.location(ptx, line)
+    if location is None:
+        return Place(None, None, line, text)
+    inlined = sources.source_line(*location.inlined_at) if location.inlined_at else None
+    return Place(sources.source_line(*location.place), inlined, line, text)
+
+
+class _Diagnosis:
+    """One error while its report is made: its facts, the places and barriers that they name."""
+
+    def __init__(self, error: EmulatorError) -> None:
+        self.error, self.facts, self.ptx = error, error.facts, error.ptx or ""
+        self.kernel = error.kernel or (error.launch.kernel_name if error.launch is not None else "")
+        facts = self.facts
+        states = [*facts.barriers, *([facts.barrier] if facts.barrier is not None else [])]
+        self.barriers = Barriers(states, self.place)
+        self.barrier = self.barriers.barrier(facts.barrier) if facts.barrier is not None else None
+
+    def result(self, replay: tuple[str, ...], seed: int | None, schedule: tuple[str, ...]) -> Diagnostic:
+        """The report."""
+        error, facts = self.error, self.facts
+        waiting = grouped(facts.waits, self.place, self.barriers)
+        name = error.kind
+        if name == "hang" and waits_for_bytes(waiting):
+            name = "transaction-bytes"
+        elif name == "hang" and waits_for_first_phase(waiting):
+            name = "first-parity"
+        elif name == "hang" and any(wait.kind == "setmaxnreg" for wait in facts.waits):
+            name = "registers"
+        elif name == "hang" and any(wait.kind == "tcgen05.alloc" for wait in facts.waits):
+            name = "tensor-columns"
+        kind, fields = kind_of(name), self._fields()
+        message = error.message.splitlines() or [""]
+        name_of_kernel = self.kernel
+        return Diagnostic(
+            kind=name,
+            error=type(error).__name__,
+            sentence=facts.sentence or _filled(kind.sentence, fields) or in_one_sentence(waiting) or message[0],
+            message=error.message,
+            place=self._primary(waiting),
+            related=tuple(self._related()),
+            memory=self._memory(facts.memory),
+            barrier=self.barrier,
+            waiting=waiting,
+            cycle=cycle(waiting),
+            exited=tuple(name for each in facts.exited if (name := WarpName.of(each)) is not None),
+            barriers=tuple(self.barriers.barrier(state) for state in facts.barriers),
+            notes=tuple(facts.notes) if waiting else (*message[1:], *facts.notes),
+            help=_filled(kind.help, fields),
+            kernel=sources.short_name(self.ptx, name_of_kernel) if name_of_kernel else "",
+            kernel_name=name_of_kernel,
+            launch=error.launch_number,
+            replay=replay,
+            seed=seed,
+            schedule=schedule,
+        )
+
+    # --- places -------------------------------------------------------------------------------------------------------
+
+    def place(self, instruction: Instruction) -> Place:
+        """Where an instruction stands."""
+        return self._at(instruction.line, instruction.text)
+
+    def _at(self, line: int, text: str) -> Place:
+        return place_of_line(self.ptx, line, text)
+
+    def _primary(self, waiting: tuple) -> Place:
+        error, side = self.error, self.facts.side
+        who = WarpName.of(error.warp) or WarpName.of(side.warp if side is not None else "")
+        warps = (who,) if who is not None else ()
+        lanes = side.lanes if side is not None else ()
+        if error.ptx_line is not None:
+            place = self._at(error.ptx_line, (error.instruction or "").strip())
+        elif side is not None and side.instructions:
+            place = self.place(side.instructions[0])
+        elif waiting:
+            return waiting[0].place
+        elif error.source:
+            path, _, line = error.source.split(" inlined at ")[0].rpartition(":")
+            place = Place(SourceLine(path, int(line) if line.isdecimal() else 0))
+        else:
+            place = Place()
+        return dataclasses.replace(place, warps=warps, lanes=lanes)
+
+    def _related(self) -> list[Related]:
+        other = self.facts.other
+        if other is None:
+            return []
+        who = WarpName.of(other.warp)
+        places = [
+            dataclasses.replace(self.place(each), warps=(who,) if who is not None else (), lanes=other.lanes)
+            for each in other.instructions
+        ]
+        if not places and who is not None:
+            places = [Place(warps=(who,), lanes=other.lanes)]
+        relation = _RELATIONS.get(other.verb, other.verb)
+        return [Related(relation, tuple(places), other.what)] if places else []
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    def _fields(self) -> dict[str, str]:
+        side, other, memory = self.facts.side, self.facts.other, self.facts.memory
+        fields = {"barrier": self._barrier_title(self.barrier)}
+        if side is not None:
+            later = self._operation(side, self.error.instruction)
+            fields |= {"later": later, "operation": later.partition(" ")[2], "reads": side.verb}
+            fields["space"] = memory.space if memory is not None else ""
+        if other is not None:
+            fields |= {"earlier": self._operation(other), "read": other.verb}
+        return fields
+
+    def _operation(self, side: Side, text: str | None = None) -> str:
+        if side.instructions:
+            return with_article(noun(side.instructions[0]))
+        what = side.what.split(" of ")[0].split(" issued")[0]
+        if not what and text:
+            guardless = text.split(maxsplit=1)[-1] if text.startswith("@") else text
+            what = noun(_named(guardless.split()[0]))
+        return with_article(what) if what else "an access"
+
+    def _memory(self, memory: Memory | None) -> str:
+        if memory is None:
+            return ""
+        if memory.space == "tensor":
+            last = memory.first + memory.count - 1
+            columns = f"column {memory.first}" if memory.count == 1 else f"columns {memory.first} to {last}"
+            return f"{columns} of the tensor memory of CTA {memory.cta}"
+        count = f"{memory.count} byte{'s' if memory.count != 1 else ''}"
+        if memory.space != "shared":
+            return f"{count} from byte {memory.first} on of {memory.name or 'a global array'}"
+        place = f"offset {memory.first} of the shared memory of CTA {memory.cta}"
+        if not self.ptx:
+            return f"{count} at {place}"
+        arguments = self.ptx, self.kernel, self.error.launch, memory.first
+        if self.error.kind == "out-of-bounds":
+            before = array_before(*arguments)
+            distance = memory.first - before.first - before.nbytes if before is not None else 0
+            return f"{count} at {place}" + (f", {distance} bytes behind the end of {before.name}" if before else "")
+        array = array_at(*arguments, memory.count)
+        if array is None:
+            return f"{count} at {place}"
+        return f"{count} from byte {memory.first - array.first} on of {array.name} ({place})"
+
+    @staticmethod
+    def _barrier_title(barrier: Barrier | None) -> str:
+        if barrier is None:
+            return "an mbarrier"
+        return f"the mbarrier {barrier.name}" if barrier.name else barrier.title
+
+
+def _named(opcode: str) -> Instruction:
+    return Instruction(0, tuple(opcode.rstrip(";").split(".")), (), None, 0, "", opcode)
+
+
+def _filled(template: str, fields: dict[str, str]) -> str:
+    """With its fields; "" where one is not known."""
+    try:
+        return template.format_map(fields)
+    except KeyError:
+        return ""

@@ -1,0 +1,172 @@
+"""Reports as JSON for programs: the file of ``--report``, which `schema.json` describes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cute_kernels.emulator.captured_launch import CapturedLaunch
+from cute_kernels.emulator.facts import WarpName
+from cute_kernels.emulator.machine.launch.run import Report
+from cute_kernels.emulator.reports.model import Barrier, Diagnostic, Place, Related, SourceLine, Waiting
+from cute_kernels.emulator.reports.text import short_path
+
+VERSION = 1
+"""Version of the format: it changes when a field changes its meaning or goes away, not when one is added."""
+SCHEMA = Path(__file__).with_name("schema.json")
+
+
+@dataclass
+class Outcome:
+    """Outcome of a command, as the file says it beside the reports.
+
+    Attributes:
+        command: its name; ``arguments``: the whole command as words.
+        program, arch: what ran, and for which architecture.
+        status: the exit status.
+        seed, schedule: under which the program ran, options of the command.
+        launches: `launch_facts` of each.
+        summary: numbers of the command as a whole, by name.
+        suppressed: how often a report was left out, by suppression.
+    """
+
+    command: str
+    arguments: Sequence[str]
+    program: str
+    arch: str
+    status: int = 0
+    seed: int = 0
+    schedule: Sequence[str] = ()
+    launches: list[dict[str, Any]] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    suppressed: dict[str, int] = field(default_factory=dict)
+
+
+def document(outcome: Outcome, diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
+    """The file as an object for `json`."""
+    head = {"format": "cute-kernels-report", "version": VERSION}
+    tool = {"name": "cute-kernels", "version": tool_version()}
+    facts = dataclasses.asdict(outcome)
+    facts["arguments"], facts["schedule"] = list(outcome.arguments), list(outcome.schedule)
+    return {**head, "tool": tool, **facts, "diagnostics": [_diagnostic(each) for each in diagnostics]}
+
+
+def tool_version() -> str:
+    """Version of the installed package, "unknown" where it runs from its folder."""
+    try:
+        return importlib.metadata.version("cute-kernels")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def dumps(content: dict[str, Any]) -> str:
+    """Text of a file."""
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def launch_facts(number: int, kernel: str, launch: CapturedLaunch, report: Report | None = None) -> dict[str, Any]:
+    """A launch of a program.
+
+    Args:
+        number: from 1 on.
+        kernel: short name.
+        launch: as its host code made it.
+        report: of a launch that is complete, None otherwise.
+    """
+    shape = {name: list(getattr(launch, name)) for name in ("grid", "block", "cluster")}
+    facts = {"number": number, "kernel": kernel, "kernel_name": launch.kernel_name, **shape}
+    facts |= {"dynamic_shared_bytes": launch.dynamic_smem, "complete": report is not None}
+    if report is not None:
+        counts = {f.name: getattr(report, f.name) for f in dataclasses.fields(report) if f.name != "units"}
+        plain = {name: value for name, value in counts.items() if isinstance(value, (int, float, dict)) and value != {}}
+        facts["report"] = {name: value for name, value in plain.items() if _is_json(value)}
+        facts["counters"] = dataclasses.asdict(report.units) if report.units is not None else None
+    return facts
+
+
+def _is_json(value: object) -> bool:
+    return not isinstance(value, dict) or all(isinstance(n, str) and isinstance(v, int) for n, v in value.items())
+
+
+# --- parts of a report ----------------------------------------------------------------------------------------------
+
+
+def _diagnostic(diagnostic: Diagnostic) -> dict[str, Any]:
+    return {
+        "kind": diagnostic.kind,
+        "level": diagnostic.level,
+        "error": diagnostic.error,
+        "sentence": diagnostic.sentence,
+        "message": diagnostic.message,
+        "place": _place(diagnostic.place),
+        "related": [_related(each) for each in diagnostic.related],
+        "memory": diagnostic.memory,
+        "barrier": _barrier(diagnostic.barrier),
+        "waiting": [_waiting(each) for each in diagnostic.waiting],
+        "cycle": list(diagnostic.cycle),
+        "exited": [_warp(each) for each in diagnostic.exited],
+        "barriers": [_barrier(each) for each in diagnostic.barriers],
+        "notes": list(diagnostic.notes),
+        "help": diagnostic.help,
+        "kernel": diagnostic.kernel,
+        "kernel_name": diagnostic.kernel_name,
+        "launch": diagnostic.launch,
+        "replay": shlex.join(diagnostic.replay),
+        "seed": diagnostic.seed,
+        "schedule": list(diagnostic.schedule),
+        "steps": list(diagnostic.steps),
+    }
+
+
+def _place(place: Place) -> dict[str, Any]:
+    return {
+        "source": _source(place.source),
+        "inlined_at": _source(place.inlined_at),
+        "ptx_line": place.ptx_line,
+        "instruction": place.instruction,
+        "warps": [_warp(each) for each in place.warps],
+        "lanes": list(place.lanes),
+    }
+
+
+def _source(source: SourceLine | None) -> dict[str, Any] | None:
+    if source is None:
+        return None
+    return {"file": short_path(source.path), "line": source.line, "text": source.text, "function": source.function}
+
+
+def _warp(warp: WarpName) -> dict[str, Any]:
+    return {"cluster": warp.cluster, "cta": warp.cta, "warp": warp.index, "role": warp.role}
+
+
+def _related(related: Related) -> dict[str, Any]:
+    places = [_place(each) for each in related.places]
+    return {"relation": related.relation, "operation": related.what, "places": places}
+
+
+def _barrier(barrier: Barrier | None) -> dict[str, Any] | None:
+    if barrier is None:
+        return None
+    names = ("name", "cta", "offset", "state", "live", "phase", "expected", "pending")
+    facts = {name: getattr(barrier, name) for name in names}
+    return facts | {
+        "pending_bytes": barrier.tx,
+        "initialised": _place(barrier.init) if barrier.init is not None else None,
+        "last_arrival": _warp(barrier.last_arrival) if barrier.last_arrival is not None else None,
+    }
+
+
+def _waiting(waiting: Waiting) -> dict[str, Any]:
+    return {
+        "place": _place(waiting.place),
+        "what": waiting.what,
+        "barrier": _barrier(waiting.barrier),
+        "phase": waiting.phase,
+        "missing": [_warp(each) for each in waiting.missing],
+    }

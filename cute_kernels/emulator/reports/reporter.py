@@ -1,0 +1,103 @@
+"""Reports of a command on the faults that it finds: printed, kept, and written to files in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cute_kernels.common import files
+from cute_kernels.emulator.errors import EmulatorError
+from cute_kernels.emulator.machine.launch.schedule import Schedule
+from cute_kernels.emulator.reports import sarif
+from cute_kernels.emulator.reports.diagnosis import diagnose
+from cute_kernels.emulator.reports.document import Outcome, document, dumps
+from cute_kernels.emulator.reports.model import Diagnostic
+from cute_kernels.emulator.reports.text import render
+
+
+@dataclass
+class Reporter:
+    """Prints reports on stderr, keeps them, and writes them to files in the end.
+
+    Args:
+        replay: words of the command that runs the program under a schedule.
+        verbose: with all that is known.
+        report_file, sarif_file: files to write, or None.
+
+    Attributes:
+        diagnostics: what has been reported, in order.
+        others: more files to write in the end, and what gives their texts.
+    """
+
+    replay: Callable[[Schedule], list[str]] = lambda schedule: []
+    verbose: bool = False
+    report_file: Path | None = None
+    sarif_file: Path | None = None
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    others: list[tuple[Path, Callable[[], str]]] = field(default_factory=list)
+
+    def report(
+        self, schedule: Schedule, error: EmulatorError, *notes: str, steps: tuple[str, ...] = ()
+    ) -> Diagnostic:
+        """Makes a report of an error that was raised under a schedule, prints it with ``notes``, and keeps it."""
+        error.facts.notes += notes
+        found = diagnose(
+            error, replay=self.replay(schedule), seed=schedule.seed, schedule=schedule.arguments()
+        )
+        found = dataclasses.replace(found, steps=steps)
+        self.show(found)
+        return found
+
+    def show(self, diagnostic: Diagnostic) -> None:
+        """Prints a report and keeps it."""
+        self.diagnostics.append(diagnostic)
+        print(render(diagnostic, verbose=self.verbose, color=_colored()), file=sys.stderr, flush=True)
+
+    @property
+    def faults(self) -> bool:
+        """Whether a kernel was found to be at fault."""
+        return any(each.kind != "unsupported" and each.level == "error" for each in self.diagnostics)
+
+    def check_files(self) -> None:
+        """Refuses files that cannot be written, before any work is done.
+
+        Raises:
+            OSError: one that cannot.
+            ValueError: one for both, of which the second would replace the first.
+        """
+        paths = [path for path in (self.report_file, self.sarif_file) if path is not None]
+        for path in paths:
+            files.check_output(path)
+        ordinary = [path.resolve() for path in paths if path.is_file() or not path.exists()]
+        if len(set(ordinary)) < len(ordinary):
+            raise ValueError(f"--report and --sarif are both {paths[0]}, allowed: two files")
+
+    def write_files(self, outcome: Outcome) -> None:
+        """Writes the files that were asked for, of what has been kept; each, whatever becomes of the others.
+
+        Raises:
+            OSError: naming those that could not be written.
+        """
+        outputs = [
+            (self.report_file, lambda: dumps(document(outcome, self.diagnostics))),
+            (self.sarif_file, lambda: dumps(sarif.log(outcome, self.diagnostics))),
+            *self.others,
+        ]
+        failures = []
+        for path, text in outputs:
+            try:
+                if path is not None:
+                    files.write_text(path, text())
+            except OSError as error:
+                failures.append(str(error))
+        if failures:
+            raise OSError("; ".join(failures))
+
+
+def _colored() -> bool:
+    """Whether stderr is a terminal, and the user has nothing against colours (https://no-color.org)."""
+    return sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")

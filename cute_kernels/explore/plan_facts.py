@@ -1,0 +1,109 @@
+"""Numbers of a plan: its memory, what the assembler made of it, what the emulator counts."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from cute_kernels.explore.sass.listing import kernels
+from cute_kernels.operations import compile
+from cute_kernels.plan import Plan, predict
+from cute_kernels.plan.prediction import Prediction
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator import Report
+
+Facts = Mapping[str, "float | str"]
+
+
+def planned(plan: Plan) -> Facts:
+    """The rows of `Plan.describe` and the grid."""
+    return {**dict(plan.describe()), "CTAs": math.prod(plan.grid), "cluster": str(plan.cluster)}
+
+
+def modelled(plan: Plan) -> Facts:
+    """Microseconds of the launch and of its parts; empty where no model knows the kernel. docs/model.md"""
+    prediction = predict(plan)
+    if prediction is None:
+        return {}
+    ends = {"microseconds, least": prediction.least, "microseconds, most": prediction.most}
+    return {"microseconds": prediction.microseconds, **ends, **prediction.parts}
+
+
+def caveats(predictions: Iterable[Prediction | None]) -> list[str]:
+    """Known errors of modelled times, a sentence or two for each model that gave one."""
+    return list(dict.fromkeys(prediction.caveat for prediction in predictions if prediction is not None))
+
+
+def assembled(plan: Plan) -> Facts:
+    """Registers, stack and static shared memory, from a compilation.
+
+    Raises:
+        MissingExtra: the tool that reads them is not installed.
+    """
+    resources = compile.compile_plan(plan, emulated=True).resources
+    return {
+        "registers per thread": resources.registers,
+        "stack bytes (spills)": resources.stack_bytes,
+        "local bytes": resources.local_bytes,
+    }
+
+
+def instruction_mix(plan: Plan) -> Facts:
+    """Instructions in the machine code by opcode without its modifiers, and all of them: a count of text, not of time.
+
+    Raises:
+        MissingExtra: the disassembler is not installed.
+    """
+    found = kernels(compile.disassemble(compile.compile_plan(plan, emulated=True).cubin, "-hex"))
+    opcodes = collections.Counter(instruction.name for code in found.values() for instruction in code)
+    return {"all": opcodes.total(), **dict(sorted(opcodes.items(), key=lambda item: (-item[1], item[0])))}
+
+
+COUNTED = {
+    "shared: TMA fill, wavefronts": ("wavefronts", ("tma.load", "bulk.load")),
+    "shared: MMA operand reads, wavefronts": ("operand_wavefronts", ("mma",)),
+    "shared: loads, wavefronts": ("wavefronts", ("ld.shared", "ldmatrix.shared")),
+    "shared: stores, wavefronts": ("wavefronts", ("st.shared", "stmatrix.shared")),
+    "shared: TMA stores, wavefronts": ("wavefronts", ("tma.store", "bulk.store")),
+    "shared: bank conflicts": ("bank_conflicts", ("",)),
+    "global loads, requests": ("requests", ("ld.global",)),
+    "global loads, 128 B lines": ("lines", ("ld.global",)),
+    "global stores, requests": ("requests", ("st.global",)),
+    "global stores, 128 B lines": ("lines", ("st.global",)),
+    "tensor memory: loads": ("instructions", ("tmem.ld",)),
+    "MMA instructions": ("instructions", ("mma",)),
+    "TMA loads": ("instructions", ("tma.load",)),
+    "L2 bytes read": ("l2_bytes_read", ("",)),
+    "L2 bytes written": ("l2_bytes_written", ("",)),
+}
+"""Counts of `Report.units` that are shown: name -> metric and kinds, as docs/emulator/counters.md lists them."""
+
+
+def counted(plan: Plan) -> Facts:
+    """Warp instructions by role, and the work of each unit, of a whole launch on random operands in the emulator.
+
+    Raises:
+        MissingExtra: the emulator is not installed.
+    """
+    import cute_kernels.emulator as emulator
+    import cute_kernels.operations.examples as examples  # torch and the emulator
+    import cute_kernels.operations.runtime.emulated as emulated
+
+    operands = examples.random_operands(plan)
+    options = emulator.Options(counters=True, detectors=False)
+    return counts_of([emulated.launch(part, operands.of(part), options) for part in plan.launches])
+
+
+def counts_of(reports: Iterable[Report]) -> Facts:
+    """Warp instructions by role, and the work of each unit, of launches that ran with counters, added up."""
+    roles: dict[str, float] = collections.defaultdict(float)
+    units: dict[str, float] = collections.defaultdict(float)
+    for report in reports:
+        for role, kinds in report.units.instructions.items():
+            roles[f"warp instructions: {role}"] += sum(kinds.values())
+        for name, (metric, kinds) in COUNTED.items():
+            units[name] += sum(report.units.total(metric, kind) for kind in kinds)
+    return {"warp instructions": sum(roles.values()), **dict(sorted(roles.items())), **units}

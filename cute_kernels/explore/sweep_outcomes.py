@@ -1,0 +1,193 @@
+"""Answers of a table of configurations: columns, rows that are alike, times that tie, fronts, effects of a field."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cute_kernels.explore.sweep_table import Row
+from cute_kernels.plan.config_codec import spell
+
+COLUMNS = {
+    "registers": lambda row: row.registers,
+    "stack": lambda row: row.stack_bytes,
+    "shared": lambda row: row.smem_bytes or None,
+    "tmem": lambda row: row.tmem_columns or None,
+    "modelled": lambda row: row.microseconds,
+    "measured": lambda row: row.measured,
+}
+"""Outcomes of a legal row by the names that commands take; whatever the emulator counts is one more."""
+
+UNITS = {
+    "registers": "registers", "stack": "stack B", "shared": "shared B", "tmem": "TMEM columns",
+    "modelled": "modelled us", "measured": "measured us",
+}  # fmt: skip
+
+
+def columns_of(rows: Iterable[Row]) -> list[str]:
+    """Columns that some row has a value of."""
+    rows = list(rows)
+    counts = dict.fromkeys(name for row in rows for name in row.counts)
+    return [name for name in (*COLUMNS, *counts) if any(value(row, name) is not None for row in rows)]
+
+
+def value(row: Row, column: str) -> float | None:
+    """Outcome of a row; None where it has none."""
+    return COLUMNS[column](row) if column in COLUMNS else row.counts.get(column)
+
+
+def check_column(rows: Sequence[Row], column: str, option: str) -> None:
+    """Refuses the name of a column that no row has.
+
+    Raises:
+        ValueError: naming the option and what is allowed.
+    """
+    if column not in columns_of(rows):
+        raise ValueError(f"{option} {column}: no row has it; allowed: {', '.join(columns_of(rows))}")
+
+
+def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Every row as a flat mapping, for JSON, CSV or a data frame; what a row does not have is None."""
+    numbered, columns = numbers(rows), columns_of(rows)
+    fields = dict.fromkeys(name for row in rows for name in row.settings)
+    found = []
+    for row in rows:
+        made = {"row": numbered[id(row)], **{name: row.settings.get(name) for name in fields}, "design": row.design}
+        made |= {UNITS.get(name, name): value(row, name) for name in columns}
+        if row.prediction is not None:
+            made |= {"modelled us, least": row.prediction.least, "modelled us, most": row.prediction.most}
+            made["largest part of the sum"] = row.prediction.largest_part
+        found.append(made | {"refused": row.reason})
+    names = dict.fromkeys(itertools.chain(*found))
+    return [{name: made.get(name) for name in names} for made in found]
+
+
+def numbers(rows: Sequence[Row]) -> dict[int, int]:
+    """Number of each row, by its ``id``: from 1 on, and 0 of what the plan chooses by itself, if that comes first."""
+    first = 0 if rows and not rows[0].settings else 1
+    return {id(row): number for number, row in enumerate(rows, first)}
+
+
+def spans(found: Iterable[int]) -> str:
+    """Numbers in words: ``1-3, 7``."""
+    parts: list[list[int]] = []
+    for number in sorted(found):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def settings_text(rows: Sequence[Row]) -> str:
+    """Settings of rows, as a command line takes them; several values of a field that come in all combinations with
+    those of the others are listed once: ``stages=3|4, store_group=1|2``."""
+    if not rows[0].settings:
+        return f"default: {rows[0].config}"
+    values = {name: list(dict.fromkeys(row.settings[name] for row in rows)) for name in rows[0].settings}
+    product = 1
+    for some in values.values():
+        product *= len(some)
+    if product == len(rows):
+        return ", ".join(f"{name}={'|'.join(map(spell, some))}" for name, some in values.items())
+    return "; ".join(", ".join(f"{name}={spell(one)}" for name, one in row.settings.items()) for row in rows)
+
+
+def alike(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows with the same outcome in everything that is known of them together, in the order of the first of each.
+
+    What the plan chooses by itself stands alone.
+    """
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        counts = tuple(row.counts.items())
+        outcome = row.reason, row.design, row.smem, row.tmem, *(of(row) for of in COLUMNS.values()), counts
+        groups.setdefault(outcome if row.settings else None, []).append(row)
+    return list(groups.values())
+
+
+def ranked(rows: Iterable[Row]) -> list[list[Row]]:
+    """The legal configurations by measured time, or by modelled time where none is measured, quickest first.
+
+    Configurations of one time are one class, in the order of the rows: the model does not tell them apart.
+    """
+    rows = list(rows)
+    what = "microseconds" if all(row.measured is None for row in rows) else "measured"
+    classes: dict[float, list[Row]] = {}
+    for row in rows:
+        if getattr(row, what) is not None:
+            classes.setdefault(getattr(row, what), []).append(row)
+    return [classes[time] for time in sorted(classes)]
+
+
+def differing(rows: Sequence[Row]) -> list[str]:
+    """The fields of their settings in which rows differ."""
+    names = dict.fromkeys(name for row in rows for name in row.settings)
+    return [name for name in names if any(row.settings.get(name) != rows[0].settings.get(name) for row in rows)]
+
+
+def pareto(rows: Iterable[Row], x: str = "shared", y: str = "modelled") -> list[Row]:
+    """Configurations that no other is as good as in both of two columns and better in one; less is better.
+
+    None of which one of the two is not known, and none whose modelled time another one shares, where that is one of the
+    columns: which of them is quicker, the model does not say.
+    """
+    known = [row for row in rows if value(row, x) is not None and value(row, y) is not None]
+    points = {id(row): (row, value(row, x), value(row, y)) for row in known}
+    times = collections.Counter(row.microseconds for row, _, _ in points.values())
+    return [
+        row
+        for row, here, there in points.values()
+        if ("modelled" not in (x, y) or times[row.microseconds] == 1)
+        and not any(a <= here and b <= there and (a, b) != (here, there) for _, a, b in points.values())
+    ]
+
+
+def effects(rows: Iterable[Row]) -> list[str]:
+    """Changes by each field: of rows that differ in it alone, between its first and its last legal value."""
+    legal = [row for row in rows if row.reason is None and row.settings]
+    lines = []
+    for field in dict.fromkeys(name for row in legal for name in row.settings):
+        groups: dict[Any, list[Row]] = {}
+        for row in legal:
+            groups.setdefault(tuple(item for item in row.settings.items() if item[0] != field), []).append(row)
+        pairs = [(group[0], group[-1]) for group in groups.values() if len(group) > 1]
+        if pairs:
+            ends = {(spell(a.settings[field]), spell(b.settings[field])) for a, b in pairs}
+            span = " to ".join(next(iter(ends))) if len(ends) == 1 else "from the first to the last legal value"
+            changes = (_change(pairs, column) for column in columns_of(legal))
+            lines.append(f"{field} {span} ({len(pairs)} pairs): {', '.join(filter(None, changes)) or 'no change'}")
+    return lines
+
+
+def _change(pairs: Sequence[tuple[Row, Row]], column: str) -> str:
+    """How much a column changes where both rows have it, as a part of its value; "" where it does not, unless that is
+    the model's answer."""
+    both = [(value(a, column), value(b, column)) for a, b in pairs if None not in (value(a, column), value(b, column))]
+    name = UNITS.get(column, column)
+    if not both:
+        return ""
+    if all(a == b for a, b in both):
+        return f"{name} not: the model does not see it" if column == "modelled" else ""
+    if not all(a for a, _ in both):
+        low, high = min(b - a for a, b in both), max(b - a for a, b in both)
+        return f"{name} {low:+,.0f}" + (f" to {high:+,.0f}" if high != low else "")
+    low, high = min(b / a - 1 for a, b in both), max(b / a - 1 for a, b in both)
+    return f"{name} {low:+.1%}" + (f" to {high:+.1%}" if f"{low:.1%}" != f"{high:.1%}" else "")
+
+
+def by(rows: Sequence[Row], column: str | None) -> list[Row]:
+    """The rows in the order of a column, those without a value last; the plan's own choice stays first."""
+    if column is None:
+        return list(rows)
+    check_column(rows, column, "--sort")
+    first = [row for row in rows if not row.settings]
+    others = [row for row in rows if row.settings]
+    return first + sorted(others, key=lambda row: (value(row, column) is None, value(row, column) or 0))
+
+
+def common(rows: Sequence[Row]) -> Mapping[str, Any]:
+    """Settings that all of the rows have."""
+    return {name: one for name, one in rows[0].settings.items() if name not in differing(rows)}

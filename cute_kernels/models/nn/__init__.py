@@ -1,0 +1,20 @@
+"""Patch embeddings as modules: what models have, run by the kernels."""
+
+from __future__ import annotations
+
+from cute_kernels.models.nn.layers import PatchConv2d, PatchLinear, convert_layer, revert_layer
+from cute_kernels.models.nn.options import PatchOptions
+from cute_kernels.models.nn.patch_embed import PatchEmbed
+from cute_kernels.models.nn.timm_patch_embed import TimmPatchEmbed
+from cute_kernels.models.nn.traced import kernels_in_export
+
+__all__ = [
+    "PatchConv2d",
+    "PatchEmbed",
+    "PatchLinear",
+    "PatchOptions",
+    "TimmPatchEmbed",
+    "convert_layer",
+    "kernels_in_export",
+    "revert_layer",
+]

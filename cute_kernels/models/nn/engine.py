@@ -1,0 +1,569 @@
+"""The link between a module's parameters and the operations: prepared weights, positions, and when to stay out.
+
+A module keeps its parameters, so that checkpoints, optimisers and initialisation see what they always saw. What the
+kernels read is made from them, kept beside them and made anew when they change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from warnings import warn
+
+import torch
+
+from cute_kernels.models.nn import availability, traced
+from cute_kernels.models.nn.options import PatchOptions
+from cute_kernels.models.nn.origin import Origin
+from cute_kernels.operations import gemm as gemm_operation
+from cute_kernels.operations import patch_embed as patch_embed_operation
+from cute_kernels.operations import patch_embed_images as images_operation
+from cute_kernels.operations import patch_weight
+from cute_kernels.operations.reference.images import patch_rows
+from cute_kernels.operations.runtime.constants import DERIVED, outside_of_pools
+from cute_kernels.plan.base import VECTOR_BYTES
+
+E4M3_MAX = 448.0
+_E4M3_REACH = 464.0
+"""Largest magnitude that is rounded to 448; what lies further is not: it would be 480 if E4M3 had it."""
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_RAW_FACTOR = 8.0
+"""Normalised pixels this many times as large as mean and std allow are taken for pixels that nobody normalised."""
+
+
+def check_tensor(name: str, value: object) -> None:
+    """Refuses what is no strided tensor.
+
+    Raises:
+        TypeError: as said, with ``name``.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} is {type(value).__name__}, expected torch.Tensor")
+    if value.is_nested or value.layout is not torch.strided:
+        kind = "a nested tensor" if value.is_nested else f"of layout {value.layout}"
+        raise TypeError(f"{name} is {kind}, expected a strided tensor")
+
+
+@dataclass(frozen=True)
+class Fp8Weight:
+    """``[N, K]`` E4M3 values and their multiplier, K in the order of the rows that they multiply."""
+
+    values: torch.Tensor
+    scale: float
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> Fp8Weight:
+        """Moves and never casts."""
+        return Fp8Weight(self.values.to(fn(self.values).device), self.scale)
+
+
+class PatchEngine:
+    """Runs one patch embedding whose parameters live in a module.
+
+    Not a module and without a state of its own: a copy or a pickle of it has the options and makes the rest anew.
+
+    Args:
+        options: how to run it.
+    """
+
+    def __init__(self, options: PatchOptions) -> None:
+        self.options = options
+        self.text = options.text()
+        # Kind of weight -> the parameters that it was made from, and what was made.
+        self._prepared: dict[str, tuple[Origin, Any]] = {}
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.options,)
+
+    # --- when ------------------------------------------------------------------------------------------------------
+
+    def takes_over(self, pixels: torch.Tensor, *parameters: torch.Tensor | None, training: bool = True) -> bool:
+        """Whether the kernels compute this call; otherwise the plain module does.
+
+        It does while gradients are wanted (gradients are enabled and a tensor requires them, or the call is
+        part of a `torch.autograd.Function`, as the first pass of reentrant checkpointing is), while a graph is traced
+        or exported, under transformations of `torch.func` and forward-mode autograd, for parameters that are no plain
+        bfloat16, float16 or float32 tensors, for features that are no multiple of 8, for float32 weights of precision
+        "auto", and on devices without a kernel.
+        Of the last, and of gradients of a module that is not in ``training``, a warning tells.
+
+        Args:
+            pixels: images or rows.
+            parameters: the weight, and what else is read, or None.
+            training: of the module.
+        """
+        tensors = [pixels, *(parameter for parameter in parameters if parameter is not None)]
+        if self.options.backend == "torch" or availability.plain_torch_wanted():
+            return False
+        for tensor in tensors:
+            if not availability.is_plain(tensor):
+                return False
+            if availability.is_transformed(tensor):
+                return False
+        if any(parameter.dtype not in _FLOATS for parameter in tensors[1:]) or tensors[1].shape[0] % 8:
+            return False
+        if self.options.precision_for(tensors[1].dtype) is None:
+            return False
+        wants_gradients = any(tensor.requires_grad for tensor in tensors)
+        if wants_gradients and not torch.is_grad_enabled() and availability.in_autograd_function():
+            return False
+        if wants_gradients and torch.is_grad_enabled():
+            if not training and not pixels.requires_grad:
+                warn(
+                    "A patch embedding in eval mode runs the plain torch module, for gradients are enabled and its "
+                    "parameters require them: use torch.no_grad() or torch.inference_mode(), or freeze them.",
+                    stacklevel=4,
+                )
+            return False
+        reason = availability.no_device(pixels.device, self.options.backend)
+        if reason is None and self.options.integer and pixels.dtype == torch.uint8 and not availability.traced():
+            reason = self._no_integer_kernel(pixels, parameters[0])
+        if reason is not None:
+            warn(f"{reason}. The plain torch module runs instead.", stacklevel=4)
+        return reason is None
+
+    def takes_over_unless(
+        self,
+        why: str | None,
+        pixels: torch.Tensor,
+        parameters: Callable[[], tuple[torch.Tensor | None, ...]],
+        *,
+        training: bool,
+    ) -> bool:
+        """`takes_over`, unless something in the place of a layer has to be called; outside of training a warning tells.
+
+        Args:
+            why: what has to be called, or None.
+            pixels, training: as of `takes_over`.
+            parameters: gives those of `takes_over`, where nothing has to be called.
+        """
+        if why is None:
+            return self.takes_over(pixels, *parameters(), training=training)
+        if not training and self.options.backend != "torch":
+            warn(f"{why}, and is called. The plain torch module runs instead.", stacklevel=4)
+        return False
+
+    def _no_integer_kernel(self, pixels: torch.Tensor, weight: torch.Tensor) -> str | None:
+        """Floating-point precisions can always be a product of rows; integers need a kernel that takes the images."""
+        images = self._whole(pixels, weight) if pixels.dim() == 4 else self._one_patch_images(pixels, weight)
+        if self._images_out_dtype(images, weight) is not None:
+            return None
+        precision = self.options.precision
+        results = "" if precision == "int8" else f" and gives results of {weight.dtype}"
+        kind = f"images of shape {list(images.shape[1:])}" if pixels.dim() == 4 else "rows"
+        return (
+            f"no kernel takes {kind} with patches of {self.patch(weight)} and "
+            f"precision {precision!r} on {pixels.device}{results}"
+        )
+
+    def _images_out_dtype(self, images: torch.Tensor, weight: torch.Tensor) -> torch.dtype | None:
+        options = self.options
+        return availability.images_out_dtype(
+            images,
+            self.patch(weight),
+            weight.shape[0],
+            options.precision_for(weight.dtype),
+            weight.dtype,
+            options.backend,
+        )
+
+    def check_pixels(self, pixels: torch.Tensor, *, by_kernel: bool) -> None:
+        """Refuses pixels of another type than promised, floating-point ones that nobody normalised, those beyond FP8.
+
+        All but the first needs their values, which are looked at for CPU tensors only: on a GPU the host would have to
+        wait, and pixels beyond FP8 give NaN. The plain module takes what it always took.
+
+        Args:
+            pixels: images or rows.
+            by_kernel: whether a kernel is to multiply them; otherwise the plain module is.
+
+        Raises:
+            TypeError, ValueError: as said.
+        """
+        options = self.options
+        if pixels.dtype == torch.uint8:
+            if options.pixels == "normalised":
+                raise TypeError(
+                    "images has dtype torch.uint8, which is raw, and normalised pixels were promised: normalise them, "
+                    "or say pixels='auto' to have them normalised here with mean and std"
+                )
+            return
+        if not pixels.is_floating_point():
+            raise TypeError(f"images has dtype {pixels.dtype}, allowed: torch.uint8 and floating-point types")
+        if options.pixels == "raw" or (options.integer and by_kernel):
+            why = "raw pixels were promised" if options.pixels == "raw" else f"precision is {options.precision!r}"
+            raise TypeError(
+                f"images has dtype {pixels.dtype} and {why}, allowed: torch.uint8 (of a processor with "
+                "do_rescale=False and do_normalize=False); 'bf16', 'fp16' and 'fp8' take normalised pixels"
+            )
+        if by_kernel and pixels.device.type == "cpu" and not availability.traced() and pixels.numel():
+            self._check_magnitudes(pixels.detach())
+
+    def _check_magnitudes(self, pixels: torch.Tensor) -> None:
+        options = self.options
+        fp8 = options.precision == "fp8"
+        if options.pixels == "normalised" and not fp8:
+            return
+        values = pixels.to(torch.float32) if pixels.dtype.itemsize == 1 else pixels  # E4M3 has no maximum
+        largest, bound = float(values.abs().amax()), options.bound
+        reach = (
+            f"images has magnitudes up to {largest:.4g}, and pixels normalised with mean {list(options.mean)} and std "
+            f"{list(options.std)} reach {bound:.4g}"
+        )
+        if options.pixels != "normalised" and largest > _RAW_FACTOR * bound:
+            raise ValueError(
+                f"{reach}: they look raw. Allowed: raw pixels as torch.uint8, or normalised ones, which "
+                "pixels='normalised' promises whatever their magnitude"
+            )
+        if fp8 and largest * (E4M3_MAX / bound) > _E4M3_REACH:
+            raise ValueError(
+                f"{reach}, which is all that precision = 'fp8' represents. Allowed: the mean and std that these pixels "
+                "were normalised with, or another precision"
+            )
+
+    # --- what ------------------------------------------------------------------------------------------------------
+
+    def images(
+        self,
+        images: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        pos_embed: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``[B, S, N]`` in the type of ``weight``.
+
+        Args:
+            images: ``[B, C, H, W]``; pixels beyond the last whole patch are left out, as a convolution does.
+            weight: ``[N, C, p, p]``, or ``[N, C * p * p]`` in the order of the options.
+            bias: ``[N]`` or None.
+            pos_embed: ``[S, N]`` or None; in a graph that is traced also ``[1, S, N]``.
+            position_ids: ``[1, S]``, which of them each patch gets, in a graph that is traced: elsewhere the caller
+                has seen that they are in order.
+        """
+        if availability.traced():
+            call = torch.ops.cute_kernels.embed_patches
+            return call(images, weight, bias, pos_embed, position_ids, self.text)
+        return self._images(images, weight, bias, pos_embed)
+
+    def _images(self, images, weight: torch.Tensor, bias, pos_embed) -> torch.Tensor:
+        prepared = self.prepared("images", weight)
+        patch = self.patch(weight)
+        if images.is_floating_point() and images.dtype not in _FLOATS:
+            images = images.to(torch.float32)
+        if isinstance(prepared, Fp8Weight):
+            rows = patch_rows(self._e4m3(self._normalised(self._whole(images, weight))), patch)
+            rows = rows.view(images.shape[0], self._positions(images, patch), rows.shape[1])
+            if not images.shape[0]:
+                return rows.new_empty(*rows.shape[:2], weight.shape[0], dtype=weight.dtype)
+            return self._fp8(rows, prepared, bias, pos_embed).to(weight.dtype)
+        images = self._whole(images, weight)
+        out_dtype = self._images_out_dtype(images, weight)
+        if out_dtype is not None:
+            return self._by_images(images, prepared, bias, pos_embed, out_dtype).to(weight.dtype)
+        rows = patch_rows(self._normalised(images).to(prepared.normalised.dtype), patch)
+        out = self._product(rows, prepared.normalised, bias, weight.dtype)
+        out = out.view(images.shape[0], self._positions(images, patch), out.shape[1])
+        return out if pos_embed is None else out.add_(pos_embed.to(out.dtype))
+
+    def rows(
+        self,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        table: torch.Tensor | None = None,
+        index: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``[.., N]`` in the type of ``weight``, of patches that are rows already.
+
+        Args:
+            rows: ``[.., C * T * p * p]`` in the order of the options, T frames of them, or one for T equal ones.
+            weight, bias: as in `images`; of T frames ``[N, C * T * p * p]``, or a Conv3d's ``[N, C, T, p, p]``.
+            table: ``[T, N]`` positions, and which of them each row gets:
+            index: ``[..]`` int32.
+        """
+        if table is None and availability.traced():
+            return torch.ops.cute_kernels.embed_patches(rows, weight, bias, None, None, self.text)
+        return self._rows(rows, weight, bias, table, index)
+
+    def _rows(self, rows, weight: torch.Tensor, bias, table=None, index=None) -> torch.Tensor:
+        flat, n, still = rows.reshape(-1, rows.shape[-1]), weight.shape[0], self.is_still(rows, weight)
+        if not flat.shape[0]:
+            return torch.empty(*rows.shape[:-1], n, dtype=weight.dtype, device=rows.device)
+        if self.options.precision == "fp8":
+            values = self._e4m3(self._normalised(flat))
+            where = None if index is None else index.reshape(-1)
+            out = self._fp8(values, self.prepared("rows", weight, still), bias, table, where).to(weight.dtype)
+            return out.view(*rows.shape[:-1], n)
+        out_dtype = None
+        if rows.dtype == torch.uint8:
+            images = self._one_patch_images(flat, weight)
+            out_dtype = self._images_out_dtype(images, weight)
+        if out_dtype is not None and self._reads_rows(flat):
+            out = self._by_rows(flat, self.prepared("images", weight, still), bias).to(weight.dtype)
+        elif out_dtype is not None:
+            prepared = self.prepared("images", weight, still)
+            out = self._by_images(images, prepared, bias, None, out_dtype).to(weight.dtype)
+        else:
+            matrix = self.prepared("rows", weight, still)
+            out = self._product(self._normalised(flat).to(matrix.dtype), matrix, bias, weight.dtype)
+        out = out.view(*rows.shape[:-1], n)
+        return out if table is None else out.add_(table.to(out.dtype)[index.long()])
+
+    def run(
+        self, pixels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, table: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`images` or `rows`, of pixels as they are in a graph; by plain torch where integers have no kernel.
+
+        Args:
+            pixels, weight, bias: as of those two.
+            table: ``[S, N]`` positions of images, or None.
+        """
+        if self.options.integer and (reason := self._no_integer_kernel(pixels, weight)) is not None:
+            warn(f"{reason}. The plain torch module runs instead.", stacklevel=2)
+            return self.plain(pixels, weight, bias, table)
+        if pixels.dim() == 4:
+            return self._images(pixels, weight, bias, table)
+        return self._rows(pixels, weight, bias)
+
+    def plain(self, pixels, weight: torch.Tensor, bias, table: torch.Tensor | None) -> torch.Tensor:
+        """``[B, S, N]`` of images, or ``[.., N]`` of rows, by plain torch, from uint8 or normalised pixels."""
+        pixels, patch = self.normalised(pixels, weight), self.patch(weight)
+        if pixels.dim() == 4 and weight.dim() == 4:
+            out = torch.nn.functional.conv2d(pixels, weight, bias, stride=patch).flatten(2).transpose(1, 2).contiguous()
+        elif pixels.dim() == 4:
+            rows = patch_rows(self._whole(pixels, weight), patch)
+            rows = rows.view(pixels.shape[0], self._positions(pixels, patch), rows.shape[1])
+            if self.options.order == "hwc":
+                rows = rows.unflatten(-1, (-1, patch, patch)).permute(0, 1, 3, 4, 2).flatten(2)
+            out = torch.nn.functional.linear(rows, weight, bias)
+        else:
+            out = torch.nn.functional.linear(self.all_frames(pixels, weight), weight.flatten(1), bias)
+        return out if table is None else out + table.to(out.dtype)
+
+    def normalised(self, pixels: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Pixels for the plain module: those of uint8 normalised in FP32, in the type of ``weight``.
+
+        Raises:
+            TypeError: uint8 pixels, and a weight that is stored in another type than its layer computes in.
+        """
+        computes = weight.dtype in (*_FLOATS, torch.float64)
+        if pixels.dtype != torch.uint8:
+            return pixels.to(weight.dtype) if computes else pixels
+        if not computes:
+            raise TypeError(
+                f"images has dtype torch.uint8 and the layer's weight is stored as {weight.dtype}, which does not say "
+                "in what type its pixels are to be; allowed: normalised pixels of a floating-point type"
+            )
+        return self._normalised(pixels).to(weight.dtype)
+
+    def patch(self, weight: torch.Tensor) -> int:
+        """Side of a patch in pixels."""
+        planes = self.options.channels * self.options.frames
+        return weight.shape[-1] if weight.dim() > 2 else round((weight.shape[1] / planes) ** 0.5)
+
+    def is_still(self, rows: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Whether rows have one frame where the weight has several."""
+        frames = self.options.frames
+        return frames > 1 and rows.shape[-1] * frames == weight[0].numel()
+
+    def all_frames(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Rows with all frames of the weight; of a still image they are equal."""
+        if not self.is_still(rows, weight):
+            return rows
+        frames = rows.unflatten(-1, (self.options.channels, 1, -1))
+        return frames.expand(*[-1] * rows.dim(), self.options.frames, -1).flatten(-3)
+
+    # --- what the kernels read -----------------------------------------------------------------------------------
+
+    def prepared(self, kind: str, weight: torch.Tensor, still: bool = False) -> Any:
+        """Prepared ``weight``: for ``"images"`` a `PatchWeight`, for ``"rows"`` a matrix, for either an `Fp8Weight`.
+
+        Args:
+            kind: one of these.
+            weight: of the layer.
+            still: whether its frames are summed, in FP32.
+        """
+        channels, frames = self.options.channels, self.options.frames
+
+        def prepare() -> Any:
+            own = weight.detach()
+            if not still:
+                return self._prepare(kind, own, weight.dtype, frames)
+            summed = own.flatten(1).unflatten(1, (channels, frames, -1)).float().sum(2).flatten(1)
+            return self._prepare(kind, summed, weight.dtype, 1)
+
+        return self.made_from((weight,), f"{kind}, of one frame" if still else kind, prepare)
+
+    @torch.compiler.disable
+    def made_from(self, parameters: tuple[torch.Tensor | None, ...], kind: str, make: Callable[[], Any]) -> Any:
+        """The result of ``make``, which is called anew when a parameter is another one or was written to.
+
+        `cute_kernels.models.nn.origin` says what is noticed.
+        """
+        found = self._prepared.get(kind)
+        if found is not None and found[0].is_unchanged(*parameters):
+            return found[1]
+        origin = Origin(*parameters)
+        # Not tensors of inference mode, which operations could not find again: these have no version counter.
+        with torch.inference_mode(False), torch.no_grad():
+            value = outside_of_pools(make, *parameters)
+        self._prepared[kind] = (origin, value)
+        return value
+
+    def _prepare(self, kind: str, weight: torch.Tensor, dtype: torch.dtype, frames: int) -> Any:
+        """The prepared operand of ``frames`` frames of a weight, whose layer has this ``dtype``."""
+        options = self.options
+        if options.precision == "fp8":
+            rows = weight.flatten(1)
+            if kind == "images" and weight.dim() == 2 and options.order == "hwc":
+                patch = self.patch(weight)
+                rows = weight.view(-1, patch, patch, options.channels).permute(0, 3, 1, 2).flatten(1)
+            largest = float(rows.abs().amax())
+            if not math.isfinite(largest):
+                raise ValueError("weight has NaN or infinity, allowed: finite numbers")
+            scale = largest / E4M3_MAX or 1.0
+            values = (rows.to(torch.float32) / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+            return Fp8Weight(values.contiguous(), scale)
+        precision = options.precision_for(dtype)
+        if kind == "rows":
+            return weight.flatten(1).to(patch_weight.WIDE_TYPES[precision]).contiguous()
+        if weight.dim() == 5:
+            weight = weight.flatten(1, 2)
+        return patch_weight.prepare_patch_weight(
+            weight,
+            precision=precision,
+            order=options.order if weight.dim() == 2 else "chw",
+            channels=weight.shape[1] if weight.dim() == 4 else options.channels * frames,
+            mean=[value for value in options.mean for _ in range(frames)],
+            std=[value for value in options.std for _ in range(frames)],
+        )
+
+    def forget(self) -> None:
+        """Drops what was made from the parameters."""
+        self._prepared.clear()
+
+    def up_to_date(self, *parameters: torch.Tensor | None) -> list[str]:
+        """Kinds of what was made from these parameters as they are now."""
+        return [kind for kind, (origin, _) in self._prepared.items() if origin.is_unchanged(*parameters)]
+
+    def follow(
+        self,
+        parameters: tuple[torch.Tensor | None, ...],
+        kinds: list[str],
+        fn: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        """After ``module._apply(fn)``: what was up to date moves along, and keeps its element types.
+
+        So ``model.to(torch.bfloat16)`` leaves an int8 weight alone that was made from the float32 one. On the meta
+        device nothing is kept, nor with precision "auto", which follows the weight's type.
+
+        Args:
+            parameters: as they are now, the weight first.
+            kinds: `up_to_date` of them as they were.
+            fn: what was applied.
+        """
+        made, self._prepared = self._prepared, {}
+        for kind in () if parameters[0].is_meta or self.options.precision == "auto" else kinds:
+            value = made[kind][1]
+            moved = value.to(fn(value).device) if isinstance(value, torch.Tensor) else value._apply(fn)
+            self._prepared[kind] = (Origin(*parameters), moved)
+
+    # --- pieces ----------------------------------------------------------------------------------------------------
+
+    def _normalised(self, pixels: torch.Tensor) -> torch.Tensor:
+        """uint8 pixels in FP32 as a processor has them; others as they are.
+
+        Args:
+            pixels: ``[B, C, H, W]``, or rows in the order of the options, of any number of frames.
+        """
+        if pixels.dtype != torch.uint8:
+            return pixels
+        mean, std = (
+            torch.tensor(value, dtype=torch.float32, device=pixels.device)
+            for value in (self.options.mean, self.options.std)
+        )
+        scaled = pixels.to(torch.float32) / 255
+        if pixels.dim() == 4:
+            return (scaled - mean[:, None, None]) / std[:, None, None]
+        per_channel = pixels.shape[-1] // len(self.options.mean)
+        if self.options.order == "chw":
+            mean, std = mean.repeat_interleave(per_channel), std.repeat_interleave(per_channel)
+        else:
+            mean, std = mean.repeat(per_channel), std.repeat(per_channel)
+        return (scaled - mean) / std
+
+    def _e4m3(self, normalised: torch.Tensor) -> torch.Tensor:
+        """Rounded with the fixed multiplier ``bound / 448``: no maximum is looked for, so an image's rows do not depend
+        on the others of its batch. What lies beyond the bound becomes NaN, and so does its patch's embedding."""
+        scaled = normalised.to(torch.float32) * (E4M3_MAX / self.options.bound)
+        # A conversion saturates or not, depending on who compiles it.
+        return scaled.masked_fill(scaled.abs() > _E4M3_REACH, torch.nan).to(torch.float8_e4m3fn)
+
+    def _by_images(self, images, prepared, bias, pos_embed, out_dtype: torch.dtype) -> torch.Tensor:
+        backend = self.options.backend
+        return images_operation.patch_embed_images(
+            images, prepared, bias, pos_embed, out_dtype=out_dtype, backend=backend
+        )
+
+    def _reads_rows(self, rows: torch.Tensor) -> bool:
+        """Whether the kernel over rows reads them as they are: in 0.45 to 0.7 of the time of that over images, of one
+        patch each (H100, 1,024 to 32,768 rows of 1,536 bytes, 1,152 features)."""
+        return self.options.precision == "int8" and self.options.order == "chw" and rows.shape[1] % VECTOR_BYTES == 0
+
+    def _by_rows(self, rows, prepared, bias) -> torch.Tensor:
+        sources, offset = (prepared.offset, bias), prepared.offset
+        shift = offset if bias is None else DERIVED.get("shift", sources, lambda: offset + bias.to(torch.float32))
+        return patch_embed_operation.patch_embed(
+            rows, prepared.raw, shift, scale_b=prepared.scale[None], backend=self.options.backend
+        )
+
+    def _product(self, rows, matrix: torch.Tensor, bias, out_dtype: torch.dtype) -> torch.Tensor:
+        """``[.., N]`` by `cute_kernels.gemm`, with K filled up by zeros to the whole 16 bytes that it reads."""
+        flat = rows.reshape(-1, rows.shape[-1])
+        if not flat.shape[0]:
+            return torch.empty(*rows.shape[:-1], matrix.shape[0], dtype=out_dtype, device=rows.device)
+        if missing := -flat.shape[1] % 8:
+            flat, matrix = (torch.nn.functional.pad(operand, (0, missing)) for operand in (flat, matrix))
+        out = gemm_operation.gemm(
+            flat.contiguous(), matrix, bias=bias, out_dtype=out_dtype, backend=self.options.backend
+        )
+        return out.view(*rows.shape[:-1], matrix.shape[0])
+
+    def _fp8(self, rows, weight: Fp8Weight, bias, pos_embed, pos_index=None) -> torch.Tensor:
+        return patch_embed_operation.patch_embed(
+            rows,
+            weight.values,
+            bias,
+            pos_embed,
+            pos_index=pos_index,
+            scale_a=self.options.bound / E4M3_MAX,
+            scale_b=weight.scale,
+            backend=self.options.backend,
+        )
+
+    @staticmethod
+    def _positions(images: torch.Tensor, patch: int) -> int:
+        return images.shape[2] // patch * (images.shape[3] // patch)
+
+    def _whole(self, images: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Without the pixels beyond the last whole patch."""
+        patch = self.patch(weight)
+        height, width = (extent - extent % patch for extent in images.shape[2:])
+        if (height, width) == tuple(images.shape[2:]):
+            return images
+        return images[:, :, :height, :width].contiguous()
+
+    def _one_patch_images(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Rows as images of one patch each: contiguous or channels_last, as the order of the rows is."""
+        patch = self.patch(weight)
+        if rows.shape[-1] != weight[0].numel() and not self.is_still(rows, weight):
+            raise ValueError(f"rows has K = {rows.shape[-1]}, allowed: {weight[0].numel()}")
+        rows = rows.reshape(-1, rows.shape[-1])
+        if self.options.order == "hwc":
+            return rows.view(-1, patch, patch, rows.shape[-1] // patch**2).permute(0, 3, 1, 2)
+        return rows.view(-1, rows.shape[-1] // patch**2, patch, patch)
+
+
+traced.define(lambda text: PatchEngine(PatchOptions.of_text(text)))

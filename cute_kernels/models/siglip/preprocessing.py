@@ -1,0 +1,117 @@
+"""Images -> pixels -> patches, as SigLIP2's processor and convolution order them.
+
+Patches are flattened as ``(channel, row, column)``, the order in which a ``Conv2d`` weight ``[N, 3, p, p]`` flattens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+
+from cute_kernels.operations.reference.images import patch_rows
+
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image becomes pixels: resized to a square, scaled to [0, 1], normalised per channel.
+
+    The defaults are those of the SigLIP2 checkpoints: bilinear, mean and standard deviation 0.5.
+    """
+
+    resample: str = "bilinear"
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __call__(self, images: Sequence[Image.Image | np.ndarray], size: int) -> torch.Tensor:
+        """Returns ``[len(images), 3, size, size]`` float32.
+
+        Args, Raises: as `resized`.
+        """
+        return self.normalised(self.resized(images, size))
+
+    def resized(self, images: Sequence[Image.Image | np.ndarray], size: int) -> torch.Tensor:
+        """Returns ``[len(images), 3, size, size]`` uint8: pixels as they are before they are normalised.
+
+        Args:
+            images: PIL images or uint8 arrays, as `to_rgb` takes them.
+            size: side of the square in pixels; the aspect ratio is not kept.
+
+        Raises:
+            TypeError, ValueError: as `to_rgb`; ValueError without an image.
+        """
+        if not images:
+            raise ValueError("no images")
+        pixels = [np.asarray(to_rgb(image).resize((size, size), RESAMPLING[self.resample])) for image in images]
+        return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
+
+    def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
+        """``[B, 3, H, W]`` float32 of uint8 pixels: divided by 255, minus the mean, divided by the deviation."""
+        mean, std = (
+            torch.tensor(value, dtype=torch.float32, device=pixels.device)[:, None, None]
+            for value in (self.mean, self.std)
+        )
+        return (pixels.to(torch.float32) / 255 - mean) / std
+
+
+_EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "LAB")
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+
+
+def to_rgb(image: Image.Image | np.ndarray) -> Image.Image:
+    """An 8-bit RGB image; alpha is dropped.
+
+    Of 16-bit grey values the upper byte is kept, which is what Pillow makes of 16-bit colour when it reads a file;
+    its own conversion of 16-bit grey makes everything from 255 upwards white. 32-bit integers and floats have no range
+    that says which value is white.
+
+    Args:
+        image: PIL image, or uint8 array ``[H, W]``, ``[H, W, 3]`` or ``[H, W, 4]``.
+
+    Raises:
+        TypeError: neither.
+        ValueError: another mode, dtype or shape.
+    """
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8:
+            raise ValueError(f"image has dtype {image.dtype}, allowed: uint8")
+        if image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,), (4,)) or 0 in image.shape:
+            raise ValueError(f"image has shape {list(image.shape)}, allowed: [H, W], [H, W, 3] or [H, W, 4]")
+        image = Image.fromarray(image)
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"image is {type(image).__name__}, expected PIL.Image.Image or numpy.ndarray")
+    if image.mode in _SIXTEEN_BITS:
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode not in _EIGHT_BITS:
+        allowed = ", ".join((*_EIGHT_BITS, *_SIXTEEN_BITS))
+        raise ValueError(f"image has mode {image.mode}, allowed: {allowed}")
+    return image.convert("RGB")
+
+
+def patchify(pixels: torch.Tensor, patch_size: int, *, drop_rest: bool = False) -> torch.Tensor:
+    """``[B, 3, H, W]`` -> ``[B, S, 3 * p * p]``: whole patches in row-major order, each as (channel, row, column).
+
+    Args:
+        pixels: images.
+        patch_size: p.
+        drop_rest: leave out the pixels beyond the last whole patch, as the convolution of a checkpoint does whose
+            image size is no multiple of its patch size (SigLIP so400m-patch14-384).
+
+    Raises:
+        ValueError: the image is smaller than a patch, or not a whole number of patches without ``drop_rest``.
+    """
+    height, width = pixels.shape[2:]
+    rows, columns = height // patch_size, width // patch_size
+    if not rows or not columns:
+        raise ValueError(f"image of {height} x {width} pixels has no whole {patch_size} x {patch_size} patch")
+    if not drop_rest and (height % patch_size or width % patch_size):
+        raise ValueError(
+            f"image of {height} x {width} pixels is not a whole number of {patch_size} x {patch_size} patches"
+        )
+    whole = pixels[:, :, : rows * patch_size, : columns * patch_size]
+    return patch_rows(whole, patch_size).unflatten(0, (pixels.shape[0], rows * columns))

@@ -1,0 +1,129 @@
+"""The patch embed of rows: one function per rounding contract.
+
+The accumulation is the granularity that the kernel's contract states. Of floating-point rows, products and sums are
+exact within one MMA (32 bytes of K), and the FP32 accumulator is rounded once per MMA, in ascending k. Sums of integers
+are exact, and rounded to FP32 once.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_kernels.common.float_environment import default_environment
+from cute_kernels.operations.reference.products import gemm
+from cute_kernels.operations.reference.rounding import fma32
+
+# Bounds the float64 temporaries of one row chunk, in elements.
+_CHUNK_ELEMENTS = 1 << 22
+
+
+@default_environment()
+def accumulate(x: torch.Tensor, weight: torch.Tensor, arithmetic: str = "exact") -> torch.Tensor:
+    """``x @ weight.T`` with one FP32 rounding per 32 bytes of K, ascending, starting from +0; of integers with one.
+
+    Args:
+        x: ``[rows, K]`` float8_e4m3fn, bfloat16, float16, uint8 or int8.
+        weight: ``[N, K]`` of the same type, int8 for integers.
+        arithmetic: how floats add: ``"exact"`` as above, or as the tensor cores of ``"sm_90a"`` or ``"sm_100a"``
+            (`cute_kernels.operations.reference.tensor_cores`).
+
+    Returns:
+        ``[rows, N]`` float32. NaN inputs give NaN.
+
+    Raises:
+        ValueError: another ``arithmetic``.
+    """
+    return gemm(x, weight, None, torch.float32, arithmetic=arithmetic)
+
+
+def _table_rows(
+    bias: torch.Tensor | None, pos_embed: torch.Tensor | None, positions: torch.Tensor
+) -> torch.Tensor | None:
+    """FP32 ``bias + pos`` at the given positions, broadcastable to ``[rows, N]``; None if both are absent.
+
+    A number that is no position gives NaN.
+    """
+    if pos_embed is None:
+        return None if bias is None else bias.to(torch.float32)[None, :]
+    legal = (positions >= 0) & (positions < pos_embed.shape[0])
+    pos = pos_embed.to(torch.float32)[torch.where(legal, positions, 0)]
+    pos = torch.where(legal[:, None], pos, torch.nan)
+    return pos if bias is None else bias.to(torch.float32) + pos
+
+
+def _by_row_chunks(
+    finish, x, weight, bias, pos_embed, *, scale, pos_index, row_scale, arithmetic: str
+) -> torch.Tensor:
+    """The rows by ``finish``, which makes them of accumulators, factors and table; the others as `patch_embed_f32`."""
+    rows, n = x.shape[0], weight.shape[0]
+    scale = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
+    scale = scale.reshape(()) if scale.numel() == 1 else scale.reshape(1, n)
+    out = torch.empty(rows, n, dtype=torch.bfloat16, device=x.device)
+    step = max(1, _CHUNK_ELEMENTS // n)
+    for start in range(0, rows, step):
+        if pos_index is not None:
+            positions = pos_index[start : start + step].to(torch.int64)
+        else:
+            positions = torch.arange(start, min(start + step, rows), device=x.device)
+            positions %= 1 if pos_embed is None else pos_embed.shape[0]
+        acc = accumulate(x[start : start + step], weight, arithmetic)
+        factor = scale if row_scale is None else row_scale.reshape(rows, 1)[start : start + step] * scale
+        out[start : start + step] = finish(acc, factor, _table_rows(bias, pos_embed, positions))
+    return out
+
+
+@default_environment()
+def patch_embed_f32(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pos_embed: torch.Tensor | None,
+    scale: float | torch.Tensor = 1.0,
+    pos_index: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
+    arithmetic: str = "exact",
+) -> torch.Tensor:
+    """The default contract: ``bf16(fma32(acc, scale, bias + pos))``, one FP32 rounding and one rounding to BF16.
+
+    Args:
+        x: ``[rows, K]`` as for `accumulate`, row r at position ``r % positions``.
+        weight: ``[N, K]`` likewise.
+        bias: ``[N]`` or None.
+        pos_embed: ``[positions, N]`` or None; ``bias + pos`` is summed in FP32.
+        scale: dequantisation multiplier: a number, an FP32 tensor of one element, or ``[1, N]`` FP32.
+        pos_index: ``[rows]`` int32 or int64, the position of every row instead; a number that is none gives NaN.
+        row_scale: ``[rows, 1]`` FP32 or None: the multiplier of row m is then ``fp32(row_scale[m] * scale)``.
+        arithmetic: see `accumulate`.
+
+    Returns:
+        ``[rows, N]`` bfloat16. Without bias and pos, ``bf16(fp32(acc * scale))``.
+    """
+
+    def finish(acc, scale, table):
+        fused = acc * scale if table is None else fma32(acc, scale.expand_as(acc), table.expand_as(acc))
+        return fused.to(torch.bfloat16)
+
+    more = {"scale": scale, "pos_index": pos_index, "row_scale": row_scale, "arithmetic": arithmetic}
+    return _by_row_chunks(finish, x, weight, bias, pos_embed, **more)
+
+
+@default_environment()
+def patch_embed_bf16x2(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    pos_embed: torch.Tensor | None,
+    scale: float | torch.Tensor = 1.0,
+    pos_index: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
+    arithmetic: str = "exact",
+) -> torch.Tensor:
+    """The CUDA original's contract: ``bf16(bf16(acc * scale) + bf16(bias + pos))``, arguments as `patch_embed_f32`."""
+
+    def finish(acc, scale, table):
+        rounded = (acc * scale).to(torch.bfloat16)
+        # torch adds BF16 through FP32, whose 24 bits are more than 2 * 8 + 2: the sum is rounded to BF16 correctly.
+        return rounded if table is None else rounded + table.to(torch.bfloat16)
+
+    more = {"scale": scale, "pos_index": pos_index, "row_scale": row_scale, "arithmetic": arithmetic}
+    return _by_row_chunks(finish, x, weight, bias, pos_embed, **more)

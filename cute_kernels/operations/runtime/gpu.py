@@ -1,0 +1,88 @@
+"""Plan + operands -> a launch on a GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import torch
+
+from cute_kernels import dsl
+from cute_kernels.operations.compile import Artifact, Frames, compile_plan
+from cute_kernels.operations.runtime.operands import Operands, picker
+from cute_kernels.plan import Plan
+
+
+def launch(plan: Plan, operands: Operands, stream: torch.cuda.Stream | None = None) -> None:
+    """Enqueues the kernels of a plan on ``stream`` (the device's current stream when None) and returns at once.
+
+    Raises:
+        TypeError: an operand that the plan needs is missing.
+        RuntimeError: the CUDA runtime refused the launch.
+    """
+    device = operands.device(plan)
+    with torch.cuda.device(device):
+        handle = (torch.cuda.current_stream(device) if stream is None else stream).cuda_stream
+        for kernel in plan.launches:
+            bound_launch(kernel)(**operands.of(kernel).addresses(), stream=handle)
+
+
+@functools.lru_cache(maxsize=1024)
+def bound_launch(plan: Plan) -> BoundLaunch:
+    """The plan's kernel, compiled and loaded, ready to be launched on any device of its architecture."""
+    return BoundLaunch(plan, compile_plan(plan))
+
+
+class BoundLaunch:
+    """A compiled host function with the sizes of one plan filled in."""
+
+    def __init__(self, plan: Plan, artifact: Artifact) -> None:
+        """Loads the kernel into every device.
+
+        Raises:
+            RuntimeError: the CUDA runtime refused it.
+        """
+        self.plan = plan
+        self._name = artifact.kernel_name
+        self._function = artifact.function  # owns the machine code
+        self._function.load()
+        self._given = {operand.name for operand in plan.operands if operand.given} | {"stream"}
+        self._frames = Frames(plan)
+        self._launch = self._frames.launcher((), self._function.call, self._fail)
+
+    def __call__(self, *, stream: int, **given: float | int | None) -> None:
+        """Enqueues the kernel on a stream of the current device.
+
+        Args:
+            stream: CUstream handle.
+            given: device addresses, and the number of a value, by the names of `Plan.operands`; what the plan does
+                without is ignored.
+
+        Raises:
+            RuntimeError: the CUDA runtime refused the launch.
+        """
+        self._frames.write(**{name: value for name, value in given.items() if name in self._given}, stream=stream)
+        self._launch(())
+
+    def with_constants(
+        self, parameters: Sequence[str], **constants: float | int | None
+    ) -> Callable[[Sequence[float | int | None]], None]:
+        """The launch as a function of the values of ``parameters`` only: the shortest way for calls that repeat.
+
+        Args:
+            parameters: names of what differs from launch to launch, in the order of the values that the result takes;
+                one that the plan does without is taken and ignored.
+            constants: everything else, ``stream`` among it, likewise; what they point to has to live as long as the
+                result.
+        """
+        pick = picker([place for place, name in enumerate(parameters) if name in self._given])
+        own = pick(parameters)
+        fixed = {name: value for name, value in constants.items() if name in self._given}
+        launch = Frames(self.plan, own, **fixed).launcher(own, self._function.call, self._fail)
+        if len(own) == len(parameters):
+            return launch
+        return lambda values: launch(pick(values))
+
+    def _fail(self, status: int) -> NoReturn:
+        dsl.fail(f"launch of {self._name}", status)

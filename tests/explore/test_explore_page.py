@@ -1,0 +1,63 @@
+"""The notebook for exploring tile parameters runs, and what it prints follows from the tile sizes."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from cute_kernels.explore.trace_figure import draw_trace
+from cute_kernels.plan import b200
+from cute_kernels.plan.prediction import Prediction
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "explore.py"
+
+
+def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = runpy.run_path(str(NOTEBOOK))
+    counts = names["counts"]
+    assert counts["default"]["TMA fill"] == counts["default"]["MMA operand reads"] == 6 * 32768 / 128
+    # With 128 columns a CTA loads its rows of x for half of the outputs: twice as often, and half of the weight each.
+    assert counts["128 columns"]["TMA fill"] == 6 * (2 * 16384 + 2 * 8192) / 128
+    assert counts["BF16 epilogue"]["table sectors of 32 B"] == counts["default"]["table sectors of 32 B"] / 2
+    assert all(values["bank conflicts"] == 0 for values in counts.values())
+    printed = capsys.readouterr().out
+    assert "stages=9: stages = 9 is not possible" in printed
+    check_times(names["predictions"], printed)
+
+    assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
+    (axes,) = draw_trace(tmp_path / "trace.json").axes
+    (legend,) = axes.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "work", "wait", "instruction that synchronises or starts something", "TMA copy, MMA, commit under way",
+        "several of them at once", "release -> wait that it ends",
+    ]  # fmt: skip
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    roles = names["plans"]["default"].roles
+    for cta in range(2):
+        assert [f"CTA {cta}  warp {i} {role}" for i, role in enumerate(roles)] == [
+            label for label in labels if label.startswith(f"CTA {cta}  warp")
+        ]
+    assert "CTA 0  tensor core" in labels and labels.count("CTA 1  TMA") == 1
+    part = draw_trace(tmp_path / "trace.json", steps=(100, 200))
+    assert part.axes[0].get_xlim() == (100, 200)
+    with pytest.raises(ValueError, match="cluster = 5 is not in"):
+        draw_trace(tmp_path / "trace.json", cluster=5)
+
+
+def check_times(predictions: dict[str, Prediction], printed: str) -> None:
+    """The modelled times at 4736 images, by hand from the tiles: 74 pairs share 3,626 rows of tiles of 256."""
+    per_byte = b200.FITTED.operand_byte / b200.CLOCKS_PER_MICROSECOND
+    for name, tiles, columns in (("default", -(-3626 * 3 // 74), 256), ("128 columns", -(-3626 * 6 // 74), 128)):
+        operands = 6 * (16384 + 64 * columns)
+        assert predictions[name].parts["operands from L2"] == pytest.approx(tiles * operands * per_byte)
+        assert f"\n{name:22}{predictions[name].microseconds:12,.0f}  operands from L2, " in printed
+    waits = [predictions[name].parts["waits for tensor memory"] for name in ("16 columns a load", "default")]
+    assert waits[0] == pytest.approx(2 * waits[1])
+    assert "partly written lines" in printed and predictions["direct stores"].parts["partly written lines"] > 0
+    # Weights on chip are not brought again for every tile; which of them is chosen, the model does not tell.
+    on_chip = {predictions[name].microseconds for name in ("weight in SMEM", "weight in TMEM")}
+    assert predictions["chosen"].microseconds in on_chip
+    assert max(on_chip) < min(p.microseconds for name, p in predictions.items() if p.microseconds not in on_chip)

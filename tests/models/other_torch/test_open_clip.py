@@ -1,0 +1,121 @@
+"""`cute_kernels.models.open_clip` on small models of open_clip: ``make integrations``."""
+
+from __future__ import annotations
+
+import copy
+
+import open_clip
+import pytest
+import torch
+from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+from open_clip.model import CLIP
+
+from cute_kernels.models import open_clip as integration
+from cute_kernels.models.nn import PatchConv2d
+
+ERRORS = {"bf16": 5e-3, "fp16": 8e-4, "int8": 2e-2, "int16": 1e-4, "fp8": 8e-2}
+TEXT = {"context_length": 8, "vocab_size": 64, "width": 32, "heads": 2, "layers": 1}
+OWN = {"image_size": 64, "layers": 2, "width": 48, "head_width": 12, "patch_size": 16}
+TIMM = {
+    "image_size": 224,
+    "timm_model_name": "vit_base_patch16_siglip_224",
+    "timm_model_pretrained": False,
+    "timm_pool": "map",
+    "timm_proj": "none",
+}
+
+
+def clip(vision: dict) -> CLIP:
+    torch.manual_seed(0)
+    return CLIP(embed_dim=768 if "timm_model_name" in vision else 32, vision_cfg=vision, text_cfg=TEXT).eval()
+
+
+def raw(size: int = 64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8, generator=generator)
+
+
+def normalised(mean, std, size: int = 64) -> torch.Tensor:
+    mean, std = (torch.tensor(value)[:, None, None] for value in (mean, std))
+    return (raw(size) / 255 - mean) / std
+
+
+def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("precision", ERRORS)
+@torch.no_grad()
+def test_open_clips_own_tower(precision):
+    plain = clip(OWN)
+    ours = integration.convert(copy.deepcopy(plain), precision)
+    assert type(ours.visual.conv1) is PatchConv2d and list(ours.state_dict()) == list(plain.state_dict())
+    pixels = normalised(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
+    expected = plain.encode_image(pixels)
+    for given in (raw(),) if precision.startswith("int") else (raw(), pixels):
+        assert 1e-7 < error(ours.encode_image(given), expected) < ERRORS[precision]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@torch.no_grad()
+def test_a_tower_of_timm(precision):
+    plain = clip(TIMM)
+    ours = integration.convert(copy.deepcopy(plain), precision, mean=0.5, std=0.5)
+    assert type(ours.visual.trunk.patch_embed.proj) is PatchConv2d
+    expected = plain.encode_image(normalised((0.5,) * 3, (0.5,) * 3, 224))
+    assert 1e-7 < error(ours.encode_image(raw(224)), expected) < ERRORS[precision]
+
+
+@torch.no_grad()
+def test_the_normalisation_of_the_tower():
+    """`open_clip.create_model` says on the tower how its images are normalised."""
+    plain = clip(OWN)
+    open_clip.model.set_model_preprocess_cfg(plain, {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4)})
+    ours = integration.convert(copy.deepcopy(plain), "int16")
+    expected = plain.encode_image(normalised((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
+    assert error(ours.encode_image(raw()), expected) < ERRORS["int16"]
+
+
+@pytest.mark.parametrize("vision", [OWN, TIMM])
+def test_a_model_tells_whether_it_is_converted(vision):
+    """True only where calls of the tower's embedding reach the kernels."""
+    ours = integration.convert(clip(vision))
+    assert integration.is_converted(ours) and integration.is_converted(ours.visual)
+    assert not integration.is_converted(clip(vision))
+    layer = ours.visual.conv1 if vision is OWN else ours.visual.trunk.patch_embed.proj
+    layer.register_forward_hook(lambda *_: None)
+    assert integration.is_converted(ours)  # it is called
+    layer.forward = lambda images: images
+    assert not integration.is_converted(ours)
+    with pytest.raises(ValueError, match="cannot be converted: module is PatchConv2d with a forward of its own"):
+        integration.convert(ours)
+    del layer.forward
+    assert not integration.is_converted(integration.revert(ours))
+    with pytest.raises(ValueError, match="model is Linear, which has no vision transformer of open_clip"):
+        integration.is_converted(torch.nn.Linear(8, 8))
+    with pytest.raises(TypeError, match="model is int"):
+        integration.is_converted(3)
+
+
+@torch.no_grad()
+def test_hooks_of_the_layer_are_called():
+    def hooked(model: CLIP) -> CLIP:
+        model.visual.conv1.register_forward_hook(lambda module, images, out: 2 * out)
+        return model
+
+    pixels = normalised(OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
+    expected = hooked(clip(OWN)).encode_image(pixels)
+    for ours in (integration.convert(hooked(clip(OWN)), "fp16"), hooked(integration.convert(clip(OWN), "fp16"))):
+        assert error(ours.encode_image(pixels), expected) < 2 * ERRORS["fp16"]
+    assert error(clip(OWN).encode_image(pixels), expected) > 4 * ERRORS["fp16"]
+
+
+def test_reverted_and_refused():
+    ours = integration.revert(integration.convert(clip(OWN)))
+    assert type(ours.visual.conv1) is torch.nn.Conv2d
+    with pytest.raises(ValueError, match="no vision transformer"):
+        integration.convert(torch.nn.Linear(8, 8))
+    with pytest.raises(TypeError, match="model is int"):
+        integration.convert(3)
+    with pytest.raises(ValueError, match="std"):
+        integration.convert(clip(OWN), std=-1)

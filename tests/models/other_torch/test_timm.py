@@ -1,0 +1,244 @@
+"""`cute_kernels.models.timm` on small models of timm: ``make integrations``."""
+
+from __future__ import annotations
+
+import copy
+
+import peft
+import pytest
+import timm
+import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
+from timm.models.naflexvit import NaFlexEmbeds, NaFlexVit, NaFlexVitCfg
+from timm.models.vision_transformer import VisionTransformer
+from torch.nn.utils import parametrize
+
+from cute_kernels.models import timm as integration
+from cute_kernels.models.nn import PatchConv2d, PatchLinear, TimmPatchEmbed
+
+SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 0}
+ERRORS = {"bf16": 5e-3, "fp16": 8e-4, "int8": 2e-2, "int16": 1e-4, "fp8": 8e-2}
+
+
+def raw(height: int = 64, width: int = 64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (2, 3, height, width), dtype=torch.uint8, generator=generator)
+
+
+def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.double() - expected.double()).norm() / expected.double().norm())
+
+
+def vit(**kwargs) -> VisionTransformer:
+    torch.manual_seed(0)
+    return VisionTransformer(img_size=64, patch_size=16, **SMALL, **kwargs).eval()
+
+
+def naflex(**kwargs) -> NaFlexVit:
+    torch.manual_seed(0)
+    config = NaFlexVitCfg(
+        patch_size=16, embed_dim=48, depth=2, num_heads=4, pos_embed_grid_size=(4, 4), class_token=False,
+        global_pool="avg", **kwargs,
+    )  # fmt: skip
+    return NaFlexVit(config, num_classes=0).eval()
+
+
+@pytest.mark.parametrize("precision", ERRORS)
+@pytest.mark.parametrize("kwargs", [{}, {"class_token": False, "global_pool": "map"}, {"dynamic_img_size": True}])
+@torch.no_grad()
+def test_a_vision_transformer(kwargs, precision):
+    plain = vit(**kwargs)
+    ours = integration.convert(copy.deepcopy(plain), precision)
+    assert type(ours.patch_embed.proj) is PatchConv2d and list(ours.state_dict()) == list(plain.state_dict())
+    images = raw()
+    expected = plain.forward_features(images / 127.5 - 1)
+    for pixels in (images,) if precision.startswith("int") else (images, images / 127.5 - 1):
+        assert 1e-6 < error(ours.patch_embed(pixels), plain.patch_embed(images / 127.5 - 1)) < ERRORS[precision]
+        assert error(ours.forward_features(pixels), expected) < ERRORS[precision]
+
+
+@torch.no_grad()
+def test_dynamic_sizes():
+    plain = vit(dynamic_img_size=True, dynamic_img_pad=True)
+    ours = integration.convert(copy.deepcopy(plain), "fp16")
+    pixels = raw(70, 90) / 127.5 - 1
+    assert error(ours(pixels), plain(pixels)) < ERRORS["fp16"]
+
+
+@pytest.mark.parametrize("again", [lambda model: model, copy.deepcopy])
+@pytest.mark.parametrize("make", [
+    lambda: vit(dynamic_img_size=True, dynamic_img_pad=True),
+    lambda: naflex(embed_proj_type="conv", dynamic_img_pad=True),
+    lambda: naflex(embed_proj_type="linear", dynamic_img_pad=True),
+])  # fmt: skip
+@torch.no_grad()
+def test_uint8_images_are_padded_as_normalised_ones_are(make, again):
+    """With the mean, which is zero there: 51 of 255, and not 0."""
+    plain = make()
+    ours = again(integration.convert(integration.convert(copy.deepcopy(plain)), "int16", mean=0.2, std=0.5))
+    images = raw(70, 90)
+    normalised = (images / 255 - 0.2) / 0.5
+    for pixels in (images, raw(80, 96)):
+        assert error(ours(pixels), plain((pixels / 255 - 0.2) / 0.5)) < ERRORS["int16"]
+    reverted = integration.revert(ours)
+    assert torch.equal(reverted(normalised), plain(normalised))
+    assert not any(module._forward_pre_hooks for module in reverted.modules())
+
+
+@torch.no_grad()
+def test_a_model_by_name_has_its_own_normalisation():
+    """CLIP's mean and standard deviation are in the model's configuration."""
+    plain = timm.create_model("vit_base_patch32_clip_224", pretrained=False, depth=1, num_classes=0).eval()
+    mean, std = (torch.tensor(plain.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
+    assert mean.flatten().tolist() != [0.5] * 3
+    ours = integration.convert(copy.deepcopy(plain), "int16")
+    images = raw(224, 224)
+    assert error(ours(images), plain((images / 255 - mean) / std)) < ERRORS["int16"]
+    inside = integration.convert(torch.nn.ModuleDict({"tower": copy.deepcopy(plain)}), "int16")
+    assert torch.equal(inside["tower"](images), ours(images))
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("precision", ERRORS)
+@torch.no_grad()
+def test_naflex_embeds_of_patches(precision, channels_last):
+    plain = NaFlexEmbeds(
+        16, embed_dim=48, proj_type="linear", class_token=False, pos_embed_grid_size=(4, 4), channels_last=channels_last
+    )
+    ours = integration.convert(copy.deepcopy(plain), precision)
+    assert type(ours.proj) is PatchLinear
+    rows = torch.randint(0, 256, (2, 12, 768), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    coordinates = torch.stack(torch.meshgrid(torch.arange(3), torch.arange(4), indexing="ij"), -1).view(1, 12, 2)
+    coordinates, valid = coordinates.expand(2, -1, -1), torch.ones(2, 12, dtype=torch.bool)
+    expected, _ = plain(rows / 127.5 - 1, coordinates, valid)
+    for pixels in (rows,) if precision.startswith("int") else (rows, rows / 127.5 - 1):
+        got, _ = ours(pixels, coordinates, valid)
+        assert 1e-6 < error(got, expected) < ERRORS[precision]
+    images = raw()  # which such a module takes as well, and cuts itself
+    assert error(ours(images)[0], plain(images / 127.5 - 1)[0]) < ERRORS[precision]
+
+
+@torch.no_grad()
+def test_a_naflex_model_of_patches():
+    plain = naflex(embed_proj_type="linear")
+    ours = integration.convert(copy.deepcopy(plain), "int16")
+    assert type(ours.embeds.proj) is PatchLinear
+    assert error(ours(raw()), plain(raw() / 127.5 - 1)) < ERRORS["int16"]
+
+
+@torch.no_grad()
+def test_naflex_embeds_of_images():
+    plain = naflex(embed_proj_type="conv")
+    ours = integration.convert(copy.deepcopy(plain), "int16")
+    assert type(ours.embeds.proj) is PatchConv2d
+    images = raw(96, 64)
+    assert error(ours(images), plain(images / 127.5 - 1)) < ERRORS["int16"]
+
+
+def test_training():
+    plain = vit()
+    ours = integration.convert(copy.deepcopy(plain), "int8")
+    images = raw()
+    for model, pixels in ((plain, images / 127.5 - 1), (ours, images)):
+        model.train()(pixels).square().mean().backward()
+        torch.optim.SGD(model.parameters(), lr=0.5).step()
+    assert torch.allclose(ours.patch_embed.proj.weight, plain.patch_embed.proj.weight, atol=1e-6)
+    with torch.no_grad():
+        assert error(ours.eval()(images), plain.eval()(images / 127.5 - 1)) < ERRORS["int8"]
+
+
+def doubled(_: torch.nn.Module, __: tuple, out: torch.Tensor) -> torch.Tensor:
+    return 2 * out
+
+
+@pytest.mark.parametrize("make", [
+    vit, lambda: naflex(embed_proj_type="conv"), lambda: naflex(embed_proj_type="linear"),
+])  # fmt: skip
+@pytest.mark.parametrize("first", ["adapted", "converted"])
+@torch.no_grad()
+def test_hooks_of_embedding_and_layer_are_called(make, first):
+    def adapted(model: torch.nn.Module) -> torch.nn.Module:
+        embedding = getattr(model, "patch_embed", None) or model.embeds
+        embedding.proj.register_forward_hook(doubled)
+        add_hook_to_module(embedding.proj, ModelHook())
+        add_hook_to_module(embedding, ModelHook())
+        return model
+
+    pixels = raw() / 127.5 - 1
+    expected = adapted(make())(pixels)
+    if first == "adapted":
+        ours = integration.convert(adapted(make()), "fp16")
+    else:
+        ours = adapted(integration.convert(make(), "fp16"))
+    assert integration.is_converted(ours) and error(ours(pixels), expected) < 2 * ERRORS["fp16"]
+    assert error(make()(pixels), expected) > 4 * ERRORS["fp16"]  # what stands there matters
+
+
+def test_a_model_tells_whether_it_is_converted():
+    """True only where calls of every embedding reach the kernels."""
+    ours = integration.convert(vit(), "int8")
+    assert integration.is_converted(ours) and integration.is_converted(copy.deepcopy(ours))
+    assert not integration.is_converted(vit())
+    assert not integration.is_converted(torch.nn.ModuleList([ours, vit()]))  # one is left to be converted
+    for part in (ours.patch_embed, ours.patch_embed.proj):
+        part.forward = lambda images: images
+        assert not integration.is_converted(ours)
+        del part.forward
+        assert integration.is_converted(ours)
+    parametrize.register_parametrization(ours.patch_embed.proj, "weight", torch.nn.Identity())
+    assert integration.is_converted(ours)
+    parametrize.remove_parametrizations(ours.patch_embed.proj, "weight")
+    assert not integration.is_converted(integration.revert(ours))
+    with pytest.raises(ValueError, match="model is Linear, which has no PatchEmbed or NaFlexEmbeds"):
+        integration.is_converted(torch.nn.Linear(8, 8))
+    with pytest.raises(TypeError, match="model is str"):
+        integration.is_converted("model")
+
+
+@pytest.mark.filterwarnings("ignore:.*give the model normalised pixels")
+@torch.no_grad()
+def test_an_adapter_around_the_layer_is_called():
+    def adapted(model: torch.nn.Module) -> torch.nn.Module:
+        torch.manual_seed(2)
+        config = peft.LoraConfig(r=4, lora_alpha=64, target_modules=["patch_embed.proj"], init_lora_weights=False)
+        return peft.get_peft_model(model, config).eval()
+
+    pixels = raw() / 127.5 - 1
+    expected = adapted(vit())(pixels)
+    ours = adapted(integration.convert(vit()))
+    assert error(ours(pixels), expected) < 2 * ERRORS["bf16"] < error(vit()(pixels), expected)
+    assert not integration.is_converted(ours)  # its layers are given raw pixels as they are
+    assert integration.is_converted(ours.merge_and_unload()) and error(ours(pixels), expected) < 2 * ERRORS["bf16"]
+    with pytest.raises(ValueError, match="proj cannot be converted: module is Conv2d, expected"):
+        integration.convert(adapted(vit()))
+
+
+@torch.no_grad()
+def test_reverted():
+    plain = vit()
+    ours = integration.revert(integration.convert(copy.deepcopy(plain), "int8"))
+    pixels = raw() / 127.5 - 1
+    assert type(ours.patch_embed.proj) is torch.nn.Conv2d and torch.equal(ours(pixels), plain(pixels))
+
+
+def test_models_that_are_refused():
+    with pytest.raises(TypeError, match="model is str"):
+        integration.convert("vit_base_patch16_224")
+    with pytest.raises(ValueError, match="no PatchEmbed"):
+        integration.convert(torch.nn.Linear(8, 8))
+    with pytest.raises(ValueError, match="precision"):
+        integration.convert(vit(), "int4")
+    refused = VisionTransformer(img_size=64, patch_size=16, embed_dim=12, depth=1, num_heads=2)
+    with pytest.raises(ValueError, match="patch_embed.proj cannot be converted: module has 12 features"):
+        integration.convert(refused)
+    assert type(refused.patch_embed.proj) is torch.nn.Conv2d
+
+
+@torch.no_grad()
+def test_timms_model_with_the_embedding_of_its_constructor() -> None:
+    config = {"img_size": 64, "patch_size": 16, "embed_dim": 64, "depth": 1, "num_heads": 2, "num_classes": 0}
+    plain = VisionTransformer(**config).eval()
+    ours = VisionTransformer(**config, embed_layer=TimmPatchEmbed).eval()
+    ours.load_state_dict(plain.state_dict())
+    images = torch.rand(2, 3, 64, 64) * 2 - 1
+    assert 0 < (ours(images) - plain(images)).norm() / plain(images).norm() < 1e-2

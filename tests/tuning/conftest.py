@@ -1,3 +1,0 @@
-"""A folder of configurations found fastest for each test, as `tests.runtime.test_tuned` has it."""
-
-from tests.runtime.test_tuned import root  # noqa: F401  a fixture of these tests, too
