@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := .ci/constraints.txt
 export PIP_BUILD_CONSTRAINT := .ci/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test gpu orders integrations programs peers lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions docs release hub nightly clean
+.PHONY: demo test gpu orders integrations programs peers lint bench kit dask ray mutate mutate-source sanitizers fuzz hardware sentryward mmasim dsl-versions ptxas docs release hub nightly clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/cute-kernels demo $(ARGS)
@@ -22,12 +22,12 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m compileall -q -j 2 cute_kernels bench tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-# On a machine with an SM90 or SM100 GPU. docs/testing.md says which wheels, in which order.
+# On a machine with an SM90 or SM100 GPU. docs/contributing.md says which wheels, in which order.
 gpu: $(VENV)/.installed-test
 	-$(BIN)/cute-kernels doctor
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
-# The whole suite in ten random orders: does a test need another one before it? docs/testing.md
+# The whole suite in ten random orders: does a test need another one before it? docs/contributing.md
 orders: $(VENV)/.installed-test
 	$(BIN)/python -m tests.random_orders $(ARGS)
 
@@ -52,7 +52,7 @@ bench: $(VENV)/.installed-run
 	$(BIN)/python -m pip install --quiet nvidia-ml-py
 	$(BIN)/python -m bench.patch_embed $(ARGS)
 
-# On a GPU since Ampere, without further thought: everything worth knowing of it in half an hour, in one archive. docs/measure.md
+# On a GPU since Ampere, without further thought: everything worth knowing of it in half an hour, in one archive. docs/contributing.md
 kit: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet nvidia-ml-py
 	$(BIN)/python -m bench.kit $(ARGS)
@@ -61,18 +61,18 @@ kit: $(VENV)/.installed-test
 mutate: $(VENV)/.installed-test
 	$(BIN)/python -m tests.emulator.checking.mutation $(ARGS)
 
-# Changes of the Python source of planning, operations and runtime, drawn at random: which do the tests miss? docs/mutation.md
+# Changes of the Python source of planning, operations, runtime, models and reports, drawn at random: which do the tests miss? docs/mutation.md
 mutate-source: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable '.[verify]'
 	$(BIN)/python -m tests.source_mutation $(ARGS)
 
 # The emulator's tests, and damaged programs, with a core that AddressSanitizer and UndefinedBehaviorSanitizer watch.
-# docs/testing.md
+# docs/contributing.md
 sanitizers: $(VENV)/.installed-test
 	$(BIN)/python -m tests.sanitizers --processes 2 $(ARGS)
 	$(BIN)/python -m tests.sanitizers --module tests.emulator.fuzz --inputs 10000 --jobs 2 --input-seconds 600
 
-# Damaged programs, launch shapes, tensor maps: each ends in success or an error that names what is wrong. docs/testing.md
+# Damaged programs, launch shapes, tensor maps: each ends in success or an error that names what is wrong. docs/contributing.md
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.emulator.fuzz --inputs 100000 --jobs 2 $(ARGS)
 
@@ -111,17 +111,21 @@ dsl-versions: $(VENV)/.installed-test
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file .ci/mkdocs.yml
 
-# What an owner uploads to the package index, built and checked in fresh environments, in dist/. docs/release.md
+# What an owner uploads to the package index, built and checked in fresh environments, in dist/. docs/contributing.md
 release: $(VENV)-release/.installed
 	$(VENV)-release/bin/python .ci/release.py $(ARGS)
 
-# The package as a kernel of Hugging Face's hub, in dist/hub. docs/release.md
+# The package as a kernel of Hugging Face's hub, in dist/hub. docs/contributing.md
 hub:
 	$(PYTHON) .ci/hub.py $(ARGS)
 
 # What takes too long for every change.
-nightly: integrations programs $(if $(PEERS),peers) dask ray orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions $(VENV)/.installed-test
+nightly: integrations programs $(if $(PEERS),peers) dask ray orders mutate mutate-source sanitizers fuzz sentryward mmasim dsl-versions ptxas $(VENV)/.installed-test
 	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 $(ARGS)
+
+# Where there is a ptxas of CUDA 13.0: opcodes whose qualifiers are drawn anew, refused here as there. docs/testing.md
+ptxas: $(VENV)/.installed-test
+	$(BIN)/python -m tests.emulator.ptxas_qualifiers $(ARGS)
 
 clean:
 	rm -rf cute_kernels/emulator/core/build $(VENV) $(VENV)-integrations $(VENV)-programs $(VENV)-peers $(VENV)-release site dist demo.png random-orders .hypothesis .pytest_cache .ruff_cache

@@ -2,8 +2,8 @@
 
 What https://huggingface.co/docs/kernels/kernel-requirements asks for is made from the sources: imports become relative,
 operators get a namespace of their own (so that two versions load beside each other), and what needs more than torch
-and CuTe DSL stays out: emulator, commands, integrations. ``torch-ext`` and ``build.toml`` are for kernel-builder;
-``build/torch-cuda`` and ``build/torch-cpu`` (plain torch) are what it would make of them.
+and CuTe DSL stays out: emulator, commands, models of other libraries. ``torch-ext`` and ``build.toml`` are for
+kernel-builder; ``build/torch-cuda`` and ``build/torch-cpu`` (plain torch) are what it would make of them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cute_kernels"
 NAME, PYTHON_NAME, VERSION = "cute-kernels", "cute_kernels", 0
-LEFT_OUT = (
-    "checking", "commands", "diagnostics", "emulator", "integrations", "mutation", "programs", "sass", "siglip",
-    "testing", "__main__.py", "executors.py", "pytest_plugin.py", "explore/tuning/strategies.py",
-)  # fmt: skip
+LEFT_OUT = re.compile(
+    r"__main__|commands/|common/executors|emulator/|explore/([a-z]\w+\.py|notebooks/|sass/|tuning/strategies)|"
+    r"models/([a-z]\w+\.py|siglip/)|pytest_plugin|testing/"
+)
+"""Beginnings of paths in the package."""
 DEPENDS = {"cpu": [], "cuda": ["nvidia-cutlass-dsl"]}
 ARCHS = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 
@@ -37,13 +38,9 @@ def sources() -> dict[str, str]:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE)
-        if not {name.parts[0], name.as_posix()} & set(LEFT_OUT):
+        if not LEFT_OUT.match(name.as_posix()):
             found[name.as_posix()] = relative(path.read_text(), len(name.parts))
     found["layers.py"] = (ROOT / ".ci" / "hub_layers.py").read_text()
-    # What is left out is no name of the package.
-    found["__init__.py"] = (
-        found["__init__.py"].replace('    "integrations",\n', "").replace('("integrations", "nn")', '("nn",)')
-    )
     found["__init__.py"] += '\nfrom . import layers  # noqa: E402\n\n__all__.append("layers")\n'
     return found
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .nn.calls import why_no_patches
-from .nn.engine import PatchEngine
-from .nn.options import PatchOptions
+from .models.nn.calls import why_no_patches
+from .models.nn.engine import PatchEngine
+from .models.nn.options import PatchOptions
 
 __all__ = ["PatchConv2d"]
 

@@ -6,7 +6,6 @@
     python -m bench.counters design                      SM100: wavefronts per CTA and tile
     python -m bench.counters images                      SM100 over images: likewise, for as many products
     python -m bench.counters gemm                        SM100 dense GEMM: per FLOP, by configuration
-    python -m bench.counters original                    SM100: as the CUDA original, beside its profile on a B200
 
 `emulate --arch sm_100a` counts what a B200 is to be compared with. `profile` starts ncu on
 `python -m bench.counters launch`, which runs each kernel of `bench/counter_cases.py` once.
@@ -30,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import archive, gemm_counters, image_counters, original_counters
+from bench import archive, gemm_counters, image_counters
 from bench import counter_cases as cases
 from bench.configs import arch_of
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig, Sm100ResidentConfig
@@ -405,7 +404,7 @@ def main() -> int:
     comparing = commands.add_parser("table")
     comparing.add_argument("emulated", type=Path)
     comparing.add_argument("profiled", type=Path)
-    for name in ("launch", "design", "images", "gemm", "original"):
+    for name in ("launch", "design", "images", "gemm"):
         commands.add_parser(name)
     arguments = parser.parse_args()
     if arguments.command == "emulate":
@@ -421,8 +420,6 @@ def main() -> int:
         print(design())
     elif arguments.command == "images":
         print(image_counters.table())
-    elif arguments.command == "original":
-        print(original_counters.table())
     elif arguments.command == "gemm":
         print(gemm_counters.table(), gemm_counters.k_block_table(), sep="\n\n")
     else:

@@ -18,8 +18,8 @@ MODELS: dict[str, tuple[int, int, int]] = {
 }  # fmt: skip
 """Features, and pixels along a side of an image and of a patch; three channels."""
 
-PRECISIONS: dict[str, tuple[str, ...]] = {"uint8": ("int8", "int16"), "bfloat16": ("bf16",)}
-"""Of our weight by the type of the pixels, the usual one first."""
+PRECISIONS = {"uint8": "int8", "bfloat16": "bf16"}
+"""Precision of our weight by the type of the pixels."""
 
 MEAN, STD = 0.5, 0.5
 """Of SigLIP's processor."""
@@ -34,7 +34,7 @@ class ImagesCase:
 
     ``dtype`` is that of the pixels: ``"uint8"`` raw ones, ``"bfloat16"`` normalised ones. ``requested_images`` differs
     from ``images`` if the size asked for does not fit the memory of the device. ``patch`` is a side in pixels;
-    ``channels_last`` the memory order. ``precision`` is that of our weight, empty for the usual one of the pixels.
+    ``channels_last`` the memory order. ``precision`` is of our weight in recorded results, empty for the pixels' own.
     """
 
     model: str
@@ -50,7 +50,7 @@ class ImagesCase:
     @property
     def multiplied(self) -> str:
         """Precision of our weight."""
-        return self.precision or PRECISIONS[self.dtype][0]
+        return self.precision or PRECISIONS[self.dtype]
 
     @property
     def positions(self) -> int:
@@ -77,7 +77,6 @@ class ImagesCase:
     @property
     def name(self) -> str:
         pixels = "" if self.dtype == "uint8" else f", {self.dtype}"
-        pixels += f", {self.precision}" if self.precision else ""
         return f"{self.model} x {self.images}{pixels}{', channels last' * self.channels_last}"
 
     @property
@@ -117,15 +116,12 @@ class ImagesCase:
 
 def make_cases(
     models: Sequence[str], batches: Sequence[int] = BATCHES, dtype: str = "uint8", channels_last: bool = False,
-    precision: str = "",
 ) -> list[ImagesCase]:
     """Cases in the order of the arguments.
 
     Raises:
-        ValueError: an unknown model, a batch below 1, or a precision that does not multiply these pixels.
+        ValueError: an unknown model, or a batch below 1.
     """
-    if precision and precision not in PRECISIONS[dtype]:
-        raise ValueError(f"precision {precision!r}, allowed with {dtype} pixels: {', '.join(PRECISIONS[dtype])}")
     for model in models:
         if model not in MODELS:
             raise ValueError(f"model {model!r}, allowed: {', '.join(MODELS)}")
@@ -133,7 +129,7 @@ def make_cases(
         raise ValueError(f"batches {list(batches)}, allowed: at least 1")
     sizes = [(model, *MODELS[model], batch) for model in models for batch in batches]
     return [
-        ImagesCase(model, batch, side, n, batch, dtype, patch, channels_last, precision)
+        ImagesCase(model, batch, side, n, batch, dtype, patch, channels_last)
         for model, n, side, patch, batch in sizes
     ]  # fmt: skip
 

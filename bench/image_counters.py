@@ -16,10 +16,9 @@ CONFIGS = {
     "the default": ("int8", None),
     "weight in shared memory": ("int8", Sm100ImagesConfig(weight="smem", tile_patches=14, tile_images=16, cta_group=2)),
     "single CTAs": ("int8", Sm100ImagesConfig(cta_group=1, tile_patches=14, tile_images=8)),
-    "two terms": ("int16", None),
 }
 """By what they differ from the default at 4736 images of 224 x 224, 768 features: precision and tunables, None for the
-default. Of two terms a CTA has 64 features."""
+default. """
 
 COLUMNS = (
     "TMA fill", "UMMA operand reads", "global loads, 128 B lines", "staging writes + TMA reads", "sum",

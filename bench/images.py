@@ -7,7 +7,7 @@
     python -m bench.images --batches 4736 --channels-last --configs tile_rows=64 tile_rows=128
     python -m bench.images --models so400m-p16-384 --batches 64 512
     python -m bench.images --pixels bfloat16            # from normalised BF16 images
-    python -m bench.images --precision int16 --batches 4736 --peers "int8 weights" "bf16 on normalised pixels"
+    python -m bench.images --batches 4736 --peers "bf16 on normalised pixels"
     python -m bench.images --pixels bfloat16 --batches 4736 --peers "gemm on BF16 rows" --sweep 16
 
 Every peer is checked, element by element against FP64 with the result poisoned before, and ours from uint8 images bit
@@ -84,8 +84,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peers", nargs="+", choices=known, metavar="NAME", help=f"of {', '.join(known)}; default all")
     pixels = tuple(KINDS["sm_90a"])
     parser.add_argument("--pixels", choices=pixels, default="uint8", help="raw uint8 images, or normalised BF16 ones")
-    known_precisions = [name for names in image_cases.PRECISIONS.values() for name in names]
-    parser.add_argument("--precision", choices=known_precisions, default="", help="of our weight")
     parser.add_argument("--channels-last", action="store_true", help="the channels of a pixel are neighbours in memory")
     parser.add_argument("--configs", nargs="+", default=[], metavar="FIELD=VALUE,...", help="more of our kernel")
     parser.add_argument("--sweep", type=int, default=0, metavar="COUNT", help="more of our kernel, BF16 only")
@@ -108,7 +106,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
             rounds=arguments.rounds, sustained_s=arguments.sustained, settle_s=arguments.settle, seed=arguments.seed
         )
         arguments.cases = image_cases.make_cases(
-            arguments.models, arguments.batches, arguments.pixels, arguments.channels_last, arguments.precision
+            arguments.models, arguments.batches, arguments.pixels, arguments.channels_last
         )
     except (ValueError, TypeError) as error:
         parser.error(str(error))

@@ -26,7 +26,7 @@ from cute_kernels.plan.layer_norm import LayerNormScaleProblem, plan_layer_norm_
 
 IMAGES = (1, 8, 32)
 ROWS, K, N = 280, 6912, 3840
-LIBRARY, LIBRARY_RAW, INT8, INT16, SCALE = "library", "library, uint8", "int8", "int16", "of it, the pass over rows"
+LIBRARY, LIBRARY_RAW, INT8, SCALE = "library", "library, uint8", "int8", "of it, the pass over rows"
 _ROUNDS = 9
 _COMPARED = 280
 
@@ -48,8 +48,8 @@ def library_raw(pixels: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
     return library((pixels.float() / 255).to(given[0].dtype), *given)
 
 
-def compared(given: list[torch.Tensor]) -> dict[str, LayerNormWeight]:
-    """Prepared weights on the GPU.
+def compared(given: list[torch.Tensor]) -> LayerNormWeight:
+    """The prepared weight on the GPU.
 
     Raises:
         RuntimeError: another result than on the CPU.
@@ -60,19 +60,15 @@ def compared(given: list[torch.Tensor]) -> dict[str, LayerNormWeight]:
     on_gpu = [tensor.cuda() for tensor in given]
     wide = [tensor.double() for tensor in on_gpu]
     expected = library(rows.cuda().double() / 255, *wide)
-    weights = {}
-    for precision in ("int8", "int16"):
-        host = prepare_layer_norm_weight(*given, precision=precision)
-        weights[precision] = prepare_layer_norm_weight(*on_gpu, precision=precision)
-        for (mine, scale), (other, other_scale) in zip(weights[precision].terms, host.terms, strict=True):
-            if not torch.equal(mine.cpu(), other) or not torch.equal(scale.cpu(), other_scale):
-                raise RuntimeError(f"{precision}: the weight is another one than on the CPU")
-        out = layer_norm_linear(rows.cuda(), weights[precision])
-        if not torch.equal(out.cpu(), layer_norm_linear(rows, host)):
-            raise RuntimeError(f"{precision}: other bits than on the CPU")
-        print(f"{precision}: bits as on the CPU, error {_error(out, expected):.2e}")
+    host, weight = prepare_layer_norm_weight(*given), prepare_layer_norm_weight(*on_gpu)
+    if not torch.equal(weight.values.cpu(), host.values) or not torch.equal(weight.scale.cpu(), host.scale):
+        raise RuntimeError("the weight is another one than on the CPU")
+    out = layer_norm_linear(rows.cuda(), weight)
+    if not torch.equal(out.cpu(), layer_norm_linear(rows, host)):
+        raise RuntimeError("other bits than on the CPU")
+    print(f"int8: bits as on the CPU, error {_error(out, expected):.2e}")
     print(f"library: error {_error(library_raw(rows.cuda(), *on_gpu), expected):.2e}")
-    return weights
+    return weight
 
 
 def _error(out: torch.Tensor, expected: torch.Tensor) -> float:
@@ -80,7 +76,7 @@ def _error(out: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def launches(
-    m: int, given: list[torch.Tensor], weights: dict[str, LayerNormWeight]
+    m: int, given: list[torch.Tensor], weight: LayerNormWeight
 ) -> dict[str, Callable[[int, int], object]]:
     """Launches by name, of the inputs with a number; as many inputs that a launch finds none of its own in L2."""
     count = max(1, search.ROTATED_BYTES // (m * K))
@@ -91,9 +87,8 @@ def launches(
     return {
         LIBRARY: lambda i, _: plain(pixels[i % count], *given),
         LIBRARY_RAW: lambda i, _: raw(rows[i % count], *given),
-        INT8: lambda i, _: layer_norm_linear(rows[i % count], weights["int8"]),
-        INT16: lambda i, _: layer_norm_linear(rows[i % count], weights["int16"]),
-        SCALE: lambda i, _: torch.ops.cute_kernels.layer_norm_scale(rows[i % count], weights["int8"].eps, "auto", arch),
+        INT8: lambda i, _: layer_norm_linear(rows[i % count], weight),
+        SCALE: lambda i, _: torch.ops.cute_kernels.layer_norm_scale(rows[i % count], weight.eps, "auto", arch),
     }
 
 
@@ -105,19 +100,18 @@ def main() -> int:
     arch = arch_of(torch.cuda.get_device_capability())
     sizes = [_COMPARED, *(images * ROWS for images in IMAGES)]
     scaled = {"in_dtype": "uint8", "row_scale": True, "column_scale": True}
-    kinds = {"bias": True}, {"out_dtype": "float32"}, {"bias": True, "residual": "float32"}
-    problems = [GemmProblem(m, N, K, **scaled, **kind) for m in sizes for kind in kinds]
+    problems = [GemmProblem(m, N, K, **scaled, bias=True) for m in sizes]
     plans = [make_plan(problem, arch=arch) for problem in problems]
     compile_all([*plans, plan_layer_norm_scale(LayerNormScaleProblem(_COMPARED, K), ARCHS[arch])])
     given = parameters()
-    weights = compared(given)
+    weight = compared(given)
     given = [tensor.cuda() for tensor in given]
-    names = LIBRARY, LIBRARY_RAW, INT8, INT16, SCALE
+    names = LIBRARY, LIBRARY_RAW, INT8, SCALE
     print(f"{torch.cuda.get_device_name()}: microseconds")
     print(f"| images | {' | '.join(names)} |\n{'|---' * (len(names) + 1)}|")
     for images in IMAGES:
         torch.compiler.reset()
-        runs = launches(images * ROWS, given, weights)
+        runs = launches(images * ROWS, given, weight)
         for run in runs.values():
             run(0, 0)
         times = search.interleaved({name: search.graph_timer(run) for name, run in runs.items()}, _ROUNDS)

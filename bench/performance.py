@@ -89,8 +89,8 @@ MODES = ("sustained", "burst")
 
 KIND = ("pixels", "precision", "patch", "features")
 
-SUPERSEDED = ("images-p14-held.json",)
-"""Times of a kernel that lacked a fence."""
+SUPERSEDED = ("images-p14-held.json", "images-int16.json")
+"""Times of a kernel that lacked a fence; times of 16-bit weights, which no kernel has any more."""
 
 EARLIER = {
     "8 images x 14 patches, 2 warpgroups, cluster 2, 6 stages": "source strips, tile_patches 14, tile_images 8, "
@@ -180,7 +180,7 @@ class ImageRow:
 
 
 def _of_variants(text: str) -> Iterator[CaseResult]:
-    """The runs of `bench.image_variants` as cases: its ``auto`` is ours, ``rows`` a pass and rows."""
+    """Runs of a bench that no longer exists as cases: its ``auto`` is ours, ``rows`` a pass and rows."""
     names = {"auto": OURS, "rows": "pass + rows"}
     found: dict[str, CaseResult] = {}
     for group in json.loads(text)["groups"].values():

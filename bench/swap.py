@@ -28,7 +28,7 @@ from cute_kernels.operations.runtime import gpu
 from cute_kernels.operations.runtime.repeat import RepeatedCalls
 from cute_kernels.plan import Plan
 
-PRECISIONS = ("fp16", "bf16", "int16", "int8", "fp8")
+PRECISIONS = ("fp16", "bf16", "int8", "fp8")
 _TOWER = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 3}
 
 

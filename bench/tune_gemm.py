@@ -1,7 +1,7 @@
 """The dense GEMM's part of `bench.tune`: what every configuration of the search space takes, and what it says.
 
-Times are those of `cute_kernels.explore.tuning.search`: launches in CUDA graphs, all candidates and torch's own product in
-turn, medians of the rounds. The device is hardly ever idle, so that large sizes are timed at the clocks of its power
+Times are those of `cute_kernels.explore.tuning.search`: launches in CUDA graphs, all candidates and torch's own product
+in turn, medians of the rounds. The device is hardly ever idle, so that large sizes are timed at the clocks of its power
 limit, which moves them by several percent; what `bench.gemm --configs` times for longer says more of those, and a fit
 takes both.
 """

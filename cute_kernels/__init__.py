@@ -31,9 +31,8 @@ from cute_kernels.config import (
 )
 
 if TYPE_CHECKING:
-    from cute_kernels import models as integrations
+    from cute_kernels import models
     from cute_kernels.explore.tuning.functions import tune_gemm, tune_patch_embed, tune_patch_embed_images
-    from cute_kernels.models import nn
     from cute_kernels.operations.gemm import gemm
     from cute_kernels.operations.layer_norm import layer_norm_linear, prepare_layer_norm_weight
     from cute_kernels.operations.patch_embed import patch_embed
@@ -62,9 +61,8 @@ __all__ = [
     "clear_cache",
     "frozen_constants",
     "gemm",
-    "integrations",
     "layer_norm_linear",
-    "nn",
+    "models",
     "patch_embed",
     "patch_embed_images",
     "prepare_layer_norm_weight",
@@ -77,21 +75,21 @@ __all__ = [
 
 #: Public name -> the module that defines it, which needs torch.
 _WITH_TORCH = {
-    "clear_cache": "runtime.constants",
-    "frozen_constants": "runtime.constants",
+    "clear_cache": "operations.runtime.constants",
+    "frozen_constants": "operations.runtime.constants",
     "gemm": "operations.gemm",
     "layer_norm_linear": "operations.layer_norm",
     "patch_embed": "operations.patch_embed",
     "patch_embed_images": "operations.patch_embed_images",
     "prepare_layer_norm_weight": "operations.layer_norm",
     "prepare_patch_weight": "operations.patch_weight",
-    "round_tf32": "reference.rounding",
-    "tune_gemm": "tuning.functions",
-    "tune_patch_embed": "tuning.functions",
-    "tune_patch_embed_images": "tuning.functions",
+    "round_tf32": "operations.reference.rounding",
+    "tune_gemm": "explore.tuning.functions",
+    "tune_patch_embed": "explore.tuning.functions",
+    "tune_patch_embed_images": "explore.tuning.functions",
 }
-#: Packages that need torch and whose names are not put here: attribute access imports them.
-_PACKAGES = ("integrations", "nn")
+#: Packages whose names are not put here: attribute access imports them.
+_PACKAGES = ("models",)
 
 
 def _load() -> None:

@@ -80,7 +80,7 @@ class Typed:
             elif isinstance(value, str):
                 checked = str(value)
             else:
-                raise TypeError(f"{name} = {value!r} is {type(value).__name__}, expected a string")
+                raise TypeError(f"{name} = {value!r} is {type(value).__name__}: must be a string")
             object.__setattr__(self, name, checked)
 
 
@@ -97,12 +97,12 @@ def check_choice(name: str, value: object, allowed: Iterable[object], hint: str 
     """Raises ValueError for a value that is not one of those allowed, naming it and them, with ``hint`` behind."""
     allowed = tuple(allowed)
     if value not in allowed:
-        raise ValueError(f"{name} = {value!r}, allowed: {', '.join(map(repr, allowed))}{hint}")
+        raise ValueError(f"{name} = {value!r}: must be one of {', '.join(map(repr, allowed))}{hint}")
 
 
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} = {value!r} is {type(value).__name__}, expected an integer")
+        raise TypeError(f"{name} = {value!r} is {type(value).__name__}: must be an integer")
     return operator.index(value)
 
 
@@ -110,10 +110,10 @@ def _boolean(name: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if not hasattr(value, "__index__"):
-        raise TypeError(f"{name} = {value!r} is {type_name(value)}, expected True or False")
+        raise TypeError(f"{name} = {value!r} is {type_name(value)}: must be True or False")
     # An operator schema passes a bool among integers as 0 or 1.
     if operator.index(value) not in (0, 1):
-        raise ValueError(f"{name} = {value!r}, allowed: True, False")
+        raise ValueError(f"{name} = {value!r}: must be True, False")
     return operator.index(value) == 1
 
 
@@ -319,9 +319,8 @@ class PatchEmbedImagesProblem(Typed):
         n: output features, rows of the weight.
         in_dtype: element type of the images, as torch names it.
         channels_last: the channels of a pixel are neighbours in memory; otherwise the pixels of a row are.
-        precision: ``"int8"``: integer weights with one FP32 scale per feature, exact sums; ``"int16"``: likewise of two
-            terms of 8 bits, each with a sum of its own; ``"bf16"``, ``"fp16"``: images and weight of that type, FP32
-            sums.
+        precision: ``"int8"``: integer weights with one FP32 scale per feature, exact sums; ``"bf16"``,
+            ``"fp16"``: images and weight of that type, FP32 sums.
         table_rows: rows of the table: 0 (absent), 1 (bias only) or the number of patches of an image.
         out_dtype: element type of the output, as torch names it.
     """
@@ -402,8 +401,7 @@ class Sm100ImagesConfig(Typed):
     """Tunables of the SM100a kernel that reads patches of 16 x 16 out of images, ``out^T = weight * patches^T``.
 
     A tile is ``tile_patches`` neighbouring patches of a grid row in ``tile_images`` images, the columns of the
-    accumulator; features are its rows, 128 per CTA, whose weight stays on chip for the whole launch. With a weight of
-    two terms each feature has two rows.
+    accumulator; features are its rows, 128 per CTA, whose weight stays on chip for the whole launch.
 
     Attributes:
         source: ``"strips"`` of uint8 images, as in `Sm90ImagesConfig`; ``"gather"``: TMA boxes of the rows of single
@@ -413,7 +411,7 @@ class Sm100ImagesConfig(Typed):
         tile_images: such that each CTA of a group has a multiple of 16 patches, and the tile up to 256.
         cta_group: CTAs that multiply together: a pair, each with half of the images of a tile, or 1.
         weight: where it stays. ``"tmem"``: tensor memory, 64 columns per channel, 128 of 16-bit images; ``"smem"``:
-            shared memory, 32 or 64 KiB per channel, which every MMA reads again, and not of two terms.
+            shared memory, 32 or 64 KiB per channel, which every MMA reads again.
         accumulators: of a whole tile in tensor memory, 1 or 2.
         mma_columns: columns of an accumulator that are multiplied and handed to the epilogue at once, an MMA tile,
             of which the last may have fewer: while one is drained the next is multiplied, over the same stages.
@@ -634,7 +632,7 @@ class Sm80PatchEmbedConfig(Sm80Config):
 class Sm80ImagesConfig(Sm80Config):
     """Tunables of the kernel that reads patches out of images and multiplies by ``mma.sync``: those of `Sm80Config`.
 
-    Rows of a tile are patches, columns features; with a weight of two terms each feature has two columns.
+    Rows of a tile are patches, columns features.
 
     Attributes:
         tile_images: images whose patches at one position are neighbouring rows: 8, so that eight rows of an accumulator

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from cute_kernels.common import extras
+from cute_kernels.common.chips import DEFAULT_ARCH
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--emulated-arch``, or ``emulated_arch`` in the configuration."""
     group = parser.getgroup("cute-kernels", "CuTe DSL kernels in the emulator")
     group.addoption("--emulated-arch", metavar="ARCH", help="what the fixture emulated compiles for, e.g. sm_90a")
-    parser.addini("emulated_arch", "what the fixture emulated compiles for (default: sm_100a)", default="sm_100a")
+    parser.addini("emulated_arch", "what the fixture emulated compiles for", default=DEFAULT_ARCH)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,7 +70,7 @@ def _modules_below(error: BaseException | None) -> list[dict[str, Any]]:
     return [names for names in found if str(names.get("__name__", "")).partition(".")[0] in _BELOW]
 
 
-_BELOW = ("cute_kernels", "cutlass", "nvidia_cutlass_dsl")
+_BELOW = ("contextlib", "cute_kernels", "cutlass", "nvidia_cutlass_dsl")  # contextlib: of the emulator's decorators
 
 
 def _testing(user: str) -> Any:

@@ -29,7 +29,7 @@ from cute_kernels.emulator.core import build
 from tests.sanitizer_record import RECORD
 
 _HEADER = Path(__file__).with_name("sanitizer_reports.h")
-WATCHED = ("tests/emulator", "tests/kernels", "tests/emulator/programs", "tests/emulator/reports")
+WATCHED = ("tests/emulator", "tests/kernels")
 """Folders of tests whose programs the core executes."""
 
 #: Of both sanitizers. A report ends the process, so that no test passes in spite of one.
@@ -242,7 +242,7 @@ def main() -> int:
     parser.add_argument("--module", nargs=argparse.REMAINDER, help="a module and its arguments, in place of tests")
     options, arguments = parser.parse_known_args()
     if options.processes < 1:
-        parser.error(f"--processes {options.processes}: at least 1 is needed")
+        parser.error(f"--processes {options.processes}: must be at least 1")
     try:
         runtime_libraries()
         _compile()

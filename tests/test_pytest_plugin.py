@@ -49,9 +49,9 @@ def test_architecture_strictness_and_misuse(tmp_path: Path) -> None:
     assert run.returncode == 0 and "3 passed" in run.stdout, run.stdout
     misuses = (
         ("@pytest.mark.schedules(random=1)\ndef test_it(): pass\n", "the marker schedules needs the fixture emulated"),
-        ("@pytest.mark.schedules(random=-1)\ndef test_it(emulated): pass\n", "random -1: at least 0 is needed"),
-        ("@pytest.mark.schedules('lazy')\ndef test_it(emulated): pass\n", "Schedule(..) is needed"),
-        ("@pytest.mark.emulated(arch='sm_75')\ndef test_it(emulated): pass\n", "arch 'sm_75'; legal are sm_80"),
+        ("@pytest.mark.schedules(random=-1)\ndef test_it(emulated): pass\n", "random = -1: must be at least 0"),
+        ("@pytest.mark.schedules('lazy')\ndef test_it(emulated): pass\n", "must be Schedule(..)"),
+        ("@pytest.mark.emulated(arch='sm_75')\ndef test_it(emulated): pass\n", "arch = 'sm_75': must be one of sm_80"),
     )
     for number, (body, _) in enumerate(misuses):
         (tmp_path / f"test_misuse_{number}.py").write_text(f"import pytest\n{body}")
@@ -116,7 +116,7 @@ def test_the_report_of_a_fault_follows_the_traceback(tmp_path: Path) -> None:
 
 def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
-        "from cute_kernels import extras\nthere = extras._is_there\n"
+        "from cute_kernels.common import extras\nthere = extras._is_there\n"
         "extras._is_there = lambda module: module != 'hypothesis' and there(module)\n"
     )
     (tmp_path / "test_it.py").write_text("def test_it(emulated): pass\n")

@@ -27,8 +27,6 @@ _MODULE = "image_peers"
 
 PEERS: tuple[Peer, ...] = (
     Peer(OURS, "complete", _MODULE, "build_ours"),
-    Peer("int8 weights", "complete", _MODULE, "build_int8"),
-    Peer("int16 weights", "complete", _MODULE, "build_int16"),
     Peer("bf16 on normalised pixels", "rows given", _MODULE, "build_bf16"),
     Peer("patch_embed on FP8 rows", "rows given", _MODULE, "build_rows"),
     Peer("patch_embed on uint8 rows", "rows given", _MODULE, "build_integer_rows"),
@@ -55,7 +53,7 @@ def _weight(data: ImagesData, precision: str | None = None) -> PatchWeight:
 def _plan(data: ImagesData, weight: PatchWeight, config: ImagesConfig | None = None) -> Plan:
     raw = data.case.dtype == "uint8"
     return PATCH_EMBED_IMAGES.plan(PatchEmbedImagesArguments(
-        data.images[0], weight.raw if raw else weight.normalised, weight.raw_low, weight.scale,
+        data.images[0], weight.raw if raw else weight.normalised, weight.scale,
         weight.offset if raw else None, data.bias, data.pos, weight.patch, torch.bfloat16, "auto", config,
     ))  # fmt: skip
 
@@ -76,9 +74,7 @@ def build_ours(data: ImagesData, config: ImagesConfig | None = None, precision: 
     if weight.scale is not None:
         some, out = data.images[0][-_EXACT_IMAGES:], launch(0)[-_EXACT_IMAGES:]
         shift = data.bias.float() + weight.offset
-        expected = reference.patch_embed_images(
-            some, weight.raw, weight.raw_low, weight.scale, shift, data.pos, weight.patch
-        )
+        expected = reference.patch_embed_images(some, weight.raw, weight.scale, shift, data.pos, weight.patch)
         wrong = int((out.view(torch.int16) != expected.view(torch.int16)).sum())
         if wrong:
             raise RuntimeError(f"{wrong} of {out.numel()} elements differ from the exact reference")
@@ -88,24 +84,6 @@ def build_ours(data: ImagesData, config: ImagesConfig | None = None, precision: 
     if len(plan.launches) > 1:
         detail = f"{plan.launches[0].operation} in front, {detail}"
     return Candidate(launch, detail, cute_kernels.frozen_constants)
-
-
-def _of_integers(data: ImagesData, precision: str) -> Candidate:
-    if data.case.dtype != "uint8":
-        raise PeerUnavailable("normalised images are no integers")
-    if data.case.multiplied == precision:
-        raise PeerUnavailable("that is ours")
-    return build_ours(data, precision=precision)
-
-
-def build_int8(data: ImagesData) -> Candidate:
-    """Ours with int8 weights, where another precision is timed."""
-    return _of_integers(data, "int8")
-
-
-def build_int16(data: ImagesData) -> Candidate:
-    """Ours with weights of two int8 terms, where another precision is timed."""
-    return _of_integers(data, "int16")
 
 
 def build_bf16(data: ImagesData) -> Candidate:

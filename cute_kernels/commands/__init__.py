@@ -1,1 +1,1 @@
-"""The command line: one module per command, and the figures and tables that they print."""
+"""The command line: one module for each command, which declares its options and calls the room that does the work."""

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from cute_kernels.commands.kernel_options import count
-from cute_kernels.common import extras
+from cute_kernels.common import extras, files
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -41,9 +41,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"{options.model}, {options.batch} images")
     report = bench_model.measured(bench_model.load(options), options)
     print("\n".join(report.lines()))
-    if options.images:
-        row = report.page_row(Path(options.model).name, min(options.batch, len(options.images)))
-        print(f"for the table of docs/accuracy.md, if the weights are trained:\n{row}")
-    bench_model.draw(report).savefig(options.output)
+    with files.writing(options.output):
+        bench_model.draw(report).savefig(options.output)
     print(f"wrote {options.output}")
     return 0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_PRECISIONS = ("int8", "fp8", "bf16", "fp16", "int16")
+_PRECISIONS = ("int8", "fp8", "bf16", "fp16")
 """Those that read the fewest bytes first, in which order they are chosen where nothing was timed."""
 
 _AS_GOOD = 1.5
@@ -112,11 +112,6 @@ class Report:
         if not self.timed:
             lines.append("No times: there is no GPU here, and those of a CPU say nothing of one.")
         return [*lines, self.choice()]
-
-    def page_row(self, model: str, photographs: int) -> str:
-        """Row for the table of docs/accuracy.md: model, photographs, device, and of each embedding error and cosine."""
-        measured = [f"{row.tower:.1e}, {row.cosine:.4f}" if row.tower is not None else "-" for row in self.rows]
-        return f"| {' | '.join([model, str(photographs), self.device, *measured])} |"
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def _check(
         search = Search(recorder.launches, budget, how, options.results_may_differ, progress, **where)
         finding = search.run()
     if finding is None or not options.quiet:
-        print(summary(recorder, search.tally, finding is None), flush=True)
+        files.show(summary(recorder, search.tally, finding is None))
     tally = search.tally
     outcome.summary = {
         "launches": recorder.total,

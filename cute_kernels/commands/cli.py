@@ -44,22 +44,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         implement, 130 after an interrupt. Of ``emulate``: `cute_kernels.commands.emulate.EXIT_STATUSES`.
     """
     try:
+        files.lost.clear()
         options = _parser(named(arguments)).parse_args(arguments)  # loads what the commands need, for a second or more
+        files.check_apart(vars(options))
         status = options.run(options)
-        if sys.stdout is not None:  # closed by the caller's shell
-            sys.stdout.flush()
-        return status
+        with files.output():
+            if sys.stdout is not None:  # closed by the caller's shell
+                sys.stdout.flush()
+        if files.lost:
+            _discard_output()
+            files.complain(f"cute-kernels: error: {files.lost[0]}")
+        return status or (2 if files.lost else 0)
     except KeyboardInterrupt:
-        print("cute-kernels: interrupted", file=sys.stderr)
+        files.complain("cute-kernels: interrupted")
         return 130
     except BrokenPipeError:
         _discard_output()
         return 1
     except MemoryError as error:
-        print(f"cute-kernels: error: {_without_memory(error)}", file=sys.stderr)
+        files.complain(f"cute-kernels: error: {_without_memory(error)}")
         return 2
     except (ValueError, OSError, ModuleNotFoundError, NotImplementedError, dsl.UnsupportedVersion) as error:
-        print(f"cute-kernels: error: {files.printable(' '.join(str(error).split()))}", file=sys.stderr)
+        files.complain(f"cute-kernels: error: {files.printable(' '.join(str(error).split()))}")
         try:
             if sys.stdout is not None:
                 sys.stdout.flush()

@@ -153,7 +153,9 @@ class Shell(cmd.Cmd):
         """A command that is none, or the short name of one."""
         if line == "EOF":
             return True
-        name, _, rest = line.strip().partition(" ")
+        name, _, rest = line.strip().removeprefix("print tile").partition(" ")
+        if line.strip().startswith("print tile"):
+            return self.onecmd(f"tile {rest}")
         if name in _SHORT:
             return self.onecmd(f"{_SHORT[name]} {rest}")
         raise ValueError(f"command {name!r}: `help` lists what there is")
@@ -164,9 +166,10 @@ class Shell(cmd.Cmd):
     # --- going on -------------------------------------------------------------------------------------------------
 
     def do_break(self, text: str) -> None:
-        """break PLACE [WARP]: stop in front of FILE:LINE of the source, or LINE of the PTX; without PLACE, list."""
+        """break PLACE [WARP] [if REGISTER == NUMBER]: stop at FILE:LINE, or LINE of the PTX; without PLACE, list."""
         if text.split():
-            made = self.debugger.break_at(*_words(text, 1, 2))
+            place, _, condition = text.partition(" if ")
+            made = self.debugger.break_at(*_words(place, 1, 2), condition=condition)
             self._say(f"breakpoint {made.number} at {self._lines(made.instructions)}")
         for each in () if text.split() else self.debugger.breakpoints.values():
             self._say(f"{each.number}: {each.place} {each.warp}".rstrip())
@@ -174,6 +177,11 @@ class Shell(cmd.Cmd):
     def _lines(self, instructions: tuple[int, ...]) -> str:
         lines = [self.debugger.kernel.instructions[index].line for index in instructions]
         return f"PTX line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
+
+    def do_watch(self, text: str) -> None:
+        """watch register NAME, tile NAME[..], shared NAME [COUNT], memory ADDRESS COUNT, barrier NAME: stops."""
+        made = self.debugger.watch(text, self._warp)
+        self._say(f"watchpoint {made.number}: {text}")
 
     def do_delete(self, text: str) -> None:
         """delete NUMBER: remove a breakpoint."""
@@ -188,6 +196,10 @@ class Shell(cmd.Cmd):
         """step [COUNT]: go on until the chosen warp has executed COUNT instructions, 1 if that is left out."""
         count = _number(*(_words(text, 0, 1) or ["1"]))
         self._show(self.debugger.step(self._warp, count), keep=True)
+
+    def do_back(self, text: str) -> None:
+        """back [COUNT]: go to before the last COUNT instructions of the chosen warp, by running the launch again."""
+        self._show(self.debugger.back(self._warp, _number(*(_words(text, 0, 1) or ["1"]))), keep=True)
 
     def do_restart(self, text: str) -> None:
         """restart: go back to before the first instruction; breakpoints stay."""
@@ -235,6 +247,16 @@ class Shell(cmd.Cmd):
         found = self.debugger.shared(_offset(first), nbytes, self._warp)
         self._dump(found if count else found[:_MOST_BYTES], kind, "" if count else len(found))
 
+    def do_tile(self, text: str) -> None:
+        """tile NAME[@PART][[INDEX, ..]]: a tensor in shared or tensor memory, as a[0:8, :, 1] or a[stage 1]."""
+        found = np.atleast_1d(self.debugger.tile(text, warp=self._warp))
+        shown = found[tuple(slice(0, most) for most in (8, 8, 1, 1, 1)[: found.ndim])] if found.size > 64 else found
+        for index in np.ndindex(shown.shape[:-1]):
+            row = f"[{', '.join(map(str, index))}]: " if index else ""
+            self._say(row + " ".join(f"{float(value):.6g}" for value in shown[index]))
+        if shown.size < found.size:
+            self._say(f"and more: {' x '.join(map(str, found.shape))} in all")
+
     def do_memory(self, text: str) -> None:
         """memory ADDRESS COUNT [TYPE]: global memory."""
         address, count, kind = (*_words(text, 2, 3), *["u32"][len(text.split()) - 2 :])
@@ -258,6 +280,12 @@ class Shell(cmd.Cmd):
             self._say(f"{start:>5}: " + " ".join(map(_item, items[start : start + 8])))
         if whole and whole > len(found):
             self._say(f"and more: {whole} bytes in all")
+
+    def do_origin(self, text: str) -> None:
+        """origin ARRAY BYTE: who stored a byte of an array of the device, and which MMAs and copies it came from."""
+        array, byte = _words(text, 2, 2)
+        for line in self.debugger.origin(array, _number(byte)):
+            self._say(line)
 
     def do_barriers(self, text: str) -> None:
         """barriers: phases, arrivals and bytes of all mbarriers."""
@@ -295,7 +323,7 @@ _SHORT = {
 def _words(text: str, least: int, most: int) -> list[str]:
     words = text.split()
     if not least <= len(words) <= most:
-        raise ValueError(f"{len(words)} words {words}: `help COMMAND` says which are needed")
+        raise ValueError(f"{len(words)} words {words}: must be `help COMMAND` says which")
     return words
 
 
@@ -312,7 +340,7 @@ def _offset(text: str) -> int | str:
 
 def _type(name: str) -> str:
     if name not in _TYPES:
-        raise ValueError(f"type {name!r}: one of {', '.join(_TYPES)} is needed")
+        raise ValueError(f"type = {name!r}: must be one of {', '.join(_TYPES)}")
     return _TYPES[name]
 
 

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cute_kernels.commands import report
 from cute_kernels.commands.demo_candidates import PRECISIONS, SMALLEST, Candidate, make_candidate
 from cute_kernels.common import files
+from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.models import siglip
 from cute_kernels.operations import compile, reference
 from cute_kernels.plan import Plan, make_plan
@@ -70,7 +71,7 @@ class DemoOptions:
     image_size: int = 224
     seed: int = 0
     backend: str = "auto"
-    arch: str = "sm_100a"
+    arch: str = DEFAULT_ARCH
     precisions: Sequence[str] = PRECISIONS
     config: Any = None
     output: Path = Path("demo.png")

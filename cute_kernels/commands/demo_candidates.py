@@ -98,7 +98,6 @@ def make_candidate(precision: str, raw: torch.Tensor, model: PatchEmbedding) -> 
     arguments = PatchEmbedImagesArguments(
         images=raw[:, :, :side, :side].contiguous(),
         weight=weight.raw,
-        weight_low=weight.raw_low,
         weight_scale=weight.scale,
         weight_offset=weight.offset,
         bias=model.bias,

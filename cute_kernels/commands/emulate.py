@@ -6,17 +6,18 @@ import argparse
 import contextlib
 import functools
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from cute_kernels.common.files import check_output, check_program, from_here, marked, show
+from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH
+from cute_kernels.common.files import NotWritten, check_output, check_program, complain, from_here, marked, show
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.machine.launch import schedule
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.observe import roles
 from cute_kernels.emulator.options import CHOICES, DETECTORS, Options
-from cute_kernels.emulator.programs.capturing import ARCHITECTURES, EmulatedLaunch, Session, capture
+from cute_kernels.emulator.programs import ptx_files
+from cute_kernels.emulator.programs.capturing import EmulatedLaunch, Session, capture
 from cute_kernels.emulator.programs.program_run import FAULT, REFUSED, exit_status, run_program
 from cute_kernels.emulator.reports import going_on, source_profile
 from cute_kernels.emulator.reports.document import Outcome, launch_facts
@@ -73,7 +74,12 @@ def add_program_command(
         epilog=statuses,
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("--arch", choices=ARCHITECTURES, default="sm_100a", help="default: %(default)s")
+    parser.add_argument(
+        "--arch",
+        choices=CHIPS,
+        metavar="ARCH",
+        help=f"the chip: {', '.join(CHIPS)} (default: that of a .ptx file, otherwise {DEFAULT_ARCH})",
+    )
     parser.add_argument("--quiet", action="store_true", help="print what is found and nothing else")
     parser.add_argument(
         "--traceback", action="store_true", help="where in the program a launch failed, not only where in its kernel"
@@ -84,12 +90,23 @@ def add_program_command(
     parser.add_argument(
         "script",
         metavar="SCRIPT",
+        action=_Script,
         help="a Python program; a .ptx or .cu file, whose argument describes its launches: JSON, or FILE.py:FUNCTION",
     )
     own = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the program's own arguments")
     own.required = False  # else argparse asks for them where SCRIPT is missing
     parser.set_defaults(run=run)
     return parser
+
+
+class _Script(argparse.Action):
+    """Without ``--arch``, the program also says for which chip."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None
+    ) -> None:
+        namespace.script = values
+        namespace.arch = namespace.arch or ptx_files.arch_of(str(values))
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -222,7 +239,7 @@ def positive(text: str) -> int:
 def _folder(text: str) -> Path:
     """The name of a folder, as argparse's ``type``; pathlib takes an empty one for the current folder."""
     if not text:
-        raise argparse.ArgumentTypeError("the name is empty, expected that of a folder")
+        raise argparse.ArgumentTypeError("the name is empty: must be that of a folder")
     return Path(text)
 
 
@@ -271,13 +288,13 @@ def emulate(options: argparse.Namespace) -> int:
             outcome.status = run_program(options.script, options.arguments, session, failed, options.traceback)
             if reporter.faults and outcome.status in (0, 1):  # what the program makes of it comes second
                 outcome.status = FAULT
-            return outcome.status
         finally:
             outcome.launches = launches_of(session)
             note_suppressed(outcome, going)
             _print_end(options, session)
             if profiled:
                 _write_profile(options, session, reporter)
+    return outcome.status
 
 
 def run_options(parsed: argparse.Namespace) -> dict[str, object]:
@@ -379,6 +396,9 @@ def writing_reports(parsed: argparse.Namespace, reporter: Reporter, name: str) -
     except SystemExit as end:
         outcome.status = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
+    except NotWritten as error:  # a fault that was found before it counts for more
+        outcome.status = FAULT if reporter.faults else 2
+        complain(f"cute-kernels: error: {error}")
     except BaseException as error:
         outcome.status = 2 if isinstance(error, (ValueError, OSError)) else 1
         raise
@@ -388,7 +408,7 @@ def writing_reports(parsed: argparse.Namespace, reporter: Reporter, name: str) -
         except OSError as error:
             if not outcome.status:
                 raise
-            print(f"cute-kernels: error: {error}", file=sys.stderr)  # the status says what happened before
+            complain(f"cute-kernels: error: {error}")  # the status says what happened before
 
 
 def note_suppressed(outcome: Outcome, going: going_on.GoingOn | None) -> None:
@@ -396,7 +416,7 @@ def note_suppressed(outcome: Outcome, going: going_on.GoingOn | None) -> None:
     if going is not None and going.suppressed:
         outcome.suppressed = dict(going.suppressed)
         text = ", ".join(f"{count} by {name}" for name, count in going.suppressed.items())
-        print(f"suppressed reports: {text}", file=sys.stderr)
+        complain(f"suppressed reports: {text}")
 
 
 def launches_of(session: Session) -> list[dict[str, object]]:
@@ -419,16 +439,16 @@ def replay_words(parsed: argparse.Namespace, schedule: Schedule, name: str = "em
 
 def _print_end(options: argparse.Namespace, session: Session) -> None:
     for trace in session.traces:
-        if trace.exists():
+        if trace.is_file():
             show(f"timeline: {trace.resolve()}; open it with https://ui.perfetto.dev")
     if not options.quiet:
         count, total = len(session.launches), sum(launch.report.seconds for launch in session.launches)
         text = f"emulated: {count} launch{'' if count == 1 else 'es'}"
         if session.failures:
             failed = ", ".join(error.launch_name() for error in session.failures)
-            print(f"{text} complete in {total:.1f} s; {failed} failed", flush=True)
+            show(f"{text} complete in {total:.1f} s; {failed} failed")
         else:
-            print(f"{text} in {total:.1f} s", flush=True)
+            show(f"{text} in {total:.1f} s")
 
 
 def _write_profile(options: argparse.Namespace, session: Session, reporter: Reporter) -> None:
@@ -443,6 +463,6 @@ def _write_profile(options: argparse.Namespace, session: Session, reporter: Repo
 
 
 def _print(counters: bool, launch: EmulatedLaunch) -> None:
-    print(f"emulated: {launch.summary()}", flush=True)
+    show(f"emulated: {launch.summary()}")
     if counters and launch.report.units is not None:
         show(launch.report.units.describe())

@@ -13,8 +13,9 @@ from pathlib import Path
 from cute_kernels.commands import sweep, workers
 from cute_kernels.commands.kernel_options import OPERATIONS, add_plan
 from cute_kernels.common import extras, files
+from cute_kernels.common.chips import DEFAULT_ARCH
 
-_FOLDER = Path(__file__).parent / "notebooks"  # no package: whoever imports a notebook executes it
+_FOLDER = Path(__file__).parents[1] / "explore" / "notebooks"  # no package: whoever imports a notebook executes it
 _VARIED = ["tile_n=128,256", "stages=2,3,4,6"]
 """Values that are tried of patch-embed on SM100 without ``--vary``."""
 
@@ -91,7 +92,7 @@ def _program_choice(options: argparse.Namespace) -> str:
     return "\n".join(
         [
             f"script = {str(Path(options.kernel).resolve())!r}",
-            f"arch = {options.arch or 'sm_100a'!r}",
+            f"arch = {options.arch or DEFAULT_ARCH!r}",
             f"arguments = {shlex.split(options.arguments)!r}",
             f"varied = {sweep.texts_of(options.vary, program=True)!r}",
             f"jobs = {options.jobs or workers.JOBS}",
@@ -104,7 +105,7 @@ def _choice(options: argparse.Namespace) -> str:
     if options.arguments:
         raise ValueError("--arguments are for a program, SCRIPT.py")
     if not options.vary:
-        if options.kernel != "patch-embed" or options.arch not in (None, "sm_100a"):
+        if options.kernel != "patch-embed" or options.arch not in (None, DEFAULT_ARCH):
             raise ValueError(f"--vary is missing: name the tunables of {options.kernel} to vary, as FIELD=VALUE,..")
         options.vary = _VARIED
     problem, base, values = sweep.chosen(options)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.plan import ARCHS, PLANNERS, Kernel, Plan, Planner, make_plan
 from cute_kernels.plan.config_codec import OPEN, parse_settings, spell
 from cute_kernels.plan.options import Option
@@ -16,7 +17,6 @@ from cute_kernels.plan.options import Option
 OPERATIONS: dict[str, Planner] = {name.replace("_", "-"): planner for name, planner in PLANNERS.items()}
 """By the name that commands give it."""
 
-DEFAULT_ARCH = "sm_100a"
 """Architecture of a command without ``--arch``, if there is a kernel for it; otherwise the operation's first."""
 
 

@@ -124,7 +124,7 @@ def _mutate(
             verdicts += found
     score, seconds = campaign.score(verdicts), time.perf_counter() - start
     if not options.quiet:
-        print(f"mutated: {len(verdicts)} mutants in {seconds:.1f} s, score {score:.1%}", flush=True)
+        files.show(f"mutated: {len(verdicts)} mutants in {seconds:.1f} s, score {score:.1%}")
     outcome.summary = {
         "score": score,
         "mutants": len(verdicts),
@@ -180,15 +180,15 @@ def survivor(kernel: Kernel, verdict: Verdict) -> Diagnostic:
 def print_kernel(kernel: Kernel, verdicts: list[Verdict], quiet: bool) -> None:
     """Prints what noticed the mutants of a kernel, and which survive; with ``quiet`` these alone."""
     if not quiet:
-        print(f"kernel {kernel.name}")
+        files.show(f"kernel {kernel.name}")
         killers = Counter(verdict.killer for verdict in verdicts if verdict.killed)
         by = ", ".join(f"{name} {count}" for name, count in killers.most_common())
-        print(f"  {len(verdicts)} mutants, {sum(killers.values())} killed" + (f": {by}" if by else ""))
+        files.show(f"  {len(verdicts)} mutants, {sum(killers.values())} killed" + (f": {by}" if by else ""))
         refused = sum(verdict.refused for verdict in verdicts)
         if refused:
-            print(f"  {refused} with PTX that the emulator does not know, which count neither way")
+            files.show(f"  {refused} with PTX that the emulator does not know, which count neither way")
     for verdict in verdicts:
         if verdict.survived:
-            print(f"  survives: {verdict.mutation}: PTX line {verdict.line}: {verdict.original}")
+            files.show(f"  survives: {verdict.mutation}: PTX line {verdict.line}: {verdict.original}")
             if (source := source_of(kernel.ptx, verdict.line)) is not None:
                 files.show(f"    {verdict.place}: {text_of_line(*source).strip()}")

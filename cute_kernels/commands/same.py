@@ -6,13 +6,13 @@ import argparse
 import dataclasses
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from cute_kernels.commands import compare
 from cute_kernels.commands.kernel_options import OPERATIONS, add_planned
 from cute_kernels.common import extras, files
+from cute_kernels.common.chips import DEFAULT_ARCH
 
 _HELP = """Exit status: 0 the same bits, 1 they differ, 2 arguments that cannot be used or runs that cannot be compared
 (also where launches write the same bits, but did not have the same inputs), 3 a kernel is at fault, 4 the emulator does
@@ -28,8 +28,8 @@ def add_parser(commands: argparse._SubParsersAction, names: Sequence[str] = tupl
         help="do two programs, or two configurations of a kernel, leave the same bits?",
         description="Runs A and B in the emulator and compares device memory bit by bit, launch by launch. A and B are "
         "command lines of programs ('bench.py --rows 64', a .ptx with its description), which have to make the same "
-        "inputs, or two configurations of a kernel (FIELD=VALUE,.. or default), which get the same. Says the "
-        "first launch, array and byte that differ.",
+        "inputs, or two configurations of a kernel (FIELD=VALUE,.. or default), which get the same. Launches before a "
+        "program fails are compared. Says the first launch, array and byte that differ.",
         epilog=_HELP,
     )
     add_planned(parser, names, "of configurations (%(default)s)")
@@ -60,10 +60,14 @@ def run(options: argparse.Namespace) -> int:
     programs = [Path((shlex.split(side) or [""])[0]).suffix in _PROGRAMS for side in sides]
     if programs[0] != programs[1]:
         raise ValueError(f"{options.a} and {options.b}: one is a program and one is a configuration")
-    memories = [_of_program(side, options) for side in sides] if programs[0] else _of_plans(sides, options)
+    failed: list[str] = []
+    memories = [_of_program(side, options, failed) for side in sides] if programs[0] else _of_plans(sides, options)
     if any(isinstance(each, int) for each in memories):
         return next(each for each in memories if isinstance(each, int) and each)
-    a, b = memories
+    both = min(map(len, memories)) if failed else None
+    a, b = (each[:both] for each in memories)
+    for side in failed:
+        print(f"{side} failed, after its launches: {len(a)} of A and of B are compared")
     difference = sameness.first_difference(a, b, prefix=options.prefix)
     how = f"{len(a)} launches" if len(a) == len(b) else f"the last of {len(a)} launches and of {len(b)}"
     inputs = sameness.different_inputs(a, b) if difference is None else difference.inputs
@@ -77,13 +81,13 @@ def run(options: argparse.Namespace) -> int:
         if facts is not None:
             facts |= {"a": difference.a.hex(), "b": difference.b.hex()}
         answer = {"a": options.a, "b": options.b, "same": same, "launches": [len(a), len(b)]}
-        answer["inputs"] = inputs
+        answer |= {"inputs": inputs, "failed": failed}
         files.write_text(options.json, json.dumps({**answer, "first_difference": facts}, indent=1) + "\n")
     return 0 if same else 1 if difference is not None else 2
 
 
-def _of_program(side: str, options: argparse.Namespace) -> list | int:
-    """Memory around the launches of a program, or the status with which it failed."""
+def _of_program(side: str, options: argparse.Namespace, failures: list[str]) -> list | int:
+    """Memory around the launches of a program, or the status of a kernel's fault; adds a program that failed itself."""
     import cute_kernels.emulator.checking.sameness as sameness
     import cute_kernels.emulator.machine.launch.schedule as schedule
     import cute_kernels.emulator.programs.capturing as capturing
@@ -93,19 +97,17 @@ def _of_program(side: str, options: argparse.Namespace) -> list | int:
     script, *arguments = shlex.split(side)
     files.check_program(script)
     log, reporter = sameness.MemoryLog(), reports.Reporter()
-    with capturing.capture(options.arch or "sm_100a", recorder=log) as session:
+    with capturing.capture(options.arch or DEFAULT_ARCH, recorder=log) as session:
         try:
             failed = lambda error, *notes: reporter.report(schedule.Schedule(), error, *notes)  # noqa: E731
             status = program_run.run_program(script, arguments, session, failed)
         except SystemExit as end:
-            print(f"cute-kernels: error: {side} ended with status {end.code}", file=sys.stderr)
-            return 2
-    if status == 1:
-        raise ValueError(f"{side} raised an exception of its own")
-    if status:
+            status = 0 if end.code in (None, 0) else 1
+    if status not in (0, 1):
         return status
     if not log.launches:
-        raise ValueError(f"{script} launched no kernel")
+        raise ValueError(f"{side} launched no kernel" + " before it failed" * status)
+    failures += [side] * status
     return log.launches
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, plan_of
 from cute_kernels.commands.sweep import add_subject
 from cute_kernels.common import extras, files
+from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.explore import sweep_program
 from cute_kernels.operations import compile
 
@@ -70,7 +71,7 @@ def _of_program(options: argparse.Namespace) -> tuple[list[MachineCode], int]:
 
     files.check_program(options.kernel)
     arguments, how = shlex.split(options.arguments), emulator.Options(detectors=False)
-    session, reason = sweep_program.emulated(options.kernel, arguments, options.arch or "sm_100a", how)
+    session, reason = sweep_program.emulated(options.kernel, arguments, options.arch or DEFAULT_ARCH, how)
     launches = [each.launch for each in (*session.launches, *session.failures) if each.launch is not None]
     for error in session.failures:
         reason = f"{error.launch_name()} failed in the emulator: {str(error).splitlines()[0]}"

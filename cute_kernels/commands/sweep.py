@@ -13,6 +13,7 @@ from cute_kernels.commands import tables, workers
 from cute_kernels.commands.kernel_options import OPERATIONS, add_plan, config_of, count, problem_of
 from cute_kernels.commands.progress import ProgressLine
 from cute_kernels.common import extras, files
+from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.explore import plan_facts, sweep_outcomes
 from cute_kernels.explore.sweep_program import sweep_program
 from cute_kernels.explore.sweep_table import Row, check_measurable, grid, sweep
@@ -84,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None and any(row.smem for row in rows):
         import cute_kernels.explore.sweep_figure as sweep_figure
 
-        sweep_figure.draw(rows, *axes).savefig(options.output)
+        with files.writing(options.output):
+            sweep_figure.draw(rows, *axes).savefig(options.output)
     tried = [row for row in rows if row.settings]
     status = min((row.status for row in rows if row.status), default=0)  # a fault before a refusal
     return status or int(all(row.reason is not None for row in tried))
@@ -107,7 +109,7 @@ def kernel_name(text: str) -> str:
     if text in OPERATIONS or text.endswith(".py"):
         return text
     allowed = f"{', '.join(OPERATIONS)}, or a program whose name ends with .py"
-    raise argparse.ArgumentTypeError(f"{text!r}, allowed: {allowed}")
+    raise argparse.ArgumentTypeError(f"{text!r}: must be {allowed}")
 
 
 def _rows_of_program(options: argparse.Namespace, line: ProgressLine, where: Mapping[str, Any]) -> list[Row]:
@@ -116,7 +118,7 @@ def _rows_of_program(options: argparse.Namespace, line: ProgressLine, where: Map
     values = {name: list(texts) for name, texts in texts_of(options.vary, program=True).items()}
     settings, arguments = grid(**values), shlex.split(options.arguments)
     seen = _follow(line, len(settings))
-    arch = options.arch or "sm_100a"
+    arch = options.arch or DEFAULT_ARCH
     return sweep_program(options.kernel, settings, arch=arch, arguments=arguments, seen=seen, **where)
 
 

@@ -11,7 +11,7 @@ import secrets
 import stat
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from cute_kernels.common import interrupts
@@ -30,10 +30,40 @@ def current_folder() -> Path | None:
         return None
 
 
+class NotWritten(OSError):
+    """A file of a command, or its output, could not be written; the message names it."""
+
+
+lost: list[str] = []
+"""Why output is missing: a command goes on, since it may find a fault, and says so in the end."""
+
+
 def show(text: str) -> None:
-    """Prints text; characters that the encoding of stdout does not have, as in the C locale, as escape sequences."""
+    """Prints text; characters that the encoding of stdout does not have, as in the C locale, as escape sequences.
+
+    Raises:
+        BrokenPipeError: nobody reads it.
+    """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    with output():
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
+@contextlib.contextmanager
+def output() -> Iterator[None]:
+    """Notes in `lost` that the block cannot write to stdout; raises BrokenPipeError where nobody reads it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        lost[:] = [f"stdout cannot be written: {error.strerror or error}"]
+
+
+def complain(text: str) -> None:
+    """Prints text on stderr; where that cannot be written either, nobody can be told."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 _UNSEEN = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -57,7 +87,7 @@ def check_program(script: str | Path) -> None:
         OSError: IsADirectoryError for a folder, FileNotFoundError where there is no file.
     """
     if os.path.isdir(script):
-        raise IsADirectoryError(f"{script} is a directory; the file of a program is needed")
+        raise IsADirectoryError(f"script = {script}: must be the file of a program, and is a directory")
     if not os.path.isfile(script):
         raise FileNotFoundError(f"no file {script}")
 
@@ -74,7 +104,7 @@ def check_output(path: Path, *suffixes: str) -> None:
         OSError: FileNotFoundError without a folder to write into, IsADirectoryError for a folder, PermissionError.
     """
     if suffixes and path.suffix.lower() not in suffixes:
-        raise ValueError(f"{path} ends with {path.suffix or 'no suffix'}, allowed: {', '.join(suffixes)}")
+        raise ValueError(f"{path} ends with {path.suffix or 'no suffix'}: must be one of {', '.join(suffixes)}")
     folder = path.resolve().parent  # of a link, what it leads to is written
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} to write {path} into")
@@ -86,6 +116,64 @@ def check_output(path: Path, *suffixes: str) -> None:
         writable = os.access(folder, os.W_OK | os.X_OK)
     if not writable:
         raise PermissionError(f"{path} cannot be written: permission denied")
+
+
+OUTPUTS = ("report", "sarif", "trace", "profile_json", "json", "csv", "output")
+"""Options of commands that name a file to write."""
+
+
+def check_apart(given: Mapping[str, object]) -> None:
+    """Whether each file that a command writes is its own: none that it reads, and none that another option names.
+
+    Args:
+        given: values of all options and arguments, in which names of files may be words among others.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    written: dict[object, str] = {}
+    for name in OUTPUTS:
+        path = given.get(name)
+        if isinstance(path, Path) and path != Path("-") and (path.is_file() or not path.exists()):
+            other = written.setdefault(_identity(path), name)
+            if other != name:
+                raise ValueError(f"{_option(other)} and {_option(name)} are both {path}: must be two files")
+    kept, trace = given.get("keep_ptx"), given.get("trace")
+    for path in _named([value for name, value in given.items() if name not in OUTPUTS]):
+        if (name := written.get(_identity(path))) is not None:
+            raise ValueError(f"{_option(name)} = {given[name]}: the command reads this file: must be another one")
+        folder = path.resolve().parent
+        if isinstance(kept, Path) and folder == kept.resolve() and path.name.startswith("launch-"):
+            raise ValueError(f"--keep-ptx = {kept}: the command reads {path.name}, which it would replace there")
+        if isinstance(trace, Path) and folder == trace.resolve().parent and path.suffix == trace.suffix:
+            if re.fullmatch(rf"{re.escape(trace.stem)}-\d+", path.stem):
+                raise ValueError(f"--trace = {trace}: the command reads {path.name}, which it would replace")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _identity(path: Path) -> object:
+    """Equal for all names of a file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return path.resolve()
+    return status.st_dev, status.st_ino
+
+
+def _named(value: object) -> Iterator[Path]:
+    """Files that are there and are named in a value, as ``FILE``, ``FILE:FUNCTION`` or ``FILE ARGS``."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _named(each)
+    elif isinstance(value, (str, Path)):
+        for word in dict.fromkeys(text for each in (str(value), *str(value).split()) for text in
+                                  (each, each.partition(":")[0])):  # fmt: skip
+            with contextlib.suppress(OSError, ValueError):
+                if os.path.isfile(word):
+                    yield Path(word)
 
 
 def make_folder(path: Path) -> None:
@@ -111,7 +199,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise NotWritten(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
+_PACKAGE = __name__.partition(".")[0]
 _LOCKS: weakref.WeakKeyDictionary[threading.RLock, Callable[[], object]] = weakref.WeakKeyDictionary()
 
 
@@ -84,7 +85,7 @@ _cached_properties: tuple[int, list[threading.RLock]] = 0, []
 @functools.lru_cache(maxsize=1)
 def _modules(_count: int) -> list[dict[str, object]]:
     """Names of the modules of this package, among so many modules."""
-    return [vars(module) for name, module in list(sys.modules.items()) if name.partition(".")[0] == __package__]
+    return [vars(module) for name, module in list(sys.modules.items()) if name.partition(".")[0] == _PACKAGE]
 
 
 def _look() -> None:

@@ -1,12 +1,19 @@
-"""Arrays that kernels allocate in shared memory, as CuTe DSL's representation of a module has them.
+"""Arrays and tensors of kernels in shared and tensor memory, as CuTe DSL's representation of a module has them.
 
 PTX has one array for each `alloc_smem`, under a name that says nothing, and one for all that the allocator gives out.
-Which variable of the program a byte belongs to stands in the representation before it is compiled, and only there.
+Which variable of the program a byte belongs to, and the layouts of tensors, stand in the representation before it is
+compiled, and only there. It says where an operation was called, but not who called that function: `call_sites` adds
+that.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import math
+import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +21,20 @@ from typing import Any
 _STATIC, _DYNAMIC = "cute_nvgpu.arch.alloc_smem", "cute.memref.alloca"
 _WHOLE = "cute_nvgpu.arch.get_dyn_smem"  # a program that divides the memory by itself
 _OVERLAYS = "smem.merge_branch_allocs"  # arrays of two branches lie in one place
+_POINTS_ON, _MOVES_ON, _VIEW = ("cute.recast_iter", "cute.get_iter"), "cute.add_offset", "cute.make_view"
+_TENSOR_ROOT = "cute_nvgpu.arch.sm100.retrieve_tmem_ptr"
 _LOCATION = re.compile(r'(?<!\\)"((?:[^"\\]|\\.)+)":(\d+):(\d+)')
-_POINTER = re.compile(r"!cute\.ptr<[a-z]+(\d+)\w*, smem")
+_CALLERS = re.compile(r'^loc\("called at ([^"]*)"')
+_OPERATION = re.compile(r"\s*(%\w+) = ([\w.]+)\(?(%\w+)?")
+_EXTENT = re.compile(r"\d+")
+_TENSOR = re.compile(r'!cute\.memref<(\w+), [st]mem, (?:align<\d+>,? ?)?(?:(S<[\d,]+>), )?"(.*)">')
+_OFFSET = re.compile(r'!cute\.int_tuple<"(?:(-?\d+)|\?(?:\{(?:\w+ )?(?:div=(\d+))?\})?)">')
+_ELEMENT = re.compile(r"!cute\.ptr<[a-z]+(\d+)\w*, [st]mem")
 _BYTES = re.compile(r'!cute\.memref<i8, smem,(?: align<(\d+)>,)? "(\d+):1">')
 _FIELD = re.compile(r'"(\w+):(\d+):(\d+)"')
+
+
+Places = tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -27,33 +44,59 @@ class Allocation:
     Attributes:
         first: byte of the dynamic shared memory; of a static array its number among the kernel's.
         nbytes: size.
-        path, line, column: of the call that allocates; ``column`` from 0 on.
+        places: (path, line, column from 0 on) of the call that allocates, and of the calls of the functions around it,
+            the innermost first.
         fields: (name, byte of the structure, bytes) of each field of a structure.
     """
 
     first: int
     nbytes: int
-    path: str
-    line: int
-    column: int
+    places: Places
     fields: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
+class View:
+    """A tensor that a kernel makes of a pointer.
+
+    Attributes:
+        array: number of the static array that it lies in; None: in dynamic shared memory, or in tensor memory.
+        space: "shared" or "tensor".
+        first: bytes from there to its beginning; in tensor memory columns from what was allocated.
+        step: 0, or it begins at a multiple of so many bytes (columns) behind ``first`` that only the kernel knows.
+        element: type, as CuTe DSL's representation names it.
+        swizzle: ``S<bits, base, shift>`` of addresses in bytes, or "".
+        layout: as `layouts.offsets` takes it.
+        places: as of `Allocation`.
+    """
+
+    array: int | None
+    space: str
+    first: int
+    step: int
+    element: str
+    swizzle: str
+    layout: str
+    places: Places
+
+
+@dataclass(frozen=True)
 class Allocations:
-    """Those of a kernel.
+    """Allocations of a kernel.
 
     Attributes:
         kernel: name of its entry.
         static: in the order in which PTX numbers them.
         dynamic: in the order of addresses; none if it is not known where they are.
         sized: the program says how large the dynamic shared memory is; else it ends with the last of them.
+        views: tensors, in program order.
     """
 
     kernel: str
     static: tuple[Allocation, ...] = ()
     dynamic: tuple[Allocation, ...] = ()
     sized: bool = False
+    views: tuple[View, ...] = ()
 
 
 def of_module(module: Any) -> tuple[Allocations, ...]:
@@ -71,15 +114,69 @@ def _operations(module: Any) -> Iterator[Any]:
 
 
 def _of_kernel(kernel: Any) -> Allocations:
-    found = [op for op in _inside(kernel) if op.name in (_STATIC, _DYNAMIC, _WHOLE)]
-    static = [op for op in found if op.name == _STATIC]
+    found = [op for op in _inside(kernel) if op.name in (_STATIC, _DYNAMIC, _WHOLE) and " smem" in _type(op)]
+    static, whole = ([op for op in found if op.name == name] for name in (_STATIC, _WHOLE))
     dynamic = sorted((op for op in found if op.name == _DYNAMIC), key=_partition)
-    known = _OVERLAYS not in kernel.attributes and not any(op.name == _WHOLE for op in found)
+    known = _OVERLAYS not in kernel.attributes and not whole
     name = str(kernel.attributes["sym_name"]).strip('"')
-    return Allocations(
-        name, _numbered(static), _laid_out(dynamic) if known else (), "smem.config_smem_size" in kernel.attributes
-    )
+    arrays = _laid_out(dynamic) if known else ()
+    firsts = {op: array.first for op, array in zip(dynamic, arrays)} if not whole else dict.fromkeys(whole, 0)
+    numbers = {op: number for number, op in enumerate(static)}
+    pointers = _Pointers([(numbers.get(op), 0 if op in numbers else firsts.get(op)) for op in found])
+    text = kernel.get_asm(enable_debug_info=True, use_local_scope=True)
+    views = tuple(view for line in text.splitlines() if (view := pointers.view(line)) is not None)
+    return Allocations(name, _numbered(static), arrays, "smem.config_smem_size" in kernel.attributes, views)
 
+
+class _Pointers:
+    """Pointers of a kernel by their names in its text, each with its root, bytes and unknown steps behind that.
+
+    The text, because CuTe DSL's bindings make new operations of each tensor that they are asked for.
+    """
+
+    def __init__(self, starts: Iterable[tuple[int | None, int | None]]) -> None:
+        self._starts, self._known = iter(starts), dict[str, tuple[int | None, str, int, int]]()
+
+    def view(self, line: str) -> View | None:
+        """Takes the next line of the text: the tensor that it makes, if it is known where it lies."""
+        found = _OPERATION.match(line)
+        if found is None or "mem" not in line:
+            return None
+        name, operation, operand = found.groups()
+        if operation in (_STATIC, _DYNAMIC, _WHOLE) and " smem" in line:
+            array, first = next(self._starts)
+            if first is not None:
+                self._known[name] = array, "shared", first, 0
+        elif operation == _TENSOR_ROOT:
+            self._known[name] = None, "tensor", 0, 0
+        elif operand not in self._known:
+            self._known.pop(name, None)
+        elif operation in _POINTS_ON:
+            self._known[name] = self._known[operand]
+        elif operation == _MOVES_ON:
+            self._move(name, line, *self._known[operand])
+        elif operation == _VIEW:
+            return _tensor(line, *self._known[operand])
+        return None
+
+    def _move(self, name: str, line: str, array: int | None, space: str, first: int, step: int) -> None:
+        bits, moved = _ELEMENT.search(line), _OFFSET.search(line)
+        if bits is None or moved is None:
+            self._known.pop(name, None)
+            return
+        number, multiple = moved.groups()
+        unit = int(bits[1]) / (8 if space == "shared" else 32)  # columns have 32 bits
+        step = math.gcd(step, 0 if number else int(int(multiple or 1) * unit))
+        self._known[name] = array, space, first + int(int(number or 0) * unit), step
+
+
+def _tensor(line: str, array: int | None, space: str, first: int, step: int) -> View | None:
+    """The tensor that a line makes; None of what one thread loads or stores."""
+    kind = _TENSOR.search(line)
+    if kind is None or step and sum(int(extent) > 1 for extent in _EXTENT.findall(kind[3].partition(":")[0])) < 2:
+        return None
+    element, swizzle, layout = kind.groups()
+    return View(array, space, first, step, element, swizzle or "", layout, _places(line[line.rindex(" loc(") + 1 :]))
 
 def _inside(operation: Any) -> Iterator[Any]:
     """All operations of a kernel in program order."""
@@ -88,6 +185,11 @@ def _inside(operation: Any) -> Iterator[Any]:
             for each in block.operations:
                 yield each.operation
                 yield from _inside(each.operation)
+
+
+def _type(operation: Any) -> str:
+    """Type of its result, without the object that the bindings make of the result, and without new operations."""
+    return next(map(str, operation.results.types), "")
 
 
 def _partition(alloca: Any) -> int:
@@ -104,11 +206,11 @@ def _numbered(operations: Iterable[Any]) -> tuple[Allocation, ...]:
     """Static arrays; none if the size of one is not known."""
     result = []
     for number, operation in enumerate(operations):
-        element = _POINTER.match(str(operation.results[0].type))
+        element = _ELEMENT.match(_type(operation))
         if element is None:
             return ()
         nbytes = int(element[1]) * _number(operation, "input") // 8
-        result.append(Allocation(number, nbytes, *_place(operation)))
+        result.append(Allocation(number, nbytes, _places(operation.location)))
     return tuple(result)
 
 
@@ -116,7 +218,7 @@ def _laid_out(operations: Iterable[Any]) -> tuple[Allocation, ...]:
     """Dynamic shared memory, one after the other, each aligned; none if the size of one is not known."""
     result, end = [], 0
     for operation in operations:
-        array = _BYTES.fullmatch(str(operation.results[0].type))
+        array = _BYTES.fullmatch(_type(operation))
         if array is None:
             return ()
         align, nbytes = int(array[1] or 1), int(array[2])
@@ -124,12 +226,46 @@ def _laid_out(operations: Iterable[Any]) -> tuple[Allocation, ...]:
         attributes = operation.attributes
         text = str(attributes["smem.struct_fields"]) if "smem.struct_fields" in attributes else ""
         fields = tuple((name, int(offset), int(size)) for name, size, offset in _FIELD.findall(text))
-        result.append(Allocation(first, nbytes, *_place(operation), fields))
+        result.append(Allocation(first, nbytes, _places(operation.location), fields))
         end = first + nbytes
     return tuple(result)
 
 
-def _place(operation: Any) -> tuple[str, int, int]:
-    """File, line and column of the innermost call of the program."""
-    found = _LOCATION.search(str(operation.location))
-    return (found[1], int(found[2]), int(found[3])) if found is not None else ("", 0, 0)
+def _places(location: Any) -> Places:
+    """Where an operation is called, the innermost call first."""
+    text = str(location)
+    found, callers = _LOCATION.search(text), _CALLERS.match(text)
+    if found is None:
+        return ()
+    around = (each.rsplit(":", 2) for each in callers[1].split("|")) if callers is not None else ()
+    callers = ((path, int(line), int(column)) for path, line, column in around)
+    return ((found[1], int(found[2]), int(found[3])), *callers)
+
+
+@contextlib.contextmanager
+def call_sites() -> Iterator[None]:
+    """Operations that are made inside say who called the functions around them, where CuTe DSL (4.8 on) lets them."""
+    op = importlib.import_module("cutlass._mlir_helpers.op")
+    if not hasattr(op, "loc_transform"):
+        yield
+        return
+    from cutlass._mlir import ir
+
+    def with_callers(location: Any) -> Any:
+        if location is None:
+            return None
+        callers = [each for each in _callers(op) if not {'"', "|"} & set(each)][1:]
+        return ir.Location.name(f"called at {'|'.join(callers)}", childLoc=location) if callers else location
+
+    with op.loc_transform(with_callers):
+        yield
+
+
+def _callers(op: Any) -> Iterator[str]:
+    """Calls of the program's functions that are running, up to the kernel."""
+    own, frame = os.path.dirname(__file__), sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "kernel_wrapper":
+        if not op._is_framework_stack_frame(frame) and os.path.dirname(frame.f_code.co_filename) != own:
+            positions = next(iter(list(frame.f_code.co_positions())[frame.f_lasti // 2 :]), (None,) * 4)
+            yield f"{frame.f_code.co_filename}:{frame.f_lineno}:{positions[2] or 0}"
+        frame = frame.f_back

@@ -7,14 +7,16 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import inspect
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
 from cute_kernels.common.interrupts import deferred
+from cute_kernels.dsl.allocations import call_sites
 from cute_kernels.dsl.compiling import EMULATOR_VERSIONS, instances, require
 
 _COMPILING = threading.local()
@@ -22,8 +24,12 @@ _COMPILING = threading.local()
 
 
 @contextlib.contextmanager
-def compiling_for(arch: str, unsupported: type[Exception] = NotImplementedError) -> Iterator[None]:
+def compiling_for(
+    arch: str, unsupported: type[Exception] = NotImplementedError, note: Callable[[dict[str, int]], None] | None = None
+) -> Iterator[None]:
     """Every DSL of the cutlass package compiles for ``arch``, without TVM-FFI, and keeps its PTX with source lines.
+
+    ``note`` is as of `adapting_calls`, for calls of functions that are compiled as they are called.
 
     Object files hold no PTX, and those that were made inside could not be called with TVM-FFI: writing one, and calling
     a function of one, raises ``unsupported``. Caches of such files stay as they are.
@@ -75,9 +81,12 @@ def compiling_for(arch: str, unsupported: type[Exception] = NotImplementedError)
         base = importlib.import_module("cutlass.base_dsl.dsl").BaseDSL
         translate = base._func  # of `cute.compile`, and of calls of functions that are not compiled
 
-        def without_interrupts(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with deferred():
-                return translate(self, *args, **kwargs)
+        def without_interrupts(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+            if note is not None:
+                names = inspect.signature(function).parameters
+                note(_addresses(names, args, {each: kwargs[each] for each in names if each in kwargs}))
+            with deferred(), call_sites():
+                return translate(self, function, *args, **kwargs)
 
         stack.enter_context(mock.patch.object(base, "_func", without_interrupts))
         yield
@@ -108,6 +117,7 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 def adapting_calls(
     remember: Callable[[tuple[Any, ...], dict[str, Any], bool], Any],
     adapt: Callable[[Any, list[str], tuple[Any, ...], dict[str, Any]], _Arguments],
+    note: Callable[[dict[str, int]], None],
 ) -> Iterator[None]:
     """Calls of functions that are compiled inside, made inside, pass other arguments than they were given.
 
@@ -116,6 +126,7 @@ def adapting_calls(
             false if calls stay as they are.
         adapt: (what was remembered, names of the run-time parameters, args, kwargs of the call) -> the args and kwargs
             that are passed, objects that CuTe DSL converts or that have ``__c_pointers__``.
+        note: told before each call the addresses of tensors and pointers by the names of their parameters.
     """
     import cutlass.base_dsl.compiler
     import cutlass.base_dsl.jit_executor
@@ -138,6 +149,7 @@ def adapting_calls(
     @functools.wraps(marshal)
     def marshal_adapted(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         memory = getattr(self, "_cute_kernels_memory", None)
+        note(_addresses(self._meta.all_names, args, kwargs))
         if not memory:
             return marshal(self, args, kwargs)
         args, kwargs = adapt(memory, self._meta.all_names, args, kwargs)
@@ -149,6 +161,18 @@ def adapting_calls(
         mock.patch.object(execution_args, marshals, marshal_adapted),
     ):
         yield
+
+
+def _addresses(names: Iterable[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
+    """Addresses of those arguments of a call that stand for one."""
+    given = {**dict(zip(names, args)), **kwargs}
+    return {each: at for each, value in given.items() if isinstance(at := _address_of(value), int)}
+
+
+def _address_of(value: Any) -> Any:
+    """Address that an argument of a call stands for: a torch tensor, a tensor or a pointer of CuTe DSL."""
+    found = getattr(value, "data_ptr", None) or getattr(value, "_pointer", None)
+    return found() if callable(found) else found
 
 
 def context_initialisers() -> Iterator[tuple[Any, str]]:

@@ -1,6 +1,7 @@
-"""Executes PTX for sm_80 to sm_90a, sm_100a and sm_120 on a CPU, bit for bit, under a seeded scheduler.
+"""Executes PTX of every chip since sm_80 on a CPU, bit for bit, under a seeded scheduler; knows none of our kernels.
 
-`run` executes a launch; `cute_kernels.emulator.programs` runs whole programs.
+`run` executes a launch, `programs` whole programs. `isa` decodes PTX, `machine` executes it (hot paths in C in `core`),
+`races` finds unordered accesses, `observe` counts, `reports` explains errors, `checking` tries other schedules.
 Needs the extra ``emulator``; without it, importing this package raises `cute_kernels.common.extras.MissingExtra`.
 """
 

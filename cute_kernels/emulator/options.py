@@ -66,8 +66,9 @@ class Options:
             for, or be ordered before what the CTA waited for, and no mbarrier may have taken some of the arrivals of a
             phase and not all, or all and not the bytes that they announced.
         arithmetic: how tensor cores add products of floats: ``"silicon"`` as those of the architecture that the PTX is
-            for (`cute_kernels.emulator.machine.units.matrix.arithmetic` says who measured it), ``"exact"`` with exact sums that
-            are rounded once per instruction, to nearest even, as `cute_kernels.operations.reference` computes them.
+            for (`cute_kernels.emulator.machine.units.matrix.arithmetic` says who measured it), ``"exact"`` with exact
+            sums that are rounded once per instruction, to nearest even, as `cute_kernels.operations.reference` computes
+            them.
         clusters: linear indices of the clusters to run; None for all.
         roles: name per warp index, for reports.
         barriers: (offset in shared memory, name) of mbarriers, for reports.
@@ -83,8 +84,8 @@ class Options:
         counters: count the work of every unit (`Report.units`), which takes longer.
         trace: file to write a timeline of the launch to (`cute_kernels.emulator.observe.trace`), also when it fails.
         processes: how many execute the clusters of a launch at the same time, forked for it, where clusters turn out to
-            be independent (`cute_kernels.emulator.machine.launch.clusters`); results and reports are those of one process, and
-            `Report.one_process` says why a launch ran in one nevertheless.
+            be independent (`cute_kernels.emulator.machine.launch.clusters`); results and reports are those of one
+            process, and `Report.one_process` says why a launch ran in one nevertheless.
         going_on: called with a report of a detector, which says where it happened; True: execution goes on as if
             nothing were wrong, False: the report is raised. None: all are raised. A race, or a read of what nobody has
             written, that the same instructions show again is not reported again.
@@ -123,15 +124,15 @@ class Options:
             ("arithmetic", CHOICES),
         ):  # fmt: skip
             if getattr(self, name) not in legal:
-                raise ValueError(f"{name} {getattr(self, name)!r}; legal are {', '.join(map(repr, legal))}")
+                raise ValueError(f"{name} = {getattr(self, name)!r}: must be one of {', '.join(map(repr, legal))}")
         for name in ("spurious_try_wait_failures", "detectors", "strict", "counters"):
             if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} {getattr(self, name)!r}: a bool is needed")
+                raise TypeError(f"{name} = {getattr(self, name)!r}: must be a bool")
         if not isinstance(self.without, (list, tuple)):
-            raise TypeError(f"without {self.without!r}: a tuple of names of detectors is needed")
+            raise TypeError(f"without = {self.without!r}: must be a tuple of names of detectors")
         for name in self.without:
             if name not in DETECTORS:
-                raise ValueError(f"without {name!r}; legal are {', '.join(map(repr, DETECTORS))}")
+                raise ValueError(f"without = {name!r}: must be one of {', '.join(map(repr, DETECTORS))}")
         for name, least, or_none in (
             ("max_warp_instructions", 1, " or None"), ("max_idle_blocks", 1, " or None"), ("resident", 1, " or None"),
             ("processes", 1, ""), ("seed", 0, ""),
@@ -140,24 +141,24 @@ class Options:
             if value is None and or_none:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} {value!r}: an int{or_none} is needed")
+                raise TypeError(f"{name} = {value!r}: must be an int{or_none}")
             if value < least:
-                raise ValueError(f"{name} {value}: at least {least} is needed")
+                raise ValueError(f"{name} = {value}: must be at least {least}")
         for name, kind, allowed in (("clusters", int, "None or a tuple of ints"), ("roles", str, "a tuple of str")):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(n, kind) for n in value)):
-                raise TypeError(f"{name} {value!r}: {allowed} is needed")
+                raise TypeError(f"{name} = {value!r}: must be {allowed}")
         named = isinstance(self.barriers, (list, tuple)) and all(
             isinstance(pair, (list, tuple)) and [type(item) for item in pair] == [int, str] for pair in self.barriers
         )
         if not named:
-            raise TypeError(f"barriers {self.barriers!r}: a tuple of pairs of an int and a str is needed")
+            raise TypeError(f"barriers = {self.barriers!r}: must be a tuple of pairs of an int and a str")
         if self.trace is not None and not isinstance(self.trace, (str, os.PathLike)):
-            raise TypeError(f"trace {self.trace!r}: the path of a file or None is needed")
+            raise TypeError(f"trace = {self.trace!r}: must be the path of a file or None")
         if self.going_on is not None and not callable(self.going_on):
-            raise TypeError(f"going_on {self.going_on!r}: a function of an error, or None, is needed")
+            raise TypeError(f"going_on = {self.going_on!r}: must be a function of an error or None")
         if not isinstance(self.steps, tuple) or not all(isinstance(each, Step) for each in self.steps):
-            raise TypeError(f"steps {self.steps!r}: a tuple of Step is needed")
+            raise TypeError(f"steps = {self.steps!r}: must be a tuple of Step")
         drawn = (self.completion, self.interleave, self.interleave_clusters, self.spurious_try_wait_failures)
         if self.steps and (drawn[0] == "random" or drawn[1:] != ("round_robin", "in_turn", False)):
             raise ValueError("steps are the whole schedule: only completion 'eager' or 'lazy' can be given besides")
@@ -182,7 +183,7 @@ def default_options(options: Options) -> Iterator[None]:
         TypeError: no `Options`.
     """
     if not isinstance(options, Options):
-        raise TypeError(f"options is a {type(options).__name__}; cute_kernels.emulator.Options are needed")
+        raise TypeError(f"options is a {type(options).__name__}: must be cute_kernels.emulator.Options")
     token = _CURRENT.set(options)
     try:
         yield

@@ -13,6 +13,7 @@ import torch
 
 from cute_kernels import emulator
 from cute_kernels.common import extras
+from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.explore import sweep_outcomes, sweep_program, sweep_table, trace_figure
 from cute_kernels.explore.sweep_table import Row
 from cute_kernels.operations import examples
@@ -96,7 +97,7 @@ def counts_table(rows: Sequence[Row]) -> str:
 
 
 def timeline_of_program(
-    script: str, settings: Mapping[str, Any], *, arch: str = "sm_100a", arguments: Sequence[str] = ()
+    script: str, settings: Mapping[str, Any], *, arch: str = DEFAULT_ARCH, arguments: Sequence[str] = ()
 ) -> Figure:
     """The first cluster of a program's first launch in the emulator under a random schedule.
 

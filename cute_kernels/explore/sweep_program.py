@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from cute_kernels.common import extras, files
+from cute_kernels.common.chips import DEFAULT_ARCH, check_arch
 from cute_kernels.explore.sweep_table import Row, evaluated
 from cute_kernels.plan import SmemRegion, TmemRegion
 
@@ -24,7 +25,7 @@ def sweep_program(
     script: str | os.PathLike[str],
     settings: Iterable[Mapping[str, Any]],
     *,
-    arch: str = "sm_100a",
+    arch: str = DEFAULT_ARCH,
     arguments: Sequence[str] = (),
     executor: Executor | Callable[[], Executor] | None = None,
     jobs: int = 1,
@@ -54,10 +55,8 @@ def sweep_program(
         MissingExtra: the extra ``emulator`` is not installed.
     """
     extras.require("emulator", "a sweep of a program")
-    import cute_kernels.emulator.programs.capturing as capturing
 
-    if arch not in capturing.ARCHITECTURES:
-        raise ValueError(f"arch = {arch!r}, allowed: {', '.join(capturing.ARCHITECTURES)}")
+    check_arch(arch)
     files.check_program(script)
     state = (os.path.abspath(script), arch, tuple(arguments))
     return evaluated(_evaluate, state, map(dict, settings), executor=executor, jobs=jobs, seen=seen)

@@ -1,4 +1,4 @@
-"""Scale, bias + position, rounding: registers to registers, one function per contract of `cute_kernels.operations.reference`."""
+"""Scale, bias + position, rounding: one function per contract of `cute_kernels.operations.reference`."""
 
 from __future__ import annotations
 
@@ -75,15 +75,6 @@ def scale_add(
     return tuple(ptx.fma_rn_f32(*operands) for operands in zip(sums, scales, addends, strict=True))
 
 
-TERM_FACTOR = 256.0
-"""Factor of the high one of a weight's two terms."""
-
-
-def sum_of_terms(high: tuple[Float32, ...], low: tuple[Float32, ...], packed_f32: bool = False) -> tuple[Float32, ...]:
-    """Sums over a weight of two terms, from those over each of them."""
-    return scale_add(high, (Float32(TERM_FACTOR),) * len(high), low, packed_f32)
-
-
 def as_floats(sums: cute.Tensor) -> cute.Tensor:
     """The registers themselves, or integers rounded to FP32."""
     if sums.element_type is Float32:
@@ -153,7 +144,7 @@ def scales_of(
     return Scales(call, rows, features)
 
 
-# --- activations of an epilogue, register to register, by the contract of `cute_kernels.operations.reference.activations` -------
+# --- activations of an epilogue, by the contract of `cute_kernels.operations.reference.activations` -------------------
 
 
 @dataclass(frozen=True)

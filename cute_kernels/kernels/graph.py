@@ -204,7 +204,7 @@ def sm100_transposed_graph(plan: Sm100TransposedPlan) -> Graph:
 def sm90_graph(plan: TransposedPlan) -> Graph:
     """load -> mma, where a consumer warpgroup drains its own registers: the graph of kernels that compute ``out^T``.
 
-    What of a weight stays in shared memory is loaded once, in front of the operands. Warps that repack stand between
+    Warps that repack stand between
     load and mma: they read raw strips, which the CTAs of a cluster load for each other, and fill operands of their own.
 
     Named barriers: ``staged`` of a warpgroup separates its writes to staging from the TMA store that reads them;
@@ -214,11 +214,10 @@ def sm90_graph(plan: TransposedPlan) -> Graph:
     groups = plan.config.warpgroups
     stages, released, nbytes = plan.config.stages, Signal.WARPGROUP_ARRIVE, plan.stage_bytes
     operands = Edge("operands", "load", "mma", stages, full=Signal.TMA_BYTES, empty=released, tx_bytes=nbytes)
-    weight = Edge("weight", "load", "mma", 1, full=Signal.TMA_BYTES, empty=None, tx_bytes=plan.weight_bytes)
     staged = tuple(NamedBarrier(f"staged {i}", 1 + i, 128) for i in range(groups))
     order = tuple(NamedBarrier(f"order barrier {i}", 1 + groups + i, 256) for i in range(groups))
     roles = (Role("mma", 0, 4 * groups), Role("load", plan.load_warp, 1))
-    edges = (operands, weight) if plan.weight_bytes else (operands,)
+    edges = (operands,)
     repack = plan.roles.count("repack")
     if repack:
         roles += (Role("repack", plan.load_warp + 1, repack),)

@@ -87,7 +87,6 @@ class ImagesOperands:
 
     images: cute.Pointer
     weight: cute.Tensor
-    weight_low: cute.Tensor | None
     scale: cute.Pointer | None
     table: cute.Pointer | None
     out: cute.Pointer
@@ -109,7 +108,6 @@ class ImagesHost(PatchEmbedHost):
         self,
         images_pointer: cute.Pointer,
         weight_pointer: cute.Pointer,
-        weight_low_pointer: cute.Pointer | None,
         scale_pointer: cute.Pointer | None,
         table_pointer: cute.Pointer | None,
         out_pointer: cute.Pointer,
@@ -123,12 +121,9 @@ class ImagesHost(PatchEmbedHost):
     ) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
         plan, problem, k = self.plan, self.plan.problem, self.plan.weight_columns_of_k
-        rows = cute.make_layout((n, k), stride=(k, 1))
-        low = None if weight_low_pointer is None else cute.make_tensor(weight_low_pointer, rows)
         operands = ImagesOperands(
             images=images_pointer,
-            weight=cute.make_tensor(weight_pointer, rows),
-            weight_low=low,
+            weight=cute.make_tensor(weight_pointer, cute.make_layout((n, k), stride=(k, 1))),
             scale=scale_pointer,
             table=table_pointer,
             out=out_pointer,

@@ -125,12 +125,11 @@ class StripsArguments:
     """Arguments of a kernel: TMA copies, weight, table, scales and sizes in tiles.
 
     ``images`` has a load for each part of the rows. ``weight`` is ``[N, K]`` in memory, or its load where TMA brings it
-    into shared memory; ``weight_parts`` are its low term and loads of parts of it, where there are any.
+    into shared memory.
     """
 
     images: tuple[Tma, ...]
     weight: cute.Tensor | Tma
-    weight_parts: tuple[cute.Tensor | Tma | None, ...]
     out: Tma
     table: cute.Tensor | None
     scale: cute.Tensor | None
@@ -145,7 +144,6 @@ def strips_arguments(
     o: ImagesOperands,
     images: tuple[Tma, ...],
     weight: cute.Tensor | Tma,
-    weight_parts: tuple[cute.Tensor | Tma | None, ...],
     out: Tma,
 ) -> StripsArguments:
     """The arguments, from operands and TMA copies."""
@@ -155,7 +153,6 @@ def strips_arguments(
     return StripsArguments(
         images=images,
         weight=weight,
-        weight_parts=weight_parts,
         out=out,
         table=table_view(plan, o.table, feature_groups, position_tiles),
         scale=None if o.scale is None else cute.make_tensor(o.scale, (o.n,)),

@@ -1,1 +1,5 @@
-"""Other libraries' models with the patch embedding of this one. Each module imports its library when it is used."""
+"""Vision models with the kernels of this package in place of their own layers.
+
+`transformers`, `timm`, `open_clip` and `vllm` replace layers in models of these libraries; each module imports
+its library when it is used. `nn/` has the layers, `siglip/` the pixels, patches and checkpoints of SigLIP.
+"""

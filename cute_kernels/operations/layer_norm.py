@@ -16,24 +16,21 @@ import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 
-from cute_kernels.config import GemmConfig, check_choice, longest_row
+from cute_kernels.config import GemmConfig, longest_row
 from cute_kernels.operations import reference
 from cute_kernels.operations.arguments import Backend, choose_backend
 from cute_kernels.operations.base import ROW_BYTES, define_operator, launch
 from cute_kernels.operations.gemm import gemm
-from cute_kernels.operations.patch_weight import LARGEST, to_integers, two_terms
+from cute_kernels.operations.patch_weight import to_integers
 from cute_kernels.operations.runtime.devices import device_facts
 from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.operations.scales import fp32
 from cute_kernels.plan.base import ARCHS
 from cute_kernels.plan.layer_norm import LayerNormScalePlan, LayerNormScaleProblem, plan_layer_norm_scale
 from cute_kernels.plan.registry import GEMM
-
-Precision = Literal["int8", "int16"]
 
 _OUT_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -49,21 +46,21 @@ class LayerNormWeight:
     """A LayerNorm and the linear layer behind it, made by `prepare_layer_norm_weight` for `layer_norm_linear`.
 
     Attributes:
-        terms: ``[N, K]`` int8 weights, each with its ``[1, N]`` float32 multiplier; with ``"int16"`` two, the low one
-            first. In all, every row's sum is 0.
+        values: ``[N, K]`` int8; every row's sum is 0.
+        scale: ``[1, N]`` float32, their multipliers.
         bias: ``[N]`` float32.
         eps: of the norm, in units of squared pixels of 0 to 255.
     """
 
-    terms: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    values: torch.Tensor
+    scale: torch.Tensor
     bias: torch.Tensor
     eps: float
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> LayerNormWeight:
         """Moves and never casts."""
         device = fn(self.bias).device
-        terms = tuple((values.to(device), scale.to(device)) for values, scale in self.terms)
-        return LayerNormWeight(terms, self.bias.to(device), self.eps)
+        return LayerNormWeight(*(each.to(device) for each in (self.values, self.scale, self.bias)), self.eps)
 
 
 def prepare_layer_norm_weight(
@@ -74,7 +71,6 @@ def prepare_layer_norm_weight(
     *,
     eps: float = 1e-5,
     divisor: float = 255.0,
-    precision: Precision = "int8",
 ) -> LayerNormWeight:
     """Folds a LayerNorm over uint8 pixels into the linear layer behind it, for `cute_kernels.layer_norm_linear`.
 
@@ -84,24 +80,21 @@ def prepare_layer_norm_weight(
         norm_weight, norm_bias: ``[K]`` of the LayerNorm, or None.
         eps: of the LayerNorm, of what the model gives it.
         divisor: what the model divides pixels by before the norm.
-        precision: ``"int8"``: weights of 8 bits with one scale per feature; ``"int16"``: of 16 bits as two terms of 8,
-            which takes two products.
 
     Returns:
         The prepared weight, on the device of ``weight``: ``norm_weight * weight``, centred in float64 and rounded to
-        multiples of the scale, ``max|w| / 127`` or ``max|w| / 32639``. Where the rounded ones of a feature sum to d and
+        multiples of the feature's scale, ``max|w| / 127``. Where the rounded ones of a feature sum to d and
         not to 0, the d of them that rounding moved furthest that way are rounded the other way.
 
     Raises:
         TypeError: an argument of the wrong type or element type.
         ValueError: a wrong shape, device or value; NaN or infinity; a feature whose scale leaves FP32's range.
     """
-    check_choice("precision", precision, get_args(Precision))
     _check_tensor("weight", weight, None, weight)
     n, k = weight.shape
     most = longest_row("uint8")
     if k % ROW_BYTES or not ROW_BYTES <= k <= most:
-        raise ValueError(f"weight has K = {k}, allowed: multiples of {ROW_BYTES} up to {most}")
+        raise ValueError(f"weight has K = {k}: must be multiples of {ROW_BYTES} up to {most}")
     for name, value, extent in (("bias", bias, n), ("norm_weight", norm_weight, k), ("norm_bias", norm_bias, k)):
         if value is not None:
             _check_tensor(name, value, extent, weight)
@@ -109,18 +102,12 @@ def prepare_layer_norm_weight(
     if pixel_eps is None:
         raise ValueError(f"eps = {eps} with divisor = {divisor} and K = {k} is no normal number in FP32")
     step = max(1, _CHUNK_ELEMENTS // k)
-    parts = [_features(rows, norm_weight, norm_bias, LARGEST[precision]) for rows in weight.detach().split(step)]
+    parts = [_features(rows, norm_weight, norm_bias) for rows in weight.detach().split(step)]
     integers, scale, shift = map(torch.cat, zip(*parts, strict=True))
     total = shift if bias is None else shift + bias.detach().to(torch.float64)
     if not bool(torch.isfinite(total.to(torch.float32)).all()):
-        raise ValueError("bias or norm_bias has NaN, infinity or what is beyond FP32, allowed: finite numbers")
-    scale = scale[None]
-    if precision == "int8":
-        terms = ((integers.to(torch.int8), scale),)
-    else:
-        high, low = two_terms(integers)
-        terms = ((low, scale), (high, 256 * scale))
-    return LayerNormWeight(terms, total.to(torch.float32), pixel_eps)
+        raise ValueError("bias or norm_bias has NaN, infinity or what is beyond FP32: must be finite numbers")
+    return LayerNormWeight(integers, scale[None], total.to(torch.float32), pixel_eps)
 
 
 def eps_of_pixels(eps: float, divisor: float, k: int) -> float | None:
@@ -145,10 +132,9 @@ def layer_norm_linear(
 ) -> torch.Tensor:
     """``linear(layer_norm(x))`` of uint8 rows, the same bits on every device: sums are exact integers.
 
-    `cute_kernels.operations.reference.layer_norm_scale` says what a row is multiplied by, which a small kernel finds; the products
-    are those of `cute_kernels.gemm`: ``fma(sum, fp32(row * scale), bias)``, and with ``"int16"`` plus the low term's
-    product, ``fp32(sum * fp32(row * scale))``, each with one rounding to FP32, then one to ``out_dtype``. A row of
-    equal pixels, padding among them, gives ``bias`` (with ``"int16"`` up to roundings to FP32).
+    `cute_kernels.operations.reference.layer_norm_scale` says what a row is multiplied by, which a small kernel finds;
+    the products are those of `cute_kernels.gemm`: ``fma(sum, fp32(row * scale), bias)``, with one rounding to FP32,
+    then one to ``out_dtype``. A row of equal pixels, padding among them, gives ``bias``.
 
     Args:
         x: ``[.., K]`` uint8.
@@ -165,27 +151,31 @@ def layer_norm_linear(
         NotImplementedError: a device without a kernel.
     """
     if not isinstance(weight, LayerNormWeight):
-        raise TypeError(f"weight is {type(weight).__name__}, expected what prepare_layer_norm_weight makes")
+        raise TypeError(f"weight is {type(weight).__name__}: must be what prepare_layer_norm_weight makes")
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"x is {type(x).__name__}, expected torch.Tensor")
+        raise TypeError(f"x is {type(x).__name__}: must be torch.Tensor")
     if x.dtype is not torch.uint8 or x.layout is not torch.strided:
-        raise TypeError(f"x has dtype {x.dtype} and layout {x.layout}, allowed: strided tensors of torch.uint8")
-    n, k = weight.terms[0][0].shape
+        raise TypeError(f"x has dtype {x.dtype} and layout {x.layout}: must be strided tensors of torch.uint8")
+    n, k = weight.values.shape
     if not x.dim() or x.shape[-1] != k:
-        raise ValueError(f"x has shape {list(x.shape)}, allowed: [.., {k}]")
+        raise ValueError(f"x has shape {list(x.shape)}: must be [.., {k}]")
     if x.device != weight.bias.device:
         raise ValueError(f"x is on {x.device} and weight is on {weight.bias.device}: they must be on one device")
     if out_dtype not in _OUT_TYPES:
-        raise ValueError(f"out_dtype = {out_dtype}, allowed: {', '.join(map(str, _OUT_TYPES))}")
+        raise ValueError(f"out_dtype = {out_dtype}: must be one of {', '.join(map(str, _OUT_TYPES))}")
     rows = x.reshape(-1, k).contiguous()
     arch = GEMM.kinds.get(type(config), next(iter(GEMM.kernels)))
     row_scale = torch.ops.cute_kernels.layer_norm_scale(rows, weight.eps, backend, arch)
-    multiply = functools.partial(gemm, rows, scale_a=row_scale, config=config, backend=backend)
-    out = None
-    *others, (last, last_scale) = weight.terms
-    for values, scale in others:
-        out = multiply(values, scale_b=scale, residual=out, out_dtype=torch.float32)
-    out = multiply(last, scale_b=last_scale, bias=weight.bias, residual=out, out_dtype=out_dtype)
+    out = gemm(
+        rows,
+        weight.values,
+        scale_a=row_scale,
+        scale_b=weight.scale,
+        bias=weight.bias,
+        out_dtype=out_dtype,
+        config=config,
+        backend=backend,
+    )
     return out.view(*x.shape[:-1], n)
 
 
@@ -193,31 +183,31 @@ def layer_norm_linear(
 
 
 def _features(
-    weight: torch.Tensor, norm_weight: torch.Tensor | None, norm_bias: torch.Tensor | None, largest: int
+    weight: torch.Tensor, norm_weight: torch.Tensor | None, norm_bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Integers as int16 of some rows of the layer's weight, their multipliers, and what ``norm_bias`` becomes."""
+    """int8 integers of some rows of the layer's weight, their multipliers, and what ``norm_bias`` becomes."""
     wide = weight.to(torch.float64)
-    integers, scale = _balanced(_centred(wide if norm_weight is None else wide * norm_weight.detach()), largest)
+    integers, scale = _balanced(_centred(wide if norm_weight is None else wide * norm_weight.detach()))
     shift = torch.zeros_like(wide[:, 0]) if norm_bias is None else wide @ norm_bias.detach().to(torch.float64)
-    return integers.to(torch.int16), scale, shift
+    return integers.to(torch.int8), scale, shift
 
 
 def _centred(rows: torch.Tensor) -> torch.Tensor:
     """Rows less their means; of equal numbers zeros, and not what rounding leaves of them."""
     if not bool(torch.isfinite(rows).all()):
-        raise ValueError("weight or norm_weight has NaN or infinity, allowed: finite numbers")
+        raise ValueError("weight or norm_weight has NaN or infinity: must be finite numbers")
     centred = rows - rows.mean(1, keepdim=True)
     largest, left = (each.abs().amax(1, keepdim=True) for each in (rows, centred))
     return torch.where(left > _ROUNDING * largest, centred, 0.0)
 
 
-def _balanced(rows: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _balanced(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """float64 integers whose rows sum to 0, and the multiplier of each row, of ``rows`` that do so already.
 
     Of d too many, at least ``2 * d`` were rounded up, none of them by more than a half: so the d that are furthest from
-    what they were lie within ``largest`` afterwards, too.
+    what they were lie within `LARGEST` afterwards, too.
     """
-    integers, scale = to_integers(rows, largest)
+    integers, scale = to_integers(rows)
     excess = integers.sum(1, keepdim=True)
     count, sign = excess.abs(), excess.sign()
     moved = (integers - rows / scale.to(torch.float64)[:, None]) * sign
@@ -230,23 +220,23 @@ def _balanced(rows: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Ten
 
 def _check_tensor(name: str, value: object, extent: int | None, weight: torch.Tensor) -> None:
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} is {type(value).__name__}, expected torch.Tensor")
+        raise TypeError(f"{name} is {type(value).__name__}: must be torch.Tensor")
     if value.layout is not torch.strided or not value.dtype.is_floating_point or value.itemsize < 2 or value.is_meta:
         allowed = "a strided tensor with values, of torch.float32, torch.float64, torch.bfloat16 or torch.float16"
-        raise TypeError(f"{name} has dtype {value.dtype} and layout {value.layout}, allowed: {allowed}")
+        raise TypeError(f"{name} has dtype {value.dtype} and layout {value.layout}: must be {allowed}")
     if extent is None and (value.dim() != 2 or not value.shape[0]):
-        raise ValueError(f"{name} has shape {list(value.shape)}, allowed: [N, K]")
+        raise ValueError(f"{name} has shape {list(value.shape)}: must be [N, K]")
     if extent is not None and tuple(value.shape) != (extent,):
-        raise ValueError(f"{name} has shape {list(value.shape)}, allowed: [{extent}]")
+        raise ValueError(f"{name} has shape {list(value.shape)}: must be [{extent}]")
     if value.device != weight.device:
         raise ValueError(f"{name} is on {value.device} and weight is on {weight.device}: they must be on one device")
 
 
 def _positive(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {type(value).__name__}, expected a number")
+        raise TypeError(f"{name} is {type(value).__name__}: must be a number")
     if not 0 < value < math.inf:
-        raise ValueError(f"{name} = {value}, allowed: finite and greater than 0")
+        raise ValueError(f"{name} = {value}: must be finite and greater than 0")
     return float(value)
 
 

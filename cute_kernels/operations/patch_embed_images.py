@@ -52,10 +52,8 @@ def patch_embed_images(
     With ``"int8"`` weights the kernel reads uint8 pixels out of the images themselves; the processor's normalisation is
     in the prepared weight. Sums of products are integers and exact, so that the result is the same in every bit on
     every device: ``round(fma32(fp32(sum), scale[n], table[s, n]))`` with ``table = (bias + offset) + pos_embed``, each
-    addition rounded to FP32 and absent terms left out. With ``"int16"`` weights, of two terms of 8 bits, the kernel
-    computes two such sums, and ``fma32(fp32(sum of high), 256, fp32(sum of low))`` takes the place of ``fp32(sum)``.
-    With ``"bf16"`` and ``"fp16"`` weights the kernel, SM90's, reads
-    16-bit pixels and accumulates in FP32: ``round(accumulator + table[s, n])``.
+    addition rounded to FP32 and absent addends left out. With ``"bf16"`` and ``"fp16"`` weights the kernel reads 16-bit
+    pixels and accumulates in FP32: ``round(accumulator + table[s, n])``.
     `cute_kernels.operations.reference.patch_embed_images` says the same in plain torch for all precisions.
 
     A kernel reads the images themselves where a patch's row of pixels is a multiple of 16 bytes, 128 at most: with
@@ -76,10 +74,10 @@ def patch_embed_images(
         pos_embed: ``[S, N]`` likewise, positions in row-major order of the patch grid, S = H / p * W / p.
         out_dtype: ``torch.bfloat16``; where a kernel reads images with ``"bf16"`` and ``"fp16"`` weights, and in plain
             torch, also float16 and float32.
-        config: tunables of the kernel: `Sm100ImagesConfig`, or of SM90 `Sm90ImagesConfig` with ``"int8"`` and
-            ``"int16"`` weights and `Sm90GatherConfig` with ``"bf16"`` and ``"fp16"``. With `Sm100PatchEmbedConfig` or
-            `Sm90PatchEmbedConfig` a pass lays out rows whatever the images, for a kernel with these tunables;
-            ``"int16"`` weights do not have it. None takes the plan's default. An illegal one is refused everywhere.
+        config: tunables of the kernel: `Sm100ImagesConfig`, or of SM90 `Sm90ImagesConfig` with ``"int8"``
+            weights and `Sm90GatherConfig` with ``"bf16"`` and ``"fp16"``. With `Sm100PatchEmbedConfig` or
+            `Sm90PatchEmbedConfig` a pass lays out rows whatever the images, for a kernel with these tunables. None
+            takes the plan's default. An illegal one is refused everywhere.
         backend: ``"auto"``: the compiled kernel for CUDA tensors, plain torch for CPU tensors. ``"emulator"``: the
             compiled PTX, executed on the CPU: SM90's, or SM100's with an `Sm100ImagesConfig`. ``"reference"``: plain
             torch on any device.
@@ -90,26 +88,24 @@ def patch_embed_images(
 
     Raises:
         TypeError: an argument of the wrong type, element type or layout.
-        ValueError: a wrong shape, device, backend or config value, or a problem that no kernel takes: ``"int16"``
-            weights of other patches than 16 x 16, results other than BF16 of integer weights or of rows, a row of
-            patches beyond shared memory.
+        ValueError: a wrong shape, device, backend or config value, or a problem that no kernel takes: results
+            other than BF16 of integer weights or of rows, a row of patches beyond shared memory.
         NotImplementedError: a device without a kernel.
     """
     if not isinstance(weight, PatchWeight):
-        raise TypeError(f"weight is {type(weight).__name__}, expected what cute_kernels.prepare_patch_weight returns")
+        raise TypeError(f"weight is {type(weight).__name__}: must be what cute_kernels.prepare_patch_weight returns")
     if not isinstance(images, torch.Tensor):
-        raise TypeError(f"images is {type(images).__name__}, expected torch.Tensor")
+        raise TypeError(f"images is {type(images).__name__}: must be torch.Tensor")
     held = weight._buffers  # attributes of modules are found much more slowly
     raw = images.dtype is torch.uint8
     values = held["raw"] if raw else held["normalised"]
     if values is None:
         raise TypeError(
-            f"images has dtype {images.dtype} with a weight of precision {weight.precision!r}, allowed: torch.uint8"
+            f"images has dtype {images.dtype} with a weight of precision {weight.precision!r}: must be torch.uint8"
         )
     offset = held["offset"] if raw else None
-    low, scale = held["raw_low"], held["scale"]
     return PATCH_EMBED_IMAGES.call(
-        (images, values, low, scale, offset, bias, pos_embed, weight.patch, out_dtype, backend, config)
+        (images, values, held["scale"], offset, bias, pos_embed, weight.patch, out_dtype, backend, config)
     )
 
 
@@ -123,7 +119,6 @@ class PatchEmbedImagesArguments:
 
     images: torch.Tensor = arguments.tensor(torch.uint8, *_FLOATS, shapes=("[B, C, H, W]",))
     weight: torch.Tensor = arguments.tensor(torch.int8, *_PRECISIONS, shapes=("[N, K]",), dense=True, role="constant")
-    weight_low: torch.Tensor | None = _constant(torch.int8)
     weight_scale: torch.Tensor | None = _constant(torch.float32)
     weight_offset: torch.Tensor | None = _constant(torch.float32)
     bias: torch.Tensor | None = _constant(*_FLOATS)
@@ -144,27 +139,26 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         n, k = a.weight.shape
         patch = a.patch
         if patch < 1:
-            yield ValueError(f"patch = {patch}, allowed: at least 1")
+            yield ValueError(f"patch = {patch}: must be at least 1")
             return
         if k != channels * patch * patch:
             made_for = k // patch**2
-            yield ValueError(f"images has C = {channels}, allowed: C = {made_for}, which weight was prepared for")
+            yield ValueError(f"images has C = {channels}: must be C = {made_for}, which weight was prepared for")
         for name, extent in (("H", height), ("W", width)):
             if extent < patch or extent % patch:
                 nearest = max(patch, (extent + patch // 2) // patch * patch)
                 yield ValueError(
-                    f"images has {name} = {extent}, allowed: whole patches, multiples of {patch}, nearest {nearest}"
+                    f"images has {name} = {extent}: must be whole patches, multiples of {patch}, nearest {nearest}"
                 )
         if a.weight.dtype is torch.int8 and a.images.dtype is not torch.uint8:
-            yield TypeError(f"images has dtype {a.images.dtype} with an integer weight, allowed: torch.uint8")
+            yield TypeError(f"images has dtype {a.images.dtype} with an integer weight: must be torch.uint8")
         integers = a.weight.dtype is torch.int8
-        if (a.weight_scale is not None) != integers or (a.weight_low is not None and not integers):
-            yield TypeError(f"weight has dtype {a.weight.dtype}: integers alone have weight_scale and weight_low")
+        if (a.weight_scale is not None) != integers:
+            yield TypeError(f"weight has dtype {a.weight.dtype}: integers alone have weight_scale")
         if n % 8:
-            yield ValueError(f"weight has N = {n}, allowed: multiples of 8")
+            yield ValueError(f"weight has N = {n}: must be multiples of 8")
         positions = height // patch * (width // patch)
         shapes = {
-            "weight_low": (n, k),
             "weight_scale": (n,),
             "weight_offset": (n,),
             "bias": (n,),
@@ -173,16 +167,16 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         for name, shape in shapes.items():
             value = getattr(a, name)
             if value is not None and tuple(value.shape) != shape:
-                words = "[S, N]" if name == "pos_embed" else "[N]" if len(shape) == 1 else "[N, K]"
-                yield ValueError(f"{name} has shape {list(value.shape)}, allowed: {words} = {list(shape)}")
+                words = "[S, N]" if name == "pos_embed" else "[N]"
+                yield ValueError(f"{name} has shape {list(value.shape)}: must be {words} = {list(shape)}")
         if a.out_dtype not in _FLOATS:
-            yield ValueError(f"out_dtype = {a.out_dtype}, allowed: {', '.join(map(str, _FLOATS))}")
+            yield ValueError(f"out_dtype = {a.out_dtype}: must be one of {', '.join(map(str, _FLOATS))}")
 
     def problem(self, a: PatchEmbedImagesArguments) -> PatchEmbedImagesProblem:
         batch, channels, height, width = a.images.shape
         addends = (a.weight_offset, a.bias, a.pos_embed)
         positions = height // a.patch * (width // a.patch)
-        precision = _PRECISIONS.get(a.weight.dtype) or ("int8" if a.weight_low is None else "int16")
+        precision = _PRECISIONS.get(a.weight.dtype, "int8")
         in_dtype = name_of(a.images.dtype)
         if in_dtype not in pixel_types(a.patch, precision):
             in_dtype = multiplied_type(in_dtype, precision)
@@ -210,7 +204,7 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         """With pixels in the type that a kernel which reads images multiplies: rounded behind the checks, they would be
         another tensor than the one that was given.
         """
-        images, weight, _, _, _, _, _, patch, *_ = values
+        images, weight, _, _, _, _, patch, *_ = values
         precision = _PRECISIONS.get(weight.dtype)
         if precision is None or images.dtype is weight.dtype or images.dtype not in (torch.uint8, *_FLOATS):
             return values
@@ -228,7 +222,7 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
             return self._prepare_chain(a, plan, images)
         operands = Operands(
             images=images,
-            **_weights(a, plan),
+            weight=_weight(a.weight, plan),
             scale=a.weight_scale,
             table=self._table(a, plan),
             out=torch.empty(self.output_shape(a), dtype=a.out_dtype, device=a.images.device),
@@ -279,7 +273,6 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         return PatchEmbedImagesArguments(
             images=images,
             weight=weight.raw if raw else weight.normalised,
-            weight_low=weight.raw_low,
             weight_scale=weight.scale,
             weight_offset=weight.offset if raw and p.table_rows else None,
             bias=draw(p.n, dtype=torch.float32) if p.table_rows else None,
@@ -302,12 +295,12 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         if images[2] % (patch * parts) == 0:
             yield 1, {"images": 2, "pos_embed": 0}
         if n % (8 * parts) == 0:
-            per_feature = ("weight", "weight_low", "weight_scale", "weight_offset", "bias")
+            per_feature = ("weight", "weight_scale", "weight_offset", "bias")
             yield 2, dict.fromkeys(per_feature, 0) | {"pos_embed": 1}
 
     def reference(self, a: PatchEmbedImagesArguments) -> torch.Tensor:
         return reference.patch_embed_images(
-            a.images, a.weight, a.weight_low, a.weight_scale, _shifted(a), a.pos_embed, a.patch, a.out_dtype
+            a.images, a.weight, a.weight_scale, _shifted(a), a.pos_embed, a.patch, a.out_dtype
         )
 
     def output_shape(self, a: PatchEmbedImagesArguments) -> tuple[int, ...]:
@@ -316,24 +309,6 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
 
     def output_dtype(self, a: PatchEmbedImagesArguments) -> torch.dtype:
         return a.out_dtype
-
-
-def _weights(a: PatchEmbedImagesArguments, plan: ImagesPlan) -> dict[str, torch.Tensor | None]:
-    """The operands of the weight: one or two terms, or both in one."""
-    if a.weight_low is None:
-        return {"weight": _weight(a.weight, plan)}
-    if not isinstance(plan, Sm80ImagesPlan):
-        return {"weight": _weight(a.weight, plan), "weight_low": _weight(a.weight_low, plan)}
-    key = ("terms in turn", plan.columns, plan.terms_block)
-    return {"weight": DERIVED.get(key, (a.weight, a.weight_low), lambda: _terms_in_turn(a, plan))}
-
-
-def _terms_in_turn(a: PatchEmbedImagesArguments, plan: Sm80ImagesPlan) -> torch.Tensor:
-    """``[columns, K]``: a block of rows of the high terms, then the low terms of the same features, and so on."""
-    terms = a.weight.new_zeros(2, plan.columns // 2, a.weight.shape[1])
-    terms[0, : a.weight.shape[0]], terms[1, : a.weight.shape[0]] = a.weight, a.weight_low
-    blocks = terms.view(2, -1, plan.terms_block, terms.shape[2])
-    return blocks.transpose(0, 1).reshape(plan.columns, -1)
 
 
 def _weight(weight: torch.Tensor, plan: ImagesPlan) -> torch.Tensor:

@@ -23,7 +23,7 @@ import torch
 from cute_kernels.config import check_choice
 from cute_kernels.plan.images_strips import StripsPlan
 
-Precision = Literal["int8", "int16", "bf16", "fp16"]
+Precision = Literal["int8", "bf16", "fp16"]
 Order = Literal["chw", "hwc"]
 PerChannel: TypeAlias = "float | Sequence[float] | torch.Tensor"
 """One number, or one per channel in a sequence, tensor or NumPy array of any shape."""
@@ -31,8 +31,8 @@ PerChannel: TypeAlias = "float | Sequence[float] | torch.Tensor"
 WIDE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Element type of pixels and weight for the precisions that multiply floating-point numbers."""
 
-LARGEST = {"int8": 127, "int16": 127 * 256 + 127}
-"""Largest value of an integer weight. Two terms of 8 bits, both signed, reach 127 * 256 + 127."""
+LARGEST = 127
+"""Largest magnitude of an integer weight: scales are symmetric."""
 
 _MOST_LOST = 0.01
 """Most that a weight loses by rounding, in the Euclidean norm. FP16 rounds to 2**-12, but below 2**-14 its steps stay
@@ -44,7 +44,7 @@ _MEANS = (-1.0, 2.0)
 _STDS = (1e-3, 10.0)
 """Range of deviations: pixels of 0 to 255 have about 60, and one step of a pixel is 1 / 255 = 0.004."""
 
-_FP8_IS_ELSEWHERE = "; FP8 images are taken by cute_kernels.models.nn.PatchEmbed, and FP8 rows by cute_kernels.patch_embed"
+_FP8_IS_ELSEWHERE = "; FP8 images are taken by cute_kernels.models.nn.PatchEmbed, FP8 rows by cute_kernels.patch_embed"
 
 _SCHEMA = 1
 
@@ -58,16 +58,14 @@ class PatchWeight(torch.nn.Module):
     whatever the order was before.
 
     Attributes:
-        raw: ``[N, K]``, multiplies uint8 pixels: int8 (of two terms the high one), bfloat16 or float16.
-        raw_low: ``[N, K]`` int8, the low term with precision ``"int16"``, otherwise None.
-        scale: ``[N]`` float32 with integer precisions: multiplier of a feature's sum. Otherwise None.
+        raw: ``[N, K]``, multiplies uint8 pixels: int8, bfloat16 or float16.
+        scale: ``[N]`` float32 with ``"int8"``: multiplier of a feature's sum. Otherwise None.
         offset: ``[N]`` float32: what uint8 images' features are shifted by, ``-sum_k raw * 255 mean``.
-        normalised: ``[N, K]`` bfloat16 or float16, multiplies normalised pixels; None with integer precisions.
+        normalised: ``[N, K]`` bfloat16 or float16, multiplies normalised pixels; None with ``"int8"``.
         precision, order, patch, channels, mean, std: as given to `cute_kernels.prepare_patch_weight`.
     """
 
     raw: torch.Tensor
-    raw_low: torch.Tensor | None
     scale: torch.Tensor | None
     offset: torch.Tensor
     normalised: torch.Tensor | None
@@ -85,7 +83,7 @@ class PatchWeight(torch.nn.Module):
     ) -> None:
         """Takes constants that `cute_kernels.prepare_patch_weight` made; call that instead."""
         super().__init__()
-        for name in ("raw", "raw_low", "scale", "offset", "normalised"):
+        for name in ("raw", "scale", "offset", "normalised"):
             self.register_buffer(name, constants[name])
         self.precision, self.order, self.patch, self.channels = precision, order, patch, channels
         self.mean, self.std = mean, std
@@ -129,9 +127,9 @@ class PatchWeight(torch.nn.Module):
             except (ValueError, TypeError) as error:
                 raise ValueError(f"state of a PatchWeight is not what get_extra_state gives: {error}") from error
         if not isinstance(state, dict):
-            raise ValueError(f"state of a PatchWeight is {type(state).__name__}, allowed: what get_extra_state gives")
+            raise ValueError(f"state of a PatchWeight is {type(state).__name__}: must be what get_extra_state gives")
         if state.get("schema") != _SCHEMA:
-            raise ValueError(f"state of a PatchWeight has schema {state.get('schema')!r}, allowed: {_SCHEMA}")
+            raise ValueError(f"state of a PatchWeight has schema {state.get('schema')!r}: must be {_SCHEMA}")
         if state["precision"] != self.precision:
             raise ValueError(f"state has precision {state['precision']!r}, this PatchWeight has {self.precision!r}")
         return state
@@ -155,7 +153,7 @@ class PatchWeight(torch.nn.Module):
             for name in own.keys() & found.keys() - {"_extra_state"}:
                 given, expected = ((tuple(tensor.shape), tensor.dtype) for tensor in (found[name], own[name]))
                 if given != expected:
-                    problems.append(f"{name} has shape and dtype {given}, allowed: {expected}")
+                    problems.append(f"{name} has shape and dtype {given}: must be {expected}")
             if problems:
                 error_msgs.append(f"PatchWeight {prefix.rstrip('.')!r} stays as it is: {'; '.join(sorted(problems))}")
                 return
@@ -199,7 +197,6 @@ def prepare_patch_weight(
         precision: what is multiplied, and so which images are taken:
 
             * ``"int8"``: uint8 pixels by 8-bit weights with one scale per feature, `max|w'| / 127`; exact integer sums.
-            * ``"int16"``: uint8 pixels by 16-bit weights as two 8-bit terms, scale ``max|w'| / 32639``.
             * ``"bf16"``, ``"fp16"``: pixels and weights of that type, FP32 accumulation. uint8 pixels are exact in
               both; of normalised images, float32 and the other 16-bit type are rounded to it on the way.
         order: what a patch's pixels are flattened as in a Linear weight: ``"chw"`` (channel, row, column), or ``"hwc"``
@@ -226,21 +223,19 @@ def prepare_patch_weight(
     means, stds = checked_normalisation(mean, std, channels)
     rows = kernel.detach().to(torch.float64).reshape(n, -1).contiguous()
     if not bool(torch.isfinite(rows).all()):
-        raise ValueError("weight has NaN or infinity, allowed: finite numbers")
+        raise ValueError("weight has NaN or infinity: must be finite numbers")
     per_pixel = torch.tensor(stds, dtype=torch.float64, device=rows.device).repeat_interleave(patch * patch) * 255
     folded = rows / per_pixel
-    constants: dict[str, torch.Tensor | None] = {"raw_low": None, "scale": None, "normalised": None}
+    constants: dict[str, torch.Tensor | None] = {"scale": None, "normalised": None}
     if precision in WIDE_TYPES:
         dtype = WIDE_TYPES[precision]
         constants |= {"raw": _rounded(folded, dtype), "normalised": _rounded(rows, dtype)}
         effective = constants["raw"].to(torch.float64)
     else:
-        integers, scale = to_integers(folded, LARGEST[precision])
+        integers, scale = to_integers(folded)
         effective = integers * scale.to(torch.float64)[:, None]
         constants["scale"] = scale
         constants["raw"] = integers.to(torch.int8)
-        if precision == "int16":
-            constants["raw"], constants["raw_low"] = two_terms(integers)
     centre = torch.tensor(means, dtype=torch.float64, device=rows.device).repeat_interleave(patch * patch) * 255
     constants["offset"] = -(effective @ centre).to(torch.float32)
     return PatchWeight(
@@ -275,21 +270,14 @@ def strip_weight(weight: torch.Tensor, plan: StripsPlan) -> torch.Tensor:
     return rows.reshape(weight.shape[0], -1)
 
 
-def to_integers(rows: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """float64 integers up to ``largest``, and the FP32 multiplier of each row; a row of zeros has multiplier 1."""
+def to_integers(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 integers up to `LARGEST`, and the FP32 multiplier of each row; a row of zeros has multiplier 1."""
     amax = rows.abs().amax(1)
-    scale = torch.where(amax == 0, 1.0, amax / largest).to(torch.float32)
+    scale = torch.where(amax == 0, 1.0, amax / LARGEST).to(torch.float32)
     if bool((scale < torch.finfo(torch.float32).tiny).any()) or not bool(torch.isfinite(scale).all()):
         raise ValueError("weight has a feature whose scale is no normal FP32 number")
-    integers = (rows / scale.to(torch.float64)[:, None]).round().clamp(-largest, largest)
+    integers = (rows / scale.to(torch.float64)[:, None]).round().clamp(-LARGEST, LARGEST)
     return integers, scale
-
-
-def two_terms(integers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 ``high`` and ``low`` with ``256 * high + low``, of integers up to ``LARGEST["int16"]`` of any type."""
-    integers = integers.to(torch.int32)
-    high = (integers + 128) >> 8
-    return high.to(torch.int8), (integers - 256 * high).to(torch.int8)
 
 
 def _rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -299,7 +287,7 @@ def _rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if float((rounded.to(torch.float64) - rows).norm()) > _MOST_LOST * float(rows.norm()):
         raise ValueError(
             f"weight has numbers too small for {dtype}, which would lose more than {_MOST_LOST:.0%} of them (those "
-            "that uint8 pixels multiply are divided by 255 std), allowed: larger ones, or another precision"
+            "that uint8 pixels multiply are divided by 255 std): must be larger ones, or another precision"
         )
     return rounded
 
@@ -307,61 +295,61 @@ def _rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _convolution_order(weight: torch.Tensor, order: str, channels: int) -> torch.Tensor:
     """``[N, C, p, p]`` of either kind of weight."""
     if not isinstance(weight, torch.Tensor):
-        raise TypeError(f"weight is {type(weight).__name__}, expected torch.Tensor")
+        raise TypeError(f"weight is {type(weight).__name__}: must be torch.Tensor")
     if weight.is_nested:
-        raise TypeError("weight is a nested tensor, expected a torch.Tensor of one shape")
+        raise TypeError("weight is a nested tensor: must be a torch.Tensor of one shape")
     if weight.layout is not torch.strided or not weight.dtype.is_floating_point or weight.itemsize < 2:
         allowed = "a strided tensor of torch.float32, torch.float64, torch.bfloat16 or torch.float16"
-        raise TypeError(f"weight has dtype {weight.dtype} and layout {weight.layout}, allowed: {allowed}")
+        raise TypeError(f"weight has dtype {weight.dtype} and layout {weight.layout}: must be {allowed}")
     if weight.is_meta:
-        raise TypeError("weight is on the meta device, where it has no values, expected a tensor with values")
+        raise TypeError("weight is on the meta device, where it has no values: must be a tensor with values")
     check_choice("order", order, get_args(Order))
     if isinstance(channels, bool) or not isinstance(channels, int):
-        raise TypeError(f"channels is {type(channels).__name__}, expected int")
+        raise TypeError(f"channels is {type(channels).__name__}: must be int")
     if channels < 1:
-        raise ValueError(f"channels = {channels}, allowed: at least 1")
+        raise ValueError(f"channels = {channels}: must be at least 1")
     shapes = "[N, C, p, p] of a Conv2d or [N, C * p * p] of a Linear"
     if weight.dim() == 4:
         if weight.shape[2] != weight.shape[3] or 0 in weight.shape:
-            raise ValueError(f"weight has shape {list(weight.shape)}, allowed: {shapes}")
+            raise ValueError(f"weight has shape {list(weight.shape)}: must be {shapes}")
         if order != "chw":
-            raise ValueError(f"order = {order!r} with a weight of shape {list(weight.shape)}, allowed: 'chw'")
+            raise ValueError(f"order = {order!r} with a weight of shape {list(weight.shape)}: must be 'chw'")
         kernel = weight
     elif weight.dim() == 2:
         patch = math.isqrt(weight.shape[1] // channels)
         if not patch or channels * patch**2 != weight.shape[1] or not weight.shape[0]:
             rule = f"{shapes} with C = channels = {channels}"
-            raise ValueError(f"weight has shape {list(weight.shape)}, allowed: {rule}")
+            raise ValueError(f"weight has shape {list(weight.shape)}: must be {rule}")
         if order == "hwc":
             kernel = weight.view(-1, patch, patch, channels).permute(0, 3, 1, 2)
         else:
             kernel = weight.view(-1, channels, patch, patch)
     else:
-        raise ValueError(f"weight has shape {list(weight.shape)}, allowed: {shapes}")
+        raise ValueError(f"weight has shape {list(weight.shape)}: must be {shapes}")
     if kernel.shape[0] % 8:
         n = kernel.shape[0]
-        raise ValueError(f"weight has N = {n}, allowed: multiples of 8, nearest {max(8, n - n % 8)} or {n + 8 - n % 8}")
+        raise ValueError(f"weight has N = {n}: must be multiples of 8, nearest {max(8, n - n % 8)} or {n + 8 - n % 8}")
     return kernel
 
 
 def _per_channel(name: str, value: PerChannel, channels: int) -> tuple[float, ...]:
     if hasattr(value, "tolist"):  # a tensor, or what NumPy has, which need not be installed
         if getattr(value, "is_meta", False):
-            raise TypeError(f"{name} is a tensor without values (on the meta device), expected numbers")
+            raise TypeError(f"{name} is a tensor without values (on the meta device): must be numbers")
         value = value.reshape(-1).tolist() if value.shape else value.tolist()
     values = (value,) * channels if isinstance(value, numbers.Real) else value
     if isinstance(value, (bool, str)) or not isinstance(values, Sequence):
         kind = type(value).__name__
-        raise TypeError(f"{name} is {kind}, expected a number, or {channels} numbers in a sequence, tensor or array")
+        raise TypeError(f"{name} is {kind}: must be a number, or {channels} numbers in a sequence, tensor or array")
     for number in values:
         if isinstance(number, torch.Tensor) and not number.dim():
             number = number.item()
         if isinstance(number, bool) or not isinstance(number, numbers.Real):
-            raise TypeError(f"{name} has an element of type {type(number).__name__}, expected numbers")
+            raise TypeError(f"{name} has an element of type {type(number).__name__}: must be numbers")
         if not math.isfinite(number):
-            raise ValueError(f"{name} = {list(values)}, allowed: finite numbers")
+            raise ValueError(f"{name} = {list(values)}: must be finite numbers")
     if len(values) != channels:
-        raise ValueError(f"{name} has {len(values)} numbers, allowed: one, or {channels}, one per channel")
+        raise ValueError(f"{name} has {len(values)} numbers: must be one, or {channels}, one per channel")
     return tuple(map(float, values))
 
 
@@ -377,8 +365,8 @@ def checked_normalisation(
     means, stds = (_per_channel(name, value, channels) for name, value in (("mean", mean), ("std", std)))
     for name, values, (low, high) in (("mean", means, _MEANS), ("std", stds, _STDS)):
         if name == "std" and min(values) <= 0:
-            raise ValueError(f"std = {list(values)}, allowed: greater than 0")
+            raise ValueError(f"std = {list(values)}: must be greater than 0")
         for value in values:
             if not low <= value <= high:
-                raise ValueError(f"{name} = {value:g}, allowed: of pixels scaled to 0..1, from {low:g} to {high:g}")
+                raise ValueError(f"{name} = {value:g}: must be of pixels scaled to 0..1, from {low:g} to {high:g}")
     return means, stds

@@ -1,8 +1,8 @@
-"""`(PatchEmbedProblem, config, architecture) -> Plan`: the only place that knows a hardware limit.
+"""`(problem, configuration, architecture) -> Plan`: which kernel a problem gets, its tiles, and every limit.
 
 `make_plan` either raises `ValueError` naming the limit, the value that broke it and the nearest legal value, or returns
 a `Plan` that every later stage may trust without checking anything again. Planning is pure Python: no GPU, no torch, no
-CuTe DSL.
+CuTe DSL. `prediction` and `b200` model the time of a launch (docs/model.md).
 """
 
 from __future__ import annotations

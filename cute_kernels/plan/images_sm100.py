@@ -23,7 +23,7 @@ from cute_kernels.plan.base import (
     require,
     round_up,
 )
-from cute_kernels.plan.images import INTEGERS, MOST_PATCHES, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
+from cute_kernels.plan.images import MOST_PATCHES, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
 from cute_kernels.plan.images_strips import (
     StripsPlan,
     check_gathered_problem,
@@ -109,13 +109,11 @@ def checked_plan(
     problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: Arch, sm_count: int
 ) -> Sm100ImagesPlan:
     """The plan, or ValueError; what a config leaves open is chosen by `resolve`."""
-    integers = problem.precision in INTEGERS
+    integers = problem.precision == "int8"
     check_strips_problem(problem) if integers else check_gathered_problem(problem)
     check_fields(config, FIELDS)
     rule = f"how patches of {problem.in_dtype} come out of the images"
     require("source", config.source, ("strips" if integers else "gather",), rule)
-    if problem.precision == "int16":
-        require("weight", config.weight, ("tmem",), "two terms of a weight are rows of tensor memory in turn")
     check_sm_count(sm_count, config.cta_group, "pair")
     _check_channels(problem, config, arch)
     plan = resolve(problem, config, arch, sm_count)
@@ -131,8 +129,7 @@ def _check_channels(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig,
     tmem = (arch.tmem_columns - COLUMN_STEP) // per_channel.weight_columns
     beside = dataclasses.replace(per_channel, config=smallest(config, "smem", **shape))
     smem = (arch.smem_bytes - (beside.smem_bytes - beside.weight_bytes)) // beside.weight_bytes
-    best = max(tmem, smem) if per_channel.terms == 1 else tmem
-    most = {"tmem": tmem, "smem": smem, None: best}[config.weight]
+    most = {"tmem": tmem, "smem": smem, None: max(tmem, smem)}[config.weight]
     if problem.channels > most:
         rule = (
             f"the weight of {per_channel.features} features has "
@@ -193,7 +190,7 @@ def predict(plan: Sm100ImagesPlan) -> Prediction:
     """The modelled time of a launch on a B200, by costs that are fitted to rows: no time of images was at hand."""
     p = plan.problem
     pixels = p.batch * p.channels * p.height * p.width * ITEMSIZE[p.in_dtype]
-    weight = plan.terms * p.n * p.k * ITEMSIZE[plan.weight_dtype]
+    weight = p.n * p.k * ITEMSIZE[plan.weight_dtype]
     table = p.table_rows * p.n * ITEMSIZE["float32"]
     out = p.batch * p.positions * p.n * ITEMSIZE[p.out_dtype]
     return b200.predict(transposed_work(plan, pixels + weight + table + out))
@@ -208,8 +205,6 @@ def resolve(problem: PatchEmbedImagesProblem, config: Sm100ImagesConfig, arch: A
     the cheapest, whose limit `check` then names.
     """
     weights = (config.weight,) if config.weight is not None else ("tmem", "smem")
-    if problem.precision == "int16":
-        weights = ("tmem",)
     cheapest = None
     for weight in weights:
         plans = sorted(_candidates(problem, config, arch, sm_count, weight), key=launch_clocks)
@@ -225,8 +220,7 @@ def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) ->
     plans: list[Sm100ImagesPlan] = []
     with contextlib.suppress(ValueError):
         plans.append(checked_plan(problem, Sm100ImagesConfig(), arch, sm_count))
-        memories = ("tmem",) if problem.precision == "int16" else ("tmem", "smem")
-        for weight, group in itertools.product(memories, (1, 2) if sm_count > 1 else (1,)):
+        for weight, group in itertools.product(("tmem", "smem"), (1, 2) if sm_count > 1 else (1,)):
             config = Sm100ImagesConfig(cta_group=group)
             shapes = sorted(_candidates(problem, config, arch, sm_count, weight), key=launch_clocks)
             plans += [plan for plan in shapes if is_legal(plan, check)][:_TRIED_SHAPES]
@@ -238,7 +232,7 @@ def _candidates(
 ) -> Iterator[Sm100ImagesPlan]:
     """Complete configurations, with a single CTA and wide tiles first."""
     groups = (config.cta_group,) if config.cta_group else (1, 2) if sm_count > 1 else (1,)
-    source = "strips" if problem.precision in INTEGERS else "gather"
+    source = "strips" if problem.precision == "int8" else "gather"
     for group, patches in itertools.product(groups, _patches(problem, config)):
         step = images_step(patches, COLUMN_STEP) * group
         largest = max(step, MOST_COLUMNS // patches // step * step)

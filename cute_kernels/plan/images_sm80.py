@@ -11,10 +11,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cute_kernels.common.chips import CTA_SMEM_BYTES
 from cute_kernels.config import PatchEmbedImagesProblem, Sm80ImagesConfig, longest_row
 from cute_kernels.plan import sm80
 from cute_kernels.plan.base import (
-    CTA_SMEM_BYTES,
     ITEMSIZE,
     LANES,
     VECTOR_BYTES,
@@ -27,7 +27,7 @@ from cute_kernels.plan.base import (
     require,
     round_up,
 )
-from cute_kernels.plan.images import INTEGERS, ImagesPlan
+from cute_kernels.plan.images import ImagesPlan
 from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, choice
 
 COPIED_ROWS = (16, 32, 64)
@@ -63,25 +63,11 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """In memory: ``images`` [B, C, H, W], ``weight`` [columns, K], ``scale`` [N], ``table`` [positions or 1, N].
+        """In memory: ``images`` [B, C, H, W], ``weight`` [N, K], ``scale`` [N], ``table`` [positions or 1, N].
 
-        Written is ``out`` [B, S, N]. Integer weights alone have a scale. Those of two terms have ``terms_block`` rows
-        of the high terms, then the low ones of the same features, and so on: `columns` in all.
+        Written is ``out`` [B, S, N]. Integer weights alone have a scale.
         """
-        names = ("images", "weight", "scale", "table", "out", "batch", "height", "width", "n", "clusters")
-        inherited = {operand.name: operand for operand in super().operands}
-        return tuple(inherited[name] for name in names)
-
-    @property
-    def terms_block(self) -> int:
-        """Features whose two terms follow each other: as many as the lanes of a row have side by side."""
-        return 4 * self.lane_columns
-
-    @property
-    def columns(self) -> int:
-        """Columns of the product: features, or two for each, of whole blocks."""
-        n = self.problem.n
-        return n if self.terms == 1 else 2 * round_up(n, self.terms_block)
+        return tuple(operand for operand in super().operands if operand.name != "profile")
 
     @property
     def m_tiles(self) -> int:
@@ -90,7 +76,7 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
 
     @property
     def n_tiles(self) -> int:
-        return -(-self.columns // self.config.tile_n)
+        return -(-self.problem.n // self.config.tile_n)
 
     @property
     def table_shape(self) -> tuple[int, int] | None:
@@ -118,11 +104,6 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
         return self.team_threads // self.pieces // self.pass_patches
 
     @property
-    def tile_features(self) -> int:
-        """Features of a tile."""
-        return self.config.tile_n // self.terms
-
-    @property
     def tile_positions(self) -> int:
         """Rows of the table that a tile adds."""
         return self.config.tile_m // self.config.tile_images
@@ -130,7 +111,7 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
     @property
     def table_bytes(self) -> int:
         """Bytes of the rows of the table that a tile adds, and of the scales of its features, in FP32."""
-        return (self.tile_positions + (self.problem.precision in INTEGERS)) * self.tile_features * 4
+        return (self.tile_positions + (self.problem.precision == "int8")) * self.config.tile_n * 4
 
     @property
     def copies_table(self) -> bool:
@@ -205,14 +186,11 @@ def check_kept(plan: Sm80ImagesPlan) -> None:
 
 
 def check_patches(plan: Sm80ImagesPlan) -> None:
-    """Checks what copies of patches and weights of two terms ask of a tile."""
+    """Checks what copies of patches ask of a tile."""
     c = plan.config
     if plan.parts * plan.pass_patches * plan.pieces != plan.team_threads or c.tile_m % plan.pass_patches:
         rule = f"{plan.threads} threads copy {plan.patch_rows} rows of {plan.pass_patches} patches at a time"
         reject("tile_m", c.tile_m, rule, 128)
-    if plan.terms == 2 and plan.warp_n % (2 * plan.terms_block):
-        rule = f"a warp's {plan.warp_n} columns have to be whole blocks of {plan.terms_block} high and low terms"
-        reject("tile_n", c.tile_n, rule, 2 * plan.terms_block * c.warps_n)
     rows = plan.m_tiles * c.tile_m
     if rows >= 2**31:
         fit = (2**31 - 1) // plan.problem.positions // LANES * LANES

@@ -1,11 +1,4 @@
-"""Plan of the SM90a kernel over uint8 images: pixels through shared memory, weights in registers or with the pixels.
-
-Weights of two terms, 64 features x 112 patches x 768 pixels, have 2,688 clocks of WGMMAs. By arithmetic, wavefronts of
-shared memory per clock of the tensor cores: both terms in shared memory 1.12; a term in each of two warpgroups, which
-exchange sums, 1.00; both in registers, of 32 features, 0.83, but images are fetched for twice as many groups of
-features; the high term in registers (5 blocks of 6) and the rest in shared memory, which is what is done, 0.88. None of
-the others has been timed.
-"""
+"""Plan of the SM90a kernel over uint8 images: pixels through shared memory, weights in registers or with the pixels."""
 
 from __future__ import annotations
 
@@ -33,7 +26,7 @@ from cute_kernels.plan.base import (
     round_up,
     smem_map,
 )
-from cute_kernels.plan.images import INTEGERS, MOST_PATCHES, STRIP_PATCH, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
+from cute_kernels.plan.images import MOST_PATCHES, STRIP_PATCH, TILE_IMAGES, TILE_ORDER, TILE_PATCHES
 from cute_kernels.plan.images_gather import GATHER_CLOCKS
 from cute_kernels.plan.images_strips import (
     BLOCK_BYTES,
@@ -42,7 +35,6 @@ from cute_kernels.plan.images_strips import (
     SPLIT_BLOCKS,
     StripsPlan,
     check_integers,
-    check_strips_problem,
     check_table,
     images_step,
     may_split,
@@ -53,7 +45,6 @@ from cute_kernels.plan.images_strips import (
 from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.sm90_transposed import (
     ADDRESSING_REGISTERS,
-    BLOCK_REGISTERS,
     TransposedPlan,
     check_barriers,
     check_registers,
@@ -124,47 +115,7 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
     def producer_registers(self) -> int:
         return REPACK_REGISTERS[self.config.warpgroups][1] if self.repacks else super().producer_registers
 
-    @property
-    def accumulator_registers(self) -> int:
-        """Each term of a weight has sums of its own."""
-        return self.terms * self.tile_rows // 2
-
-    @property
-    def held_blocks(self) -> int:
-        """K blocks of a resident weight whose fragments stay in registers: of one term all.
-
-        Of two, as many of the high one as there is room for beside two sets of accumulators.
-        """
-        if self.terms == 1:
-            return self.k_blocks
-        room = self.consumer_registers - self.accumulator_registers - ADDRESSING_REGISTERS
-        return min(self.k_blocks, max(0, room // BLOCK_REGISTERS))
-
-    @property
-    def weight_registers(self) -> int:
-        return self.held_blocks * BLOCK_REGISTERS if self.resident else 0
-
-    @property
-    def handover_stage(self) -> int:
-        """Hand-over stage of two terms, whose weight leaves shared memory for a ring of one tile: half a tile behind.
-
-        A stage is free only when every warpgroup has read it. A warpgroup that is half a tile behind stores while the
-        other one multiplies, and of the ring the other half can be filled meanwhile.
-        """
-        behind = super().handover_stage
-        return behind if self.terms == 1 else max(behind, min(self.tile_stages, self.config.stages) // 2)
-
     # ---- memory ----------------------------------------------------------------------------------------------------
-
-    @property
-    def shared_blocks(self) -> int:
-        """K blocks of the weight that stay in shared memory: the low term, then the rest of the high one."""
-        return self.terms * self.k_blocks - self.held_blocks
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weight that stays in shared memory."""
-        return self.shared_blocks * self.features * self.k_block_bytes
 
     @property
     def stage_bytes(self) -> int:
@@ -172,12 +123,11 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
 
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
-        """Dynamic shared memory of a CTA, in address order: of the weight what stays, or its part of the stages."""
+        """Dynamic shared memory of a CTA, in address order."""
         stages = self.config.stages
-        weight = self.weight_bytes + stages * self.weight_stage_bytes
         return smem_map(
             ("barriers", self.barrier_bytes, 128),
-            (f"weight: {self.config.weight}, {self.shared_blocks} K blocks", weight, self.swizzle_period),
+            (f"weight: {self.config.weight}", stages * self.weight_stage_bytes, self.swizzle_period),
             (f"{self.config.source}: {stages} stages", stages * self.pixel_stage_bytes, self.swizzle_period),
             ("output staging", self.config.warpgroups * self.staging_bytes, self.swizzle_period),
             *((("strips before they are repacked", self.load_stages * self.load_pitch, 128),) if self.repacks else ()),
@@ -237,9 +187,6 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
 USUAL_COLUMNS = 128
 """Columns of a tile beside a weight in registers: two warpgroups' accumulators fit beside that of 768 inputs."""
 
-TERMS_COLUMNS = 112
-"""Columns with a weight of two terms: beside 128 features of 768 inputs shared memory holds the stages of one tile."""
-
 FEW_OPERATIONS = 1e10
 """Multiplications and additions up to which the model of a launch chooses: 43 images of 196 patches, 768 inputs and 768
 features. At 64 the weight is faster in registers: 17.7 us on an H200, 18.2 streamed."""
@@ -289,11 +236,8 @@ FIELDS = {
 
 
 def default_config(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> Sm90ImagesConfig:
-    """Everything open but the order of the tiles.
-
-    Weights of two terms took 1.47 ms with images fastest on an H200, 1.51 with rows of patches (bench/results).
-    """
-    return Sm90ImagesConfig(order="image" if problem.precision == "int16" else "row")
+    """Everything open but the order of the tiles."""
+    return Sm90ImagesConfig()
 
 
 def checked_plan(
@@ -306,7 +250,7 @@ def checked_plan(
     require("source", config.source, _sources(problem), "how patches come out of these images")
     legal = (SPLIT_BLOCKS,) if source == "split" else (1, 2)
     require("stage_blocks", config.stage_blocks, legal, "K blocks of 128 bytes in a stage")
-    rule = "where the weight operand comes from; of two terms, and beside rows that are repacked, it stays"
+    rule = "where the weight operand comes from; beside rows that are repacked it stays in registers"
     require("weight", config.weight, _weights(problem), rule)
     if source == "repack":
         require("stage_blocks", config.stage_blocks, (2,), "a stage is a whole patch of one channel")
@@ -317,7 +261,7 @@ def checked_plan(
     if repacks and config.tile_patches is not None and config.tile_patches % 8:
         rule = f"a row of a TMA box is whole 16 bytes, of patches of {REPACKED} eight or 16"
         reject("tile_patches", config.tile_patches, rule, 8 if config.tile_patches < 12 else 16)
-    given, config = config, resolve(problem, config, arch, sm_count)
+    config = resolve(problem, config, arch, sm_count)
     check_sm_count(sm_count, config.cluster)
     check_tile(config)
     plan = Sm90ImagesPlan(problem, config, arch, sm_count)
@@ -332,17 +276,14 @@ def checked_plan(
     otherwise = ("weight", config.weight, "streamed") if streams else ("channels", problem.channels, 1)
     check_registers(plan, "tile_images", config.tile_patches, images_step(config.tile_patches), otherwise)
     check_barriers(plan)
-    _check_shared_weight(plan, given)
     check_smem(plan)
     check_table(plan)
     return plan
 
 
 def check_operand(p: PatchEmbedImagesProblem) -> None:
-    """Rows of patches that TMA writes as rows of an operand, of bytes; with two terms strips alone."""
+    """Rows of patches that TMA writes as rows of an operand, of bytes."""
     check_integers(p)
-    if p.precision == "int16":
-        check_strips_problem(p)
     reason, most = why_no_operand(p), SPANS[-1] // STRIP_PATCH
     if reason and p.channels_last and p.channels > most:
         reject("channels", p.channels, reason, most)
@@ -369,8 +310,7 @@ def _sources(p: PatchEmbedImagesProblem) -> tuple[str, ...]:
 
 def _weights(p: PatchEmbedImagesProblem) -> tuple[str, ...]:
     """Where the weight may come from: TMA fills stages with pixels and weight, or warps fill them with pixels."""
-    streams = p.precision == "int8" and row_bytes(p) != REPACKED
-    return ("registers", "streamed") if streams else ("registers",)
+    return ("registers",) if row_bytes(p) == REPACKED else ("registers", "streamed")
 
 
 def check_tile(config: Sm90ImagesConfig) -> None:
@@ -380,24 +320,6 @@ def check_tile(config: Sm90ImagesConfig) -> None:
     if config.tile_images % step or not 1 <= config.tile_images <= largest:
         rule = f"with {config.tile_patches} patches multiples of {step} up to {largest} make N = 16 to 256"
         reject("tile_images", config.tile_images, rule, min(max(round_up(config.tile_images, step), step), largest))
-
-
-def _check_shared_weight(plan: Sm90ImagesPlan, given: Sm90ImagesConfig) -> None:
-    """A weight of two terms leaves shared memory for two stages and staging; ``given`` is what the caller chose."""
-
-    def fits(channels: int) -> bool:
-        problem = dataclasses.replace(plan.problem, channels=channels)
-        config = resolve(problem, given, plan.arch, plan.sm_count)
-        return _fits(Sm90ImagesPlan(problem, config, plan.arch, plan.sm_count))
-
-    if plan.terms == 1 or _fits(plan):
-        return
-    rule = (
-        f"{plan.shared_blocks} K blocks of a weight of two terms, {plan.weight_bytes:,} B for {plan.features} "
-        "features, leave shared memory without room for two stages and the output"
-    )
-    fewer = (channels for channels in range(plan.problem.channels - 1, 0, -1) if fits(channels))
-    reject("channels", plan.problem.channels, rule, next(fewer, 1))
 
 
 # ---- choice --------------------------------------------------------------------------------------------------------
@@ -433,7 +355,7 @@ def resolve(problem: PatchEmbedImagesProblem, config: Sm90ImagesConfig, arch: Ar
 def search_space(problem: PatchEmbedImagesProblem, arch: Arch, sm_count: int) -> list[Sm90ImagesPlan]:
     """Legal plans that are worth timing on a device: of each source, memory of the weight and number of warpgroups the
     shapes of least cost, the chooser's choice first."""
-    if problem.precision not in INTEGERS or why_no_operand(problem):
+    if problem.precision != "int8" or why_no_operand(problem):
         return []
     chosen = checked_plan(problem, default_config(problem, arch, sm_count), arch, sm_count)
     found: dict[tuple, list[Sm90ImagesPlan]] = {}
@@ -469,13 +391,8 @@ def _shapes(
             clusters, _tile_patches(problem, config, few), _stage_blocks(narrow, config.stage_blocks)
         ):
             shape = dataclasses.replace(narrow.config, cluster=cluster, tile_patches=patches, stage_blocks=blocks)
-            wide = TERMS_COLUMNS if narrow.terms == 2 else columns
-            options = _tile_images(problem, config, patches, wide, few)
-            for plan in (_with_stages(problem, shape, images, config.stages, arch, sm_count) for images in options):
-                if _fits(plan) or narrow.terms == 1 or config.tile_images:
-                    yield plan
-                else:
-                    yield _narrowed(plan, config.stages)
+            for images in _tile_images(problem, config, patches, columns, few):
+                yield _with_stages(problem, shape, images, config.stages, arch, sm_count)
 
 
 def _with_stages(
@@ -493,27 +410,12 @@ def _with_stages(
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, stages=ring_stages(plan)))
 
 
-def _narrowed(plan: Sm90ImagesPlan, stages: int | None) -> Sm90ImagesPlan:
-    """The widest tile of fewer images that fits beside a weight of two terms, or the narrowest."""
-    step = images_step(plan.tile_patches)
-    for images in range(plan.tile_images - step, step, -step):
-        fewer = _with_stages(plan.problem, plan.config, images, stages, plan.arch, plan.sm_count)
-        if _fits(fewer):
-            return fewer
-    return _with_stages(plan.problem, plan.config, step, stages, plan.arch, plan.sm_count)
-
-
 def _stage_blocks(plan: Sm90ImagesPlan, given: int | None) -> tuple[int, ...]:
-    """Two where a weight in registers leaves room for such stages, otherwise either.
-
-    The ring beside a weight of two terms is no longer than a tile, and is handed on in the smallest pieces.
-    """
+    """Two where a weight in registers leaves room for such stages, otherwise either."""
     if given:
         return (given,)
     if plan.splits:
         return (SPLIT_BLOCKS,)
-    if plan.terms == 2:
-        return (1,)
     return (2,) if plan.resident else (2, 1)
 
 
@@ -564,9 +466,9 @@ ERROR = 0.47
 def predict(plan: Sm90ImagesPlan) -> Prediction | None:
     """The modelled time of a launch: that of the kernel over rows, or of TMA for the rows of the boxes.
 
-    None of a weight of two terms and of rows that are repacked: what these do besides is in none of the facts.
+    None for rows that are repacked: no fact describes the time that the repacking warps take.
     """
-    if plan.terms > 1 or plan.repacks:
+    if plan.repacks:
         return None
     boxes = _box_microseconds(plan)
     prediction = rows.predict(plan)

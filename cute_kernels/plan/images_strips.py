@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from cute_kernels.config import PatchEmbedImagesProblem
 from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require, round_up
-from cute_kernels.plan.images import INTEGERS, STRIP_PATCH, GridTilesPlan
+from cute_kernels.plan.images import STRIP_PATCH, GridTilesPlan
 from cute_kernels.plan.tiles import CORE_COLUMNS, FeatureTiles
 
 BLOCK_FEATURES = 16
@@ -281,7 +281,7 @@ def check_strips_problem(p: PatchEmbedImagesProblem) -> None:
 
 def check_integers(p: PatchEmbedImagesProblem) -> None:
     """Checks what kernels of uint8 pixels multiply and store."""
-    require("precision", p.precision, INTEGERS, "a strip's pixels are bytes")
+    require("precision", p.precision, ("int8",), "a strip's pixels are bytes")
     require("out_dtype", p.out_dtype, ("bfloat16",), "element types that this kernel stores")
 
 

@@ -33,7 +33,7 @@ from cute_kernels.plan.prediction import Prediction
 from cute_kernels.plan.tiles import CtaPairs, FeatureTiles
 
 TMEM_LANES = 128
-"""Lanes of tensor memory, rows of a CTA's accumulator: one for each term of the weight of an output feature."""
+"""Lanes of tensor memory, rows of a CTA's accumulator: one for each output feature."""
 
 COLUMN_STEP = 16
 """Rows of ``x`` of one CTA in a tile come in multiples of it: N of an MMA is a multiple of 16, of a pair of 32."""
@@ -56,9 +56,6 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
 
     A tile is computed by a pair of CTAs (``cta_group::2``), or by one. Each CTA holds the accumulator of its 128
     features, and of the tile's rows it loads its own share; the MMAs of a pair read the rows of both.
-
-    With a weight of two terms a CTA has 64 features: of the 32 lanes of an epilogue warp the first 16 have the high
-    terms of 16 features and the others their low terms, so that a thread gets both sums of a feature.
 
     Subclasses say what a tile is and what a stage holds: `tile_rows`, `tiles`, `stage_bytes`.
     """
@@ -85,18 +82,8 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
         return WEIGHT_TYPES[self.problem.in_dtype]
 
     @property
-    def terms(self) -> int:
-        """Terms of a weight, each multiplied by the same rows into sums of its own."""
-        return 1
-
-    @property
     def features(self) -> int:
-        return self.lanes // self.terms
-
-    @property
-    def warp_features(self) -> int:
-        """Features of an epilogue warp, in its 32 lanes of tensor memory."""
-        return LANES // self.terms
+        return self.lanes
 
     @property
     def cta_group(self) -> int:
@@ -175,7 +162,7 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     @property
     def staging_bytes(self) -> int:
         """Staging of a warp: the rows of a tile x its features, up to 64 bytes a row; whole periods of SWIZZLE_64B."""
-        return round_up(self.columns * self.warp_features * ITEMSIZE[self.problem.out_dtype], 512)
+        return round_up(self.columns * LANES * ITEMSIZE[self.problem.out_dtype], 512)
 
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
@@ -215,7 +202,7 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     @property
     def staging_wavefronts(self) -> int:
         """Wavefronts of the output, which the warps write and TMA reads."""
-        staged = self.epilogue_warps * self.columns * self.warp_features * ITEMSIZE[self.problem.out_dtype]
+        staged = self.epilogue_warps * self.columns * LANES * ITEMSIZE[self.problem.out_dtype]
         return 2 * staged // WAVEFRONT
 
     @property
@@ -293,7 +280,7 @@ def check_stages(plan: Sm100TransposedPlan, name: str, value: int, smaller: Call
         rule = smem_rule(plan)
         if most >= 2:
             reject("stages", config.stages, rule, most)
-        rule = f"{rule}, and two stages are needed"
+        rule = f"{rule}, and at least two stages have to fit"
         if config.stage_blocks == 2 and room >= 1:
             reject("stage_blocks", config.stage_blocks, rule, 1)
         reject(name, value, rule, smaller())

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
+from cute_kernels.common.chips import CTA_SMEM_BYTES
 from cute_kernels.config import Sm80Config
 from cute_kernels.plan.base import (
-    CTA_SMEM_BYTES,
     ITEMSIZE,
     LANES,
     VECTOR_BYTES,

@@ -70,11 +70,6 @@ class TransposedPlan(FeatureTiles):
         """Per warpgroup: ``tile_rows`` rows of 64 features, 128 bytes a row as SWIZZLE_128B needs."""
         return self.tile_rows * WARPGROUP_FEATURES * ITEMSIZE[self.problem.out_dtype]
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weight that stays in shared memory for the whole launch."""
-        return 0
-
     def multiplies(self, block: int, step: int) -> bool:
         """Whether a step of ``mma_k_bytes`` of a K block of every stage is multiplied: one of zeros need not be."""
         return True
@@ -197,10 +192,7 @@ def check_registers(
             f"{plan.accumulator_registers} registers of accumulators and {ADDRESSING_REGISTERS} for addressing, the "
             f"limit with {plan.threads} threads is {at_entry}"
         )
-        smaller = fit(at_entry - ADDRESSING_REGISTERS)
-        if smaller < step:
-            reject("warpgroups", plan.config.warpgroups, rule, plan.config.warpgroups - 1)
-        reject(name, value, rule, smaller)
+        reject(name, value, rule, fit(at_entry - ADDRESSING_REGISTERS))
     if plan.needed_registers <= plan.consumer_registers:
         return
     rule = (

@@ -43,9 +43,9 @@ def assert_matches(
         _check_tensor(label, tensor)
     for label, value in (("ulps", ulps), ("absolute", absolute), ("relative", relative)):
         if not isinstance(value, Real):
-            raise TypeError(f"{label} {value!r}: a number is needed")
+            raise TypeError(f"{label} = {value!r}: must be a number")
         if not value >= 0:
-            raise ValueError(f"{label} {value}: 0 or more is needed")
+            raise ValueError(f"{label} = {value}: must be 0 or more")
     if ulps and not expected.dtype.is_floating_point:
         raise ValueError(f"ulps {ulps}: {expected.dtype} has none; use absolute")
     for label in ("shape", "dtype"):
@@ -74,10 +74,10 @@ def assert_matches(
 
 def _check_tensor(label: str, tensor: object) -> None:
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{label} is a {type(tensor).__name__}; a torch.Tensor is needed")
+        raise TypeError(f"{label} is a {type(tensor).__name__}: must be a torch.Tensor")
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
         kind = "nested" if tensor.is_nested else "on the meta device" if tensor.is_meta else f"{tensor.layout}"
-        raise TypeError(f"{label} is {kind}; a strided tensor with values is needed")
+        raise TypeError(f"{label} is {kind}: must be a strided tensor with values")
 
 
 def _close(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.emulator.machine.launch import schedule as schedules
 from cute_kernels.emulator.machine.launch.schedule import Schedule
 from cute_kernels.emulator.programs.capturing import Session, capture
@@ -12,14 +13,18 @@ from cute_kernels.emulator.programs.capturing import Session, capture
 
 @contextlib.contextmanager
 def emulation(
-    arch: str = "sm_100a", schedule: Schedule | None = None, *, strict: bool = False, max_warp_instructions: int = 10**8
+    arch: str = DEFAULT_ARCH,
+    schedule: Schedule | None = None,
+    *,
+    strict: bool = False,
+    max_warp_instructions: int = 10**8,
 ) -> Iterator[Session]:
     """Runs what is launched inside in the emulator, with tensors on "cuda" in host memory; for tests with ``@given``.
 
     Functions that were compiled inside for the same architecture run inside of any later one.
 
     Args:
-        arch: a key of `cute_kernels.emulator.programs.capturing.ARCHITECTURES`.
+        arch: a key of `cute_kernels.common.chips.CHIPS`.
         schedule: the default one if None.
         strict: as `Options.strict`.
         max_warp_instructions: per cluster; a kernel that executes more has hung.
@@ -34,7 +39,7 @@ def emulation(
     """
     schedule = Schedule() if schedule is None else schedule
     if not isinstance(schedule, Schedule):
-        raise TypeError(f"schedule {schedule!r} is a {type(schedule).__name__}; Schedule(..) is needed")
+        raise TypeError(f"schedule {schedule!r} is a {type(schedule).__name__}: must be Schedule(..)")
     options = schedule.options(strict=strict, max_warp_instructions=max_warp_instructions)
     with capture(arch, options, overlap=schedule.overlap) as session:
         yield session
@@ -58,10 +63,10 @@ def schedules_for(
     """
     for each in given:
         if not isinstance(each, Schedule):
-            raise TypeError(f"schedules: {each!r} is a {type(each).__name__}; Schedule(..) is needed")
+            raise TypeError(f"schedules: {each!r} is a {type(each).__name__}: must be Schedule(..)")
     for name, value, least in (("warps", warps, 0), ("ctas", ctas, 1), ("random", random, 0)):
         if value < least:
-            raise ValueError(f"{name} {value}: at least {least} is needed")
+            raise ValueError(f"{name} = {value}: must be at least {least}")
     found = [Schedule(), *given]
     if warps:
         found += schedules.systematic(ctas, warps, overlaps=overlap)

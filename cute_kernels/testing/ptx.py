@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from cute_kernels.common.chips import DEFAULT_ARCH
 from cute_kernels.emulator import GlobalMemory, Report, run
 from cute_kernels.emulator.machine.units.copies.tensor_map import Im2colMap, TensorMap, encode
 
@@ -51,7 +52,7 @@ def module(
     head: str = "",
     registers: str = REGISTERS,
     entry: str = "",
-    target: str = "sm_100a",
+    target: str = DEFAULT_ARCH,
 ) -> str:
     """A PTX module with one entry ``k`` whose parameters p0, p1, ... are 64-bit: what `launch` passes for arrays.
 
@@ -135,7 +136,7 @@ def prepare(
             continue
         if isinstance(argument, int) and not isinstance(argument, bool):
             if not -(1 << 63) <= argument < 1 << 64:
-                raise ValueError(f"argument {i} = {argument}: 64 bits are passed; allowed: -2**63 to 2**64 - 1")
+                raise ValueError(f"argument {i} = {argument}: 64 bits are passed: must be -2**63 to 2**64 - 1")
             params.append(struct.pack("<Q", argument % (1 << 64)))
             continue
         if isinstance(argument, _MAPS):
@@ -182,5 +183,5 @@ def launch(
 
 def _array(name: str, value: object, allowed: str) -> np.ndarray:
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"{name} is {type(value).__name__}; allowed: {allowed}")
+        raise TypeError(f"{name} is {type(value).__name__}: must be {allowed}")
     return value

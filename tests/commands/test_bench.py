@@ -34,14 +34,9 @@ def test_a_checkpoint(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["bench", str(checkpoint), "--batch", "2", "--images", str(photo), "--output", str(picture)]) == 0
     text = capsys.readouterr().out
     rows = dict(re.findall(r"^\| (\S[^|]*?) \| [\d.e-]+ \| ([\d.e-]+) \| [\d.]+ \|$", text, re.MULTILINE))
-    assert list(rows) == ["library in bf16", "int8", "fp8", "bf16", "fp16", "int16"]
+    assert list(rows) == ["library in bf16", "int8", "fp8", "bf16", "fp16"]
     errors = {name: float(value) for name, value in rows.items()}
     assert 1e-4 < errors["bf16"] < 1e-2 and errors["bf16"] < errors["int8"] < errors["fp8"] < 0.2
-    (row,) = re.findall(r"^for the table of docs/accuracy.md, if .*:\n\| (.*) \|$", text, re.MULTILINE)
-    assert row.startswith(f"{checkpoint.name} | 1 | CPU | {errors['library in bf16']:.1e}, ") and row.count("|") == 8
-    heading = re.search(r"^\| model .*$", (Path(__file__).parents[2] / "docs/accuracy.md").read_text(), re.MULTILINE)
-    names = [name.strip() for name in heading[0].strip("|").split("|")]
-    assert names[3:] == list(rows) and row.count("|") == len(names) - 1
     assert "no GPU here" in text and "to choose: " in text and f"wrote {picture}" in text
     assert Image.open(picture).width > 100
 
@@ -53,8 +48,8 @@ def test_errors_are_against_the_library_in_fp32(checkpoint: Path) -> None:
     assert model.raw["pixel_values"].dtype == torch.uint8 and model.normalised["pixel_values"].dtype == torch.float32
     library, *others = bench_model.measured(model, options).rows
     assert library.layer == library.tower == 0 and library.cosine == pytest.approx(1)
-    (int16,) = (row for row in others if row.name == "int16")
-    assert int16.tower < 1e-3  # plain torch or the reference
+    (fp16,) = (row for row in others if row.name == "fp16")
+    assert fp16.tower < 4e-3  # the reference
     tower = model.convert(model.tower, "int8")
     expected = transformers.AutoModel.from_pretrained(checkpoint)(**model.normalised).last_hidden_state
     error = float((model.call(tower, model.raw) - expected).norm() / expected.norm())
@@ -96,8 +91,8 @@ def test_the_fastest_of_those_that_are_as_good_is_chosen() -> None:
     for row in report.rows:
         row.layer_ms = row.tower_ms = None
     assert report.choice().startswith("to choose: int8, which reads the fewest bytes;")
-    refused = Row("int16", note="not possible: N = 12")
-    assert Report("CPU", [library, refused]).lines()[-3].startswith("| int16 (not possible: N = 12) |")
+    refused = Row("fp16", note="not possible: N = 12")
+    assert Report("CPU", [library, refused]).lines()[-3].startswith("| fp16 (not possible: N = 12) |")
 
 
 def test_what_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,7 +69,6 @@ from cute_kernels.plan.options import Option
             ["plan", "patch-embed-images", "--arch=sm_90a", "--precision=bf16", "--in-dtype=uint8"],
             "nearest legal value: 'bfloat16'",
         ),
-        (["plan", "patch-embed-images", "--patch=14", "--width=224", "--precision=int16"], "16 bytes of a strip"),
         (["plan", "--set", "warpgroups=3"], "fields for sm_100a, Sm100ResidentConfig: weight, order, tile_rows"),
         (
             ["plan", "--arch", "sm_90a", "--set", "tile_n=128"],
@@ -92,7 +91,7 @@ from cute_kernels.plan.options import Option
         (["demo", "--precision=fp8", "--set=stages=9", "--set=tile_n=256", "--images", "absent.png"], "value: 5"),
         (["demo", "--precision=int8", "--arch=sm_90a", "--set=cluster=3", "--images", "absent.png"], "value: 2"),
         (["demo", "--model", "absent"], "absent holds no config.json"),
-        (["demo", "--precision=bf16", "--arch=sm_90a", "--set=tile_n=65"], "tile_n = 65 is not possible"),
+        (["demo", "--precision=bf16", "--arch=sm_90a", "--set=tile_n=65"], "tile_n = 65: must be legal"),
         (["demo", "--model", "x", "--image-size", "64"], "--model brings its own"),
         (["demo", "--image-size", "8"], "image_size = 8 is smaller than a patch"),
         (["demo", "--image-size", "50"], "image_size = 50 is not a whole number of patches of 16"),

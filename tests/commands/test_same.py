@@ -80,6 +80,36 @@ def test_two_versions_of_a_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
 
 
+@pytest.mark.parametrize("failure", ["assert False", "raise SystemExit(7)"])
+def test_programs_that_fail_their_own_assertion(
+    failure: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launches before it are compared, however many the other program makes behind them."""
+    sides = []
+    for name, paired, behind in (("a", 16, failure), ("b", 16, "pass"), ("c", 0, "pass")):
+        (tmp_path / f"{name}.ptx").write_text(SUMS.replace("PAIRED", str(paired)))
+        (tmp_path / f"{name}.py").write_text(f"""
+import torch
+
+def launches():
+    x = (torch.arange(64, device="cuda") ** 3 % 101 / 7).reshape(16, 4)
+    y = torch.zeros(16, device="cuda")
+    for _ in range(2):
+        yield {{"kernel": "k", "grid": 16, "block": 1, "arguments": [x, y]}}
+        {behind}
+""")
+        sides.append(shlex.join([str(tmp_path / f"{name}.ptx"), f"{tmp_path / name}.py:launches"]))
+    a, b, c = sides
+    status, answer = same(tmp_path, a, b)
+    assert (status, answer["launches"], answer["failed"]) == (0, [1, 1], [a])
+    assert f"{a} failed, after its launches: 1 of A and of B are compared" in capsys.readouterr().out
+    x = ((np.arange(64) ** 3 % 101).astype(np.float32) / np.float32(7)).reshape(16, 4)
+    differ = np.flatnonzero(((x[:, 0] + x[:, 1]) + x[:, 2]) + x[:, 3] != (x[:, 0] + x[:, 1]) + (x[:, 2] + x[:, 3]))
+    status, answer = same(tmp_path, c, a)
+    first = answer["first_difference"]
+    assert (status, first["launch"], first["byte"] // 4) == (1, 1, differ[0])
+
+
 def test_rows_of_a_larger_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A batch of 8 is compared with the first rows of one of 16, whose kernel adds the same way or not."""
     small = program(tmp_path, "small", 8, 16)

@@ -95,7 +95,7 @@ def test_a_task_that_always_ends_its_process_is_named() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_the_process_that_a_signal_ends(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.common.executor_tasks"]
-    root = Path(executors.__file__).parents[1]
+    root = Path(executors.__file__).parents[2]
     process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         begun = {process.stdout.readline() for _ in range(2)}

@@ -199,7 +199,7 @@ def test_off_leaves_no_trace(tmp_path, monkeypatch):
 def test_concurrent_processes_build_once(root, tmp_path):
     """Six processes ask at the same time; each says whether it built, and all get the same kernel."""
     program = (
-        "import sys, time, json; from cute_kernels import kernel_cache as cache\n"
+        "import sys, time, json; from cute_kernels.dsl import kernel_cache as cache\n"
         "def build():\n"
         "    print('built'); time.sleep(0.3)\n"
         "    return cache.CompiledKernel('k', sys.argv[1], b'c', b'o', 'p')\n"
@@ -335,7 +335,7 @@ def test_a_directory_that_depends_on_where_one_stands_is_refused(value, monkeypa
     monkeypatch.setenv("CUTE_KERNELS_CACHE_DIR", value)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "poetry.lock").touch()
-    with pytest.raises(ValueError, match=f"^CUTE_KERNELS_CACHE_DIR = '{value}', allowed: an absolute path"):
+    with pytest.raises(ValueError, match=f"^CUTE_KERNELS_CACHE_DIR = '{value}': must be an absolute path"):
         cache.load_or_build(KEY, unreachable)
     assert main(["cache", "--clear"]) == 2
     assert "CUTE_KERNELS_CACHE_DIR = " in capsys.readouterr().err

@@ -1,7 +1,8 @@
 """Dot products as tensor cores compute them, in integers: slow, and written from the rules, not from the core.
 
 Operands and results are bit patterns. The rules are in the docstring of
-`cute_kernels.emulator.machine.units.matrix.arithmetic`; their parameters are passed in, so that tests state them a second time.
+`cute_kernels.emulator.machine.units.matrix.arithmetic`; their parameters are passed in, so that tests state them a
+second time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Emulated launches whose tensor cores add exactly, with one rounding per instruction.
 
-`cute_kernels.operations.reference` computes these sums quickly, so that whole kernels are compared with it bit by bit. What the
-tensor cores of a chip add instead, the emulator's default, is compared with models of them and with the torch reference
-of the same sums in test_silicon.py and test_arithmetic.py.
+`cute_kernels.operations.reference` computes these sums quickly, so that whole kernels are compared with it bit by bit.
+What the tensor cores of a chip add instead, the emulator's default, is compared with models of them and with the torch
+reference of the same sums in test_silicon.py and test_arithmetic.py.
 """
 
 from __future__ import annotations

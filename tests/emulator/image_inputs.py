@@ -52,7 +52,6 @@ def make_images_case(
     n: int = 64,
     bias: bool = True,
     pos: bool = True,
-    precision: str = "int8",
     extreme: bool = False,
     config: ImagesConfig | None = None,
     arch: str | None = None,
@@ -67,7 +66,6 @@ def make_images_case(
         patch: side of a patch in pixels.
         channels_last: the layout of the images.
         bias, pos: parts of the table.
-        precision: ``"int8"``, or ``"int16"``: a weight of two terms.
         extreme: pixels of 255 and weights near both ends, whose sums pass 2^24 where FP32 cannot hold all integers.
         config, arch, sm_count: as for `make_plan`.
         seed: of the numbers.
@@ -83,13 +81,12 @@ def make_images_case(
     if extreme:
         images |= 0xF0
         weight[::2], weight[1::2] = weight[::2].abs().clamp(max=127) | 0x78, -(weight[1::2].abs() | 0x78)
-    low = draw(*weight.shape, dtype=torch.int8) if precision == "int16" else None
     scale = torch.rand(n, generator=generator) * 1e-5 + 1e-6
     bias_values = draw(n, dtype=torch.float32) if bias else None
     pos_values = draw(positions, n, dtype=torch.float32) if pos else None
     rows = positions if pos else int(bias)
     problem = PatchEmbedImagesProblem(
-        batch, channels, height, width, patch, n, precision=precision, table_rows=rows, channels_last=channels_last
+        batch, channels, height, width, patch, n, table_rows=rows, channels_last=channels_last
     )
     plan = make_plan(problem, config, arch, sm_count=sm_count)
     table = None
@@ -103,14 +100,11 @@ def make_images_case(
             addend = part if addend is None else addend + part
     # FP32 of an int64 is rounded to nearest, ties to even, as the contract has it.
     accumulator = sums(images, weight, patch).to(torch.float32)
-    if low is not None:
-        factor = torch.full_like(accumulator, 256.0)
-        accumulator = reference.fma32(accumulator, factor, sums(images, low, patch).to(torch.float32))
     wide = scale.expand_as(accumulator)
     if addend is None:
         result = accumulator * wide
     else:
         result = reference.fma32(accumulator, wide, addend.expand_as(accumulator))
     weight = strip_weight(weight, plan)
-    tensors = Operands(images=images, weight=weight, weight_low=low, scale=scale, table=table, out=out)
+    tensors = Operands(images=images, weight=weight, scale=scale, table=table, out=out)
     return Case(plan, tensors, result.to(torch.bfloat16))

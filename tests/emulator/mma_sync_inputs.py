@@ -59,7 +59,7 @@ def make_image_case(
     if channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
     arguments = PatchEmbedImagesArguments(
-        images=images, weight=weight.raw, weight_low=weight.raw_low, weight_scale=weight.scale,
+        images=images, weight=weight.raw, weight_scale=weight.scale,
         weight_offset=weight.offset, bias=torch.randn(n, generator=generator) if bias else None,
         pos_embed=torch.randn(grid[0] * grid[1], n, generator=generator) if pos else None, patch=patch,
         out_dtype=out_dtype, backend="emulator", config=config,

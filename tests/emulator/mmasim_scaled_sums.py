@@ -2,8 +2,8 @@
 
     python -m tests.emulator.mmasim_scaled_sums [--results N] [--only TEXT] [--seed N]
 
-As `tests.emulator.mmasim_sums`, with operands of `tests.emulator.machine.units.matrix.test_scaled_products`. NaN and infinities
-are left out: the tests compare them with the rules.
+As `tests.emulator.mmasim_sums`, with operands of `tests.emulator.machine.units.matrix.test_scaled_products`. NaN and
+infinities are left out: the tests compare them with the rules.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m tests.emulator.mmasim_sums [--results N] [--only TEXT] [--seed N]
 
 ``mmasim`` is the model of P. Xie and others (arXiv 2511.10909), which they compared with GPUs of each generation. Every
-row of `tests.emulator.machine.units.matrix.test_silicon.CASES` that it has too computes N results of single instructions, from
-the operands of `tests.emulator.sum_inputs`: any bit pattern, near and far exponents, cancellation, subnormal numbers,
-infinities and NaN. The exit status is 1 where one differs.
+row of `tests.emulator.machine.units.matrix.test_silicon.CASES` that it has too computes N results of single
+instructions, from the operands of `tests.emulator.sum_inputs`: any bit pattern, near and far exponents, cancellation,
+subnormal numbers, infinities and NaN. The exit status is 1 where one differs.
 
 ``make mmasim`` installs the package (extra ``verify``) and runs this.
 """

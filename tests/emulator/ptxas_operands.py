@@ -25,7 +25,6 @@ LITERALS = ("1", "0f3F800000", "0d3FF0000000000000", "%tid.x", "variable")
 _PLACE = re.compile(r"%\w+|\b\d+\b|\bp0\b|\btarget\b")
 _GIVEN = ("1", "%b32_4", "%b64_4", "%pred_4", "[%b32_4]")
 _ERROR = re.compile(r"line (\d+); (?:error|fatal)\s*:")
-_FATAL = re.compile(r"line (\d+); fatal\s*:")
 
 
 def split(operands: str) -> list[str]:
@@ -70,32 +69,32 @@ def module(instructions: Sequence[str], target: str = "sm_100a") -> str:
 FIRST = 9
 
 
-def _errors(ptxas: str, target: str, instructions: Sequence[str]) -> tuple[set[int], int | None]:
-    """Which of them ptxas refuses, and at which it stopped reading, if it did not read the last one."""
+def _refused(ptxas: str, target: str, instructions: Sequence[str]) -> set[int]:
+    """The numbers of those that ptxas refuses."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(module(instructions, target))
         file.flush()
         command = [ptxas, "-arch", target, file.name, "-o", "/dev/null"]
         text = subprocess.run(command, capture_output=True, text=True).stderr
-    refused = {int(line) - FIRST for line in _ERROR.findall(text)}
-    if len(instructions) - 1 in refused:
-        return refused, None
-    stopped = [int(line) - FIRST for line in _FATAL.findall(text)]
-    return refused, stopped[0] if stopped else max(refused, default=-1) + 1
+    return {int(line) - FIRST for line in _ERROR.findall(text)}
+
+
+_BATCH = 64  # instructions of a file
 
 
 def verdicts(ptxas: str, target: str, instructions: Sequence[str]) -> str:
     """For each ``1`` where ptxas accepts it, else ``0``."""
-    left, accepted = list(range(len(instructions))), set(range(len(instructions)))
-    while left:
-        # An error at the end keeps ptxas from compiling; where it stops earlier, what it stopped at is left out.
-        refused, stopped = _errors(ptxas, target, [*(instructions[i] for i in left), "add.u32 %b32_0"])
-        accepted -= {left[i] for i in refused if i < len(left)}
-        if stopped is None:
-            break
-        accepted.discard(left[stopped])
-        del left[stopped]
-    return "".join("1" if i in accepted else "0" for i in range(len(instructions)))
+    if len(instructions) > _BATCH:
+        batches = (instructions[i : i + _BATCH] for i in range(0, len(instructions), _BATCH))
+        return "".join(verdicts(ptxas, target, batch) for batch in batches)
+    # The error at the end keeps ptxas from compiling, and shows that it has read everything.
+    refused = _refused(ptxas, target, [*instructions, "add.u32 %b32_0"])
+    if len(instructions) in refused:
+        return "".join("0" if i in refused else "1" for i in range(len(instructions)))
+    if len(instructions) == 1:  # at this one it has stopped, or crashed
+        return "0"
+    half = len(instructions) // 2
+    return "".join(verdicts(ptxas, target, part) for part in (instructions[:half], instructions[half:]))
 
 
 #: Architectures that are asked which of the forms they have.

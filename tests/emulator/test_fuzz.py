@@ -84,12 +84,12 @@ CHANGES = {
         ("ld.param.u64 ;", "0 operands, not 2"),
         (
             "cp.async.bulk.wait_group 18446744073709551615;",
-            "operand N of .* is the integer literal 18446744073709551615; an integer literal of 32 bits is needed",
+            "operand N of .* is the integer literal 18446744073709551615: must be an integer literal of 32 bits",
         ),
         ("ld.global.b32 %r1, [%d0+08];", "`08` is no integer"),
         ("mov.b32 %r1, 08;", "`08` is no integer: behind a leading 0 are octal digits"),
         (".loc 1", ".loc needs 2 words or more on its line"),
-        (".shared .align 549754815912 .b8 wide[4];", ".align 549754815912: a power of two up to 16777216 is needed"),
+        (".shared .align 549754815912 .b8 wide[4];", ".align 549754815912: must be a power of two up to 16777216"),
         (".shared .align 12 .b8 odd[4];", ".align 12: a power of two"),
         ("mov.u32 %r1;", "mov.u32 takes 2 operands .d, a.; 1 are given"),
         (".loc 1 x 3", "`.loc 1 x` needs the numbers"),
@@ -125,7 +125,7 @@ def test_more_parameters_than_a_launch_takes():
 
 def test_more_static_shared_memory_than_a_cta_has():
     head = ".shared .b8 a[200000]; .shared .b8 b[200000];"
-    with pytest.raises(ValueError, match="400000 bytes of static shared memory; a CTA has 232448 at most"):
+    with pytest.raises(ValueError, match="400000 bytes of static shared memory: must be at most 232448"):
         launch(module("mov.u32 %r1, a; mov.u32 %r2, b; ret;", parameters=1, head=head), 0)
 
 
@@ -234,4 +234,4 @@ def test_no_more_inputs_than_there_is_time_for(capfd):
 def test_a_seed_that_is_none(given: str, capsys):
     with pytest.raises(SystemExit):
         fuzz.main([f"--seed={given}"])
-    assert f"{given!r}: a number such as 7, or a range such as 3-9, is needed" in capsys.readouterr().err
+    assert f"{given!r}: must be a number such as 7, or a range such as 3-9" in capsys.readouterr().err

@@ -165,7 +165,7 @@ def _imports(path: Path) -> set[Path]:
 
 def test_make_hardware_runs_every_file_that_launches_ptx():
     folder = REPOSITORY / "tests" / "emulator"
-    mutants = REPOSITORY / "tests" / "mutation"  # which may do anything to a GPU
+    mutants = folder / "checking" / "mutation"  # which may do anything to a GPU
     tests = {path for path in (REPOSITORY / "tests").rglob("test_*.py") if not path.is_relative_to(mutants)}
     modules = {folder / "ptx_launch.py"}
     while more := {path for path in set(folder.glob("*.py")) - tests - modules if _imports(path) & modules}:

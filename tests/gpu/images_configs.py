@@ -21,19 +21,6 @@ SM90: tuple[tuple[ImagesConfig, int], ...] = (
     (Sm90ImagesConfig(weight="streamed", tile_patches=14, tile_images=16, warpgroups=2, cluster=2), 3),
 )
 
-_TWO_TERMS_SM90: tuple[tuple[ImagesConfig | None, int], ...] = (
-    (None, 3),
-    (Sm90ImagesConfig(order="image"), 3),
-    (Sm90ImagesConfig(pingpong=False, stage_blocks=1), 3),
-    (Sm90ImagesConfig(stages=2, stage_blocks=1), 3),
-    (Sm90ImagesConfig(cluster=1), 3),
-    (Sm90ImagesConfig(warpgroups=1), 3),
-    (Sm90ImagesConfig(warpgroups=3), 1),
-    (Sm90ImagesConfig(warpgroups=1, tile_patches=13, tile_images=16), 1),
-    (Sm90ImagesConfig(tile_patches=9), 3),
-    (None, 6),
-)
-
 _PAIR = {"cta_group": 2, "tile_patches": 14, "tile_images": 16}
 
 SM100: tuple[tuple[ImagesConfig, int], ...] = (
@@ -53,15 +40,4 @@ SM100: tuple[tuple[ImagesConfig, int], ...] = (
     (Sm100ImagesConfig(**_PAIR, stages=3), 3),
 )
 
-_TWO_TERMS_SM100: tuple[tuple[ImagesConfig | None, int], ...] = (
-    (None, 3),
-    (Sm100ImagesConfig(**_PAIR, order="image"), 3),
-    (Sm100ImagesConfig(**_PAIR, stage_blocks=1, mma_columns=64), 3),
-    (Sm100ImagesConfig(cta_group=1, tile_patches=14), 3),
-    (Sm100ImagesConfig(tile_patches=8, tile_images=32, tmem_load_width=32), 3),
-    (None, 6),
-)
-
 SELECTIONS = {"sm_90a": SM90, "sm_100a": SM100}
-TWO_TERMS = {"sm_90a": _TWO_TERMS_SM90, "sm_100a": _TWO_TERMS_SM100}
-"""Of weights of two terms; None is the default."""

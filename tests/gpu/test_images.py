@@ -45,7 +45,7 @@ class Call:
     def expected(self) -> torch.Tensor:
         w = self.weight
         shift = w.offset if self.bias is None else self.bias + w.offset
-        return reference.patch_embed_images(self.images, w.raw, w.raw_low, w.scale, shift, self.pos, w.patch)
+        return reference.patch_embed_images(self.images, w.raw, w.scale, shift, self.pos, w.patch)
 
     def __call__(self, **options) -> torch.Tensor:
         return patch_embed_images(self.images, self.weight, self.bias, self.pos, **options)
@@ -54,7 +54,7 @@ class Call:
         """One launch into poison, which fails if it writes outside of the output or leaves poison."""
         w = self.weight
         prepared = PATCH_EMBED_IMAGES.prepared(
-            images=self.images, weight=w.raw, weight_low=w.raw_low, weight_scale=w.scale, weight_offset=w.offset,
+            images=self.images, weight=w.raw, weight_scale=w.scale, weight_offset=w.offset,
             bias=self.bias, pos_embed=self.pos, patch=w.patch, out_dtype=torch.bfloat16, config=config,
         )  # fmt: skip
         batch, positions, n = prepared.output_shape

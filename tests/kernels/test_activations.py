@@ -16,12 +16,12 @@ from cutlass.cute.runtime import make_ptr
 from cutlass.cute.typing import AddressSpace
 from scipy import special
 
-from bench.activation_kernel import ActivationKernel
 from cute_kernels import Sm90GemmConfig, Sm100GemmConfig, emulator
 from cute_kernels.emulator.programs import host
 from cute_kernels.operations.reference.activations import ACTIVATIONS, gated_e4m3
 from tests.emulator.cases import check
 from tests.emulator.gemm_inputs import make_gemm_case
+from tests.kernels.activation_kernel import ActivationKernel
 from tests.nightly import examples, nightly
 
 SHARES = {
@@ -95,7 +95,7 @@ def test_errors_of_all_fp32_numbers_where_the_share_is_fp16s(activation):
 
 @pytest.mark.parametrize("activation", SHARES)
 def test_errors_where_the_share_is_fp32s(activation):
-    """Every exponent with 64 fractions, and densely where the steps are; `bench.activations` takes all FP32 numbers."""
+    """Every exponent with 64 fractions, and densely where the steps are."""
     bits = torch.arange(0, 0x7F800000, 1 << 17, dtype=torch.int64).to(torch.int32).view(torch.float32)
     x = torch.cat([bits, torch.linspace(2**-10, 16, examples(60_001, 300_001)), values(20_000)])
     x = torch.cat([x, -x])

@@ -154,17 +154,16 @@ def test_without_room_stamps_are_counted_and_nothing_else_is_written(name: str) 
 def images_case(name: str) -> Case:
     if name == "sm90, 16 bits":
         return make_gather_case(batch=6, n=64, sm_count=2)
-    precision = "int16" if "two terms" in name else "int8"
     patch = 14 if "repacked" in name else 16
     arch = "sm_100a" if name.startswith("sm100") else "sm_90a"
     config = Sm90ImagesConfig() if patch == 14 else None
     return make_images_case(
-        batch=24, grid=(2, 8), n=64, patch=patch, precision=precision, config=config, arch=arch, sm_count=2
+        batch=24, grid=(2, 8), n=64, patch=patch, config=config, arch=arch, sm_count=2
     )
 
 
 @nightly
-@pytest.mark.parametrize("name", ["sm90", "sm90, two terms", "sm90, repacked", "sm90, 16 bits", "sm100"])
+@pytest.mark.parametrize("name", ["sm90", "sm90, repacked", "sm90, 16 bits", "sm100"])
 def test_kernels_over_images(name: str) -> None:
     """The same result, and a tile for a tile in every warp that works."""
     case = images_case(name)

@@ -31,7 +31,7 @@ def is_legal(run: Run) -> bool:
         return run.k >= PATCH**2
     if isinstance(target, ImagesTarget | GatherTarget):
         # Three stages hold a tile of one channel, and the parts of a pair's tile read them in turn.
-        most = 2 * PATCH**2 if run.kernel in ("images-sm100", "images-sm100-two-terms") else run.k + 1
+        most = 2 * PATCH**2 if run.kernel == "images-sm100" else run.k + 1
         return PATCH**2 <= run.k < most and run.positions >= target.config.tile_patches
     return type(target) is not KernelTarget or takes(target, run)
 

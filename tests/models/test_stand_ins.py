@@ -441,9 +441,20 @@ def test_other_arguments_are_answered_with_what_to_write() -> None:
     layer = torch.nn.Conv2d(3, 16, 16, stride=16)
     with pytest.raises(TypeError, match=r"no argument precision: write .*PatchOptions\(precision='int8'\)\)"):
         convert_layer(layer, precision="int8")
-    with pytest.raises(TypeError, match="options is NoneType, expected PatchOptions"):
+    with pytest.raises(TypeError, match="options is NoneType: must be PatchOptions"):
         convert_layer(layer)
     with pytest.raises(TypeError, match="not from img_size, patch_size: write PatchEmbed.from_module"):
         PatchEmbed(img_size=224, patch_size=16)
     with pytest.raises(TypeError, match="write PatchEmbed.from_module"):
         PatchEmbed(224)
+
+
+def test_a_method_of_an_instance_of_naflex_is_called() -> None:
+    plain, ours = naflex(), integration.convert(naflex())
+    other = torch.rand(2, 16, 64)
+    for model in (plain, ours):
+        embedding(model).resize_positional_embeddings = lambda *_, **__: other
+    expected = result(plain)
+    with pytest.warns(UserWarning, match="resize_positional_embeddings of its own, and is called"):
+        got = result(ours)
+    assert error(got, expected) < 1e-6

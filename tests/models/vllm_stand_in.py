@@ -170,6 +170,6 @@ def bits(tower: Rows, pixels: torch.Tensor, *, one_frame: bool = False) -> torch
     prepared = prepare_patch_weight(weight, precision="int8", channels=3 * frames, mean=mean, std=std)
     pixels = pixels.reshape(-1, 3 * frames, 14, 14) if pixels.dim() == 2 else pixels
     out = reference.patch_embed_images(
-        pixels, prepared.raw, None, prepared.scale, prepared.offset + bias.float(), None, 14, torch.bfloat16
+        pixels, prepared.raw, prepared.scale, prepared.offset + bias.float(), None, 14, torch.bfloat16
     ).to(weight.dtype)
     return out if isinstance(tower, Images) else out.flatten(0, 1)

@@ -194,8 +194,8 @@ CASES: dict[str, Case] = {
     "pixels' features that divide into no multiples of 8": embed_images(
         (2, 3, 16, 16), 4, n=24, shards={"weight": 0}, exchanges=True
     ),
-    "pixels, weights of two terms": embed_images(
-        (2, 1, 32, 32), 4, precision="int16", patch=16, shards={"weight": 0}, out=2
+    "pixels, floating-point weights": embed_images(
+        (2, 1, 32, 32), 4, precision="fp16", patch=16, shards={"weight": 0}, out=2
     ),
     "normalised pixels": embed_images((4, 3, 16, 16), 4, precision="bf16", shards={"images": 0}, out=0),
     "normalised pixels' features": embed_images((2, 3, 16, 16), 4, precision="bf16", shards={"weight": 0}, out=2),

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from cute_kernels import Sm80GemmConfig, Sm90GemmConfig, Sm100GemmConfig, layer_norm_linear, prepare_layer_norm_weight
-from cute_kernels.operations.layer_norm import LayerNormWeight
 from cute_kernels.operations.patch_weight import LARGEST
 from tests.nightly import daily_or_all
 
@@ -50,32 +49,25 @@ def plain(rows: torch.Tensor, weight, bias=None, norm_weight=None, norm_bias=Non
     return torch.nn.functional.linear(normed, weight, bias)
 
 
-def whole(prepared: LayerNormWeight) -> torch.Tensor:
-    """Integers of all terms together, as int64."""
-    *low, (high, _) = prepared.terms
-    return high.long() if not low else 256 * high.long() + low[0][0].long()
-
-
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("precision", ["int8", "int16"])
-def test_a_weight(precision: str) -> None:
+def test_a_weight() -> None:
     """Every row sums to 0, and no number is further than a step from what it was, hardly any further than half."""
     given = layers()
     given["weight"][3] = 0.25  # equal ones only where the norm has no weight
     for norm_weight in (given["norm_weight"], None):
-        prepared = prepare_layer_norm_weight(**given | {"norm_weight": norm_weight}, precision=precision)
-        integers, scale = whole(prepared), prepared.terms[0][1].double().t()
-        assert (integers.sum(1) == 0).all() and integers.abs().max() == LARGEST[precision]
+        prepared = prepare_layer_norm_weight(**given | {"norm_weight": norm_weight})
+        integers, scale = prepared.values.long(), prepared.scale.double().t()
+        assert (integers.sum(1) == 0).all() and integers.abs().max() == LARGEST
         folded = given["weight"].double() * (1 if norm_weight is None else norm_weight.double())
         moved = integers - (folded - folded.mean(1, keepdim=True)) / scale
         assert float(moved.abs().max()) < 0.6 and float((moved.abs() > 0.5 + 1e-5).double().mean()) < 0.1
         assert (integers[3] == 0).all() == (norm_weight is None)
         bias = given["bias"].double() + given["weight"].double() @ given["norm_bias"].double()
         assert torch.equal(prepared.bias, bias.float())
-    assert all(values.dtype is torch.int8 and tuple(values.shape) == (N, K) for values, _ in prepared.terms)
+    assert prepared.values.dtype is torch.int8 and tuple(prepared.values.shape) == (N, K)
 
 
 @pytest.mark.parametrize(("value", "rounded"), [(0.5, [1, 1, 1, 1, 0, 0, 0, 0]), (0.75, [0, 0, 1, 1, 1, 1, 1, 1])])
@@ -83,35 +75,33 @@ def test_of_equal_numbers_the_first_are_moved(value: float, rounded: list[int]) 
     """Eight halves are rounded down, of which the sum has 4 too few; eight three quarters up, 2 too many."""
     weight = torch.zeros(8, 32)
     weight[:, 8:16], weight[:, 16], weight[:, 17], weight[:, 18] = value, -8 * value, 127.0, -127.0
-    ((integers, scale),) = prepare_layer_norm_weight(weight).terms
+    prepared = prepare_layer_norm_weight(weight)
+    integers, scale = prepared.values, prepared.scale
     assert (scale == 1).all() and integers[5, 8:16].tolist() == rounded
     assert (integers.sum(1, dtype=torch.int64) == 0).all() and integers[5, 16:19].tolist() == [-8 * value, 127, -127]
 
 
 @pytest.mark.parametrize("backend", ["auto", "emulator"])
-@pytest.mark.parametrize(("precision", "most"), [("int8", 1.2e-2), ("int16", 4.7e-5)])
-def test_results_in_fp64(precision: str, most: float, backend: str) -> None:
+def test_results_in_fp64(backend: str) -> None:
     """Against the two layers, and, but for FP32's roundings, against the integers as they are."""
     given, rows = layers(), rows_of(3, 7)
-    prepared = prepare_layer_norm_weight(**given, precision=precision)
-    config = None if precision == "int8" else CONFIGS[0]  # whose kernel is compiled below, too
-    got = layer_norm_linear(rows, prepared, out_dtype=torch.float32, config=config, backend=backend)
+    prepared = prepare_layer_norm_weight(**given)
+    got = layer_norm_linear(rows, prepared, out_dtype=torch.float32, backend=backend)
     expected = plain(rows, **given)
-    assert got.shape == expected.shape and error(got, expected) < most
+    assert got.shape == expected.shape and error(got, expected) < 1.2e-2
     flat = rows.view(-1, K).double()
     row = (flat.var(1, unbiased=False, keepdim=True) + prepared.eps).rsqrt()
-    parts = [row * (flat @ values.double().t()) * scale.double() for values, scale in prepared.terms]
-    exact = sum(parts) + prepared.bias.double()
-    bound = 2.0**-24 * (6 * sum(part.abs() for part in parts) + 3 * prepared.bias.abs() + 2 * exact.abs())
+    product = row * (flat @ prepared.values.double().t()) * prepared.scale.double()
+    exact = product + prepared.bias.double()
+    bound = 2.0**-24 * (6 * product.abs() + 3 * prepared.bias.abs() + 2 * exact.abs())
     assert ((got.view(-1, N).double() - exact).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("precision", ["int8", "int16"])
 @pytest.mark.parametrize("number", range(len(CONFIGS)))
-def test_every_kernel_gives_the_bits_of_the_reference(precision: str, number: int) -> None:
-    """By day each result's type by one kernel of each precision."""
-    prepared, rows, config = prepare_layer_norm_weight(**layers(), precision=precision), rows_of(2, 5), CONFIGS[number]
-    for dtype in daily_or_all([DTYPES[number - (precision == "int16")]], DTYPES):
+def test_every_kernel_gives_the_bits_of_the_reference(number: int) -> None:
+    """By day each result's type by one kernel."""
+    prepared, rows, config = prepare_layer_norm_weight(**layers()), rows_of(2, 5), CONFIGS[number]
+    for dtype in daily_or_all([DTYPES[number]], DTYPES):
         expected = layer_norm_linear(rows, prepared, out_dtype=dtype, backend="reference")
         assert expected.dtype is dtype
         got = layer_norm_linear(rows, prepared, out_dtype=dtype, config=config, backend="emulator")
@@ -124,18 +114,15 @@ def test_the_mean_drops_out_exactly() -> None:
     got = layer_norm_linear(rows, prepared, out_dtype=torch.float32)
     assert torch.equal(layer_norm_linear(rows + 127, prepared, out_dtype=torch.float32), got)
     assert torch.equal(got[-2:], prepared.bias.expand(2, N))
-    prepared = prepare_layer_norm_weight(**layers(), precision="int16")
-    got = layer_norm_linear(rows, prepared, out_dtype=torch.float32)
-    assert torch.allclose(got[-2:], prepared.bias.expand(2, N), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("left_out", [("bias",), ("norm_weight", "norm_bias"), ("bias", "norm_weight", "norm_bias")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_layers_without_parameters(left_out: tuple[str, ...], dtype: torch.dtype) -> None:
     given, rows = layers(dtype=dtype) | dict.fromkeys(left_out), rows_of(9)
-    prepared = prepare_layer_norm_weight(**given, eps=1e-3, precision="int16")
+    prepared = prepare_layer_norm_weight(**given, eps=1e-3)
     expected = plain(rows, **given, eps=1e-3)
-    assert error(layer_norm_linear(rows, prepared, out_dtype=torch.float32), expected) < 5e-5
+    assert error(layer_norm_linear(rows, prepared, out_dtype=torch.float32), expected) < 1.2e-2
 
 
 def test_slices_and_no_rows() -> None:
@@ -152,7 +139,7 @@ def test_slices_and_no_rows() -> None:
 
 
 def test_in_a_graph() -> None:
-    prepared, rows = prepare_layer_norm_weight(**layers(), precision="int16"), rows_of(4)
+    prepared, rows = prepare_layer_norm_weight(**layers()), rows_of(4)
     compiled = torch.compile(lambda x: layer_norm_linear(x, prepared) + 1, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(rows), layer_norm_linear(rows, prepared) + 1)
     torch.compiler.reset()
@@ -161,22 +148,21 @@ def test_in_a_graph() -> None:
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        ({"precision": "bf16"}, ValueError, "precision = 'bf16', allowed: 'int8', 'int16'"),
         ({"weight": None}, TypeError, "weight is NoneType"),
         ({"weight": torch.zeros(N, K, dtype=torch.int8)}, TypeError, "weight has dtype torch.int8"),
         ({"weight": torch.zeros(N, K, device="meta")}, TypeError, "tensor with values"),
-        ({"weight": torch.zeros(K)}, ValueError, r"weight has shape \[528\], allowed: \[N, K\]"),
-        ({"weight": torch.zeros(N, 24)}, ValueError, "weight has K = 24, allowed: multiples of 16 up to 65792"),
+        ({"weight": torch.zeros(K)}, ValueError, r"weight has shape \[528\]: must be \[N, K\]"),
+        ({"weight": torch.zeros(N, 24)}, ValueError, "weight has K = 24: must be multiples of 16 up to 65792"),
         ({"weight": torch.zeros(1, 65_808)}, ValueError, "K = 65808"),
         ({"weight": torch.full((N, K), float("nan"))}, ValueError, "NaN"),
         ({"bias": torch.full((N,), float("nan"))}, ValueError, "bias or norm_bias has NaN"),
         ({"norm_bias": torch.full((K,), float("inf"))}, ValueError, "bias or norm_bias has NaN"),
         ({"bias": torch.full((N,), 1e300, dtype=torch.float64)}, ValueError, "beyond FP32"),
         ({"divisor": 1e200}, ValueError, "no normal number in FP32"),
-        ({"bias": torch.zeros(K)}, ValueError, r"bias has shape \[528\], allowed: \[24\]"),
-        ({"norm_weight": torch.zeros(N)}, ValueError, r"norm_weight has shape \[24\], allowed: \[528\]"),
+        ({"bias": torch.zeros(K)}, ValueError, r"bias has shape \[528\]: must be \[24\]"),
+        ({"norm_weight": torch.zeros(N)}, ValueError, r"norm_weight has shape \[24\]: must be \[528\]"),
         ({"norm_bias": torch.zeros(K, dtype=torch.int32)}, TypeError, "norm_bias has dtype torch.int32"),
-        ({"eps": 0.0}, ValueError, "eps = 0.0, allowed: finite and greater than 0"),
+        ({"eps": 0.0}, ValueError, "eps = 0.0: must be finite and greater than 0"),
         ({"eps": "1"}, TypeError, "eps is str"),
         ({"eps": 1e30, "divisor": 1e8}, ValueError, "is no normal number in FP32"),
         ({"divisor": float("inf")}, ValueError, "divisor = inf"),
@@ -193,10 +179,10 @@ def test_weights_that_are_refused(change: dict[str, Any], kind: type[Exception],
         ([1], {}, TypeError, "x is list"),
         (torch.zeros(2, K), {}, TypeError, "x has dtype torch.float32 .* torch.uint8"),
         (torch.zeros(2, K, dtype=torch.int8), {}, TypeError, "x has dtype torch.int8"),
-        (torch.zeros(2, 16, dtype=torch.uint8), {}, ValueError, r"x has shape \[2, 16\], allowed: \[.., 528\]"),
+        (torch.zeros(2, 16, dtype=torch.uint8), {}, ValueError, r"x has shape \[2, 16\]: must be \[.., 528\]"),
         (torch.zeros(2, K, dtype=torch.uint8, device="meta"), {}, ValueError, "x is on meta and weight is on cpu"),
-        (rows_of(4), {"out_dtype": torch.float8_e4m3fn}, ValueError, "out_dtype = torch.float8_e4m3fn, allowed"),
-        (rows_of(4), {"weight": torch.zeros(N, K)}, TypeError, "weight is Tensor, expected what prepare"),
+        (rows_of(4), {"out_dtype": torch.float8_e4m3fn}, ValueError, "out_dtype = torch.float8_e4m3fn: must be"),
+        (rows_of(4), {"weight": torch.zeros(N, K)}, TypeError, "weight is Tensor: must be what prepare"),
         (rows_of(4), {"backend": "gpu"}, ValueError, "backend = 'gpu'"),
     ],
 )

@@ -33,12 +33,12 @@ def convolved(images: torch.Tensor, weight: torch.Tensor, mean=MEAN, std=STD) ->
 
 def embedded(images: torch.Tensor, prepared: PatchWeight) -> torch.Tensor:
     return reference.patch_embed_images(
-        images, prepared.raw, prepared.raw_low, prepared.scale, prepared.offset, None, prepared.patch, torch.float32
+        images, prepared.raw, prepared.scale, prepared.offset, None, prepared.patch, torch.float32
     ).double()
 
 
 @pytest.mark.parametrize(
-    ("precision", "error"), [("int8", 1.2e-2), ("int16", 5e-5), ("bf16", 3e-3), ("fp16", 4e-4)]
+    ("precision", "error"), [("int8", 1.2e-2), ("bf16", 3e-3), ("fp16", 4e-4)]
 )
 def test_the_normalisation_is_folded_in(precision, error):
     images, weight = pixels(), conv_weight()
@@ -71,23 +71,23 @@ def test_mean_and_std_of_numpy_are_numbers():
 def test_normalisation_of_pixels_that_are_not_divided():
     """What processors for pixels of 0 to 255 do, a mean of 100 and no deviation, in units of 0 to 1."""
     weight, images = conv_weight(), pixels()
-    got = embedded(images, prepare_patch_weight(weight, precision="int16", mean=100 / 255, std=1 / 255))
+    got = embedded(images, prepare_patch_weight(weight, precision="bf16", mean=100 / 255, std=1 / 255))
     maps = torch.nn.functional.conv2d(images.double() - 100, weight.double(), stride=14)
     expected = maps.flatten(2).transpose(1, 2)
-    assert float((got - expected).norm() / expected.norm()) < 1e-4
+    assert float((got - expected).norm() / expected.norm()) < 3e-3
 
 
-def test_two_terms_are_the_integer():
+def test_integers_are_the_nearest_of_each_feature():
     weight = conv_weight()
-    prepared = prepare_patch_weight(weight, precision="int16", mean=MEAN, std=STD)
-    integers = 256 * prepared.raw.long() + prepared.raw_low.long()
-    assert integers.abs().amax(1).eq(32639).all()
+    prepared = prepare_patch_weight(weight, precision="int8", mean=MEAN, std=STD)
+    integers = prepared.raw.long()
+    assert integers.abs().amax(1).eq(127).all()
     per_pixel = torch.tensor(STD, dtype=torch.float64).repeat_interleave(14 * 14) * 255
     folded = weight.double().flatten(1) / per_pixel
     assert ((integers * prepared.scale.double()[:, None] - folded).abs() <= prepared.scale.double()[:, None] / 2).all()
 
 
-@pytest.mark.parametrize("precision", ["int8", "int16", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["int8", "bf16", "fp16"])
 def test_orders_of_a_linear_weight(precision):
     weight = conv_weight()
     of_conv = prepare_patch_weight(weight, precision=precision, mean=MEAN, std=STD)
@@ -113,7 +113,7 @@ def test_zero_features_stay_zero():
     assert prepared.scale[3] == 1 and not prepared.raw[3].any() and prepared.offset[3] == 0
 
 
-@pytest.mark.parametrize("precision", ["int8", "int16", "bf16"])
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
 def test_casts_of_a_model_leave_it_alone(precision):
     prepared = prepare_patch_weight(conv_weight(), precision=precision)
     before = {name: buffer.clone() for name, buffer in prepared.named_buffers()}
@@ -126,21 +126,21 @@ def test_casts_of_a_model_leave_it_alone(precision):
 
 
 def test_it_travels():
-    prepared = prepare_patch_weight(conv_weight(), precision="int16", mean=MEAN, std=STD)
+    prepared = prepare_patch_weight(conv_weight(), precision="int8", mean=MEAN, std=STD)
     copies = [pickle.loads(pickle.dumps(prepared))]
     file = io.BytesIO()
     torch.save(prepared.state_dict(), file)
     file.seek(0)
-    other = prepare_patch_weight(conv_weight(seed=9), precision="int16")
+    other = prepare_patch_weight(conv_weight(seed=9), precision="int8")
     other.load_state_dict(torch.load(file, weights_only=True))
     for copy in (*copies, other):
         assert all(torch.equal(a, b) for a, b in zip(copy.buffers(), prepared.buffers(), strict=True))
         assert (copy.mean, copy.std, copy.patch, copy.order) == (MEAN, STD, 14, "chw")
-    with pytest.raises(ValueError, match="state has precision 'int16', this PatchWeight has 'bf16'"):
+    with pytest.raises(ValueError, match="state has precision 'int8', this PatchWeight has 'bf16'"):
         prepare_patch_weight(conv_weight(), precision="bf16").set_extra_state(prepared.get_extra_state())
 
 
-@pytest.mark.parametrize("precision", ["int8", "int16", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["int8", "bf16", "fp16"])
 def test_safetensors_hold_it(precision, tmp_path):
     """Alone and in a model, read into a weight of other numbers; and what earlier states have, a dictionary."""
     prepared = prepare_patch_weight(conv_weight(), precision=precision, mean=MEAN, std=STD)
@@ -168,10 +168,10 @@ def test_moving_it_moves_the_object_itself():
 
 OTHER_STATES = {
     "another precision": lambda: prepare_patch_weight(conv_weight(seed=9), precision="bf16").state_dict(),
-    "another patch": lambda: prepare_patch_weight(conv_weight(patch=16), precision="int16").state_dict(),
-    "other features": lambda: prepare_patch_weight(conv_weight(n=24), precision="int16").state_dict(),
+    "another patch": lambda: prepare_patch_weight(conv_weight(patch=16), precision="int8").state_dict(),
+    "other features": lambda: prepare_patch_weight(conv_weight(n=24), precision="int8").state_dict(),
     "another type": lambda: state_of() | {"raw": torch.zeros(16, 588)},
-    "a part": lambda: {name: value for name, value in state_of().items() if name != "raw_low"},
+    "a part": lambda: {name: value for name, value in state_of().items() if name != "scale"},
     "no extra state": lambda: {name: value for name, value in state_of().items() if name != "_extra_state"},
     "another schema": lambda: state_of() | {"_extra_state": {"schema": 99}},
     "no state": lambda: state_of() | {"_extra_state": torch.zeros(3, dtype=torch.uint8)},
@@ -181,14 +181,14 @@ OTHER_STATES = {
 
 
 def state_of() -> dict:
-    return prepare_patch_weight(conv_weight(seed=9), precision="int16").state_dict()
+    return prepare_patch_weight(conv_weight(seed=9), precision="int8").state_dict()
 
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("name", OTHER_STATES)
 def test_a_state_that_does_not_fit_changes_nothing(name, strict):
     """Also where the program catches the error; inside of a model too."""
-    prepared = prepare_patch_weight(conv_weight(), precision="int16", mean=MEAN, std=STD)
+    prepared = prepare_patch_weight(conv_weight(), precision="int8", mean=MEAN, std=STD)
     model = torch.nn.ModuleDict({"patch": prepared})
     before = {name: buffer.clone() for name, buffer in prepared.named_buffers()}
     state = {f"patch.{key}": value for key, value in OTHER_STATES[name]().items()}
@@ -223,35 +223,35 @@ def with_nan() -> torch.Tensor:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"weight": [1.0]}, TypeError, "weight is list, expected torch.Tensor"),
-        ({"weight": torch.nested.nested_tensor([torch.ones(12)])}, TypeError, "weight is a nested tensor, expected"),
+        ({"weight": [1.0]}, TypeError, "weight is list: must be torch.Tensor"),
+        ({"weight": torch.nested.nested_tensor([torch.ones(12)])}, TypeError, "weight is a nested tensor: must be"),
         ({"weight": torch.zeros(8, 12, dtype=torch.int8)}, TypeError, "weight has dtype torch.int8"),
         ({"weight": torch.zeros(8, 12).to(torch.float8_e4m3fn)}, TypeError, "weight has dtype torch.float8_e4m3fn"),
         ({"weight": torch.zeros(8, 3, 4, 5)}, ValueError, "weight has shape [8, 3, 4, 5]"),
         ({"weight": torch.zeros(8, 3, 4)}, ValueError, "weight has shape [8, 3, 4]"),
         ({"weight": torch.zeros(8, 49)}, ValueError, "weight has shape [8, 49]"),
-        ({"weight": torch.zeros(12, 3, 4, 4)}, ValueError, "weight has N = 12, allowed: multiples of 8"),
+        ({"weight": torch.zeros(12, 3, 4, 4)}, ValueError, "weight has N = 12: must be multiples of 8"),
         ({"weight": with_nan()}, ValueError, "weight has NaN or infinity"),
-        ({"precision": "fp8"}, ValueError, "precision = 'fp8', allowed: 'int8', 'int16', 'bf16', 'fp16'"),
-        ({"precision": "fp8"}, ValueError, "cute_kernels.models.nn.PatchEmbed, and FP8 rows by cute_kernels.patch_embed"),
+        ({"precision": "fp8"}, ValueError, "precision = 'fp8': must be one of 'int8', 'bf16', 'fp16'"),
+        ({"precision": "fp8"}, ValueError, "models.nn.PatchEmbed, FP8 rows by cute_kernels.patch_embed"),
         ({"weight": torch.zeros(8, 3, 4, 4, device="meta")}, TypeError, "weight is on the meta device"),
-        ({"order": "cwh"}, ValueError, "order = 'cwh', allowed: 'chw', 'hwc'"),
-        ({"order": "hwc"}, ValueError, "order = 'hwc' with a weight of shape [16, 3, 14, 14], allowed: 'chw'"),
-        ({"mean": (0.5, 0.5)}, ValueError, "mean has 2 numbers, allowed: one, or 3, one per channel"),
+        ({"order": "cwh"}, ValueError, "order = 'cwh': must be one of 'chw', 'hwc'"),
+        ({"order": "hwc"}, ValueError, "order = 'hwc' with a weight of shape [16, 3, 14, 14]: must be 'chw'"),
+        ({"mean": (0.5, 0.5)}, ValueError, "mean has 2 numbers: must be one, or 3, one per channel"),
         ({"mean": "0.5"}, TypeError, "mean is str"),
-        ({"mean": np.True_}, TypeError, "expected a number"),
+        ({"mean": np.True_}, TypeError, "must be a number"),
         ({"mean": (0.5, "a", 0.5)}, TypeError, "mean has an element of type str"),
-        ({"std": (0.5, 0.0, 0.5)}, ValueError, "std = [0.5, 0.0, 0.5], allowed: greater than 0"),
-        ({"std": float("nan")}, ValueError, "std = [nan, nan, nan], allowed: finite numbers"),
-        ({"mean": 127.5}, ValueError, "mean = 127.5, allowed: of pixels scaled to 0..1, from -1 to 2"),
-        ({"mean": (0.5, 1e300, 0.5)}, ValueError, "mean = 1e+300, allowed: of pixels scaled to 0..1"),
-        ({"std": 58.4}, ValueError, "std = 58.4, allowed: of pixels scaled to 0..1, from 0.001 to 10"),
-        ({"std": 1e-40}, ValueError, "std = 1e-40, allowed: of pixels scaled to 0..1"),
-        ({"mean": torch.tensor([0.5, 0.5])}, ValueError, "mean has 2 numbers, allowed: one, or 3"),
+        ({"std": (0.5, 0.0, 0.5)}, ValueError, "std = [0.5, 0.0, 0.5]: must be greater than 0"),
+        ({"std": float("nan")}, ValueError, "std = [nan, nan, nan]: must be finite numbers"),
+        ({"mean": 127.5}, ValueError, "mean = 127.5: must be of pixels scaled to 0..1, from -1 to 2"),
+        ({"mean": (0.5, 1e300, 0.5)}, ValueError, "mean = 1e+300: must be of pixels scaled to 0..1"),
+        ({"std": 58.4}, ValueError, "std = 58.4: must be of pixels scaled to 0..1, from 0.001 to 10"),
+        ({"std": 1e-40}, ValueError, "std = 1e-40: must be of pixels scaled to 0..1"),
+        ({"mean": torch.tensor([0.5, 0.5])}, ValueError, "mean has 2 numbers: must be one, or 3"),
         ({"mean": torch.tensor(True)}, TypeError, "mean is bool"),
         ({"std": torch.zeros(3, device="meta")}, TypeError, "std is a tensor without values"),
-        ({"channels": 3.0}, TypeError, "channels is float, expected int"),
-        ({"channels": 0}, ValueError, "channels = 0, allowed: at least 1"),
+        ({"channels": 3.0}, TypeError, "channels is float: must be int"),
+        ({"channels": 0}, ValueError, "channels = 0: must be at least 1"),
         ({"weight": torch.full((8, 12), 1e-45)}, ValueError, "a feature whose scale is no normal FP32 number"),
         ({"weight": torch.full((8, 12), 1e6), "precision": "fp16"}, ValueError, "beyond the range of torch.float16"),
         ({"weight": conv_weight() * 1e-4, "precision": "fp16"}, ValueError, "numbers too small for torch.float16"),

@@ -29,7 +29,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def words(line: str) -> str:
     """A line without what depends on CuTe DSL's version or on the machine: registers, instructions, times, paths."""
-    line = re.sub(r"PTX lines? \d+(, (\d+|\.\.))*|[\d,]+ warp instructions|[\d.]+ s$", "N", line)
+    line = re.sub(r"PTX lines? \d+(, (\d+|\.\.))*|stores %r\d+|[\d,]+ warp instructions|[\d.]+ s$", "N", line)
     line = re.sub(r"/\S+/", "", line)
     line = re.sub(r"^( +)\d+( +\d+ +[\d,]+ +- +- +-)$", r"N\2", line)  # a row of a sweep: registers, stack, shared
     line = re.sub(r"^> +[\d.]+ +\d+ ", "N", line)  # a line of a profile: share and number of instructions
@@ -62,7 +62,7 @@ def test_the_debugger_prints_what_is_shown(
 ) -> None:
     """docs/emulator/finding_out.md: the session at a prompt, and the same in a notebook, where bias_add.py runs."""
     monkeypatch.chdir(ROOT)
-    (shown,) = blocks("emulator/finding_out.md", "console")
+    shown, _ = blocks("emulator/finding_out.md", "console")
     command, intro, *lines = shown.removeprefix("$ ").splitlines()
     asked = [line.removeprefix("(debug) ") for line in lines if line.startswith("(debug) ")]
     assert cli.main([*command.split()[1:-1], *(f"--command={each}" for each in asked), command.split()[-1]]) == 0
@@ -73,6 +73,23 @@ def test_the_debugger_prints_what_is_shown(
     scope = {"launch_my_kernel": lambda: runpy.run_path(example, run_name="__main__")}
     exec(compile(block, "finding_out.md", "exec"), scope)
     assert scope["stop"].warp == "0.0.2" and intro.startswith("launch 1, kernel add_bias: ")
+
+
+def test_the_wrong_swizzle_is_found_as_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """docs/emulator/finding_out.md: every line of the session, in docs/examples/relu_gemm.py with the fault planted."""
+    _, shown = blocks("emulator/finding_out.md", "console")
+    program = (DOCS / "examples" / "relu_gemm.py").read_text()
+    monkeypatch.chdir(tmp_path)
+    old, new = "load_tma(b, stages_layout(COLUMNS)", "load_tma(b, cute.make_layout((COLUMNS, K), stride=(K, 1))"
+    assert program.count(old) == 1
+    Path("gemm.py").write_text(program.replace(old, new))
+    command, asked, *lines = shown.removeprefix("$ ").splitlines()
+    options = [f"--command={asked.removeprefix('(debug) ')}"]
+    assert cli.main([*command.split()[1:-1], *options, command.split()[-1]]) == 0
+    printed = iter([words(line) for line in capsys.readouterr().out.splitlines()])
+    assert len(lines) == 4 and all(words(line) in printed for line in lines)
 
 
 def test_the_operations_print_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,9 +97,6 @@ def test_selections_are_legal_and_distinct(arch: str) -> None:
         make_plan(GemmProblem(515, 393, 200, 1, bias=True), config, "sm_90a")
     for config, channels in images_configs.SELECTIONS[arch]:
         make_plan(PatchEmbedImagesProblem(5, channels, 224, 224, 16, 768, table_rows=196), config, arch)
-    for config, channels in images_configs.TWO_TERMS[arch]:
-        images = PatchEmbedImagesProblem(5, channels, 224, 224, 16, 768, precision="int16", table_rows=196)
-        make_plan(images, config, arch)
 
 
 def functions(path: Path) -> set[str]:
@@ -130,5 +127,5 @@ def test_what_is_not_for_sm100_has_no_kernel_there() -> None:
     assert all("sm_100a" in planner.kernels for planner in PLANNERS.values())
     wide = PatchEmbedImagesProblem(4, 3, 224, 224, 32, 768, "bfloat16", precision="bf16")
     make_plan(wide, None, "sm_90a")
-    with pytest.raises(ValueError, match="patch = 32 is not possible"):
+    with pytest.raises(ValueError, match="patch = 32: must be legal"):
         make_plan(wide, Sm100ImagesConfig())

@@ -60,7 +60,7 @@ except TypeError as error:
 assert "cute_kernels" not in sys.modules
 
 from importlib import import_module
-plans, compiling = import_module(f"{name}.plan"), import_module(f"{name}.compile")
+plans, compiling = import_module(f"{name}.plan"), import_module(f"{name}.operations.compile")
 ptx = compiling.compile_plan(plans.make_plan(kernel.GemmProblem(64, 64, 64), arch="sm_90a")).ptx
 assert ".target sm_90a" in ptx
 print("loaded", name)

@@ -1,4 +1,4 @@
-"""Which module may import which: no circles, layers, an emulator that stands alone, and no name imported late.
+"""Which room may import which: two halves with a border, no circles, and no name imported late.
 
 Imports inside functions and under ``TYPE_CHECKING`` count. Kernels and graphs that plans name as strings do not: that
 is how planning does without CuTe DSL.
@@ -18,34 +18,27 @@ import pytest
 PACKAGE = "cute_kernels"
 ROOT = Path(__file__).parents[2]
 
-LAYERS = (
-    ("commands",),
-    ("pytest_plugin",),
-    ("testing",),
-    ("checking", "mutation", "sass"),
-    ("integrations",),
-    ("nn",),
-    ("tuning", "siglip", "profiling"),
-    ("operations",),
-    ("runtime",),
-    ("compile",),
-    ("programs",),
-    ("diagnostics",),
-    ("kernels",),
-    ("plan",),
-    ("config_codec",),
-    ("config", "model"),
-)
-"""From the highest to the lowest; a part may import those below, and not its neighbours."""
+KERNELS = {"config", "plan", "kernels", "operations", "models"}
+"""The half that computes on a GPU."""
 
-TOOLKIT = {"checking", "diagnostics", "mutation", "programs", "sass", "testing"}
-"""Parts for any program's kernels: of the package they know the emulator and tools alone, and each other."""
-
-TOOLS = {
-    *("dsl", "executors", "extras", "files", "float_environment", "forks", "interrupts"),
-    *("kernel_cache", "reference", "trace_events"),
+MAY_IMPORT = {
+    "common": set(),
+    "dsl": {"common"},
+    "emulator": {"common", "dsl"},
+    "testing": {"common", "emulator"},
+    "config": set(),
+    "plan": {"common", "config"},
+    "kernels": {"config", "dsl", "plan"},
+    "operations": {"common", "config", "dsl", "plan", "kernels", "emulator"},
+    "models": {"common", "config", "plan", "operations"},
+    "explore": {"common", "config", "plan", "kernels", "operations", "emulator"},
+    "commands": {"", "common", "dsl", "emulator", "config", "plan", "operations", "models", "explore"},
+    "pytest_plugin": {"common"},
+    "__main__": {"commands"},
+    "": {"config", "operations", "models", "explore"},
 }
-"""Parts that import no layer, and that every layer may import."""
+"""Room, or module beside the rooms -> the rooms that it imports; "" is the package itself, which users import."""
+
 
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
@@ -76,29 +69,31 @@ def test_no_circles(graph: grimp.ImportGraph) -> None:
     assert circle(imports) is None
 
 
-def test_layers(graph: grimp.ImportGraph) -> None:
-    layers = [grimp.Layer(*(f"{PACKAGE}.{name}" for name in layer)) for layer in LAYERS]
-    found = graph.find_illegal_dependencies_for_layers(layers)
-    assert not [f"{d.importer} -> {d.imported}: {[r.middle for r in d.routes]}" for d in found]
-
-
-def test_every_part_has_its_place(graph: grimp.ImportGraph) -> None:
-    placed = {name for layer in LAYERS for name in layer} | TOOLS | {"emulator", "__main__", ""}
-    assert {part(module) for module in graph.modules} == placed
-
-
-def test_tools_and_emulator_stand_alone(graph: grimp.ImportGraph) -> None:
-    """The emulator takes PTX of any origin, and must not need kernels, plans or operations."""
+def test_rooms_import_what_they_may(graph: grimp.ImportGraph) -> None:
+    found: dict[str, set[str]] = {part(module): set() for module in graph.modules}
     for module in graph.modules:
-        imported = {part(name) for name in graph.find_modules_directly_imported_by(module)}
-        if part(module) in TOOLS:
-            assert imported <= TOOLS, module
-        if part(module) == "emulator" and module != "cute_kernels.emulator.__main__":  # a command, which prints a page
-            assert imported <= {"emulator", *TOOLS} - {"executors", "kernel_cache", "reference"}, module
-        if part(module) in TOOLKIT:
-            assert imported <= {"emulator", *TOOLKIT, *TOOLS}, module
-        if "emulator" in imported:
-            assert part(module) in {"emulator", "compile", "runtime", "commands", *TOOLKIT}, module
+        found[part(module)] |= {part(name) for name in graph.find_modules_directly_imported_by(module)}
+    assert {room: imported - {room} for room, imported in found.items()} == MAY_IMPORT
+
+
+def test_the_border_between_the_halves() -> None:
+    """The emulator takes PTX of any origin; of the other half, what runs a kernel or compares kernels knows it."""
+    assert not MAY_IMPORT["emulator"] & {*KERNELS, "explore", "commands"}
+    knows = {room for room, imported in MAY_IMPORT.items() if "emulator" in imported}
+    assert knows == {"testing", "operations", "explore", "commands"}
+
+
+def test_reference_and_runtime_are_below_the_operations(graph: grimp.ImportGraph) -> None:
+    """A reference that used what it is compared with would prove nothing."""
+    allowed = {"reference": {"reference"}, "runtime": {"runtime", "reference", "compile"}}
+    for module in graph.modules:
+        folder = module.removeprefix(f"{PACKAGE}.operations.").partition(".")[0]
+        imported = graph.find_modules_directly_imported_by(module)
+        if module.startswith(f"{PACKAGE}.operations.") and folder in allowed:
+            inside = {name.split(".")[2] for name in imported if part(name) == "operations"}
+            assert inside <= allowed[folder], module
+        if folder == "reference":
+            assert {part(name) for name in imported} <= {"operations", "common"}, module
 
 
 def late_imports(path: Path) -> Iterator[tuple[int, str, str]]:

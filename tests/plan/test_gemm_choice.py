@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from bench import tile_order
 from bench import tune_gemm as tuner
 from bench.archive import recorded
-from bench.gemm_cases import siglip2, squares
-from cute_kernels.config import GemmProblem
-from cute_kernels.plan import make_plan
 
 ALL_TUNED = tuner.read(recorded("2026-11-21-h200/gemm-tune.json"))
 TUNED = [entry for entry in ALL_TUNED if entry.case.m > 64]  # of fewer rows, those that do not exist were loaded, too
@@ -61,42 +57,3 @@ def test_few_rows_take_no_longer_than_torch_s_product() -> None:
     assert statistics.mean(found) <= 1.02 and max(found) <= 1.075
     ratios = [regret * entry.ours[0][0] / entry.torch for regret, entry in zip(found, FEW_ROWS)]
     assert statistics.mean(ratios) <= 0.95 and max(ratios) <= 1.07
-
-
-def test_the_order_of_tiles_reads_no_more_than_the_usual_one() -> None:
-    """By the model of L2; where a single row block is a group, operands that no longer fit are read once."""
-    changed = {}
-    for case in siglip2():
-        plan = tile_order.plan_of(case)
-        if plan.config.group_m != 8:
-            rows, columns = plan.cluster_rows, plan.cluster_columns
-            usual = tile_order.dram_ratio(plan, rows, columns, 8)
-            changed[case.name] = (tile_order.dram_ratio(plan, rows, columns, plan.config.group_m), usual)
-    assert len(changed) == 11 and all(chosen <= usual and chosen < 1.23 for chosen, usual in changed.values()), changed
-    assert sum(usual > 1.15 for _, usual in changed.values()) == 10
-    for case in squares():
-        assert tile_order.plan_of(case).config.group_m == 8
-
-
-def test_the_model_of_l2_reads_everything_once_where_all_fits() -> None:
-    """And, where nothing is kept, what every tile needs: (rows + columns) of K, besides the output."""
-    plan = make_plan(GemmProblem(4096, 1536, 1024), arch="sm_90a")
-    rows, columns = plan.cluster_rows, plan.cluster_columns
-    assert tile_order.dram_ratio(plan, rows, columns, 8, l2_bytes=1 << 40) == 1.0
-    tiles = (4096 // rows) * (1536 // columns)
-    every_tile = tiles * (rows + columns) * 1024 + 4096 * 1536
-    once = 4096 * (1024 + 1536) + 1536 * 1024
-    # One cluster at a time shares nothing with its neighbours.
-    alone = make_plan(GemmProblem(4096, 1536, 1024), plan.config, arch="sm_90a", sm_count=plan.ctas)
-    assert alone.clusters == 1
-    ratio = tile_order.dram_ratio(alone, rows, columns, 8, l2_bytes=0)
-    waves = min(40, tiles)
-    share = waves / tiles
-    expected = (waves * (rows + columns) * 1024 + share * 4096 * 1536) / (share * 4096 * (1024 + 1536) + 1536 * 1024)
-    assert ratio == expected and every_tile > once
-
-
-def test_tiles_follow_the_order_of_the_kernel() -> None:
-    """Down a group of row blocks, then the next column; the last group is smaller."""
-    order = [tile_order.coordinates(tile, 5, 2, 3) for tile in range(10)]
-    assert order == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (3, 0), (4, 0), (3, 1), (4, 1)]

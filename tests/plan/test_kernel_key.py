@@ -187,7 +187,7 @@ BASES = {
     "patch_embed_images, sm80": (
         PatchEmbedImagesProblem(6, 3, 64, 96, 16, 264, table_rows=1), Sm80ImagesConfig(**SMALL_80 | {"tile_n": 128}), {
             "batch": 9, "channels": 1, "height": 96, "width": 192, "patch": 32, "n": 520, "table_rows": 24,
-            "in_dtype": None, "channels_last": None, "precision": "int16", "out_dtype": "float16",
+            "in_dtype": None, "channels_last": None, "precision": None, "out_dtype": "float16",
         },
         OTHER_80 | {"tile_n": 256, "tile_images": 1, "teams": 2},
     ),

@@ -1,4 +1,4 @@
-"""Mutation testing of planning, operations and runtime: ``python -m tests.source_mutation``. docs/mutation.md
+"""Mutation testing of Python sources: ``python -m tests.source_mutation``. docs/mutation.md
 
 Mutants are drawn at random by a printed seed; the score leaves out those that are reviewed as equivalent. Fails where a
 survivor has no review.

@@ -1,4 +1,4 @@
-"""Mutants of Python source, by the operators of Cosmic Ray, without those that cannot change what a program does."""
+"""Mutants of Python source, by the operators of Cosmic Ray and ours, without those that no program notices."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import cosmic_ray.plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 
+from tests.source_mutation.operators import OPERATORS, changes
+
 
 @dataclass(frozen=True)
 class Place:
@@ -19,7 +21,7 @@ class Place:
 
     Attributes:
         path: of the file, in the repository.
-        operator: name of the Cosmic Ray operator.
+        operator: name of the operator, of Cosmic Ray or of `operators`.
         occurrence: which of the places in the file where it applies.
         line: number of the line, from 1.
     """
@@ -65,6 +67,8 @@ def mutated(text: str, place: Place) -> str:
     Raises:
         ValueError: the operator does not apply there.
     """
+    if place.operator in OPERATORS:
+        return changes(text, place.operator)[place.occurrence].applied(text)
     changed = mutate_code(text, cosmic_ray.plugins.get_operator(place.operator)(), place.occurrence)
     if changed is None:
         raise ValueError(f"{place} cannot be changed")
@@ -73,6 +77,10 @@ def mutated(text: str, place: Place) -> str:
 
 def _of_file(text: str, path: str) -> Iterator[Place]:
     annotations = _annotations(text)
+    for name in OPERATORS:
+        for occurrence, change in enumerate(changes(text, name)):
+            if not any(begin <= change.start < end for begin, end in annotations):
+                yield Place(path, name, occurrence, change.start[0])
     tree = get_ast(text)
     for name in sorted(cosmic_ray.plugins.operator_names()):
         kind = cosmic_ray.plugins.get_operator(name)

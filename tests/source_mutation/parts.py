@@ -36,7 +36,8 @@ PARTS = {
         (
             "tests/operations/test_table.py", "tests/operations/test_patch_weight.py",
             "tests/operations/test_patch_embed.py", "tests/operations/test_patch_embed_arguments.py",
-            "tests/operations/test_gemm.py", "tests/explore/tuning/test_functions.py", "tests/operations/runtime/test_repeat.py",
+            "tests/operations/test_gemm.py", "tests/explore/tuning/test_functions.py",
+            "tests/operations/runtime/test_repeat.py",
             "tests/operations/test_patch_embed_images.py", "tests/operations/test_emulator_backend.py",
         ),
         900,
@@ -44,11 +45,32 @@ PARTS = {
     "runtime": Part(
         ("cute_kernels/operations/runtime", "cute_kernels/dsl/kernel_cache.py"),
         (
-            "tests/operations/runtime/test_constants.py", "tests/operations/runtime/test_tuned.py", "tests/explore/tuning/test_functions.py",
-            "tests/operations/runtime/test_repeat.py",
-            "tests/operations/runtime/test_launch.py", "tests/dsl/test_kernel_cache.py", "tests/operations/test_patch_embed.py",
+            "tests/operations/runtime/test_constants.py", "tests/operations/runtime/test_tuned.py",
+            "tests/explore/tuning/test_functions.py", "tests/operations/runtime/test_repeat.py",
+            "tests/operations/runtime/test_launch.py", "tests/dsl/test_kernel_cache.py",
+            "tests/operations/test_patch_embed.py",
             "tests/operations/test_patch_embed_arguments.py",
             "tests/operations/test_gemm.py", "tests/commands/test_ptx.py",
+        ),
+        900,
+    ),
+    "models": Part(
+        ("cute_kernels/models/nn", "cute_kernels/models/transformers.py"),
+        (
+            "tests/models/nn/test_layers.py", "tests/models/nn/test_loading.py", "tests/models/nn/test_module.py",
+            "tests/models/nn/test_changed_layers.py", "tests/models/nn/test_positions.py",
+            "tests/models/nn/test_odd_inputs.py", "tests/models/test_stand_ins.py", "tests/models/test_families.py",
+        ),
+        900,
+    ),
+    "emulator": Part(
+        (
+            "cute_kernels/emulator/machine/launch", "cute_kernels/emulator/reports",
+            "cute_kernels/emulator/programs/recorded.py",
+        ),
+        (
+            "tests/emulator/programs/test_recorded.py", "tests/emulator/reports", "tests/emulator/machine/launch",
+            "tests/emulator/checking/test_debugger.py", "tests/commands/test_check.py",
         ),
         900,
     ),

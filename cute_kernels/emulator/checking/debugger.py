@@ -14,14 +14,18 @@ executed as if there were none.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cute_kernels.emulator.checking import inspection
+from cute_kernels.common.chips import chip_of
+from cute_kernels.emulator.checking import inspection, watching
+from cute_kernels.emulator.checking.provenance import Origin
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.isa.ptx.decode import Instruction, parse
 from cute_kernels.emulator.machine.launch.schedule import Schedule
@@ -45,12 +49,16 @@ class Breakpoint:
         place: as it was given.
         instructions: indices of those in front of which warps stop.
         warp: the only one that does, or "".
+        holds: its condition.
+        watch: what it stops behind a change of, in place of an instruction.
     """
 
     number: int
     place: str
     instructions: tuple[int, ...]
     warp: str = ""
+    holds: Callable[[Warp], bool] = lambda warp: True
+    watch: watching.Watch | None = None
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,8 @@ class Stop:
     """Where a launch stands.
 
     Attributes:
-        reason: ``"breakpoint 1"``, ``"step"``, ``"interrupt"``, ``"exit"`` (of the warp that was to step),
-            ``"fault"`` or ``"end"``.
+        reason: ``"breakpoint 1"``, ``"watchpoint 2: .."`` with the change, ``"step"``, ``"back"``, ``"interrupt"``,
+            ``"exit"`` (of the warp that was to step), ``"fault"`` or ``"end"``.
         warp: that stopped, as ``"CLUSTER.CTA.WARP"``; "" at the end.
         instruction: that it executes next; None at the end.
         error: what the emulator reports, of a fault.
@@ -100,11 +108,13 @@ class Debugger:
         program = parse(recorded.launch.ptx)
         self.kernel, self._target = program.kernels[recorded.launch.kernel_name], program.target
         self._schedule = schedule or Schedule()
-        self._options = self._schedule.options(debugger=self, **options)
+        self._making = functools.partial(self._schedule.options, **options)
+        self._options = self._making(debugger=self)
         self._numbers = 0
         self._error: BaseException | None = None
         self._stepping: Warp | None = None
         self._interrupted = False
+        self._until: tuple[str, int] | None = None
         self._not_begun()
 
     def _not_begun(self) -> None:
@@ -115,6 +125,8 @@ class Debugger:
         self._went, self._stands = threading.Event(), threading.Event()
         self._abandoned = False
         self._seen: dict[Warp, tuple[int, int]] = {}
+        self._completed: dict[int, watching.Completed] = {}
+        self._ran: tuple[Warp, Instruction] | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Debugger:
@@ -125,21 +137,42 @@ class Debugger:
 
     # --- going on -------------------------------------------------------------------------------------------------
 
-    def break_at(self, place: int | str, warp: str | int = "") -> Breakpoint:
+    def break_at(self, place: int | str, warp: str | int = "", condition: str = "") -> Breakpoint:
         """Has warps stop in front of what a line became.
 
         Args:
             place: a line of the PTX, or ``"FILE:LINE"`` of the source; of FILE the last parts of the path are enough.
             warp: the only one that stops: ``"WARP"`` of every CTA, ``"CTA.WARP"`` or ``"CLUSTER.CTA.WARP"``.
+            condition: ``"%r5 == 3"``: only where that holds in a lane that executes.
 
         Raises:
-            ValueError: nothing was made of the line, or no such warp can be.
+            ValueError: nothing was made of the line, no such warp can be, or there is no such condition.
         """
         found = inspection.instructions_at(self.kernel.instructions, str(place))
         if warp != "" and _WARP.fullmatch(str(warp)) is None:
-            raise ValueError(f"warp {warp!r}: WARP, CTA.WARP or CLUSTER.CTA.WARP is needed")
+            raise ValueError(f"warp = {warp!r}: must be WARP, CTA.WARP or CLUSTER.CTA.WARP")
+        fields = {"place": str(place), "instructions": found, "warp": str(warp)}
+        if condition:
+            fields |= {"place": f"{place} if {condition}", "holds": watching.condition(condition, self.kernel)}
+        return self._added(**fields)
+
+    def watch(self, what: str, warp: str = "") -> Breakpoint:
+        """Stops behind each change of a value, with the operations that may have made it.
+
+        Args:
+            what: ``"register %r5"``, ``"tile NAME[INDEX]"``, ``"shared NAME"`` or ``"shared OFFSET COUNT"``,
+                ``"memory ADDRESS COUNT"``, ``"barrier NAME"`` (its phase).
+            warp: whose, as in `step`; where it is "" that of the warp that stops.
+
+        Raises:
+            ValueError: nothing that can be watched.
+        """
+        made = watching.watch(self, what, warp or (self._stop.warp if self._stop is not None else ""))
+        return self._added(place=f"watch {what}", instructions=(), watch=made)
+
+    def _added(self, **fields: Any) -> Breakpoint:
         self._numbers += 1
-        made = self.breakpoints[self._numbers] = Breakpoint(self._numbers, str(place), found, str(warp))
+        made = self.breakpoints[self._numbers] = Breakpoint(self._numbers, **fields)
         self._place()
         return made
 
@@ -204,6 +237,27 @@ class Debugger:
         self._place()
         return stop
 
+    def back(self, warp: str = "", count: int = 1) -> Stop:
+        """Goes back to before the last instructions of a warp: runs the launch again up to there.
+
+        Args:
+            warp: as in `step`.
+            count: instructions.
+
+        Raises:
+            ValueError: it has not executed so many.
+        """
+        chosen = self.warp(warp)
+        self._until = name_of(chosen), chosen.code.header.steps - count
+        if self._until[1] < 0:
+            raise ValueError(f"count = {count}: must be at most {chosen.code.header.steps}, as many as it has executed")
+        self.restart()
+        try:
+            return self.go()
+        finally:
+            self._until = None
+            self._place()
+
     def restart(self) -> None:
         """Goes back to before the first instruction; breakpoints stay."""
         self.close()
@@ -256,13 +310,35 @@ class Debugger:
         """Shared memory of the warp's CTA, uint8 [nbytes], from an offset or the beginning of a variable on."""
         return inspection.shared(self.recorded.launch, self.warp(warp), first, nbytes)
 
+    def tile(self, name: str, index: tuple[int | slice, ...] = (), part: int = 0, warp: str = "") -> np.ndarray:
+        """A tensor of the program in the shared or tensor memory of the warp's CTA, by its layout in the program.
+
+        Args:
+            name: its variable, or ``"NAME@PART[INDEX]"`` with both of the next: ``"a[0:8, :, 1]"``, ``"a[stage 1]"``.
+            index: as of an array.
+            part: which, of a tensor that begins where only the kernel knows: it may begin at every multiple of a step.
+            warp: as in `step`.
+
+        Raises:
+            ValueError: no such tensor, or its layout is not known; PTX alone says nothing of tensors.
+        """
+        return inspection.tile(self.recorded.launch, self.warp(warp), name, index, part)
+
+    def phase(self, barrier: str, warp: str = "") -> int:
+        """Number of completed phases of an mbarrier in the warp's CTA, by its name or offset.
+
+        Raises:
+            ValueError: there is none.
+        """
+        return inspection.phase(self.recorded.launch.ptx, self.warp(warp), barrier)
+
     def tensor(self, column: int = 0, columns: int = 512, warp: str = "") -> np.ndarray:
         """Tensor memory of the warp's CTA: uint32 [columns, 128 lanes].
 
         Raises:
             ValueError: the kernel is not for SM100 and has none.
         """
-        if not self._target.startswith("sm_100"):
+        if not chip_of(self._target).tmem_columns:
             raise ValueError(f"tensor memory: a kernel for {self._target} has none")
         return self.warp(warp).cta.tmem.cells[column : column + columns].copy()
 
@@ -273,6 +349,20 @@ class Debugger:
             ValueError: it is not within one array of the device.
         """
         return inspection.device_memory(self.warp(), address, nbytes)
+
+    def origin(self, array: str, byte: int) -> list[str]:
+        """How a byte of an array of the device came about, by another run of the launch, a step per line.
+
+        Args:
+            array: parameter of the function that launches.
+            byte: of the array.
+
+        Raises:
+            ValueError: no such array or byte.
+            EmulatorError: the launch is at fault.
+        """
+        replay = Replay(self.recorded)
+        return Origin(self.recorded.launch, replay, self._making).lines(array, byte)
 
     def barriers(self) -> list[str]:
         """States of all mbarriers of the clusters that run, in words."""
@@ -318,7 +408,30 @@ class Debugger:
         for index in ended:
             del self._schedulers[index]
         self._schedulers[scheduler.cluster.index] = scheduler
+        if any(each.watch is not None for each in self.breakpoints.values()):
+            self._observe(scheduler)
         self._place()
+
+    def _observe(self, scheduler: Scheduler) -> None:
+        completed = self._completed[scheduler.cluster.index] = watching.Completed()
+        scheduler.cluster.events.observe(completed)
+
+    def _changes(self, warp: Warp) -> str:
+        """The first watchpoint whose value has changed, and what may have changed it."""
+        completed = []
+        for index, scheduler in self._schedulers.items():
+            if index not in self._completed:
+                self._observe(scheduler)
+            scheduler.cluster.events.read()
+            completed += self._completed[index].take()
+        ran, self._ran = self._ran, (warp, inspection.standing(warp))
+        changes = {each.number: each.watch.change() for each in self.breakpoints.values() if each.watch is not None}
+        number = next((number for number, change in changes.items() if change), None)
+        if number is None:
+            return ""
+        if ran is not None:
+            completed.insert(0, f"warp {name_of(ran[0])} at PTX line {ran[1].line} `{ran[1].text}`")
+        return f"watchpoint {number}: {changes[number]}, by {' or '.join(completed) or 'another launch'}"
 
     def stops(self, warp: Warp) -> None:
         """`Options.debugger`."""
@@ -341,17 +454,27 @@ class Debugger:
             return "exit"
         if self._interrupted:
             return "interrupt"
+        if self._until is not None:
+            name, steps = self._until
+            return "back" if name_of(warp) == name and warp.code.header.steps >= steps else ""
+        if any(each.watch is not None for each in self.breakpoints.values()) and (changes := self._changes(warp)):
+            return changes
         if again:
             return ""
         instruction = inspection.standing(warp).index
         for each in self.breakpoints.values():
             if instruction in each.instructions and (not each.warp or _means(each.warp, warp)):
-                return f"breakpoint {each.number}"
+                try:
+                    if each.holds(warp):
+                        return f"breakpoint {each.number}"
+                except ValueError as error:
+                    return f"breakpoint {each.number}, {error}"
         return "step" if warp is stepping else ""
 
     def _place(self) -> None:
         """Has warps stop where there are breakpoints, or everywhere."""
-        everywhere = self._stepping is not None or self._interrupted or self._abandoned
+        everywhere = self._stepping is not None or self._interrupted or self._abandoned or self._until is not None
+        everywhere |= any(each.watch is not None for each in self.breakpoints.values())
         wanted = {index for each in self.breakpoints.values() for index in each.instructions}
         for scheduler in list(self._schedulers.values()):
             blocks = scheduler.execution.flow.blocks

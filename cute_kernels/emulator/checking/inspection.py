@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,8 @@ from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import IllegalAccess
 from cute_kernels.emulator.isa.ptx.decode import Instruction
 from cute_kernels.emulator.machine.units.sm import Warp
-from cute_kernels.emulator.reports.arrays import arrays
+from cute_kernels.emulator.reports.arrays import Tile, arrays, tiles
+from cute_kernels.emulator.reports.barriers import Barriers
 from cute_kernels.emulator.reports.diagnosis import place_of_line
 from cute_kernels.emulator.reports.model import Place
 
@@ -27,7 +29,7 @@ def instructions_at(instructions: Sequence[Instruction], place: str) -> tuple[in
     """
     file, _, line = place.rpartition(":")
     if not line.isdecimal():
-        raise ValueError(f"place {place!r}: a line of the PTX, or FILE:LINE, is needed")
+        raise ValueError(f"place = {place!r}: must be a line of the PTX or FILE:LINE")
     if not file:
         found = [each.index for each in instructions if each.line == int(line)]
         lines = f"{instructions[0].line} to {instructions[-1].line}"
@@ -118,6 +120,81 @@ def shared(launch: CapturedLaunch, warp: Warp, first: int | str, nbytes: int | N
     if not 0 <= first < end <= len(memory):
         raise ValueError(f"bytes {first} to {end} of shared memory; the CTA has {len(memory)}")
     return memory[first:end].copy()
+
+
+_TILE = re.compile(r"([^@\[\]]+)(?:@(\d+))?(?:\[(.*)\])?")
+
+
+def find_tile(launch: CapturedLaunch, name: str) -> Tile:
+    """The tensor with a name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    known = list(tiles(launch.ptx, launch.kernel_name, launch))
+    tile = next((each for each in known if each.name == name), None)
+    if tile is None:
+        names = ", ".join(dict.fromkeys(each.name for each in known))
+        have = f"the kernel has {names}" if names else "none is known, and PTX does not say the layouts of tensors"
+        raise ValueError(f"tile = {name!r}: must be the variable of a tensor; {have}")
+    return tile
+
+
+def tile(launch: CapturedLaunch, warp: Warp, text: str, index: tuple[int | slice, ...], part: int) -> np.ndarray:
+    """`Debugger.tile`."""
+    found = _TILE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"tile = {text!r}: must be NAME, NAME@PART or NAME[INDEX, ..]")
+    wanted, part = find_tile(launch, found[1]), int(found[2] or part)
+    places, size = wanted.places(part), wanted.dtype.itemsize
+    index = parsed_index(found[3], places.ndim) if found[3] else index
+    if len(index) > places.ndim or any(isinstance(i, int) and i >= n for i, n in zip(index, places.shape)):
+        raise ValueError(f"tile = {text!r}: index must be within {list(places.shape)}")
+    places = places[index]
+    if wanted.view.space == "tensor":
+        columns = warp.cta.tmem.allocations
+        if len(columns) != 1:
+            raise ValueError(f"tile = {text!r}: the CTA has {len(columns)} allocations of tensor memory: must have one")
+        places = places + 4 * next(iter(columns))
+        memory, cells = warp.cta.tmem.cells.view(np.uint8), places // 4  # uint32 [columns, lanes]
+        places = cells % 65536 * memory.shape[1] + cells // 65536 * 4 + places % 4
+    else:
+        memory = warp.cta.shared.data
+    if places.size and not 0 <= places.min() <= places.max() < memory.size:
+        raise ValueError(f"tile = {text!r}: its bytes {places.min()} to {places.max()} must be within the CTA's memory")
+    cells = memory.reshape(-1)[places[..., None] + np.arange(size)]
+    return np.ascontiguousarray(cells).view(wanted.dtype)[..., 0]
+
+
+def parsed_index(text: str, axes: int) -> tuple[int | slice, ...]:
+    """``0:8, :, 1`` as an index; ``stage 1`` is that of the third axis.
+
+    Raises:
+        ValueError: no index.
+    """
+    index: list[int | slice] = []
+    for each in (part.strip() for part in text.split(",")):
+        if each.startswith("stage "):
+            index += [slice(None)] * (min(2, axes - 1) - len(index))
+            each = each.removeprefix("stage ").strip()
+        try:
+            numbers = [int(number) if number.strip() else None for number in each.split(":")]
+        except ValueError:
+            raise ValueError(f"index = [{text}]: must be numbers, ranges like 0:8, or stage N") from None
+        index.append(slice(*numbers) if len(numbers) > 1 else numbers[0])
+    return tuple(index)
+
+
+def phase(ptx: str, warp: Warp, barrier: str) -> int:
+    """`Debugger.phase`."""
+    states = warp.cluster.barriers.states()
+    names = Barriers(states, lambda instruction: place_of_line(ptx, instruction.line, instruction.text))
+    mine = [state for state in states if state.cta == warp.cta.rank]
+    for state in mine:
+        if barrier in (str(state.offset), names.barrier(state).name):
+            return state.phase
+    have = ", ".join(names.barrier(state).name or str(state.offset) for state in mine) or "none is initialised"
+    raise ValueError(f"barrier = {barrier!r}: must be a name or an offset; the CTA has {have}")
 
 
 def device_memory(warp: Warp, address: int, nbytes: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,18 +44,25 @@ class MemoryLog:
         self._memory = GlobalMemory()
         self._regions: list[tuple[int, int]] = []
 
-    def take(self, launch: CapturedLaunch, regions: Iterable[tuple[int, int]], **_: Any) -> None:
-        """Notes a launch that is about to run."""
+    def take(
+        self,
+        launch: CapturedLaunch,
+        regions: Iterable[tuple[int, int]],
+        names: Mapping[int, str] | None = None,
+        **_: Any,
+    ) -> None:
+        """Notes a launch that is about to run; ``names`` of regions by address."""
         self._regions = [each for each in regions if each[1]]
         self._memory.clear()
         for address, nbytes in self._regions:
             self._memory.register(address, nbytes)
-        self.launches.append(LaunchMemory(short_name(launch.ptx, launch.kernel_name), self._now(), ()))
+        named = tuple((names or {}).get(address, "") for address, _ in self._regions)
+        self.launches.append(LaunchMemory(short_name(launch.ptx, launch.kernel_name), self._now(), (), named))
 
     def ended(self, report: Any) -> None:
         """It is complete."""
         last = self.launches[-1]
-        self.launches[-1] = LaunchMemory(last.name, last.before, self._now())
+        self.launches[-1] = dataclasses.replace(last, after=self._now())
 
     def _now(self) -> tuple[np.ndarray, ...]:
         return tuple(self._memory.view(*each).copy() for each in self._regions)

@@ -12,16 +12,15 @@
 
 #include "meter.h"
 
-enum { WIDEST_ROW = 128, AHEAD = 8, FAR = 576460752303423488 };  // bytes; rows; 2^59, beyond all memory
+enum { WIDEST_ROW = 128, AHEAD = 8 };  // bytes; rows
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 // Divided, rounded up; 0 below.
 static int64_t parts(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : 0; }
 static int64_t bytes_of(const TensorMap *map, int64_t elements) { return elements * map->bits / 8; }
-static uint64_t scaled(int64_t count, int64_t stride) {
-  return (uint64_t)(stride && count > (int64_t)FAR / stride ? (int64_t)FAR : count * stride);
-}
+// Addresses are sums modulo 2^64: strides of ragged tensors cancel so.
+static uint64_t scaled(int64_t count, int64_t stride) { return (uint64_t)count * (uint64_t)stride; }
 
 // --- global memory ---------------------------------------------------------------------------------------------------
 
@@ -82,6 +81,23 @@ static void pixel_rows(const BulkCopy *copy, Rows *rows) {
   rows->span = high - rows->low + (uint64_t)(rows->end - rows->first);
 }
 
+// The rows that coordinates name, of a tensor of two dimensions.
+static void picked_rows(const BulkCopy *copy, Rows *rows) {
+  const TensorMap *map = &copy->map;
+  uint64_t base = rows->low, high = 0;
+  rows->low = UINT64_MAX;
+  for (int64_t n = 0; n < map->rows; n++) {
+    int64_t row = copy->coordinates[1 + n];
+    if (row < 0 || row >= map->extents[1]) continue;
+    uint64_t start = base + scaled(row, map->strides[1]);
+    rows->starts[rows->count] = (int64_t)start;
+    rows->numbers[rows->count++] = n;
+    rows->low = start < rows->low ? start : rows->low;
+    high = start > high ? start : high;
+  }
+  rows->span = high - rows->low + (uint64_t)(rows->end - rows->first);
+}
+
 Rows rows_of(const BulkCopy *copy, int whole) {
   const TensorMap *map = &copy->map;
   int64_t room = copy->rank ? map->rows : 1;
@@ -103,6 +119,7 @@ Rows rows_of(const BulkCopy *copy, int whole) {
   if (rows.end <= rows.first) return rows;
   rows.low = (uint64_t)(map->base + byte + rows.first);
   if (map->im2col) pixel_rows(copy, &rows);
+  else if (copy->fours) picked_rows(copy, &rows);
   else tile_rows(map, copy->coordinates, &rows);
   return rows;
 }

@@ -10,7 +10,7 @@
 #include "bulk_copies.h"
 #include "meter.h"
 
-enum { SHARED_ALIGNMENT = 128, UNIT = 128, CTA_MASK = 65535 };  // of a box; elements that are packed with padding
+enum { SHARED_ALIGNMENT = 128, UNIT = 128, CTA_MASK = 65535, FOUR_ROWS = 4 };  // of a box; packed elements with padding
 
 static int breaks(Tables *t, const BulkCopy *copy, int rule) { return asks(t, BULK_REFUSED, copy, rule, 0, 0); }
 
@@ -22,9 +22,10 @@ static int broken_rule(const BulkCopy *copy) {
   const TensorMap *map = &copy->map;
   const int64_t *at = copy->coordinates;
   int store = copy->kind == BULK_STORE, negative = 0, spatial = (int)map->rank - 2;
-  for (int d = 0; d < map->rank; d++) negative |= at[d] < 0;
+  for (int d = 0; d < map->rank + (copy->fours ? FOUR_ROWS - 1 : 0); d++) negative |= at[d] < 0;
   if (map->im2col != copy->im2col) return RULE_MODE;
   if (map->rank != copy->rank) return RULE_RANK;
+  if (copy->fours && map->rows != FOUR_ROWS) return RULE_FOURS;
   if (map->im2col) {
     if (store && negative) return RULE_NEGATIVE;
     for (int d = 0; store && d < spatial; d++)
@@ -64,7 +65,12 @@ static int take_map(Tables *t, BulkCopy *copy) {
     map = &t->maps[t->fault.given];
   }
   copy->map = *map;
-  copy->nbytes = map->box_bytes;
+  if (copy->fours) {
+    copy->map.rows *= FOUR_ROWS;
+    copy->map.box_bytes *= FOUR_ROWS;
+    copy->map.shared_bytes *= FOUR_ROWS;
+  }
+  copy->nbytes = copy->map.box_bytes;
   return 0;
 }
 
@@ -89,10 +95,12 @@ static int leaves_region(Tables *t, uint64_t start, uint64_t nbytes, int write) 
   return stops(t, ACCESS_UNREGISTERED, operation, (int64_t)start, (int64_t)nbytes, 0);
 }
 
+enum { ADDRESS_BITS = 48 };
 int leaves_global(Tables *t, const BulkCopy *copy, const Rows *rows, int write) {
   uint64_t row = (uint64_t)(rows->end - rows->first);
   if (!rows->count) return 0;
-  if (!copy->im2col) return leaves_region(t, rows->low, rows->span, write);
+  int wraps = rows->span >> ADDRESS_BITS != 0;  // within the box: its rows may be near each other all the same
+  if (!copy->im2col && !copy->fours && !wraps) return leaves_region(t, rows->low, rows->span, write);
   for (int64_t i = 0; i < rows->count; i++)
     if (leaves_region(t, (uint64_t)rows->starts[i], row, write)) return 1;
   return 0;
@@ -361,8 +369,8 @@ static const Instruction *run_bulk_copy(const Instruction *i, uint8_t *s, Machin
   t->progress++;
   if (!takes_logs(t, 0)) return leave(m, ERROR);
   BulkCopy copy = {
-      .work = {.place = t->place, .warp = header->number}, .kind = list[0], .rank = list[1], .im2col = list[2],
-      .pair = list[3], .reduction = list[4], .type = list[5],
+      .work = {.place = t->place, .warp = header->number}, .kind = list[0], .rank = list[1], .im2col = list[2] == 1,
+      .fours = list[2] == 2, .pair = list[3], .reduction = list[4], .type = list[5],
   };
   int once = copy.kind == BULK_STORE && copy.rank && !copy.reduction, count = 0;
   Stored done[LANES];

@@ -48,6 +48,9 @@ const Instruction *meet_others(uint8_t *s, Machine *m);
 // They wait in an instruction of a block, which begins again then; where lanes have parted, others may run meanwhile.
 const Instruction *wait_in(uint8_t *s, Machine *m, uint32_t block);
 
+// They are at the beginning of a block, at an instruction that others (`missing`) are to execute together with them.
+const Instruction *gather(const Instruction *i, uint8_t *s, Machine *m, uint32_t missing);
+
 static inline int64_t place_of(const Instruction *i) { return i->imm >> 32; }
 
 // Likewise, in such an instruction of the core.

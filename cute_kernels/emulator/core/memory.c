@@ -8,13 +8,14 @@
 
 #define FORM(name) \
   static const Instruction *run_##name(const Instruction *i, uint8_t *s, __attribute__((unused)) Machine *m)
+#define HEADER ((const WarpHeader *)s)
 #define DONE(done) return (done) ? i + 1 : leave(m, ERROR)
 
 // What an instruction asks for: `count` elements of `size` bytes, by each lane of a mask or by all of them together.
 typedef struct {
   int32_t instruction, space, size, count;
   int32_t strength;  // see STRENGTH_ACQUIRE; 0: it is weak
-  int32_t write, together;
+  int32_t write, together, own;  // own: at addresses of this CTA alone
   uint32_t mask;
 } Request;
 
@@ -237,6 +238,17 @@ static int32_t local_access(
   return 1;
 }
 
+// Whether execution ends at an address that an instruction of the form .shared::cta may not have (PTX ISA, "State Spaces").
+static int refused_elsewhere(Tables *t, const Request *r, int64_t rank, const int64_t *addresses) {
+  for (uint32_t left = r->together ? 1 : r->mask; left; left &= left - 1) {
+    int64_t address = addresses[__builtin_ctz(left)] & UINT32_MAX;
+    if (address >> RANK_SHIFT != rank && address >> RANK_SHIFT < t->ranks)
+      return refuse(t, r, ACCESS_OTHER_CTA, SPACE_SHARED, address);
+  }
+  return 0;
+}
+static int looks_elsewhere(const Tables *t) { return t->ranks > 1 && t->flags & STATES; }
+
 static int in_a_row(const int64_t addresses[LANES], int64_t nbytes) {
   int64_t wrong = 0;
   for (int lane = 0; lane < LANES; lane++) wrong |= addresses[lane] ^ (addresses[0] + lane * nbytes);
@@ -292,9 +304,10 @@ static int32_t by_lanes(Tables *t, const int64_t *addresses, uint8_t *const *ele
 enum { REQUEST = 4 };
 static Request request_of(const Instruction *i, const Machine *m, int write, int together) {
   const uint32_t *list = m->program->lists + i->b;
+  int own = list[1] == SPACE_OWN;
   return (Request){
-      .instruction = (int32_t)list[0], .space = (int32_t)list[1], .size = (int32_t)list[2],
-      .strength = (int32_t)list[3], .write = write, .together = together, .mask = m->active,
+      .instruction = (int32_t)list[0], .space = own ? SPACE_SHARED : (int32_t)list[1], .size = (int32_t)list[2],
+      .strength = (int32_t)list[3], .write = write, .together = together, .own = own, .mask = m->active,
   };
 }
 
@@ -303,20 +316,37 @@ static int transfer(const Instruction *i, uint8_t *s, Machine *m, const int64_t 
   uint8_t *elements[LANES];
   for (const uint32_t *offset = m->program->lists + i->b + REQUEST; *offset; offset++)
     elements[request.count++] = s + *offset;
+  if (request.own && looks_elsewhere(m->tables) && refused_elsewhere(m->tables, &request, HEADER->rank, addresses))
+    return 0;
   return by_lanes(m->tables, addresses, elements, &request);
 }
 
-// imm is added to the addresses a.
+// Addresses of shared and local memory have 32 bits: registers and sums are truncated to them (PTX ISA, "Addresses as
+// Operands"). imm is added to the addresses a.
+static u64 address_bits(const Instruction *i, const Machine *m) {
+  u32 space = m->program->lists[i->b + 1];
+  return space == SPACE_SHARED || space == SPACE_OWN || space == SPACE_LOCAL ? UINT32_MAX : UINT64_MAX;
+}
 #define ADDRESSES(type)                                                                                               \
   int64_t addresses[LANES] __attribute__((aligned(64)));                                                              \
+  const u64 bits = address_bits(i, m);                                                                                \
   const type *a = ROW_OF(type, i->a);                                                                                 \
-  EACH_LANE addresses[lane] = (int64_t)((u64)a[lane] + (u64)i->imm)
+  EACH_LANE addresses[lane] = (int64_t)(((u64)a[lane] + (u64)i->imm) & bits)
 FORM(load_at_u32) { ADDRESSES(u32); DONE(transfer(i, s, m, addresses, 0)); }
 FORM(load_at_u64) { ADDRESSES(u64); DONE(transfer(i, s, m, addresses, 0)); }
 FORM(store_at_u32) { ADDRESSES(u32); DONE(transfer(i, s, m, addresses, 1)); }
 FORM(store_at_u64) { ADDRESSES(u64); DONE(transfer(i, s, m, addresses, 1)); }
 
 // --- one load for all lanes ------------------------------------------------------------------------------------------
+
+FORM(own_addresses) {  // a: those of an operand of another instruction
+  Tables *t = m->tables;
+  if (!looks_elsewhere(t)) return i + 1;
+  int64_t addresses[LANES];
+  for (int lane = 0; lane < LANES; lane++) addresses[lane] = i->c & ROWS_A ? ROW_OF(u32, i->a)[lane] : AT(u32, i->a);
+  Request request = {.instruction = (int32_t)place_of(i), .mask = m->active};
+  DONE(!refused_elsewhere(t, &request, HEADER->rank, addresses));
+}
 
 // Kernel parameters, at an address of their window or, in a register of 32 bits, without it; null: execution ends.
 static const uint8_t *parameters_at(Tables *t, const Request *r, int64_t address) {
@@ -380,6 +410,9 @@ FORM(load_together) {  // from the address in the word a, to words; the list b a
   const uint32_t *results = m->program->lists + i->b + REQUEST;
   Request request = request_of(i, m, 0, 1);
   while (results[request.count]) request.count++;
+  if (request.own && looks_elsewhere(m->tables) &&
+      refused_elsewhere(m->tables, &request, HEADER->rank, (const int64_t *)(const void *)(s + i->a)))
+    return leave(m, ERROR);
   DONE(load_together(m->tables, &request, AT(s64, i->a), results, s));
 }
 
@@ -428,21 +461,48 @@ static void move_row_of_bytes(uint8_t *memory, uint8_t *const *registers, int r,
   }
 }
 
+// 16 elements side by side, the first one lowest, to bytes.
+static void spread(const uint8_t *packed, int bits, uint8_t row[MATRIX_ROW]) {
+  for (int k = 0; k < MATRIX_ROW; k++) {
+    int at = k * bits, pair = packed[at / 8] | (at % 8 + bits > 8 ? packed[at / 8 + 1] << 8 : 0);
+    row[k] = (uint8_t)(pair >> at % 8 & ((1 << bits) - 1));
+  }
+}
+
+// Rows of packed elements: what lies behind these is nobody's, though addresses are multiples of a whole row.
+static int find_rows(Tables *t, const Request *r, Lanes *lanes, int64_t nbytes) {
+  if (nbytes == MATRIX_ROW)
+    return find_shared(t, lanes, r->write, MATRIX_ROW) || !refused_by_memory(t, r, lanes, SPACE_SHARED);
+  for (int i = 0; i < lanes->count; i++)
+    if (lanes->addresses[i] % MATRIX_ROW) return !refuse(t, r, ACCESS_MISALIGNED, SPACE_SHARED, lanes->addresses[i]);
+  for (int64_t at = 0, found = 1; at < nbytes; at += 4) {
+    for (int i = 0; i < lanes->count; i++) lanes->addresses[i] += 4 * (at > 0);
+    found = find_shared(t, lanes, 0, 4);
+    if (at + 4 < nbytes && found) continue;
+    for (int i = 0; i < lanes->count; i++) lanes->addresses[i] -= at, lanes->data[i] -= at;
+    return found || !refused_by_memory(t, r, lanes, SPACE_SHARED);
+  }
+  return 1;
+}
+
 static int matrices(
     Tables *t, const Request *r, const int64_t addresses[LANES], uint8_t *const *registers, int32_t kind) {
   Lanes lanes;
+  int bits = kind & MATRICES_OF_FOURS ? 4 : kind & MATRICES_OF_SIXES ? 6 : 8;
   lanes.count = take_lanes(r->mask, addresses, lanes.addresses, lanes.lanes);
-  if (!find_shared(t, &lanes, r->write, MATRIX_ROW) && refused_by_memory(t, r, &lanes, SPACE_SHARED)) return 0;
+  if (!find_rows(t, r, &lanes, r->size)) return 0;
   int32_t logs = is_logged(t, r, 1, r->write, 1);
   if (logs) {
-    int64_t *logged = log_of(t, r, logs, MATRIX_ROW);
+    int64_t *logged = log_of(t, r, logs, r->size);
     if (!logged) return 0;
     memcpy(logged, addresses, LANES * sizeof *addresses);
   }
   t->progress += r->write;
   for (int i = 0; i < lanes.count; i++) {
-    if (kind == MATRICES_OF_BYTES) move_row_of_bytes(lanes.data[i], registers, i, r->write);
-    else move_row(lanes.data[i], registers, i, kind == MATRICES_TRANSPOSED, r->write);
+    uint8_t wide[MATRIX_ROW], *row = lanes.data[i];
+    if (bits < 8) spread(row, bits, wide), row = wide;
+    if (kind & MATRICES_OF_BYTES) move_row_of_bytes(row, registers, i, r->write);
+    else move_row(row, registers, i, kind == MATRICES_TRANSPOSED, r->write);
   }
   if (r->write && t->flags & STATES) mark_data(&lanes, MATRIX_ROW);
   if (t->meter) meter_matrices(t, addresses, lanes.count / MATRIX_ROWS, r->instruction);
@@ -466,13 +526,14 @@ static const Instruction *run_matrices(
   if (m->active != ((WarpHeader *)s)->live) return part_of_a_warp(m, list[0]);
   for (const uint32_t *offset = list + 2; *offset; offset++) registers[count++] = s + *offset;
   uint32_t mask = (uint32_t)((1ull << MATRIX_ROWS * count) - 1);
-  Request request = {(int32_t)list[0], SPACE_SHARED, MATRIX_ROW, 1, 0, write, 0, mask};
+  int32_t kind = (int32_t)list[1], nbytes = kind & MATRICES_OF_FOURS ? 8 : kind & MATRICES_OF_SIXES ? 12 : MATRIX_ROW;
+  Request request = {(int32_t)list[0], SPACE_SHARED, nbytes, 1, 0, write, 0, 0, mask};
   for (int lane = 0; lane < MATRIX_ROWS * count && generic; lane++) {
     if (space_at(addresses[lane]) != SPACE_SHARED)
       DONE(!refuse(m->tables, &request, ACCESS_NOT_SHARED, SPACE_GENERIC, addresses[lane]));
     addresses[lane] -= (int64_t)SHARED_WINDOW;
   }
-  DONE(matrices(m->tables, &request, addresses, registers, (int32_t)list[1]));
+  DONE(matrices(m->tables, &request, addresses, registers, kind));
 }
 #define ROWS_AT(type)                                                                                                 \
   int64_t addresses[LANES];                                                                                           \
@@ -496,6 +557,6 @@ FORM(transpose) {  // movmatrix, of the registers a: a word if they are the same
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation memory_operations[] = {
     ENTRY(load_at_u32), ENTRY(load_at_u64), ENTRY(store_at_u32), ENTRY(store_at_u64), ENTRY(load_together),
-    ENTRY(parameters), ENTRY(load_matrix_at_u32), ENTRY(load_matrix_at_u64), ENTRY(store_matrix_at_u32),
+    ENTRY(parameters), ENTRY(own_addresses), ENTRY(load_matrix_at_u32), ENTRY(load_matrix_at_u64), ENTRY(store_matrix_at_u32),
     ENTRY(store_matrix_at_u64), ENTRY(transpose), {0, 0, 0},
 };

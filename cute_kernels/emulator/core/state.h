@@ -66,9 +66,9 @@ enum {
   // Of an access of `given` bytes by the lanes in `place` (`operation`: space and ACCESS_*): its address, or where those of
   // all lanes are. It is not aligned; there is no such CTA; the CTA has exited; it leaves the memory; it touches bytes that
   // no array has, or an mbarrier; nobody has written them; no region of global memory allows it; lanes address different
-  // spaces, or one that the instruction cannot access; one of local memory by lanes together.
+  // spaces, or one that the instruction cannot access; one of local memory by lanes together; .shared::cta of another CTA.
   ACCESS_MISALIGNED, ACCESS_NO_CTA, ACCESS_EXITED, ACCESS_OUTSIDE, ACCESS_UNNAMED, ACCESS_BARRIER, ACCESS_UNINITIALISED,
-  ACCESS_UNREGISTERED, ACCESS_MIXED, ACCESS_NOT_SHARED, ACCESS_LOCAL,
+  ACCESS_UNREGISTERED, ACCESS_MIXED, ACCESS_NOT_SHARED, ACCESS_LOCAL, ACCESS_OTHER_CTA,
   // Of the `TensorAccess` at the address: what it touches is refused, or was not written; the race detector has to look at
   // it, a load with the number `given`.
   TENSOR_REFUSED, TENSOR_ORDER,
@@ -132,15 +132,16 @@ struct NamedBarriers {
 // exchange values with the core in rows of 32 items of up to 64 bits, on cache lines.
 enum {
   SPACE_SHARED = 0, SPACE_GLOBAL = 1, SPACE_GENERIC = 2,
-  SPACE_PARAM = 3, SPACE_LOCAL = 4,
+  SPACE_PARAM = 3, SPACE_LOCAL = 4, SPACE_OWN = 5,  // the last: of the CTA's own shared memory (.shared::cta)
   ACCESS_SPACE = 7, ACCESS_WRITE = 8, ACCESS_TOGETHER = 16,  // of `Fault.operation`; together: one address for all lanes
   EXCHANGE_ROW = 256  // bytes
 };
 enum {  // 2^61, 3 * 2^60, 2^62
   SHARED_WINDOW = 2305843009213693952, LOCAL_WINDOW = 3458764513820540928, PARAM_WINDOW = 4611686018427387904
 };
-// Matrices of ldmatrix and stmatrix: of 16-bit elements, the same transposed, of 8-bit elements.
-enum { MATRICES = 0, MATRICES_TRANSPOSED = 1, MATRICES_OF_BYTES = 2 };
+// Matrices of ldmatrix and stmatrix: of 16-bit elements, the same transposed, of 8-bit elements. Rows of 16 elements of four
+// or six bits, with padding behind them, are spread to bytes.
+enum { MATRICES = 0, MATRICES_TRANSPOSED = 1, MATRICES_OF_BYTES = 2, MATRICES_OF_FOURS = 4, MATRICES_OF_SIXES = 8 };
 
 // Registered global memory.
 typedef struct Region { int64_t start, end, writable; } Region;
@@ -292,8 +293,8 @@ struct Event {
 enum { NO_MEET = -1, NO_FRAME = -1 };
 typedef struct Frame { int32_t meet; uint32_t arrived; int32_t below, parts; } Frame;
 // Lanes that are not running now: where they continue, the innermost branch at which they have parted, whether they have
-// had to wait since the warp did, and what a blocking instruction of theirs remembers.
-typedef struct Path { int32_t pc; uint32_t mask; int32_t frame, blocked; int64_t token; } Path;
+// had to wait since the warp did, what a blocking instruction of theirs remembers, and whether they wait for other lanes.
+typedef struct Path { int32_t pc; uint32_t mask; int32_t frame, blocked; int64_t token, gathers; } Path;
 
 // The state of a warp begins with this; behind it are a count of executions (int64) for every basic block, registers,
 // constants and intermediate values. `meet` is that of the innermost branch `top`, NO_MEET where no lanes have parted;
@@ -316,6 +317,7 @@ typedef struct WarpHeader {
   Frame frames[LANES];
   Path paths[LANES];
   int32_t waiting;  // all paths wait
+  int32_t gathers;  // as of `Path`, where the path runs that all others wait with
   int32_t budget;  // blocks until the warp gives way
   int32_t entered;
   int32_t timed_out;  // its next try_wait gives up

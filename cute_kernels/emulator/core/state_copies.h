@@ -30,7 +30,7 @@ typedef struct BulkCopy {
   // Bytes; address in shared memory (of a load or send, of the target), and of the mbarrier; a store: whose.
   int64_t nbytes, shared, signal;
   BulkThread *thread;
-  int64_t im2col, pair, reduction, type;
+  int64_t im2col, fours, pair, reduction, type;  // fours: .tile::gather4 or .tile::scatter4
   // Address of the tensor map, in global memory, or a send's source; of a load the CTAs that get it, of a store which of 16
   // bytes are written, -1: one, or all.
   int64_t other, mask;
@@ -47,7 +47,7 @@ typedef struct BulkCopy {
 // Rules that a copy breaks. Those of SOURCE_.. and so on: it is not aligned; it is beyond all memory.
 enum {
   RULE_MODE, RULE_RANK, RULE_NEGATIVE, RULE_CORNER, RULE_OFFSETS, RULE_BOX, RULE_FIRST, RULE_UNIT, RULE_SHARED,
-  RULE_LOADS_ONLY, RULE_REDUCTION, RULE_SIGNAL, RULE_MASK,
+  RULE_LOADS_ONLY, RULE_REDUCTION, RULE_SIGNAL, RULE_MASK, RULE_FOURS,
   RULE_SOURCE, RULE_SOURCE_BEYOND, RULE_TARGET, RULE_TARGET_BEYOND, RULE_SIZE
 };
 

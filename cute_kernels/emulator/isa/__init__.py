@@ -1,1 +1,1 @@
-"""PTX: its text, and what each instruction does."""
+"""PTX: `ptx/` decodes its text and checks it, `instructions/` says what each instruction does."""

@@ -1,1 +1,1 @@
-"""Observations of a launch beside its results: counts, a timeline, races."""
+"""Observations of a launch beside its results: counters of the units, a timeline of the warps."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cute_kernels.common.trace_events import TraceEvents, Track
+from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.isa.ptx.decode import Instruction
 from cute_kernels.emulator.machine.state.async_engine import AsyncOp
 from cute_kernels.emulator.machine.state.mbarrier import OPERATIONS
@@ -109,6 +110,7 @@ def recording(path: str | Path | None) -> Iterator[Timeline | None]:
     Raises:
         FileNotFoundError: no folder to write into.
         IsADirectoryError: the path is one.
+        NotWritten: the file cannot be written; of a launch that fails, a note of its error says so.
     """
     if path is None:
         yield None
@@ -116,12 +118,17 @@ def recording(path: str | Path | None) -> Iterator[Timeline | None]:
     if not Path(path).absolute().parent.is_dir():
         raise FileNotFoundError(f"trace = {str(path)!r}: there is no folder {Path(path).absolute().parent}")
     if Path(path).is_dir():  # what a launch reports would be lost behind that
-        raise IsADirectoryError(f"trace = {str(path)!r} is a folder; the path of a file is needed")
+        raise IsADirectoryError(f"trace = {str(path)!r}: must be the path of a file, and is a folder")
     timeline = Timeline()
     try:
         yield timeline
-    finally:
-        timeline.write(path)
+    except EmulatorError as error:
+        try:
+            timeline.write(path)
+        except OSError as unwritten:  # what is wrong with the kernel comes first
+            error.know("", f"there is no timeline: {unwritten}")
+        raise
+    timeline.write(path)
 
 
 class ClusterTrace:

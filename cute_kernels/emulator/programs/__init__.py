@@ -1,6 +1,7 @@
-"""Whole programs of the host, whose launches and "cuda" tensors are the emulator's.
+"""Whole programs in the emulator: their launches run in it, their tensors "on cuda" lie in host memory.
 
-`capture` runs a CuTe DSL program; `host` gets launches out of CuTe DSL without a GPU.
+`capture` runs a CuTe DSL program; `host` gets launches out of CuTe DSL without a GPU; `ptx_files` runs PTX and CUDA
+files.
 """
 
 from cute_kernels.emulator.programs import host

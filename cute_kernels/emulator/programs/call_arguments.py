@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -33,12 +33,13 @@ class _Compiled:
 
 
 @contextlib.contextmanager
-def converting_calls() -> Iterator[None]:
+def converting_calls(note: Callable[[dict[str, int]], None]) -> Iterator[None]:
     """Functions that are compiled inside for TVM-FFI or for fake tensors can be called inside as TVM-FFI calls them.
 
     Such a call raises TypeError for a wrong number or kind of arguments, ValueError for a value that does not fit.
+    ``note`` is as of `dsl.adapting_calls`.
     """
-    with dsl.adapting_calls(_remember, _convert):
+    with dsl.adapting_calls(_remember, _convert, note):
         yield
 
 

@@ -27,7 +27,10 @@ from unittest import mock
 
 from cute_kernels import dsl
 from cute_kernels.common import forks, interrupts
+from cute_kernels.common.chips import CHIPS, DEFAULT_ARCH, check_arch, runs
+from cute_kernels.common.files import NotWritten
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation, attaching
+from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.machine.launch.overlap import Finished, Snapshot
 from cute_kernels.emulator.machine.launch.run import Report
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
@@ -45,17 +48,6 @@ from cute_kernels.emulator.races.launch_shadow import LaunchShadow
 
 if TYPE_CHECKING:
     import torch
-
-#: Architecture -> (compute capability, name, multiprocessors, bytes of L2, bytes of shared memory that a CTA may have).
-ARCHITECTURES = {
-    "sm_80": ((8, 0), "A100 (emulated)", 108, 40 << 20, 163 << 10),
-    "sm_86": ((8, 6), "RTX 3090 (emulated)", 82, 6 << 20, 99 << 10),
-    "sm_89": ((8, 9), "L40S (emulated)", 142, 96 << 20, 99 << 10),
-    "sm_90": ((9, 0), "H100 (emulated)", 132, 50 << 20, 227 << 10),
-    "sm_90a": ((9, 0), "H200 (emulated)", 132, 50 << 20, 227 << 10),
-    "sm_100a": ((10, 0), "B200 (emulated)", 148, 126 << 20, 227 << 10),
-    "sm_120": ((12, 0), "RTX 5090 (emulated)", 170, 96 << 20, 99 << 10),
-}
 
 _PATIENCE = 0.1
 """Seconds of waiting for another thread's launch after which signals are looked for."""
@@ -95,6 +87,7 @@ class Session:
         launches: those that are complete, in order.
         failures: the errors of those that are not, in order; the program may have caught them.
         traces: files of timelines, of a launch that failed too.
+        unwritten: a timeline or a file of ``keep_ptx`` that could not be written, or None.
         threads: those that the program started, whose launches count too.
         streams: those of the program.
     """
@@ -113,12 +106,11 @@ class Session:
     ) -> None:
         from cute_kernels.emulator.programs import cuda_tensors  # torch is loaded when it is needed
 
-        capability, name, multiprocessors, l2_bytes, shared = ARCHITECTURES[arch]
-        self.arch, self.options = arch, options
-        self.facts = cuda_tensors.DeviceFacts(capability, name, multiprocessors, l2_bytes, shared_bytes=shared)
+        self.arch, self.options, self.chip = arch, options, CHIPS[arch]
         self.launches: list[EmulatedLaunch] = []
         self.failures: list[EmulatorError] = []
         self.traces: list[Path] = []
+        self.unwritten: NotWritten | None = None
         self._report = report
         self._kept = KeptLaunches(keep_ptx) if keep_ptx is not None else None
         self._overlap, self._recorder = overlap, recorder
@@ -128,7 +120,7 @@ class Session:
         self._memory = GlobalMemory()
         self._captures = threading.local()
         self.streams = Streams()
-        self._tensors = cuda_tensors.CudaOnHost(self.facts, self.streams, self._made_on_device)
+        self._tensors = cuda_tensors.CudaOnHost(self.chip, self.streams, self._made_on_device)
         self._tensors.report, self._tensors.new_byte = self._raced, new_byte
         self._launching = forks.lock()
         self.threads = ProgramThreads(self._inside)
@@ -150,6 +142,7 @@ class Session:
             TypeError, ValueError: arguments that do not fit the kernel; see `ptx_files.read` for files.
             EmulatorError: the kernel is at fault.
         """
+        self._captures.arguments = {}
         text = ptx if isinstance(ptx, str) else ptx_files.read(ptx, self.arch)
         self.launch(ptx_files.captured(text, {"arguments": arguments, **shape}))
 
@@ -160,6 +153,9 @@ class Session:
             interrupts.check()
         try:
             yield
+        except NotWritten as error:  # the program may catch it
+            self.unwritten = self.unwritten or error
+            raise
         finally:
             self._launching.release()
 
@@ -172,13 +168,27 @@ class Session:
     def graph(self, graph: Graph | None) -> None:
         self._captures.graph = graph
 
-    def _check_shared_memory(self, launch: host.CapturedLaunch) -> None:
-        """Refuses what a device of the architecture has not got; `host` knows the most that any of them has."""
-        if launch.dynamic_smem > self.facts.shared_bytes:
+    def _check_chip(self, launch: host.CapturedLaunch) -> None:
+        """Refuses what the chip does not run; `emulator.run` knows the chip of the PTX, which may be an older one."""
+        target, most = parse(launch.ptx).target, self.chip.smem_bytes
+        if not runs(target, self.arch):
+            raise EmulatorError(
+                f"launch of {launch.kernel_name} is illegal: its PTX is for {target}, which {self.arch} does not run"
+            )
+        if launch.dynamic_smem > most:
             raise EmulatorError(
                 f"launch of {launch.kernel_name} is illegal: {launch.dynamic_smem} bytes of dynamic shared memory, of "
-                f"which a CTA on {self.arch} has {self.facts.shared_bytes} at most"
+                f"which a CTA on {self.arch} has {most} at most"
             )
+
+    def _name_arguments(self, addresses: dict[str, int]) -> None:
+        if addresses:  # not a function inside of the kernel
+            self._captures.arguments = addresses
+
+    def _name(self, address: int, nbytes: int) -> str:
+        """The parameters of the function that this thread has called which lie in an allocation, or ""."""
+        given = getattr(self._captures, "arguments", {})
+        return ", ".join(name for name, at in given.items() if address <= at < address + nbytes)
 
     def _launch(self, launch: host.CapturedLaunch) -> None:
         if self.graph is not None:
@@ -187,7 +197,7 @@ class Session:
         self._memory.clear()
         regions = dict(self._tensors.regions())
         for address, nbytes in regions.items():
-            self._memory.register(address, nbytes, "a tensor on the device")
+            self._memory.register(address, nbytes, self._name(address, nbytes) or "a tensor on the device")
         overlaps = launch.programmatic and self._order is not None and self._order.directly_follows(
             regions.items(), launch.stream
         )
@@ -201,11 +211,12 @@ class Session:
             self._recorder.take(
                 launch, regions.items(), overlaps=overlaps, roles=self._names(launch),
                 variables=self._memory.modules.get(launch.ptx),
+                names={address: self._name(address, nbytes) for address, nbytes in regions.items()},
             )
         finished = Finished(launch, number, Snapshot(regions.items())) if self._overlap else None
         before, self._before = self._before, None
         try:
-            self._check_shared_memory(launch)
+            self._check_chip(launch)
             how = {"trace": trace, "roles": self._names(launch), "going_on": attaching(going_on, launch, number)}
             options = dataclasses.replace(self.options, **how)
             report = host.execute(launch, self._memory, options, programmatic=overlaps and self._overlap)
@@ -290,11 +301,11 @@ class Session:
         from cute_kernels.emulator.programs import call_arguments
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(dsl.compiling_for(self.arch, UnsupportedOperation))
+            stack.enter_context(dsl.compiling_for(self.arch, UnsupportedOperation, self._name_arguments))
             stack.enter_context(self._tensors.active())
             for target, name, value in self._replacements():
                 stack.enter_context(mock.patch.object(target, name, value, create=True))
-            stack.enter_context(call_arguments.converting_calls())
+            stack.enter_context(call_arguments.converting_calls(self._name_arguments))
             if "torch._dynamo" in sys.modules:  # functions that were compiled before run as they are, too
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(self._recording())
@@ -329,10 +340,10 @@ class Session:
         yield cutlass.testing, "benchmark", _run_once
         yield cutlass.testing, "_benchmark_for_autotune", _run_untimed
         yield importlib.import_module("cutlass.cute.testing"), "benchmark", _run_once
-        yield cutlass.utils, "HardwareInfo", lambda *_, **__: hardware_info(session.facts)
+        yield cutlass.utils, "HardwareInfo", lambda *_, **__: hardware_info(session.chip)
         for module, name in dsl.context_initialisers():
             yield module, name, lambda device=0: None
-        yield from driver_answers(driver, runtime, session.facts)
+        yield from driver_answers(driver, runtime, session.chip)
         yield from answers(session.streams, driver, runtime)
 
 
@@ -364,7 +375,7 @@ def _leave_uncompiled(module: torch.nn.Module, *arguments: object, **options: ob
 
 @contextlib.contextmanager
 def capture(
-    arch: str = "sm_100a",
+    arch: str = DEFAULT_ARCH,
     options: Options | None = None,
     report: Callable[[EmulatedLaunch], None] | None = None,
     keep_ptx: str | os.PathLike[str] | None = None,
@@ -379,7 +390,7 @@ def capture(
     It needs neither GPU nor driver. Launches of several threads run one after the other.
 
     Args:
-        arch: what kernels are compiled for and what device queries answer: a key of `ARCHITECTURES`.
+        arch: what kernels are compiled for and what device queries answer: a key of `cute_kernels.common.chips.CHIPS`.
         options: schedule, detectors and limits of every launch.
         report: called after each launch.
         keep_ptx: folder, made if it is missing, that gets ``launch-N-KERNEL.ptx`` and ``launch-N.json`` (grid, block,
@@ -388,8 +399,8 @@ def capture(
         overlap: a launch with programmatic stream serialisation that comes directly behind another may begin before
             that one is over: what griddepcontrol.wait does not order races. Both launches then run once more, the
             second up to its wait while the first has come no further than griddepcontrol.launch_dependents, and results
-            are those of that order (`cute_kernels.emulator.machine.launch.overlap`). One whose order matters is followed in
-            turn.
+            are those of that order (`cute_kernels.emulator.machine.launch.overlap`). One whose order matters is
+            followed in turn.
         recorder: takes every launch with the memory that it finds.
         roles: part of a kernel's name ("" fits all) -> name per warp of a CTA, "" for none; for counters, timelines
             and reports. The longest part that fits counts, and where none does, ``options.roles``.
@@ -400,16 +411,15 @@ def capture(
         The `Session` with the launches so far.
 
     Raises:
-        ValueError: an architecture that is not one of `ARCHITECTURES`, an empty ``keep_ptx``, or a ``new_byte`` that is
+        ValueError: an architecture that is none of `CHIPS`, an empty ``keep_ptx``, or a ``new_byte`` that is
             no int from 0 to 255.
         OSError: ``keep_ptx`` cannot be written into.
         EmulatorError: out of the call of the host function whose kernel failed; ``ptx`` and ``launch`` of the error are
             the kernel's text and the launch.
     """
-    if arch not in ARCHITECTURES:
-        raise ValueError(f"arch {arch!r}; legal are {', '.join(ARCHITECTURES)}")
+    check_arch(arch)
     if type(new_byte) is not int or not 0 <= new_byte <= 255:
-        raise ValueError(f"new_byte {new_byte!r}: an int from 0 to 255 is needed")
+        raise ValueError(f"new_byte = {new_byte!r}: must be an int from 0 to 255")
     more = {"overlap": overlap, "recorder": recorder, "roles": roles, "new_byte": new_byte}
     session = Session(arch, options or Options(), report, keep_ptx, **more)
     with session.active():

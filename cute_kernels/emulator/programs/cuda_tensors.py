@@ -16,7 +16,6 @@ import ctypes
 import gc
 import types
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from unittest import mock
 
 import numpy as np
@@ -26,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from cute_kernels.common import forks
+from cute_kernels.common.chips import MEMORY_BYTES, Chip
 from cute_kernels.emulator.errors import EmulatorError, raising
 from cute_kernels.emulator.programs.cuda_operators import CudaOperators, on_device_backward
 from cute_kernels.emulator.programs.cuda_scaled_mm import has_block_scales, scaled_mm
@@ -52,30 +52,11 @@ class CudaTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
 
-@dataclass(frozen=True)
-class DeviceFacts:
-    """Answers of an emulated device to queries.
-
-    Attributes:
-        capability: compute capability.
-        name: marketing name with a note that it is emulated.
-        multiprocessors: what persistent kernels size their grids by.
-        l2_bytes, memory_bytes, shared_bytes: cache, device memory, shared memory per CTA (opt-in).
-    """
-
-    capability: tuple[int, int]
-    name: str
-    multiprocessors: int
-    l2_bytes: int = 50 << 20
-    memory_bytes: int = 80 << 30
-    shared_bytes: int = 227 << 10
-
-
 class CudaOnHost(TorchFunctionMode):
     """Serves device="cuda" from host memory. Use `active` to enter it.
 
     Args:
-        facts: answers to queries.
+        chip: whose facts answer queries.
         streams: of the program.
         refuse: called with a function's name for work that must not happen now (tensor operations while a CUDA graph
             is captured); raises or returns.
@@ -86,10 +67,10 @@ class CudaOnHost(TorchFunctionMode):
     """
 
     def __init__(
-        self, facts: DeviceFacts, streams: Streams, refuse: Callable[[str], None] = lambda name: None
+        self, chip: Chip, streams: Streams, refuse: Callable[[str], None] = lambda name: None
     ) -> None:
         super().__init__()
-        self.facts, self.streams, self.refuse = facts, streams, refuse
+        self.chip, self.streams, self.refuse = chip, streams, refuse
         self.report: Callable[[EmulatorError], None] = raising
         self.new_byte = 0
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -269,18 +250,18 @@ class CudaOnHost(TorchFunctionMode):
             yield self
 
     def _queries(self) -> dict[str, object]:
-        facts = self.facts
+        chip = self.chip
         properties = types.SimpleNamespace(
-            name=facts.name,
-            major=facts.capability[0],
-            minor=facts.capability[1],
-            multi_processor_count=facts.multiprocessors,
-            total_memory=facts.memory_bytes,
-            L2_cache_size=facts.l2_bytes,
-            shared_memory_per_block_optin=facts.shared_bytes,
-            shared_memory_per_multiprocessor=facts.shared_bytes + 1024,
+            name=chip.device,
+            major=chip.compute_capability[0],
+            minor=chip.compute_capability[1],
+            multi_processor_count=chip.sm_count,
+            total_memory=MEMORY_BYTES,
+            L2_cache_size=chip.l2_bytes,
+            shared_memory_per_block_optin=chip.smem_bytes,
+            shared_memory_per_multiprocessor=chip.sm_smem_bytes,
             warp_size=32,
-            max_threads_per_multi_processor=2048,
+            max_threads_per_multi_processor=chip.threads,
             regs_per_multiprocessor=65536,
         )
         stream, event = classes(self.streams)
@@ -304,9 +285,9 @@ class CudaOnHost(TorchFunctionMode):
             "device_count": lambda: 1,
             "current_device": lambda: 0,
             "set_device": _of_device(None),
-            "get_device_capability": _of_device(facts.capability),
+            "get_device_capability": _of_device(chip.compute_capability),
             "get_device_properties": _of_device(properties),
-            "get_device_name": _of_device(facts.name),
+            "get_device_name": _of_device(chip.device),
             "can_device_access_peer": lambda device, peer: False,
             "synchronize": lambda device=None: self.streams.host_waits(),
             "current_stream": lambda device=None: stream(handle=self.streams.current),
@@ -319,7 +300,7 @@ class CudaOnHost(TorchFunctionMode):
             "Event": event,
             "memory_allocated": lambda device=None: sum(nbytes for _, nbytes in self.regions()),
             "max_memory_allocated": lambda device=None: sum(nbytes for _, nbytes in self.regions()),
-            "mem_get_info": lambda device=None: (facts.memory_bytes, facts.memory_bytes),
+            "mem_get_info": lambda device=None: (MEMORY_BYTES, MEMORY_BYTES),
         }
 
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 
 from cute_kernels import dsl
 from cute_kernels.common import interrupts
+from cute_kernels.common.chips import MOST_SMEM_BYTES
 from cute_kernels.dsl.allocations import Allocations
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
@@ -34,7 +35,7 @@ from cute_kernels.emulator.options import Options
 
 _SUCCESS, _FAILURE, _NOT_SUPPORTED = 0, 999, 801  # cudaError: success, unknown, not supported
 _MAX_SHARED_MEMORY_OPTIN_ATTRIBUTE = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
-_MAX_SHARED_MEMORY_OPTIN = 227 * 1024  # sm_90 and sm_100
+_MAX_SHARED_MEMORY_OPTIN = MOST_SMEM_BYTES  # a launch refuses what its chip has not
 _STATIC_SHARED_BYTES_ATTRIBUTE = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 _PARAMETER_BYTES = {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64)}
 
@@ -457,8 +458,8 @@ def _check(launch: CapturedLaunch, attributes: dict[int, tuple[int, ...]]) -> No
     threads, nbytes = math.prod(block), launch.dynamic_smem
     limits = {
         f"grid {grid} has no CTA": 0 in grid,
-        f"a block {block} of {threads:,} threads, allowed: 1 to 1,024": not 1 <= threads <= 1024,
-        f"{nbytes:,} bytes of dynamic shared memory, allowed: {_MAX_SHARED_MEMORY_OPTIN:,}": nbytes
+        f"a block {block} of {threads:,} threads: must be 1 to 1,024": not 1 <= threads <= 1024,
+        f"{nbytes:,} bytes of dynamic shared memory: must be {_MAX_SHARED_MEMORY_OPTIN:,}": nbytes
         > _MAX_SHARED_MEMORY_OPTIN,
     }
     wrong = [text for text, exceeded in limits.items() if exceeded]

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from cute_kernels.common.files import NotWritten
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX, error_behind
 from cute_kernels.emulator.programs import ptx_files
 from cute_kernels.emulator.programs.capturing import Session
@@ -47,6 +48,7 @@ def run_program(
     Raises:
         SystemExit: the program's own.
         ValueError, OSError: a PTX or CUDA file, or a description of its launches, that cannot be used.
+        NotWritten: a file of the session could not be written; faults that were found before are reported.
         MemoryError: there is not so much memory as the program asks for.
     """
     with as_program(script, arguments):
@@ -80,6 +82,9 @@ def _run(program: Callable[[], object], session: Session, failed: Callable[..., 
             raise
     except (ptx_files.DescriptionError, MemoryError):
         raise
+    except NotWritten:
+        _report_failures(session, failed)
+        raise
     except Exception as error:
         if _NO_MEMORY in str(error):
             raise MemoryError(str(error).splitlines()[0]) from None
@@ -91,6 +96,12 @@ def _run(program: Callable[[], object], session: Session, failed: Callable[..., 
             traceback.print_exc()
         failed(reported)
         return exit_status(reported)
+    _report_failures(session, failed)
+    if session.unwritten is not None:
+        raise session.unwritten
+    return min(map(exit_status, session.failures), default=0)  # a fault before a refusal
+
+
+def _report_failures(session: Session, failed: Callable[..., object]) -> None:
     for error in session.failures:
         failed(error, "the program caught the error, and went on")
-    return min(map(exit_status, session.failures), default=0)  # a fault before a refusal

@@ -33,10 +33,11 @@ _SMALLEST_ADDRESS = 1 << 32  # of what is taken for an address in device memory
 
 @dataclass(frozen=True)
 class MemoryImage:
-    """Device memory: the address of its first byte, and its bytes as uint8 ``[n]``."""
+    """Device memory: the address of its first byte, its bytes as uint8 ``[n]``, and the parameter that it is, or ""."""
 
     address: int
     content: np.ndarray
+    name: str = ""
 
     @property
     def span(self) -> tuple[int, int]:
@@ -127,6 +128,7 @@ class Recorder:
         overlaps: bool,
         roles: tuple[str, ...] = (),
         variables: Mapping[str, np.ndarray] | None = None,
+        names: Mapping[int, str] | None = None,
     ) -> None:
         """Notes a launch that is about to run.
 
@@ -137,6 +139,7 @@ class Recorder:
                 and is part of something else now, it is recorded as if it may not.
             roles: names of warps.
             variables: of the module, with their values.
+            names: of regions that have one, by address.
         """
         self.total += 1
         before = {image.address: image for image in self._last.memory} if self._last is not None else {}
@@ -146,7 +149,7 @@ class Recorder:
             memory.register(address, nbytes)
             content, old = memory.view(address, nbytes), before.get(address)
             same = old is not None and np.array_equal(old.content, content)
-            images.append(old if same else MemoryImage(address, content.copy()))
+            images.append(MemoryImage(address, old.content if same else content.copy(), (names or {}).get(address, "")))
         previous = None
         if overlaps and self._last is not None and _disjoint(image.span for image in (*before.values(), *images)):
             previous = dataclasses.replace(self._last, previous=None)
@@ -218,9 +221,10 @@ class Replay:
         recorded, memory = self.recorded, GlobalMemory()
         previous = (recorded.previous or recorded) if overlap else None
         contents = self._early if overlap and recorded.previous is not None else self._contents
-        for buffer, content in zip(self._buffers, contents):
+        names = itertools.chain((image.name for image in recorded.memory), itertools.repeat(""))
+        for buffer, content, name in zip(self._buffers, contents, names):
             buffer[:] = content
-            memory.register_tensor(buffer, "a tensor on the device")
+            memory.register_tensor(buffer, name or "a tensor on the device")
         for each in (previous, recorded):
             if each is None:
                 continue
@@ -243,6 +247,11 @@ class Replay:
                     buffer[:] = content
                 run_overlapping(first, second, memory, options, tuple(each.number for each in pair))
         return Outcome(report, tuple(buffer.copy() for buffer, _ in zip(self._buffers, recorded.memory)))
+
+    def addresses(self) -> dict[str, tuple[int, int]]:
+        """Address and bytes of each allocation with a name, in this process."""
+        named = zip(self.recorded.memory, self._buffers)
+        return {image.name: (buffer.ctypes.data, buffer.nbytes) for image, buffer in named if image.name}
 
     def _here(self, each: RecordedLaunch, ptx: str | None) -> CapturedLaunch:
         """The launch with addresses of this process; of the recorded kernel with another text, if there is one."""

@@ -1,4 +1,4 @@
-"""Threads that a program starts under `cute_kernels.emulator.programs.capture`: they are inside of it, as their starter is.
+"""Threads that a program starts inside `cute_kernels.emulator.programs.capture` are inside of it, too.
 
 What redirects CuTe DSL and torch is kept per thread, so that other threads of the process stay as they are.
 """

@@ -1,13 +1,18 @@
-"""Names of arrays in shared memory: variables of the program that allocates them, else symbols of the PTX."""
+"""Names of arrays in shared memory, and tensors in them: variables of the program, else symbols of the PTX."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cute_kernels.dsl.allocations import Allocation, Allocations
+import ml_dtypes
+import numpy as np
+
+from cute_kernels.dsl.allocations import Allocation, Allocations, Places, View
+from cute_kernels.dsl.layouts import offsets, swizzled
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.isa.ptx.program import Variable
@@ -16,6 +21,11 @@ from cute_kernels.emulator.reports.sources import last_name, syntax_tree
 
 _STATIC = re.compile(r"__static_shmem__(\d+)")
 _DYNAMIC = re.compile(r"__dynamic_shmem__\d+")
+_TYPES = {
+    "bf16": ml_dtypes.bfloat16, "f16": "<f2", "f32": "<f4", "tf32": "<f4", "f64": "<f8",
+    "f8E4M3FN": ml_dtypes.float8_e4m3fn, "f8E5M2": ml_dtypes.float8_e5m2, "f8E8M0FNU": ml_dtypes.float8_e8m0fnu,
+    **{f"i{8 * n}": f"<i{n}" for n in (1, 2, 4, 8)}, **{f"ui{8 * n}": f"<u{n}" for n in (1, 2, 4, 8)},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,111 @@ class Array:
     name: str
     first: int
     nbytes: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tensor of the program in the shared or tensor memory of a CTA.
+
+    Attributes:
+        name: its variable.
+        view: layout and swizzle.
+        first: byte of shared memory, or column of what was allocated, at which it begins, or part 0 of it does.
+    """
+
+    name: str
+    view: View
+    first: int
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the elements.
+
+        Raises:
+            ValueError: elements of less than eight bits.
+        """
+        if self.view.element not in _TYPES:
+            raise ValueError(f"tile {self.name} = elements {self.view.element}: must be of {', '.join(_TYPES)}")
+        return np.dtype(_TYPES[self.view.element])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of shared memory from the first one on, 0 where it is not known which."""
+        try:
+            return 0 if self.view.space == "tensor" or self.view.step else self.places().size * self.dtype.itemsize
+        except ValueError:
+            return 0
+
+    @property
+    def swizzle(self) -> str:
+        """Its swizzle, by the name that tensor maps have for it."""
+        found = re.fullmatch(r"S<([123]),4,3>", self.view.swizzle)
+        return f"swizzle {16 << int(found[1])}B" if found else f"swizzle {self.view.swizzle or 'none'}"
+
+    def places(self, part: int = 0) -> np.ndarray:
+        """Bytes at which elements begin, by coordinates: of shared memory, or 4 * (column + 65536 * lane).
+
+        Raises:
+            ValueError: a layout or a type that is not known.
+        """
+        view, elements, first = self.view, offsets(self.view.layout), self.first + part * self.view.step
+        if view.space == "tensor":
+            return 4 * first + elements * self.dtype.itemsize
+        return swizzled(first + elements * self.dtype.itemsize, view.swizzle)
+
+    def at(self, byte: int) -> str:
+        """Name and coordinates of the element that has a byte of shared memory, "" if none has, or several have."""
+        try:
+            size = self.places().size * self.dtype.itemsize
+            part = (byte - self.first) // self.view.step if self.view.step else 0
+            if part < 0 or self.view.step and size > self.view.step:
+                return ""
+            begins = byte - self.places(part)
+        except ValueError:
+            return ""
+        found = np.argwhere((begins >= 0) & (begins < self.dtype.itemsize))
+        return f"{self.name}{f'@{part}' * bool(self.view.step)}[{coordinates(found[0])}]" if len(found) == 1 else ""
+
+
+def coordinates(index: Iterable[int]) -> str:
+    """Coordinates of an element: the third one of a tile is its stage."""
+    return ", ".join(f"stage {each}" if axis == 2 else str(each) for axis, each in enumerate(index))
+
+
+def tile_at(ptx: str, kernel: str, launch: CapturedLaunch | None, byte: int) -> Tile | None:
+    """The tensor that has a byte of shared memory, None if that is not known; arguments as of `array_at`."""
+    shared = (tile for tile in tiles(ptx, kernel, launch) if tile.view.space == "shared")
+    return next((tile for tile in shared if tile.at(byte)), None)
+
+
+def element_at(ptx: str, kernel: str, launch: CapturedLaunch | None, byte: int) -> str:
+    """Name and coordinates of the element that has a byte, "" if that is not known; arguments as of `array_at`."""
+    tile = tile_at(ptx, kernel, launch, byte)
+    return tile.at(byte) if tile is not None else ""
+
+
+def tiles(ptx: str, kernel: str, launch: CapturedLaunch | None) -> Iterator[Tile]:
+    """Tensors with a name, in program order, those first of which it is known where they begin."""
+    variables, offsets_of, known = _kernel(ptx, kernel, launch)
+    if known is None:
+        return
+    certain = not known.dynamic or bool(_in_dynamic_memory(known, launch.dynamic_smem))
+    numbered = dict(enumerate(_numbered(variables, known)))
+    dynamic = next((offsets_of[each.name] for each in variables if certain and _DYNAMIC.fullmatch(each.name)), None)
+    names = _names([view.places for view in known.views])
+    arrays = {(each.first, each.nbytes): each.name for each in reversed(list(_allocated(ptx, kernel, launch)))}
+    for name, view in sorted(zip(names, known.views), key=lambda each: each[1].step > 0):
+        if view.space == "tensor":
+            first = 0
+        elif view.array is None:
+            first = dynamic
+        else:
+            first = offsets_of[numbered[view.array][0].name] if view.array in numbered else None
+        if first is not None:
+            tile = Tile(name, view, first + view.first)
+            name = arrays.get((tile.first, tile.nbytes)) or name
+            if name:
+                yield dataclasses.replace(tile, name=name)
 
 
 def array_at(ptx: str, kernel: str, launch: CapturedLaunch | None, first: int, count: int) -> Array | None:
@@ -49,23 +164,39 @@ def array_before(ptx: str, kernel: str, launch: CapturedLaunch | None, first: in
 
 
 def arrays(ptx: str, kernel: str, launch: CapturedLaunch | None) -> Iterator[Array]:
-    """All that are known, fields before the structure that they are in."""
+    """All that are known, fields before the structure that they are in, tensors last."""
+    yield from _allocated(ptx, kernel, launch)
+    for tile in tiles(ptx, kernel, launch):
+        if tile.nbytes:
+            yield Array(tile.name, tile.first, tile.nbytes)
+
+
+def _allocated(ptx: str, kernel: str, launch: CapturedLaunch | None) -> Iterator[Array]:
+    variables, offsets_of, known = _kernel(ptx, kernel, launch)
+    dynamic_bytes = launch.dynamic_smem if launch is not None else OFFSET_MASK  # which ends wherever it does
+    if known is not None:
+        pairs = _numbered(variables, known)
+        for (variable, allocation), name in zip(pairs, _names([each.places for _, each in pairs])):
+            yield from _named(allocation, offsets_of[variable.name], name)
+    for variable in variables:
+        first = offsets_of[variable.name]
+        if _DYNAMIC.fullmatch(variable.name):
+            inside = _in_dynamic_memory(known, dynamic_bytes)
+            for allocation, name in zip(inside, _names([each.places for each in inside])):
+                yield from _named(allocation, first + allocation.first, name)
+        elif not _STATIC.fullmatch(variable.name):
+            yield Array(plain_name(variable.name), first, variable.nbytes or dynamic_bytes)
+
+
+def _kernel(
+    ptx: str, kernel: str, launch: CapturedLaunch | None
+) -> tuple[list[Variable], dict[str, int], Allocations | None]:
+    """Shared variables of a kernel, their offsets, and what is known of its allocations."""
     kernels = parse(ptx).kernels
     name = kernel or next(iter(kernels))
     variables = [each for each in kernels[name].variables if each.space == "shared"]
-    offsets, _ = shared_layout(variables)
     known = next((each for each in launch.allocations if each.kernel == name), None) if launch is not None else None
-    dynamic_bytes = launch.dynamic_smem if launch is not None else OFFSET_MASK  # which ends wherever it does
-    if known is not None:
-        for variable, allocation in _numbered(variables, known):
-            yield from _named(allocation, offsets[variable.name])
-    for variable in variables:
-        first = offsets[variable.name]
-        if _DYNAMIC.fullmatch(variable.name):
-            for allocation in _in_dynamic_memory(known, dynamic_bytes):
-                yield from _named(allocation, first + allocation.first)
-        elif not _STATIC.fullmatch(variable.name):
-            yield Array(plain_name(variable.name), first, variable.nbytes or dynamic_bytes)
+    return variables, shared_layout(variables)[0], known
 
 
 def _numbered(variables: list[Variable], known: Allocations) -> list[tuple[Variable, Allocation]]:
@@ -88,11 +219,17 @@ def _in_dynamic_memory(known: Allocations | None, nbytes: int) -> tuple[Allocati
     return known.dynamic if end == nbytes or known.sized and end < nbytes else ()
 
 
-def _named(allocation: Allocation, first: int) -> Iterator[Array]:
-    variable = assigned_variable(allocation.path, allocation.line, allocation.column)
+def _named(allocation: Allocation, first: int, variable: str) -> Iterator[Array]:
     for field, offset, nbytes in allocation.fields:
         yield Array(f"{variable}.{field}" if variable else field, first + offset, nbytes)
     yield Array(variable, first, allocation.nbytes)
+
+
+def _names(places: Sequence[Places]) -> Iterator[str]:
+    """Variables of what was made at some places; what one expression makes several of is told apart by its order."""
+    for index, around in enumerate(places):
+        which = sum(each == around for each in places[:index]), sum(each == around for each in places)
+        yield next(filter(None, (assigned_variable(*place, *which) for place in around)), "")
 
 
 def plain_name(symbol: str) -> str:
@@ -120,12 +257,13 @@ def _counted_name(text: str) -> str:
     return found[2] if found is not None and len(found[2]) == int(found[1]) else ""
 
 
-def assigned_variable(path: str, line: int, column: int) -> str:
+def assigned_variable(path: str, line: int, column: int, number: int = 0, count: int = 1) -> str:
     """The variable that an expression in a line becomes part of, "" if that is not one or the file cannot be read.
 
     Args:
         path: of a Python file.
         line: of the expression, from 1 on; column: from 0 on.
+        number, count: which of the values that the expression has had, and of how many.
     """
     tree = syntax_tree(path)
     if tree is None:
@@ -136,7 +274,12 @@ def assigned_variable(path: str, line: int, column: int) -> str:
         return ""
     inner = max(around, key=lambda node: (node.lineno, node.col_offset))
     targets = inner.targets if isinstance(inner, ast.Assign) else [inner.target]
-    return _target(targets[0], inner.value, line, column) if len(targets) == 1 else ""
+    if len(targets) != 1:
+        return ""
+    target = targets[0]
+    if isinstance(target, (ast.Tuple, ast.List)) and isinstance(inner.value, (ast.GeneratorExp, ast.ListComp)):
+        return last_name(target.elts[number]) if len(target.elts) == count else ""
+    return _target(target, inner.value, line, column)
 
 
 def _contains(node: ast.expr | None, line: int, column: int) -> bool:

@@ -9,7 +9,7 @@ from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.facts import Memory, Side, WarpName
 from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.reports import sources
-from cute_kernels.emulator.reports.arrays import array_at, array_before
+from cute_kernels.emulator.reports.arrays import array_at, array_before, element_at
 from cute_kernels.emulator.reports.barriers import Barriers
 from cute_kernels.emulator.reports.hangs import (
     cycle,
@@ -181,7 +181,10 @@ class _Diagnosis:
         array = array_at(*arguments, memory.count)
         if array is None:
             return f"{count} at {place}"
-        return f"{count} from byte {memory.first - array.first} on of {array.name} ({place})"
+        element = element_at(*arguments)
+        last = element_at(*arguments[:3], memory.first + memory.count - 1) if element else ""
+        tile = f": {element}" + (f" to {last}" if last not in ("", element) else "") if element else ""
+        return f"{count} from byte {memory.first - array.first} on of {array.name} ({place}){tile}"
 
     @staticmethod
     def _barrier_title(barrier: Barrier | None) -> str:

@@ -270,6 +270,13 @@ _ACCESSES = (
         detector=True,
     ),
     Kind(
+        "other-cta",
+        "",
+        "an address from mapa is one of .shared::cluster, and goes with instructions of this form alone: .shared and "
+        ".shared::cta are the CTA's own memory",
+        detector=True,
+    ),
+    Kind(
         "exited-cta",
         "",
         "in a cluster no CTA may exit while another one accesses its shared memory: cluster_arrive and cluster_wait "

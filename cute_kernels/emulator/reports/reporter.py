@@ -55,7 +55,7 @@ class Reporter:
     def show(self, diagnostic: Diagnostic) -> None:
         """Prints a report and keeps it."""
         self.diagnostics.append(diagnostic)
-        print(render(diagnostic, verbose=self.verbose, color=_colored()), file=sys.stderr, flush=True)
+        files.complain(render(diagnostic, verbose=self.verbose, color=_colored()))
 
     @property
     def faults(self) -> bool:
@@ -63,18 +63,10 @@ class Reporter:
         return any(each.kind != "unsupported" and each.level == "error" for each in self.diagnostics)
 
     def check_files(self) -> None:
-        """Refuses files that cannot be written, before any work is done.
-
-        Raises:
-            OSError: one that cannot.
-            ValueError: one for both, of which the second would replace the first.
-        """
-        paths = [path for path in (self.report_file, self.sarif_file) if path is not None]
-        for path in paths:
-            files.check_output(path)
-        ordinary = [path.resolve() for path in paths if path.is_file() or not path.exists()]
-        if len(set(ordinary)) < len(ordinary):
-            raise ValueError(f"--report and --sarif are both {paths[0]}, allowed: two files")
+        """Refuses files that cannot be written, before any work is done; raises OSError for one that cannot."""
+        for path in (self.report_file, self.sarif_file):
+            if path is not None:
+                files.check_output(path)
 
     def write_files(self, outcome: Outcome) -> None:
         """Writes the files that were asked for, of what has been kept; each, whatever becomes of the others.

@@ -82,7 +82,7 @@ def tune_patch_embed(
     check_choice("table", table, get_args(Table))
     in_dtype = name_of(dtype)
     if in_dtype not in WEIGHT_TYPES:
-        raise ValueError(f"dtype = {dtype}, allowed: {', '.join(f'torch.{name}' for name in WEIGHT_TYPES)}")
+        raise ValueError(f"dtype = {dtype}: must be one of {', '.join(f'torch.{name}' for name in WEIGHT_TYPES)}")
     problem = PatchEmbedProblem(
         m=images * positions,
         n=n,
@@ -181,7 +181,7 @@ def tune_patch_embed_images(
         images, channels, height, width: of ``images``, which is ``[B, C, H, W]``.
         patch: side of a patch in pixels.
         n: features, N.
-        precision: of the prepared weight: int8, int16, bf16 or fp16.
+        precision: of the prepared weight: int8, bf16 or fp16.
         dtype: element type of the images; what the precision multiplies when None.
         channels_last: memory order of the images.
         out_dtype: bfloat16, float16 or float32.

@@ -1,7 +1,7 @@
 """The persistent GEMM over images for Blackwell: allocate, build pipes, dispatch to roles.
 
-The output is computed transposed, ``D[feature, patch] = weight * patches^T``: 128 features of the weight, or both terms
-of 64, stay in each CTA for the whole launch, and strips of images, which TMA reads where they lie, are the N operand.
+The output is computed transposed, ``D[feature, patch] = weight * patches^T``: 128 features of the weight stay in
+each CTA for the whole launch, and strips of images, which TMA reads where they lie, are the N operand.
 The load warp of each CTA streams strips, the leader's MMA warp issues, and the epilogue warps drain one MMA tile of
 the accumulators while another is computed.
 """
@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from cute_kernels import dsl
-from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
+from cute_kernels.kernels.epilogue import scale_add
 from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, ImagesOperands
 from cute_kernels.kernels.pipes import Pipe
@@ -76,20 +76,20 @@ class Strips:
 
 
 BLOCKS = LANES // BLOCK_FEATURES
-"""Blocks of 16 lanes of a warp: of 16 features each, or the two terms of 16 features."""
+"""Blocks of 16 features of an epilogue warp."""
 
 
 @dataclass(frozen=True)
 class Sm100ImagesEpilogue(TransposedEpilogue):
     """Epilogue of patches of images, stored to ``[box, tile of a grid row, block of features, image tile, grid row]``.
 
-    Integer sums by the contracts ``int8`` and ``int16`` of the reference; FP32 sums get the table by one addition, and
+    Integer sums by the contract ``int8`` of the reference; FP32 sums get the table by one addition, and
     are rounded.
 
     Attributes:
         table: ``[4, 32, period, padded features / 16, position tiles]`` view of the table, or None: see
             `StripsPlan.table_shape`.
-        scales: of the four or two features of a thread, ``lane / 4 + 8 i``; None of FP32 sums.
+        scales: of the four features of a thread, ``lane / 4 + 8 i``; None of FP32 sums.
         row_tiles: tiles along a grid row.
     """
 
@@ -102,7 +102,7 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
         """``[4, blocks of 16 features, period]``: read anew where the position changes, with images fastest rarely."""
         if self.table is None:
             return None
-        values = cute.make_rmem_tensor((TABLE_VALUES, self._blocks, self.plan.table_period), Float32)
+        values = cute.make_rmem_tensor((TABLE_VALUES, BLOCKS, self.plan.table_period), Float32)
         values.fill(0.0)
         return values
 
@@ -125,12 +125,9 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
         row_block: Int32,
         position: Int32,
     ) -> cute.Tensor:
-        matrices = MATRICES // self.plan.terms
-        values = cute.make_rmem_tensor((2, matrices), Float32)
-        for i in cutlass.range_constexpr(matrices):
+        values = cute.make_rmem_tensor((2, MATRICES), Float32)
+        for i in cutlass.range_constexpr(MATRICES):
             pair = (Float32(sums[0, i % 2, i // 2]), Float32(sums[1, i % 2, i // 2]))
-            if cutlass.const_expr(self.plan.terms == 2):
-                pair = sum_of_terms(pair, (Float32(sums[0, i, 1]), Float32(sums[1, i, 1])), packed_f32=True)
             if cutlass.const_expr(registers is not None or self.scales is not None):
                 scale, addends = Float32(1.0) if self.scales is None else self.scales[i], None
                 if cutlass.const_expr(registers is not None):
@@ -138,7 +135,7 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
                     addends = (registers[2 * (i % 2), i // 2, j], registers[2 * (i % 2) + 1, i // 2, j])
                 pair = scale_add(pair, (scale, scale), addends, packed_f32=True)
             values[0, i], values[1, i] = pair
-        rounded = cute.make_rmem_tensor((2, matrices), self.staging.dtype)
+        rounded = cute.make_rmem_tensor((2, MATRICES), self.staging.dtype)
         rounded.store(values.load().to(self.staging.dtype))
         return rounded
 
@@ -148,16 +145,11 @@ class Sm100ImagesEpilogue(TransposedEpilogue):
         row_tile = position - grid_row * self.row_tiles
         self.staging.store(row_tile, self.feature_block, row_block, grid_row)
 
-    @property
-    def _blocks(self) -> int:
-        """Blocks of 16 features of this warp."""
-        return BLOCKS // self.plan.terms
-
     @cute.jit
     def _load_table(self, values: cute.Tensor, tile: Int32) -> None:
         for j in cutlass.range_constexpr(self.plan.table_period):
-            for block in cutlass.range_constexpr(self._blocks):
-                source = self.table[None, self.staging.lane, j, self.feature_block * self._blocks + block, tile]
+            for block in cutlass.range_constexpr(BLOCKS):
+                source = self.table[None, self.staging.lane, j, self.feature_block * BLOCKS + block, tile]
                 cute.autovec_copy(source, values[None, block, j])
 
 
@@ -176,7 +168,7 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
         plan, o = self.plan, operands
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
         images = images_tma(plan, o, 1, cta_group(plan))
-        return strips_arguments(plan, o, images, self.weight_tma(o.weight), (o.weight_low,), self.out_tma(out))
+        return strips_arguments(plan, o, images, self.weight_tma(o.weight), self.out_tma(out))
 
     @cute.kernel
     def kernel(self, args: StripsArguments, profile: cute.Pointer | None) -> None:
@@ -211,21 +203,18 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     def operand(self, stages: cute.Pointer) -> Strips:
         return Strips(self.plan, stages)
 
-    def terms(self, args: StripsArguments) -> tuple[cute.Tensor, cute.Tensor | None]:
-        return args.weight, args.weight_parts[0]
-
     @property
     def out_box(self) -> tuple[int, int, int, int]:
         """``[patches, features, images, grid rows]`` of a warp's part of a tile."""
-        return (self.plan.tile_patches, self.plan.warp_features, self.plan.tile_images, 1)
+        return (self.plan.tile_patches, LANES, self.plan.tile_images, 1)
 
     def staging_layout(self) -> cute.ComposedLayout:
         """Patches follow each other, image after image, as those of a tile do."""
-        plan, row = self.plan, self.plan.warp_features
+        plan, row = self.plan, LANES
         return transposed_layout(self.out_box, (row, 1, row * plan.tile_patches, row * plan.columns), row)
 
     def epilogue(self, args: StripsArguments, drain: TransposedEpilogue) -> Sm100ImagesEpilogue:
-        features, scales = self.plan.warp_features, None
+        features, scales = LANES, None
         if cutlass.const_expr(args.scale is not None):
             first = drain.feature_block * features + drain.staging.lane // 4
             scales = tuple(scale_of_feature(args.scale, first + 8 * i) for i in range(features // 8))

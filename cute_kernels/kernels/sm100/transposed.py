@@ -92,7 +92,7 @@ _FILL_COLUMNS = 32
 @cute.jit
 def fill_tensor_memory(
     plan: cutlass.Constexpr[Sm100TransposedPlan],
-    terms: tuple[cute.Tensor, cute.Tensor | None],
+    weight: cute.Tensor,
     tmem: cute.Pointer,
     n_tile: Int32,
     thread: Int32,
@@ -100,12 +100,11 @@ def fill_tensor_memory(
 ) -> None:
     """Epilogue warp: writes the weight of its features, K-major, four bytes to a column; and says so.
 
-    Of two terms, the first half of its lanes gets the high one of as many features and the other half their low one.
     Lanes beyond the last feature get the weight of that one: TMA clips what is computed of it.
 
     Args:
         plan: says where.
-        terms: ``[N, K]`` each in global memory, the high one first; the other one is None where there is one.
+        weight: ``[N, K]`` in global memory.
         tmem: the columns of the weight.
         n_tile: which features of the weight.
         thread: lane of tensor memory.
@@ -118,16 +117,11 @@ def fill_tensor_memory(
     store = tcgen05.make_tmem_copy(atom, chunks[None, None, 0, 0]).get_slice(thread)
     target = store.partition_D(chunks)
     shape = store.partition_S(cute.make_identity_tensor((plan.lanes, _FILL_COLUMNS))).shape
-    own = plan.warp_features
-    feature = thread if plan.terms == 1 else thread // LANES * own + thread % own
-    feature = min(n_tile * plan.features + feature, terms[0].shape[0] - 1)
+    feature = min(n_tile * plan.features + thread, weight.shape[0] - 1)
     for i in cutlass.range(columns // _FILL_COLUMNS, unroll=1):
         registers = cute.make_rmem_tensor(shape, Int32)
         words = cute.make_tensor(registers.iterator, _FILL_COLUMNS)
-        _load_words(_words(plan, terms[0], feature), i, words)
-        if cutlass.const_expr(plan.terms == 2):
-            if thread % LANES >= own:
-                _load_words(_words(plan, terms[1], feature), i, words)
+        _load_words(_words(plan, weight, feature), i, words)
         cute.copy(store, registers, target[None, None, None, 0, i])
     cute.arch.fence_view_async_tmem_store()
     ptx.tcgen05_fence_before_thread_sync()
@@ -343,10 +337,6 @@ class TransposedKernel:
         """The stages as MMAs read them."""
         raise NotImplementedError
 
-    def terms(self, args: Any) -> tuple[cute.Tensor, cute.Tensor | None]:
-        """The weight in memory, and its second term."""
-        return args.weight, None
-
     @property
     def out_box(self) -> tuple[int, ...]:
         """An epilogue warp's part of a tile, which it stores at once, in the modes of the output."""
@@ -407,7 +397,7 @@ class TransposedKernel:
             quarter = warp % 4
             if cutlass.const_expr(plan.config.weight == "tmem"):
                 lane = quarter * LANES + cute.arch.lane_idx()
-                fill_tensor_memory(plan, self.terms(args), tmem + plan.weight_column, n_tile, lane, pipes["weight"])
+                fill_tensor_memory(plan, args.weight, tmem + plan.weight_column, n_tile, lane, pipes["weight"])
             block = n_tile * plan.epilogue_warps + quarter
             buffer = transposed_staging(plan, staging, self.staging_layout(), args.out, self.out_box, quarter)
             drain = TransposedEpilogue(
@@ -515,7 +505,7 @@ def transposed_staging(
     dtype = ELEMENT_TYPES[plan.problem.out_dtype]
     buffer = storage + cute.assume(quarter * plan.staging_bytes, divby=512)
     own = staging_buffer(buffer, layout, dtype, out, box)
-    return TransposedStaging(**vars(own), lane=cute.arch.lane_idx(), dtype=dtype, features=plan.warp_features)
+    return TransposedStaging(**vars(own), lane=cute.arch.lane_idx(), dtype=dtype, features=LANES)
 
 
 # --- epilogue warps: the loop that drains accumulators of 32 features each, MMA tile by MMA tile ---------------------
@@ -568,10 +558,10 @@ class TransposedEpilogue:
     def finish(
         self, sums: cute.Tensor, registers: cute.Tensor | None, held: Int32, row: int, row_block: Int32, position: Int32
     ) -> cute.Tensor:
-        """Rounded values of a warp's features x 8 rows, matrix by matrix of stmatrix: ``[2 rows, 4 or 2 features]``.
+        """Rounded values of a warp's features x 8 rows, matrix by matrix of stmatrix: ``[2 rows, 4 features]``.
 
         Args:
-            sums: ``[2 rows, +8 features, +16 features]``, or with two terms ``[2 rows, +8 features, term]``.
+            sums: ``[2 rows, +8 features, +16 features]``.
             registers, held: as filled and returned by `fetch`.
             row: of the tile, the first of the 8.
             row_block, position: what the tile order gives.

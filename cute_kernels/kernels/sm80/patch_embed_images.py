@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from cute_kernels import dsl
-from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
+from cute_kernels.kernels.epilogue import scale_add
 from cute_kernels.kernels.gemm import finish
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.sm80.epilogue import (
@@ -46,14 +46,8 @@ class ImagesTiles:
     n: Int32
 
     @property
-    def columns(self) -> Int32:
-        """Rows of the weight: features, or both terms of whole blocks of them."""
-        plan = self.plan
-        return self.n if plan.terms == 1 else cute.ceil_div(self.n, plan.terms_block) * (2 * plan.terms_block)
-
-    @property
     def n_tiles(self) -> Int32:
-        return cute.ceil_div(self.columns, self.plan.config.tile_n)
+        return cute.ceil_div(self.n, self.plan.config.tile_n)
 
     def loads(self, tile: Int32) -> tuple[Load, Load]:
         """Patches, and rows of the weight."""
@@ -61,7 +55,7 @@ class ImagesTiles:
         k_bytes = Int32(self.plan.k_bytes)
         return (
             patch_load(self.plan, self.images, row, self.grid),
-            rows_load(self.plan, self.weight, column, self.columns, k_bytes, of_b=True),
+            rows_load(self.plan, self.weight, column, self.n, k_bytes, of_b=True),
         )
 
     def _place(self, tile: Int32) -> tuple[Int32, Int32]:
@@ -74,14 +68,13 @@ class ImagesTiles:
         """Scales, adds the table, rounds and stores."""
         plan, grid, n = self.plan, self.grid, self.n
         row, column = self._place(tile)
-        first_n = column // plan.terms
         dtype = ELEMENT_TYPES[plan.problem.out_dtype]
         eights = lane_rows(plan)
         first = (row + warp.row) // 8
         patches = [grid.patch(plan, first + eighth, warp.lane // LANES_ALONG) for eighth in eights]
-        for block in cutlass.range_constexpr(len(lane_blocks(plan)) // plan.terms):
-            inside = self._column(warp, block)
-            n_at = first_n + inside
+        for block in cutlass.range_constexpr(len(lane_blocks(plan))):
+            inside = lane_column(warp, block)
+            n_at = column + inside
             if n_at < n:
                 scales = self._scales(n_at, inside)
                 for begin in cutlass.range_constexpr(0, len(eights), ROWS_AHEAD):
@@ -102,22 +95,22 @@ class ImagesTiles:
         if cutlass.const_expr(plan.copies_table):
             row, column = self._place(tile)
             thread = team_thread(plan)
-            pieces = plan.tile_features // 4  # of 16 bytes in a row
+            pieces = plan.config.tile_n // 4  # of 16 bytes in a row
             count = plan.tile_positions * pieces
             target = self._shared_table() + thread * 16
             for first in cutlass.range_constexpr(0, count, plan.team_threads):
                 piece = first + thread
-                n_at = column // plan.terms + piece % pieces * 4
+                n_at = column + piece % pieces * 4
                 _, position = self.grid.patch(plan, row // 8 + piece // pieces, Int32(0))
                 source = self.table.toint() + (Int64(position) * Int64(n) + Int64(n_at)) * 4
                 cp_async_16(target, first * 16, source, Int32(n_at < n) * Int32(piece < count))
             if cutlass.const_expr(self.scale is not None):
-                n_at = column // plan.terms + thread * 4
+                n_at = column + thread * 4
                 source = self.scale.toint() + Int64(n_at) * 4
                 cp_async_16(target, count * 16, source, Int32(n_at < n) * Int32(thread < pieces))
 
     def _shared_table(self) -> Int32:
-        """Address of ``[tile_positions, tile_features]``, and one row more with the scales."""
+        """Address of ``[tile_positions, tile_n]``, and one row more with the scales."""
         return shared_base(self.plan) + self.plan.ring_bytes
 
     def _scales(self, n_at: Int32, inside: Int32) -> cute.Tensor | None:
@@ -141,29 +134,18 @@ class ImagesTiles:
 
     def _shared(self, place: Int32 | int, inside: Int32) -> cute.Tensor:
         plan = self.plan
-        offset = Int32(place * plan.tile_features) + inside
+        offset = Int32(place * plan.config.tile_n) + inside
         table = cute.make_ptr(Float32, self._shared_table(), cute.AddressSpace.smem, assumed_align=128)
         return load_vector(table, offset, plan.lane_columns, Float32)
-
-    def _column(self, warp: Warp, block: int) -> Int32:
-        """A lane's first feature of a block, or of a block of high terms and the block of low ones behind it."""
-        if self.plan.terms == 1:
-            return lane_column(warp, block)
-        inside = lane_column(warp, 2 * block) - warp.column - 2 * block * self.plan.terms_block
-        return warp.column // 2 + block * self.plan.terms_block + inside
 
     def _scaled(
         self, sums: cute.Tensor, block: int, eighth: int, scales: cute.Tensor | None, addend: cute.Tensor | None
     ) -> cute.Tensor:
         """A lane's sums of one row; of integers times their scales, with what is added to them."""
         plan = self.plan
+        values = lane_sums(sums, plan, block, eighth)
         if scales is None:
-            return lane_sums(sums, plan, block, eighth)
-        values = lane_sums(sums, plan, block * plan.terms, eighth)
-        if plan.terms == 2:
-            low = lane_sums(sums, plan, 2 * block + 1, eighth)
-            for e in range(plan.lane_columns):
-                (values[e],) = sum_of_terms((values[e],), (low[e],))
+            return values
         for e in range(plan.lane_columns):
             (values[e],) = scale_add((values[e],), (scales[e],), None if addend is None else (addend[e],))
         return values

@@ -7,10 +7,6 @@ Rows of 14 pixels begin where no row of an operand can, and TMA cannot gather th
 bytes has to be a multiple of 16. Strips of them are loaded into a ring of their own, from which warps copy row i, byte
 14 i on, to byte 16 i of an operand stage. A thread copies two rows at once, which are seven whole words: the lanes of a
 load then read different banks, and of eight lanes four store their second row first, so that stores do.
-
-The low term of a weight of two terms stays in shared memory, with those K blocks of the high one that registers do not
-hold beside the accumulators. Its stages are few: a warpgroup hands the tensor cores on in the middle of a tile, so that
-the other has them while it stores.
 """
 
 from __future__ import annotations
@@ -24,10 +20,10 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
-from cute_kernels.kernels.epilogue import scale_add, sum_of_terms
+from cute_kernels.kernels.epilogue import scale_add
 from cute_kernels.kernels.graph import sm90_graph
 from cute_kernels.kernels.host import ImagesHost, ImagesOperands
-from cute_kernels.kernels.load import Operand, WeightLoad, tma_operand
+from cute_kernels.kernels.load import Operand, tma_operand
 from cute_kernels.kernels.pipes import (
     PipelineState,
     Sm90Pipe,
@@ -58,7 +54,7 @@ from cute_kernels.kernels.strips import (
     strips_arguments,
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
-from cute_kernels.kernels.tma import MMA_STEPS, Tma, all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
+from cute_kernels.kernels.tma import Tma, all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
 from cute_kernels.plan.base import Phase
 from cute_kernels.plan.images_sm90 import REPACK_PAIRS, REPACK_WARPS, Sm90ImagesPlan
 from cute_kernels.plan.images_strips import REPACKED
@@ -69,7 +65,7 @@ from cute_kernels.plan.tiles import CORE_COLUMNS
 
 @dataclass(frozen=True)
 class Sm90ImagesEpilogue:
-    """Drains one warpgroup's sums of 64 features x the patches of a tile: ``int8`` and ``int16`` of the reference.
+    """Drains one warpgroup's sums of 64 features x the patches of a tile: ``int8`` of the reference.
 
     Attributes:
         staging: this warpgroup's buffer, stored to ``[box, tile of a grid row, 64-feature block, image tile, grid
@@ -114,7 +110,7 @@ class Sm90ImagesEpilogue:
             for group in cutlass.range_constexpr(groups):
                 addends = self._addends(i * groups + group, position_tile)
                 for j in cutlass.range_constexpr(TABLE_VALUES):
-                    total = self._total(sums, (i * groups + group) * TABLE_VALUES + j)
+                    total = (Float32(sums[(i * groups + group) * TABLE_VALUES + j]),)
                     addend = None if addends is None else (addends[j],)
                     (values[group * TABLE_VALUES + j],) = scale_add(total, (self.scales[j // 2],), addend)
             rounded = cute.make_rmem_tensor(TABLE_VALUES * groups, BFloat16)
@@ -126,11 +122,6 @@ class Sm90ImagesEpilogue:
     @cute.jit
     def finish(self) -> None:
         self.staging.finish()
-
-    def _total(self, sums: cute.Tensor, i: int) -> tuple[Float32]:
-        """FP32 of the ``i``-th sum; of two terms the sums of the high one come first."""
-        total = (Float32(sums[i]),)
-        return total if self.plan.terms == 1 else sum_of_terms(total, (Float32(sums[self.plan.tile_rows // 2 + i]),))
 
     def _addends(self, group: int, position_tile: Int32) -> cute.Tensor | None:
         """Table values of the ``group``-th 8 columns."""
@@ -152,16 +143,13 @@ class Sm90ImagesEpilogue:
         return position_tile if self.plan.problem.table_rows > 1 else Int32(0)
 
 
-# --- weights in shared memory, K block by K block; of two terms, and the products with both --------------------------
+# --- the product, and a weight that comes through shared memory K block by K block ----------------------------------
 
 
 def integer_mma(plan: Sm90ImagesPlan, source: warpgroup.OperandSource) -> cute.TiledMma:
     """64 features x a tile's patches x 32 bytes; ``source`` is where the features' weight comes from."""
     shape, majors = (64, plan.tile_rows, 32), (OperandMajorMode.K, OperandMajorMode.K)
     return cute.make_tiled_mma(warpgroup.MmaI8Op(Int8, Uint8, Int32, shape, source, *majors))
-
-
-# ---- the weight in shared memory -----------------------------------------------------------------------------------
 
 
 def weight_tensor(plan: Sm90ImagesPlan, memory: cute.Pointer, blocks: int) -> cute.Tensor:
@@ -179,76 +167,6 @@ def weight_operand(plan: Sm90ImagesPlan, tma: Tma, memory: cute.Pointer, blocks:
     """Operand that loads K blocks of a CTA's features, given atom and view, into buffers in shared memory."""
     boxes = cute.local_tile(tma.view, (plan.features, plan.k_block_bytes), (None, None))
     return tma_operand(tma.atom, boxes, weight_tensor(plan, memory, blocks), 2)
-
-
-def weight_load(
-    plan: Sm90ImagesPlan, terms: tuple[Tma, Tma | None], memory: cute.Pointer, pipe: Sm90Pipe, n_tile: Int32
-) -> WeightLoad:
-    """The load of what stays in shared memory, by both terms' TMA, the low one's first.
-
-    Of the high term, None if registers hold all of it, those K blocks are fetched that they do not hold.
-    """
-    low, high = (None if tma is None else weight_operand(plan, tma, memory, plan.shared_blocks) for tma in terms)
-    blocks = [(low, block) for block in range(plan.k_blocks)]
-    blocks += [(high, plan.held_blocks + block) for block in range(plan.shared_blocks - plan.k_blocks)]
-    return WeightLoad(tuple(blocks), pipe, n_tile)
-
-
-def shared_weight(
-    plan: Sm90ImagesPlan, memory: cute.Pointer, warpgroup_index: Int32
-) -> tuple[cute.TiledMma, cute.Tensor]:
-    """The instruction that reads it, and this warpgroup's descriptors ``[.., k step in block, block]``."""
-    tiled_mma = integer_mma(plan, warpgroup.OperandSource.SMEM)
-    slice_ = tiled_mma.get_slice(cute.arch.thread_idx()[0] % 128)
-    fragments = tiled_mma.make_fragment_A(slice_.partition_A(weight_tensor(plan, memory, plan.shared_blocks)))
-    return tiled_mma, cute.local_tile(fragments, (1, 1, MMA_STEPS, plan.shared_blocks), (0, warpgroup_index, 0, 0))
-
-
-# ---- products ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TermsMma(Mma):
-    """`Mma` with the same patches multiplied by both terms of the weight; accumulators ``[.., term]``.
-
-    Attributes:
-        shared_mma: the instruction whose weight comes from shared memory.
-        shared: descriptors of that weight, ``[.., k step in block, block]``: the low term's blocks, then those of the
-            high term that registers do not hold.
-    """
-
-    shared_mma: cute.TiledMma
-    shared: cute.Tensor
-
-    def _accumulator_shape(self) -> cute.Shape:
-        return (*self.tiled_mma.partition_shape_C((64, self.plan.tile_rows)), self.plan.terms)
-
-    @cute.jit
-    def _stage(self, accumulator: cute.Tensor, stage: cutlass.Constexpr[int], state: PipelineState) -> None:
-        """Issues the WGMMAs of one stage as one group; stage 0 overwrites the accumulators.
-
-        The terms take turns, so that every other WGMMA leaves shared memory's bandwidth to the rest of the kernel.
-        """
-        self.operands.wait_full(state)
-        warpgroup.fence()
-        plan, blocks = self.plan, self.plan.config.stage_blocks
-        for i in cutlass.range_constexpr(blocks * MMA_STEPS):
-            k_block, step = stage * blocks + i // MMA_STEPS, i % MMA_STEPS
-            if cutlass.const_expr(k_block < plan.k_blocks):
-                patches = self.x_fragments[None, None, step, state.index * blocks + i // MMA_STEPS]
-                first = stage == 0 and i == 0
-                high, low = (accumulator[None, None, None, term] for term in range(2))
-                if cutlass.const_expr(k_block < plan.held_blocks):
-                    self.tiled_mma.set(warpgroup.Field.ACCUMULATE, not first)
-                    weight = self.weight[None, None, k_block * MMA_STEPS + step]
-                    cute.gemm(self.tiled_mma, high, weight, patches, high)
-                else:
-                    block = plan.k_blocks + k_block - plan.held_blocks
-                    self.shared_mma.set(warpgroup.Field.ACCUMULATE, not first)
-                    cute.gemm(self.shared_mma, high, self.shared[None, None, step, block], patches, high)
-                self.shared_mma.set(warpgroup.Field.ACCUMULATE, not first)
-                cute.gemm(self.shared_mma, low, self.shared[None, None, step, k_block], patches, low)
-        warpgroup.commit_group()
 
 
 # --- warps between TMA and the operand: rows of patches of 14 bytes, side by side in a strip, become rows of 16 ------
@@ -369,11 +287,7 @@ class Repack:
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """Arguments of the kernel from the host function: the instruction, and the operands.
-
-    Parts of the weight, each None or a load: of all of it, where it comes with the pixels; of the low and of the high
-    one of two terms, as far as they stay in shared memory.
-    """
+    """Arguments of the kernel from the host function: the instruction, and the operands."""
 
     tiled_mma: cute.TiledMma
     operands: StripsArguments
@@ -402,14 +316,12 @@ class Sm90ImagesKernel(ImagesHost):
 
     def arguments(self, operands: ImagesOperands) -> DeviceArguments:
         plan, o = self.plan, operands
-        streamed = None if plan.resident else weight_tma(plan, o.weight)
-        low = weight_tma(plan, o.weight_low) if plan.terms > 1 else None
-        high = weight_tma(plan, o.weight) if plan.shared_blocks > plan.k_blocks else None
+        weight = o.weight if plan.resident else weight_tma(plan, o.weight)
         out = cute.make_tensor(o.out, out_layout(o.batch, o.grid_height, o.grid_width, o.n))
         out = store_tma(out, self._staging_layout(), self._out_box())
         images = images_tma(plan, o, plan.config.cluster)
         source = warpgroup.OperandSource.RMEM if plan.resident else warpgroup.OperandSource.SMEM
-        common = strips_arguments(plan, o, images, o.weight, (streamed, low, high), out)
+        common = strips_arguments(plan, o, images, weight, out)
         return DeviceArguments(integer_mma(plan, source), common)
 
     def _out_box(self) -> tuple[int, int, int, int]:
@@ -437,8 +349,6 @@ class Sm90ImagesKernel(ImagesHost):
         if warp >= plan.load_warp:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == plan.load_warp:
-                if cutlass.const_expr(plan.terms > 1):
-                    weight_load(plan, o.weight_parts[1:], weight, pipes["weight"], n_tile).run()
                 loaded = (raw[0], pipes["raw"]) if plan.repacks else (strips, pipe)
                 self._load(o, weight, *loaded, order, n_tile, cta_rank).run()
             elif cutlass.const_expr(plan.repacks):
@@ -448,8 +358,6 @@ class Sm90ImagesKernel(ImagesHost):
                 ).run()
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
-            if cutlass.const_expr(plan.terms > 1):
-                pipes["weight"].wait_full(pipes["weight"].consumer_state())
             self._mma(args, (weight, strips, staging), pipe, order, n_tile, warp // 4).run()
         stamps.finish()
 
@@ -466,7 +374,7 @@ class Sm90ImagesKernel(ImagesHost):
         ctas = self.plan.config.cluster
         weight = None
         if cutlass.const_expr(not self.plan.resident):
-            weight = weight_operand(self.plan, args.weight_parts[0], shared, self.plan.ring_blocks)
+            weight = weight_operand(self.plan, args.weight, shared, self.plan.ring_blocks)
         pairs = zip(args.images, self.plan.row_parts, strict=True)
         return StripLoad(
             plan=self.plan,
@@ -494,8 +402,7 @@ class Sm90ImagesKernel(ImagesHost):
         slice_ = args.tiled_mma.get_slice(thread)
         feature_block = n_tile * config.warpgroups + warpgroup_index
         if cutlass.const_expr(plan.resident):
-            # A layout has elements; those of a block that no WGMMA reads are not loaded.
-            columns = max(1, plan.held_blocks) * plan.k_block_bytes
+            columns = plan.k_blocks * plan.k_block_bytes
             weight = resident_weight(args.tiled_mma, slice_, o.weight, feature_block, columns)
         else:
             streamed = weight_tensor(plan, shared, plan.ring_blocks)
@@ -543,10 +450,7 @@ class Sm90ImagesKernel(ImagesHost):
         }
         if cutlass.const_expr(plan.splits):
             return SplitMma(**common, rest_fragments=others[0])
-        if cutlass.const_expr(plan.terms == 1):
-            return Mma(**common)
-        shared_mma, descriptors = shared_weight(plan, shared, warpgroup_index)
-        return TermsMma(**common, shared_mma=shared_mma, shared=descriptors)
+        return Mma(**common)
 
     def _held(self) -> tuple[cute.Tensor, cute.Tensor] | None:
         if not self.plan.holds_table:

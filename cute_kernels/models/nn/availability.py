@@ -104,8 +104,7 @@ def images_out_dtype(
     """The type in which `cute_kernels.patch_embed_images` can give a result that is to be ``wanted``, or None.
 
     int8's is bfloat16 whatever is wanted, which is what its kernels write, and of the references, too: so its results
-    have the same bits on every device. int16's kernels write bfloat16 as well, but what is wanted of its 16 bits in a
-    model of another type, bfloat16 does not hold. Floating-point precisions get None where the kernel has bfloat16
+    have the same bits on every device. Floating-point precisions get None where the kernel has bfloat16
     alone: a product of rows gives the type that is wanted, without a rounding to bfloat16 on the way.
 
     Args:

@@ -16,7 +16,7 @@ class LayerNormEngine(PatchEngine):
     """Runs a LayerNorm over uint8 rows and the linear layer behind it, whose parameters live in a module.
 
     Args:
-        options: of precision ``"int8"`` or ``"int16"``; what rows are divided by is 255 times its standard deviation.
+        options: of precision ``"int8"``; what rows are divided by is 255 times its standard deviation.
     """
 
     @property
@@ -59,9 +59,7 @@ class LayerNormEngine(PatchEngine):
         prepared = self.made_from(
             parameters,
             f"layer norm, eps = {eps}",
-            lambda: prepare_layer_norm_weight(
-                *parameters, eps=eps, divisor=self.divisor, precision=options.precision
-            ),
+            lambda: prepare_layer_norm_weight(*parameters, eps=eps, divisor=self.divisor),
         )
         return layer_norm_linear(rows, prepared, out_dtype=parameters[0].dtype, backend=options.backend)
 

@@ -13,7 +13,7 @@ from cute_kernels.config import check_choice
 from cute_kernels.operations import patch_weight
 from cute_kernels.operations.patch_weight import PerChannel
 
-Precision = Literal["bf16", "fp16", "int8", "int16", "fp8", "auto"]
+Precision = Literal["bf16", "fp16", "int8", "fp8", "auto"]
 Order = Literal["chw", "hwc"]
 Pixels = Literal["auto", "raw", "normalised"]
 Backend = Literal["auto", "emulator", "reference", "torch"]
@@ -26,8 +26,8 @@ class PatchOptions:
     """Options of the kernels beyond the weight.
 
     Attributes:
-        precision: what is multiplied. ``"bf16"`` and ``"fp16"`` take normalised pixels and uint8; ``"int8"`` and
-            ``"int16"`` take uint8 pixels only, exactly; ``"fp8"`` rounds pixels and weight to E4M3. ``"auto"`` is that
+        precision: what is multiplied. ``"bf16"`` and ``"fp16"`` take normalised pixels and uint8; ``"int8"``
+            takes uint8 pixels only, exactly; ``"fp8"`` rounds pixels and weight to E4M3. ``"auto"`` is that
             of the weight's type at each call, ``"bf16"`` or ``"fp16"``; with a float32 weight the plain module runs.
         order: what a patch's pixels are flattened as in a Linear weight and in rows: ``"chw"`` or ``"hwc"``.
             With a convolution it is ``"chw"``, and anything else is refused where the two meet.
@@ -61,11 +61,11 @@ class PatchOptions:
             check_choice(name, getattr(self, name), get_args(kind))
         for name, value in (("channels", self.channels), ("frames", self.frames)):
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} is {type(value).__name__}, expected int")
+                raise TypeError(f"{name} is {type(value).__name__}: must be int")
             if value < 1:
-                raise ValueError(f"{name} = {value}, allowed: at least 1")
+                raise ValueError(f"{name} = {value}: must be at least 1")
         if self.frames > 1 and self.order != "chw":
-            raise ValueError(f"frames = {self.frames} with order = {self.order!r}, allowed: 1, or order = 'chw'")
+            raise ValueError(f"frames = {self.frames} with order = {self.order!r}: must be 1, or order = 'chw'")
         if self.integer and self.pixels == "normalised":
             raise ValueError(f"pixels = 'normalised' with precision = {self.precision!r}, which multiplies uint8")
         mean, std = patch_weight.checked_normalisation(self.mean, self.std, self.channels)
@@ -75,7 +75,7 @@ class PatchOptions:
     @property
     def integer(self) -> bool:
         """Whether uint8 pixels are the only ones that the precision multiplies."""
-        return self.precision in ("int8", "int16")
+        return self.precision == "int8"
 
     def precision_for(self, weight: torch.dtype) -> str | None:
         """Precision of products with a weight of this type; None where they are left to the plain module."""

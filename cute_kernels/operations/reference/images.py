@@ -4,7 +4,6 @@ Patches are rows ``(channel, row, column)`` of ``C * p * p`` pixels, the positio
 patch grid. A contract is named after what is multiplied:
 
 * ``int8``: uint8 pixels x int8 weight. The sum is an integer, exact in any order.
-* ``int16``: uint8 pixels x two int8 terms of a weight of 16 bits, ``256 * high + low``. Each sum is exact.
 * ``bf16``, ``fp16``: pixels and weight of that type, FP32 accumulation, rounded once per 16 elements of K in
   ascending k.
 """
@@ -33,7 +32,6 @@ def patch_rows(images: torch.Tensor, patch: int) -> torch.Tensor:
 def patch_embed_images(
     images: torch.Tensor,
     values: torch.Tensor,
-    low: torch.Tensor | None,
     scale: torch.Tensor | None,
     bias: torch.Tensor | None,
     pos_embed: torch.Tensor | None,
@@ -45,15 +43,13 @@ def patch_embed_images(
     With ``table = fp32(bias) + fp32(pos)``, one FP32 addition, and ``sum`` as the module says:
 
     * int8: ``round(fma32(fp32(sum), scale, table))``; ``round`` to ``out_dtype``, ``fp32`` to nearest, ties to even.
-    * int16: ``round(fma32(fma32(fp32(sum of high), 256, fp32(sum of low)), scale, table))``.
     * bfloat16, float16: ``round(accumulator + table)``; pixels of another type are rounded to the weight's type first.
 
     Without a table, a product takes the place of the last fma32, and nothing is added to the accumulator.
 
     Args:
         images: ``[B, C, H, W]``; uint8 with integer weights.
-        values: ``[N, C * p * p]`` int8, bfloat16 or float16; of two terms the high one.
-        low: the low term, int8, or None.
+        values: ``[N, C * p * p]`` int8, bfloat16 or float16.
         scale: ``[N]`` float32 with integer weights, otherwise None.
         bias: ``[N]`` or None.
         pos_embed: ``[S, N]`` or None.
@@ -78,9 +74,6 @@ def patch_embed_images(
             result = accumulator if addend is None else accumulator + addend
         else:
             accumulator = integer_sums(chunk, values).to(torch.float32)
-            if low is not None:
-                factor = torch.full_like(accumulator, 256.0)
-                accumulator = fma32(accumulator, factor, integer_sums(chunk, low).to(torch.float32))
             wide = scale.to(torch.float32).expand_as(accumulator)
             result = accumulator * wide if addend is None else fma32(accumulator, wide, addend)
         out[start : start + step] = result.to(out_dtype)

@@ -3,8 +3,8 @@
 The first call with some constants, shapes and configuration checks, plans, compiles and prepares its operands. What it
 found is remembered here, and the next such call allocates the output and launches. A remembered call is used only on
 the stream and device where it was made, and only while its constants are the same objects with the same memory, version
-counter, shape and strides. The rules of `cute_kernels.operations.runtime.constants` hold here too: constants made in inference
-mode are never remembered, and nothing is taken from here while a CUDA graph is captured.
+counter, shape and strides. The rules of `cute_kernels.operations.runtime.constants` hold here too: constants made in
+inference mode are never remembered, and nothing is taken from here while a CUDA graph is captured.
 """
 
 from __future__ import annotations

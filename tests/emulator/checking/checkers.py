@@ -1,7 +1,8 @@
-"""``python -m tests.emulator.checking.checkers``: verdicts of three checkers on the same faults, docs/emulator/checkers.md.
+"""``python -m tests.emulator.checking.checkers``: three checkers judge the same faults, docs/emulator/checkers.md.
 
-The kernel is tests/emulator/checking/task_scheduling_program.py. Task Scheduling judges its schedule, before anything is
-compiled; sentryward the PTX; the emulator a run of it. Needs sentryward (`tests.emulator.checking.mutation.sentryward`).
+The kernel is tests/emulator/checking/task_scheduling_program.py. Task Scheduling judges its schedule, before anything
+is compiled; sentryward the PTX; the emulator a run of it. Needs sentryward
+(`tests.emulator.checking.mutation.sentryward`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The kernel of docs/examples/bias_add.py with one fault planted, as a program of its own.
 
-`tests/emulator/checking/reports` has what is reported of each, as people are to read it; `test_check.py` compares. After a
-change of the form of reports, ``python -m tests.emulator.checking.planted`` writes the files anew, to be read before they are
-committed.
+`tests/emulator/checking/reports` has what is reported of each, as people are to read it; `test_check.py` compares.
+After a change of the form of reports, ``python -m tests.emulator.checking.planted`` writes the files anew, to be read
+before they are committed.
 """
 
 from __future__ import annotations

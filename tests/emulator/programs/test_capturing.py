@@ -18,16 +18,17 @@ from cutlass.cute.runtime import from_dlpack
 from cutlass.cute.typing import AddressSpace
 
 from cute_kernels.commands import cli
+from cute_kernels.common.chips import CHIPS
 from cute_kernels.emulator import IllegalAccess, Options
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError, UnsupportedOperation
 from cute_kernels.emulator.programs import capture, host
-from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost, CudaTensor, DeviceFacts
+from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost, CudaTensor
 from cute_kernels.emulator.programs.streams import Streams
 from tests.emulator import scale_program
 
 PROGRAM = str(Path(scale_program.__file__))
-FACTS = DeviceFacts((9, 0), "test device", 7)
+FACTS = dataclasses.replace(CHIPS["sm_90"], product="test device", gpcs=(7,))
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ def test_launches_run_at_once_with_the_session_s_options() -> None:
         (done,) = session.launches
         assert done.launch.grid == (2, 1, 1) and ".target sm_90a" in done.launch.ptx
         assert done.report.warp_instructions > 4
-    with pytest.raises(ValueError, match="sm_75.*sm_80, .*sm_90a, sm_100a"), capture("sm_75"):
+    with pytest.raises(ValueError, match="sm_75.*sm_80, .*sm_90a, .*sm_100a"), capture("sm_75"):
         pass
 
 
@@ -369,10 +370,24 @@ def test_device_properties() -> None:
         assert status == runtime.cudaError_t.cudaSuccess and isinstance(found, count)
         facts = torch.cuda.get_device_properties(0)
         assert bytes(found.name).rstrip(b"\0").decode() == facts.name and (found.major, found.minor) == (9, 0)
-        assert found.multiProcessorCount == facts.multi_processor_count == session.facts.multiprocessors
+        assert found.multiProcessorCount == facts.multi_processor_count == session.chip.sm_count
         assert (found.sharedMemPerBlockOptin, found.sharedMemPerMultiprocessor) == (227 << 10, 228 << 10)
         assert found.totalGlobalMem == facts.total_memory and found.warpSize == 32 and found.clusterLaunch == 1
+        assert (found.maxThreadsPerMultiProcessor, found.maxBlocksPerMultiProcessor) == (2048, 32)
         assert (list(found.maxThreadsDim), list(found.maxGridSize)) == ([1024, 1024, 64], [2**31 - 1, 65535, 65535])
+
+
+def test_a_smaller_chip_answers_with_its_own_limits() -> None:
+    from cuda.bindings import driver, runtime
+
+    with capture("sm_86"):
+        found = runtime.cudaGetDeviceProperties(0)[1]
+        assert (found.major, found.minor, found.multiProcessorCount, found.clusterLaunch) == (8, 6, 82, 0)
+        assert (found.sharedMemPerBlockOptin, found.sharedMemPerMultiprocessor) == (99 << 10, 100 << 10)
+        assert (found.maxThreadsPerMultiProcessor, found.maxBlocksPerMultiProcessor) == (1536, 16)
+        assert torch.cuda.get_device_properties(0).max_threads_per_multi_processor == 1536
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR
+        assert driver.cuDeviceGetAttribute(attribute, driver.CUdevice(0))[1] == 16
 
 
 def test_device_attributes() -> None:
@@ -660,7 +675,7 @@ def test_a_launch_of_what_the_program_compiled_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "most"), [("sm_80", 163), ("sm_86", 99), ("sm_89", 99), ("sm_90", 227), ("sm_120", 99)]
+    ("arch", "most"), [("sm_80", 163), ("sm_86", 99), ("sm_87", 163), ("sm_90", 227), ("sm_110a", 227), ("sm_121a", 99)]
 )
 def test_shared_memory_of_an_architecture(arch: str, most: int) -> None:
     """KiB of a CTA, as the CUDA programming guide has them: devices say so, and launches with more are refused."""

@@ -12,8 +12,9 @@ import torch
 from cutlass.cute.runtime import from_dlpack
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from cute_kernels.common.chips import CHIPS
 from cute_kernels.emulator.programs import capture
-from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost, DeviceFacts
+from cute_kernels.emulator.programs.cuda_tensors import CudaOnHost
 from cute_kernels.emulator.programs.streams import Streams
 from cute_kernels.emulator.programs.threads import ProgramThreads
 from tests.emulator import exit_program
@@ -101,7 +102,7 @@ def test_the_end_waits_for_all_but_daemons() -> None:
 
 def test_a_tensor_that_another_thread_makes_where_one_has_ended_stays_known() -> None:
     """Between finding that a storage has ended and forgetting it."""
-    mode = CudaOnHost(DeviceFacts((9, 0), "a GPU", 132), Streams())
+    mode = CudaOnHost(CHIPS["sm_90a"], Streams())
     made = []
 
     class Ended:

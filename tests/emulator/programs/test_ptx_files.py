@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cute_kernels.commands import cli
-from cute_kernels.emulator import GlobalMemory, run
+from cute_kernels.emulator import EmulatorError, GlobalMemory, run
 from cute_kernels.emulator.errors import GlobalMemoryRace
 from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.programs import ptx_files
@@ -101,7 +101,7 @@ def test_mutate_takes_a_ptx_file(files: Path, capsys: pytest.CaptureFixture[str]
     ("name", "text", "message"),
     [
         ("a.json", "[", "is no JSON"),
-        ("a.json", "{}", "a list 'launches' is needed"),
+        ("a.json", "{}", "must be an object with a list 'launches'"),
         ("a.json", '{"launches": [{"grid": 1}]}', "without 'block'"),
         ("a.json", '{"launches": [{"grid": 1, "block": 1, "threads": 3}]}', "'threads' of a launch is not known"),
         ("a.json", '{"launches": [{"grid": 1, "block": 1, "arguments": ["y"]}]}', "'y' is none of the arrays"),
@@ -174,9 +174,26 @@ def test_the_session_launches_ptx() -> None:
         session.launch_ptx(COUNTS, x, 3.0, out, grid=1, block=32)
         assert (x.cpu() == 3).all() and out.item() == 11
         with pytest.raises(GlobalMemoryRace):
-            session.launch_ptx(module(RACE, parameters=1), x, grid=2, block=1)
+            session.launch_ptx(module(RACE, parameters=1, target="sm_90a"), x, grid=2, block=1)
         with pytest.raises(ValueError, match="2 arguments for the 3 parameters of scale"):
             session.launch_ptx(COUNTS, x, 3.0, grid=1, block=32)
+
+
+@pytest.mark.parametrize(
+    ("target", "arch"), [("sm_90a", "sm_100a"), ("sm_90", "sm_89"), ("sm_100f", "sm_90a"), ("sm_100f", "sm_110a")]
+)
+def test_a_chip_does_not_run_ptx_of_another(target: str, arch: str) -> None:
+    with capture(arch) as session, pytest.raises(EmulatorError, match=f"its PTX is for {target}, which"):
+        session.launch_ptx(module("ret;", parameters=1, target=target), 0, grid=1, block=1)
+
+
+@pytest.mark.parametrize(("target", "arch"), [("sm_80", "sm_86"), ("sm_90a", "sm_90"), ("sm_100f", "sm_103a")])
+def test_a_chip_runs_ptx_that_is_for_it(target: str, arch: str) -> None:
+    body = "ld.param.u64 %d0, [p0]; mov.u32 %r1, 7; st.global.u32 [%d0], %r1; ret;"
+    with capture(arch) as session:
+        out = torch.zeros(1, dtype=torch.int32, device="cuda")
+        session.launch_ptx(module(body, parameters=1, target=target), out, grid=1, block=1)
+        assert out.item() == 7
 
 
 def test_variables_keep_their_values_in_one_memory() -> None:

@@ -114,3 +114,11 @@ def test_new_memory_is_zero_whatever_the_host_held_there() -> None:
         assert not memory.any()
         memory[:] = 255
         del memory
+
+
+def test_launches_that_find_other_values_in_the_modules_variables_are_others() -> None:
+    x, recorder, ptx = aligned(np.zeros(4, np.uint32)), Recorder(), text("ret;")
+    for value in (1, 1, 2, 1):
+        variables = {"count": np.array([value], np.uint32).view(np.uint8)}
+        recorder.take(captured(ptx, x), regions(x), overlaps=False, variables=variables)
+    assert [each.number for each in recorder.launches] == [1, 3] and recorder.total == 4

@@ -31,6 +31,7 @@ COPY = module(
     ld.global.u32 %r2, [%d1]; st.global.u32 [%d2], %r2; ret;
     """,
     parameters=2,
+    target="sm_90a",
 )
 BULK_COPY = module(
     """
@@ -46,6 +47,7 @@ WAIT:
     cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; ret;
     """,
     parameters=2,
+    target="sm_90a",
 )
 WIDE_COPY = module(
     """
@@ -55,9 +57,12 @@ WIDE_COPY = module(
     ld.global.v4.u32 {%r2, %r3, %r4, %r5}, [%d1]; st.global.v4.u32 [%d2], {%r2, %r3, %r4, %r5}; ret;
     """,
     parameters=2,
+    target="sm_90a",
 )
 COUNT_UP = module(
-    "ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1]; atom.global.add.u32 %r1, [%d2], 1; ret;", parameters=2
+    "ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1]; atom.global.add.u32 %r1, [%d2], 1; ret;",
+    parameters=2,
+    target="sm_90a",
 )
 
 

@@ -20,7 +20,7 @@ from cute_kernels.testing.ptx import module
 from tests.emulator.ptx_launch import launch
 
 PROGRAM = Path(__file__).with_name("array_program.py")
-WHERE = re.compile(r"128 bytes from byte (0|128) on of (\S+) \(offset (\d+) of the shared memory of CTA 0\)")
+WHERE = re.compile(r"128 bytes from byte (0|128) on of (\S+) \(offset (\d+) of the shared memory of CTA 0\): (.*)")
 
 
 def reports(*arguments: str) -> list[EmulatorError]:
@@ -45,7 +45,8 @@ def test_arrays_of_cute_dsl_have_the_names_of_their_variables(races: list[Emulat
     """Each array is written as a whole, one after the other, and races with its reader."""
     names: dict[str, set[int]] = {}
     for error in races:
-        byte, name, offset = WHERE.fullmatch(diagnose(error).memory).groups()
+        byte, name, offset, elements = WHERE.fullmatch(diagnose(error).memory).groups()
+        assert elements == f"{name}[{int(byte) // 4}] to {name}[{int(byte) // 4 + 31}]"
         names.setdefault(name, set()).add(int(offset) - int(byte))
     order = ["first", "second", "third", "storage.early", "storage.late", "tensor", "inner", "reserved"]
     assert list(names) == order and all(len(starts) == 1 for starts in names.values())

@@ -116,7 +116,7 @@ def test_weights_of_any_strides(memory: str, precision: str, as_layer: bool) -> 
         assert error(got, expected.flatten(2).transpose(1, 2)) < ERRORS[precision]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8", "int16"])
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_a_prepared_weight_is_what_kernels_read(precision: str) -> None:
     weight = convolution().weight.detach()
     usual = dict(prepare_patch_weight(weight, precision=precision).named_buffers())

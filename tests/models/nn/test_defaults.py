@@ -62,13 +62,13 @@ def tuned() -> torch.Tensor:
 CASES: dict[str, Callable[[], torch.Tensor]] = {
     **{
         f"{precision} {backend}": lambda precision=precision, backend=backend: converted(precision, backend)
-        for precision in ("bf16", "fp16", "int8", "int16", "fp8")
+        for precision in ("bf16", "fp16", "int8", "fp8")
         for backend in ("auto", "torch")
     },
     "emulated module": lambda: converted("int8", "emulator"),
     "rows of chw": lambda: of_rows("chw"),
     "rows of hwc": lambda: of_rows("hwc"),
-    **{f"prepared {p}": lambda p=p: prepared(p) for p in ("bf16", "fp16", "int8", "int16")},
+    **{f"prepared {p}": lambda p=p: prepared(p) for p in ("bf16", "fp16", "int8")},
     "float8 rows": lambda: of_type(torch.float8_e4m3fn, torch.float8_e4m3fn),
     "float8 rows, emulated": lambda: of_type(torch.float8_e4m3fn, torch.float8_e4m3fn, backend="emulator"),
     "uint8 rows": lambda: of_type(torch.uint8, torch.int8),

@@ -9,7 +9,7 @@ import torch
 
 from cute_kernels.models.nn import PatchConv2d, PatchEmbed, PatchLinear, PatchOptions, convert_layer, revert_layer
 
-OPTIONS = PatchOptions(precision="int16")
+OPTIONS = PatchOptions(precision="fp16")
 
 
 def images() -> torch.Tensor:
@@ -29,10 +29,10 @@ def test_a_convolution_becomes_the_kernel_and_back(convolution):
     keys, before = list(convolution.state_dict()), dict(convolution.named_parameters())
     converted = convert_layer(convolution, OPTIONS)
     assert converted is convolution and type(convolution) is PatchConv2d and isinstance(convolution, torch.nn.Conv2d)
-    assert repr(convolution).endswith("precision='int16')")
+    assert repr(convolution).endswith("precision='fp16')")
     got = convolution(images())
     assert got.shape == expected.shape == (2, 16, 2, 3)
-    assert torch.allclose(got, expected, atol=1e-4)
+    assert torch.allclose(got, expected, atol=2e-3)
     assert got.flatten(2).transpose(1, 2).is_contiguous()  # what models do next costs no copy
     assert list(convolution.state_dict()) == keys
     assert all(before[name] is parameter for name, parameter in convolution.named_parameters())
@@ -61,7 +61,7 @@ def test_shapes_that_are_no_images(convolution, shape, backend):
     """Grey uint8 images would be broadcast to the mean's three channels before the plain layer refused them."""
     convert_layer(convolution, PatchOptions(backend=backend))
     for dtype in (torch.uint8, torch.float32):
-        with pytest.raises(ValueError, match=r"input has shape .*allowed: \[B, 3, H, W\] or \[3, H, W\]"):
+        with pytest.raises(ValueError, match=r"input has shape .*must be \[B, 3, H, W\] or \[3, H, W\]"):
             convolution(torch.zeros(shape, dtype=dtype))
 
 
@@ -80,7 +80,7 @@ def test_a_linear_layer_of_rows():
     expected = linear(rows / 127.5 - 1)
     converted = convert_layer(linear, OPTIONS)
     assert type(converted) is PatchLinear
-    assert torch.allclose(converted(rows), expected, atol=1e-4)
+    assert torch.allclose(converted(rows), expected, atol=2e-3)
     convert_layer(linear, PatchOptions(precision="bf16"))  # new options for a converted one
     got = linear(rows / 127.5 - 1)
     assert 1e-4 < (got - expected).norm() / expected.norm() < 4e-3
@@ -107,7 +107,7 @@ def test_training_and_the_step_after_it(convolution):
         torch.optim.SGD(layer.parameters(), lr=1.0).step()
     assert torch.allclose(convolution.weight, twin.weight)
     with torch.no_grad():
-        assert torch.allclose(convolution(images()), twin(images() / 127.5 - 1), atol=1e-4)
+        assert torch.allclose(convolution(images()), twin(images() / 127.5 - 1), atol=2e-3)
 
 
 def test_the_plain_layer_on_demand(convolution):
@@ -145,10 +145,10 @@ def test_a_convolution_has_one_order(convolution):
     """Rows of it would be read in another order by some precisions, and normalised in another by all."""
     for module in (convolution, convert_layer(torch.nn.Conv2d(3, 16, 16, 16), OPTIONS)):
         before = type(module), vars(module).get("engine")
-        with pytest.raises(ValueError, match="order = 'hwc' with a Conv2d, allowed: 'chw'"):
+        with pytest.raises(ValueError, match="order = 'hwc' with a Conv2d: must be 'chw'"):
             convert_layer(module, PatchOptions(order="hwc"))
         assert (type(module), vars(module).get("engine")) == before
-    with pytest.raises(ValueError, match="order = 'hwc' with a Conv2d, allowed: 'chw'"):
+    with pytest.raises(ValueError, match="order = 'hwc' with a Conv2d: must be 'chw'"):
         PatchEmbed.from_module(convolution, order="hwc")
 
 
@@ -156,7 +156,7 @@ def test_a_convolution_has_one_order(convolution):
 def test_layers_have_one_frame(layer):
     """The refusal comes before the first call, and says which option is at fault."""
     for make in (convert_layer, PatchEmbed):
-        with pytest.raises(ValueError, match="frames = 2, allowed: 1"):
+        with pytest.raises(ValueError, match="frames = 2: must be 1"):
             make(layer, PatchOptions(precision="fp8", frames=2))
     assert "engine" not in vars(layer)
 
@@ -172,3 +172,15 @@ def test_channels_are_those_of_the_convolution():
     with pytest.raises(ValueError, match="mean has 3 numbers"):
         convert_layer(plain, PatchOptions(mean=(0.4, 0.5, 0.6)))
     assert type(plain) is torch.nn.Conv2d
+
+
+@pytest.mark.parametrize("features", [4, 12, 20, 28])
+@torch.no_grad()
+def test_features_that_are_no_multiple_of_8_are_left_to_torch(features: int) -> None:
+    """Of a layer whose weight is replaced; bit for bit as the plain one, since the kernels read 16 bytes at once."""
+    plain, images = torch.nn.Conv2d(3, features, 16, 16).bfloat16(), torch.rand(2, 3, 32, 32).bfloat16() * 2 - 1
+    converted = convert_layer(torch.nn.Conv2d(3, 16, 16, 16).bfloat16(), PatchOptions(precision="bf16")).eval()
+    assert converted.engine.takes_over(images, converted.weight, converted.bias)
+    converted.weight, converted.bias = plain.weight, plain.bias
+    assert not converted.engine.takes_over(images, converted.weight, converted.bias)
+    assert torch.equal(converted(images), plain(images))

@@ -149,7 +149,7 @@ def test_positions_that_are_replaced_alone_are_noticed(again, as_buffer: bool) -
 def test_a_model_without_the_positions_is_refused() -> None:
     with pytest.raises(ValueError, match="model is Linear, which has no parameter or buffer that is pos_embed"):
         PatchEmbed.from_module(convolution(), pos_embed=positions(), model=torch.nn.Linear(2, 2))
-    with pytest.raises(TypeError, match="model is str, expected torch.nn.Module"):
+    with pytest.raises(TypeError, match="model is str: must be torch.nn.Module"):
         PatchEmbed.from_module(convolution(), pos_embed=positions(), model="vit")
 
 
@@ -242,3 +242,16 @@ def test_positions_that_do_not_fit_a_converted_layer() -> None:
         layer(uint8_images(), [0.0])
     with pytest.raises(ValueError, match="interpolation = 'nearest'"):
         convert_layer(convolution(), PatchOptions(), interpolation="nearest")
+
+
+@torch.no_grad()
+def test_an_automatic_precision_follows_the_type_of_the_weight() -> None:
+    """What a type cannot hold is lost, as in a plain layer: nothing is kept that was made from the type before."""
+    images = torch.randn(1, 3, 32, 32)
+    plain = convolution(bias=False).bfloat16()
+    plain.weight.mul_(2.0**-30)  # of bfloat16, and 0 in float16
+    layer = convert_layer(copy.deepcopy(plain), PatchOptions(precision="auto")).eval()
+    assert layer(images.bfloat16()).any()
+    for module in (plain, layer):
+        module.to(torch.float16).to(torch.bfloat16)
+    assert not plain(images.bfloat16()).any() and not layer(images.bfloat16()).any()

@@ -17,7 +17,7 @@ from cute_kernels.models import timm as integration
 from cute_kernels.models.nn import PatchConv2d, PatchLinear, TimmPatchEmbed
 
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 0}
-ERRORS = {"bf16": 5e-3, "fp16": 8e-4, "int8": 2e-2, "int16": 1e-4, "fp8": 8e-2}
+ERRORS = {"bf16": 5e-3, "fp16": 8e-4, "int8": 2e-2, "fp8": 8e-2}
 
 
 def raw(height: int = 64, width: int = 64) -> torch.Tensor:
@@ -75,11 +75,11 @@ def test_dynamic_sizes():
 def test_uint8_images_are_padded_as_normalised_ones_are(make, again):
     """With the mean, which is zero there: 51 of 255, and not 0."""
     plain = make()
-    ours = again(integration.convert(integration.convert(copy.deepcopy(plain)), "int16", mean=0.2, std=0.5))
+    ours = again(integration.convert(integration.convert(copy.deepcopy(plain)), "fp16", mean=0.2, std=0.5))
     images = raw(70, 90)
     normalised = (images / 255 - 0.2) / 0.5
     for pixels in (images, raw(80, 96)):
-        assert error(ours(pixels), plain((pixels / 255 - 0.2) / 0.5)) < ERRORS["int16"]
+        assert error(ours(pixels), plain((pixels / 255 - 0.2) / 0.5)) < ERRORS["fp16"]
     reverted = integration.revert(ours)
     assert torch.equal(reverted(normalised), plain(normalised))
     assert not any(module._forward_pre_hooks for module in reverted.modules())
@@ -91,10 +91,10 @@ def test_a_model_by_name_has_its_own_normalisation():
     plain = timm.create_model("vit_base_patch32_clip_224", pretrained=False, depth=1, num_classes=0).eval()
     mean, std = (torch.tensor(plain.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
     assert mean.flatten().tolist() != [0.5] * 3
-    ours = integration.convert(copy.deepcopy(plain), "int16")
+    ours = integration.convert(copy.deepcopy(plain), "fp16")
     images = raw(224, 224)
-    assert error(ours(images), plain((images / 255 - mean) / std)) < ERRORS["int16"]
-    inside = integration.convert(torch.nn.ModuleDict({"tower": copy.deepcopy(plain)}), "int16")
+    assert error(ours(images), plain((images / 255 - mean) / std)) < ERRORS["fp16"]
+    inside = integration.convert(torch.nn.ModuleDict({"tower": copy.deepcopy(plain)}), "fp16")
     assert torch.equal(inside["tower"](images), ours(images))
 
 
@@ -121,18 +121,18 @@ def test_naflex_embeds_of_patches(precision, channels_last):
 @torch.no_grad()
 def test_a_naflex_model_of_patches():
     plain = naflex(embed_proj_type="linear")
-    ours = integration.convert(copy.deepcopy(plain), "int16")
+    ours = integration.convert(copy.deepcopy(plain), "fp16")
     assert type(ours.embeds.proj) is PatchLinear
-    assert error(ours(raw()), plain(raw() / 127.5 - 1)) < ERRORS["int16"]
+    assert error(ours(raw()), plain(raw() / 127.5 - 1)) < ERRORS["fp16"]
 
 
 @torch.no_grad()
 def test_naflex_embeds_of_images():
     plain = naflex(embed_proj_type="conv")
-    ours = integration.convert(copy.deepcopy(plain), "int16")
+    ours = integration.convert(copy.deepcopy(plain), "fp16")
     assert type(ours.embeds.proj) is PatchConv2d
     images = raw(96, 64)
-    assert error(ours(images), plain(images / 127.5 - 1)) < ERRORS["int16"]
+    assert error(ours(images), plain(images / 127.5 - 1)) < ERRORS["fp16"]
 
 
 def test_training():

@@ -378,7 +378,7 @@ def pictures(**changes) -> dict:
     """Of patches that no kernel reads out of images."""
     images = torch.randint(0, 256, (2, 3, 28, 42), dtype=torch.uint8)
     weight = torch.randint(-127, 128, (16, 588), dtype=torch.int8)
-    values = {"images": images, "weight": weight, "weight_low": None, "weight_scale": torch.rand(16)}
+    values = {"images": images, "weight": weight, "weight_scale": torch.rand(16)}
     values |= {"weight_offset": torch.rand(16), "bias": None, "pos_embed": torch.rand(6, 16), "patch": 14}
     return values | {"out_dtype": torch.bfloat16, "backend": "auto", "config": None} | changes
 
@@ -407,3 +407,15 @@ def test_memory_between_kernels_is_not_kept(launches):
     assert not any(tensor.shape == (12, 608) for tensor in call.kept)
     assert call.made[0](()).shape == (12, 608) and call.made[0](()).dtype is torch.uint8
     assert run(calls, values) is not None
+
+
+def test_nothing_is_taken_or_remembered_while_a_graph_is_captured(launches, monkeypatch):
+    """The memory of a graph is that of its own pool, and its launches are those of the capture."""
+    values = products()
+    calls = remember(gemm_op.GEMM, values)
+    with monkeypatch.context() as capture:
+        capture.setattr(repeat, "_is_capturing", lambda: True)
+        capture.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert run(calls, values) is None and not launches
+        assert not remember(gemm_op.GEMM, products()).calls
+    assert run(calls, values) is not None and len(launches) == 1

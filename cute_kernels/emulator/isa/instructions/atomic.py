@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.isa.instructions.accesses import watch, watch_store
+from cute_kernels.emulator.isa.instructions.accesses import watch
 from cute_kernels.emulator.isa.instructions.memory import SPACES, address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Vector
@@ -20,7 +22,7 @@ from cute_kernels.emulator.machine.graph.values import CANONICAL, Pack, Value
 from cute_kernels.emulator.machine.state.async_engine import AsyncOp
 from cute_kernels.emulator.machine.state.lane_masks import LaneValues
 from cute_kernels.emulator.machine.units.copies.generic_accesses import space_of
-from cute_kernels.emulator.machine.units.copies.reductions import DTYPES, combine, element_of, operations
+from cute_kernels.emulator.machine.units.copies.reductions import combine
 from cute_kernels.emulator.races.memory_order import Strength, access_strength, lane_vector
 from cute_kernels.emulator.races.tracker import Operation
 
@@ -28,8 +30,13 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.machine.units.sm import Warp
 
 _NAMES = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
-_ORDER = ("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "noftz", "L2::cache_hint")
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+_UPDATES = (
+    "and|or|xor b{32,64}", "inc|dec u32", "min|max {u,s}{32,64}", "add u32|s32|u64|f32|f64",
+    "add noftz f16|f16x2|bf16|bf16x2", "add v{2,4} f32", "add|min|max noftz v{2,4,8} f16|bf16",
+    "add|min|max noftz v{2,4} f16x2|bf16x2",
+)  # fmt: skip
+_EXCHANGES = ("cas b{16,32,64,128}", "exch b{32,64,128}")
 _STORE, _ATOMIC = CONSTANTS["METER_STORE"], CONSTANTS["METER_ATOMIC"]
 _MOST_BULK = 1 << 24  # bytes of st.bulk
 
@@ -170,13 +177,6 @@ def _parts(instruction: Instruction) -> tuple[str, str, str, int]:
             name = part
         elif part in _VECTORS:
             count = _VECTORS[part]
-        elif part not in _ORDER:
-            raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
-    legal = element_of(type_) in DTYPES and name in operations(type_)
-    if name in ("exch", "cas"):
-        legal = type_ in ("b32", "b64", "b16", "b128") and (name == "cas" or type_ != "b16")
-    if not legal or count > 1 and (space != "global" or TYPE_BITS[type_] * count > 128):
-        raise instruction.refuse(f"{instruction.opcode} is not implemented")
     return space, name, type_, count
 
 
@@ -210,7 +210,15 @@ def _atom_operands(parts: tuple[str, ...]) -> str:
     return f"{data_operand('d', 'T', parts)}, {update_operands(parts)}"
 
 
-@family("atom", varies=always_varies, operands=_atom_operands)
+def _grammar(orders: str, forms: Sequence[str]) -> str:
+    texts = [f"{orders}? $scope? global|$shared? $policy? {form}" for form in forms]
+    return "; ".join((*texts, "$policy|v{2,4,8} / $shared"))
+
+
+@family(
+    "atom", varies=always_varies, operands=_atom_operands,
+    qualifiers=_grammar("relaxed|acquire|release|acq_rel", (*_UPDATES, *_EXCHANGES)),
+)  # fmt: skip
 def _atom(block: BlockBuilder, instruction: Instruction) -> None:
     """atom on integers, f16, bf16 (packed and vectors), f32, f64, exch and cas of b128; global, shared, generic."""
     results, _ = lower_atomic(block, instruction, 1)
@@ -222,7 +230,7 @@ def _atom(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(item, value)
 
 
-@family("red", destinations=0, operands=update_operands)
+@family("red", destinations=0, operands=update_operands, qualifiers=_grammar("relaxed|release", _UPDATES))
 def _red(block: BlockBuilder, instruction: Instruction) -> None:
     """red: atom without a result."""
     lower_atomic(block, instruction, 0)
@@ -275,8 +283,9 @@ def store_async(
 
 
 def store_bulk(warp: Warp, mask: int, space: str, address: LaneValues, nbytes: LaneValues) -> None:
-    """st.bulk by each executing lane: zeros."""
+    """st.bulk by each executing lane: zeros; where several lanes write one place, that is one write of all of them."""
     warp.cluster.progress += 1
+    ranges = []
     for lane, (start, count) in zip(lane_numbers(mask), each_lane(mask, address, nbytes)):
         found, where = space_of(space, start)
         if found != "shared" or where % 8 or count % 8 or count > _MOST_BULK:
@@ -285,12 +294,18 @@ def store_bulk(warp: Warp, mask: int, space: str, address: LaneValues, nbytes: L
                 "multiples of 8 in shared memory"
             )
         if count:
-            cells = warp.cluster.memory.view(where, count, write=True)
-            watch_store(warp, lane, where, count)
+            ranges.append((lane, where, where + count))
+    edges = sorted({edge for _, *ends in ranges for edge in ends})
+    for first, end in itertools.pairwise(edges):
+        lanes = [lane for lane, start, stop in ranges if start <= first < stop]
+        if lanes:
+            cells = warp.cluster.memory.view(first, end - first, write=True)
+            chosen = sum(1 << lane for lane in lanes)
+            watch(warp, chosen, "shared", np.full(len(lanes), first, np.int64), end - first, True)
             cells[:] = 0
 
 
-@family("st.bulk", destinations=0, operands="[a], size:b64, initval:imm", qualifiers="weak shared::cta")
+@family("st.bulk", destinations=0, operands="[a], size:b64, initval:imm", qualifiers="weak? shared::cta?")
 def _store_bulk(block: BlockBuilder, instruction: Instruction) -> None:
     """st.bulk: zeros in shared memory."""
     if as_integer(instruction, instruction.operands[2]) != 0:
@@ -308,34 +323,31 @@ def _lower_async(block: BlockBuilder, instruction: Instruction, name: str, type_
     block.anchor(Call(store_async, [name, type_, *addresses, tuple(values)]), [], [*addresses, *values])
 
 
-_ASYNC = ("async", "weak", "relaxed", "cluster", "shared::cluster", "mbarrier::complete_tx::bytes")
-_STORED = (*(f"{kind}{bits}" for kind in "bus" for bits in (32, 64)), "f32", "f64")
+_ASYNC = "shared::cluster? mbarrier::complete_tx::bytes"
 
 
 def _async_operands(parts: tuple[str, ...]) -> str:
     return f"[a], {data_operand('b', 'T', parts)}, [mbar]"
 
 
-@family("st.async", destinations=0, operands=_async_operands, qualifiers=(*_ASYNC, "v2", "v4", *_STORED))
+@family(
+    "st.async", destinations=0, operands=_async_operands,
+    qualifiers=f"weak? {_ASYNC} v{{2,4}}? {{b,u,s}}32|f32; weak? {_ASYNC} v2? {{b,u,s}}64|f64",
+)  # fmt: skip
 def _st_async(block: BlockBuilder, instruction: Instruction) -> None:
     """st.async to the shared memory of a CTA of the cluster, with mbarrier completion."""
-    type_ = instruction.parts[-1]
-    parts = instruction.parts[1:]
-    if "mbarrier::complete_tx::bytes" not in parts:
-        raise instruction.refuse("st.async without mbarrier completion is not implemented")
-    _lower_async(block, instruction, "", type_)
+    _lower_async(block, instruction, "", instruction.parts[-1])
 
 
 @family(
     "red.async", destinations=0, operands=_async_operands,
-    qualifiers=(*_ASYNC, *_NAMES, "b32", "u32", "s32", "u64"),
+    qualifiers="; ".join(
+        f"relaxed? cluster? {_ASYNC} {form}"
+        for form in ("inc|dec u32", "min|max {u,s}32", "and|or|xor b32", "add u32|s32|u64")
+    )
+    + "; relaxed > cluster; cluster > relaxed",
 )  # fmt: skip
 def _red_async(block: BlockBuilder, instruction: Instruction) -> None:
     """red.async on integers in the shared memory of a CTA of the cluster, with mbarrier completion."""
-    type_ = instruction.parts[-1]
-    parts = instruction.parts[1:]
-    names = [part for part in parts if part in _NAMES]
-    legal = operations(type_) if type_ in ("u32", "s32", "b32") else {"add"} if type_ == "u64" else set()
-    if len(names) != 1 or names[0] not in legal or "mbarrier::complete_tx::bytes" not in parts:
-        raise instruction.refuse(f"{instruction.opcode} is not implemented")
-    _lower_async(block, instruction, names[0], type_)
+    *_, name, type_ = instruction.parts
+    _lower_async(block, instruction, name, type_)

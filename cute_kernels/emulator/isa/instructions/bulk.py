@@ -35,10 +35,7 @@ def _prefetch_tensormap(block: BlockBuilder, instruction: Instruction) -> None:
     block.call(prefetch_descriptor, address_value(block, instruction.operands[0], 64))
 
 
-_PARTS = ("global", "L2::cache_hint", "mbarrier::complete_tx::bytes", "bulk_group")
-_MODES = ("tile", "im2col", "im2col_no_offs")
-_COPIED = ("shared::cta", "shared::cluster", "multicast::cluster", "cta_group::1", "cta_group::2")
-RANKS = tuple(f"{rank}d" for rank in range(1, 6))
+_MODES = ("tile", "im2col", "im2col_no_offs", "tile::gather4", "tile::scatter4")
 
 
 def tensor_operand(
@@ -47,8 +44,8 @@ def tensor_operand(
     """(descriptor address, coordinates) of ``[map, {c0, c1, ...}]``."""
     if not isinstance(operand, Memory) or len(operand.extra) != 1 or not isinstance(operand.extra[0], Vector):
         raise instruction.refuse("a tensor operand [map, {coordinates}] is expected")
-    items = operand.extra[0].items
-    if len(items) != rank:
+    items, fours = operand.extra[0].items, {"tile::gather4", "tile::scatter4"} & set(instruction.parts)
+    if len(items) != (_RANKS if fours else rank):
         raise instruction.refuse(f"{len(items)} coordinates for a {rank}-dimensional copy")
     return address_value(block, operand, 64), [block.value(item, 32) for item in items]
 
@@ -75,15 +72,18 @@ def tensor_operands(parts: tuple[str, ...]) -> str:
 
 @family(
     "cp.async.bulk.tensor", destinations=0, operands=tensor_operands,
-    qualifiers=(*_PARTS, *_MODES, *RANKS, *_COPIED),
+    qualifiers="$dims shared::cluster|shared::cta global tile|im2col|tile::gather4? mbarrier::complete_tx::bytes "
+    "multicast::cluster? $policy? $group?; $dims global shared::cta tile|im2col_no_offs|tile::scatter4? bulk_group "
+    "$policy?; multicast::cluster / shared::cta; im2col|im2col_no_offs / {1,2}d; "
+    "tile::gather4|tile::scatter4 / {1,3,4,5}d",
 )  # fmt: skip
 def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.tensor: global to shared (multicast, cta_group) and shared to global, tiled (packed 4- and 6-bit
-    elements too) and im2col mode."""
+    elements too), .tile::gather4 and .tile::scatter4, and im2col mode."""
     rank = rank_of(instruction)
     parts = instruction.parts[1:]
     spaces = [part for part in parts if part in ("global", "shared::cta", "shared::cluster")]
-    mode = mode_of(instruction, parts, "im2col_no_offs" if spaces[0] == "global" else "im2col", rank)
+    mode = mode_of(parts)
     operands = list(instruction.operands)
     if "L2::cache_hint" in parts:
         operands.pop()  # an eviction priority
@@ -94,12 +94,12 @@ def _bulk_tensor(block: BlockBuilder, instruction: Instruction) -> None:
         return
     multicast = block.value(operands.pop(), 16) if "multicast::cluster" in parts else None
     offsets = _offsets(block, instruction, operands.pop(3), rank) if mode == "im2col" and len(operands) == 4 else None
-    if "mbarrier::complete_tx::bytes" not in parts or len(operands) != 3 or (offsets is None) != (mode == "tile"):
+    if "mbarrier::complete_tx::bytes" not in parts or len(operands) != 3 or (offsets is None) != (mode != "im2col"):
         raise instruction.refuse("this form of a tensor load is not implemented")
     descriptor, coords = tensor_operand(block, instruction, operands[1], rank)
     destination, barrier = address_value(block, operands[0]), address_value(block, operands[2])
     bulk_operation(
-        block, [LOAD, rank, mode != "tile", "cta_group::2" in parts, 0, 0],
+        block, [LOAD, rank, _number(mode), "cta_group::2" in parts, 0, 0],
         [destination, descriptor, barrier, None, multicast], coords, offsets or (),
     )  # fmt: skip
 
@@ -109,7 +109,7 @@ def tensor_store(
 ) -> None:
     """A store to ``[map, {coordinates}]``, or a reduction by number."""
     descriptor, coords = tensor_operand(block, instruction, operands[0], rank)
-    facts = [STORE, rank, mode != "tile", 0, reduction, 0]
+    facts = [STORE, rank, _number(mode), 0, reduction, 0]
     bulk_operation(block, facts, [address_value(block, operands[1]), descriptor, None, None, None], coords)
 
 
@@ -120,7 +120,8 @@ def bulk_operation(
     """A bulk copy in the core.
 
     Args:
-        facts: kind, dimensions of the tensor map or 0, whether im2col, whether for a pair of CTAs, reduction, its type.
+        facts: kind, dimensions of the tensor map or 0, mode (1: im2col, 2: four rows), whether for a pair of CTAs,
+            reduction, its type.
         operands: address in shared memory; of the map, in global memory, or of what is sent; mbarrier; bytes; mask.
         coords, offsets: of a tensor copy.
     """
@@ -130,14 +131,13 @@ def bulk_operation(
     block.operation("bulk_copy", *values, facts=[int(fact) for fact in facts])
 
 
-def mode_of(instruction: Instruction, parts: list[str], im2col: str, rank: int) -> str:
-    """``tile``, or the im2col mode of this kind of copy."""
-    modes = [part for part in parts if part in _MODES] or ["tile"]
-    if len(modes) != 1 or modes[0] not in ("tile", im2col):
-        raise instruction.refuse(f"the mode of this copy is .tile or .{im2col}")
-    if modes[0] != "tile" and rank < 3:
-        raise instruction.refuse(f".{modes[0]} needs 3 to 5 dimensions")
-    return modes[0]
+def mode_of(parts: Sequence[str]) -> str:
+    """``tile``, or another mode of a copy."""
+    return next((part for part in parts if part in _MODES), "tile")
+
+
+def _number(mode: str) -> int:
+    return 0 if mode == "tile" else 2 if "::" in mode else 1
 
 
 def _offsets(block: BlockBuilder, instruction: Instruction, operand: Operand, rank: int) -> tuple[Value, ...] | None:
@@ -153,13 +153,11 @@ def _prefetch_operands(parts: tuple[str, ...]) -> str:
 
 @family(
     "cp.async.bulk.prefetch.tensor", destinations=0, operands=_prefetch_operands,
-    qualifiers=(*_PARTS, *_MODES, *RANKS, "L2"),
+    qualifiers="$dims L2 global tile|im2col|tile::gather4? $policy?; im2col / {1,2}d; tile::gather4 / {1,3,4,5}d",
 )  # fmt: skip
 def _bulk_prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.tensor: into L2 only, no effect on results; the descriptor is checked."""
     rank = rank_of(instruction)
-    parts = instruction.parts[1:]
-    mode_of(instruction, parts, "im2col", rank)
     descriptor, _ = tensor_operand(block, instruction, instruction.operands[0], rank)
     block.call(prefetch_descriptor, descriptor)
 
@@ -173,7 +171,7 @@ def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     block.operation("bulk_commit")
 
 
-@family("cp.async.bulk.wait_group", destinations=0, blocking=True, operands="N:imm", qualifiers="read")
+@family("cp.async.bulk.wait_group", destinations=0, blocking=True, operands="N:imm", qualifiers="read?")
 def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.wait_group, wait_group.read."""
     parts = instruction.parts[1:]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.isa.instructions.bulk import (
-    RANKS,
     bulk_operation,
     mode_of,
     rank_of,
@@ -14,7 +13,7 @@ from cute_kernels.emulator.isa.instructions.bulk import (
 )
 from cute_kernels.emulator.isa.instructions.memory import address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction
+from cute_kernels.emulator.isa.ptx.decode import Instruction
 from cute_kernels.emulator.isa.ptx.operand_syntax import policy_operand
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
@@ -43,7 +42,8 @@ def _reduction(instruction: Instruction, parts: list[str]) -> tuple[int, int]:
     return OPERATIONS.index(names[0]), TYPES.index(type_)
 
 
-_BULK = (*_SPACES, *_COMPLETIONS, "L2::cache_hint")
+_SENT = "shared::cluster shared::cta mbarrier::complete_tx::bytes"
+_STORED = "global shared::cta bulk_group"
 
 
 def _operands(parts: tuple[str, ...]) -> str:
@@ -54,9 +54,20 @@ def _operands(parts: tuple[str, ...]) -> str:
 
 
 @family(
-    "cp.reduce.async.bulk", destinations=0, operands=_operands, qualifiers=(*_BULK, *_OPERATIONS, "noftz", *TYPE_BITS),
+    "cp.reduce.async.bulk", destinations=0, operands=_operands,
+    qualifiers="; ".join((
+        *(f"{_SENT} {form}" for form in ("and|or|xor b32", "add u32|s32|u64", "min|max u32|s32", "inc|dec u32")),
+        *(f"{_STORED} $policy? {form}" for form in (
+            "and|or|xor b{32,64}", "add u32|s32|u64|f32|f64", "add noftz f16|bf16", "min|max {u,s}{32,64}|f16|bf16",
+            "inc|dec u{32,64}",
+        )),
+    )),
 )  # fmt: skip
-@family("cp.async.bulk", destinations=0, operands=_operands, qualifiers=(*_BULK, "multicast::cluster", "cp_mask"))
+@family(
+    "cp.async.bulk", destinations=0, operands=_operands,
+    qualifiers="shared::cluster|shared::cta global mbarrier::complete_tx::bytes multicast::cluster? $policy?; "
+    f"{_SENT}; {_STORED} $policy? cp_mask?; multicast::cluster / shared::cta",
+)  # fmt: skip
 def _bulk(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk, cp.reduce.async.bulk: global to shared (multicast), shared to global, shared to shared."""
     reduces = instruction.parts[1] == "reduce"
@@ -92,7 +103,7 @@ def bulk_prefetch(warp: Warp, mask: int, address: LaneValues, nbytes: LaneValues
 
 @family(
     "cp.async.bulk.prefetch.L2", destinations=0, operands=lambda parts: f"[src], size:u32{policy_operand(parts)}",
-    qualifiers="global L2::cache_hint",
+    qualifiers="global $policy?",
 )  # fmt: skip
 def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.bulk.prefetch.L2: no effect on results; the range is checked."""
@@ -102,7 +113,8 @@ def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
 
 @family(
     "cp.reduce.async.bulk.tensor", destinations=0, operands=tensor_operands,
-    qualifiers=(*RANKS, *_OPERATIONS, *"global shared::cta bulk_group L2::cache_hint tile im2col_no_offs".split()),
+    qualifiers="$dims global shared::cta add|min|max|inc|dec|and|or|xor tile|im2col_no_offs|tile::scatter4? bulk_group "
+    "$policy?; im2col_no_offs / {1,2}d; tile::scatter4 / {1,3,4,5}d",
 )  # fmt: skip
 def _tensor_reduce(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.reduce.async.bulk.tensor: shared to global, tiled and im2col mode, on the tensor map's element type."""
@@ -114,5 +126,5 @@ def _tensor_reduce(block: BlockBuilder, instruction: Instruction) -> None:
     names = [part for part in parts if part in _OPERATIONS]
     if len(names) != 1 or len(operands) != 2 or "bulk_group" not in parts:
         raise instruction.refuse("this form of a tensor reduction is not implemented")
-    mode = mode_of(instruction, parts, "im2col_no_offs", rank)
+    mode = mode_of(parts)
     tensor_store(block, instruction, operands, rank, mode, OPERATIONS.index(names[0]))

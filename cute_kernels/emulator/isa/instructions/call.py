@@ -118,9 +118,9 @@ def assert_fail(
         raise EmulatorError(f"assertion `{texts[0]}` failed in {place}, lane {lane}").know("trap")
 
 
-@family("call", varies=always_varies, operands=None, qualifiers="uni")
+@family("call", varies=always_varies, operands=None, qualifiers="uni?")
 def _call(block: BlockBuilder, instruction: Instruction) -> None:
-    """call of vprintf (prints at once) and __assertfail (stops the kernel); .func of the module are expanded."""
+    """call of vprintf (prints at once) and __assertfail (stops the kernel); .func of the module, by name or address."""
     operands = list(instruction.operands)
     result = operands.pop(0) if isinstance(operands[0], Vector) else None
     name = operands[0].name if isinstance(operands[0], Symbol) else ""

@@ -15,7 +15,7 @@ from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Constant, PureOp, Value
 
-_TYPES = "u32 s32 u64 s64"
+_TYPES = "{u,s}{32,64}"
 
 
 def _sum(bits: int, subtract: bool) -> tuple[PureOp, PureOp]:

@@ -66,8 +66,8 @@ def _answer(cluster: Cluster, targets: list[tuple[int, int]], operations: list[O
 
 
 @family(
-    "clusterlaunchcontrol.try_cancel", destinations=0, operands="[addr], [mbar]",
-    qualifiers="async shared::cta mbarrier::complete_tx::bytes multicast::cluster::all b128",
+    "clusterlaunchcontrol.try_cancel.async", destinations=0, operands="[addr], [mbar]",
+    qualifiers="shared::cta? mbarrier::complete_tx::bytes multicast::cluster::all? b128",
 )  # fmt: skip
 def _try_cancel(block: BlockBuilder, instruction: Instruction) -> None:
     """clusterlaunchcontrol.try_cancel, to the own CTA or to all CTAs of the cluster."""
@@ -82,7 +82,10 @@ def _query_operands(parts: tuple[str, ...]) -> str:
     return ("{xdim}4:b32" if "v4" in parts else "reg:b32") + ", response:b128"
 
 
-@family("clusterlaunchcontrol.query_cancel", operands=_query_operands)
+@family(
+    "clusterlaunchcontrol.query_cancel", operands=_query_operands,
+    qualifiers="is_canceled pred b128; get_first_ctaid::{x,y,z} b32 b128; get_first_ctaid v4 b32 b128",
+)  # fmt: skip
 def _query_cancel(block: BlockBuilder, instruction: Instruction) -> None:
     """clusterlaunchcontrol.query_cancel.is_canceled and .get_first_ctaid."""
     what = instruction.parts[2]

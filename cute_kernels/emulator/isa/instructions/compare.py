@@ -31,6 +31,7 @@ def _integers(block: BlockBuilder, instruction: Instruction, relation: str, type
 
 _RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
 _FLOATS = ("f16", "bf16", "f32", "f64")
+_HALVES = ("f16", "bf16")
 _PAIRS = ("f16x2", "bf16x2")
 _TYPES = (*INTEGERS, "b16", "b32", "b64", *_FLOATS, *_PAIRS)
 
@@ -82,7 +83,18 @@ def result_type(parts: tuple[str, ...]) -> str:
     return parts[-2] if len(parts) > 2 and is_type(parts[-2]) else "b32"
 
 
-@family("setp", operands=lambda parts: f"p|q?:pred, a, b{_combined_with(parts)}")
+_SIGNED = "$relations and|or|xor?"
+_GRAMMAR = (
+    ("eq|ne and|or|xor?", "$bits"), (_SIGNED, "s{16,32,64}"), ("$relations|lo|ls|hi|hs and|or|xor?", "u{16,32,64}"),
+    ("$relations|equ|neu|ltu|leu|gtu|geu|num|nan and|or|xor? ftz?", "f32|f64|f16|bf16"),
+)  # fmt: skip
+
+
+@family(
+    "setp", operands=lambda parts: f"p{'' if parts[-1] in _HALVES else '|q?'}:pred, a, b{_combined_with(parts)}",
+    qualifiers="; ".join(f"{first} {type_}" for first, type_ in (*_GRAMMAR, (_GRAMMAR[-1][0], "f16x2|bf16x2")))
+    + "; ftz / f64|bf16|bf16x2",
+)  # fmt: skip
 def _setp(block: BlockBuilder, instruction: Instruction) -> None:
     """setp on integers and bits; and on floats, f16x2 and bf16x2 with a predicate for each."""
     holds = _compared(block, instruction, instruction.parts[-1])
@@ -106,7 +118,16 @@ _TRUE = {
 }  # fmt: skip
 
 
-@family("set", operands=lambda parts: f"d:{result_type(parts)}, a, b{_combined_with(parts)}")
+@family(
+    "set", operands=lambda parts: f"d:{result_type(parts)}, a, b{_combined_with(parts)}",
+    qualifiers="; ".join((
+        *(f"{first} u32|s32|f32|f16|bf16 {type_}" for first, type_ in _GRAMMAR[:3]),
+        *(f"{_GRAMMAR[3][0]} {form}" for form in (
+            "u32|s32|f32|f16|bf16 f32|f64", "{u,s}{16,32}|f16|bf16 f16", "{u,s}{16,32}|bf16 bf16",
+            "u32|s32|f16x2 f16x2", "u32|s32|bf16x2 bf16x2",
+        )),
+    )) + "; ftz / f64|bf16|bf16x2",
+)  # fmt: skip
 def _set(block: BlockBuilder, instruction: Instruction) -> None:
     """set: all ones, or 1.0, where a comparison holds, else 0; of f16x2 and bf16x2 in both halves."""
     if len(instruction.parts) < 4 or instruction.parts[-2] not in _TRUE:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 from cute_kernels.emulator.isa.instructions.convert_narrow import convert_narrow
 from cute_kernels.emulator.isa.instructions.floats import float_to_float
 from cute_kernels.emulator.isa.ptx.decode import Instruction, Register
@@ -26,7 +29,33 @@ def _operands(parts: tuple[str, ...]) -> str:
     return f"d:S{wider}, a:T{wider}" + (f", b:T{wider}" if two else "") + random
 
 
-@family("cvt", operands=_operands)
+_INTEGRAL, _WHOLE = "|".join(_TO_INTEGRAL), "|".join(_INTEGER_BITS)
+_PACKED = "e4m3x2|e5m2x2|e2m1x2|e2m3x2|e3m2x2"
+_FORMS = (
+    f"{_INTEGRAL} sat? {_WHOLE} f16|f64", f"{_INTEGRAL} ftz? sat? {_WHOLE} f32", f"{_INTEGRAL} {_WHOLE} bf16",
+    f"$round sat? f16|f64 {_WHOLE}", f"$round ftz? sat? f32 {_WHOLE}", f"$round bf16 {_WHOLE}",
+    *(f"{_INTEGRAL}? {flags} {type_} {type_}"
+      for flags, type_ in (("sat?", "f16"), ("sat?", "f64"), ("", "bf16"), ("ftz? sat?", "f32"))),
+    "$round? f16 bf16", "$round sat? f16 f64", "$round ftz? sat? f16 f32", "rn|rz satfinite? relu? f16|bf16 f32",
+    "$round? bf16 f16", "$round bf16 f64", "$round ftz? bf16 f32",
+    "ftz? sat? f32 f16", "$round? ftz? f32 bf16", "$round ftz? sat? f32 f64",
+    "sat? f64 f16", "$round? f64 bf16", "ftz? sat? f64 f32",
+    "rn|rz satfinite? relu? tf32|f16x2|bf16x2 f32", "rna satfinite? tf32 f32", f"rn satfinite relu? {_PACKED} f32",
+    "rn satfinite relu? e4m3x2|e5m2x2|e2m1x2 f16x2", f"rn satfinite relu? {_PACKED} bf16x2",
+    f"rn relu? f16x2|bf16x2 {_PACKED}", "rn satfinite relu? e2m3x2|e3m2x2 f16x2",
+    "rs satfinite? relu? f16x2|bf16x2 f32", "rs satfinite relu? e4m3x4|e5m2x4|e2m1x4|e2m3x4|e3m2x4 f32",
+    "rz|rp satfinite? ue8m0x2 f32|bf16x2", "rn bf16x2 ue8m0x2",
+)  # fmt: skip
+
+
+def _between_integers() -> Iterator[str]:
+    """.sat exists where the target does not hold all numbers of the source."""
+    for target, source in itertools.product(_INTEGER_BITS, repeat=2):
+        more = _INTEGER_BITS[target] - (target[0] == "s") - _INTEGER_BITS[source] + (source[0] == "s")
+        yield f"{'sat? ' * (more < 0 or target[0] > source[0])}{target} {source}"
+
+
+@family("cvt", operands=_operands, qualifiers="; ".join((*_FORMS, *_between_integers())))
 def _cvt(block: BlockBuilder, instruction: Instruction) -> None:
     """cvt: integers, f16, bf16, f32, f64, packed f16x2/bf16x2/e4m3x2/e5m2x2/e2m3x2/e3m2x2/e2m1x2/ue8m0x2, tf32; .rs."""
     *flags, target, source = instruction.parts[1:]
@@ -194,7 +223,7 @@ def _float_to_float(block: BlockBuilder, instruction: Instruction, flags: list[s
     else:
         mode = "rn"
         _only(instruction, flags, *allowed)
-    value = block.value(instruction.operands[1], _FLOAT_BITS[source])
+    value = block.resize(block.value(instruction.operands[1], _FLOAT_BITS[source]), _FLOAT_BITS[source])
     if target == source and not flags:
         return value
     wide = source

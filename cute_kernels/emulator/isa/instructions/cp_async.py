@@ -22,7 +22,7 @@ def _operands(parts: tuple[str, ...]) -> str:
 
 @family(
     "cp.async.ca", "cp.async.cg", destinations=0, operands=_operands,
-    qualifiers="shared shared::cta global L2::cache_hint L2::64B L2::128B L2::256B",
+    qualifiers="shared|shared::cta global $policy? L2::{64,128,256}B?",
 )  # fmt: skip
 def _cp_async(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.ca, cp.async.cg: 4, 8 or 16 bytes per thread, with src-size or ignore-src."""
@@ -66,7 +66,7 @@ def _wait(block: BlockBuilder, instruction: Instruction) -> None:
     block.operation("copies_wait", flags=_EVERY * every, order=newest, blocking=True)
 
 
-@family("cp.async.mbarrier.arrive", destinations=0, operands="[addr]", qualifiers="noinc shared shared::cta b64")
+@family("cp.async.mbarrier.arrive", destinations=0, operands="[addr]", qualifiers="noinc? shared|shared::cta? b64")
 def _arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """cp.async.mbarrier.arrive, with .noinc."""
     parts = instruction.parts[4:]

@@ -11,8 +11,6 @@ from cute_kernels.emulator.machine.graph.families import family
 from cute_kernels.emulator.machine.graph.values import Constant, LiveIn, PureOp, Value
 from cute_kernels.emulator.machine.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 
-_WIDTHS = (16, 32, 64)
-
 
 @family("cnot.b16", "cnot.b32", "cnot.b64", operands="d, a")
 def _cnot(block: BlockBuilder, instruction: Instruction) -> None:
@@ -29,7 +27,7 @@ _LARGEST_FLUSHED = Constant(0x80800000, 32)  # the first negative number that .f
 
 @family(
     "slct", operands=lambda parts: "d:{0}, a:{0}, b:{0}, c".format(result_type(parts)),
-    qualifiers=("ftz", *(f"{k}{n}" for k in "bsu" for n in _WIDTHS), "f32", "f64"),
+    qualifiers="$bits|$ints|f32|f64 s32; ftz? $bits|$ints|f32|f64 f32",
 )  # fmt: skip
 def _slct(block: BlockBuilder, instruction: Instruction) -> None:
     """slct: the first operand where the third is not negative (-0 is not, NaN is), else the second."""

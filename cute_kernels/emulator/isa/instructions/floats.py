@@ -65,9 +65,18 @@ def _sum_operands(parts: tuple[str, ...]) -> str:
     return {"fma": "d:S, a:T, b:T, c:S", "mul": "d, a, b"}.get(parts[0], "d:S, a:T, b:S")
 
 
+_SUMS = (
+    "$round? ftz? sat? f32; $round? f64; $round? ftz? f32x2; rn? ftz? sat? f16|f16x2; rn? bf16|bf16x2"
+)
+_MIXED = "$round? sat? f32 f16|bf16"
+
+
+@family("add", "sub", operands=_sum_operands, qualifiers=f"{_SUMS}; {_MIXED}")
+@family("mul", operands=_sum_operands, qualifiers=_SUMS)
 @family(
-    "add", "sub", "mul", "fma", operands=_sum_operands,
-    qualifiers=("rn", *_DIRECTIONS, "ftz", "sat", "relu", *_FLOATS),
+    "fma", operands=_sum_operands,
+    qualifiers="$round ftz? sat? f32; $round f64; $round ftz? f32x2; rn ftz? sat? f16|f16x2; rn ftz? relu f16|f16x2; "
+    "rn relu? bf16|bf16x2; $round sat? f32 f16|bf16",
 )  # fmt: skip
 def _sum_product(block: BlockBuilder, instruction: Instruction) -> None:
     """add, sub, mul, fma on floats: .rn (the default), .ftz, .sat; f16 or bf16 operands of f32 sums; f32, f32x2
@@ -114,7 +123,12 @@ def _order_operands(parts: tuple[str, ...]) -> str:
     return "d, a, b, c?" if parts[-1] == "f32" and "xorsign" not in parts else "d, a, b"
 
 
-@family("min", "max", "abs", "neg", operands=_order_operands, qualifiers=("ftz", "NaN", "xorsign", "abs", *_FLOATS))
+@family(
+    "min", "max", operands=_order_operands,
+    qualifiers="ftz? NaN? xorsign? abs? f32|f16|f16x2; NaN? xorsign? abs? bf16|bf16x2; f64; xorsign > abs; "
+    "abs > xorsign",
+)  # fmt: skip
+@family("abs", "neg", operands=_order_operands, qualifiers="ftz? f32|f16|f16x2; f64|bf16|bf16x2")
 def _order(block: BlockBuilder, instruction: Instruction) -> None:
     """min, max (of three operands too; .NaN; .xorsign.abs), abs, neg on floats."""
     parts = instruction.parts[1:]
@@ -138,7 +152,7 @@ def _order(block: BlockBuilder, instruction: Instruction) -> None:
     _elementwise(block, instruction, name)
 
 
-@family("copysign", operands="d, a, b", qualifiers="f32 f64")
+@family("copysign", operands="d, a, b", qualifiers="f32|f64")
 def _copysign(block: BlockBuilder, instruction: Instruction) -> None:
     """copysign: the sign of the first operand, the rest of the second one, NaN as they are."""
     bits = TYPE_BITS[instruction.parts[-1]]
@@ -147,16 +161,18 @@ def _copysign(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], block.pure(of_one_type(f"copysign_{kind}", kind, 2), *sources))
 
 
-@family(
-    "div", "rcp", "sqrt", operands=lambda parts: "d, a, b" if parts[0] == "div" else "d, a",
-    qualifiers="rn approx full ftz f32 f64",
-)  # fmt: skip
+@family("div", operands="d, a, b", qualifiers="rn|approx|full ftz? f32; rn f64")
+@family("rcp", operands="d, a", qualifiers="rn|approx ftz? f32; rn f64; approx ftz f64")
+@family("sqrt", operands="d, a", qualifiers="rn|approx ftz? f32; rn f64")
 def _quotient(block: BlockBuilder, instruction: Instruction) -> None:
     """div, rcp, sqrt: .rn exactly, .approx and .full rounded correctly too."""
     _elementwise(block, instruction)
 
 
-@family(*_APPROXIMATE, operands="d, a", qualifiers="approx ftz f32 f64 f16 bf16 f16x2 bf16x2")
+@family("lg2", "sin", "cos", operands="d, a", qualifiers="approx ftz? f32")
+@family("ex2", operands="d, a", qualifiers="approx ftz? f32; approx f16|f16x2; approx ftz bf16|bf16x2")
+@family("tanh", operands="d, a", qualifiers="approx f32|f16|f16x2|bf16|bf16x2")
+@family("rsqrt", operands="d, a", qualifiers="approx ftz? f32; approx f64")
 def _approximate(block: BlockBuilder, instruction: Instruction) -> None:
     """ex2, lg2, sin, cos, tanh, rsqrt (.approx)."""
     type_ = instruction.parts[-1]

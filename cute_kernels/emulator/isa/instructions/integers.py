@@ -203,7 +203,7 @@ _PRMT_MODES = {
 }
 
 
-@family("prmt.b32", operands="d, a, b, c", qualifiers=_PRMT_MODES)
+@family("prmt.b32", operands="d, a, b, c", qualifiers="f4e|b4e|rc8|ecl|ecr|rc16?")
 def _prmt(block: BlockBuilder, instruction: Instruction) -> None:
     """prmt: byte permutation, with all modes."""
     _, *modes = instruction.parts[1:]
@@ -219,7 +219,10 @@ def _prmt(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(instruction.operands[0], block.pure(_PRMT, a, b, selector))
 
 
-@family("dp4a", *(f"dp2a.{half}" for half in ("lo", "hi")), operands="d:u32, a:u32, b:u32, c:u32", qualifiers="u32 s32")
+@family(
+    "dp4a", *(f"dp2a.{half}" for half in ("lo", "hi")), operands="d:u32, a:u32, b:u32, c:u32",
+    qualifiers="{u,s}32 {u,s}32",
+)  # fmt: skip
 def _dot(block: BlockBuilder, instruction: Instruction) -> None:
     """dp4a, dp2a: dot product of four bytes, or of two halves and two bytes, added to 32 bits."""
     name, *parts = instruction.parts

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS
@@ -25,18 +27,20 @@ SPACES = {
     "shared::cta": "shared",
     "shared::cluster": "shared",
     "param": "param",
+    "param::entry": "param",
     "const": "global",
     "local": "local",
 }
-# Memory is sequentially consistent here, and caches do not exist: these change no result. The race detector looks at
-# the orders and scopes.
-_NO_EFFECT = (
-    *("weak", "volatile", "mmio", "relaxed", "acquire", "release", "cta", "cluster", "gpu", "sys", "nc"),
-    *("ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged"),
-    *("L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::cache_hint", "L2::64B", "L2::128B", "L2::256B"),
-    *("L2::evict_last", "L2::evict_first", "L2::evict_normal"),
-)
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+
+
+#: Qualifiers of addresses in the shared memory of the thread's own CTA (PTX ISA: .shared alone is .shared::cta).
+OWN = frozenset(("shared", "shared::cta"))
+
+
+def memory_space(space: str, own: bool) -> int:
+    """Number by which the core knows a state space; ``own``: of shared memory that of the CTA."""
+    return CONSTANTS["SPACE_OWN" if own else f"SPACE_{space.upper()}"]
 
 
 class _Form:
@@ -45,20 +49,16 @@ class _Form:
     def __init__(self, instruction: Instruction) -> None:
         parts = list(instruction.parts[1:])
         self.type = parts.pop()
-        if self.type not in TYPE_BITS or self.type == "pred":
-            raise instruction.refuse(f"{instruction.parts[0]} of type .{self.type} is not implemented")
-        self.space, self.count = "generic", 1
+        self.space, self.count, self.own = "generic", 1, bool(OWN & set(parts))
         for part in parts:
             if part in SPACES:
                 self.space = SPACES[part]
             elif part in _VECTORS:
                 self.count = _VECTORS[part]
-            elif part not in _NO_EFFECT:
-                raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
+            # Memory is sequentially consistent here, and caches do not exist: the others change no result. The race
+            # detector looks at the orders and scopes.
         self.strength = access_strength(parts, write=instruction.parts[0] == "st")
         self.bits = TYPE_BITS[self.type]
-        if self.bits > 64 and self.count > 1:
-            raise instruction.refuse(f"{instruction.parts[0]} of more than one .{self.type} does not exist")
         #: An operand of 128 bits is moved as two elements.
         self.parts = max(self.bits // 64, 1)
         self.size = self.bits // self.parts // 8
@@ -70,10 +70,7 @@ class _Form:
 
     def facts(self, size: int | None = None) -> tuple[int, ...]:
         """Facts of an `Access`, with elements of ``size`` bytes."""
-        return CONSTANTS[f"SPACE_{self.space.upper()}"], size or self.size, strength_number(self.strength)
-
-    def storage(self) -> str:
-        return CANONICAL[8 * self.size]
+        return memory_space(self.space, self.own), size or self.size, strength_number(self.strength)
 
     def items(self, operand: Operand) -> tuple[Operand, ...]:
         """The registers of a data operand; one of 128 bits is in halves, a list itself."""
@@ -93,7 +90,26 @@ def address_of(block: BlockBuilder, operand: Operand) -> tuple[Value, int]:
 
 
 def address_value(block: BlockBuilder, operand: Operand, bits: int = 32) -> Value:
-    """A memory operand as one value."""
+    """A memory operand as one value, 32 bits in shared memory, where with detectors the CTA has to be the right one."""
+    value = _address_value(block, operand, bits)
+    if bits == 32 and isinstance(operand.base, Register) and _is_own(block.instruction, operand):
+        block.operation("own_addresses", value, watched=True)
+    return value
+
+
+def _is_own(instruction: Instruction, operand: Operand) -> bool:
+    """Whether an address has to be one of the CTA's own shared memory, by the qualifiers of the instruction.
+
+    Of copies from .shared::cta to .shared::cluster that is the source, and of those of a pair of CTAs the mbarrier need
+    not be: it may be that of the other one.
+    """
+    first, parts = operand is instruction.operands[0], set(instruction.parts)
+    if "shared::cluster" in parts:
+        return bool(OWN & parts) and operand is instruction.operands[1]
+    return bool(OWN & parts) and (first or "cta_group::2" not in parts)
+
+
+def _address_value(block: BlockBuilder, operand: Operand, bits: int) -> Value:
     base, offset = address_of(block, operand)
     base = block.resize(base, bits)
     if offset == 0:
@@ -136,27 +152,70 @@ def _load_operands(parts: tuple[str, ...]) -> str:
     return f"{'d' if data == '{d}1:T+' and 'b128' in parts else data}, [a]{policy_operand(parts)}"
 
 
-@family("ld", "ldu", varies=_load_varies, operands=_load_operands)
+def _loaded(block: BlockBuilder, access: _Form, first: int, nbytes: int, used: int) -> list[Value]:
+    """The elements in ``nbytes`` of a load, or a part of one; bytes that the mask does not use are not accessed."""
+    mask, size = used >> first & ((1 << nbytes) - 1), min(access.size, nbytes)
+    if not mask:
+        return [Constant(0, 8 * size)] * (nbytes // size)
+    if mask + 1 >> nbytes:
+        return _load(block, access, first, size, nbytes // size)
+    half = nbytes // 2
+    values = [each for at in (first, first + half) for each in _loaded(block, access, at, half, used)]
+    return values if nbytes > access.size else [Pack(values)]
+
+
+def _load(block: BlockBuilder, access: _Form, first: int, size: int, count: int) -> list[Value]:
+    """Elements side by side, from a byte of the operand on."""
+    operand = block.instruction.operands[1]
+    base, offset = address_of(block, operand)
+    if access.space == "param" and not base.uniform:
+        raise block.instruction.refuse("ld.param from addresses that differ between lanes is not implemented")
+    if access.space == "param" or base.uniform and not _is_private(block, access.space, operand):
+        address = _address_value(block, replace(operand, offset=operand.offset + first), max(base.bits, 32))
+        anchor = Access("load_together", address, access.facts(size))
+        return block.anchor(anchor, [(CANONICAL[8 * size], True)] * count, [address])
+    # 64-bit elements of vector loads are pairs of f32 nearly always: keep the halves apart.
+    halves = 2 if size == 8 and count > 1 else 1
+    anchor = Access("load", base, access.facts(size // halves), offset=offset + first)
+    results = block.anchor(anchor, [(CANONICAL[8 * size // halves], False)] * (halves * count), [base])
+    return results if halves == 1 else [Pack(pair) for pair in zip(results[::2], results[1::2])]
+
+
+_NARROW = ("v{2,4}? {b,u,s}{8,16,32}|f32", "v2? {b,u,s}64|f64", "b128")
+_WIDE = ("v8 {b,u,s}32|f32", "v4 {b,u,s}64|f64")
+_GLOBAL = re.compile(r"global\|[^ ]+(?=\?)")
+_L1, _L2 = "L1::evict_{first,last,normal,unchanged}|L1::no_allocate", "L2::evict_{first,last,normal}"
+
+
+def _grammar(load: bool) -> str:
+    """Forms of ld and st by how strong they are, each with all types."""
+    caches, others, prefetches = ("ca|cg|cs|lu|cv", "|const|param|param::entry", "L2::{64,128,256}B?") if load else (
+        "wb|cg|cs|wt", "|param", "")  # fmt: skip
+    hints = f"{_L1}? $policy? {prefetches}"
+    accesses = (
+        f"weak? global|$shared|local{others}? {caches}? {hints}", f"volatile global|$shared|local? {prefetches}",
+        f"relaxed|{'acquire' if load else 'release'} $scope global|$shared? {hints}", "mmio relaxed sys global?",
+        *([f"global ca|cg|cs? nc {hints}"] if load else ()),
+    )  # fmt: skip
+    forms = [f"{access} {data}" for access in accesses for data in _NARROW]
+    forms += [f"{_GLOBAL.sub('global', access)} {_L2}? {data}" for access in accesses for data in _WIDE]
+    private = f"$shared|local{others}"
+    rules = f"{caches} / {_L1}; {_L1}|$policy / {private}"
+    return "; ".join((*forms, rules + (f"; L2::{{64,128,256}}B / {private}" if load else "")))
+
+
+@family(
+    "ldu", varies=_load_varies, operands=_load_operands, qualifiers="; ".join(f"global? {data}" for data in _NARROW)
+)
+@family("ld", varies=_load_varies, operands=_load_operands, qualifiers=_grammar(load=True))
 def lower_load(block: BlockBuilder, instruction: Instruction) -> None:
     """ld: param, const, global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Form(instruction)
-    base, offset = address_of(block, instruction.operands[1])
     targets = access.items(instruction.operands[0])
-    if access.space == "param" and not base.uniform:
-        raise instruction.refuse("ld.param from addresses that differ between lanes is not implemented")
-    if access.space == "param" or base.uniform and not _is_private(block, access.space, instruction.operands[1]):
-        address = address_value(block, instruction.operands[1], max(base.bits, 32))
-        anchor = Access("load_together", address, access.facts())
-        results = block.anchor(anchor, [(access.storage(), True)] * access.elements, [address])
-    elif access.size == 8 and access.elements > 1:
-        # 64-bit elements of vector loads are pairs of f32 nearly always: keep the halves apart.
-        anchor = Access("load", base, access.facts(4), offset=offset)
-        results = block.anchor(anchor, [("u32", False)] * (2 * access.elements), [base])
-    else:
-        anchor = Access("load", base, access.facts(), offset=offset)
-        results = block.anchor(anchor, [(access.storage(), False)] * access.elements, [base])
-    each = len(results) // access.count
-    values = [Pack(results[i : i + each]) for i in range(0, len(results), each)] if each > 1 else results
+    used, nbytes = instruction.used_bytes, access.elements * access.size
+    values = _loaded(block, access, 0, nbytes, (1 << nbytes) - 1 if used is None else used)
+    if access.parts > 1:
+        values = [Pack(values)]
     for target, value in zip(targets, values):
         if isinstance(target, Register) and block.bits_of(target.name) > value.bits:
             type_ = access.type if access.type[0] in "su" else f"u{access.bits}"
@@ -168,14 +227,12 @@ def _store_operands(parts: tuple[str, ...]) -> str:
     return f"[a], {data_operand('b', 'T+', parts)}{policy_operand(parts)}"
 
 
-@family("st", destinations=0, operands=_store_operands)
+@family("st", destinations=0, operands=_store_operands, qualifiers=_grammar(load=False))
 def lower_store(block: BlockBuilder, instruction: Instruction) -> None:
     """st: global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Form(instruction)
     if access.space == "param":
         raise instruction.refuse("st.param is not implemented")
-    if "const" in instruction.parts:
-        raise instruction.refuse("constant memory is read-only: st.const does not exist")
     base, offset = address_of(block, instruction.operands[0])
     items = access.items(instruction.operands[1])
     values = []
@@ -189,37 +246,39 @@ def lower_store(block: BlockBuilder, instruction: Instruction) -> None:
 # --- no effect on results, and fences -------------------------------------------------------------------------------
 
 
-@family("discard", "applypriority", destinations=0, operands="[a], size:imm")
-@family("prefetch", "prefetchu", destinations=0, operands="[a]")
+@family("discard", destinations=0, operands="[a], size:imm", qualifiers="global? L2")
+@family("applypriority", destinations=0, operands="[a], size:imm", qualifiers="global? L2::evict_normal")
+@family("prefetchu", destinations=0, operands="[a]", qualifiers="L1")
+@family("prefetch", destinations=0, operands="[a]", qualifiers="global|local? L1|L2; global L2::evict_{last,normal}")
 def _prefetch(block: BlockBuilder, instruction: Instruction) -> None:
     """Cache hints: there are no caches here."""
 
 
-_EVICTIONS = "L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged"
-
-
-def _policy_operands(parts: tuple[str, ...]) -> str:
-    if "range" in parts:
-        return "policy, [a], primary_size:u32, total_size:u32"
-    return "policy, access_property" if "cvt" in parts else "policy, fraction:f32?"
+_PRIMARY = "L2::evict_{last,normal,first,unchanged}"
 
 
 @family(
-    "createpolicy", varies=never_varies, operands=_policy_operands,
-    qualifiers=f"fractional range cvt global L2 b64 {_EVICTIONS}",
+    "createpolicy.fractional", varies=never_varies, operands="policy, fraction:f32?",
+    qualifiers=f"{_PRIMARY} L2::evict_{{first,unchanged}}? b64",
 )  # fmt: skip
+@family(
+    "createpolicy.range", varies=never_varies, operands="policy, [a], primary_size:u32, total_size:u32",
+    qualifiers=f"global? {_PRIMARY} L2::evict_{{first,unchanged}}? b64",
+)  # fmt: skip
+@family("createpolicy.cvt", varies=never_varies, operands="policy, access_property", qualifiers="L2 b64")
 def _createpolicy(block: BlockBuilder, instruction: Instruction) -> None:
-    """createpolicy: an eviction priority, which nothing here looks at; its bits, opaque by the PTX ISA, are 0."""
+    """createpolicy: an eviction priority, which nothing looks at; its bits are 0."""
     block.define(instruction.operands[0], Constant(0, 64))
 
 
-_RESTRICTIONS = "sync_restrict::shared::cta sync_restrict::shared::cluster"
+_ACQUIRED, _RELEASED = "sync_restrict::shared::cluster", "sync_restrict::shared::cta"
 
 
 @family(
-    "fence.proxy.async", "fence.proxy.async::generic", destinations=0, operands="",
-    qualifiers=f"global shared::cta shared::cluster acquire release cluster {_RESTRICTIONS}",
+    "fence.proxy.async::generic", destinations=0, operands="",
+    qualifiers=f"acquire {_ACQUIRED} cluster; release {_RELEASED} cluster",
 )  # fmt: skip
+@family("fence.proxy.async", destinations=0, operands="", qualifiers="global|shared::{cta,cluster}?")
 def _fence_proxy(block: BlockBuilder, instruction: Instruction) -> None:
     """fence.proxy.async: orders generic and asynchronous accesses; memory is coherent here, the detector is told."""
     parts = instruction.parts[1:]
@@ -240,9 +299,11 @@ def fence_initialised(warp: Warp, mask: int) -> None:
         warp.agent.fence_init()
 
 
+@family("membar", destinations=0, operands="", qualifiers="cta|gl|sys; proxy alias")
 @family(
-    "fence", "membar", destinations=0, operands="",
-    qualifiers=f"sc acq_rel acquire release cta cluster gpu sys gl mbarrier_init proxy alias {_RESTRICTIONS}",
+    "fence", destinations=0, operands="",
+    qualifiers=f"sc|acq_rel|acquire|release? $scope; mbarrier_init release cluster; proxy alias; "
+    f"acquire {_ACQUIRED} cluster; release {_RELEASED} cluster",
 )  # fmt: skip
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """fence, membar, fence.mbarrier_init: memory operations take effect in program order; the detector is told."""

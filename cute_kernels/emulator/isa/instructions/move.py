@@ -12,11 +12,12 @@ from cute_kernels.emulator.machine.graph.values import Constant, Pack, Value, of
 from cute_kernels.emulator.machine.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 
 
-@family("mov", operands="d~, a~")
+@family(
+    "mov", operands=lambda parts: "d~, a~" if parts[-1][0] == "b" else "d, a",
+    qualifiers="pred|$bits|$ints|f32|f64|b128",
+)  # fmt: skip
 def _mov(block: BlockBuilder, instruction: Instruction) -> None:
     """mov: registers, literals, addresses, special registers, packing and unpacking; an address may have an offset."""
-    if len(instruction.parts) != 2 or instruction.parts[1] not in TYPE_BITS:
-        raise instruction.refuse(f"{instruction.opcode} is not implemented")
     destination, source = instruction.operands
     bits = TYPE_BITS[instruction.parts[1]]
     if isinstance(source, Vector) and isinstance(destination, Register):
@@ -38,8 +39,8 @@ def _cvta_varies(instruction: Instruction, varies: Callable[[Operand], bool]) ->
 
 
 @family(
-    "cvta", varies=_cvta_varies, operands="d, a",
-    qualifiers="to global shared shared::cta shared::cluster param const local u64",
+    "cvta", "cvta.to", varies=_cvta_varies, operands="d, a",
+    qualifiers="global|$shared|param|const|local u64",
 )  # fmt: skip
 def _cvta(block: BlockBuilder, instruction: Instruction) -> None:
     """cvta: generic addresses of global memory are the addresses themselves; shared, local, param have windows."""

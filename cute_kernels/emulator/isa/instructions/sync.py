@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
 _PARITY = _ALL_THREADS = CONSTANTS["FLAG"]  # of ``mbarrier_wait`` and ``named_barrier``
 _SLEPT = CONSTANTS["SLEPT"]
-_SEMANTICS = ("release", "acquire", "relaxed", "cta", "cluster")  # memory is coherent here: for the race detector
+_VOTES = "d, a:u32, c:pred; d, a:u32, b:u32, c:pred"
+_BARRIER = (
+    "cta|cluster? shared|shared::cta|shared::cluster? b64; acquire|release|relaxed > cta|cluster; "
+    "cta|cluster > acquire|release|relaxed"
+)
 
 
 def lane_numbers(mask: int) -> Iterator[int]:
@@ -66,36 +70,35 @@ def named_barrier(
 
 
 @family(
-    "bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync", destinations=0, blocking=True,
-    operands="a:u32, b:u32?", qualifiers="aligned",
+    "barrier.sync", "barrier.cta.sync", destinations=0, blocking=True, operands="a:u32, b:u32?", qualifiers="aligned?",
 )  # fmt: skip
+@family("bar.sync", "bar.cta.sync", destinations=0, blocking=True, operands="a:u32, b:u32?")
 def _bar_sync(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.sync, barrier.sync."""
     named_barrier(block, "BAR_SYNC", instruction.operands)
 
 
-@family(
-    "bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive", destinations=0, operands="a:u32, b:u32",
-    qualifiers="aligned",
-)  # fmt: skip
+@family("barrier.arrive", "barrier.cta.arrive", destinations=0, operands="a:u32, b:u32", qualifiers="aligned?")
+@family("bar.arrive", "bar.cta.arrive", destinations=0, operands="a:u32, b:u32")
 def _bar_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.arrive, barrier.arrive."""
     named_barrier(block, "BAR_ARRIVE", instruction.operands)
 
 
 @family(
-    "bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red", varies=never_varies, blocking=True,
-    operands="d, a:u32, c:pred; d, a:u32, b:u32, c:pred", qualifiers="aligned popc and or u32 pred",
+    "barrier.red", "barrier.cta.red", varies=never_varies, blocking=True, operands=_VOTES,
+    qualifiers="popc aligned? u32; and|or aligned? pred",
+)  # fmt: skip
+@family(
+    "bar.red", "bar.cta.red", varies=never_varies, blocking=True, operands=_VOTES, qualifiers="popc u32; and|or pred",
 )  # fmt: skip
 def _bar_red(block: BlockBuilder, instruction: Instruction) -> None:
     """bar.red, barrier.red: .popc.u32, .and.pred, .or.pred."""
     parts = instruction.parts[1:]
-    modes = [part for part in parts if part in ("popc", "and", "or")]
-    if len(modes) != 1 or parts[-1] != ("u32" if modes[0] == "popc" else "pred"):
-        raise instruction.refuse(f"{instruction.opcode} is not implemented")
+    mode = next(part for part in parts if part in ("popc", "and", "or"))
     destination, *operands = instruction.operands
     predicate = block.value(operands.pop(), 1)
-    operation = f"BAR_RED_{modes[0].upper()}"
+    operation = f"BAR_RED_{mode.upper()}"
     (vote,) = named_barrier(block, operation, operands, [predicate], [(parts[-1], True)])
     block.define(destination, vote)
 
@@ -129,14 +132,14 @@ def cluster_wait(warp: Warp, mask: int, order: int) -> bool | None:
     return True
 
 
-@family("barrier.cluster.arrive", destinations=0, operands="", qualifiers=("aligned", *_SEMANTICS))
+@family("barrier.cluster.arrive", destinations=0, operands="", qualifiers="release|relaxed? aligned?")
 def _cluster_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """barrier.cluster.arrive."""
     parts = instruction.parts[3:]
     block.call(cluster_arrive, sync_order([*parts, "cluster"]))
 
 
-@family("barrier.cluster.wait", destinations=0, blocking=True, operands="", qualifiers=("aligned", *_SEMANTICS))
+@family("barrier.cluster.wait", destinations=0, blocking=True, operands="", qualifiers="acquire? aligned?")
 def _cluster_wait(block: BlockBuilder, instruction: Instruction) -> None:
     """barrier.cluster.wait."""
     parts = instruction.parts[3:]
@@ -192,8 +195,8 @@ def _wait_operands(parts: tuple[str, ...]) -> str:
 
 
 @family(
-    "mbarrier.try_wait", "mbarrier.test_wait", varies=_wait_varies, blocking=True, operands=_wait_operands,
-    qualifiers=("parity", "shared", "shared::cta", "b64", *_SEMANTICS),
+    *(f"mbarrier.{name}_wait{parity}" for name in ("try", "test") for parity in ("", ".parity")), varies=_wait_varies,
+    blocking=True, operands=_wait_operands, qualifiers=f"acquire|relaxed? {_BARRIER}".replace("|shared::cluster", ""),
 )  # fmt: skip
 def _mbarrier_wait(block: BlockBuilder, instruction: Instruction) -> None:
     """mbarrier.try_wait, mbarrier.test_wait, by parity or by state; the time limit operand is ignored."""
@@ -213,8 +216,11 @@ def _setup_operands(parts: tuple[str, ...]) -> str:
 
 
 @family(
-    "mbarrier.init", "mbarrier.inval", "mbarrier.expect_tx", "mbarrier.complete_tx", destinations=0,
-    operands=_setup_operands, qualifiers=("shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS),
+    "mbarrier.expect_tx", "mbarrier.complete_tx", destinations=0, operands=_setup_operands,
+    qualifiers=f"relaxed? {_BARRIER}",
+)  # fmt: skip
+@family(
+    "mbarrier.init", "mbarrier.inval", destinations=0, operands=_setup_operands, qualifiers="shared|shared::cta? b64",
 )  # fmt: skip
 def _mbarrier_setup(block: BlockBuilder, instruction: Instruction) -> None:
     """mbarrier.init, inval, expect_tx, complete_tx."""
@@ -232,8 +238,8 @@ def _arrive_operands(parts: tuple[str, ...]) -> str:
 
 
 @family(
-    "mbarrier.arrive", "mbarrier.arrive_drop", varies=always_varies, operands=_arrive_operands,
-    qualifiers=("expect_tx", "shared", "shared::cta", "shared::cluster", "b64", *_SEMANTICS),
+    *(f"mbarrier.arrive{drop}{expect}" for drop in ("", "_drop") for expect in ("", ".expect_tx")),
+    varies=always_varies, operands=_arrive_operands, qualifiers=f"release|relaxed? {_BARRIER}",
 )  # fmt: skip
 def _mbarrier_arrive(block: BlockBuilder, instruction: Instruction) -> None:
     """mbarrier.arrive, arrive.expect_tx, arrive_drop, on the own CTA or a remote one."""
@@ -301,7 +307,7 @@ def launch_dependents(warp: Warp, mask: int) -> bool | None:
     return True
 
 
-@family("griddepcontrol", destinations=0, blocking=True, operands="", qualifiers="wait launch_dependents")
+@family("griddepcontrol", destinations=0, blocking=True, operands="", qualifiers="wait|launch_dependents")
 def _griddepcontrol(block: BlockBuilder, instruction: Instruction) -> None:
     """griddepcontrol.wait / launch_dependents: where a launch that may overlap another one waits or lets it begin."""
     parts = instruction.parts[1:]

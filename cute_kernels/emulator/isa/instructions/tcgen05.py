@@ -19,7 +19,6 @@ from cute_kernels.emulator.machine.state.lane_masks import LaneValues
 from cute_kernels.emulator.machine.state.tmem import COLUMNS, HALVES, LANES, SHAPE_NUMBERS, SHAPES
 from cute_kernels.emulator.machine.state.tmem_pairs import PairWait
 from cute_kernels.emulator.machine.state.warp import AllocationWait
-from cute_kernels.emulator.machine.units.matrix.scaled_descriptors import SCALED_KINDS
 from cute_kernels.emulator.machine.units.matrix.tensor_copy import COMPRESSED, copy_to_tensor_memory, shift_rows
 from cute_kernels.emulator.machine.units.matrix.tensor_mma import KIND_NAMES
 from cute_kernels.emulator.races.happens_before import Offset
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.machine.units.sm import Warp
 
 _GROUPS = ("cta_group::1", "cta_group::2")
-_DENSE = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
 _COPIED = ("128x256b", "128x128b", "64x128b", "32x128b")
 _MOST_DISABLED = CONSTANTS["MOST_DISABLED"]  # registers of a mask of lanes
 _MULTICASTS = ("warpx2::02_13", "warpx2::01_23", "warpx4")
@@ -74,7 +72,7 @@ def _together(warp: Warp, name: str, operands: tuple[int, ...]) -> int | None:
 
 @family(
     "tcgen05.alloc", destinations=0, blocking=True, operands="[dst], nCols:u32",
-    qualifiers=(*_GROUPS, "sync", "aligned", "shared::cta", "b32"),
+    qualifiers="$group sync aligned shared::cta? b32",
 )  # fmt: skip
 def _alloc(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.alloc."""
@@ -99,7 +97,7 @@ def dealloc(warp: Warp, mask: int, address: int, columns: int, cta_group: int) -
 
 @family(
     "tcgen05.dealloc", destinations=0, blocking=True, operands="taddr:u32, nCols:u32",
-    qualifiers=(*_GROUPS, "sync", "aligned", "b32"),
+    qualifiers="$group sync aligned b32",
 )  # fmt: skip
 def _dealloc(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.dealloc."""
@@ -113,7 +111,7 @@ def relinquish(warp: Warp, mask: int) -> None:
     warp.cta.tmem.relinquish()
 
 
-@family("tcgen05.relinquish_alloc_permit", destinations=0, operands="", qualifiers=(*_GROUPS, "sync", "aligned"))
+@family("tcgen05.relinquish_alloc_permit", destinations=0, operands="", qualifiers="$group sync aligned")
 def _relinquish(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.relinquish_alloc_permit."""
     block.call(relinquish)
@@ -124,9 +122,10 @@ def _relinquish(block: BlockBuilder, instruction: Instruction) -> None:
 _REPEAT = re.compile(r"x(\d+)")
 
 
-_SHAPES = (
-    "sync", "aligned", "32x32b", "16x64b", "16x128b", "16x256b", HALVES, "b32", *(f"x{1 << i}" for i in range(8)),
-)  # fmt: skip
+_MOVED = (
+    "sync aligned 32x32b|16x64b|16x128b|16x256b|16x32bx2 x{1,2,4,8,16,32,64,128} pack::16b? b32; "
+    "16x128b / x128; 16x256b / x{64,128}"
+)
 
 
 def _shape(instruction: Instruction) -> tuple[str, int]:
@@ -158,7 +157,7 @@ def _halves(parts: tuple[str, ...]) -> str:
 
 @family(
     "tcgen05.ld", varies=always_varies, operands=lambda parts: f"{{r}}:b32, [taddr]{_halves(parts)}",
-    qualifiers=(*_SHAPES, "pack::16b"),
+    qualifiers=_MOVED,
 )  # fmt: skip
 def _ld(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.ld of all shapes; .pack::16b for 32x32b."""
@@ -187,7 +186,10 @@ def _only(destination: Operand) -> tuple[Operand, ...]:
     return destination.items if isinstance(destination, Vector) else (destination,)
 
 
-@family("tcgen05.st", destinations=0, operands=lambda parts: f"[taddr]{_halves(parts)}, {{r}}:b32", qualifiers=_SHAPES)
+@family(
+    "tcgen05.st", destinations=0, operands=lambda parts: f"[taddr]{_halves(parts)}, {{r}}:b32",
+    qualifiers=_MOVED.replace("pack", "unpack"),
+)
 def _st(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.st of all shapes."""
     shape, repeat = _shape(instruction)
@@ -225,7 +227,6 @@ _COUNTS = {
     "mxf4nvf4": {"scale_vec::2X": 2, "scale_vec::4X": 4, "block32": 2, "block16": 4},
 }
 _VECTORS = {name for counts in _COUNTS.values() for name in counts if name}
-_SCALED = ("block_scale", *_VECTORS, *(f"kind::{kind}" for kind in SCALED_KINDS))
 
 
 def _scales_of_a_row(instruction: Instruction, kinds: list[str]) -> int:
@@ -243,9 +244,13 @@ def _scales_of_a_row(instruction: Instruction, kinds: list[str]) -> int:
     return counts[vector]
 
 
-def _mma_qualifiers(parts: tuple[str, ...]) -> tuple[str, ...]:
-    hints = (f"collector::a::{use}" for use in ("fill", "use", "lastuse", "discard"))
-    return (*_GROUPS, *hints, *(_SCALED if "block_scale" in parts else _DENSE))
+_HINT = "collector::a::{fill,use,lastuse,discard}?"
+_MMA = "; ".join((
+    f"$group kind::f16|kind::tf32|kind::f8f6f4|kind::i8 {_HINT}",
+    f"$group kind::mxf8f6f4 block_scale scale_vec::1X|block32? {_HINT}",
+    f"$group kind::mxf4 block_scale scale_vec::2X|block32? {_HINT}",
+    f"$group kind::mxf4nvf4 block_scale scale_vec::2X|scale_vec::4X|block32|block16 {_HINT}",
+))  # fmt: skip
 
 
 def _mma_operands(parts: tuple[str, ...]) -> str:
@@ -257,7 +262,7 @@ def _mma_operands(parts: tuple[str, ...]) -> str:
     return "; ".join(f"[d_tmem], {a}, {rest}" for a in ("a_desc:b64", "[a_tmem]") for rest in rests)
 
 
-@family("tcgen05.mma", destinations=0, operands=_mma_operands, qualifiers=_mma_qualifiers)
+@family("tcgen05.mma", destinations=0, operands=_mma_operands, qualifiers=_MMA)
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.mma, dense kinds, with block scaling too; collector hints, which change no result, are ignored."""
     parts, operands = instruction.parts, list(instruction.operands)
@@ -304,7 +309,11 @@ def copy(
 
 @family(
     "tcgen05.cp", destinations=0, operands="[taddr], s_desc:b64",
-    qualifiers=("b8x16", *COMPRESSED, *_GROUPS, *_COPIED, *_MULTICASTS),
+    qualifiers="; ".join(
+        f"$group {shape} b8x16? b4x16_p64|b6x16_p32?"
+        for shape in ("128x256b|128x128b", "64x128b warpx2::02_13|warpx2::01_23", "32x128b warpx4")
+    )
+    + "; b8x16 > b4x16_p64|b6x16_p32; b4x16_p64|b6x16_p32 > b8x16",
 )  # fmt: skip
 def _cp(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.cp of 128x256b, 128x128b, 64x128b.warpx2, 32x128b.warpx4; .b8x16 from .b4x16_p64 and .b6x16_p32."""
@@ -336,7 +345,7 @@ def shift(warp: Warp, mask: int, cta_group: int, address: LaneValues) -> None:
         )
 
 
-@family("tcgen05.shift", destinations=0, operands="[taddr]", qualifiers=(*_GROUPS, "down"))
+@family("tcgen05.shift", destinations=0, operands="[taddr]", qualifiers="$group down")
 def _shift(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.shift.down: in 32 lanes, every row of 32 bytes but the last becomes the next one."""
     if "down" not in instruction.parts[1:]:
@@ -347,7 +356,7 @@ def _shift(block: BlockBuilder, instruction: Instruction) -> None:
 @family(
     "tcgen05.commit", destinations=0,
     operands=lambda parts: "[mbar]" + (", ctaMask:u16" if "multicast::cluster" in parts else ""),
-    qualifiers=(*_GROUPS, "mbarrier::arrive::one", "shared::cluster", "multicast::cluster", "b64"),
+    qualifiers="$group mbarrier::arrive::one shared::cluster? multicast::cluster? b64",
 )  # fmt: skip
 def _commit(block: BlockBuilder, instruction: Instruction) -> None:
     """tcgen05.commit, with multicast."""

@@ -67,7 +67,11 @@ def _replace_operands(parts: tuple[str, ...]) -> str:
     return "[addr], " + ("ord:imm, " if indexed else "") + "new_val"
 
 
-@family("tensormap.replace.tile", destinations=0, operands=_replace_operands)
+@family(
+    "tensormap.replace.tile", destinations=0, operands=_replace_operands,
+    qualifiers="global_address|global_stride global|shared::cta? b1024 b64; rank|box_dim|global_dim|element_stride|"
+    "elemtype|interleave_layout|swizzle_mode|fill_mode|swizzle_atomicity global|shared::cta? b1024 b32",
+)  # fmt: skip
 def _replace(block: BlockBuilder, instruction: Instruction) -> None:
     """tensormap.replace.tile: every field, in global or shared memory."""
     name, *rest = instruction.parts[3:]
@@ -98,7 +102,7 @@ def copy_tensor_map(warp: Warp, mask: int, target: LaneValues, source: LaneValue
 
 @family(
     "tensormap.cp_fenceproxy", destinations=0, operands="[dst], [src], size:imm",
-    qualifiers="global shared::cta tensormap::generic release sync aligned cta cluster gpu sys",
+    qualifiers="global shared::cta tensormap::generic release $scope sync aligned",
 )  # fmt: skip
 def _copy(block: BlockBuilder, instruction: Instruction) -> None:
     """tensormap.cp_fenceproxy: copies a tensor map from shared to global memory; memory is coherent here."""
@@ -111,7 +115,7 @@ def _copy(block: BlockBuilder, instruction: Instruction) -> None:
 @family(
     "fence.proxy.tensormap::generic", destinations=0,
     operands=lambda parts: "[addr], size:imm" if "acquire" in parts else "",
-    qualifiers="acquire release cta cluster gpu sys",
+    qualifiers="acquire|release $scope",
 )  # fmt: skip
 def _fence(block: BlockBuilder, instruction: Instruction) -> None:
     """fence.proxy.tensormap: no effect, memory is coherent here."""

@@ -90,9 +90,9 @@ _OPERATIONS: dict[str, _Operation] = {
     "vshr": _moved("shr", "s64"),
     **{f"vset.{relation}": _compare(relation) for relation in _RELATIONS},
 }
-_QUALIFIERS = ("s32", "u32", "sat", "add", *_RELATIONS)
+_SOURCES = "{u,s}32 {u,s}32"
 _OPERANDS = "d.:u32, a.:u32, b.:u32, c:u32?"
-_LANED = ("vadd", "vsub", "vmin", "vmax", "vabsdiff", "vset")
+_LANED = ("vadd", "vsub", "vmin", "vmax", "vabsdiff")
 #: By the digit at the end of the opcode: lanes of a register, the bits of each, and the letter of their selectors.
 _LANES = {"2": (2, 16, "h"), "4": (4, 8, "b")}
 
@@ -139,11 +139,13 @@ def _refuse_wrong(instruction: Instruction, selector: str, letter: str, count: i
     return numbers
 
 
+@family(*(f"vset{lanes}" for lanes in _LANES), operands=_OPERANDS, qualifiers=f"{_SOURCES} $relations add?")
 @family(
-    *(f"{name}{lanes}" for name in (*_LANED, "vavrg") for lanes in _LANES), operands=_OPERANDS, qualifiers=_QUALIFIERS,
+    *(f"{name}{lanes}" for name in (*_LANED, "vavrg") for lanes in _LANES), operands=_OPERANDS,
+    qualifiers=f"{{u,s}}32 {_SOURCES} sat? add?; add / sat",
 )  # fmt: skip
 def _lanes(block: BlockBuilder, instruction: Instruction) -> None:
-    """vadd, vsub, vabsdiff, vmin, vmax, vset and vavrg of 2 and 4 lanes, with selectors."""
+    """Video instructions of 2 and 4 lanes, with selectors."""
     count, bits, letter = _LANES[instruction.parts[0][-1]]
     opcode, numbers = _Opcode.of(instruction), Numbers(block)
     if opcode.saturates and opcode.accumulates:
@@ -206,7 +208,9 @@ def _differs(instruction: Instruction, opcode: _Opcode, place: str) -> bool:
     return bool(place) or unsigned or instruction.parts[0] == "vshl"
 
 
-@family(*_LANED, "vshl", "vshr", operands=_OPERANDS, qualifiers=(*_QUALIFIERS, "clamp", "wrap", "min", "max"))
+@family("vset", operands=_OPERANDS, qualifiers=f"{_SOURCES} $relations add|min|max?")
+@family("vshl", "vshr", operands=_OPERANDS, qualifiers="{u,s}32 {u,s}32 u32 sat? clamp|wrap add|min|max?")
+@family(*_LANED, operands=_OPERANDS, qualifiers=f"{{u,s}}32 {_SOURCES} sat? add|min|max?")
 def _scalar(block: BlockBuilder, instruction: Instruction) -> None:
     """vadd, vsub, vabsdiff, vmin, vmax, vset, vshl, vshr, with selectors, where a GPU does as the PTX ISA says."""
     opcode, numbers = _Opcode.of(instruction), Numbers(block)
@@ -215,8 +219,6 @@ def _scalar(block: BlockBuilder, instruction: Instruction) -> None:
     secondary = "min" in modes or "max" in modes
     _check_scalar(instruction, secondary or _differs(instruction, opcode, place))
     merges = bool(place) or opcode.accumulates
-    if ("clamp" in modes) + ("wrap" in modes) != (instruction.parts[0] in ("vshl", "vshr")):
-        raise instruction.refuse(f"{instruction.opcode} needs one of .clamp and .wrap, or none if it is no shift")
     if len(sources) != 2 + merges or place and opcode.accumulates:
         raise instruction.refuse(f"{instruction.opcode} with {len(sources) + 1} operands is not implemented")
     x, y = _part(numbers, sources[0], opcode.a), _part(numbers, sources[1], opcode.b)
@@ -234,7 +236,7 @@ def _scalar(block: BlockBuilder, instruction: Instruction) -> None:
     block.define(d, result)
 
 
-@family("vmad", operands="d:u32, -a.:u32, -b.:u32, -c:u32", qualifiers=("s32", "u32", "sat", "po", *_SCALES))
+@family("vmad", operands="d:u32, -a.:u32, -b.:u32, -c:u32", qualifiers=f"{{u,s}}32 {_SOURCES} po? sat? shr7|shr15?")
 def _vmad(block: BlockBuilder, instruction: Instruction) -> None:
     """vmad, with selectors and signs; .sat, .shr7 and .shr15 of two signed operands."""
     parts = instruction.parts[1:]
@@ -263,7 +265,11 @@ def _vmad(block: BlockBuilder, instruction: Instruction) -> None:
 _PACKED = {f"{kind}{bits}": (bits, kind == "s") for kind in "us" for bits in (16, 8, 4, 2)}
 
 
-@family(*(f"cvt.pack.sat.{type_}.s32" for type_ in _PACKED), operands="d, a:s32, b:s32, c:b32?")
+@family("cvt.pack.sat.u16.s32", "cvt.pack.sat.s16.s32", operands="d, a:s32, b:s32")
+@family(
+    *(f"cvt.pack.sat.{type_}.s32.b32" for type_, (bits, _) in _PACKED.items() if bits < 16),
+    operands="d, a:s32, b:s32, c:b32",
+)  # fmt: skip
 def _cvt_pack(block: BlockBuilder, instruction: Instruction) -> None:
     """cvt.pack: two integers, each limited to a narrow type, side by side, the second one lowest; c lies above them."""
     bits, signed = _PACKED[instruction.parts[3]]

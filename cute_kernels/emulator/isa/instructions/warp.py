@@ -136,12 +136,11 @@ def _vote(warp: Warp, mask: int, mode: str, predicate: LaneValues, members: int)
 @family(
     "vote.sync", varies=varies_with_members,
     operands=lambda parts: f"d:{'b32' if 'ballot' in parts else 'pred'}, a:pred, membermask:u32",
+    qualifiers="all|any|uni pred; ballot b32",
 )  # fmt: skip
 def _lower_vote(block: BlockBuilder, instruction: Instruction) -> None:
     """vote.sync.all/any/uni.pred and vote.sync.ballot.b32."""
-    mode, type_ = instruction.parts[2:]
-    if mode not in ("all", "any", "uni", "ballot"):
-        raise instruction.refuse(f"vote.sync.{mode} is not implemented")
+    mode, _ = instruction.parts[2:]
     predicate = block.value(instruction.operands[1], 1)
     members = block.value(instruction.operands[2], 32)
     result = ("u32", True) if mode == "ballot" else ("pred", True)
@@ -153,7 +152,7 @@ def _active(warp: Warp, mask: int) -> int:
     return mask
 
 
-@family("activemask", varies=never_varies, operands="d")
+@family("activemask", varies=never_varies, operands="d", qualifiers="b32")
 def _activemask(block: BlockBuilder, instruction: Instruction) -> None:
     """activemask."""
     block.define(instruction.operands[0], block.call(_active, results=[("u32", True)], effects=False)[0])
@@ -178,13 +177,11 @@ def match_all_holds(warp: Warp, mask: int, value: LaneValues, members: int) -> i
 
 @family(
     "match.any.sync", "match.all.sync", varies=always_varies,
-    operands=lambda parts: f"d{'|p?' if 'all' in parts else ''}:b32, a, membermask:u32",
+    operands=lambda parts: f"d{'|p?' if 'all' in parts else ''}:b32, a, membermask:u32", qualifiers="b{32,64}",
 )  # fmt: skip
 def _match(block: BlockBuilder, instruction: Instruction) -> None:
     """match.any.sync, match.all.sync."""
     _, mode, _, type_ = instruction.parts
-    if type_ not in ("b32", "b64"):
-        raise instruction.refuse(f"{instruction.opcode} is not implemented")
     value = block.whole(block.value(instruction.operands[1], int(type_[1:])))
     members = block.value(instruction.operands[2], 32)
     destination = instruction.operands[0]
@@ -205,12 +202,13 @@ def _reduce(warp: Warp, mask: int, name: str, signed: bool, value: LaneValues, m
     return int(ufunc.reduce(lanes)) & FULL
 
 
-@family("redux.sync", varies=varies_with_members, operands="dst, src, membermask:u32")
+@family(
+    "redux.sync", varies=varies_with_members, operands="dst, src, membermask:u32",
+    qualifiers="add|min|max {u,s}32; and|or|xor b32",
+)  # fmt: skip
 def _redux(block: BlockBuilder, instruction: Instruction) -> None:
     """redux.sync: integer reduction over a warp."""
     name, type_ = instruction.parts[2:]
-    if type_ not in ("u32", "s32", "b32") or name not in ("add", "min", "max", "and", "or", "xor"):
-        raise instruction.refuse(f"redux.sync.{name}.{type_} is not implemented")
     value, members = (block.value(operand, 32) for operand in instruction.operands[1:])
     (result,) = call_members(block, _reduce, name, type_ == "s32", value, members=members, results=[("u32", True)])
     block.define(instruction.operands[0], result)

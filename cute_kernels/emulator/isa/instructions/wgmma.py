@@ -1,12 +1,11 @@
 """Warpgroup matrix multiplication: wgmma.fence, mma_async, commit_group, wait_group.
 
-The accumulators of a wgmma are filled in when it completes. `cute_kernels.emulator.isa.ptx.register_hazards` proves before
-the kernel runs that nothing looks at them in between.
+The accumulators of a wgmma are filled in when it completes. `cute_kernels.emulator.isa.ptx.register_hazards` proves
+before the kernel runs that nothing looks at them in between.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -27,8 +26,6 @@ from cute_kernels.emulator.machine.units.matrix.operands import (
     ElementType,
 )
 from cute_kernels.emulator.machine.units.matrix.wgmma import Form
-
-_SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
 
 @dataclass(frozen=True)
@@ -71,28 +68,8 @@ def parse_form(instruction: Instruction) -> Form:
     Raises:
         UnsupportedPTX: an accumulator that the operands do not have here, sparse forms, a shape that does not exist.
     """
-    parts = instruction.parts
-    # The PTX ISA has .satfinite behind the shape, CUTLASS (mma_sm90_gmma.hpp) at the end: ptxas 13.0 takes both.
-    place = next((i for i in (5, 8) if parts[i : i + 1] == ("satfinite",)), None)
-    saturate = place is not None
-    parts = parts[:place] + parts[place + 1 :] if saturate else parts
-    if len(parts) != 8 or parts[2:4] != ("sync", "aligned"):
-        form = "<shape>{.satfinite}.<type of D>.<type of A>.<type of B>"
-        raise instruction.refuse(f"wgmma.mma_async.sync.aligned.{form} is implemented")
-    shape, d_type, a_name, b_name = parts[4:]
-    if a_name not in _TYPES or b_name not in _TYPES or d_type not in _TYPES[a_name][0].d_types:
-        raise instruction.refuse(
-            "accumulators in f32 of f16, bf16, tf32, e4m3 and e5m2 operands, in f16 of f16, e4m3 and e5m2, in s32 of "
-            "s8 and u8 are implemented"
-        )
-    (kind, a_type), (other, b_type) = _TYPES[a_name], _TYPES[b_name]
-    if kind is not other:
-        raise instruction.refuse(f"operands .{a_name} and .{b_name} do not go together")
-    if saturate and not kind.saturates:
-        raise instruction.refuse(".satfinite exists for integers")
-    match = _SHAPE.fullmatch(shape)
-    if match is None or int(match[2]) * a_type.nbytes != 32 or int(match[1]) not in kind.columns:
-        raise instruction.refuse(f"shape .{shape} does not exist for .{a_name}")
+    shape, *saturate, d_type, a_name, b_name = instruction.parts[4:]
+    (kind, a_type), (_, b_type) = _TYPES[a_name], _TYPES[b_name]
     a_in_registers = isinstance(instruction.operands[1], Vector)
     transposable = a_type.nbytes == 2  # PTX ISA: imm-trans exists for 16-bit types, and for A only with a descriptor
     flags = [as_integer(instruction, operand) for operand in instruction.operands[4:]]
@@ -102,7 +79,7 @@ def parse_form(instruction: Instruction) -> Form:
     if any(scale not in (1, -1) for scale in scales) or any(flag not in (0, 1) for flag in transposes):
         raise instruction.refuse("imm-scale is 1 or -1, imm-trans 0 or 1")
     return Form(
-        n=int(match[1]),
+        n=int(shape[4:].partition("k")[0]),
         a_type=a_type,
         b_type=b_type,
         a_in_registers=a_in_registers,
@@ -112,7 +89,7 @@ def parse_form(instruction: Instruction) -> Form:
         negate_b=scales[1] == -1,
         text=f"{instruction.opcode} at PTX line {instruction.line}",
         d_type=d_type,
-        saturate=saturate,
+        saturate=bool(saturate),
         instruction=instruction,
     )
 
@@ -129,7 +106,16 @@ _LITERALS = "imm_scale_a:imm?, imm_scale_b:imm?, imm_trans_a:imm?, imm_trans_b:i
 _OPERANDS = "; ".join(f"{{d}}:b32, {a}, b_desc:b64, scale_d:pred, {_LITERALS}" for a in ("a_desc:b64", "{a}4:b32"))
 
 
-@family("wgmma.mma_async", varies=always_varies, reads_destinations=True, operands=_OPERANDS)
+def _grammar(kind: _Kind) -> str:
+    shapes = f"m64n{{{','.join(map(str, kind.columns))}}}k{32 // kind.types[0].nbytes}"
+    operand = "|".join(element.name for element in kind.types)
+    return f"sync aligned {shapes} {'satfinite? ' * kind.saturates}{'|'.join(kind.d_types)} {operand} {operand}"
+
+
+@family(
+    "wgmma.mma_async", varies=always_varies, reads_destinations=True, operands=_OPERANDS,
+    qualifiers="; ".join(map(_grammar, _KINDS)),
+)  # fmt: skip
 def _mma_async(block: BlockBuilder, instruction: Instruction) -> None:
     """wgmma.mma_async, dense: f16, bf16, tf32, e4m3, e5m2 into f32, f16, e4m3, e5m2 into f16, s8 and u8 into s32; A in
     registers or in shared memory."""

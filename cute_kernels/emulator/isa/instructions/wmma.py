@@ -7,13 +7,12 @@ sixteen rows after the other; D of m8n32 is the transpose of that of m32n8, with
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.isa.instructions.floats import float_to_float
 from cute_kernels.emulator.isa.instructions.integers import binary, shift_by
-from cute_kernels.emulator.isa.instructions.memory import SPACES, Access, address_of
+from cute_kernels.emulator.isa.instructions.memory import SPACES, Access, address_of, memory_space
 from cute_kernels.emulator.isa.instructions.mma import multiply_registers
 from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Operand, Special, Vector
 from cute_kernels.emulator.isa.ptx.families import always_varies
@@ -184,7 +183,7 @@ class _Places:
 
     def facts(self, register: _Register) -> tuple[int, ...]:
         """Facts of an `Access` to a piece."""
-        return CONSTANTS[f"SPACE_{self.space.upper()}"], self.piece_bits(register) // 8, 0
+        return memory_space(self.space, self.space == "shared"), self.piece_bits(register) // 8, 0
 
     def piece_bits(self, register: _Register) -> int:
         return _BITS[self.matrix.type] * (register.per if self.beside else 1)
@@ -217,7 +216,25 @@ def _mma_operands(parts: tuple[str, ...]) -> str:
     return ", ".join(_list(name, parts) for name in "dabc")
 
 
-@family(*(f"wmma.load.{name}.{_SYNC}" for name in "abc"), varies=always_varies, operands=_load_operands)
+def _named(type_: str) -> str:
+    return "|".join(f"m{m}n{n}k{k}" for m, n, k in _SHAPES[type_])
+
+
+def _in_memory(types: Iterable[tuple[str, str]]) -> str:
+    """Grammar of loads and stores of types, each of a matrix that goes with the second one."""
+    return "; ".join(f"row|col {_named(of)} global|shared|shared::cta? {type_}" for type_, of in types)
+
+
+_SUMS = [(type_, of) for of in _SHAPES for type_ in _accumulators(of)]
+
+
+@family(
+    f"wmma.load.c.{_SYNC}", varies=always_varies, operands=_load_operands, qualifiers=_in_memory(_SUMS),
+)  # fmt: skip
+@family(
+    *(f"wmma.load.{name}.{_SYNC}" for name in "ab"), varies=always_varies, operands=_load_operands,
+    qualifiers=_in_memory((type_, type_) for type_ in _SHAPES),
+)  # fmt: skip
 def _load(block: BlockBuilder, instruction: Instruction) -> None:
     """wmma.load: A, B and C of all shapes and types."""
     places = _Places(block, instruction, instruction.operands[1:])
@@ -234,7 +251,7 @@ def _load(block: BlockBuilder, instruction: Instruction) -> None:
         block.define(item, values[i % len(values)])
 
 
-@family(f"wmma.store.d.{_SYNC}", destinations=0, operands=_store_operands)
+@family(f"wmma.store.d.{_SYNC}", destinations=0, operands=_store_operands, qualifiers=_in_memory(_SUMS))
 def _store(block: BlockBuilder, instruction: Instruction) -> None:
     """wmma.store: D of all shapes and types."""
     address, source, *stride = instruction.operands
@@ -261,10 +278,22 @@ def _types(instruction: Instruction, given: Sequence[str]) -> tuple[str, str, st
 _ROUNDINGS = ("rn", "rz", "rm", "rp")
 
 
+def _products() -> Iterator[str]:
+    """Forms of wmma.mma but those of bits: of .f16 they have the types of D and C alone."""
+    layouts = "row|col row|col"
+    yield f"{layouts} {_named('f16')} f16|f32 f16|f32"
+    for type_ in ("bf16", "tf32"):
+        yield f"{layouts} {_named(type_)} f32 {type_} {type_} f32"
+    yield f"{layouts} {_named('f64')} $round? f64 f64 f64 f64"
+    for type_ in ("s8", "u8", "s4", "u4"):
+        yield f"{layouts if type_[1] == '8' else 'row col'} {_named(type_)} s32 {type_} {type_} s32 satfinite?"
+
+
 @family(
-    f"wmma.mma.{_SYNC}", *(f"wmma.mma.{op}.popc.{_SYNC}" for op in ("xor", "and")), varies=always_varies,
-    operands=_mma_operands,
+    *(f"wmma.mma.{op}.popc.{_SYNC}" for op in ("xor", "and")), varies=always_varies, operands=_mma_operands,
+    qualifiers=f"row col {_named('b1')} s32 b1 b1 s32",
 )  # fmt: skip
+@family(f"wmma.mma.{_SYNC}", varies=always_varies, operands=_mma_operands, qualifiers="; ".join(_products()))
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """wmma.mma: f16, bf16, tf32, f64, s8, u8, s4, u4, b1."""
     bits_op = instruction.parts[2] if "popc" in instruction.parts else ""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.isa.ptx.decode_body import Body
-from cute_kernels.emulator.isa.ptx.decode_functions import Function, read_function, take_body
+from cute_kernels.emulator.isa.ptx.decode_functions import Function, Functions, read_function, take_body
 from cute_kernels.emulator.isa.ptx.decode_stack import uses_stack
 from cute_kernels.emulator.isa.ptx.decode_variables import read_variable
 from cute_kernels.emulator.isa.ptx.lexer import Reader, Token, integer, tokenize
@@ -32,6 +33,7 @@ from cute_kernels.emulator.isa.ptx.program import (  # noqa: F401 - users of `pa
     Vector,
 )
 from cute_kernels.emulator.isa.ptx.source_lines import unquoted
+from cute_kernels.emulator.isa.ptx.targets import read_head
 
 _MOST_PARAMETER_BYTES = 32764  # of a kernel (CUDA driver API, since compute capability 7.0)
 _LINKING = (".visible", ".extern", ".weak", ".common")
@@ -48,21 +50,16 @@ def parse(text: str) -> Module:
         UnsupportedPTX: a construct that is not read here.
     """
     reader = Reader(tokenize(text))
-    target = version = ""
+    version, target = read_head(reader)
     variables: list[Variable] = []
     files: dict[int, str] = {}
     entries: dict[str, list[Token]] = {}
     functions: dict[str, Function] = {}
     aliases: list[list[Token]] = []
+    defined: set[str] = set()
     while reader.peek():
         token = reader.take()
-        if token.text == ".version":
-            version = reader.take().text
-        elif token.text == ".target":
-            target = reader.take_rest_of_line(least=1)[0].text
-        elif token.text in (".address_size",):
-            reader.take_rest_of_line()
-        elif token.text == ".file":
+        if token.text == ".file":
             _read_file(reader.take_rest_of_line(least=2), files)
         elif token.text == ".section":
             _skip_section(reader)
@@ -73,26 +70,46 @@ def parse(text: str) -> Module:
         elif token.text in _DECLARATIONS:
             reader.at -= 1
             item = _declaration(reader)
+            if item is None:
+                continue
+            name = item[0].text if isinstance(item, list) else item.name
+            if token.text != ".extern" and name in defined:
+                raise UnsupportedPTX(f"{name!r} is declared twice", ptx_line=token.line)
+            defined.update([name] * (token.text != ".extern"))
             if isinstance(item, Variable):
                 variables.append(item)
             elif isinstance(item, Function):
-                functions[item.name] = item
-            elif item is not None:
-                entries[item[0].text] = item
+                functions[name] = item
+            else:
+                entries[name] = item
         else:
             raise UnsupportedPTX(f"{token.text!r} at module level is not supported", ptx_line=token.line)
     for name, _, meant in (alias for alias in aliases if len(alias) == 3):
         if meant.text in functions:
             functions[name.text] = functions[meant.text]
 
+    texts = [*entries.values(), *(function.body for function in functions.values())]
+    known = Functions(functions, texts, [name for each in variables for _, name, _ in each.named])
+    variables = [_with_functions(each, known) for each in variables]
+
     def decode(name: str) -> Kernel:
         """After the loop: functions, and LLVM's .file table, may stand behind the code."""
         code = Reader(entries[name])
         body = _entry(code, files)
-        body.read(code, functions, uses_stack(text))
+        body.read(code, known, uses_stack(text))
         return body.finish(tuple(variables))
 
     return Module(target, version, Kernels(entries, decode), tuple(variables))
+
+
+def _with_functions(variable: Variable, functions: Functions) -> Variable:
+    """Addresses of functions are known; those of variables are when a launch gives them memory."""
+    initial = bytearray(variable.initial)
+    for offset, name, more in variable.named:
+        if name in functions.addresses:
+            initial[offset : offset + 8] = (functions.addresses[name] + more).to_bytes(8, "little")
+    named = tuple(each for each in variable.named if each[1] not in functions.addresses)
+    return replace(variable, initial=bytes(initial), named=named)
 
 
 def _read_file(tokens: list[Token], files: dict[int, str]) -> None:
@@ -109,7 +126,7 @@ def _skip_section(reader: Reader) -> None:
 
 
 def _declaration(reader: Reader) -> Variable | Function | list[Token] | None:
-    """What a directive of the module declares; an entry as its tokens, from its name on."""
+    """Declarations of a directive of the module; an entry keeps its tokens, from its name on."""
     while reader.peek() in _LINKING:
         reader.take()
     if reader.peek() == ".entry":

@@ -8,16 +8,18 @@ later stages see one flat name space.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from cute_kernels.emulator.errors import UnsupportedPTX
-from cute_kernels.emulator.isa.ptx import decode_stack
-from cute_kernels.emulator.isa.ptx.decode_functions import Call, Function, expansion, read_call, returning
+from cute_kernels.emulator.isa.ptx import decode_recursion, decode_stack
+from cute_kernels.emulator.isa.ptx.decode_functions import ARRAY, Call, Functions, expansion, read_call, returning
 from cute_kernels.emulator.isa.ptx.decode_operands import PARTS, OperandReader
 from cute_kernels.emulator.isa.ptx.decode_scopes import Scope, Statement, make_tokens
 from cute_kernels.emulator.isa.ptx.decode_variables import MOST_BYTES, read_variable
-from cute_kernels.emulator.isa.ptx.lexer import Reader, Token
+from cute_kernels.emulator.isa.ptx.families import arranged
+from cute_kernels.emulator.isa.ptx.lexer import Reader, Token, integer
 from cute_kernels.emulator.isa.ptx.program import (
     CARRY,
     TYPE_BITS,
@@ -39,6 +41,7 @@ _MOST_STATEMENTS = 1 << 20  # with calls expanded: no kernel is as long
 _MOST_SCOPES = 1 << 15  # likewise
 _MOST_CALLERS = 100  # of a function that is expanded, one inside of the other
 _TAKE_CARRY = ("addc", "subc", "madc")
+_USED_BYTES = re.compile(r'"\s*used_bytes_mask\s+(\w+)\s*"')
 
 
 # --- kernel bodies --------------------------------------------------------------------------------------------------
@@ -60,28 +63,56 @@ class Body:
         self.labels: dict[str, int] = {}
         self.variables: list[Variable] = []
         self.call_parameters: set[str] = set()
+        self.arrays: set[str] = set()  # registers that have the address of an array which is a call's parameter
         self.tables: dict[str, list[str]] = {}  # .branchtargets
+        self.bodies: dict[str, decode_recursion.Body] = {}  # of functions that call themselves
+        self._inside: decode_recursion.Body | None = None
         self.stack = False
         self._scopes = 0
 
-    def read(self, reader: Reader, functions: dict[str, Function], stack: bool) -> None:
+    def read(self, reader: Reader, functions: Functions, stack: bool) -> None:
         """Pass 1: statements, scopes, labels and register declarations; calls of functions are expanded.
 
         ``stack``: whether the module allocates on the stack of a thread.
         """
         root = Scope(None, "")
-        self.stack = stack
+        for parameter in self.parameters:
+            root.declare(parameter.name, root.variables, reader.line())
+        recursive = decode_recursion.calls_itself(functions.known, functions.addresses)
+        self.stack = stack = stack or recursive
+        if recursive:
+            self.registers.update(decode_recursion.SHARED)
         if stack:
             pointer = decode_stack.pointer(0)
             root.registers.add(pointer)
             self.registers[pointer] = "b64"
             self.statements.append(Statement(make_tokens(reader.line(), "mov.b64", pointer, ",", "0"), root, ""))
         self._read(reader, root, functions, ())
+        if self.bodies:
+            self._read_bodies(functions)
 
-    def _read(self, reader: Reader, root: Scope, functions: dict[str, Function], callers: tuple[str, ...]) -> None:
+    def _read_bodies(self, functions: Functions) -> None:
+        """Functions that call themselves, behind all else; those that are called by one of them follow."""
+        line, raw = self.statements[-1].tokens[0].line, Scope(None, "")
+        self.statements.append(Statement(make_tokens(line, "ret"), raw, ""))
+        while name := next((name for name, body in self.bodies.items() if not body.registers), ""):
+            body = self._inside = self.bodies[name]
+            before = set(self.registers)
+            self.labels[body.own("$body")] = len(self.statements)
+            self._read(Reader(list(body.function.body)), body.inside, functions, (name,))
+            self.statements.append(Statement(make_tokens(line, "bra", body.own("$return")), raw, ""))
+            given = {body.own(f"$given.{each}") for each, _ in body.function.results}
+            others = {own for other in self.bodies.values() if other is not body for own in other.declared()}
+            body.registers = sorted(({*self.registers} - before | {*body.declared()}) - given - others)
+        for body in self.bodies.values():
+            statements, labels = decode_recursion.surroundings(body, self.registers, line)
+            self.labels.update({label: len(self.statements) + at for label, at in labels.items()})
+            self.statements += statements
+
+    def _read(self, reader: Reader, root: Scope, functions: Functions, callers: tuple[str, ...]) -> None:
         """A body from { to }. ``callers``: the functions that are being expanded, the last of which this is."""
         reader.take("{")
-        scope, location, label = root, "", ""
+        scope, location, label, used_bytes = root, "", "", None
         while True:
             token = reader.take()
             following = reader.peek()
@@ -100,21 +131,23 @@ class Body:
                 words = reader.take_rest_of_line(least=2)
                 location = location if asm else _location_key(words)
             elif token.text == ".pragma":
-                reader.take_until(";")  # hints to the optimiser (loop unrolling)
+                used_bytes = _used_bytes(reader.take_until(";"), used_bytes)
             elif token.text in (".shared", ".local"):
                 reader.at -= 1
-                self._add_variable(read_variable(reader), token.line)
+                variable = read_variable(reader)
+                scope.declare(variable.name, scope.variables, token.line)
+                self._add_variable(variable, token.line, scope)
             elif token.text == ".param":
                 self._declare_call_parameter(reader, scope)
+            elif token.text in (".callprototype", ".calltargets"):
+                reader.take_until(";")  # a call by address may mean any function of its type
             elif token.text == ".branchtargets":
                 self.tables[label] = [name.text for name in reader.take_until(";") if name.text != ","]
             elif token.text.startswith("."):
                 raise UnsupportedPTX(f"directive {token.text!r} in a kernel is not supported", ptx_line=token.line)
             elif token.kind == "name" and following == ":":
                 reader.take()
-                if token.text in scope.labels:
-                    raise UnsupportedPTX(f"label {token.text!r} is defined twice", ptx_line=token.line)
-                scope.labels.add(token.text)
+                scope.declare(token.text, scope.labels, token.line)
                 label = token.text
                 self.labels[token.text + scope.suffix] = len(self.statements)
             elif token.text == ";":
@@ -122,10 +155,12 @@ class Body:
             else:
                 reader.at -= 1
                 tokens = _joined(reader.take_until(";"))
-                call = read_call(tokens, functions)
+                call = read_call(tokens, functions.known, _Pointers(scope))
                 if call is not None:
-                    self._expand(call, scope, location, functions, callers)
+                    for each in self._direct(call, scope, location, functions):
+                        self._expand(each, scope, location, functions, callers)
                     continue
+                tokens = functions.with_addresses(tokens)
                 if callers:
                     tokens = returning(tokens)
                 if tokens[0].text == "brx.idx":
@@ -136,19 +171,80 @@ class Body:
                     statements = decode_stack.expanded(tokens, len(callers), *spare)
                 else:
                     statements = [tokens]
-                self.statements += [Statement(statement, scope, location) for statement in statements]
+                self.statements += [Statement(statement, scope, location, used_bytes) for statement in statements]
+                if any(each.text.startswith("ld.") for each in tokens):
+                    used_bytes = None
 
     def _new_suffix(self) -> str:
         self._scopes += 1
         return f"@{self._scopes}"
 
+    def _direct(self, call: Call, scope: Scope, location: str, functions: Functions) -> list[Call]:
+        """A call by address as one of each function that it may mean, under a guard."""
+        if call.function.name in functions.known:
+            return [call]
+        chosen = functions.of_type(call, lambda name: self._kind_of(name, scope))
+        line, found = call.line, []
+        guard = [token.text for token in call.guard]
+        other = self._spare_register("other", "pred", scope)
+
+        def emit(*words: str) -> None:
+            self.statements.append(Statement(make_tokens(line, *words), scope, location))
+
+        if guard:
+            emit("mov.pred", other, ",", *guard) if len(guard) == 1 else emit("not.pred", other, ",", guard[-1])
+        else:
+            emit("setp.eq.u32", other, ",", "0", ",", "0")
+        for function in chosen:
+            this = self._spare_register("this", "pred", scope)
+            emit("setp.eq.u64", this, ",", call.function.name, ",", str(functions.addresses[function.name]))
+            emit("and.pred", this, ",", this, ",", other)
+            emit("xor.pred", other, ",", other, ",", this)
+            found.append(replace(call, function=function, guard=tuple(make_tokens(line, this))))
+        emit("@", other, "trap")  # an address of no function
+        return found
+
+    def _kind_of(self, name: str, scope: Scope) -> str:
+        """Type of what is given to a call: bits, or `ARRAY`; "": a literal, which fits any."""
+        final = scope.find(name, "registers")
+        return ARRAY if final in self.arrays else str(TYPE_BITS[self.registers[final]]) if final else ""
+
+    def _call_body(self, call: Call, scope: Scope, location: str, callers: tuple[str, ...]) -> None:
+        """A call of a function that is being expanded: of the one body that it has."""
+        name = call.function.name
+        body = self.bodies.get(name)
+        if body is None:
+            body = self.bodies[name] = decode_recursion.body_of(call.function, self._new_suffix())
+            self.registers.update(body.declared())
+            values = (*call.function.parameters, *call.function.results)
+            self.call_parameters.update(body.own(each) for each, _ in values)
+            self.arrays.update(body.own(each) for each in call.function.arrays)
+        kinds = [kind for _, kind, _ in call.inputs()]
+        spares = [self._spare_register(f"given{number}", kind, scope) for number, kind in enumerate((*kinds, "b64"))]
+        back = f"$back.{len(body.sites)}{body.inside.suffix}"
+        around = Scope(scope, "", {body.own(f"$given.{each}") for each, _, _ in call.outputs()})
+        words = decode_recursion.entering(body, call, spares, len(callers))
+        if call.guard:
+            negated = call.guard[0].text == "!"
+            words.insert(0, ["@", *([] if negated else ["!"]), call.guard[-1].text, "bra", f"{back}.skipped"])
+        body.sites.append(decode_recursion.Site(
+            [each + scope.suffix for each in spares[:-1]], spares[-1] + scope.suffix, back, self._inside
+        ))  # fmt: skip
+        self.statements += [Statement(make_tokens(call.line, *each), around, location) for each in words]
+        self.labels[back] = len(self.statements)
+        for each, kind, token in call.outputs():
+            move = make_tokens(call.line, f"mov.{kind}", token.text, ",", body.own(f"$given.{each}"))
+            self.statements.append(Statement(move, around, location))
+        self.labels[f"{back}.skipped"] = len(self.statements)
+
     def _expand(
-        self, call: Call, scope: Scope, location: str, functions: dict[str, Function], callers: tuple[str, ...]
+        self, call: Call, scope: Scope, location: str, functions: Functions, callers: tuple[str, ...]
     ) -> None:
         """The statements of a function in place of a call."""
         name = call.function.name
         if name in callers:
-            raise UnsupportedPTX(f"{name} calls itself, which is not implemented", ptx_line=call.line)
+            self._call_body(call, scope, location, callers)
+            return
         if len(callers) >= _MOST_CALLERS:
             raise UnsupportedPTX(f"more than {_MOST_CALLERS} functions that call one another", ptx_line=call.line)
         if self.stack:
@@ -156,6 +252,7 @@ class Body:
         expanded = expansion(call, scope, self._new_suffix(), location)
         self.registers.update(expanded.declared)
         self.call_parameters.update(expanded.declared)
+        self.arrays.update(each + expanded.inside.suffix for each in call.function.arrays)
         self.statements += expanded.before
         self._read(Reader(list(call.function.body)), expanded.inside, functions, (*callers, name))
         if len(self.statements) > _MOST_STATEMENTS or self._scopes > _MOST_SCOPES:
@@ -168,8 +265,11 @@ class Body:
         self.statements += expanded.after
         self.labels[behind_moves] = len(self.statements)
 
-    def _add_variable(self, variable: Variable, line: int) -> None:
-        """Calls of a function one after the other share its local memory."""
+    def _add_variable(self, variable: Variable, line: int, scope: Scope) -> None:
+        """Calls of a function one after the other share its local memory, unless it calls itself."""
+        if self._inside is not None and variable.space == "local":
+            self._on_stack(variable.name, variable.nbytes, variable.align, scope)
+            return
         known = next((other for other in self.variables if other.name == variable.name), None)
         if known is None:
             self.variables.append(variable)
@@ -179,6 +279,12 @@ class Body:
                 raise UnsupportedPTX(message, ptx_line=line)
         elif known != variable:
             raise UnsupportedPTX(f"two variables {variable.name} that differ are not supported", ptx_line=line)
+
+    def _on_stack(self, name: str, nbytes: int, align: int, scope: Scope) -> None:
+        """An array of a function that calls itself: its name is a register with the address."""
+        scope.registers.add(name)
+        self.registers[name + scope.suffix] = "b64"
+        self._inside.allocate(name + scope.suffix, nbytes, align)
 
     def _indirect(self, tokens: list[Token], scope: Scope) -> list[list[Token]]:
         """``brx.idx index, table`` as comparisons and branches; the flow analysis knows no other."""
@@ -201,11 +307,27 @@ class Body:
         return name
 
     def _declare_call_parameter(self, reader: Reader, scope: Scope) -> None:
-        """A parameter of a call is a register here: it is written once and read by the call."""
+        """A parameter of a call is a register here, of an array its address: it is written, and read by the call."""
+        line = reader.line()
         declaration = reader.take_until(";")
+        texts = [token.text for token in declaration]
+        if "[" in texts:
+            name, align = texts[texts.index("[") - 1], 16
+            scope.declare(name, scope.variables, line)
+            nbytes = integer(texts[texts.index("[") + 1], line) * TYPE_BITS.get(texts[texts.index("[") - 2][1:], 8) // 8
+            if self._inside is not None:
+                self._on_stack(name, nbytes, align, scope)
+            else:
+                array = f"$array{scope.suffix}.{name}"
+                self._add_variable(Variable(array, "local", align, nbytes), line, scope)
+                scope.registers.add(name)
+                self.registers[name + scope.suffix] = "b64"
+                self.statements.append(Statement(make_tokens(line, "mov.b64", name, ",", array), scope, ""))
+            self.arrays.add(name + scope.suffix)
+            return
         kind, name = declaration[0].text[1:], declaration[-1].text
         if len(declaration) == 2 and kind in TYPE_BITS:
-            scope.registers.add(name)
+            scope.declare(name, scope.registers, declaration[0].line)
             self.registers[name + scope.suffix] = kind
             self.call_parameters.add(name + scope.suffix)
 
@@ -215,7 +337,7 @@ class Body:
         if elements:
             type_token = reader.take()
         kind = type_token.text[1:]
-        if kind not in TYPE_BITS:
+        if kind not in TYPE_BITS or kind in ("bf16", "bf16x2"):
             raise UnsupportedPTX(f"registers of type .{kind} are not supported", ptx_line=type_token.line)
         while True:
             name = reader.take().text
@@ -232,10 +354,12 @@ class Body:
                 names = [f"{name}{i}" for i in range(count)]
                 reader.take(">")
             if elements:
+                for each in names:
+                    scope.declare(each, set(), type_token.line)
                 scope.vectors.update(dict.fromkeys(names, elements))
                 names = [f"{each}.{part}" for each in names for part in PARTS[:elements]]
             for each in names:
-                scope.registers.add(each)
+                scope.declare(each, scope.registers, type_token.line)
                 self.registers[each + scope.suffix] = kind
             if reader.take().text == ";":
                 return
@@ -251,7 +375,7 @@ class Body:
                     message = f"`.loc {key[:40]}` needs the numbers of a file and a line"
                     raise UnsupportedPTX(message, ptx_line=statement.tokens[0].line)
                 sources[key] = _describe_location(key, self.files)
-            instructions.append(_instruction(index, statement, sources[key], self.call_parameters, self.registers))
+            instructions.append(_instruction(index, statement, sources[key], self))
             if Register(CARRY) in instructions[-1].operands:
                 self.registers[CARRY] = "pred"
         # A CTA has the shared arrays that its kernel uses, as ptxas allocates them, not those of the module's others.
@@ -273,6 +397,22 @@ class Body:
             self.most_registers,
             self.ctas_per_sm,
         )
+
+
+def _used_bytes(strings: list[Token], before: int | None) -> int | None:
+    """The mask of the bytes that the next load uses, if a pragma gives it; other ones are hints to the optimiser."""
+    found = [match for each in strings if (match := _USED_BYTES.fullmatch(each.text))]
+    return integer(found[-1][1], strings[0].line) if found else before
+
+
+class _Pointers:
+    """Names of registers, as calls by address have them."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def __contains__(self, name: str) -> bool:
+        return self._scope.find(name, "registers") is not None
 
 
 def _joined(tokens: list[Token]) -> list[Token]:
@@ -315,9 +455,7 @@ def _describe_location(key: str, files: dict[int, str]) -> str:
     return " inlined at ".join(places)
 
 
-def _instruction(
-    index: int, statement: Statement, source: str, call_parameters: set[str], registers: dict[str, str]
-) -> Instruction:
+def _instruction(index: int, statement: Statement, source: str, body: Body) -> Instruction:
     tokens = statement.tokens
     line = tokens[0].line
     text = _spell(tokens)
@@ -338,20 +476,22 @@ def _instruction(
         operands.append(cursor.moved() if moves else cursor.operand())
         if cursor.at < len(tokens):
             cursor.take(",")
-    parts = tuple(opcode.split("."))
+    parts = arranged(opcode)
     if parts[:2] in (("st", "param"), ("ld", "param")):
         if len(operands) != 2:
             raise UnsupportedPTX(f"{len(operands)} operands, not 2", ptx_line=line, instruction=text)
         place, register = operands if parts[0] == "st" else operands[::-1]
-        if isinstance(place, Memory) and isinstance(place.base, Register) and place.base.name in call_parameters:
+        if isinstance(place, Memory) and isinstance(place.base, Register) and place.base.name in body.arrays:
+            parts = (parts[0], "local", *parts[2:])
+        elif isinstance(place, Memory) and isinstance(place.base, Register) and place.base.name in body.call_parameters:
             if place.offset or place.extra:
                 raise UnsupportedPTX("a part of a call parameter", ptx_line=line, instruction=text)
             operands = [place.base, register] if parts[0] == "st" else [register, place.base]
-            parts = _move(parts[-1], operands, registers)
+            parts = _move(parts[-1], operands, body.registers)
     if "cc" in parts or parts[0] in _TAKE_CARRY:
         given, taken = ([Register(CARRY)] * needed for needed in ("cc" in parts, parts[0] in _TAKE_CARRY))
         operands[1:] = [*given, *operands[1:], *taken]
-    return Instruction(index, parts, tuple(operands), guard, line, source, text)
+    return Instruction(index, parts, tuple(operands), guard, line, source, text, statement.used_bytes)
 
 
 def _move(type_: str, operands: list[Operand], registers: dict[str, str]) -> tuple[str, ...]:

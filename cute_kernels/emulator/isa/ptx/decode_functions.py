@@ -2,12 +2,14 @@
 
 Registers and labels of the function are those of a scope of their own for every call. Parameters and results are
 registers that are moved there and back, and ``ret`` is a branch behind the last statement. So the stages behind
-decoding know of no calls. What cannot be expanded (recursion, parameters other than numbers) is refused where it is
-called; a function that a kernel does not call is only skipped.
+decoding know of no calls. Of an array (a structure) the address is handed over: it lies in the caller's local memory.
+A function that calls itself has one body (`decode_recursion`); a call by address is one call for each function that it
+may mean. A function that a kernel does not call is only skipped.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from cute_kernels.emulator.errors import UnsupportedPTX
@@ -15,6 +17,8 @@ from cute_kernels.emulator.isa.ptx.decode_scopes import Scope, Statement, make_t
 from cute_kernels.emulator.isa.ptx.lexer import Reader, Token
 from cute_kernels.emulator.isa.ptx.program import TYPE_BITS
 
+ARRAY = "array"
+_FIRST_ADDRESS = 1 << 12
 _RETURN, _AFTER = "$return", "$after"  # labels; PTX has no such names where registers and labels are looked up
 
 
@@ -24,7 +28,7 @@ class Function:
 
     Attributes:
         name: what a call says.
-        results, parameters: (name, type) of each.
+        results, parameters: (name, type) of each; of an array the type is `ARRAY`.
         body: tokens from { to }.
         refused: why it cannot be expanded, or "".
     """
@@ -34,6 +38,48 @@ class Function:
     parameters: tuple[tuple[str, str], ...]
     body: tuple[Token, ...]
     refused: str = ""
+
+    @property
+    def arrays(self) -> list[str]:
+        """Names of parameters and results that are arrays."""
+        return [name for name, kind in (*self.parameters, *self.results) if kind == ARRAY]
+
+    def signature(self) -> list[list[str]]:
+        """Types of results and parameters: what a call by address has to fit."""
+        kinds = ([kind for _, kind in each] for each in (self.results, self.parameters))
+        return [[kind if kind == ARRAY else str(TYPE_BITS[kind]) for kind in each] for each in kinds]
+
+
+class Functions:
+    """The functions of a module, and the addresses of those that may be called by one: numbers of nothing else."""
+
+    def __init__(self, known: dict[str, Function], texts: Iterable[Sequence[Token]], named: Iterable[str]) -> None:
+        """``texts``: of all bodies, ``named``: what initialisers of variables name."""
+        self.known = known
+        fours = (four for words in texts if known for four in zip(words, words[1:], words[2:], words[3:]))
+        moved = (name.text for opcode, _, comma, name in fours
+                 if name.text in known and comma.text == "," and opcode.text.startswith("mov."))  # fmt: skip
+        pointed = dict.fromkeys((*moved, *(name for name in named if name in known)))
+        self.addresses = {name: _FIRST_ADDRESS + 16 * number for number, name in enumerate(pointed)}
+
+    def with_addresses(self, tokens: list[Token]) -> list[Token]:
+        """A statement with numbers in place of functions' names."""
+        if not self.addresses or not any(token.text in self.addresses for token in tokens):
+            return tokens
+        return [Token("number", str(self.addresses[token.text]), token.line) if token.text in self.addresses else token
+                for token in tokens]  # fmt: skip
+
+    def of_type(self, call: Call, kind_of: Callable[[str], str]) -> list[Function]:
+        """The functions that a call by address may mean."""
+        given = [[kind_of(token.text) for token in each] for each in (call.results, call.arguments)]
+
+        def fits(function: Function) -> bool:
+            kinds = function.signature()
+            return [*map(len, kinds)] == [*map(len, given)] and all(
+                mine in (wanted, "") for own, needed in zip(given, kinds) for mine, wanted in zip(own, needed)
+            )
+
+        return [function for name in self.addresses if not (function := self.known[name]).refused and fits(function)]
 
 
 def read_function(reader: Reader) -> Function | None:
@@ -82,9 +128,12 @@ def _signature(reader: Reader, refused: list[str]) -> tuple[tuple[str, str], ...
             continue
         if declaration:
             kind = declaration[1][1:] if len(declaration) == 3 else ""
-            if kind not in TYPE_BITS or declaration[0] not in (".param", ".reg"):
+            name = declaration[-1]
+            if "[" in declaration and declaration[0] == ".param":
+                kind, name = ARRAY, declaration[declaration.index("[") - 1]
+            if kind not in (*TYPE_BITS, ARRAY) or declaration[0] not in (".param", ".reg"):
                 refused.append(f"a parameter or result `{' '.join(declaration)}`")
-            found.append((declaration[-1], kind))
+            found.append((name, kind))
         declaration = []
     return tuple(found)
 
@@ -99,9 +148,23 @@ class Call:
     guard: tuple[Token, ...]
     line: int
 
+    def inputs(self) -> list[tuple[str, str, Token]]:
+        """(name, type, what is given) of parameters, and of results that are arrays: their addresses."""
+        given = [*zip(self.function.parameters, self.arguments), *zip(self.function.results, self.results)]
+        count = len(self.function.parameters)
+        return [(name, "b64" if kind == ARRAY else kind, token) for number, ((name, kind), token) in enumerate(given)
+                if number < count or kind == ARRAY]  # fmt: skip
 
-def read_call(tokens: list[Token], functions: dict[str, Function]) -> Call | None:
+    def outputs(self) -> list[tuple[str, str, Token]]:
+        """(name, type, where it goes) of results that are numbers."""
+        pairs = zip(self.function.results, self.results)
+        return [(name, kind, token) for (name, kind), token in pairs if kind != ARRAY]
+
+
+def read_call(tokens: list[Token], functions: dict[str, Function], pointers: Container[str] = ()) -> Call | None:
     """The call that a statement is; None for any other statement, and for functions outside of the module.
+
+    By a register of ``pointers`` it is one of a `Function` without a body.
 
     Raises:
         UnsupportedPTX: the function cannot be expanded, or takes other numbers of values.
@@ -122,11 +185,13 @@ def read_call(tokens: list[Token], functions: dict[str, Function]) -> Call | Non
             name = tokens[at].text
         at += 1
     function = functions.get(name or "")
-    if function is None:
+    if function is None and name not in pointers:
         return None
     results = next((found for is_result, found in lists if is_result), ())
     arguments = next((found for is_result, found in lists if not is_result), ())
     line = tokens[0].line
+    if function is None:
+        return Call(Function(name, (), (), ()), results, arguments, guard, line)
     if function.refused:
         raise UnsupportedPTX(f"call of {function.name}: {function.refused} is not implemented", ptx_line=line)
     lengths = (("results", results, function.results), ("arguments", arguments, function.parameters))
@@ -163,7 +228,8 @@ class Expansion:
 def expansion(call: Call, caller: Scope, suffix: str, location: str) -> Expansion:
     """The surroundings of a function's statements in place of a call."""
     function = call.function
-    values = {*function.parameters, *function.results}
+    every = (*function.parameters, *function.results)
+    values = {(name, "b64" if kind == ARRAY else kind) for name, kind in every}
     names = {name for name, _ in values}
     around, inside = Scope(caller, suffix, set(names), labels={_AFTER}), Scope(None, suffix, names, labels={_RETURN})
 
@@ -180,8 +246,8 @@ def expansion(call: Call, caller: Scope, suffix: str, location: str) -> Expansio
         negated = call.guard[0].text == "!"
         words = ("@", call.guard[-1].text) if negated else ("@", "!", call.guard[-1].text)
         before.append(Statement(make_tokens(call.line, *words, "bra", _AFTER), around, location))
-    before += [move(own(name), given, kind) for (name, kind), given in zip(function.parameters, call.arguments)]
-    after = [move(given, own(name), kind) for (name, kind), given in zip(function.results, call.results)]
+    before += [move(own(name), given, kind) for name, kind, given in call.inputs()]
+    after = [move(given, own(name), kind) for name, kind, given in call.outputs()]
     return Expansion(around, inside, before, after, {name + suffix: kind for name, kind in values})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.isa.ptx.lexer import Token
 from cute_kernels.emulator.isa.ptx.program import Operand
 
@@ -17,7 +18,14 @@ class Scope:
     registers: set[str] = field(default_factory=set)
     vectors: dict[str, int] = field(default_factory=dict)  # elements of registers declared as .v2 or .v4
     labels: set[str] = field(default_factory=set)
+    variables: set[str] = field(default_factory=set)  # and the parameters of the kernel
     operands: dict[str, Operand] = field(default_factory=dict)  # what names stand for, as they are looked up
+
+    def declare(self, name: str, names: set[str], line: int | None) -> None:
+        """Adds a name to those of registers, labels or variables; raises UnsupportedPTX if these braces have it."""
+        if name in self.registers or name in self.labels or name in self.variables or name in self.vectors:
+            raise UnsupportedPTX(f"{name!r} is declared twice in the same braces", ptx_line=line)
+        names.add(name)
 
     def elements(self, name: str) -> int:
         """How many elements a vector register has; 0 for any other name."""
@@ -39,14 +47,15 @@ class Scope:
 
 @dataclass
 class Statement:
-    """``location``: numbers of file and line, of the .loc in force."""
+    """``location``: numbers of file and line, of the .loc in force; ``used_bytes``: as of `program.Instruction`."""
 
     tokens: list[Token]
     scope: Scope
     location: str
+    used_bytes: int | None = None
 
 
 def make_tokens(line: int, *texts: str) -> list[Token]:
     """Tokens that stand for a statement of this line."""
-    kinds = {",": "sign", "@": "sign", "!": "sign"}
+    kinds = dict.fromkeys(",@![]+", "sign")
     return [Token(kinds.get(text) or ("number" if text.isdecimal() else "name"), text, line) for text in texts]

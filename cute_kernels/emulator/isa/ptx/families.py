@@ -7,10 +7,11 @@ warp, and whether it can block. `graph.families` has the functions that lower th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from cute_kernels.emulator.isa.ptx.decode import (
+from cute_kernels.emulator.isa.ptx.operand_syntax import Slot, mismatch, read_forms
+from cute_kernels.emulator.isa.ptx.program import (
     Immediate,
     Instruction,
     Kernel,
@@ -21,7 +22,7 @@ from cute_kernels.emulator.isa.ptx.decode import (
     Register,
     Vector,
 )
-from cute_kernels.emulator.isa.ptx.operand_syntax import Slot, mismatch, read_forms
+from cute_kernels.emulator.isa.ptx.qualifiers import read_grammar
 
 #: (instruction, "may this operand differ between lanes?") -> may the result; one value per destination register if a
 #: list is returned.
@@ -29,7 +30,6 @@ Varies = Callable[[Instruction, Callable[[Operand], bool]], "bool | list[bool]"]
 
 #: Operands in the notation of `operand_syntax`, or a function of the opcode's parts that returns them.
 Operands = str | Callable[[tuple[str, ...]], str]
-Qualifiers = str | Collection[str] | Callable[[tuple[str, ...]], Collection[str]]
 
 
 def varies_with_operands(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
@@ -61,8 +61,7 @@ class Family:
         reads_destinations: the destinations are operands as well (accumulators).
         doc: what the family does, for the list of supported instructions.
         operands: what an instruction takes; None: the function that lowers it decides.
-        qualifiers: parts of an opcode behind its prefix that are executed, or a function of all its parts that returns
-            them; None: the function that lowers it decides.
+        qualifiers: parts of an opcode behind its prefix, in the notation of `ptx.qualifiers`.
     """
 
     destinations: int
@@ -72,7 +71,7 @@ class Family:
     reads_destinations: bool
     doc: str
     operands: Operands | None
-    qualifiers: Qualifiers | None = None
+    qualifiers: str
 
 
 FAMILIES: dict[tuple[str, ...], Family] = {}
@@ -172,14 +171,21 @@ def _registers(operands: tuple[Operand, ...]) -> tuple[str, ...]:
 CONTROL = {"bra": "tgt:label", "ret": "", "exit": ""}
 
 
-def check_qualifiers(instruction: Instruction, prefix: tuple[str, ...]) -> None:
-    """Raises UnsupportedPTX for a part behind the prefix that is none of `Family.qualifiers`."""
-    allowed = FAMILIES[prefix].qualifiers
-    if callable(allowed):
-        allowed = allowed(instruction.parts)
-    for part in instruction.parts[len(prefix) :] if allowed is not None else ():
-        if part not in allowed:
-            raise instruction.refuse(f"qualifier .{part} of {instruction.parts[0]} is not implemented")
+@functools.cache
+def arranged(opcode: str) -> tuple[str, ...]:
+    """The parts of an opcode, in the order of its row where it is legal."""
+    return arrange(tuple(opcode.split(".")))[0]
+
+
+@functools.cache
+def arrange(parts: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Parts in the order of the row of their opcode, and why they are illegal, or "". Without a row: as they are."""
+    prefix = parts[:1] if parts[0] in CONTROL else prefix_of(parts)
+    if prefix is None:
+        return parts, ""
+    grammar = read_grammar("uni?" if parts[0] in CONTROL else FAMILIES[prefix].qualifiers)
+    behind, reason = grammar.arrange(parts[len(prefix) :])
+    return (*prefix, *behind), reason and f"{'.'.join(parts)}: {reason}"
 
 
 @functools.cache
@@ -197,12 +203,12 @@ def forms_of(parts: tuple[str, ...]) -> dict[int, list[tuple[Slot, ...]]] | None
 @functools.cache
 def _plain(parts: tuple[str, ...], count: int) -> tuple[frozenset[str], ...] | None:
     """Per operand the declared types of a register that is all of it: most instructions have nothing else."""
-    forms = (forms_of(parts) or {}).get(count, [])
+    forms = [] if arrange(parts)[1] else (forms_of(parts) or {}).get(count, [])
     return tuple(slot.simple for slot in forms[0]) if len(forms) == 1 else None
 
 
 def check_operands(kernel: Kernel) -> None:
-    """Refuses instructions whose operands are too few, too many, of another kind or of another width than they take.
+    """Refuses qualifiers that an opcode does not have, and operands of another number, kind or width than it takes.
 
     Raises:
         UnsupportedPTX: it names the instruction, the operand, what is given and what is allowed.
@@ -221,6 +227,9 @@ def check_operands(kernel: Kernel) -> None:
 
 
 def _check(instruction: Instruction, registers: dict[str, str]) -> None:
+    reason = arrange(instruction.parts)[1]
+    if reason:
+        raise instruction.refuse(reason)
     forms = forms_of(instruction.parts)
     if forms is None:
         find_prefix(instruction)  # refuses opcodes that are not implemented

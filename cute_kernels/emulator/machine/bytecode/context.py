@@ -35,7 +35,14 @@ _UNIFORM = {
     "%envreg1": ("(W.cluster.symbols.get('%envreg', 0) >> 32)", 32),
     "%envreg2": ("(W.cluster.symbols.get('%envreg', 0) & 0xFFFFFFFF)", 32),
     "%dynamic_smem_size": ("W.cluster.dynamic_smem", 32),
-    "%total_smem_size": ("W.cta.shared.size", 32),
+    # PTX: in allocation units, 128 bytes; what the system has in front counts for the latter alone.
+    "%total_smem_size": (f"(-(-W.cta.shared.size // 128) * 128 - {SYSTEM_BYTES})", 32),
+    "%aggr_smem_size": ("(-(-W.cta.shared.size // 128) * 128)", 32),
+    "%reserved_smem_offset_begin": ("0", 32),
+    "%reserved_smem_offset_end": (str(SYSTEM_BYTES), 32),
+    "%reserved_smem_offset_cap": (str(SYSTEM_BYTES), 32),
+    "%is_explicit_cluster": ("(len(W.cluster.ctas) > 1)", 1),
+    "%current_graph_exec": ("0", 64),
 }
 _LANES = np.arange(32, dtype=np.uint32)
 _BITS = np.uint32(1) << _LANES

@@ -364,8 +364,8 @@ class WarpExecution:
             self.wait()
             return
         if self.header.waiting:
-            masks = self.header.mask, *(path.mask for path in self.header.paths[: self.header.parted])
-            self.waits = {mask: self.waits[mask] for mask in masks}
+            paths = self.header, *self.header.paths[: self.header.parted]
+            self.waits = {path.mask: self.waits[path.mask] for path in paths if not path.gathers}
             self.warp.wait = AnyWait([*self.waits.values()])
             self.header.waiting = 0
             return

@@ -10,6 +10,7 @@ import dataclasses
 import re
 
 from cute_kernels.emulator.isa.instructions import tcgen05
+from cute_kernels.emulator.isa.instructions.members import gather
 from cute_kernels.emulator.isa.ptx.decode import (
     TYPE_BITS,
     Instruction,
@@ -126,6 +127,8 @@ class Lowering:
                     continue
                 guard = None
             builder.guard = guard
+            if instruction.index in self.flow.gathers:
+                gather(builder, instruction)
             self._lower(builder, instruction)
             builder.guard = None
         return builder, condition if len(block.successors) > 1 else None

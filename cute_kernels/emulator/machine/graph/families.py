@@ -11,9 +11,7 @@ from cute_kernels.emulator.isa.ptx import families
 from cute_kernels.emulator.isa.ptx.families import (
     Family,
     Operands,
-    Qualifiers,
     Varies,
-    check_qualifiers,
     find_prefix,
     varies_with_operands,
 )
@@ -32,13 +30,13 @@ def family(
     own_turn: bool = True,
     reads_destinations: bool = False,
     operands: Operands | None,
-    qualifiers: Qualifiers | None = None,
+    qualifiers: str = "",
 ) -> Callable[[Lower], Lower]:
     """Registers the decorated function for opcodes that start with any of the dotted ``prefixes``; see `Family`."""
 
     def register(lower: Lower) -> Lower:
-        doc, parts = lower.__doc__ or "", _words(qualifiers)
-        facts = Family(destinations, varies, blocking, own_turn, reads_destinations, doc, operands, parts)
+        doc = lower.__doc__ or ""
+        facts = Family(destinations, varies, blocking, own_turn, reads_destinations, doc, operands, qualifiers)
         LOWERINGS.update(dict.fromkeys(families.register(prefixes, facts), lower))
         return lower
 
@@ -47,10 +45,5 @@ def family(
 
 def lower(block: BlockBuilder, instruction: Instruction) -> None:
     """Lowers an instruction by the function of its family; raises UnsupportedPTX if there is none."""
-    prefix = find_prefix(instruction)
-    check_qualifiers(instruction, prefix)
-    LOWERINGS[prefix](block, instruction)
+    LOWERINGS[find_prefix(instruction)](block, instruction)
 
-
-def _words(qualifiers: Qualifiers | None) -> Qualifiers | None:
-    return frozenset(qualifiers.split()) if isinstance(qualifiers, str) else qualifiers

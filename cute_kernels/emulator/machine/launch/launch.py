@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cute_kernels.common.chips import PORTABLE_CLUSTER, chip_of
 from cute_kernels.emulator.isa.ptx.decode import Kernel, Variable, parse
 from cute_kernels.emulator.machine.bytecode.execution import Execution
 from cute_kernels.emulator.machine.launch.arguments import extents, parameter_block
-from cute_kernels.emulator.machine.launch.capacity import capacity, chip_of
+from cute_kernels.emulator.machine.launch.capacity import capacity
 from cute_kernels.emulator.machine.state.gmem import GlobalMemory
 from cute_kernels.emulator.machine.state.register_pool import at_entry
 from cute_kernels.emulator.machine.state.smem import SYSTEM_BYTES, gaps
@@ -22,7 +23,6 @@ from cute_kernels.emulator.options import Options
 from cute_kernels.emulator.races.launch_shadow import LaunchShadow
 from cute_kernels.emulator.steps import Step
 
-MAX_SHARED_BYTES = 232_448  # per CTA on sm_90 and sm_100, without the system's 1024
 _MOST_CTAS, _MOST_THREADS = (2**31 - 1, 65_535, 65_535), (1024, 1024, 64)  # per dimension, compute capability >= 3.0
 GRID_WORKSPACE = 64  # bytes that cooperative groups find by %envreg1 and 2: their size, a barrier of 32 bits
 
@@ -90,14 +90,18 @@ class Launch:
         self._check_shapes(kernel)
         static = execution.static_shared
         if isinstance(dynamic_smem, bool) or not hasattr(dynamic_smem, "__index__"):
-            raise TypeError(f"dynamic_smem {dynamic_smem!r}: an int, a number of bytes, is needed")
+            raise TypeError(f"dynamic_smem = {dynamic_smem!r}: must be an int, a number of bytes")
         self.dynamic_smem = dynamic_smem = operator.index(dynamic_smem)
-        if static > MAX_SHARED_BYTES:
-            raise ValueError(f"{static} bytes of static shared memory; a CTA has {MAX_SHARED_BYTES} at most")
-        if dynamic_smem < 0 or static + dynamic_smem > MAX_SHARED_BYTES:
+        chip = chip_of(target)
+        if static > chip.static_smem_bytes:
             raise ValueError(
-                f"dynamic_smem {dynamic_smem}: 0 to {MAX_SHARED_BYTES - static} bytes are possible, since the kernel "
-                f"has {static} bytes of static shared memory and a CTA at most {MAX_SHARED_BYTES} in all"
+                f"{static} bytes of static shared memory: must be at most {chip.static_smem_bytes} on {target}"
+            )
+        most = chip.smem_bytes
+        if dynamic_smem < 0 or static + dynamic_smem > most:
+            raise ValueError(
+                f"dynamic_smem = {dynamic_smem}: must be 0 to {most - static} bytes, since a CTA on {target} has at "
+                f"most {most} and the kernel has {static} bytes of static shared memory"
             )
         self.shared_bytes = SYSTEM_BYTES + -(-static // 1024) * 1024 + dynamic_smem
         self.params = parameter_block(kernel, params)
@@ -127,8 +131,8 @@ class Launch:
         ranks = self.cluster[0] * self.cluster[1] * self.cluster[2]
         most = chip_of(self.target).cluster
         if ranks > most:
-            most_text = f"{most} (8 on every GPU)" if most > 1 else f"1 with {self.target}: clusters need sm_90"
-            raise ValueError(f"cluster {self.cluster} has {ranks} CTAs; at most {most_text}")
+            least = f"{PORTABLE_CLUSTER} on every GPU)" if most > 1 else "clusters need sm_90)"
+            raise ValueError(f"cluster = {self.cluster}: must have 1 to {most} CTAs on {self.target} ({least}")
         if any(g % c for g, c in zip(self.grid, self.cluster)):
             raise ValueError(f"grid {self.grid} is not a multiple of cluster {self.cluster}")
         if kernel.most_threads is not None and threads > kernel.most_threads:
@@ -157,16 +161,21 @@ class Launch:
 
     def _place_variables(self, ptx: str) -> None:
         """Gives .global and .const variables memory; they have it until `GlobalMemory` ends."""
-        held = self.memory.modules.setdefault(ptx, {})
+        held, named = self.memory.modules.setdefault(ptx, {}), []
         for variable in parse(ptx).variables:
             if variable.space not in ("global", "const"):
                 continue
             cells = held.get(variable.name)
             if cells is None:
                 cells = held[variable.name] = _cells(variable)
+                named += [(cells, *each) for each in variable.named]
             if self.memory.region_index(cells.ctypes.data, cells.nbytes) is None:
                 self.memory.register_tensor(cells, variable.name, writable=variable.space == "global")
             self.symbols[variable.name] = cells.ctypes.data
+        for cells, offset, name, more in named:
+            if name not in self.symbols:
+                raise ValueError(f"the initialiser of a variable names {name}, which is no variable of the module")
+            cells[offset : offset + 8].view(np.uint64)[0] = self.symbols[name] + more
 
     def _cooperate(self) -> None:
         """The launch is a cooperative one.

@@ -14,7 +14,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 
-from cute_kernels.emulator.machine.launch.capacity import chip_of
+from cute_kernels.common.chips import chip_of
 from cute_kernels.emulator.machine.launch.launch import Launch
 from cute_kernels.emulator.machine.launch.scheduler import Scheduler
 from cute_kernels.emulator.machine.state.tmem import TensorMemory
@@ -41,7 +41,7 @@ class Residents:
         #: Tensor memory of the CTAs of each multiprocessor, where they may wait for it.
         self._tensor: list[list[TensorMemory]] = []
         if self._waits and allocates:
-            self._tensor = [[] for _ in range(chip_of(launch.target).multiprocessors)]
+            self._tensor = [[] for _ in range(chip_of(launch.target).sm_count)]
         self._running: list[Scheduler] = []  # in the order in which they began
         self._stuck: dict[Scheduler, None] = {}  # that wait, in the order in which they began to
         self._patient: set[Scheduler] = set()  # of them, that have done so patiently since anything happened

@@ -411,7 +411,7 @@ class Cluster:
             self.arithmetic.sums("mma", a, accumulator)  # raises
         if what in lane_faults.FAULTS:
             raise lane_faults.fault(what, tables.fault, warp)
-        if what == access_faults.UNINITIALISED:
+        if what in access_faults.REPORTS:
             if (what, self._index()) not in self._reported:
                 self.report(access_faults.fault(what, tables.fault, self.memory, self.gmem, warp))
             self._reported.add((what, self._index()))

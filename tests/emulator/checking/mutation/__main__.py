@@ -1,4 +1,4 @@
-"""``python -m tests.emulator.checking.mutation``: drops or weakens every synchronisation instruction of our kernels, one at a time.
+"""``python -m tests.emulator.checking.mutation``: drops or weakens each synchronisation instruction of our kernels.
 
 Prints what noticed each mutant and which survive, and writes it as Markdown and JSON. Exits with 1 if a survivor is not
 reviewed (tests/emulator/checking/mutation/reviewed.py), a review is out of date, or the score is below the target.
@@ -25,7 +25,9 @@ LEAST_SCORE = 0.95
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.emulator.checking.mutation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.emulator.checking.mutation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--target", nargs="+", choices=TARGETS, help="default: all")
     parser.add_argument("--quick", action="store_true", help="two targets, every third mutant")

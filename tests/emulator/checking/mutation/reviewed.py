@@ -151,7 +151,7 @@ REVIEWS: tuple[Review, ...] = (
             following=following,
             target=target,
         )
-        for target, following in (("sm90-one-cta", "*"), ("images-sm90-two-terms", "[!e]*"))
+        for target, following in (("sm90-one-cta", "*"),)
     ),
     Review(
         "drop",

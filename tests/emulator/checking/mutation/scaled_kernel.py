@@ -130,7 +130,7 @@ class ScaledTarget:
     ptx, quick = module(BODY, parameters=4), False
 
     def run(self, ptx: str, options: Options, repeat: int = 1) -> Outcome:
-        """As `cute_kernels.emulator.checking.mutation.target.Target.run`; the kernel has nothing that concerns launches behind it."""
+        """Runs the kernel like `cute_kernels.emulator.checking.mutation.target.Target.run`; no launch follows it."""
         image, wanted = _inputs()
         out = aligned(np.full((128, 16), np.nan, np.float32))
         layout, scales = Layout("32B", False, 1, 0).descriptor(0), Layout("none", False, 1, 0).descriptor(0)

@@ -1,4 +1,4 @@
-"""``python -m tests.emulator.checking.mutation.sentryward``: an independent static verifier's opinion of our SM100 kernels.
+"""``python -m tests.emulator.checking.mutation.sentryward``: a static verifier's opinion of our SM100 kernels.
 
 sentryward (PyPI, Apache-2.0) proves for one launch, from the PTX alone, that barriers behave the same under every
 schedule, that conflicting accesses to shared, tensor and global memory are ordered, and that tensor memory and barriers
@@ -213,7 +213,8 @@ def judge(name: str, key: str | None, seconds: float) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.emulator.checking.mutation.sentryward", description=__doc__.split("\n\n")[0].split(": ", 1)[1]
+        prog="python -m tests.emulator.checking.mutation.sentryward",
+        description=__doc__.split("\n\n")[0].split(": ", 1)[1],
     )
     parser.add_argument("--seconds", type=float, default=1200, help="for each text (default: %(default)s)")
     parser.add_argument("--kernel", nargs="+", choices=SUBJECTS, default=list(SUBJECTS), help="default: all")

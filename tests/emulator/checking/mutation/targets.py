@@ -129,7 +129,6 @@ class ImagesTarget(KernelTarget):
     """
 
     config: ImagesConfig
-    precision: str = "int8"
     layout: tuple[int, bool] = (PATCH, False)
 
     def case(self) -> Case:
@@ -142,7 +141,7 @@ def _images_inputs(target: ImagesTarget) -> Case:
     patch, channels_last = target.layout
     return make_images_case(
         batch=target.batch, channels=target.k // patch**2, n=target.n, config=config, sm_count=_ctas(config), seed=5,
-        grid=(target.positions // config.tile_patches, config.tile_patches), precision=target.precision, patch=patch,
+        grid=(target.positions // config.tile_patches, config.tile_patches), patch=patch,
         channels_last=channels_last,
     )  # fmt: skip
 
@@ -235,10 +234,6 @@ TARGETS: dict[str, KernelTarget] = {
         ),
         12, 8, 256, k=256,
     ),
-    "images-sm90-two-terms": ImagesTarget(
-        Sm90ImagesConfig(tile_patches=12, tile_images=16, warpgroups=1, cluster=1, stages=3, stage_blocks=1),
-        20, 24, 64, k=256, precision="int16",
-    ),
     "images-sm90-channels-last": ImagesTarget(
         Sm90ImagesConfig(
             tile_patches=4, tile_images=4, warpgroups=1, cluster=2, stages=3, stage_blocks=1, weight="streamed"
@@ -268,13 +263,6 @@ TARGETS: dict[str, KernelTarget] = {
             tile_patches=4, tile_images=8, cta_group=1, weight="smem", accumulators=2, stages=3, stage_blocks=1
         ),
         40, 8, 128, k=256,
-    ),
-    "images-sm100-two-terms": ImagesTarget(
-        Sm100ImagesConfig(
-            tile_patches=4, tile_images=16, cta_group=2, weight="tmem", accumulators=1, mma_columns=32, stages=3,
-            stage_blocks=1,
-        ),
-        40, 8, 128, k=256, precision="int16",
     ),
     "gather-sm100": GatherTarget(
         Sm100ImagesConfig(tile_patches=4, tile_images=8, cta_group=2, stages=3, stage_blocks=1), 40, 8, 256, k=256

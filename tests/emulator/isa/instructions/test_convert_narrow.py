@@ -210,14 +210,14 @@ def test_pairs_of_bf16(name: str, relu: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cvt.rn.e2m3x2.f32 %h1, %r1, %r2;", r"it needs .rn, .satfinite and may have .relu"),
-        ("cvt.rn.satfinite.e2m3x2.f64 %h1, %d1;", r"cvt from f64 to e2m3x2 is not implemented"),
-        ("cvt.rn.f32.e2m3x2 %r1, %h1;", r"cvt from e2m3x2 to f32 is not implemented"),
-        ("cvt.rs.e4m3x4.f32 %r1, {%r1, %r1, %r1, %r1}, %r2;", r"it needs .rs, .satfinite and may have .relu"),
-        ("cvt.rs.f16.f32 %h1, %r1, %r2;", r"cvt.rs.f16.f32: one rounding is needed, .rn, .rz, .rm, .rp"),
-        ("cvt.rn.f16.f16 %h1, %h1;", r"cvt.rn.f16.f16: .rn is not implemented here"),
-        ("cvt.rn.satfinite.ue8m0x2.f32 %h1, %r1, %r2;", r"it needs .rz and may have .satfinite"),
-        ("cvt.rz.bf16x2.ue8m0x2 %r1, %h1;", r"it needs .rn"),
+        ("cvt.rn.e2m3x2.f32 %h1, %r1, %r2;", r"one of .satfinite; it takes .rn.satfinite{.relu}"),
+        ("cvt.rn.satfinite.e2m3x2.f64 %h1, %d1;", r"qualifier .f64 does not exist here"),
+        ("cvt.rn.f32.e2m3x2 %r1, %h1;", r"qualifier .e2m3x2 does not exist here"),
+        ("cvt.rs.e4m3x4.f32 %r1, {%r1, %r1, %r1, %r1}, %r2;", r"one of .satfinite; it takes .rs.satfinite{.relu}"),
+        ("cvt.rs.f16.f32 %h1, %r1, %r2;", r"cvt.rs.f16.f32: qualifier .rs does not"),
+        ("cvt.rn.f16.f16 %h1, %h1;", r"cvt.rn.f16.f16: qualifier .* it takes"),
+        ("cvt.rn.satfinite.ue8m0x2.f32 %h1, %r1, %r2;", r"qualifier .ue8m0x2 does not exist here"),
+        ("cvt.rz.bf16x2.ue8m0x2 %r1, %h1;", r"qualifier .* does not exist here"),
         ("cvt.rn.satfinite.e2m1x2.f32 %h1, %r1, %r2;", r"operand d of cvt.* is %h1, a register of type .b16"),
     ],
 )

@@ -266,7 +266,7 @@ def test_forms_that_do_not_exist_or_are_not_executed(text: str):
 def test_a_cache_policy_changes_no_result():
     body = f"""{THREAD_OUTPUT} createpolicy.fractional.L2::evict_last.b64 %d5, 1.0;
         createpolicy.fractional.L2::evict_first.L2::evict_unchanged.b64 %d6, 0.5;
-        createpolicy.range.global.L2::evict_last.L2::evict_normal.b64 %d7, [%d0], 128, 256;
+        createpolicy.range.global.L2::evict_last.L2::evict_first.b64 %d7, [%d0], 128, 256;
         createpolicy.cvt.L2.b64 %d8, 3;
         ld.global.L2::cache_hint.b32 %r2, [%d1], %d5; add.u32 %r2, %r2, %r1;
         st.global.L2::cache_hint.b32 [%d1], %r2, %d6; ret;"""

@@ -81,7 +81,7 @@ def test_every_recorded_case_still_exists() -> None:
     "name, old, new, message",
     [
         ("mma mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", ".f32.f16.f16.f32", ".f32.f16.bf16.f32", "not impl"),
-        ("mma mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "row.col", "row.row", "is implemented"),
+        ("mma mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "row.col", "row.row", "does not go with"),
         ("mma mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "m16n8k16", "m16n8k32", "not implemented"),
         ("mma mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "m16n8k16", "m16n8k8", "registers of A, B and C"),
         ("cp.async.cg 16 whole, wait_all", "[%x0], 16", "[%x0], 8", "cp-size 8"),

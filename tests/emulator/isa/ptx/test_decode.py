@@ -230,7 +230,7 @@ def test_the_constant_of_the_warp_s_size() -> None:
     [
         ("mov.b32 %r1, ?;", "cannot read"),
         ("mov.b32 %r1, %r2", "expected"),
-        ("L: L: ret;", "defined twice"),
+        ("L: L: ret;", "declared twice"),
         ("mov.b32 {%r1, %r2;", "expected"),
         (".tex .u32 x;", "directive '.tex'"),
         (".reg .v3 .b32 %q;", "registers of type .v3"),
@@ -250,7 +250,7 @@ def test_what_cannot_be_read_is_refused_with_its_line(body: str, message: str):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("mov.u32 count, 1; ret;", "operand d of mov.u32 is count; a register of type .* is needed at PTX line"),
+        ("mov.u32 count, 1; ret;", "operand d of mov.u32 is count: must be a register of type .* at PTX line"),
         ("mov.u32 %tid.x, 1; ret;", "operand d of mov.u32 is special register %tid.x; a register of type"),
         ("mov.u32 5, 1; ret;", "operand d of mov.u32 is the integer literal 5; a register of type"),
         ("mov.u64 p0, 1; ret;", "operand d of mov.u64 is p0; a register of type"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cute_kernels.emulator.errors import EmulatorError, UnsupportedPTX
+from cute_kernels.emulator.errors import EmulatorError, IllegalAccess, UnsupportedPTX
 from cute_kernels.testing.ptx import THREAD_OUTPUT, module
 from tests.emulator.ptx_launch import launch
 
@@ -87,6 +87,7 @@ UNUSED = """
 .func endless(.param .b32 a) { .reg .b32 %r; ld.param.b32 %r, [a]; call endless, (%r); ret; }
 .func there(.param .b32 a) { call back, (a); ret; } .func back(.param .b32 a) { call there, (a); ret; }
 .extern .func elsewhere(.param .b32 a);
+.func odd(.param .f128 a) { ret; }
 """
 
 
@@ -116,8 +117,8 @@ def test_functions_that_are_not_called_are_skipped():
 
 @pytest.mark.parametrize(
     ("call", "message"),
-    [("call (%r2), big, (%r1);", r"call of big: a parameter or result `.param .align 8 .b8 out \[ 16 \]` is not impl"),
-     ("call endless, (%r1);", "endless calls itself"), ("call there, (%r1);", "there calls itself"),
+    [("call (%d2), big, (%d1);", "not.an.opcode"),
+     ("call odd, (%r1);", "call of odd: a parameter or result `.param .f128 a`"),
      ("call elsewhere, (%r1);", "of functions outside of the module, only vprintf"),
      ("call keep, (%d1);", "call of keep with 1 arguments, not 2"),
      ("call (%r2), keep, (%d1, %r1);", "call of keep with 1 results, not 0"),
@@ -126,6 +127,147 @@ def test_functions_that_are_not_called_are_skipped():
 def test_calls_that_are_refused(call: str, message: str):
     with pytest.raises(UnsupportedPTX, match=message):
         execute(f"{call} ret;", COLLATZ + TWICE + UNUSED)
+
+
+STRUCTURES = """
+.func (.param .align 8 .b8 out[24]) turned(.param .align 8 .b8 in[24], .param .b32 scale) {
+    .reg .b32 %r<9>; .reg .b64 %d<9>; .reg .b16 %h;
+    ld.param.v2.b32 {%r1, %r2}, [in]; ld.param.b64 %d1, [in+8]; ld.param.b32 %r3, [in+16]; ld.param.u8 %h, [in+21];
+    ld.param.b32 %r4, [scale]; mul.lo.u32 %r1, %r1, %r4; cvt.u32.u16 %r5, %h; add.u64 %d1, %d1, 1;
+    st.param.b32 [out+4], %r1; st.param.b32 [out], %r2; st.param.v2.b32 [out+16], {%r5, %r3};
+    st.param.b64 [out+8], %d1; ret; }
+"""
+
+
+def test_structures_are_passed_and_returned():
+    """Parts of other sizes and places are read than were written; the first result is the second call's argument."""
+    one = """{ .param .align 8 .b8 a[24]; .param .b32 s; .param .align 8 .b8 r[24]; st.param.v2.b64 [a], {%d5, %d6};
+        st.param.v2.b32 [a+16], {%r1, %r2}; st.param.b32 [s], 3; call.uni (r), turned, (a, s);
+        ld.param.b64 %d5, [r+0]; ld.param.b64 %d6, [r+8]; ld.param.v2.b32 {%r1, %r2}, [r+16]; }"""
+    body = f"""mov.b32 %r5, 7; mov.b64 %d5, {{%r5, %r1}}; mov.b64 %d6, 40; mov.b32 %r2, 0x00BB00; {one} {one}
+        mov.b64 {{%r3, %r4}}, %d5; cvt.u32.u64 %r5, %d6; mad.lo.u32 %r3, %r3, 1000, %r4;
+        mad.lo.u32 %r3, %r5, 100000, %r3;
+        xor.b32 %r3, %r3, %r1; xor.b32 %r3, %r3, %r2; call keep, (%d1, %r3); ret;"""
+    expected = []
+    for lane in range(32):
+        first, second, count, low, high = 7, lane, 40, lane, 0xBB00
+        for _ in range(2):
+            first, second, count, low, high = second, 3 * first, count + 1, high >> 8 & 255, low
+        expected.append(first * 1000 + second + count * 100_000 ^ low ^ high)
+    assert execute(body, COLLATZ + TWICE + STRUCTURES) == expected
+
+
+#: Two functions that call each other, with an array and predicates that live over the calls; one that hands its own
+#: array down to itself; and one that calls itself twice under guards, once with what the other call gave.
+THEMSELVES = """
+.func (.param .b32 out) odd(.param .b32 n);
+.func (.param .b32 out) even(.param .b32 n) { .reg .b32 %r<4>; .reg .pred %p; ld.param.b32 %r1, [n];
+    setp.eq.u32 %p, %r1, 0; mov.b32 %r2, 1; @%p bra GIVE; sub.u32 %r3, %r1, 1; call (%r2), odd, (%r3);
+    GIVE: st.param.b32 [out], %r2; ret; }
+.func (.param .b32 out) odd(.param .b32 n) { .local .align 4 .b8 kept[16];
+    .reg .b32 %r<9>; .reg .b64 %d<3>; .reg .pred %p<3>;
+    ld.param.b32 %r1, [n]; setp.eq.u32 %p1, %r1, 0; st.param.b32 [out], 0; @%p1 ret;
+    mov.b64 %d1, kept; and.b32 %r2, %r1, 3; mul.wide.u32 %d2, %r2, 4; add.u64 %d1, %d1, %d2; st.local.b32 [%d1], %r1;
+    setp.gt.u32 %p2, %r1, 4; sub.u32 %r3, %r1, 1; call (%r4), even, (%r3);
+    ld.local.b32 %r5, [%d1]; mad.lo.u32 %r4, %r5, 100, %r4; @%p2 add.u32 %r4, %r4, 7; st.param.b32 [out], %r4; ret; }
+.func (.param .b32 out) down(.param .b64 where, .param .b32 n) { .local .align 8 .b8 own[8];
+    .reg .b32 %r<9>; .reg .b64 %d<4>;
+    .reg .pred %p; ld.param.b64 %d1, [where]; ld.param.b32 %r1, [n]; ld.local.b32 %r2, [%d1]; st.param.b32 [out], %r2;
+    setp.eq.u32 %p, %r1, 0; @%p ret; mad.lo.u32 %r3, %r2, 3, %r1; st.local.b32 [own], %r3; mov.b64 %d2, own;
+    sub.u32 %r4, %r1, 1; call (%r5), down, (%d2, %r4); st.local.b32 [%d1], %r5; ld.local.b32 %r6, [own];
+    add.u32 %r6, %r6, %r5; st.param.b32 [out], %r6; ret; }
+.func (.param .b32 out) tree(.param .b32 n, .param .b32 x) { .reg .b32 %r<9>; .reg .pred %p<3>; ld.param.b32 %r1, [n];
+    ld.param.b32 %r2, [x]; mov.b32 %r5, %r2; setp.eq.u32 %p1, %r1, 0; sub.u32 %r3, %r1, 1; and.b32 %r4, %r2, 1;
+    setp.ne.u32 %p2, %r4, 0; @%p1 bra GIVE; @%p2 call (%r5), tree, (%r3, %r1); mad.lo.u32 %r6, %r2, 5, %r5;
+    @!%p2 call (%r5), tree, (%r3, %r6); xor.b32 %r5, %r5, %r6; GIVE: st.param.b32 [out], %r5; ret; }
+"""
+
+
+def even(n: int) -> int:
+    return odd(n - 1) if n else 1
+
+
+def odd(n: int) -> int:
+    return even(n - 1) + 100 * n + 7 * (n > 4) if n else 0
+
+
+def down(cell: list[int], n: int) -> int:
+    if not n:
+        return cell[0]
+    own = [cell[0] * 3 + n]
+    given = down(own, n - 1)
+    cell[0] = given
+    return own[0] + given
+
+
+def tree(n: int, x: int) -> int:
+    if not n:
+        return x
+    given = tree(n - 1, n) if x & 1 else x
+    mixed = x * 5 + given & 0xFFFFFFFF
+    given = tree(n - 1, mixed) if not x & 1 else given
+    return given ^ mixed
+
+
+def test_functions_that_call_themselves():
+    """Each lane to another depth."""
+    calls = {
+        "rem.u32 %r2, %r1, 9; call (%r2), even, (%r2);": [even(n % 9) for n in range(32)],
+        "mov.b64 %d4, mine; st.local.b32 [%d4], %r1; and.b32 %r2, %r1, 7; call (%r2), down, (%d4, %r2);":
+            [down([n], n & 7) for n in range(32)],
+        "shr.u32 %r2, %r1, 2; call (%r2), tree, (%r2, %r1);": [tree(n >> 2, n) for n in range(32)],
+        "setp.gt.u32 %p1, %r1, 9; mov.b32 %r2, 5; @%p1 call (%r2), even, (6); call (%r2), tree, (4, %r2);":
+            [tree(4, even(6) if n > 9 else 5) for n in range(32)],
+    }  # fmt: skip
+    for call, expected in calls.items():
+        body = f".local .align 8 .b8 mine[8]; {call} call keep, (%d1, %r2); ret;"
+        assert execute(body, COLLATZ + TWICE + THEMSELVES) == expected
+
+
+def test_calls_without_end_leave_the_stack():
+    for name in ("endless", "there"):
+        with pytest.raises(IllegalAccess, match="local access of 4 bytes"):
+            execute(f"call {name}, (%r1); ret;", COLLATZ + TWICE + UNUSED)
+
+
+POINTERS = """
+.func (.param .b32 out) once(.param .b32 n) {
+    .reg .b32 %r; ld.param.b32 %r, [n]; add.u32 %r, %r, 1; st.param.b32 [out], %r; }
+.func (.param .b32 out) again(.param .b32 n) {
+    .reg .b32 %r; ld.param.b32 %r, [n]; mul.lo.u32 %r, %r, %r; st.param.b32 [out], %r; }
+.func (.param .b32 out) over(.param .b32 n) { .reg .b32 %r<3>; .reg .b64 %d; .reg .pred %p; ld.param.b32 %r1, [n];
+    ld.global.b64 %d, [table+16]; setp.gt.u32 %p, %r1, 30; st.param.b32 [out], %r1; @%p ret; add.u32 %r1, %r1, 4;
+    P: .callprototype (.param .b32 _) _ (.param .b32 _); call (%r2), %d, (%r1), P; st.param.b32 [out], %r2; }
+.func wider(.param .b64 n) { ret; }
+.global .b64 table[5] = {once, again, over, wider, 0}; .global .align 8 .b64 place = generic(table)+8;
+"""
+
+
+def test_calls_by_address():
+    """Functions out of a table, whose place another variable has, and one that calls itself so."""
+    body = """ld.global.b64 %d2, [place]; and.b32 %r2, %r1, 1; mul.wide.u32 %d3, %r2, 8; add.u64 %d3, %d2, %d3;
+        ld.global.b64 %d4, [%d3]; P: .callprototype (.param .b32 _) _ (.param .b32 _); call (%r3), %d4, (%r1), P;
+        mov.b64 %d5, once; setp.lt.u32 %p1, %r1, 20; @%p1 call (%r3), %d5, (%r3), P; call keep, (%d1, %r3); ret;"""
+
+    def over(n: int) -> int:
+        return n if n > 30 else over(n + 4)
+
+    expected = [(over(n) if n & 1 else n * n) + (n < 20) for n in range(32)]
+    assert execute(body, COLLATZ + TWICE + POINTERS) == expected
+
+
+@pytest.mark.parametrize(
+    "pointer", ["ld.global.b64 %d2, [table+32]", "ld.global.b64 %d2, [table+24]", "mov.b64 %d2, 5"],
+)  # fmt: skip
+def test_an_address_of_no_function_of_the_type_stops(pointer: str):
+    body = f"{pointer}; P: .callprototype (.param .b32 _) _ (.param .b32 _); call (%r3), %d2, (%r1), P; ret;"
+    with pytest.raises(EmulatorError, match="trap"):
+        execute(body, COLLATZ + TWICE + POINTERS)
+
+
+def test_an_initialiser_names_variables():
+    with pytest.raises(ValueError, match="names nothing, which is no variable of the module"):
+        execute("ret;", ".global .b64 place = nothing;")
 
 
 def test_a_report_names_the_line_in_the_function():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
 
-from cute_kernels.emulator import IllegalAccess, Options, TensorMap, run
+from cute_kernels.emulator import IllegalAccess, Options, TensorMap, UnsupportedPTX, run
 from cute_kernels.emulator.machine.units.copies.tensor_map import encode
+from cute_kernels.testing.ptx import launch as ptx_launch
 from cute_kernels.testing.ptx import module
 
 PTX = """
@@ -75,12 +78,12 @@ def test_ints_for_parameters_of_a_float_type_keep_their_value(number: int) -> No
 @pytest.mark.parametrize(
     "index, value, error, message",
     [
-        (1, 1 << 32, ValueError, "argument a: 4294967296 does not fit into 4 bytes"),
-        (1, -(1 << 31) - 1, ValueError, "does not fit into 4 bytes"),
+        (1, 1 << 32, ValueError, "argument a = 4294967296: must be .* fit into 4 bytes"),
+        (1, -(1 << 31) - 1, ValueError, "must be .* fit into 4 bytes"),
         (1, 1.5, TypeError, r"argument a is the float 1.5, the kernel declares .s32; allowed are ints"),
         (3, 1.0, TypeError, "argument c is the float 1.0, the kernel declares .u8"),
         (4, 1 << 2000, ValueError, "argument d: an int of 2001 bits is too large for a float"),
-        (5, 1.0, ValueError, "argument map: a float for a parameter of 128 bytes"),
+        (5, 1.0, ValueError, "argument map is a float of 128 bytes: must be of 2, 4 or 8"),
         (2, np.float64(1), ValueError, "argument b has 8 bytes, the kernel declares 4"),
         (5, bytes(64), ValueError, "argument map has 64 bytes, the kernel declares 128"),
         (6, "text", TypeError, "argument in is a str; allowed are int"),
@@ -97,42 +100,84 @@ class _Runs(Exception):
     """A launch got as far as its first cluster."""
 
 
+#: KB of shared memory that a CTA may have (CUDA programming guide, "Technical Specifications per Compute Capability").
+SHARED = {
+    "sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_89": 99, "sm_90": 227, "sm_90a": 227, "sm_100a": 227, "sm_100f": 227,
+    "sm_103a": 227, "sm_110a": 227, "sm_120": 99, "sm_120a": 99, "sm_121a": 99,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", SHARED)
+def test_a_cta_has_the_shared_memory_of_its_chip(target: str) -> None:
+    """The last word that the chip has is written and read; a byte more is refused, also where statics take a part."""
+    most = SHARED[target] << 10
+    body = "mov.u32 %r1, dynamic; st.shared.u32 [%r1+{}], 7; ld.shared.u32 %r2, [%r1+{}]; "
+    body += "ld.param.u64 %d0, [p0]; st.global.u32 [%d0], %r2; ret;"
+    for head, static in (("", 0), (".shared .align 1024 .b8 s[4096];", 4096)):
+        used = "mov.u32 %r1, s; " if static else ""
+        last, found = most - static - 4, np.zeros(1, np.uint32)
+        text = module(used + body.format(last, last), parameters=1, head=head, target=target)
+        ptx_launch(text, found, block=1, dynamic_smem=most - static)
+        assert found[0] == 7
+        message = f"dynamic_smem = {most - static + 1}: must be 0 to {most - static} bytes, since a CTA on {target} has"
+        with pytest.raises(ValueError, match=message):
+            ptx_launch(text, found, block=1, dynamic_smem=most - static + 1)
+
+
+@pytest.mark.parametrize(
+    ("target", "most"),
+    [
+        *((target, 0xC000) for target in ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100f", "sm_120")),
+        *((target, 0x38C00) for target in ("sm_90a", "sm_100a", "sm_103a", "sm_110a")),
+        *((target, 0x18C00) for target in ("sm_120a", "sm_121a")),
+    ],
+)
+def test_static_shared_memory_is_limited(target: str, most: int) -> None:
+    """As ptxas 13.0 says: "uses too much shared data (0xc004 bytes, 0xc000 max)"."""
+    for nbytes in (most, most + 4):
+        text = module("mov.u32 %r1, s; ret;", parameters=1, head=f".shared .b8 s[{nbytes}];", target=target)
+        words = f"{nbytes} bytes of static shared memory: must be at most {most} on|is larger than 232448 bytes"
+        refused = pytest.raises((ValueError, UnsupportedPTX), match=words)
+        with contextlib.nullcontext() if nbytes == most else refused:
+            ptx_launch(text, 0, dynamic_smem=0)
+
+
 _GOOD = {"ptx": PTX, "kernel": "k", "grid": 1, "block": 1, "params": bytes(256)}
 
 
 @pytest.mark.parametrize(
     "name, value, error, message",
     [
-        ("ptx", None, TypeError, "ptx is a NoneType; PTX text, a str"),
-        ("ptx", PTX.encode(), TypeError, "ptx is a bytes; PTX text, a str"),
-        ("kernel", 3, TypeError, "kernel is a int; the name of an entry, a str, or None"),
+        ("ptx", None, TypeError, "ptx is a NoneType: must be PTX text, a str"),
+        ("ptx", PTX.encode(), TypeError, "ptx is a bytes: must be PTX text, a str"),
+        ("kernel", 3, TypeError, "kernel is a int: must be the name of an entry, a str, or None"),
         ("kernel", "other", ValueError, "kernel 'other' is not in the module; it has k"),
         *(
-            (name, value, TypeError, f"{name} .*: a positive integer or one to three of them .x, y, z. are needed")
+            (name, value, TypeError, f"{name} .*: must be a positive integer or one to three of them .x, y, z.")
             for name in ("grid", "block", "cluster")
             for value in (None, "1", 1.5, (1, 2.5), True, {1: 2}, {1}, (True,))
         ),
         *(
-            (name, value, ValueError, f"{name} .*: a positive integer or one to three of them .x, y, z. are needed")
+            (name, value, ValueError, f"{name} .*: must be a positive integer or one to three of them .x, y, z.")
             for name in ("grid", "block", "cluster")
             for value in (0, -1, (), (1, 0), (1, 1, 1, 1))
         ),
-        *(("dynamic_smem", value, TypeError, "dynamic_smem .*: an int, a number of") for value in (None, 1.5, "1")),
-        ("dynamic_smem", -1, ValueError, "dynamic_smem -1: 0 to 232448 bytes are possible"),
-        ("dynamic_smem", 232_449, ValueError, "dynamic_smem 232449: 0 to 232448 bytes are possible"),
+        *(("dynamic_smem", value, TypeError, "dynamic_smem .*: must be an int, ") for value in (None, 1.5, "1")),
+        ("dynamic_smem", -1, ValueError, "dynamic_smem = -1: must be 0 to 232448 bytes"),
+        ("dynamic_smem", 232_449, ValueError, "dynamic_smem = 232449: must be 0 to 232448 bytes"),
         *(
-            ("params", value, TypeError, "params .*: the parameter block as bytes, or bytes for each parameter")
+            ("params", value, TypeError, "params .*: must be the parameter block as bytes, or bytes for each parameter")
             for value in (None, 5, "ab", [None], [1])
         ),
         *(
-            ("args", value, TypeError, "args is a .*; a list or tuple with a value for each parameter is needed")
+            ("args", value, TypeError, "args is a .*: must be a list or tuple with a value for each parameter")
             for value in (5, "ab", {}, np.zeros(7))
         ),
-        ("memory", 5, TypeError, "memory is a int; a GlobalMemory or None is needed"),
-        ("options", {}, TypeError, "options is a dict; an Options or None is needed"),
-        ("progress", 5, TypeError, "progress is a int; a function of two ints or None is needed"),
-        ("programmatic", 1, TypeError, "programmatic is a int; a bool is needed"),
-        ("programmatic", np.True_, TypeError, "programmatic is a numpy.bool_?; a bool is needed"),
+        ("memory", 5, TypeError, "memory is a int: must be a GlobalMemory or None"),
+        ("options", {}, TypeError, "options is a dict: must be an Options or None"),
+        ("progress", 5, TypeError, "progress is a int: must be a function of two ints or None"),
+        ("programmatic", 1, TypeError, "programmatic is a int: must be a bool"),
+        ("programmatic", np.True_, TypeError, "programmatic is a numpy.bool_?: must be a bool"),
     ],
 )
 def test_arguments_of_another_type_are_named(name: str, value: object, error: type, message: str) -> None:
@@ -155,7 +200,7 @@ def test_arguments_of_another_type_are_named(name: str, value: object, error: ty
 )
 def test_options_of_another_type_are_named(given: dict) -> None:
     (name,) = given
-    with pytest.raises(TypeError, match=f"^{name} .* is needed"):
+    with pytest.raises(TypeError, match=f"^{name} .*must be "):
         Options(**given)
 
 

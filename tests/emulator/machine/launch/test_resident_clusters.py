@@ -170,6 +170,8 @@ TWO_ON_AN_SM = (264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, *[14] * 4)
         ("sm_100a", 1, 1, 1024, None, 148 * 32),  # 32 CTAs
         ("sm_80", 1, 256, 60 << 10, None, 108 * 2),
         ("sm_90a", 1, 256, 1024, 128, 132 * 2),  # 65,536 registers
+        ("sm_90a", 1, 673, 1024, None, 132 * 2),  # threads of whole warps: 704
+        ("sm_90a", 1, 33, 1024, 255, 132 * 4),  # whose registers are taken as well
         # What cuOccupancyMaxActiveClusters of an H100 says: GPCs have 18, 16, 8 and 2 multiprocessors.
         *(("sm_90a", ctas, 1024, 200 << 10, None, wanted) for ctas, wanted in zip(range(1, 17), ONE_ON_AN_SM)),
         *(("sm_90a", ctas, 1024, 100 << 10, None, wanted) for ctas, wanted in zip(range(1, 17), TWO_ON_AN_SM)),
@@ -183,7 +185,7 @@ def test_how_many_a_chip_holds(
 
 
 def test_a_gpu_without_clusters_is_given_none() -> None:
-    with pytest.raises(ValueError, match="has 2 CTAs; at most 1 with sm_80: clusters need sm_90"):
+    with pytest.raises(ValueError, match=r"\(2, 1, 1\): must have 1 to 1 CTAs on sm_80 \(clusters need sm_90"):
         launch(module("ret;", parameters=0, target="sm_80"), grid=(2, 1, 1), cluster=(2, 1, 1))
 
 

@@ -253,6 +253,10 @@ def _refused(rule: str, copy: ctypes.Structure, ctas: int) -> EmulatorError:
     if rule == "MODE":
         modes = ("im2col", "tiled") if copy.im2col else ("tiled", "im2col")
         return IllegalAccess("a tensor copy in {} mode through a tensor map in {} mode".format(*modes))
+    if rule == "FOURS":
+        return IllegalAccess(
+            f".tile::gather4 and .tile::scatter4 take a tensor map whose box is one row, not {tensor_map.box}"
+        )
     if rule == "RANK":
         return IllegalAccess(f"{len(coords)} coordinates for a tensor map of rank {tensor_map.rank}")
     if rule == "CORNER":

@@ -14,10 +14,11 @@ import math
 import struct
 from dataclasses import dataclass
 
+from cute_kernels.common.chips import MOST_SMEM_BYTES
 from cute_kernels.emulator.errors import IllegalAccess, UnsupportedPTX
 from cute_kernels.emulator.machine.units.copies.packed_elements import PACKED, UNIT
 
-MAX_BOX_BYTES = 227 * 1024  # no CTA has more shared memory; the driver rejects larger boxes too
+MAX_BOX_BYTES = MOST_SMEM_BYTES  # no CTA has more shared memory; the driver rejects larger boxes too
 NBYTES = 128  # of a tensor map
 CHUNK = 16  # bytes; the unit that swizzles move and that coordinates and rows must be multiples of
 

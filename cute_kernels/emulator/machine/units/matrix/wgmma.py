@@ -97,11 +97,15 @@ def operation_text(form: Form, rank: int, issued: Collection[int]) -> str:
 
 
 class WgmmaUnit:
-    """The wgmma pipes of one cluster, one per warpgroup, as reports and waits need them."""
+    """The wgmma pipes of one cluster, one per warpgroup, as reports and waits need them.
+
+    Attributes:
+        forms: of the kernel's wgmma.mma_async, by number.
+    """
 
     def __init__(self, cluster: Surroundings) -> None:
         self.cluster, self._header = cluster, cluster.barriers.tables
-        self._kernel: tuple[Form, ...] = ()
+        self.forms: tuple[Form, ...] = ()
         self._forms: Sequence[ctypes.Structure] = ()
         self._groups: Sequence[ctypes.Structure] = ()  # of CTA after CTA
         self._of_cta = 1
@@ -118,7 +122,7 @@ class WgmmaUnit:
         cluster, header = self.cluster, self._header
         if not forms:
             return
-        self._kernel = tuple(forms)
+        self.forms = tuple(forms)
         self._of_cta = -(-max(len(cta.warps) for cta in cluster.ctas) // WARPS)
         self._groups = (Warpgroup * (self._of_cta * len(cluster.ctas)))()
         tracker = cluster.tracker
@@ -156,7 +160,7 @@ class WgmmaUnit:
     def _form(self, index: int, number: int) -> Form:
         group = self._groups[index]
         entry = Wgmma.from_address(group.operations + number % group.room * ctypes.sizeof(Wgmma))
-        return self._kernel[entry.form]
+        return self.forms[entry.form]
 
     def _issued(self, index: int, number: int) -> list[int]:
         """The warps of a warpgroup that have issued an operation."""
@@ -167,7 +171,7 @@ class WgmmaUnit:
 
     def _work(self, address: int) -> AsyncOp:
         work = WgmmaWork.from_address(address)
-        form, queue = self._kernel[work.form], self.key(work.warpgroup)
+        form, queue = self.forms[work.form], self.key(work.warpgroup)
         text = operation_text(form, work.warpgroup // self._of_cta, range(WARPS))
         return AsyncOp(queue, None, text, yields=True, name=form.name)
 
@@ -189,7 +193,7 @@ class WgmmaUnit:
                     "wgmma that no wgmma.wait_group has waited for: only whole warps can"
                 )
             return
-        form = self._kernel[fault.operation]
+        form = self.forms[fault.operation]
         if name == "UNINITIALISED":
             self._uninitialised(form, fault)
         elif name == "DESCRIPTOR":
@@ -210,7 +214,7 @@ class WgmmaUnit:
             raise BarrierMisuse(f"{operand} of {form.text} differs between the lanes of {warp.label}")
 
     def _asked(self, operation: ctypes.Structure) -> str:
-        form, a, b = self._kernel[operation.form], operation.a % (1 << 64), operation.b % (1 << 64)
+        form, a, b = self.forms[operation.form], operation.a % (1 << 64), operation.b % (1 << 64)
         first = "registers" if form.a_in_registers else f"{a:#018x}"
         return f"{form.text} with A {first}, B {b:#018x}, scale-d {operation.accumulate}"
 

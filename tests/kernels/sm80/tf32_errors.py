@@ -1,6 +1,4 @@
-"""How far TF32 products are from exact ones, by how operands were rounded: a page of the documentation.
-
-    python -m bench.tf32_errors > docs/tf32.md
+"""How far TF32 products are from exact ones, by how operands were rounded.
 
 Operands are normal numbers of both signs. The sums are those of ``mma.sync`` on sm_80, as the emulator has them, for a
 block of the output: its errors are those of the whole one.
@@ -8,9 +6,7 @@ block of the output: its errors are those of the whole one.
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +21,6 @@ BLOCK = 128
 """Rows and columns of the output that are looked at."""
 
 SIZES = (128, 256, 512, 1024, 2048, 4096, 8192)
-SHOWN = SIZES[::3]
-"""Sizes of the table."""
-
 _STEP = 8  # elements of K in an mma.sync
 
 
@@ -105,73 +98,3 @@ def measure(size: int, rounding: str, target: str = "sm_80") -> Errors:
         shift=((error * exact).sum() / exact.square().sum()).item(),
         of_bound=(error.abs() / limits).max().item(),
     )
-
-
-def number(value: float) -> str:
-    """With two digits: ``"7.7e-4"``, ``"0.035"``, ``"170"``."""
-    if abs(value) >= 10:
-        return f"{value:,.0f}"
-    return re.sub(r"e([+-])0*(\d+)$", r"e\1\2", f"{value:.1e}") if abs(value) < 1e-3 else f"{value:.2g}"
-
-
-def table() -> Iterator[str]:
-    """The lines of the table."""
-    yield "| rounding | size | largest | RMS | relative: median | 99% below | largest | shift | of bound |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for rounding in ROUNDINGS:
-        for size in SHOWN:
-            e = measure(size, rounding)
-            numbers = (e.largest, e.rms, *e.relative, e.shift, e.of_bound)
-            yield f"| {rounding} | {size:,} | {' | '.join(map(number, numbers))} |"
-
-
-PAGE = """# Errors of TF32
-
-`gemm(allow_tf32=True)` rounds both operands to TF32, to nearest and ties to even, on every GPU: each by 2^-11 of its
-value at most. Products are exact, and sums are FP32's of tensor cores, which [cut](emulator/arithmetic.md) instead of
-rounding. So every result is within `(2^-10 + 2^-22 + K * 2^-23) * (|a| @ |b|)` of the exact one, before bias and
-activation, for operands and results of normal size. Nothing bounds the error relative to a single result, which may be
-0 where large products cancel.
-
-`Sm80GemmConfig(rounding=..)` has other roundings, of the kernels of `mma.sync` alone:
-
-* `"truncate"` rounds nothing: the tensor core ignores 13 bits of both operands. 2^-9 stands in the place of
-  2^-10 + 2^-22, and the error has a direction: results are closer to 0.
-* `"nearest_a"` rounds `a` alone. With a `b` that is TF32 already it has the bits of `"nearest"`; with any other `b` the
-  rounding is one-sided, with 2^-10 + 2^-11, and half as far toward 0.
-
-A weight is rounded once by `cute_kernels.round_tf32`. That gives the same bits with every `rounding` but
-`"truncate"`, and `"nearest_a"` saves the rounding of `b` in each call:
-
-```python
-import dataclasses
-
-import torch
-from cute_kernels import GemmProblem, gemm, round_tf32
-from cute_kernels.plan import make_plan
-
-x, weight = torch.randn(128, 768), torch.randn(768, 768)
-problem = GemmProblem(128, 768, 768, in_dtype="float32", out_dtype="float32")
-config = dataclasses.replace(make_plan(problem, arch="sm_80").config, rounding="nearest_a")
-b = round_tf32(weight)  # once
-y = gemm(x, b, allow_tf32=True, config=config)
-```
-
-Errors against FP64 of square matrices of normal numbers of deviation 1, in a block of 128 x 128 results, with the sums
-of sm_80 (`python -m bench.tf32_errors` writes this page). RMS is in parts of the RMS of the results, relative errors
-are those of single results, the shift is by how much results are too large (least squares), and the last column has the
-largest error in parts of its bound.
-
-{table}
-
-Absolute errors grow with the square root of K, as results do, so that the RMS stays: 1 in 3,400 with `"nearest"`.
-"""
-
-
-def main() -> int:
-    print(PAGE.format(table="\n".join(table())), end="")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

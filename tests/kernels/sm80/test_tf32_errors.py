@@ -1,19 +1,16 @@
-"""How far TF32 products are from exact ones: the bounds that docs/tf32.md states, and its table."""
+"""How far TF32 products are from exact ones: the bounds that docs/operations.md states."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
 
-from bench import tf32_errors
-from bench.tf32_errors import BLOCK, ROUNDINGS, SIZES, bound, measure, operands, product
 from cute_kernels.config import GemmProblem, Sm80GemmConfig
 from cute_kernels.operations.reference.rounding import round_tf32
 from cute_kernels.operations.runtime import emulated
 from cute_kernels.operations.runtime.operands import Operands
 from cute_kernels.plan import make_plan
+from tests.kernels.sm80.tf32_errors import BLOCK, ROUNDINGS, SIZES, bound, measure, operands, product
 from tests.nightly import crossed
 
 SHIFTS = {"truncate": -7.1e-4, "one-sided": -3.6e-4, "nearest": 0.0}
@@ -75,9 +72,3 @@ def test_whole_kernels_have_these_bits(roundings: tuple[str, str], arch: str) ->
     of_a, of_b, _ = ROUNDINGS["nearest" if rounded else stands_for]
     assert torch.equal(out[0], product(of_a(a), of_b(b), arch))
     assert report.mma_instructions == BLOCK**3 // (16 * 8 * 8)
-
-
-def test_the_page_is_that_of_the_program(capsys: pytest.CaptureFixture) -> None:
-    assert tf32_errors.main() == 0
-    page = Path(__file__).parents[2] / "docs" / "tf32.md"
-    assert capsys.readouterr().out == page.read_text(), "run python -m bench.tf32_errors > docs/tf32.md"

@@ -1,0 +1,148 @@
+"""The chips: how much each has and allows, by the name that ``--arch`` and ``.target`` give it.
+
+Per multiprocessor, CTA and thread: CUDA programming guide, "Technical Specifications per Compute Capability". Of the
+product that stands for a compute capability: number of multiprocessors and L2 cache, as its driver reports them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+_KIB, _MIB = 1 << 10, 1 << 20
+
+CTA_SMEM_BYTES = 1 * _KIB
+"""Shared memory that the system keeps of every CTA."""
+
+DEFAULT_SMEM_BYTES = 48 * _KIB
+"""Shared memory that every CTA may have without asking for more (cudaDevAttrMaxSharedMemoryPerBlock)."""
+
+MEMORY_BYTES = 80 << 30
+"""Device memory of every emulated chip."""
+
+PORTABLE_CLUSTER = 8
+"""CTAs of a cluster that every chip with clusters runs."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Limits of a chip.
+
+    Attributes:
+        name: target of PTX and compilers, e.g. ``"sm_100a"``.
+        compute_capability: what the device reports.
+        product: the device whose number of multiprocessors and L2 cache these are.
+        gpcs: multiprocessors of each GPC, all of whose CTAs of a cluster share one; where that is not known, all of
+            them as if in one.
+        sm_smem_bytes: shared memory of one multiprocessor, of which every CTA takes `CTA_SMEM_BYTES` besides its own.
+        l2_bytes: L2 cache.
+        threads, ctas: that one multiprocessor holds.
+        cluster: CTAs of a cluster at most, 1 where there are no clusters.
+        tmem_columns: columns of tensor memory, each 128 lanes of 32 bits; 0 where there is none.
+        max_registers: registers that one thread may have.
+        register_file: 32-bit registers of one multiprocessor.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    product: str
+    gpcs: tuple[int, ...]
+    sm_smem_bytes: int
+    l2_bytes: int
+    threads: int = 2048
+    ctas: int = 32
+    cluster: int = 1
+    tmem_columns: int = 0
+    max_registers: int = 255
+    register_file: int = 65536
+
+    @property
+    def device(self) -> str:
+        """The name that an emulated device answers with."""
+        return f"{self.product} (emulated)"
+
+    @property
+    def sm_count(self) -> int:
+        """Multiprocessors."""
+        return sum(self.gpcs)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory that one CTA may have, static and dynamic."""
+        return self.sm_smem_bytes - CTA_SMEM_BYTES
+
+    @property
+    def static_smem_bytes(self) -> int:
+        """Shared memory that the variables of a kernel may have, as ptxas 13.0 limits it."""
+        return self.smem_bytes if self.name.endswith("a") else DEFAULT_SMEM_BYTES
+
+
+#: The GPCs of SM90 are those with which cuOccupancyMaxActiveClusters of one H100 agrees, for clusters of 1 to 16 CTAs
+#: with one and two on a multiprocessor. Suffixes of a target: PTX ISA, ".target".
+_HOPPER_GPCS = (18,) * 2 + (16,) * 5 + (8,) + (2,) * 4
+_KNOWN = (
+    (Chip("sm_80", (8, 0), "A100", (108,), 164 * _KIB, 40 * _MIB), ""),
+    (Chip("sm_86", (8, 6), "RTX 3090", (82,), 100 * _KIB, 6 * _MIB, 1536, 16), ""),
+    (Chip("sm_87", (8, 7), "Jetson AGX Orin", (16,), 164 * _KIB, 4 * _MIB, 1536, 16), ""),
+    (Chip("sm_89", (8, 9), "L40S", (142,), 100 * _KIB, 96 * _MIB, 1536, 24), ""),
+    (Chip("sm_90", (9, 0), "H200", _HOPPER_GPCS, 228 * _KIB, 50 * _MIB, cluster=16), "a"),
+    (Chip("sm_100", (10, 0), "B200", (148,), 228 * _KIB, 126 * _MIB, cluster=16, tmem_columns=512), "af"),
+    (Chip("sm_103", (10, 3), "B300", (148,), 228 * _KIB, 126 * _MIB, cluster=16, tmem_columns=512), "af"),
+    (Chip("sm_110", (11, 0), "Jetson AGX Thor", (20,), 228 * _KIB, 32 * _MIB, 1536, 24, 16, 512), "af"),
+    (Chip("sm_120", (12, 0), "RTX 5090", (170,), 100 * _KIB, 96 * _MIB, 1536, 24, 16), "af"),
+    (Chip("sm_121", (12, 1), "GB10", (48,), 100 * _KIB, 24 * _MIB, 1536, 24, 16), "af"),
+)
+
+CHIPS: dict[str, Chip] = {
+    f"{chip.name}{suffix}": replace(chip, name=f"{chip.name}{suffix}")
+    for chip, suffixes in _KNOWN
+    for suffix in ("", *suffixes)
+}
+"""Chips by every target that they run."""
+
+MOST_SMEM_BYTES = max(chip.smem_bytes for chip in CHIPS.values())
+"""Shared memory of a CTA of the chip that has most."""
+
+DEFAULT_ARCH = "sm_100a"
+"""The chip of whoever does not name one."""
+
+_TARGET = re.compile(r"sm_(\d+)(\d)([af]?)")
+
+
+def check_arch(arch: object) -> str:
+    """An architecture that a user names.
+
+    Raises:
+        ValueError: there is no such chip in `CHIPS`.
+    """
+    if arch not in CHIPS:
+        raise ValueError(f"arch = {arch!r}: must be one of {', '.join(CHIPS)}")
+    return arch
+
+
+def chip_of(target: str) -> Chip:
+    """The chip that PTX of a target is run on; one that is not in `CHIPS` counts as the newest that is older."""
+    if target in CHIPS:
+        return CHIPS[target]
+    found = _TARGET.match(target)
+    capability = (int(found[1]), int(found[2])) if found else (0, 0)
+    older = [chip for chip in CHIPS.values() if chip.compute_capability <= capability]
+    return max(older, key=lambda chip: chip.compute_capability, default=CHIPS["sm_80"])
+
+
+def runs(target: str, chip: str) -> bool:
+    """Whether a chip executes PTX of a target (PTX ISA, ".target"); its own suffix does not matter.
+
+    PTX of a target without a suffix runs on this chip and all later ones, with "f" on this and later ones of the same
+    family, which is the major version, with "a" on this chip alone.
+
+    Args:
+        target, chip: e.g. ``"sm_90"``, ``"sm_100a"``.
+    """
+    wanted = _TARGET.fullmatch(target)
+    if wanted is None:
+        return target == chip
+    generation, own = (int(wanted[1]), int(wanted[2])), chip_of(chip).compute_capability
+    if wanted[3]:
+        return own == generation or wanted[3] == "f" and own[0] == generation[0] and own > generation
+    return own >= generation
