@@ -23,6 +23,7 @@ _OPTIONS = ("texmode_unified", "texmode_independent", "debug")
 #: Opcodes that not every architecture since sm_80 has: the first that does, with "a" only those whose names end in "a"
 #: or "f", and the last, if others follow. The first row that an opcode matches decides.
 _FIRST = {
+    r"cp\.async\.bulk\.tensor.*\bcta_group": "100a 119",
     r"wgmma": "90a 90",
     r"mma\.sync.*\bkind::": "120a",
     r"cp\..*(scatter4|\.L2\..*gather4|gather4.*(multicast|cta_group))": "100a 119",
@@ -42,6 +43,7 @@ _FIRST = {
     r"(ex2|tanh)\..*bf16|fence\..*sync_restrict": "90",
     r"(atom|red)\..*(\.b128|\.v\d\.|add\.noftz\.bf16)": "90",
     r"cvt\..*\b(e4m3x2|e5m2x2)|mma\.(sync|sp)\..*\be[45]m[23]\b": "89",
+    r".*\bcluster\b|fence\.mbarrier_init|(ex2|tanh)\..*bf16|(add|min|max)\.[us]16x2": "90",
     r"(min|max)\..*xorsign": "86",
 }  # fmt: skip
 _ROWS = [(re.compile(pattern), needed) for pattern, needed in _FIRST.items()]

@@ -9,23 +9,26 @@ import pytest
 
 from cute_kernels.emulator.errors import UnsupportedPTX
 from cute_kernels.emulator.isa.ptx.decode import parse
+from cute_kernels.emulator.isa.ptx.families import arranged
 from cute_kernels.emulator.isa.ptx.targets import missing
 from cute_kernels.testing.ptx import module
+from tests.emulator import ptxas_qualifiers
 from tests.emulator.ptx_launch import launch
-from tests.emulator.ptxas_operands import DATA
+from tests.emulator.ptxas_operands import DATA, TARGETS
 
-RECORDED = json.loads(DATA.read_text())
+RECORDED = [json.loads(data.read_text()) for data in (DATA, ptxas_qualifiers.DATA)]
 #: What depends on operands, which are not looked at.
-OPERANDS = r"max\.f32 .*(, .*){3}|mbarrier\.arrive\.shared\.b64 _?.*, "
+OPERANDS = r"max(\.ftz)?\.f32 .*(, .*){3}|mbarrier\.arrive\.shared\.b64 _?.*, "
 
 
-@pytest.mark.parametrize("target", RECORDED["targets"])
-def test_what_ptxas_has_of_a_target_is_executed_and_nothing_else(target: str) -> None:
-    verdicts = RECORDED["targets"][target]
-    assert len(verdicts) == len(RECORDED["verdicts"])
-    for form, verdict in zip(RECORDED["verdicts"], verdicts):
+@pytest.mark.parametrize("recorded", RECORDED, ids=["operands", "qualifiers"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_ptxas_has_of_a_target_is_executed_and_nothing_else(target: str, recorded: dict) -> None:
+    verdicts = recorded["targets"][target]
+    assert len(verdicts) == len(recorded["verdicts"])
+    for form, verdict in zip(recorded["verdicts"], verdicts):
         if not re.match(OPERANDS, form):
-            assert (missing(target, form.split()[0]) == "") == (verdict == "1"), form
+            assert (missing(target, ".".join(arranged(form.split()[0]))) == "") == (verdict == "1"), form
 
 
 @pytest.mark.parametrize(("target", "instruction", "message"), [
