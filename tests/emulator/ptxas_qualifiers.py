@@ -23,7 +23,7 @@ from cute_kernels.emulator.isa.ptx.families import arrange
 from cute_kernels.emulator.isa.ptx.operand_syntax import HELD_IN
 from cute_kernels.emulator.isa.ptx.program import TYPE_BITS
 from cute_kernels.emulator.machine.bytecode.lowering import lower
-from tests.emulator.ptxas_operands import module, target_of, verdicts
+from tests.emulator.ptxas_operands import TARGETS, module, target_of, verdicts
 
 DATA = Path(__file__).parent / "data" / "ptxas_qualifiers.json"
 _REGISTER = re.compile(r"%[a-z]+\d*(?:x2)?_(\d)")
@@ -186,7 +186,9 @@ def main() -> None:
             raise SystemExit(f"nothing is recorded: ptxas refuses {wrong}")
         said = subprocess.run([options.ptxas, "--version"], capture_output=True, text=True, check=True).stdout
         version = said.split("release ")[1].split(",")[0]
-        DATA.write_text(json.dumps({"ptxas": version, "seed": options.seed, "verdicts": recorded}, indent=0) + "\n")
+        targets = {target: verdicts(options.ptxas, target, chosen) for target in TARGETS}
+        kept = {"ptxas": version, "seed": options.seed, "targets": targets, "verdicts": recorded}
+        DATA.write_text(json.dumps(kept, indent=0) + "\n")
     found = list(differences(list(asked), "".join(asked.values())))
     unexplained = [(variant, reason) for variant, reason in found if not explained(variant, reason)]
     for variant, reason in unexplained:

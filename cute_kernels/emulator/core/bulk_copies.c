@@ -167,7 +167,7 @@ static int send(Tables *t, const BulkCopy *copy) {
 int32_t bulk_load_run(WorkQueues *all, BulkCopy *copy) {
   Tables *t = all->tables;
   if ((copy->kind == BULK_SEND ? send(t, copy) : load(t, copy)) || pass_on(t, copy)) return 1;
-  return mbarrier_do(t, COMPLETE_TX, copy->signal, copy->nbytes, 0) < 0;
+  return mbarrier_by(t, COMPLETE_TX, copy->signal, copy->nbytes, 0, copy->work.place, copy->work.warp) < 0;
 }
 
 int32_t bulk_read_run(WorkQueues *all, BulkCopy *copy) {

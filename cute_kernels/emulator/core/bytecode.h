@@ -103,6 +103,9 @@ extern const Operation wgmma_operations[], register_operations[], warp_mma_opera
 
 // An operation on an mbarrier, as `mbarrier_apply`, at `Tables.place`.
 int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who);
+// The same, kept for reports: by which instruction, and by which warp.
+int64_t mbarrier_by(
+    Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who, int64_t place, int64_t warp);
 // Whether the running warp may use an mbarrier: it knows of the mbarrier.init.
 int mbarrier_usable(Tables *t, int64_t operation, int64_t address, const Point *point);
 

@@ -139,6 +139,20 @@ INLINE void move_elements(const Lanes *lanes, uint8_t *const *elements, int writ
     }
 }
 
+// The store that was logged last leaves memory as it was: for reports of races.
+static void keep_value(Tables *t, const uint8_t *memory, int64_t size) {
+  LogEntry *entry = &t->log[t->log_used - 1];
+  entry->kept = size;
+  memcpy(entry->value, memory, (size_t)size);
+}
+
+static int stores_the_same(const Lanes *lanes, uint8_t *const *elements, int64_t size, int64_t count) {
+  for (int64_t k = 0; k < count; k++)
+    for (int i = 0; i < lanes->count; i++)
+      if (memcmp(lanes->data[i] + k * size, elements[k] + lanes->lanes[i] * size, (size_t)size)) return 0;
+  return 1;
+}
+
 // 0: execution ends, as of every access below.
 INLINE int32_t access(
     Tables *t, uint8_t *const *elements, const Request *r, int shared, int write, int64_t size, int64_t count,
@@ -154,6 +168,7 @@ INLINE int32_t access(
     int64_t *logged = log_of(t, r, kind, nbytes);
     if (!logged) return 0;
     memcpy(logged, addresses, LANES * sizeof *addresses);
+    if (write && stores_the_same(lanes, elements, size, count)) keep_value(t, lanes->data[0], size);
   }
   move_elements(lanes, elements, write, size, count);
   if (shared && write && t->flags & STATES) mark_data(lanes, nbytes);
@@ -194,6 +209,13 @@ INLINE int32_t access_range(
     int64_t *logged = log_of(t, r, kind, nbytes);
     if (!logged) return 0;
     memcpy(logged, addresses, LANES * sizeof *addresses);
+    if (write) {
+      int same = 1;
+      for (int64_t k = 0; k < count && same; k++)
+        for (int lane = 0; lane < LANES && same; lane++)
+          same = !memcmp(data + (lane * count + k) * size, elements[k] + lane * size, (size_t)size);
+      if (same) keep_value(t, data, size);
+    }
   }
   for (int64_t k = 0; k < count; k++)
     for (int lane = 0; lane < LANES; lane++) {

@@ -94,6 +94,16 @@ typedef struct Barrier {
   int64_t unused[2];
 } Barrier;
 
+// The latest operations on the mbarriers of a cluster, for reports: number n is entry n % MOMENTS.
+enum { MOMENTS = 1024 };
+typedef struct Moment {
+  int64_t address;
+  int32_t operation, amount;  // of a wait that has passed: the parity or state that it asked for
+  int32_t phase;              // completed ones, before the operation
+  int32_t place, warp;        // who issued it: index of the instruction and number of the warp, -1: not known
+  int32_t parity, timed_out;  // a wait is by parity; it has not passed
+} Moment;
+
 // Shared memory of a CTA. A shared address is the CTA's rank << RANK_SHIFT and an offset.
 enum { RANK_SHIFT = 24, OFFSET_MASK = 16777215, MOST_TARGETS = 16 };  // targets: CTAs of a multicast
 typedef struct Cta {
@@ -221,6 +231,8 @@ typedef struct Tables {
   int64_t log_used, log_size;
   Barrier *barriers[BARRIER_BLOCKS];
   int64_t completions;           // phases
+  int64_t moment_count;
+  Moment moments[MOMENTS];
   int64_t loaded, stored;        // bytes of bulk copies
   int64_t mmas;                  // tcgen05.mma that have taken effect
   TensorMap *maps;

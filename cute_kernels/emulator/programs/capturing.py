@@ -225,6 +225,8 @@ class Session:
             if before is not None and finished is not None and overlaps:
                 in_turn = before.let_overlap(finished, self._memory, self.options)
         except EmulatorError as error:
+            if shape := self._tensors.freed(error.address):
+                error.freed(shape)
             owner = self._tensors.owner_on_the_host(error.address)
             error.message += owner
             error.know("", *([owner.removeprefix(". ")] if owner else []))

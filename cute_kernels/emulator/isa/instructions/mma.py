@@ -118,7 +118,7 @@ def _operands(parts: tuple[str, ...]) -> str:
 )  # fmt: skip
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """mma.sync: f16, bf16, tf32, e4m3, e5m2 into f32 (f16: of f16 and FP8), s8, u8, s4, u4 and b1 into s32, f64; mma.sp
-    of all but the latter two. On sm_120 also of e2m1, e2m3, e3m2, and with block scaling, not sparse.
+    of all but the latter two. On sm_120 dense FP6, FP4, block scaling.
     """
     if any(part.startswith("kind::") for part in instruction.parts):
         lower_kind(block, instruction)
