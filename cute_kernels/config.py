@@ -80,7 +80,7 @@ class Typed:
             elif isinstance(value, str):
                 checked = str(value)
             else:
-                raise TypeError(f"{name} = {value!r} is {type(value).__name__}, expected a string")
+                raise TypeError(f"{name} = {value!r} is {type(value).__name__}: must be a string")
             object.__setattr__(self, name, checked)
 
 
@@ -97,12 +97,12 @@ def check_choice(name: str, value: object, allowed: Iterable[object], hint: str 
     """Raises ValueError for a value that is not one of those allowed, naming it and them, with ``hint`` behind."""
     allowed = tuple(allowed)
     if value not in allowed:
-        raise ValueError(f"{name} = {value!r}, allowed: {', '.join(map(repr, allowed))}{hint}")
+        raise ValueError(f"{name} = {value!r}: must be one of {', '.join(map(repr, allowed))}{hint}")
 
 
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} = {value!r} is {type(value).__name__}, expected an integer")
+        raise TypeError(f"{name} = {value!r} is {type(value).__name__}: must be an integer")
     return operator.index(value)
 
 
@@ -110,10 +110,10 @@ def _boolean(name: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if not hasattr(value, "__index__"):
-        raise TypeError(f"{name} = {value!r} is {type_name(value)}, expected True or False")
+        raise TypeError(f"{name} = {value!r} is {type_name(value)}: must be True or False")
     # An operator schema passes a bool among integers as 0 or 1.
     if operator.index(value) not in (0, 1):
-        raise ValueError(f"{name} = {value!r}, allowed: True, False")
+        raise ValueError(f"{name} = {value!r}: must be True, False")
     return operator.index(value) == 1
 
 

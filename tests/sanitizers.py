@@ -242,7 +242,7 @@ def main() -> int:
     parser.add_argument("--module", nargs=argparse.REMAINDER, help="a module and its arguments, in place of tests")
     options, arguments = parser.parse_known_args()
     if options.processes < 1:
-        parser.error(f"--processes {options.processes}: at least 1 is needed")
+        parser.error(f"--processes {options.processes}: must be at least 1")
     try:
         runtime_libraries()
         _compile()

@@ -49,8 +49,8 @@ def test_architecture_strictness_and_misuse(tmp_path: Path) -> None:
     assert run.returncode == 0 and "3 passed" in run.stdout, run.stdout
     misuses = (
         ("@pytest.mark.schedules(random=1)\ndef test_it(): pass\n", "the marker schedules needs the fixture emulated"),
-        ("@pytest.mark.schedules(random=-1)\ndef test_it(emulated): pass\n", "random -1: at least 0 is needed"),
-        ("@pytest.mark.schedules('lazy')\ndef test_it(emulated): pass\n", "Schedule(..) is needed"),
+        ("@pytest.mark.schedules(random=-1)\ndef test_it(emulated): pass\n", "random = -1: must be at least 0"),
+        ("@pytest.mark.schedules('lazy')\ndef test_it(emulated): pass\n", "must be Schedule(..)"),
         ("@pytest.mark.emulated(arch='sm_75')\ndef test_it(emulated): pass\n", "arch = 'sm_75': must be one of sm_80"),
     )
     for number, (body, _) in enumerate(misuses):

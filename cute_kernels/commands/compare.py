@@ -217,5 +217,5 @@ def _percent(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of percent, allowed: 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of percent: must be 0 or more")
     return value

@@ -323,7 +323,7 @@ _SHORT = {
 def _words(text: str, least: int, most: int) -> list[str]:
     words = text.split()
     if not least <= len(words) <= most:
-        raise ValueError(f"{len(words)} words {words}: `help COMMAND` says which are needed")
+        raise ValueError(f"{len(words)} words {words}: must be `help COMMAND` says which")
     return words
 
 
@@ -340,7 +340,7 @@ def _offset(text: str) -> int | str:
 
 def _type(name: str) -> str:
     if name not in _TYPES:
-        raise ValueError(f"type {name!r}: one of {', '.join(_TYPES)} is needed")
+        raise ValueError(f"type = {name!r}: must be one of {', '.join(_TYPES)}")
     return _TYPES[name]
 
 

@@ -239,7 +239,7 @@ def positive(text: str) -> int:
 def _folder(text: str) -> Path:
     """The name of a folder, as argparse's ``type``; pathlib takes an empty one for the current folder."""
     if not text:
-        raise argparse.ArgumentTypeError("the name is empty, expected that of a folder")
+        raise argparse.ArgumentTypeError("the name is empty: must be that of a folder")
     return Path(text)
 
 

@@ -111,7 +111,7 @@ def _plan_and_device(options: argparse.Namespace) -> tuple[Plan, str]:
     tiles = tiles_of(plan)
     if options.device == "auto" and tiles > MOST_EMULATED:
         raise ValueError(
-            f"there is no GPU for {plan.arch.name} here, and {tiles:,} tiles take long in the emulator: allowed: at "
+            f"there is no GPU for {plan.arch.name} here, and {tiles:,} tiles take long in the emulator: must be at "
             f"most {MOST_EMULATED}, or --device emulator"
         )
     return plan, "emulator"

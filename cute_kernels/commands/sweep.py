@@ -109,7 +109,7 @@ def kernel_name(text: str) -> str:
     if text in OPERATIONS or text.endswith(".py"):
         return text
     allowed = f"{', '.join(OPERATIONS)}, or a program whose name ends with .py"
-    raise argparse.ArgumentTypeError(f"{text!r}, allowed: {allowed}")
+    raise argparse.ArgumentTypeError(f"{text!r}: must be {allowed}")
 
 
 def _rows_of_program(options: argparse.Namespace, line: ProgressLine, where: Mapping[str, Any]) -> list[Row]:

@@ -87,7 +87,7 @@ def check_program(script: str | Path) -> None:
         OSError: IsADirectoryError for a folder, FileNotFoundError where there is no file.
     """
     if os.path.isdir(script):
-        raise IsADirectoryError(f"{script} is a directory; the file of a program is needed")
+        raise IsADirectoryError(f"script = {script}: must be the file of a program, and is a directory")
     if not os.path.isfile(script):
         raise FileNotFoundError(f"no file {script}")
 
@@ -104,7 +104,7 @@ def check_output(path: Path, *suffixes: str) -> None:
         OSError: FileNotFoundError without a folder to write into, IsADirectoryError for a folder, PermissionError.
     """
     if suffixes and path.suffix.lower() not in suffixes:
-        raise ValueError(f"{path} ends with {path.suffix or 'no suffix'}, allowed: {', '.join(suffixes)}")
+        raise ValueError(f"{path} ends with {path.suffix or 'no suffix'}: must be one of {', '.join(suffixes)}")
     folder = path.resolve().parent  # of a link, what it leads to is written
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} to write {path} into")
@@ -137,11 +137,11 @@ def check_apart(given: Mapping[str, object]) -> None:
         if isinstance(path, Path) and path != Path("-") and (path.is_file() or not path.exists()):
             other = written.setdefault(_identity(path), name)
             if other != name:
-                raise ValueError(f"{_option(other)} and {_option(name)} are both {path}, allowed: two files")
+                raise ValueError(f"{_option(other)} and {_option(name)} are both {path}: must be two files")
     kept, trace = given.get("keep_ptx"), given.get("trace")
     for path in _named([value for name, value in given.items() if name not in OUTPUTS]):
         if (name := written.get(_identity(path))) is not None:
-            raise ValueError(f"{_option(name)} = {given[name]}: the command reads this file, allowed: another one")
+            raise ValueError(f"{_option(name)} = {given[name]}: the command reads this file: must be another one")
         folder = path.resolve().parent
         if isinstance(kept, Path) and folder == kept.resolve() and path.name.startswith("launch-"):
             raise ValueError(f"--keep-ptx = {kept}: the command reads {path.name}, which it would replace there")

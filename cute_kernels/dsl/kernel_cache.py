@@ -97,7 +97,7 @@ def directory() -> Path | None:
     # A relative path would be another directory in every working directory, and an empty one the directory itself.
     if not path.is_absolute():
         raise ValueError(
-            f"CUTE_KERNELS_CACHE_DIR = {chosen!r}, allowed: an absolute path, one that begins with ~, or off"
+            f"CUTE_KERNELS_CACHE_DIR = {chosen!r}: must be an absolute path, one that begins with ~, or off"
         )
     return path
 
@@ -146,7 +146,7 @@ def limit() -> int:
     """
     text = os.environ.get("CUTE_KERNELS_CACHE_MB", str(DEFAULT_LIMIT))
     if not text.isascii() or not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"CUTE_KERNELS_CACHE_MB = {text!r}, allowed: a whole number of megabytes from 1 on")
+        raise ValueError(f"CUTE_KERNELS_CACHE_MB = {text!r}: must be a whole number of megabytes from 1 on")
     return int(text) * 1_000_000
 
 

@@ -153,7 +153,7 @@ class Linked:
             raise LinkError(f"not a little-endian 64-bit ELF file: it begins with {code[:6]!r}")
         (self._machine,) = struct.unpack_from("<H", code, _MACHINE)
         if self._machine not in _JUMPS:
-            raise LinkError(f"an ELF file for machine {self._machine}; allowed: x86-64 (62) and aarch64 (183)")
+            raise LinkError(f"an ELF file for machine {self._machine}: must be x86-64 (62) and aarch64 (183)")
         (first,) = struct.unpack_from("<Q", code, _SECTIONS_PLACE)
         (count,) = struct.unpack_from("<H", code, _SECTIONS_COUNT)
         headers = _SECTION.iter_unpack(code[first : first + count * _SECTION.size])

@@ -68,6 +68,8 @@ class Side:
         warp: label of the warp that issued it, "" if that is not known.
         lanes: those that are concerned, as far as they are known.
         what: how the detector calls it.
+        waited: its own warp has waited for its end.
+        signals: the mbarrier that tells of its completion, by CTA and offset in shared memory, or None.
     """
 
     verb: str
@@ -75,6 +77,8 @@ class Side:
     warp: str = ""
     lanes: tuple[int, ...] = ()
     what: str = ""
+    signals: tuple[int, int] | None = None
+    waited: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,45 @@ class BarrierState:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """An operation on an mbarrier that has been performed.
+
+    Attributes:
+        operation: "arrive", "announce" or "deliver" (bytes), "wait" for one that has passed, "timeout" for one that
+            has not.
+        place: of the mbarrier: CTA, and offset in its shared memory.
+        phase: phases that were complete before.
+        amount: arrivals or bytes; of a wait the parity that it asked for, -1 if it is not by parity.
+        warp: label of the warp that issued it, "" if that is not known.
+        instruction: that issued it, None if that is not known.
+    """
+
+    operation: str
+    place: tuple[int, int]
+    phase: int
+    amount: int
+    warp: str = ""
+    instruction: Located | None = None
+
+
+@dataclass(frozen=True)
+class Past:
+    """The operations on mbarriers of a cluster before a fault.
+
+    Attributes:
+        barriers: all that are live.
+        moments: the latest operations on them, in order.
+        whole: no operations came before them.
+        unwritten: ranges of shared memory that nobody has written: CTA, first byte, and how many.
+    """
+
+    barriers: tuple[BarrierState, ...] = ()
+    moments: tuple[Moment, ...] = ()
+    whole: bool = True
+    unwritten: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class WaitState:
     """A warp of a kernel that hangs.
 
@@ -159,6 +202,7 @@ class Facts:
         pending: asynchronous operations that are not complete, of a hang.
         sentence: what is wrong, without addresses, "" where the table of kinds or the message has it.
         notes: further sentences.
+        past: of the mbarriers, as far as it is kept.
     """
 
     side: Side | None = None
@@ -171,6 +215,7 @@ class Facts:
     pending: tuple[str, ...] = ()
     sentence: str = ""
     notes: list[str] = field(default_factory=list)
+    past: Past = Past()
 
 
 def ranges(numbers: Iterable[int]) -> str:

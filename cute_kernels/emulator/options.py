@@ -124,15 +124,15 @@ class Options:
             ("arithmetic", CHOICES),
         ):  # fmt: skip
             if getattr(self, name) not in legal:
-                raise ValueError(f"{name} {getattr(self, name)!r}; legal are {', '.join(map(repr, legal))}")
+                raise ValueError(f"{name} = {getattr(self, name)!r}: must be one of {', '.join(map(repr, legal))}")
         for name in ("spurious_try_wait_failures", "detectors", "strict", "counters"):
             if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} {getattr(self, name)!r}: a bool is needed")
+                raise TypeError(f"{name} = {getattr(self, name)!r}: must be a bool")
         if not isinstance(self.without, (list, tuple)):
-            raise TypeError(f"without {self.without!r}: a tuple of names of detectors is needed")
+            raise TypeError(f"without = {self.without!r}: must be a tuple of names of detectors")
         for name in self.without:
             if name not in DETECTORS:
-                raise ValueError(f"without {name!r}; legal are {', '.join(map(repr, DETECTORS))}")
+                raise ValueError(f"without = {name!r}: must be one of {', '.join(map(repr, DETECTORS))}")
         for name, least, or_none in (
             ("max_warp_instructions", 1, " or None"), ("max_idle_blocks", 1, " or None"), ("resident", 1, " or None"),
             ("processes", 1, ""), ("seed", 0, ""),
@@ -141,24 +141,24 @@ class Options:
             if value is None and or_none:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} {value!r}: an int{or_none} is needed")
+                raise TypeError(f"{name} = {value!r}: must be an int{or_none}")
             if value < least:
-                raise ValueError(f"{name} {value}: at least {least} is needed")
+                raise ValueError(f"{name} = {value}: must be at least {least}")
         for name, kind, allowed in (("clusters", int, "None or a tuple of ints"), ("roles", str, "a tuple of str")):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(n, kind) for n in value)):
-                raise TypeError(f"{name} {value!r}: {allowed} is needed")
+                raise TypeError(f"{name} = {value!r}: must be {allowed}")
         named = isinstance(self.barriers, (list, tuple)) and all(
             isinstance(pair, (list, tuple)) and [type(item) for item in pair] == [int, str] for pair in self.barriers
         )
         if not named:
-            raise TypeError(f"barriers {self.barriers!r}: a tuple of pairs of an int and a str is needed")
+            raise TypeError(f"barriers = {self.barriers!r}: must be a tuple of pairs of an int and a str")
         if self.trace is not None and not isinstance(self.trace, (str, os.PathLike)):
-            raise TypeError(f"trace {self.trace!r}: the path of a file or None is needed")
+            raise TypeError(f"trace = {self.trace!r}: must be the path of a file or None")
         if self.going_on is not None and not callable(self.going_on):
-            raise TypeError(f"going_on {self.going_on!r}: a function of an error, or None, is needed")
+            raise TypeError(f"going_on = {self.going_on!r}: must be a function of an error or None")
         if not isinstance(self.steps, tuple) or not all(isinstance(each, Step) for each in self.steps):
-            raise TypeError(f"steps {self.steps!r}: a tuple of Step is needed")
+            raise TypeError(f"steps = {self.steps!r}: must be a tuple of Step")
         drawn = (self.completion, self.interleave, self.interleave_clusters, self.spurious_try_wait_failures)
         if self.steps and (drawn[0] == "random" or drawn[1:] != ("round_robin", "in_turn", False)):
             raise ValueError("steps are the whole schedule: only completion 'eager' or 'lazy' can be given besides")
@@ -183,7 +183,7 @@ def default_options(options: Options) -> Iterator[None]:
         TypeError: no `Options`.
     """
     if not isinstance(options, Options):
-        raise TypeError(f"options is a {type(options).__name__}; cute_kernels.emulator.Options are needed")
+        raise TypeError(f"options is a {type(options).__name__}: must be cute_kernels.emulator.Options")
     token = _CURRENT.set(options)
     try:
         yield

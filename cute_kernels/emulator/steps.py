@@ -45,5 +45,5 @@ class Step:
         found = _TEXT.fullmatch(text)
         if found is None or (found[4] is None) != (found[2] in "ac" or (found[2] == "w" and ":" not in text)):
             forms = "CLUSTERwWARP[:BLOCKS], CLUSTERaQUEUE, CLUSTERtWARP:NUMBER or CLUSTERcNUMBER"
-            raise ValueError(f"step {text!r}: {forms} is needed")
+            raise ValueError(f"step = {text!r}: must be {forms}")
         return Step(int(found[1]), found[2], int(found[3]), None if found[4] is None else int(found[4]))

@@ -40,7 +40,7 @@ def draw(rows: Sequence[Row], x: str = "shared", y: str = "modelled") -> Figure:
         if row.smem:
             maps.setdefault((row.smem, row.tmem, not row.settings), []).append(row)
     if not maps:
-        raise ValueError("rows has no legal configuration with a memory map, expected at least one")
+        raise ValueError("rows has no legal configuration with a memory map: must be at least one")
     groups, numbers = list(maps.values()), sweep_outcomes.numbers(rows)
     placed = [row for row in rows if sweep_outcomes.value(row, y) is not None]
     height = min(_BAR * len(groups), _MOST_HEIGHT)

@@ -45,7 +45,7 @@ def check_column(rows: Sequence[Row], column: str, option: str) -> None:
         ValueError: naming the option and what is allowed.
     """
     if column not in columns_of(rows):
-        raise ValueError(f"{option} {column}: no row has it; allowed: {', '.join(columns_of(rows))}")
+        raise ValueError(f"{option} {column}: no row has it: must be one of {', '.join(columns_of(rows))}")
 
 
 def records(rows: Sequence[Row]) -> list[dict[str, Any]]:

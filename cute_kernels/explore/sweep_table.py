@@ -114,7 +114,7 @@ def sweep(
         if name not in names:
             raise TypeError(f"settings have {name!r}, allowed for {type(base).__name__}: {', '.join(names)}")
     if counted is not None and type(counted) is not type(problem):
-        raise TypeError(f"counted is {type(counted).__name__}, expected {type(problem).__name__}, as of problem")
+        raise TypeError(f"counted is {type(counted).__name__}: must be {type(problem).__name__}, as of problem")
     if measured:
         check_measurable(problem)
     state = (problem, base, counted, compiled)
@@ -137,7 +137,7 @@ def evaluated(
         ValueError: ``jobs`` below 1, or beside an executor.
     """
     if jobs < 1:
-        raise ValueError(f"jobs = {jobs}, allowed: at least 1")
+        raise ValueError(f"jobs = {jobs}: must be at least 1")
     rows = []
     with Workers(_together, state, executor, jobs) as workers:
         for row in workers.each(evaluate, [(chosen,) for chosen in settings]):

@@ -21,7 +21,7 @@ def check_model(model: torch.nn.Module) -> None:
         TypeError: as said.
     """
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is {type(model).__name__}, expected torch.nn.Module")
+        raise TypeError(f"model is {type(model).__name__}: must be torch.nn.Module")
 
 
 def convert_all(

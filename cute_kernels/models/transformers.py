@@ -104,7 +104,7 @@ class _Images(_Embedding):
         shape, channels, side = list(pixel_values.shape), self.patch_embedding.in_channels, self.patch_size
         hint = ": permute(0, 3, 1, 2) is needed" if len(shape) == 4 and shape[3] == channels != shape[1] else ""
         return ValueError(
-            f"pixel_values has shape {shape}, allowed: [B, {channels}, H, W], H and W at least {side}{hint}"
+            f"pixel_values has shape {shape}: must be [B, {channels}, H, W], H and W at least {side}{hint}"
         )
 
 
@@ -600,18 +600,18 @@ def _chosen(models: Sequence[str] | None, precision: str) -> tuple[str, ...]:
         TypeError, ValueError: as `enable`.
     """
     if isinstance(models, str) or (models is not None and not isinstance(models, Sequence)):
-        raise TypeError(f"models is {type(models).__name__}, expected a sequence of names")
+        raise TypeError(f"models is {type(models).__name__}: must be a sequence of names")
     whole = {name: family.mixin for name, family in _FAMILIES.items() if not family.layer}
     for name in models or ():
         if name not in whole:
             other = "; convert(model) serves it" if name in _FAMILIES else ""
-            raise ValueError(f"models has {name!r}, allowed: {', '.join(map(repr, whole))}{other}")
+            raise ValueError(f"models has {name!r}: must be one of {', '.join(map(repr, whole))}{other}")
     casts = precision == "int8"
     served = tuple(name for name, mixin in whole.items() if mixin is not (_Rows if casts else _Normed))
     for name in models or ():
         if name not in served and casts:
             raise ValueError(
-                f"precision = {precision!r} for {name!r}, whose model casts pixels to a floating-point type; allowed: "
+                f"precision = {precision!r} for {name!r}, whose model casts pixels to a floating-point type: must be "
                 "'bf16', 'fp16', 'fp8', 'auto', or convert(model)"
             )
         if name not in served:
@@ -626,7 +626,7 @@ def _options(name: str, precision, mean, std, pixels, backend, known=None) -> Pa
     if mean is None or std is None:
         raise ValueError(
             f"mean and std of a {name} model are not known, for no processor's configuration lies beside its "
-            "checkpoint; allowed: processor=.., or both of mean=.. and std=.."
+            "checkpoint: must be processor=.., or both of mean=.. and std=.."
         )
     options = PatchOptions(precision=precision, mean=mean, std=std, pixels=pixels, backend=backend)
     if family.mixin is _Normed:
@@ -635,14 +635,14 @@ def _options(name: str, precision, mean, std, pixels, backend, known=None) -> Pa
         if len({*options.mean}) > 1 or len({*options.std}) > 1:
             raise ValueError(
                 f"mean = {list(options.mean)} and std = {list(options.std)} of {name}, whose LayerNorm is over all "
-                "channels together, allowed: one number for all of them"
+                "channels together: must be one number for all of them"
             )
     return options
 
 
 def _no_integers(name: str, precision: str) -> ValueError:
     return ValueError(
-        f"precision = {precision!r} for {name!r}, which normalises rows of uint8 itself, exactly; allowed: 'int8'"
+        f"precision = {precision!r} for {name!r}, which normalises rows of uint8 itself, exactly: must be 'int8'"
     )
 
 

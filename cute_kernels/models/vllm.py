@@ -212,7 +212,7 @@ class _PatchLayer(EngineMixin):
         if not (self.is_patch_embedding and fits):
             return otherwise(x)
         if x.dtype == torch.uint8:  # which normalisation a model has nobody tells its layers
-            raise TypeError("x is torch.uint8, allowed: normalised pixels of a floating-point type")
+            raise TypeError("x is torch.uint8: must be normalised pixels of a floating-point type")
         if self.norm or self.options.precision == "int8" or x.dim() == 5:
             if self.options.precision == "int8" and not self.norm:
                 warn(
@@ -283,6 +283,6 @@ def _load(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
         ValueError: other shapes.
     """
     if param.shape != loaded_weight.shape:
-        raise ValueError(f"loaded_weight has shape {list(loaded_weight.shape)}, allowed: {list(param.shape)}")
+        raise ValueError(f"loaded_weight has shape {list(loaded_weight.shape)}: must be {list(param.shape)}")
     with torch.no_grad():
         param.copy_(loaded_weight)

@@ -125,21 +125,21 @@ class TensorRow(Row):
 
     def encode(self, name: str, value: Any) -> tuple[tuple, tuple]:
         if not isinstance(value, torch.Tensor) and not (value is None and self.optional):
-            raise TypeError(f"{name} is {type(value).__name__}, expected torch.Tensor")
+            raise TypeError(f"{name} is {type(value).__name__}: must be torch.Tensor")
         if value is not None and value.is_nested:  # torch's dispatcher would refuse it without a name
-            raise TypeError(f"{name} is a nested tensor, expected a torch.Tensor of one shape")
+            raise TypeError(f"{name} is a nested tensor: must be a torch.Tensor of one shape")
         return (value,), ()
 
     def wrong_type(self, name: str, value: torch.Tensor) -> Exception | None:
         if value.layout is not torch.strided:
-            return TypeError(f"{name} has layout {value.layout}, allowed: {torch.strided}")
+            return TypeError(f"{name} has layout {value.layout}: must be {torch.strided}")
         if value.dtype not in self.dtypes:
-            return TypeError(f"{name} has dtype {value.dtype}, allowed: {', '.join(map(str, self.dtypes))}")
+            return TypeError(f"{name} has dtype {value.dtype}: must be one of {', '.join(map(str, self.dtypes))}")
         return None
 
     def wrong_shape(self, name: str, value: torch.Tensor) -> Exception | None:
         if self.shapes and value.dim() not in [shape.count(",") + 1 for shape in self.shapes]:
-            return ValueError(f"{name} has shape {list(value.shape)}, allowed: {' or '.join(self.shapes)}")
+            return ValueError(f"{name} has shape {list(value.shape)}: must be {' or '.join(self.shapes)}")
         if self.dense and 0 in (value.shape[-1:] if self.may_be_empty else value.shape):
             which = "the last" if self.may_be_empty else "every"
             return ValueError(f"{name} has shape {list(value.shape)}: {which} extent must be at least 1")
@@ -149,7 +149,7 @@ class TensorRow(Row):
         if not self.dense or value.layout is not torch.strided or value.is_contiguous():
             return None
         return ValueError(
-            f"{name} has strides {list(value.stride())} for shape {list(value.shape)}, allowed: contiguous "
+            f"{name} has strides {list(value.stride())} for shape {list(value.shape)}: must be contiguous "
             f"(use {name}.contiguous())"
         )
 
@@ -259,7 +259,7 @@ def plain(declaration: str, kind: type, *, optional: bool = False, default: Any 
 
     def check(name: str, value: Any) -> None:
         if not isinstance(value, kind) and not (value is None and optional):
-            raise TypeError(f"{name} is {type_name(value)}, expected {expected}")
+            raise TypeError(f"{name} is {type_name(value)}: must be {expected}")
 
     return _field(PlainRow(declaration=declaration, check=check, default=default))
 

@@ -145,19 +145,19 @@ class _Gemm(Operation[GemmArguments]):
         a, b, bias = args.a, args.b, args.bias
         if a.dtype is torch.float32 and not args.allow_tf32:
             yield TypeError(
-                "a has dtype torch.float32, of which the tensor core would multiply 11 of 24 significant bits (TF32), "
-                "allowed: torch.bfloat16, torch.float16, or torch.float32 with allow_tf32=True"
+                "a has dtype torch.float32, of which the tensor core would multiply 11 of 24 significant bits (TF32): "
+                "must be torch.bfloat16, torch.float16, or torch.float32 with allow_tf32=True"
             )
         matching = B_TYPES.get(name_of(a.dtype))
         if matching is not None and name_of(b.dtype) != matching:
-            yield TypeError(f"b has dtype {b.dtype} with a of {a.dtype}, allowed: torch.{matching}")
+            yield TypeError(f"b has dtype {b.dtype} with a of {a.dtype}: must be torch.{matching}")
         if args.activation not in ACTIVATIONS:
-            yield ValueError(f"activation = {args.activation!r}, allowed: {', '.join(map(repr, ACTIVATIONS))}")
+            yield ValueError(f"activation = {args.activation!r}: must be one of {', '.join(map(repr, ACTIVATIONS))}")
         if args.out_dtype is not None and args.out_dtype not in _OUT_TYPES:
-            yield ValueError(f"out_dtype = {args.out_dtype}, allowed: {', '.join(map(str, _OUT_TYPES))}")
+            yield ValueError(f"out_dtype = {args.out_dtype}: must be one of {', '.join(map(str, _OUT_TYPES))}")
         if args.out_scale is not None and args.out_dtype is not torch.float8_e4m3fn:
             given = "a tensor" if isinstance(args.out_scale, torch.Tensor) else args.out_scale
-            yield ValueError(f"out_scale = {given} is given, allowed: with out_dtype {torch.float8_e4m3fn}")
+            yield ValueError(f"out_scale = {given} is given: must be with out_dtype {torch.float8_e4m3fn}")
         if b.dim() > a.dim():
             yield ValueError(f"b has shape {list(b.shape)}, allowed beside a {list(a.shape)}: [N, K]")
         elif b.dim() == 3 and a.shape[0] != b.shape[0]:
@@ -171,17 +171,17 @@ class _Gemm(Operation[GemmArguments]):
                 below = extent - extent % step
                 nearest = " or ".join(str(value) for value in (below, below + step) if value)
                 yield ValueError(
-                    f"{name} has K = {extent}, allowed: multiples of {step}, since TMA reads rows of whole 16 bytes; "
+                    f"{name} has K = {extent}: must be multiples of {step}, since TMA reads rows of whole 16 bytes; "
                     f"nearest {nearest}"
                 )
         most = longest_row(name_of(a.dtype))
         if most is not None and k > most:
-            yield ValueError(f"a has K = {k}, allowed: at most {most} of {a.dtype}, whose sums would leave 32 bits")
+            yield ValueError(f"a has K = {k}: must be at most {most} of {a.dtype}, whose sums would leave 32 bits")
         if bias is not None and tuple(bias.shape) != (n,):
-            yield ValueError(f"bias has shape {list(bias.shape)}, allowed: [N] = [{n}]")
+            yield ValueError(f"bias has shape {list(bias.shape)}: must be [N] = [{n}]")
         if args.residual is not None and tuple(args.residual.shape) != self.output_shape(args):
             shape = list(args.residual.shape)
-            yield ValueError(f"residual has shape {shape}, allowed: the result's {list(self.output_shape(args))}")
+            yield ValueError(f"residual has shape {shape}: must be the result's {list(self.output_shape(args))}")
         yield from self._scale_problems(args)
 
     def check_values(self, args: GemmArguments) -> None:

@@ -94,7 +94,7 @@ def prepare_layer_norm_weight(
     n, k = weight.shape
     most = longest_row("uint8")
     if k % ROW_BYTES or not ROW_BYTES <= k <= most:
-        raise ValueError(f"weight has K = {k}, allowed: multiples of {ROW_BYTES} up to {most}")
+        raise ValueError(f"weight has K = {k}: must be multiples of {ROW_BYTES} up to {most}")
     for name, value, extent in (("bias", bias, n), ("norm_weight", norm_weight, k), ("norm_bias", norm_bias, k)):
         if value is not None:
             _check_tensor(name, value, extent, weight)
@@ -106,7 +106,7 @@ def prepare_layer_norm_weight(
     integers, scale, shift = map(torch.cat, zip(*parts, strict=True))
     total = shift if bias is None else shift + bias.detach().to(torch.float64)
     if not bool(torch.isfinite(total.to(torch.float32)).all()):
-        raise ValueError("bias or norm_bias has NaN, infinity or what is beyond FP32, allowed: finite numbers")
+        raise ValueError("bias or norm_bias has NaN, infinity or what is beyond FP32: must be finite numbers")
     return LayerNormWeight(integers, scale[None], total.to(torch.float32), pixel_eps)
 
 
@@ -151,18 +151,18 @@ def layer_norm_linear(
         NotImplementedError: a device without a kernel.
     """
     if not isinstance(weight, LayerNormWeight):
-        raise TypeError(f"weight is {type(weight).__name__}, expected what prepare_layer_norm_weight makes")
+        raise TypeError(f"weight is {type(weight).__name__}: must be what prepare_layer_norm_weight makes")
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"x is {type(x).__name__}, expected torch.Tensor")
+        raise TypeError(f"x is {type(x).__name__}: must be torch.Tensor")
     if x.dtype is not torch.uint8 or x.layout is not torch.strided:
-        raise TypeError(f"x has dtype {x.dtype} and layout {x.layout}, allowed: strided tensors of torch.uint8")
+        raise TypeError(f"x has dtype {x.dtype} and layout {x.layout}: must be strided tensors of torch.uint8")
     n, k = weight.values.shape
     if not x.dim() or x.shape[-1] != k:
-        raise ValueError(f"x has shape {list(x.shape)}, allowed: [.., {k}]")
+        raise ValueError(f"x has shape {list(x.shape)}: must be [.., {k}]")
     if x.device != weight.bias.device:
         raise ValueError(f"x is on {x.device} and weight is on {weight.bias.device}: they must be on one device")
     if out_dtype not in _OUT_TYPES:
-        raise ValueError(f"out_dtype = {out_dtype}, allowed: {', '.join(map(str, _OUT_TYPES))}")
+        raise ValueError(f"out_dtype = {out_dtype}: must be one of {', '.join(map(str, _OUT_TYPES))}")
     rows = x.reshape(-1, k).contiguous()
     arch = GEMM.kinds.get(type(config), next(iter(GEMM.kernels)))
     row_scale = torch.ops.cute_kernels.layer_norm_scale(rows, weight.eps, backend, arch)
@@ -195,7 +195,7 @@ def _features(
 def _centred(rows: torch.Tensor) -> torch.Tensor:
     """Rows less their means; of equal numbers zeros, and not what rounding leaves of them."""
     if not bool(torch.isfinite(rows).all()):
-        raise ValueError("weight or norm_weight has NaN or infinity, allowed: finite numbers")
+        raise ValueError("weight or norm_weight has NaN or infinity: must be finite numbers")
     centred = rows - rows.mean(1, keepdim=True)
     largest, left = (each.abs().amax(1, keepdim=True) for each in (rows, centred))
     return torch.where(left > _ROUNDING * largest, centred, 0.0)
@@ -220,23 +220,23 @@ def _balanced(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _check_tensor(name: str, value: object, extent: int | None, weight: torch.Tensor) -> None:
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} is {type(value).__name__}, expected torch.Tensor")
+        raise TypeError(f"{name} is {type(value).__name__}: must be torch.Tensor")
     if value.layout is not torch.strided or not value.dtype.is_floating_point or value.itemsize < 2 or value.is_meta:
         allowed = "a strided tensor with values, of torch.float32, torch.float64, torch.bfloat16 or torch.float16"
-        raise TypeError(f"{name} has dtype {value.dtype} and layout {value.layout}, allowed: {allowed}")
+        raise TypeError(f"{name} has dtype {value.dtype} and layout {value.layout}: must be {allowed}")
     if extent is None and (value.dim() != 2 or not value.shape[0]):
-        raise ValueError(f"{name} has shape {list(value.shape)}, allowed: [N, K]")
+        raise ValueError(f"{name} has shape {list(value.shape)}: must be [N, K]")
     if extent is not None and tuple(value.shape) != (extent,):
-        raise ValueError(f"{name} has shape {list(value.shape)}, allowed: [{extent}]")
+        raise ValueError(f"{name} has shape {list(value.shape)}: must be [{extent}]")
     if value.device != weight.device:
         raise ValueError(f"{name} is on {value.device} and weight is on {weight.device}: they must be on one device")
 
 
 def _positive(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {type(value).__name__}, expected a number")
+        raise TypeError(f"{name} is {type(value).__name__}: must be a number")
     if not 0 < value < math.inf:
-        raise ValueError(f"{name} = {value}, allowed: finite and greater than 0")
+        raise ValueError(f"{name} = {value}: must be finite and greater than 0")
     return float(value)
 
 

@@ -104,7 +104,7 @@ def patch_embed(
         NotImplementedError: a device without a kernel.
     """
     if out_dtype is not torch.bfloat16:
-        raise ValueError(f"out_dtype = {out_dtype}, allowed: torch.bfloat16")
+        raise ValueError(f"out_dtype = {out_dtype}: must be torch.bfloat16")
     if all(isinstance(given, torch.Tensor) for given in (x, pos_embed, pos_index)) and pos_embed.dim() == 3:
         pos_embed, pos_index = one_table(pos_embed, pos_index, tuple(x.shape[:-1]))
     return PATCH_EMBED.call((x, weight, bias, pos_embed, pos_index, scale_a, scale_b, backend, config))
@@ -139,24 +139,24 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
         in_dtype = name_of(x.dtype)
         matching = WEIGHT_TYPES.get(in_dtype)
         if matching is not None and name_of(a.weight.dtype) != matching:
-            yield TypeError(f"weight has dtype {a.weight.dtype} with x of {x.dtype}, allowed: torch.{matching}")
+            yield TypeError(f"weight has dtype {a.weight.dtype} with x of {x.dtype}: must be torch.{matching}")
         if x.shape[-1] != k:
             yield ValueError(f"x has K = {x.shape[-1]} and weight has K = {k}: they must be equal")
         most = None if matching is None else longest_row(in_dtype)
         if most is not None and k > most:
             yield ValueError(
-                f"x has K = {k}, allowed: at most {most} of {x.dtype}, whose sums with int8 would leave 32 bits"
+                f"x has K = {k}: must be at most {most} of {x.dtype}, whose sums with int8 would leave 32 bits"
             )
         if n % 8:
             nearest = f"{max(8, n - n % 8)} or {n + 8 - n % 8}"
-            yield ValueError(f"weight has N = {n}, allowed: multiples of 8, nearest {nearest}")
+            yield ValueError(f"weight has N = {n}: must be multiples of 8, nearest {nearest}")
         rows = x.numel() // x.shape[-1]
         if bias is not None and tuple(bias.shape) != (n,):
-            yield ValueError(f"bias has shape {list(bias.shape)}, allowed: [N] = [{n}]")
+            yield ValueError(f"bias has shape {list(bias.shape)}: must be [N] = [{n}]")
         if pos_embed is not None:
             if pos_embed.dim() != 2 or pos_embed.shape[1] != n or pos_embed.shape[0] == 0:
                 shape = list(pos_embed.shape)
-                yield ValueError(f"pos_embed has shape {shape}, allowed: [S, N] with N = {n} and S >= 1")
+                yield ValueError(f"pos_embed has shape {shape}: must be [S, N] with N = {n} and S >= 1")
         if a.pos_index is not None:
             yield from _index_problems(x, pos_embed, a.pos_index)
         elif pos_embed is not None:
@@ -164,7 +164,7 @@ class _PatchEmbed(Operation[PatchEmbedArguments]):
             if x.dim() == 3 and x.shape[1] != positions:
                 yield ValueError(f"pos_embed has S = {positions} and x has S = {x.shape[1]}: they must be equal")
             if x.dim() == 2 and rows % positions:
-                yield ValueError(f"x has {rows} rows, allowed: a multiple of pos_embed's S = {positions}")
+                yield ValueError(f"x has {rows} rows: must be a multiple of pos_embed's S = {positions}")
         by_row = {"[M, 1]": (rows, 1)} | ({"[B, S, 1]": (*x.shape[:2], 1)} if x.dim() == 3 else {})
         yield from scale_problems("scale_a", a.scale_a, by_row)
         yield from scale_problems("scale_b", a.scale_b, {"[1, N]": (1, n)})
@@ -297,16 +297,16 @@ def _index_problems(x: torch.Tensor, pos_embed: torch.Tensor | None, pos_index: 
     if pos_embed is None:
         yield ValueError("pos_index is given and pos_embed is not: there is nothing to index")
     if pos_index.shape != x.shape[:-1]:
-        yield ValueError(f"pos_index has shape {list(pos_index.shape)}, allowed: that of x's rows {list(x.shape[:-1])}")
+        yield ValueError(f"pos_index has shape {list(pos_index.shape)}: must be that of x's rows {list(x.shape[:-1])}")
     if pos_index.layout is torch.strided and not pos_index.is_contiguous():
-        yield ValueError(f"pos_index has strides {list(pos_index.stride())}, allowed: contiguous")
+        yield ValueError(f"pos_index has strides {list(pos_index.stride())}: must be contiguous")
 
 
 def _check_positions(pos_index: torch.Tensor, positions: int) -> None:
     """Checks what metadata does not tell: numbers in host memory, which are there to be looked at."""
     low, high = int(pos_index.min()), int(pos_index.max())
     if low < 0 or high >= positions:
-        raise ValueError(f"pos_index has numbers from {low} to {high}, allowed: 0 to {positions - 1}")
+        raise ValueError(f"pos_index has numbers from {low} to {high}: must be 0 to {positions - 1}")
 
 
 # --- operands --------------------------------------------------------------------------------------------------------

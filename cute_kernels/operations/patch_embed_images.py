@@ -93,15 +93,15 @@ def patch_embed_images(
         NotImplementedError: a device without a kernel.
     """
     if not isinstance(weight, PatchWeight):
-        raise TypeError(f"weight is {type(weight).__name__}, expected what cute_kernels.prepare_patch_weight returns")
+        raise TypeError(f"weight is {type(weight).__name__}: must be what cute_kernels.prepare_patch_weight returns")
     if not isinstance(images, torch.Tensor):
-        raise TypeError(f"images is {type(images).__name__}, expected torch.Tensor")
+        raise TypeError(f"images is {type(images).__name__}: must be torch.Tensor")
     held = weight._buffers  # attributes of modules are found much more slowly
     raw = images.dtype is torch.uint8
     values = held["raw"] if raw else held["normalised"]
     if values is None:
         raise TypeError(
-            f"images has dtype {images.dtype} with a weight of precision {weight.precision!r}, allowed: torch.uint8"
+            f"images has dtype {images.dtype} with a weight of precision {weight.precision!r}: must be torch.uint8"
         )
     offset = held["offset"] if raw else None
     return PATCH_EMBED_IMAGES.call(
@@ -139,24 +139,24 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
         n, k = a.weight.shape
         patch = a.patch
         if patch < 1:
-            yield ValueError(f"patch = {patch}, allowed: at least 1")
+            yield ValueError(f"patch = {patch}: must be at least 1")
             return
         if k != channels * patch * patch:
             made_for = k // patch**2
-            yield ValueError(f"images has C = {channels}, allowed: C = {made_for}, which weight was prepared for")
+            yield ValueError(f"images has C = {channels}: must be C = {made_for}, which weight was prepared for")
         for name, extent in (("H", height), ("W", width)):
             if extent < patch or extent % patch:
                 nearest = max(patch, (extent + patch // 2) // patch * patch)
                 yield ValueError(
-                    f"images has {name} = {extent}, allowed: whole patches, multiples of {patch}, nearest {nearest}"
+                    f"images has {name} = {extent}: must be whole patches, multiples of {patch}, nearest {nearest}"
                 )
         if a.weight.dtype is torch.int8 and a.images.dtype is not torch.uint8:
-            yield TypeError(f"images has dtype {a.images.dtype} with an integer weight, allowed: torch.uint8")
+            yield TypeError(f"images has dtype {a.images.dtype} with an integer weight: must be torch.uint8")
         integers = a.weight.dtype is torch.int8
         if (a.weight_scale is not None) != integers:
             yield TypeError(f"weight has dtype {a.weight.dtype}: integers alone have weight_scale")
         if n % 8:
-            yield ValueError(f"weight has N = {n}, allowed: multiples of 8")
+            yield ValueError(f"weight has N = {n}: must be multiples of 8")
         positions = height // patch * (width // patch)
         shapes = {
             "weight_scale": (n,),
@@ -168,9 +168,9 @@ class _PatchEmbedImages(Operation[PatchEmbedImagesArguments]):
             value = getattr(a, name)
             if value is not None and tuple(value.shape) != shape:
                 words = "[S, N]" if name == "pos_embed" else "[N]"
-                yield ValueError(f"{name} has shape {list(value.shape)}, allowed: {words} = {list(shape)}")
+                yield ValueError(f"{name} has shape {list(value.shape)}: must be {words} = {list(shape)}")
         if a.out_dtype not in _FLOATS:
-            yield ValueError(f"out_dtype = {a.out_dtype}, allowed: {', '.join(map(str, _FLOATS))}")
+            yield ValueError(f"out_dtype = {a.out_dtype}: must be one of {', '.join(map(str, _FLOATS))}")
 
     def problem(self, a: PatchEmbedImagesArguments) -> PatchEmbedImagesProblem:
         batch, channels, height, width = a.images.shape

@@ -127,9 +127,9 @@ class PatchWeight(torch.nn.Module):
             except (ValueError, TypeError) as error:
                 raise ValueError(f"state of a PatchWeight is not what get_extra_state gives: {error}") from error
         if not isinstance(state, dict):
-            raise ValueError(f"state of a PatchWeight is {type(state).__name__}, allowed: what get_extra_state gives")
+            raise ValueError(f"state of a PatchWeight is {type(state).__name__}: must be what get_extra_state gives")
         if state.get("schema") != _SCHEMA:
-            raise ValueError(f"state of a PatchWeight has schema {state.get('schema')!r}, allowed: {_SCHEMA}")
+            raise ValueError(f"state of a PatchWeight has schema {state.get('schema')!r}: must be {_SCHEMA}")
         if state["precision"] != self.precision:
             raise ValueError(f"state has precision {state['precision']!r}, this PatchWeight has {self.precision!r}")
         return state
@@ -153,7 +153,7 @@ class PatchWeight(torch.nn.Module):
             for name in own.keys() & found.keys() - {"_extra_state"}:
                 given, expected = ((tuple(tensor.shape), tensor.dtype) for tensor in (found[name], own[name]))
                 if given != expected:
-                    problems.append(f"{name} has shape and dtype {given}, allowed: {expected}")
+                    problems.append(f"{name} has shape and dtype {given}: must be {expected}")
             if problems:
                 error_msgs.append(f"PatchWeight {prefix.rstrip('.')!r} stays as it is: {'; '.join(sorted(problems))}")
                 return
@@ -223,7 +223,7 @@ def prepare_patch_weight(
     means, stds = checked_normalisation(mean, std, channels)
     rows = kernel.detach().to(torch.float64).reshape(n, -1).contiguous()
     if not bool(torch.isfinite(rows).all()):
-        raise ValueError("weight has NaN or infinity, allowed: finite numbers")
+        raise ValueError("weight has NaN or infinity: must be finite numbers")
     per_pixel = torch.tensor(stds, dtype=torch.float64, device=rows.device).repeat_interleave(patch * patch) * 255
     folded = rows / per_pixel
     constants: dict[str, torch.Tensor | None] = {"scale": None, "normalised": None}
@@ -287,7 +287,7 @@ def _rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if float((rounded.to(torch.float64) - rows).norm()) > _MOST_LOST * float(rows.norm()):
         raise ValueError(
             f"weight has numbers too small for {dtype}, which would lose more than {_MOST_LOST:.0%} of them (those "
-            "that uint8 pixels multiply are divided by 255 std), allowed: larger ones, or another precision"
+            "that uint8 pixels multiply are divided by 255 std): must be larger ones, or another precision"
         )
     return rounded
 
@@ -295,61 +295,61 @@ def _rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _convolution_order(weight: torch.Tensor, order: str, channels: int) -> torch.Tensor:
     """``[N, C, p, p]`` of either kind of weight."""
     if not isinstance(weight, torch.Tensor):
-        raise TypeError(f"weight is {type(weight).__name__}, expected torch.Tensor")
+        raise TypeError(f"weight is {type(weight).__name__}: must be torch.Tensor")
     if weight.is_nested:
-        raise TypeError("weight is a nested tensor, expected a torch.Tensor of one shape")
+        raise TypeError("weight is a nested tensor: must be a torch.Tensor of one shape")
     if weight.layout is not torch.strided or not weight.dtype.is_floating_point or weight.itemsize < 2:
         allowed = "a strided tensor of torch.float32, torch.float64, torch.bfloat16 or torch.float16"
-        raise TypeError(f"weight has dtype {weight.dtype} and layout {weight.layout}, allowed: {allowed}")
+        raise TypeError(f"weight has dtype {weight.dtype} and layout {weight.layout}: must be {allowed}")
     if weight.is_meta:
-        raise TypeError("weight is on the meta device, where it has no values, expected a tensor with values")
+        raise TypeError("weight is on the meta device, where it has no values: must be a tensor with values")
     check_choice("order", order, get_args(Order))
     if isinstance(channels, bool) or not isinstance(channels, int):
-        raise TypeError(f"channels is {type(channels).__name__}, expected int")
+        raise TypeError(f"channels is {type(channels).__name__}: must be int")
     if channels < 1:
-        raise ValueError(f"channels = {channels}, allowed: at least 1")
+        raise ValueError(f"channels = {channels}: must be at least 1")
     shapes = "[N, C, p, p] of a Conv2d or [N, C * p * p] of a Linear"
     if weight.dim() == 4:
         if weight.shape[2] != weight.shape[3] or 0 in weight.shape:
-            raise ValueError(f"weight has shape {list(weight.shape)}, allowed: {shapes}")
+            raise ValueError(f"weight has shape {list(weight.shape)}: must be {shapes}")
         if order != "chw":
-            raise ValueError(f"order = {order!r} with a weight of shape {list(weight.shape)}, allowed: 'chw'")
+            raise ValueError(f"order = {order!r} with a weight of shape {list(weight.shape)}: must be 'chw'")
         kernel = weight
     elif weight.dim() == 2:
         patch = math.isqrt(weight.shape[1] // channels)
         if not patch or channels * patch**2 != weight.shape[1] or not weight.shape[0]:
             rule = f"{shapes} with C = channels = {channels}"
-            raise ValueError(f"weight has shape {list(weight.shape)}, allowed: {rule}")
+            raise ValueError(f"weight has shape {list(weight.shape)}: must be {rule}")
         if order == "hwc":
             kernel = weight.view(-1, patch, patch, channels).permute(0, 3, 1, 2)
         else:
             kernel = weight.view(-1, channels, patch, patch)
     else:
-        raise ValueError(f"weight has shape {list(weight.shape)}, allowed: {shapes}")
+        raise ValueError(f"weight has shape {list(weight.shape)}: must be {shapes}")
     if kernel.shape[0] % 8:
         n = kernel.shape[0]
-        raise ValueError(f"weight has N = {n}, allowed: multiples of 8, nearest {max(8, n - n % 8)} or {n + 8 - n % 8}")
+        raise ValueError(f"weight has N = {n}: must be multiples of 8, nearest {max(8, n - n % 8)} or {n + 8 - n % 8}")
     return kernel
 
 
 def _per_channel(name: str, value: PerChannel, channels: int) -> tuple[float, ...]:
     if hasattr(value, "tolist"):  # a tensor, or what NumPy has, which need not be installed
         if getattr(value, "is_meta", False):
-            raise TypeError(f"{name} is a tensor without values (on the meta device), expected numbers")
+            raise TypeError(f"{name} is a tensor without values (on the meta device): must be numbers")
         value = value.reshape(-1).tolist() if value.shape else value.tolist()
     values = (value,) * channels if isinstance(value, numbers.Real) else value
     if isinstance(value, (bool, str)) or not isinstance(values, Sequence):
         kind = type(value).__name__
-        raise TypeError(f"{name} is {kind}, expected a number, or {channels} numbers in a sequence, tensor or array")
+        raise TypeError(f"{name} is {kind}: must be a number, or {channels} numbers in a sequence, tensor or array")
     for number in values:
         if isinstance(number, torch.Tensor) and not number.dim():
             number = number.item()
         if isinstance(number, bool) or not isinstance(number, numbers.Real):
-            raise TypeError(f"{name} has an element of type {type(number).__name__}, expected numbers")
+            raise TypeError(f"{name} has an element of type {type(number).__name__}: must be numbers")
         if not math.isfinite(number):
-            raise ValueError(f"{name} = {list(values)}, allowed: finite numbers")
+            raise ValueError(f"{name} = {list(values)}: must be finite numbers")
     if len(values) != channels:
-        raise ValueError(f"{name} has {len(values)} numbers, allowed: one, or {channels}, one per channel")
+        raise ValueError(f"{name} has {len(values)} numbers: must be one, or {channels}, one per channel")
     return tuple(map(float, values))
 
 
@@ -365,8 +365,8 @@ def checked_normalisation(
     means, stds = (_per_channel(name, value, channels) for name, value in (("mean", mean), ("std", std)))
     for name, values, (low, high) in (("mean", means, _MEANS), ("std", stds, _STDS)):
         if name == "std" and min(values) <= 0:
-            raise ValueError(f"std = {list(values)}, allowed: greater than 0")
+            raise ValueError(f"std = {list(values)}: must be greater than 0")
         for value in values:
             if not low <= value <= high:
-                raise ValueError(f"{name} = {value:g}, allowed: of pixels scaled to 0..1, from {low:g} to {high:g}")
+                raise ValueError(f"{name} = {value:g}: must be of pixels scaled to 0..1, from {low:g} to {high:g}")
     return means, stds

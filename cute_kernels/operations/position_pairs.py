@@ -29,21 +29,21 @@ def one_table(
     """
     if not pos_embed.is_floating_point() or pos_index.dtype not in (torch.int32, torch.int64):
         raise TypeError(
-            f"pos_embed has dtype {pos_embed.dtype} and pos_index {pos_index.dtype}, allowed: floating-point types and "
+            f"pos_embed has dtype {pos_embed.dtype} and pos_index {pos_index.dtype}: must be floating-point types and "
             "torch.int32 or torch.int64"
         )
     if pos_embed.shape[0] != 2 or not pos_embed.shape[1]:
-        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}, allowed: [S, N], or [2, S, N] with S >= 1")
+        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}: must be [S, N], or [2, S, N] with S >= 1")
     if tuple(pos_index.shape) != (*rows, 2):
         raise ValueError(
-            f"pos_index has shape {list(pos_index.shape)} with pos_embed of two tables, allowed: {[*rows, 2]}, two "
+            f"pos_index has shape {list(pos_index.shape)} with pos_embed of two tables: must be {[*rows, 2]}, two "
             "positions for each of x's rows"
         )
     positions, sources = pos_embed.shape[1], (pos_embed, pos_index)
     if pos_index.device.type == "cpu" and pos_index.numel():
         low, high = int(pos_index.min()), int(pos_index.max())
         if low < -1 or high >= positions:
-            raise ValueError(f"pos_index has numbers from {low} to {high}, allowed: -1 to {positions - 1}")
+            raise ValueError(f"pos_index has numbers from {low} to {high}: must be -1 to {positions - 1}")
     codes = DERIVED.get(("position pairs", positions), (pos_index,), lambda: torch.unique(_codes(pos_index, positions)))
     table = DERIVED.get(("sums of pairs",), sources, lambda: _sums(pos_embed, codes))
     index = DERIVED.get(("index of pairs", positions), (pos_index,), lambda: _index(pos_index, positions, codes))

@@ -22,5 +22,5 @@ def operation_of(problem: Any) -> Operation:
     """
     if type(problem) not in OPERATIONS:
         allowed = ", ".join(kind.__name__ for kind in OPERATIONS)
-        raise TypeError(f"problem is {type(problem).__name__}, expected one of {allowed}")
+        raise TypeError(f"problem is {type(problem).__name__}: must be one of {allowed}")
     return OPERATIONS[type(problem)]

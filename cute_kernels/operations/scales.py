@@ -35,21 +35,21 @@ def split_scale(name: str, scale: float | torch.Tensor | None) -> tuple[float, t
         return 1.0, None
     if isinstance(scale, torch.Tensor):
         if scale.is_nested:
-            raise TypeError(f"{name} is a nested tensor, expected a number, an FP32 tensor of one shape, or None")
+            raise TypeError(f"{name} is a nested tensor: must be a number, an FP32 tensor of one shape, or None")
         if scale.layout is not torch.strided:
-            raise TypeError(f"{name} has layout {scale.layout}, allowed: {torch.strided}")
+            raise TypeError(f"{name} has layout {scale.layout}: must be {torch.strided}")
         return 1.0, scale
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
-        raise TypeError(f"{name} is {type(scale).__name__}, expected a number, an FP32 tensor, or None")
+        raise TypeError(f"{name} is {type(scale).__name__}: must be a number, an FP32 tensor, or None")
     try:
         number = float(scale)
     except OverflowError:  # an integer beyond FP64, whose digits would fill a screen
-        raise ValueError(f"{name} is beyond FP64, allowed: finite and greater than 0 in FP32") from None
+        raise ValueError(f"{name} is beyond FP64: must be finite and greater than 0 in FP32") from None
     if not 0.0 < number < float("inf"):  # false for NaN too
-        raise ValueError(f"{name} = {scale}, allowed: finite and greater than 0")
+        raise ValueError(f"{name} = {scale}: must be finite and greater than 0")
     if not _FP32_UNDERFLOW < number < _FP32_OVERFLOW:
         rounded = "0" if number < 1.0 else "inf"
-        raise ValueError(f"{name} = {scale} is {rounded} in FP32, allowed: finite and greater than 0 in FP32")
+        raise ValueError(f"{name} = {scale} is {rounded} in FP32: must be finite and greater than 0 in FP32")
     return number, None
 
 
@@ -71,10 +71,10 @@ def scale_problems(
     if not isinstance(scale, torch.Tensor):
         return
     if scale.dtype != torch.float32:
-        yield TypeError(f"{name} has dtype {scale.dtype}, allowed: {torch.float32}")
+        yield TypeError(f"{name} has dtype {scale.dtype}: must be {torch.float32}")
     if is_vector(scale) and tuple(scale.shape) not in vectors.values():
         allowed = ["a tensor of one element", *(f"{words} = {list(shape)}" for words, shape in vectors.items())]
-        yield ValueError(f"{name} has shape {list(scale.shape)}, allowed: {' or '.join(allowed)}")
+        yield ValueError(f"{name} has shape {list(scale.shape)}: must be {' or '.join(allowed)}")
 
 
 def only_number(scale: float | torch.Tensor | None) -> float | torch.Tensor | None:
@@ -121,7 +121,7 @@ def combine_numbers(scale_a: float | None, scale_b: float | None) -> float:
     number_b, _ = split_scale("scale_b", scale_b)
     scale = fp32(fp32(number_a) * fp32(number_b))  # FP64 holds the product of two FP32 numbers exactly
     if not 0.0 < scale < float("inf"):
-        raise ValueError(f"scale_a * scale_b = {number_a} * {number_b} is {scale} in FP32, allowed: finite and > 0")
+        raise ValueError(f"scale_a * scale_b = {number_a} * {number_b} is {scale} in FP32: must be finite and > 0")
     return scale
 
 
@@ -134,7 +134,7 @@ def output_number(scale: float | None) -> float:
     number = fp32(split_scale("out_scale", scale)[0])
     # FP64 has more than twice FP32's bits: its quotient of two FP32 numbers, rounded again, is rounded correctly.
     if fp32(1.0 / number) == float("inf"):
-        raise ValueError(f"out_scale = {scale}, allowed: 1 / out_scale is finite in FP32")
+        raise ValueError(f"out_scale = {scale}: must be 1 / out_scale is finite in FP32")
     return number
 
 

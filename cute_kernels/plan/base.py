@@ -319,7 +319,7 @@ def legal_plans(checked_plan: Checked, problem: Any, configs: Iterable[Any], arc
 
 
 def reject(name: str, value: object, rule: str, nearest: object) -> NoReturn:
-    raise ValueError(f"{name} = {value!r} is not possible: {rule}; nearest legal value: {nearest!r}")
+    raise ValueError(f"{name} = {value!r}: must be legal: {rule}; nearest legal value: {nearest!r}")
 
 
 def require(name: str, value: object, legal: tuple, rule: str) -> None:
@@ -350,7 +350,7 @@ def check_smem(plan: Plan) -> None:
     if fit < 2:
         room = plan.arch.smem_bytes - plan.smem_bytes + plan.config.stages * plan.stage_bytes
         name, value, nearest = plan.smaller_stage(room // 2)
-        reject(name, value, f"{rule}, and two stages are needed", nearest)
+        reject(name, value, f"{rule}, and at least two stages have to fit", nearest)
     reject("stages", plan.config.stages, rule, fit)
 
 

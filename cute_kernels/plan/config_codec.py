@@ -44,7 +44,7 @@ class ConfigCodec:
                 settings = [f"{field}={spell(getattr(config, field))}" for field in kind.types]
                 return f"{name}:{','.join(settings)}"
         allowed = ", ".join(f"cute_kernels.{name}" for name in self.kinds)
-        raise TypeError(f"config is {type(config).__name__}, expected {allowed} or None")
+        raise TypeError(f"config is {type(config).__name__}: must be {allowed} or None")
 
     def decode(self, text: str) -> Any:
         """The inverse of `encode`: equal texts give the same object, by whose identity a repeated call is found.
@@ -60,7 +60,7 @@ class ConfigCodec:
 
     def _kind(self, name: str) -> type:
         if name not in self.kinds:
-            raise ValueError(f"config of class {name!r}, allowed: {', '.join(map(repr, self.kinds))}")
+            raise ValueError(f"config of class {name!r}: must be one of {', '.join(map(repr, self.kinds))}")
         return self.kinds[name]
 
     # ---- a JSON document ---------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def check_stores_and_stages(plan: StoreBuffers) -> None:
     room = plan.arch.smem_bytes - plan.smem_bytes + plan.staging_bytes + (c.stages - 2) * plan.stage_bytes
     buffers = room * c.store_stages // plan.staging_bytes
     legal = [count for count in range(1, buffers + 1) if plan.regions_per_tile % count == 0]
-    reject("store_stages", c.store_stages, f"{rule}, and two stages are needed", max(legal, default=1))
+    reject("store_stages", c.store_stages, f"{rule}, and at least two stages have to fit", max(legal, default=1))
 
 
 def check_accumulators(plan: WgmmaPair) -> None:

@@ -280,7 +280,7 @@ def check_stages(plan: Sm100TransposedPlan, name: str, value: int, smaller: Call
         rule = smem_rule(plan)
         if most >= 2:
             reject("stages", config.stages, rule, most)
-        rule = f"{rule}, and two stages are needed"
+        rule = f"{rule}, and at least two stages have to fit"
         if config.stage_blocks == 2 and room >= 1:
             reject("stage_blocks", config.stage_blocks, rule, 1)
         reject(name, value, rule, smaller())

@@ -126,7 +126,7 @@ def varied(
         TypeError, ValueError: no float; as for `exact`.
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"dtype {dtype}: a floating-point type is needed; for integers there is exact()")
+        raise TypeError(f"dtype = {dtype}: must be a floating-point type; for integers there is exact()")
     _check_layout(shape, stride, written=True)
     _check_integer("seed", seed)
     drawn = {"generator": torch.Generator("cpu").manual_seed(seed), "dtype": torch.float32, "device": "cpu"}
@@ -143,7 +143,7 @@ def _known(dtype: torch.dtype, table: dict[torch.dtype, int]) -> None:
 
 def _check_integer(name: str, value: object) -> None:
     if not isinstance(value, Integral):
-        raise TypeError(f"{name} {value!r}: an int is needed")
+        raise TypeError(f"{name} = {value!r}: must be an int")
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(f"{name} {value}: beyond 64 bits")
 
@@ -154,11 +154,11 @@ def _check_layout(shape: object, stride: object, *, written: bool = False) -> No
         if values is None and name == "stride":
             return
         if not isinstance(values, Sequence) or not all(isinstance(each, Integral) for each in values):
-            raise TypeError(f"{name} {values!r}: a sequence of ints is needed")
+            raise TypeError(f"{name} = {values!r}: must be a sequence of ints")
         if any(each < 0 for each in values):
-            raise ValueError(f"{name} {tuple(values)}: 0 or more is needed")
+            raise ValueError(f"{name} = {tuple(values)}: must be 0 or more")
     if len(stride) != len(shape):
-        raise ValueError(f"stride {tuple(stride)}: one for each of the {len(shape)} dimensions is needed")
+        raise ValueError(f"stride {tuple(stride)}: must be one for each of the {len(shape)} dimensions")
     if written and any(step == 0 and extent > 1 for step, extent in zip(stride, shape)):
         raise ValueError(f"stride {tuple(stride)}: elements of shape {tuple(shape)} would lie at one place")
 

@@ -39,7 +39,7 @@ def emulation(
     """
     schedule = Schedule() if schedule is None else schedule
     if not isinstance(schedule, Schedule):
-        raise TypeError(f"schedule {schedule!r} is a {type(schedule).__name__}; Schedule(..) is needed")
+        raise TypeError(f"schedule {schedule!r} is a {type(schedule).__name__}: must be Schedule(..)")
     options = schedule.options(strict=strict, max_warp_instructions=max_warp_instructions)
     with capture(arch, options, overlap=schedule.overlap) as session:
         yield session
@@ -63,10 +63,10 @@ def schedules_for(
     """
     for each in given:
         if not isinstance(each, Schedule):
-            raise TypeError(f"schedules: {each!r} is a {type(each).__name__}; Schedule(..) is needed")
+            raise TypeError(f"schedules: {each!r} is a {type(each).__name__}: must be Schedule(..)")
     for name, value, least in (("warps", warps, 0), ("ctas", ctas, 1), ("random", random, 0)):
         if value < least:
-            raise ValueError(f"{name} {value}: at least {least} is needed")
+            raise ValueError(f"{name} = {value}: must be at least {least}")
     found = [Schedule(), *given]
     if warps:
         found += schedules.systematic(ctas, warps, overlaps=overlap)

@@ -136,7 +136,7 @@ def prepare(
             continue
         if isinstance(argument, int) and not isinstance(argument, bool):
             if not -(1 << 63) <= argument < 1 << 64:
-                raise ValueError(f"argument {i} = {argument}: 64 bits are passed; allowed: -2**63 to 2**64 - 1")
+                raise ValueError(f"argument {i} = {argument}: 64 bits are passed: must be -2**63 to 2**64 - 1")
             params.append(struct.pack("<Q", argument % (1 << 64)))
             continue
         if isinstance(argument, _MAPS):
@@ -183,5 +183,5 @@ def launch(
 
 def _array(name: str, value: object, allowed: str) -> np.ndarray:
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"{name} is {type(value).__name__}; allowed: {allowed}")
+        raise TypeError(f"{name} is {type(value).__name__}: must be {allowed}")
     return value

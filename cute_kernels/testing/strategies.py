@@ -43,7 +43,7 @@ def shapes(
     lows = tuple(least) if least is not None else steps
     for name, values in (("multiples", steps), ("least", lows)):
         if len(values) != len(most):
-            raise ValueError(f"{name} {values}: one for each of the {len(most)} dimensions is needed")
+            raise ValueError(f"{name} = {values}: must be one for each of the {len(most)} dimensions")
     extents = []
     for dimension, (low, high, step) in enumerate(zip(lows, most, steps)):
         if step < 1 or -(-low // step) > high // step:
@@ -95,7 +95,7 @@ def tensors(
         ValueError: no dtype.
     """
     if not dtypes:
-        raise ValueError("dtypes is empty, expected at least one")
+        raise ValueError("dtypes is empty: must be at least one")
     dtype, seed = draw(st.sampled_from(dtypes)), draw(st.integers(0, 2**16))
     stride = draw(layouts(shape, alignment=alignment, most_padding=most_padding)) if most_padding else None
     if terms is None:

@@ -77,7 +77,7 @@ def test_the_kernel_stands_in_front_and_two_designs_are_named(capsys, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("default", "stages=99"), "stages = 99 is not possible"),
+        (("default", "stages=99"), "stages = 99: must be legal"),
         (("default", "stage=3"), "stage"),
         (("default", "profile.csv"), "one is a profile and one is a configuration"),
         (("default", "default", "--set", "stages=3"), "--set belongs to commands with one configuration"),

@@ -165,7 +165,7 @@ def test_exit_status_says_who_failed(capsys, how: str) -> None:
 @pytest.mark.parametrize(
     "folder, message",
     [
-        ("", "argument --keep-ptx: the name is empty, expected that of a folder"),
+        ("", "argument --keep-ptx: the name is empty: must be that of a folder"),
         ("file", "cute-kernels: error: file is a file, and file is to be a folder"),
         ("file/below/it", "cute-kernels: error: file is a file, and file/below/it is to be a folder"),
     ],
@@ -184,7 +184,7 @@ def test_exit_status_of_arguments_and_files(tmp_path, capsys) -> None:
     assert ended("--keep-ptx", PROGRAM, PROGRAM, "normal") == 2
     assert ended(str(tmp_path / "missing.py")) == 2
     assert ended(str(tmp_path)) == 2
-    assert f"{tmp_path} is a directory; the file of a program is needed" in capsys.readouterr().err
+    assert f"{tmp_path} is a directory: must be the file of a program" in capsys.readouterr().err
     assert ended("--seed", "-1", PROGRAM, "normal") == 2
     assert "argument --seed: '-1' is not an integer from 0 to 2**63 - 1" in capsys.readouterr().err
     assert ended("--help") == 0 and capsys.readouterr().out.count("\n  3  a kernel is at fault") == 1
@@ -310,9 +310,9 @@ def test_an_intercepted_launch_that_is_refused_is_handed_on() -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"block": (2048, 1, 1)}, r"a block \(2048, 1, 1\) of 2,048 threads, allowed: 1 to 1,024$"),
+        ({"block": (2048, 1, 1)}, r"a block \(2048, 1, 1\) of 2,048 threads: must be 1 to 1,024$"),
         ({"grid": (4, 0, 1)}, r"grid \(4, 0, 1\) has no CTA$"),
-        ({"dynamic_smem": 300_000}, "300,000 bytes of dynamic shared memory, allowed: 232,448$"),
+        ({"dynamic_smem": 300_000}, "300,000 bytes of dynamic shared memory: must be 232,448$"),
     ],
 )
 def test_a_launch_that_no_gpu_takes_says_what_is_too_large(facts: dict, message: str) -> None:
@@ -363,7 +363,7 @@ def test_one_file_for_two_reports_is_refused_before_the_program_runs(tmp_path: P
     Path("program.py").write_text("print('ran')\n")
     assert ended("--report", "report.json", "--sarif", f"../{tmp_path.name}/report.json", "program.py") == 2
     out, error = capsys.readouterr()
-    assert "ran" not in out and "--report and --sarif are both" in error and "allowed: two files" in error
+    assert "ran" not in out and "--report and --sarif are both" in error and "must be two files" in error
     assert ended("--report", "/dev/null", "--sarif", "/dev/null", "program.py") == 0
 
 

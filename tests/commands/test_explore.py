@@ -56,7 +56,7 @@ jobs = 1
     # Four tiles of 256 x 128 on a pair of CTAs: each element of x and of the weight arrives once in every tile.
     assert legal.counts["shared: TMA fill, wavefronts"] == 4 * (256 + 128) * 256 / 128
     assert legal.counts["L2 bytes written"] == 392 * 256 * 2
-    assert refused.reason.startswith("stages = 9 is not possible") and "stages = 9 is not possible" in page
+    assert refused.reason.startswith("stages = 9: must be legal") and "stages = 9: must be legal" in page
     assert "not measured: no GPU" in page and legal.prediction.caveat in page
     assert f"{legal.prediction.time}: --set stages=3" in page
     assert 'alt="Memory of 2 legal configurations, modelled against shared; ' in page
@@ -92,7 +92,7 @@ def test_the_timeline_is_of_the_configuration_that_is_asked_for() -> None:
 def test_smaller_problems() -> None:
     gemm = explorer.smaller(GemmProblem(m=4096, n=64, k=4096, batches=3, bias=True))
     assert gemm == GemmProblem(m=512, n=64, k=256, bias=True)
-    with pytest.raises(TypeError, match="problem is int, expected one of PatchEmbedProblem"):
+    with pytest.raises(TypeError, match="problem is int: must be one of PatchEmbedProblem"):
         explorer.smaller(3)
 
 
@@ -149,9 +149,9 @@ def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["--vary", "tiles=3", *export], "setting tiles=3: did you mean tile_n? expected FIELD=VALUE"),
         (["--arguments=-m", *export], "--arguments are for a program, SCRIPT.py"),
         (["no.py", "--vary", "a=1", *export], "no file no.py"),
-        ([str(folder), "--vary", "a=1", *export], f"{folder} is a directory; the file of a program is needed"),
+        ([str(folder), "--vary", "a=1", *export], f"{folder} is a directory: must be the file of a program"),
         ([str(PROGRAM), *export], "a program takes --vary FIELD=VALUE,.."),
-        (["--output", str(tmp_path / "no.pdf")], "no.pdf ends with .pdf, allowed: .ipynb, .html"),
+        (["--output", str(tmp_path / "no.pdf")], "no.pdf ends with .pdf: must be one of .ipynb, .html"),
     ):
         assert main(["explore", *arguments]) == 2
         assert message in capsys.readouterr().err

@@ -151,7 +151,7 @@ def test_no_output_replaces_the_program(option: str, target: str, folder: Path, 
     before = [(folder / name).read_bytes() for name in ("right.ptx", "a.json")]
     assert cli.main(["emulate", option, target, "right.ptx", "a.json"]) == 2
     [line] = lines(capsys.readouterr().err)
-    assert f"{option} = {folder / target}" in line and "the command reads this file, allowed: another one" in line
+    assert f"{option} = {folder / target}" in line and "the command reads this file: must be another one" in line
     assert [(folder / name).read_bytes() for name in ("right.ptx", "a.json")] == before
 
 

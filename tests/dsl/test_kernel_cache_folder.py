@@ -121,7 +121,7 @@ print("right")
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "1G", "²"])
 def test_a_limit_that_is_none_is_refused(root, monkeypatch, capsys, value):
     monkeypatch.setenv("CUTE_KERNELS_CACHE_MB", value)
-    with pytest.raises(ValueError, match=f"CUTE_KERNELS_CACHE_MB = '{value}', allowed: a whole number"):
+    with pytest.raises(ValueError, match=f"CUTE_KERNELS_CACHE_MB = '{value}': must be a whole number"):
         cache.load_or_build("a", lambda: pytest.fail("built"))
     assert main(["cache"]) == 2
     assert "CUTE_KERNELS_CACHE_MB = " in capsys.readouterr().err

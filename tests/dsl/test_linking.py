@@ -75,7 +75,7 @@ def test_other_files_are_refused(text: bytes) -> None:
 
 
 def test_other_machines_are_refused(code: bytes) -> None:
-    with pytest.raises(LinkError, match=r"machine 243; allowed: x86-64 \(62\) and aarch64"):
+    with pytest.raises(LinkError, match=r"machine 243: must be x86-64 \(62\) and aarch64"):
         Linked(code[:0x12] + b"\xf3\0" + code[0x14:], ADDRESSES.get)
 
 

@@ -46,7 +46,7 @@ class Device:
         for value, attribute in zip(capability, (75, 76)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
             self.call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
         if (capability[0].value, capability[1].value) != (9, 0):
-            raise RuntimeError(f"compute capability {capability[0].value}.{capability[1].value}; 9.0 is needed")
+            raise RuntimeError(f"compute capability {capability[0].value}.{capability[1].value}: must be 9.0")
         name = ctypes.create_string_buffer(100)
         self.call("cuDeviceGetName", name, len(name), device)
         self.name = name.value.decode()

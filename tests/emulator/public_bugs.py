@@ -160,7 +160,7 @@ BUGS = {
         "NVIDIA/cutlass", 3647,
         "a TMA load into the other CTA completes at an mbarrier that the issuer of the pair's tensor core does not see",
         pair_copy(COPIES_FILL, f"{OWN} <<{PEERS}>>"),
-        ("shared-race", "unfinished-copy"),
+        ("unfinished-copy",),
         r"tcgen05\.cp.* reads .* of CTA 1.* which the bulk copy of 2048 bytes|bulk copy .* which the tcgen05\.cp",
         [164 + 4 * n for n in range(32)] * 2, PAIR_OF_FOUR_WARPS,
     ),

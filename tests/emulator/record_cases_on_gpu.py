@@ -84,7 +84,7 @@ def main() -> None:
             wrong.append(case)
             places = np.flatnonzero(out.reshape(-1) != case.expected.reshape(-1))
             got, want = out.reshape(-1)[places[:4]], case.expected.reshape(-1)[places[:4]]
-            print(f"differs: {case} in {len(places)} of {out.size} places, first {places[:4]}: {got}, expected {want}")
+            print(f"differs: {case} in {len(places)} of {out.size} places, first {places[:4]}: {got}: must be {want}")
     Path(sys.argv[1]).write_text(json.dumps(digests, indent=0) + "\n")
     print(f"{len(digests)} cases recorded, {len(wrong)} not")
 

@@ -193,7 +193,7 @@ def _compiled(model: torch.nn.Module) -> Any:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": "bf16"}, "precision = 'bf16' for 'gemma4_unified', .* allowed: 'int8'"),
+        ({"precision": "bf16"}, "precision = 'bf16' for 'gemma4_unified', .*: must be 'int8'"),
         ({"precision": "auto"}, "precision = 'auto'"),
         ({"precision": "int8", "std": (0.5, 0.5, 0.4)}, "whose LayerNorm is over all channels together"),
     ],

@@ -441,7 +441,7 @@ def test_other_arguments_are_answered_with_what_to_write() -> None:
     layer = torch.nn.Conv2d(3, 16, 16, stride=16)
     with pytest.raises(TypeError, match=r"no argument precision: write .*PatchOptions\(precision='int8'\)\)"):
         convert_layer(layer, precision="int8")
-    with pytest.raises(TypeError, match="options is NoneType, expected PatchOptions"):
+    with pytest.raises(TypeError, match="options is NoneType: must be PatchOptions"):
         convert_layer(layer)
     with pytest.raises(TypeError, match="not from img_size, patch_size: write PatchEmbed.from_module"):
         PatchEmbed(img_size=224, patch_size=16)

@@ -94,14 +94,14 @@ def test_tensor_cores_add_as_the_chip_does_unless_options_say_otherwise():
     expected = reference.patch_embed_f32(x[0], weight, None, None, 1.0, arithmetic="sm_90a")
     assert torch.equal(bits(out[0]), bits(expected))
     assert not torch.equal(out, exact)
-    with pytest.raises(TypeError, match="options is a str; cute_kernels.emulator.Options are needed"):
+    with pytest.raises(TypeError, match="options is a str: must be cute_kernels.emulator.Options"):
         with default_options("exact"):
             pass
 
 
 def test_a_plan_that_cannot_be_is_refused_before_compilation(nothing_compiles):
     x = torch.zeros(1, 1, 16).to(FP8)
-    with pytest.raises(ValueError, match="stages = 40 .* nearest legal value: 5"):
+    with pytest.raises(ValueError, match="stages = 40:? .* nearest legal value: 5"):
         patch_embed(x, x[0].expand(8, 16).contiguous(), config=Sm100PatchEmbedConfig(stages=40), backend="emulator")
 
 

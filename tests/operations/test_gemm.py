@@ -91,7 +91,7 @@ def test_reference_adds_slices_of_k_as_a_tree(split_k, k):
 def test_reference_refuses_a_split_that_leaves_a_slice_empty():
     for split_k, k in ((3, 512), (0, 64), (2, 64)):
         a, b, _ = make_call(k=k)
-        with pytest.raises(ValueError, match=f"split_k = {split_k}, allowed: .*, at most the {k // 64} blocks"):
+        with pytest.raises(ValueError, match=f"split_k = {split_k}: must be .*, at most the {k // 64} blocks"):
             reference.gemm(a, b, split_k=split_k)
 
 
@@ -232,27 +232,27 @@ NARROW = {"a": A.to(FP8), "b": B.to(FP8)}
         ({"a": None}, TypeError, "a is NoneType"),
         ({"bias": 3}, TypeError, "bias is int"),
         ({"a": A.float()}, TypeError, "a has dtype torch.float32"),
-        ({"a": A.half()}, TypeError, "b has dtype torch.bfloat16 with a of torch.float16, allowed: torch.float16"),
+        ({"a": A.half()}, TypeError, "b has dtype torch.bfloat16 with a of torch.float16: must be torch.float16"),
         ({"out_dtype": torch.int8}, ValueError, "out_dtype = torch.int8"),
         ({"out_dtype": "bfloat16"}, TypeError, "out_dtype is str"),
         ({"a": A[0]}, ValueError, r"a has shape \[16\]"),
         ({"b": B[None]}, ValueError, r"b has shape \[1, 6, 16\]"),
-        ({"a": torch.zeros(2, 4, 16, dtype=BF16), "b": B.expand(3, 6, 16).contiguous()}, ValueError, "B = 2 .*B = 3"),
+        ({"a": torch.zeros(2, 4, 16, dtype=BF16), "b": B.expand(3, 6, 16).contiguous()}, ValueError, "B = 2:? .*B = 3"),
         ({"a": A[:, :0], "b": B[:, :0]}, ValueError, "a has shape .*: the last extent must be at least 1"),
         ({"b": B[:0]}, ValueError, "b has shape .*: every extent must be at least 1"),
-        ({"a": A.T.contiguous().T}, ValueError, "allowed: contiguous"),
+        ({"a": A.T.contiguous().T}, ValueError, "must be contiguous"),
         ({"b": B[:, :8].contiguous()}, ValueError, "a has K = 16 and b has K = 8"),
         ({"a": A[:, :12].contiguous(), "b": B[:, :12].contiguous()}, ValueError, "K = 12.*16 bytes; nearest 8 or 16"),
-        ({"bias": torch.zeros(5)}, ValueError, r"bias has shape \[5\], allowed: \[N\] = \[6\]"),
+        ({"bias": torch.zeros(5)}, ValueError, r"bias has shape \[5\]: must be \[N\] = \[6\]"),
         ({"bias": torch.zeros(6, dtype=torch.int32)}, TypeError, "bias has dtype torch.int32"),
         ({"bias": torch.zeros(6, device="meta")}, ValueError, "bias is on meta and a is on cpu"),
         ({"backend": "gpu"}, ValueError, "backend = 'gpu'"),
-        ({"activation": "tanh"}, ValueError, "activation = 'tanh', allowed: 'none', 'silu', .*'relu_squared'"),
-        ({"activation": None}, TypeError, "activation is NoneType, expected str"),
+        ({"activation": "tanh"}, ValueError, "activation = 'tanh': must be one of 'none', 'silu', .*'relu_squared'"),
+        ({"activation": None}, TypeError, "activation is NoneType: must be str"),
         (
             {"config": cute_kernels.Sm100PatchEmbedConfig()},
             TypeError,
-            "config is Sm100PatchEmbedConfig, expected cute_kernels.Sm100Gemm",
+            "config is Sm100PatchEmbedConfig: must be cute_kernels.Sm100Gemm",
         ),
         ({"config": Sm100GemmConfig(tile_n=96), "backend": "emulator"}, ValueError, "tile_n = 96"),
         ({"config": Sm100GemmConfig(tile_n=96), "backend": "reference"}, ValueError, "tile_n = 96"),
@@ -261,34 +261,34 @@ NARROW = {"a": A.to(FP8), "b": B.to(FP8)}
         ({"a": A[:, :4].contiguous(), "b": B[:, :4].contiguous()}, ValueError, "K = 4.*nearest 8$"),
         (
             {"a": A.to(FP8), "b": B.to(torch.int8)}, TypeError,
-            "b has dtype torch.int8 with a of torch.float8_e4m3fn, allowed: torch.float8_e4m3fn",
+            "b has dtype torch.int8 with a of torch.float8_e4m3fn: must be torch.float8_e4m3fn",
         ),
         ({"a": A.to(torch.uint8), "b": B.to(torch.uint8)}, TypeError, "b has dtype torch.uint8"),
         ({"a": A.to(FP8)[:, :8].contiguous(), "b": B.to(FP8)[:, :8].contiguous()}, ValueError, "K = 8.*nearest 16$"),
         (
             {"a": torch.zeros(2, 131_072, dtype=torch.int8), "b": torch.zeros(2, 131_072, dtype=torch.int8)},
-            ValueError, "a has K = 131072, allowed: at most 131056 of torch.int8",
+            ValueError, "a has K = 131072: must be at most 131056 of torch.int8",
         ),
-        ({"scale_a": -0.5}, ValueError, "scale_a = -0.5, allowed: finite and greater than 0"),
-        ({"scale_b": torch.ones(6)}, ValueError, r"scale_b has shape \[6\], allowed: .* or \[1, N\]"),
+        ({"scale_a": -0.5}, ValueError, "scale_a = -0.5: must be finite and greater than 0"),
+        ({"scale_b": torch.ones(6)}, ValueError, r"scale_b has shape \[6\]: must be .* or \[1, N\]"),
         ({"scale_b": torch.ones(1, device="meta")}, ValueError, "scale_b is on meta and a is on cpu"),
-        (NARROW | {"scale_a": 0.0}, ValueError, "scale_a = 0.0, allowed: finite and greater than 0"),
-        (NARROW | {"scale_a": "1"}, TypeError, "scale_a is str, expected a number"),
+        (NARROW | {"scale_a": 0.0}, ValueError, "scale_a = 0.0: must be finite and greater than 0"),
+        (NARROW | {"scale_a": "1"}, TypeError, "scale_a is str: must be a number"),
         (NARROW | {"scale_a": torch.ones(1, 4)}, ValueError, r"scale_a has shape .*or \[M, 1\] = \[4, 1\]"),
         (NARROW | {"scale_b": torch.ones(6, 1)}, ValueError, r"scale_b has shape .*or \[1, N\] = \[1, 6\]"),
         (NARROW | {"scale_b": torch.ones(1, 6).double()}, TypeError, "scale_b has dtype torch.float64"),
-        (NARROW | {"scale_a": 1e-30, "scale_b": 1e-30}, ValueError, r"scale_a \* scale_b = .* allowed: finite"),
-        ({"residual": torch.zeros(4, 5)}, ValueError, r"residual has shape \[4, 5\], allowed: the result's \[4, 6\]"),
-        ({"residual": torch.zeros(6, 4).T}, ValueError, "residual has strides .*allowed: contiguous"),
+        (NARROW | {"scale_a": 1e-30, "scale_b": 1e-30}, ValueError, r"scale_a \* scale_b = .*: must be finite"),
+        ({"residual": torch.zeros(4, 5)}, ValueError, r"residual has shape \[4, 5\]: must be the result's \[4, 6\]"),
+        ({"residual": torch.zeros(6, 4).T}, ValueError, "residual has strides .*must be contiguous"),
         ({"residual": torch.zeros(4, 6, dtype=torch.int8)}, TypeError, "residual has dtype torch.int8"),
-        ({"out_scale": 0.5}, ValueError, "out_scale = 0.5 is given, allowed: with out_dtype torch.float8_e4m3fn"),
-        ({"out_dtype": FP8, "out_scale": -1.0}, ValueError, "out_scale = -1.0, allowed: finite and greater than 0"),
-        ({"out_dtype": FP8, "out_scale": "1"}, TypeError, "out_scale is str, expected a number, an FP32 tensor"),
-        ({"out_dtype": FP8, "out_scale": torch.ones(2)}, ValueError, r"out_scale has shape \[2\], .* one element$"),
+        ({"out_scale": 0.5}, ValueError, "out_scale = 0.5 is given: must be with out_dtype torch.float8_e4m3fn"),
+        ({"out_dtype": FP8, "out_scale": -1.0}, ValueError, "out_scale = -1.0: must be finite and greater than 0"),
+        ({"out_dtype": FP8, "out_scale": "1"}, TypeError, "out_scale is str: must be a number, an FP32 tensor"),
+        ({"out_dtype": FP8, "out_scale": torch.ones(2)}, ValueError, r"out_scale has shape \[2\]: .* one element$"),
         ({"out_dtype": FP8, "out_scale": torch.ones(1).half()}, TypeError, "out_scale has dtype torch.float16"),
         ({"out_dtype": FP8, "out_scale": torch.ones(1, device="meta")}, ValueError, "out_scale is on meta and a is on"),
-        ({"out_scale": torch.ones(1)}, ValueError, "out_scale = a tensor is given, allowed: with out_dtype torch"),
-        ({"out_dtype": FP8, "out_scale": 1e-42}, ValueError, "out_scale = 1e-42, allowed: 1 / out_scale is finite"),
+        ({"out_scale": torch.ones(1)}, ValueError, "out_scale = a tensor is given: must be with out_dtype torch"),
+        ({"out_dtype": FP8, "out_scale": 1e-42}, ValueError, "out_scale = 1e-42: must be 1 / out_scale is finite"),
     ],
 )
 def test_refusals_name_argument_given_and_allowed(arguments, error, message):
@@ -333,7 +333,7 @@ def test_no_rows(backend):
     assert out.shape == (2, 0, 16)
     with pytest.raises(ValueError, match="bias has shape"):
         gemm(torch.empty(0, 64, dtype=torch.bfloat16), b, bias=bias[:8], backend=backend)
-    with pytest.raises(ValueError, match="stages = 1 is not possible"):
+    with pytest.raises(ValueError, match="stages = 1: must be legal"):
         gemm(torch.empty(0, 64, dtype=torch.bfloat16), b, config=Sm90GemmConfig(stages=1), backend=backend)
 
 
@@ -342,14 +342,14 @@ def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(TypeError) as error:
         gemm(a, b, bias=torch.zeros(3, dtype=torch.int32), out_dtype=torch.int8, activation="tanh")
     for part in (
-        "a has dtype torch.float64, allowed: torch.bfloat16", "bias has dtype torch.int32", r"b has strides [42, 3]",
+        "a has dtype torch.float64: must be one of torch", "bias has dtype torch.int32", r"b has strides [42, 3]",
         "out_dtype = torch.int8", "activation = 'tanh'", "a has K = 30 and b has K = 14",
-        "bias has shape [3], allowed: [N] = [16]",
+        "bias has shape [3]: must be [N] = [16]",
     ):  # fmt: skip
         assert part in str(error.value)
     with pytest.raises(ValueError) as error:
         gemm(torch.zeros(4, 30).bfloat16(), torch.zeros(16, 21).bfloat16(), bias=torch.zeros(2, device="meta"))
-    for part in ("a has K = 30, allowed: multiples of 8", "b has K = 21, allowed: multiples of 8", "bias is on meta"):
+    for part in ("a has K = 30: must be multiples of 8", "b has K = 21: must be multiples of 8", "bias is on meta"):
         assert part in str(error.value)
     with pytest.raises(ValueError) as error:  # where extents mean nothing, the rest is said all the same
         gemm(torch.zeros(30).bfloat16(), torch.zeros(16, 30).bfloat16().T)

@@ -189,7 +189,7 @@ def test_a_weight_that_is_rounded_once_gives_the_same_bits(arch: str) -> None:
 
 
 def test_what_is_rounded_is_float32() -> None:
-    with pytest.raises(TypeError, match=r"values has dtype torch.bfloat16, allowed: torch.float32"):
+    with pytest.raises(TypeError, match=r"values has dtype torch.bfloat16: must be torch.float32"):
         round_tf32(torch.zeros(4, dtype=BF16))
     weight = torch.nn.Parameter(torch.randn(8, 6).T)
     rounded = round_tf32(weight)
@@ -237,10 +237,10 @@ A, B = torch.zeros(4, 16), torch.zeros(6, 16)
     ("arguments", "error", "message"),
     [
         ({"allow_tf32": False}, TypeError, r"a has dtype torch\.float32, .*TF32.*allow_tf32=True"),
-        ({"allow_tf32": 1}, TypeError, "allow_tf32 is int, expected bool"),
-        ({"allow_tf32": np.True_}, TypeError, "allow_tf32 is numpy.bool_?, expected bool"),
+        ({"allow_tf32": 1}, TypeError, "allow_tf32 is int: must be bool"),
+        ({"allow_tf32": np.True_}, TypeError, "allow_tf32 is numpy.bool_?: must be bool"),
         ({"b": B.to(BF16)}, TypeError, "b has dtype torch.bfloat16 with a of torch.float32"),
-        ({"a": A.double(), "b": B.double()}, TypeError, "a has dtype torch.float64, allowed: .*torch.float32"),
+        ({"a": A.double(), "b": B.double()}, TypeError, "a has dtype torch.float64: must be .*torch.float32"),
         ({"a": A[:, :6].contiguous(), "b": B[:, :6].contiguous()}, ValueError, "K = 6.*multiples of 4.*nearest 4 or 8"),
         ({"config": Sm100GemmConfig(stages=9), "backend": "emulator"}, ValueError, "stages = 9"),
     ],

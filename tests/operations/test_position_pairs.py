@@ -62,7 +62,7 @@ def test_sums_are_made_once_and_anew_after_a_write() -> None:
         ({"pos_index": torch.zeros(40, dtype=torch.int32)}, ValueError, r"pos_index has shape \[40\] .* \[40, 2\]"),
         ({"pos_index": torch.zeros(40, 3, dtype=torch.int32)}, ValueError, r"pos_index has shape \[40, 3\]"),
         ({"pos_index": torch.zeros(40, 2)}, TypeError, "pos_index torch.float32"),
-        ({"pos_index": torch.full((40, 2), 9)}, ValueError, "numbers from 9 to 9, allowed: -1 to 8"),
+        ({"pos_index": torch.full((40, 2), 9)}, ValueError, "numbers from 9 to 9: must be -1 to 8"),
         ({"pos_index": torch.full((40, 2), -2)}, ValueError, "numbers from -2 to -2"),
         ({"pos_embed": torch.zeros(3, 9, 24)}, ValueError, r"pos_embed has shape \[3, 9, 24\]"),
         ({"pos_embed": torch.zeros(2, 9, 16)}, ValueError, "N = 24"),

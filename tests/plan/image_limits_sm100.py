@@ -28,8 +28,8 @@ def limits() -> Iterator[Limit]:
     legal, last, large = (
         images(replace(HEADLINE, **values)) for values in ({}, {"channels_last": True}, {"patch": 32, "table_rows": 49})
     )
-    yield Limit("strips of channels", legal, last, r"^channels_last = True .*neighbouring pixels.*value: False$")
-    yield Limit("strips of 16 bytes", legal, large, r"^patch = 32 .*16 bytes of a strip.*value: 16$")
+    yield Limit("strips of channels", legal, last, r"^channels_last = True:? .*neighbouring pixels.*value: False$")
+    yield Limit("strips of 16 bytes", legal, large, r"^patch = 32: .*16 bytes of a strip.*value: 16$")
     yield from _sixteen_bits()
     yield from _fields()
     yield from _tensor_memory()
@@ -40,7 +40,7 @@ def _field(
     name: str, legal: Any, illegal: Any, nearest: Any, problem: PatchEmbedImagesProblem = HEADLINE, reason: str = "",
     **config: Any,
 ) -> Limit:  # fmt: skip
-    message = rf"^{name} = {illegal!r} is not possible.*{reason}.*nearest legal value: {nearest!r}$"
+    message = rf"^{name} = {illegal!r}: must be legal.*{reason}.*nearest legal value: {nearest!r}$"
     makes = [images(problem, **config, **{name: value}) for value in (legal, illegal)]
     makes.append(images(problem, **config, **{name: nearest}))
     makes[2]()  # what a refusal recommends is legal
@@ -54,12 +54,12 @@ def _sixteen_bits() -> Iterator[Limit]:
     # 16 columns are left by 3 x 128; 9,216 B beside 3 x 65,536.
     for weight in (None, "tmem", "smem"):
         makes = [images(replace(floats, channels=c, table_rows=0), weight=weight) for c in (3, 4)]
-        yield Limit(f"BF16 channels, weight in {weight}", *makes, r"^channels = 4 .*128 features has .*value: 3$")
+        yield Limit(f"BF16 channels, weight in {weight}", *makes, r"^channels = 4: .*128 features has .*value: 3$")
     for name, legal, illegal, nearest in (
         ("out_dtype", "float16", "float32", "'bfloat16'"), ("patch", 16, 32, "16"),
     ):  # fmt: skip
         makes = [images(replace(floats, **{name: value, "table_rows": 0})) for value in (legal, illegal)]
-        yield Limit(f"BF16 images on SM100, {name}", *makes, rf"^{name} = .* is not possible.*value: {nearest}$")
+        yield Limit(f"BF16 images on SM100, {name}", *makes, rf"^{name} = .*: must be legal.*value: {nearest}$")
 
 
 def _fields() -> Iterator[Limit]:
@@ -74,7 +74,7 @@ def _fields() -> Iterator[Limit]:
     yield _field("tile_patches", 1, 0, 1)
     yield _field("stages", 2, 1, 2, BARE, mma_columns=224, tile_patches=14, tile_images=16)
     pairs = [images(sm_count=sms, cta_group=2) for sms in (2, 1)]
-    yield Limit("a pair's multiprocessors", *pairs, r"^sm_count = 1 .*pair needs 2 multiprocessors.*value: 2$")
+    yield Limit("a pair's multiprocessors", *pairs, r"^sm_count = 1: .*pair needs 2 multiprocessors.*value: 2$")
     # N of kind::i8 is a multiple of 16, of a pair of 32 (PTX ISA, tcgen05.mma shapes): 14 patches x 8 or x 16 images.
     yield _field("tile_images", 16, 24, 16, reason="multiples of 16 up to 16 make N = 32 to 256", **_without(PAIR))
     yield _field("tile_images", 8, 9, 16, reason="multiples of 8 up to 16", cta_group=1, tile_patches=14)
@@ -101,7 +101,7 @@ def _tensor_memory() -> Iterator[Limit]:
         # 16 columns are left by 7 x 64. Barriers, two stages of 16 patches and their staging take 9,216 B of the
         # 232,448, and 32,768 B of weight fit six times beside them.
         makes = [images(replace(BARE, channels=channels), weight=weight) for channels in (most, most + 1)]
-        message = rf"^channels = {most + 1} .*128 features has .*value: {most}$"
+        message = rf"^channels = {most + 1}:? .*128 features has .*value: {most}$"
         yield Limit(f"channels with the weight in {weight}", *makes, message)
 
 
@@ -109,11 +109,11 @@ def _stages() -> Iterator[Limit]:
     # 6 x 28,672 + 1,024 + 4 x 14,336 B are 230,400 of 232,448.
     yield _field("stages", 6, 7, 6, reason="232,448 B", **PAIR)
     # 98,304 B of weight, 65,536 of staging and 1,024 leave 67,584: one stage of 65,536 B, two of half of that.
-    yield _field("stage_blocks", 1, 2, 1, BARE, "two stages are needed", weight="smem", stages=2, **ONE)
+    yield _field("stage_blocks", 1, 2, 1, BARE, "two stages have to fit", weight="smem", stages=2, **ONE)
     # With four channels they leave 34,816: with 8 images 67,584, and a stage has 32,768.
     four = replace(BARE, channels=4)
     config = {"weight": "smem", "cta_group": 1, "tile_patches": 16, "stages": 2}
-    yield _field("tile_images", 8, 16, 8, four, "two stages are needed", **config)
+    yield _field("tile_images", 8, 16, 8, four, "two stages have to fit", **config)
     # 127 slots of 8 bytes beside the 4 of an address: two accumulators have four, the weight one.
     small = {"tile_patches": 1, "tile_images": 16, "cta_group": 1, "stage_blocks": 1}
     yield _field("stages", 61, 62, 61, replace(BARE, channels=1), "1,024 B of barriers hold those of 61", **small)

@@ -102,7 +102,7 @@ def shared_memory() -> Iterator[Limit]:
             f"{what}: shared memory to the byte",
             make(config, hardware={"smem_bytes": need}),
             make(config, hardware={"smem_bytes": need - 1}),
-            f"stages = {config.stages} .*{need:,} B of shared memory, the limit is {need - 1:,} B; .*value: {fit}$",
+            f"stages = {config.stages}:? .*{need:,} B of shared memory, the limit is {need - 1:,} B; .*value: {fit}$",
         )
     # 56 stages of 4,096 B, 2,048 B of staging and the barriers are all of the 232,448 B.
     exact = replace(SMALL90, stages=56, stage_blocks=2)
@@ -117,59 +117,59 @@ def shared_memory() -> Iterator[Limit]:
         "embed sm_90a: two stages",
         embed("sm_90a", E90(stages=2), hardware={"smem_bytes": two}),
         embed("sm_90a", E90(stages=3), hardware={"smem_bytes": two}),
-        r"^stages = 3 .*nearest legal value: 2$",
+        r"^stages = 3: .*nearest legal value: 2$",
     )
     yield Limit(
         "embed sm_90a: a smaller stage",
         embed("sm_90a", E90(stages=2), hardware={"smem_bytes": two}),
         embed("sm_90a", E90(stages=3), hardware={"smem_bytes": two - 1}),
-        r"^stage_blocks = 2 .*two stages are needed; nearest legal value: 1$",
+        r"^stage_blocks = 2: .*two stages have to fit; nearest legal value: 1$",
     )
     two = 1_024 + 2 * 49_152 + 32_768
     yield Limit(
         "gemm sm_90a: two stages",
         gemm("sm_90a", G90(stages=2), hardware={"smem_bytes": two}),
         gemm("sm_90a", G90(stages=3), hardware={"smem_bytes": two}),
-        r"^stages = 3 .*nearest legal value: 2$",
+        r"^stages = 3: .*nearest legal value: 2$",
     )
     yield Limit(
         "gemm sm_90a: fewer store buffers",
         gemm("sm_90a", G90(stages=2), hardware={"smem_bytes": two}),
         gemm("sm_90a", G90(stages=3), hardware={"smem_bytes": two - 1}),
-        r"^store_stages = 2 .*two stages are needed; nearest legal value: 1$",
+        r"^store_stages = 2: .*two stages have to fit; nearest legal value: 1$",
     )
     narrow = G90(64, 64, 2, 1, store_stages=1)
     yield Limit(
         "gemm sm_90a: slices finish the rows of whole warps",
         gemm("sm_90a", replace(narrow, split_k=4)),
         gemm("sm_90a", replace(narrow, split_k=8)),
-        "^split_k = 8 .*of the 4 consumer warps; nearest legal value: 4$",
+        "^split_k = 8: .*of the 4 consumer warps; nearest legal value: 4$",
     )
     yield Limit(
         "gemm sm_90a: registers of one warpgroup",
         gemm("sm_90a", replace(narrow, tile_n=176)),
         gemm("sm_90a", replace(narrow, tile_n=192)),
-        "^tile_n = 192 .*limit is 128; nearest legal value: 176$",
+        "^tile_n = 192: .*limit is 128; nearest legal value: 176$",
     )
     transposed = replace(narrow, transposed=True)
     yield Limit(
         "gemm sm_90a: transposed outputs",
         gemm("sm_90a", transposed, residual="float16"),
         gemm("sm_90a", transposed, out_dtype="float32"),
-        "^transposed = True .*out_dtype is float32.*nearest legal value: False$",
+        "^transposed = True:? .*out_dtype is float32.*nearest legal value: False$",
     )
     yield Limit(
         "gemm sm_90a: transposed residuals",
         gemm("sm_90a", replace(transposed, tile_n=144)),
         gemm("sm_90a", transposed, residual="float32"),
-        "^transposed = True .*residual is float32.*nearest legal value: False$",
+        "^transposed = True:? .*residual is float32.*nearest legal value: False$",
     )
     many = G90(256, 96, 2, 1, store_stages=6)
     yield Limit(
         "gemm sm_90a: barriers of a residual",
         gemm("sm_90a", many, out_dtype="float32", residual="float32"),
         gemm("sm_90a", replace(many, tile_m=128, tile_n=112, pingpong=True, store_stages=14), residual="bfloat16"),
-        "^store_stages = 14 .*a residual .*nearest legal value: 7$",
+        "^store_stages = 14: .*a residual .*nearest legal value: 7$",
     )
     # Partial sums of three slices are 2 warps x 3 x 16 rows x 64 columns x 4 B = 24,576 B, beside the barriers, stages
     # of 24,576 B and 16,384 B of staging.
@@ -178,7 +178,7 @@ def shared_memory() -> Iterator[Limit]:
         "gemm sm_90a: partial sums",
         gemm("sm_90a", split),
         gemm("sm_90a", replace(split, stages=8)),
-        r"^stages = 8 .*238,592 B of shared memory.*nearest legal value: 7$",
+        r"^stages = 8: .*238,592 B of shared memory.*nearest legal value: 7$",
     )
     at, beyond = (patchify(channels=1, height=1, patch=1, width=width) for width in (SMEM_BYTES, SMEM_BYTES + 1))
     yield Limit("patchify: shared memory to the byte", at, beyond, f"{SMEM_BYTES + 1:,} B of .*value: {SMEM_BYTES}$")
@@ -203,7 +203,7 @@ def registers() -> Iterator[Limit]:
         "embed sm_90a: resident weight",
         embed("sm_90a", SMALL90, k=12 * 128),
         embed("sm_90a", SMALL90, k=13 * 128 - 16),  # 208 + 8 + 32 of 240: 16 rows are the fewest
-        r"^weight = 'registers' .*make 248, the limit with 1 warpgroups is 240; nearest legal value: 'streamed'$",
+        r"^weight = 'registers':? .*make 248, the limit with 1 warpgroups is 240; nearest legal value: 'streamed'$",
     )
     # 65,536 registers for 512 threads are 128 each until setmaxnreg: 96 of accumulators and 32.
     wide = replace(STREAMED90, warpgroups=3)
@@ -211,12 +211,12 @@ def registers() -> Iterator[Limit]:
         "embed sm_90a: registers at entry",
         embed("sm_90a", replace(wide, tile_rows=192)),
         embed("sm_90a", replace(wide, tile_rows=208)),
-        r"^tile_rows = 208 .*limit with 512 threads is 128; nearest legal value: 192$",
+        r"^tile_rows = 208: .*limit with 512 threads is 128; nearest legal value: 192$",
     )
     at, beyond = (gemm("sm_90a", G90(256, tile_n, 2)) for tile_n in (192, 256))
     yield Limit("gemm sm_90a: registers", at, beyond, "256 registers of accumulators.*limit is 240; .*value: 192$")
     at, beyond = (gemm("sm_90a", G90(128, 80, 2, cluster_m, store_stages=1)) for cluster_m in (2, 4))
-    yield Limit("gemm sm_90a: shared rows of b", at, beyond, "^tile_n = 80 .*whole swizzle atoms.*value: 96$")
+    yield Limit("gemm sm_90a: shared rows of b", at, beyond, "^tile_n = 80: .*whole swizzle atoms.*value: 96$")
     at, beyond = (gemm("sm_90a", G90(128, 256, 2, 1, store_stages=1, split_k=split)) for split in (2, 4))
     yield Limit("gemm sm_90a: sums of a split", at, beyond, "beside 128 registers.*more than two slices spill.*: 2$")
 
@@ -254,7 +254,7 @@ def sizes() -> Iterator[Limit]:
                 f"embed {arch}: {name} = {beyond}",
                 embed(arch, **facts | {name: at}),
                 embed(arch, **facts | {name: beyond}),
-                f"^{name} = {beyond} .*{rule}",
+                f"^{name} = {beyond}: .*{rule}",
             )
         for name in ("m", "n", "k", "batches"):
             for at, beyond, nearest in ((8 if name == "k" else 1, 0, 1), (TMA_GEMM, TMA_GEMM + 1, TMA_GEMM)):
@@ -262,29 +262,29 @@ def sizes() -> Iterator[Limit]:
                     f"gemm {arch}: {name} = {beyond}",
                     gemm(arch, **{"m": 8, "n": 8, "k": 8, "batches": 1, name: at}),
                     gemm(arch, **{"m": 8, "n": 8, "k": 8, "batches": 1, name: beyond}),
-                    f"^{name} = {beyond} .*allow 1 to {TMA_GEMM}; nearest legal value: {nearest}$",
+                    f"^{name} = {beyond}: .*allow 1 to {TMA_GEMM}; nearest legal value: {nearest}$",
                 )
         for dtype, step in (("bfloat16", 8), ("float16", 8), ("float32", 4)):
             at, beyond = (gemm(arch, k=k, in_dtype=dtype) for k in (3 * step, 3 * step + 1))
-            rule = f"^k = {3 * step + 1} .*multiples of 16 bytes.*: {4 * step}$"
+            rule = f"^k = {3 * step + 1}:? .*multiples of 16 bytes.*: {4 * step}$"
             yield Limit(f"gemm {arch}: rows of {dtype}", at, beyond, rule)
         # 255 x 128 and 128 x 128 in 32 bits, and K in 16-byte rows.
         for dtype, most in (("uint8", 65_792), ("int8", 131_056)):
             config = STREAMED90 if arch == "sm_90a" else None
             at, beyond = (embed(arch, config, in_dtype=dtype, k=k) for k in (most, most + 16))
-            refused = f"^k = {most + 16} .*sums of products of {dtype}.*leave 32 bits; nearest legal value: {most}$"
+            refused = f"^k = {most + 16}:? .*sums of products of {dtype}.*leave 32 bits; nearest legal value: {most}$"
             yield Limit(f"embed {arch}: sums of {dtype}", at, beyond, refused)
         yield Limit(
             f"embed {arch}: nothing is left in memory of a scale per row and feature",
             embed(arch, row_scale=True, scale_source="pointer"),
             embed(arch, row_scale=True, feature_scale=True, scale_source="pointer"),
-            "^scale_source = 'pointer' .*rows and features have factors.*nearest legal value: 'value'$",
+            "^scale_source = 'pointer':? .*rows and features have factors.*nearest legal value: 'value'$",
         )
         yield Limit(
             f"embed {arch}: an index needs a table",
             embed(arch, table_rows=1, table_index=True),
             embed(arch, table_rows=0, table_index=True),
-            "^table_index = True .*no table to index; nearest legal value: False$",
+            "^table_index = True:? .*no table to index; nearest legal value: False$",
         )
     yield from narrow_products()
     yield from table()
@@ -292,14 +292,14 @@ def sizes() -> Iterator[Limit]:
     yield from devices()
     yield Limit(
         "patchify: CTAs of a grid",  # 2^31 - 1 along x (programming guide)
-        patchify(batch=2**31 - 1, height=16), patchify(batch=2**31, height=16), "batch = 2147483648 .*: 2147483647$",
+        patchify(batch=2**31 - 1, height=16), patchify(batch=2**31, height=16), "batch = 2147483648:? .*: 2147483647$",
     )  # fmt: skip
     yield from layer_norms()
     for name in ("batch", "channels", "patch"):
-        yield Limit(f"patchify: {name}", patchify(**{name: 1}), patchify(**{name: 0}), f"^{name} = 0 .*value: 1$")
+        yield Limit(f"patchify: {name}", patchify(**{name: 1}), patchify(**{name: 0}), f"^{name} = 0: .*value: 1$")
     for name in ("height", "width"):
         at, beyond = patchify(**{name: 16}), patchify(**{name: 17})
-        yield Limit(f"patchify: {name}", at, beyond, f"^{name} = 17 .*whole patches of 16.*value: 16$")
+        yield Limit(f"patchify: {name}", at, beyond, f"^{name} = 17: .*whole patches of 16.*value: 16$")
 
 
 def layer_norms() -> Iterator[Limit]:
@@ -311,7 +311,7 @@ def layer_norms() -> Iterator[Limit]:
         ("whole vectors", "k", 16, 24),
         ("sums", "k", 65_792, 65_808),
     ):
-        message = f"^{name} = {beyond} .*value: {at}$"
+        message = f"^{name} = {beyond}: .*value: {at}$"
         yield Limit(f"layer norm: {title}", layer_norm(**{name: at}), layer_norm(**{name: beyond}), message)
 
 
@@ -320,24 +320,24 @@ def narrow_products() -> Iterator[Limit]:
     fp8 = partial(gemm, "sm_90a", in_dtype="float8_e4m3fn")
     for dtype, most in (("uint8", 65_792), ("int8", 131_056)):
         at, beyond = (gemm("sm_90a", in_dtype=dtype, k=k) for k in (most, most + 16))
-        refused = f"^k = {most + 16} .*sums of products of {dtype}.*leave 32 bits; nearest legal value: {most}$"
+        refused = f"^k = {most + 16}:? .*sums of products of {dtype}.*leave 32 bits; nearest legal value: {most}$"
         yield Limit(f"gemm: sums of {dtype}", at, beyond, refused)
     at, beyond = (gemm("sm_90a", out_dtype=dtype, out_scale_source="pointer") for dtype in ("float8_e4m3fn", "float16"))
-    refused = "^out_scale_source = 'pointer' .*an output of float16 has no scale; nearest legal value: 'value'$"
+    refused = "^out_scale_source = 'pointer':? .*an output of float16 has no scale; nearest legal value: 'value'$"
     yield Limit("gemm: scale of an output", at, beyond, refused)
     yield Limit(
         "gemm: nothing is left in memory of a scale per row and column",
         fp8(row_scale=True, scale_source="pointer"),
         fp8(row_scale=True, column_scale=True, scale_source="pointer"),
-        "^scale_source = 'pointer' .*no number for the whole call; nearest legal value: 'value'$",
+        "^scale_source = 'pointer':? .*no number for the whole call; nearest legal value: 'value'$",
     )
     at, beyond = (fp8(G90(tile_n=tile_n, store_stages=1), out_dtype="float8_e4m3fn") for tile_n in (96, 80))
-    yield Limit("gemm: rows of a buffer", at, beyond, "^tile_n = 80 .*have 32 bytes, 32 columns of fl.*value: 96$")
+    yield Limit("gemm: rows of a buffer", at, beyond, "^tile_n = 80: .*have 32 bytes, 32 columns of fl.*value: 96$")
     at, beyond = (gemm(arch, out_dtype="float8_e4m3fn") for arch in ("sm_89", "sm_86"))
-    refused = "^out_dtype = 'float8_e4m3fn' .*sm_86 has no conversion to E4M3.*nearest legal value: 'bfloat16'$"
+    refused = "^out_dtype = 'float8_e4m3fn':? .*sm_86 has no conversion to E4M3.*nearest legal value: 'bfloat16'$"
     yield Limit("gemm: conversion to E4M3", at, beyond, refused)
     at, beyond = (gemm(arch, in_dtype="float8_e4m3fn") for arch in ("sm_89", "sm_90"))
-    refused = "^in_dtype = 'float8_e4m3fn' .*E4M3 on sm_89 and sm_120, not on sm_90; nearest legal value: 'bfloat16'$"
+    refused = "^in_dtype = 'float8_e4m3fn':? .*E4M3 on sm_89 and sm_120, not on sm_90; nearest legal value: 'bfloat16'$"
     yield Limit("gemm: E4M3 by mma.sync", at, beyond, refused)
 
 
@@ -352,7 +352,7 @@ def table() -> Iterator[Limit]:
             )
             what = f"embed {arch}: table{' with an index' if index else ''}"
             nearest = (2**31 - 1) // 128 // 32 * 32 - index
-            yield Limit(what, at, beyond, f"^table_rows = {most + 1} .*indexed with 32 bits.*value: {nearest}$")
+            yield Limit(what, at, beyond, f"^table_rows = {most + 1}:? .*indexed with 32 bits.*value: {nearest}$")
 
 
 def tile_numbers() -> Iterator[Limit]:
@@ -364,7 +364,7 @@ def tile_numbers() -> Iterator[Limit]:
     ):
         facts = {"m": down * rows, "n": across * columns, "k": 8, "batches": batches}
         at, beyond = (gemm(arch, config, sm_count=sm_count, **facts) for sm_count in (2, 4))
-        refused = f"^m = {down * rows} .*there are {2**31 - 2} tiles; nearest legal value: {down * rows // 2}$"
+        refused = f"^m = {down * rows}:? .*there are {2**31 - 2} tiles; nearest legal value: {down * rows // 2}$"
         yield Limit(f"gemm {arch}: tile numbers", at, beyond, refused)
 
 
@@ -381,17 +381,17 @@ def devices() -> Iterator[Limit]:
         ("gemm sm_90a, chosen", partial(gemm, "sm_90a"), None, 1),
     ):
         at, beyond = (make(config, sm_count=sm_count) for sm_count in (ctas, ctas - 1))
-        yield Limit(f"{what}: multiprocessors", at, beyond, f"^sm_count = {ctas - 1} .*nearest legal value: {ctas}$")
+        yield Limit(f"{what}: multiprocessors", at, beyond, f"^sm_count = {ctas - 1}:? .*nearest legal value: {ctas}$")
     small = G90(128, 64, 4, 4, 2, store_stages=1)
     at, beyond = gemm("sm_90a", small), gemm("sm_90a", replace(small, cluster_n=4))
-    yield Limit("gemm sm_90a: CTAs of a cluster", at, beyond, "^cluster_n = 4 .*exceed the 8 of a cluster.*value: 2$")
+    yield Limit("gemm sm_90a: CTAs of a cluster", at, beyond, "^cluster_n = 4: .*exceed the 8 of a cluster.*value: 2$")
     at, beyond = (gemm("sm_90a", replace(small, cluster_n=1, split_k=split)) for split in (2, 4))
-    yield Limit("gemm sm_90a: slices of a cluster", at, beyond, "^split_k = 4 .*exceed the 8 of a cluster.*value: 2$")
+    yield Limit("gemm sm_90a: slices of a cluster", at, beyond, "^split_k = 4: .*exceed the 8 of a cluster.*value: 2$")
     one = replace(small, cluster_m=1, cluster_n=1, split_k=4)
     at, beyond = (gemm("sm_90a", one, k=k) for k in (3 * 64 + 8, 3 * 64))  # a block is 64 elements of 16 bits
-    yield Limit("gemm sm_90a: slices of K", at, beyond, "^split_k = 4 .*k = 192 has 3; nearest legal value: 2$")
+    yield Limit("gemm sm_90a: slices of K", at, beyond, "^split_k = 4: .*k = 192 has 3; nearest legal value: 2$")
     at, beyond = (gemm("sm_90a", replace(one, split_k=split, pingpong=True)) for split in (1, 2))
-    yield Limit("gemm sm_90a: slices in turn", at, beyond, "^split_k = 2 .*do not split K.*value: 1$")
+    yield Limit("gemm sm_90a: slices in turn", at, beyond, "^split_k = 2: .*do not split K.*value: 1$")
 
 
 def orders() -> Iterator[Limit]:
@@ -412,7 +412,7 @@ def orders() -> Iterator[Limit]:
             made.append(embed("sm_90a", config, **problem, **sizes))
         yield Limit(f"embed sm_90a: {what}", *made, message)
     at, beyond = (embed("sm_90a", replace(shared, tile_rows=96, tile_positions=count)) for count in (6, 3))
-    yield Limit("embed sm_90a: shared positions", at, beyond, "^tile_positions = 3 .*each of 2 CTAs.*value: 1$")
+    yield Limit("embed sm_90a: shared positions", at, beyond, "^tile_positions = 3: .*each of 2 CTAs.*value: 1$")
 
 
 def limits() -> list[Limit]:

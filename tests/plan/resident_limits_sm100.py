@@ -34,7 +34,7 @@ def _field(
     name: str, legal: Any, illegal: Any, nearest: Any, reason: str = "", sizes: dict[str, Any] | None = None,
     **config: Any,
 ) -> Limit:  # fmt: skip
-    message = rf"^{name} = {illegal!r} is not possible.*{reason}.*nearest legal value: {nearest!r}$"
+    message = rf"^{name} = {illegal!r}: must be legal.*{reason}.*nearest legal value: {nearest!r}$"
     makes = [rows(sizes=sizes, **config, **{name: value}) for value in (legal, illegal, nearest)]
     makes[2]()  # what a refusal recommends is legal
     return Limit(f"SM100, weight on chip: {name} {illegal} {sizes or ''}", *makes[:2], message)
@@ -51,7 +51,7 @@ def _fields() -> Iterator[Limit]:
     yield _field("tmem_load_width", 16, 8, 16)
     yield _field("stages", 2, 1, 2, mma_columns=128, tile_rows=128, cta_group=2)
     pairs = [rows(sm_count=sms, cta_group=2) for sms in (2, 1)]
-    yield Limit("a pair's multiprocessors, weight on chip", *pairs, r"^sm_count = 1 .*pair needs 2 .*value: 2$")
+    yield Limit("a pair's multiprocessors, weight on chip", *pairs, r"^sm_count = 1: .*pair needs 2 .*value: 2$")
     yield _field("order", "flat", "position", "flat", "an index", {"table_index": True})
     yield _field("order", "flat", "position", "flat", "whole images of 196 positions, m = 928257", {"m": 928_257})
 
@@ -85,7 +85,7 @@ def _tensor_memory() -> Iterator[Limit]:
         for dtype, elements in (("float8_e4m3fn", 128), ("bfloat16", 64)):
             most = blocks * elements
             makes = [rows(sizes={"k": k, "in_dtype": dtype}, weight=weight) for k in (most, most + 16)]
-            message = rf"^k = {most + 16} .*128 features stays on chip.*value: {most}$"
+            message = rf"^k = {most + 16}:? .*128 features stays on chip.*value: {most}$"
             yield Limit(f"K of {dtype} with the weight in {weight}", *makes, message)
 
 
@@ -95,11 +95,11 @@ def _stages() -> Iterator[Limit]:
     yield _field("stages", 6, 5, 6, "read the 6 stages of a tile", **PAIR, mma_columns=128)
     # 98,304 B of weight, 65,536 of staging and 1,024 leave 67,584: one stage of 65,536 B, two of half of that.
     whole = {"weight": "smem", "cta_group": 1, "tile_rows": 256, "tile_positions": 1, "mma_columns": 256}
-    yield _field("stage_blocks", 1, 2, 1, "two stages are needed", stages=2, **whole)
+    yield _field("stage_blocks", 1, 2, 1, "two stages have to fit", stages=2, **whole)
     # With K = 1024 they leave 34,816: a stage has 32,768 B. Of 192 rows two fit:
     # 131,072 + 1,024 + 49,152 + 2 x 24,576 = 230,400.
     yield _field(
-        "tile_rows", 192, 256, 192, "two stages are needed", {"k": 1024}, weight="smem", cta_group=1, stages=2,
+        "tile_rows", 192, 256, 192, "two stages have to fit", {"k": 1024}, weight="smem", cta_group=1, stages=2,
         tile_positions=1,
     )  # fmt: skip
     # 127 slots of 8 bytes beside the 4 of an address: two accumulators have four, the weight one.

@@ -109,7 +109,7 @@ def test_nearest_values_are_legal(m, n, k, rows, config) -> None:
 def test_a_stage_of_which_two_do_not_fit_is_made_smaller() -> None:
     """A stage of 4 blocks of 256 rows and 128 features is 196,608 B; beside 66,560 B two stages of one block fit."""
     config = Sm90PatchEmbedConfig(tile_rows=256, stages=2, stage_blocks=4, weight="streamed")
-    with pytest.raises(ValueError, match=r"stage_blocks = 4 .*nearest legal value: 1"):
+    with pytest.raises(ValueError, match=r"stage_blocks = 4:? .*nearest legal value: 1"):
         make_plan(HEADLINE, config)
     assert make_plan(HEADLINE, dataclasses.replace(config, stage_blocks=1)).smem_bytes == 66_560 + 2 * 49_152
 
@@ -118,7 +118,7 @@ def test_a_stage_of_which_two_do_not_fit_is_made_smaller() -> None:
 def test_barriers_of_all_stages_fit_their_region(rows, wanted, nearest) -> None:
     """Two barriers of 8 B a stage in 1,024 B; of 128 rows, 13 stages of 16,384 B fit beside 17,408 B."""
     config = Sm90PatchEmbedConfig(tile_rows=rows, warpgroups=1, stage_blocks=1, cluster=1)
-    with pytest.raises(ValueError, match=rf"^stages = {wanted} .*hold those of 64 stages; nearest .*: {nearest}$"):
+    with pytest.raises(ValueError, match=rf"^stages = {wanted}:? .*hold those of 64 stages; nearest .*: {nearest}$"):
         make_plan(HEADLINE, dataclasses.replace(config, stages=wanted))
     plan = make_plan(HEADLINE, dataclasses.replace(config, stages=nearest))
     assert sum(8 * barrier.stages for barrier in sm90_graph(plan).barriers()) <= plan.smem[1].offset
@@ -129,7 +129,7 @@ def test_the_table_is_indexed_with_32_bits() -> None:
     rows = 2_796_202
     config = make_plan(HEADLINE, arch="sm_90a").config
     assert math.prod(make_plan(dataclasses.replace(HEADLINE, m=rows, table_rows=rows), config).table_shape) < 2**31
-    with pytest.raises(ValueError, match="table_rows = 2796203 "):
+    with pytest.raises(ValueError, match="table_rows = 2796203:"):
         make_plan(dataclasses.replace(HEADLINE, m=rows + 1, table_rows=rows + 1), config)
 
 
@@ -171,7 +171,7 @@ def test_illegal_config_names_limit_value_and_nearest(field, value, limit, neare
     ],
 )
 def test_positions_of_a_tile_are_shared_by_the_cluster_and_belong_to_position_order(config, rule) -> None:
-    with pytest.raises(ValueError, match=rf"^tile_positions = {config.tile_positions} .*{rule}.*legal value: 1$"):
+    with pytest.raises(ValueError, match=rf"^tile_positions = {config.tile_positions}:? .*{rule}.*legal value: 1$"):
         make_plan(PatchEmbedProblem(20 * 4736, 768, 768, 20), config)
 
 

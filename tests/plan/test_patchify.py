@@ -47,7 +47,7 @@ def test_widths(changes, load, unit, store, row):
 def test_a_row_of_patches_fits_shared_memory_to_the_byte():
     """232,448 B of shared memory (CUDA C++ programming guide, compute capability 9.0)."""
     assert plan(channels=1, patch=16, width=14528, height=16).smem_bytes == 232_448
-    with pytest.raises(ValueError, match="width = 14544 .*232,704 B of shared memory.* nearest legal value: 14528"):
+    with pytest.raises(ValueError, match="width = 14544:? .*232,704 B of shared memory.* nearest legal value: 14528"):
         plan(channels=1, patch=16, width=14544, height=16)
 
 
@@ -62,18 +62,18 @@ def test_vectors_are_gathered_where_a_pad_between_rows_of_pixels_fits():
 
 def test_a_grid_has_less_than_two_to_the_31_ctas():
     assert plan(batch=2**31 - 1, height=16).clusters == 2**31 - 1
-    with pytest.raises(ValueError, match=f"batch = {2**31} .*nearest legal value: {2**31 - 1}"):
+    with pytest.raises(ValueError, match=f"batch = {2**31}:? .*nearest legal value: {2**31 - 1}"):
         plan(batch=2**31, height=16)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"height": 230}, "height = 230 .*whole patches of 16 pixels; nearest legal value: 224"),
-        ({"width": 8}, "width = 8 .*nearest legal value: 16"),
-        ({"batch": 0}, "batch = 0 .*nearest legal value: 1"),
-        ({"patch": 0}, "patch = 0 "),
-        ({"channels": 0}, "channels = 0 "),
+        ({"height": 230}, "height = 230:? .*whole patches of 16 pixels; nearest legal value: 224"),
+        ({"width": 8}, "width = 8:? .*nearest legal value: 16"),
+        ({"batch": 0}, "batch = 0:? .*nearest legal value: 1"),
+        ({"patch": 0}, "patch = 0: "),
+        ({"channels": 0}, "channels = 0: "),
         ({"in_dtype": "int8"}, "in_dtype = 'int8'"),
         ({"in_dtype": "bfloat16", "out_dtype": "uint8"}, "out_dtype = 'uint8'"),
         ({"order": "hwc"}, "order = 'hwc'"),

@@ -75,7 +75,7 @@ class Clone:
         """
         folder = clone.resolve() / self.below
         if not folder.is_dir():
-            needed = f"no folder {self.below} there; a clone of {self.origin} is needed"
+            needed = f"no folder {self.below} there: must be a clone of {self.origin}"
             raise ValueError(f"--{self.option} {clone}: {needed}")
         return folder
 

@@ -151,7 +151,7 @@ def test_programs_of_a_clone(fake: Path, capsys: pytest.CaptureFixture[str]):
 def test_a_folder_that_is_no_clone(fake: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         command.main(["--fake-examples", str(fake)])
-    assert "no folder examples there; a clone of somebody/products, v1 is needed" in capsys.readouterr().err
+    assert "no folder examples there: must be a clone of somebody/products, v1" in capsys.readouterr().err
 
 
 def test_a_driver_runs_in_place_of_the_program(tmp_path: Path):

@@ -115,11 +115,11 @@ def test_aligned_copies(alignment: int):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ([[1, 2]], TypeError, "argument 1 is list; allowed: a NumPy array, a tensor map, an int or bytes"),
+        ([[1, 2]], TypeError, "argument 1 is list: must be a NumPy array, a tensor map, an int or bytes"),
         ([True], TypeError, "argument 1 is bool"),
         ([1.5], TypeError, "argument 1 is float"),
         ([None], TypeError, "argument 1 is NoneType"),
-        ([1 << 64], ValueError, r"argument 1 = 18446744073709551616: 64 bits are passed; allowed: -2\*\*63 to"),
+        ([1 << 64], ValueError, r"argument 1 = 18446744073709551616: 64 bits are passed: must be -2\*\*63 to"),
         ([-(1 << 63) - 1], ValueError, "argument 1 = -9223372036854775809"),
         ([b"1234"], ValueError, "parameter 1 has 4 bytes, the kernel declares 8"),
         ([], ValueError, "1 parameters, the kernel takes 2"),
@@ -132,7 +132,7 @@ def test_what_is_refused(arguments: list, error: type[Exception], message: str):
 
 
 def test_what_is_reachable_is_an_array():
-    with pytest.raises(TypeError, match=r"reachable\[0\] is int; allowed: a NumPy array"):
+    with pytest.raises(TypeError, match=r"reachable\[0\] is int: must be a NumPy array"):
         ptx.launch(ptx.module("ret;", parameters=0), reachable=[12])
     with pytest.raises(ValueError, match="grid"):
         ptx.launch(ptx.module("ret;", parameters=0), grid=(0, 1, 1))

@@ -150,7 +150,7 @@ class Debugger:
         """
         found = inspection.instructions_at(self.kernel.instructions, str(place))
         if warp != "" and _WARP.fullmatch(str(warp)) is None:
-            raise ValueError(f"warp {warp!r}: WARP, CTA.WARP or CLUSTER.CTA.WARP is needed")
+            raise ValueError(f"warp = {warp!r}: must be WARP, CTA.WARP or CLUSTER.CTA.WARP")
         fields = {"place": str(place), "instructions": found, "warp": str(warp)}
         if condition:
             fields |= {"place": f"{place} if {condition}", "holds": watching.condition(condition, self.kernel)}

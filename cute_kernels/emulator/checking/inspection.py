@@ -29,7 +29,7 @@ def instructions_at(instructions: Sequence[Instruction], place: str) -> tuple[in
     """
     file, _, line = place.rpartition(":")
     if not line.isdecimal():
-        raise ValueError(f"place {place!r}: a line of the PTX, or FILE:LINE, is needed")
+        raise ValueError(f"place = {place!r}: must be a line of the PTX or FILE:LINE")
     if not file:
         found = [each.index for each in instructions if each.line == int(line)]
         lines = f"{instructions[0].line} to {instructions[-1].line}"

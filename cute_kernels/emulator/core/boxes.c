@@ -12,16 +12,15 @@
 
 #include "meter.h"
 
-enum { WIDEST_ROW = 128, AHEAD = 8, FAR = 576460752303423488 };  // bytes; rows; 2^59, beyond all memory
+enum { WIDEST_ROW = 128, AHEAD = 8 };  // bytes; rows
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 // Divided, rounded up; 0 below.
 static int64_t parts(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : 0; }
 static int64_t bytes_of(const TensorMap *map, int64_t elements) { return elements * map->bits / 8; }
-static uint64_t scaled(int64_t count, int64_t stride) {
-  return (uint64_t)(stride && count > (int64_t)FAR / stride ? (int64_t)FAR : count * stride);
-}
+// Addresses are sums modulo 2^64: strides of ragged tensors cancel so.
+static uint64_t scaled(int64_t count, int64_t stride) { return (uint64_t)count * (uint64_t)stride; }
 
 // --- global memory ---------------------------------------------------------------------------------------------------
 

@@ -95,10 +95,12 @@ static int leaves_region(Tables *t, uint64_t start, uint64_t nbytes, int write) 
   return stops(t, ACCESS_UNREGISTERED, operation, (int64_t)start, (int64_t)nbytes, 0);
 }
 
+enum { ADDRESS_BITS = 48 };
 int leaves_global(Tables *t, const BulkCopy *copy, const Rows *rows, int write) {
   uint64_t row = (uint64_t)(rows->end - rows->first);
   if (!rows->count) return 0;
-  if (!copy->im2col && !copy->fours) return leaves_region(t, rows->low, rows->span, write);
+  int wraps = rows->span >> ADDRESS_BITS != 0;  // within the box: its rows may be near each other all the same
+  if (!copy->im2col && !copy->fours && !wraps) return leaves_region(t, rows->low, rows->span, write);
   for (int64_t i = 0; i < rows->count; i++)
     if (leaves_region(t, (uint64_t)rows->starts[i], row, write)) return 1;
   return 0;
@@ -165,7 +167,7 @@ static int send(Tables *t, const BulkCopy *copy) {
 int32_t bulk_load_run(WorkQueues *all, BulkCopy *copy) {
   Tables *t = all->tables;
   if ((copy->kind == BULK_SEND ? send(t, copy) : load(t, copy)) || pass_on(t, copy)) return 1;
-  return mbarrier_do(t, COMPLETE_TX, copy->signal, copy->nbytes, 0) < 0;
+  return mbarrier_by(t, COMPLETE_TX, copy->signal, copy->nbytes, 0, copy->work.place, copy->work.warp) < 0;
 }
 
 int32_t bulk_read_run(WorkQueues *all, BulkCopy *copy) {

@@ -48,6 +48,9 @@ const Instruction *meet_others(uint8_t *s, Machine *m);
 // They wait in an instruction of a block, which begins again then; where lanes have parted, others may run meanwhile.
 const Instruction *wait_in(uint8_t *s, Machine *m, uint32_t block);
 
+// They are at the beginning of a block, at an instruction that others (`missing`) are to execute together with them.
+const Instruction *gather(const Instruction *i, uint8_t *s, Machine *m, uint32_t missing);
+
 static inline int64_t place_of(const Instruction *i) { return i->imm >> 32; }
 
 // Likewise, in such an instruction of the core.
@@ -100,6 +103,9 @@ extern const Operation wgmma_operations[], register_operations[], warp_mma_opera
 
 // An operation on an mbarrier, as `mbarrier_apply`, at `Tables.place`.
 int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who);
+// The same, kept for reports: by which instruction, and by which warp.
+int64_t mbarrier_by(
+    Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who, int64_t place, int64_t warp);
 // Whether the running warp may use an mbarrier: it knows of the mbarrier.init.
 int mbarrier_usable(Tables *t, int64_t operation, int64_t address, const Point *point);
 

@@ -30,7 +30,7 @@ int32_t tensor_commit_run(WorkQueues *all, TensorCommit *commit) {
       point_gather(barrier->point, clocks, commit->width, commit->rank, ORDER_SYNC | ORDER_WIDE);
       if (!note(t, commit, barrier->point, target)) return 1;
     }
-    if (mbarrier_do(t, ARRIVE, target, 1, commit->label) < 0) return 1;
+    if (mbarrier_by(t, TENSOR_COMMIT, target, 1, commit->label, commit->work.place, commit->work.warp) < 0) return 1;
   }
   return 0;
 }

@@ -231,7 +231,8 @@ int32_t copies_arrival_run(WorkQueues *all, CopiesArrival *arrival) {
   Barrier *barrier = barrier_at(t, arrival->barrier);
   if (barrier && barrier->point && arrival->width)
     point_gather(barrier->point, (const int32_t *)(void *)(arrival + 1), arrival->width, arrival->rank, ORDER_SYNC);
-  return mbarrier_do(t, ARRIVE, arrival->barrier, 1, arrival->label) < 0;
+  const Work *work = &arrival->work;
+  return mbarrier_by(t, ARRIVE, arrival->barrier, 1, arrival->label, work->place, work->warp) < 0;
 }
 
 static int64_t label_of(Tables *t, LaneCopies *copies, int lane) {

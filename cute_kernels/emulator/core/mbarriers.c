@@ -62,10 +62,25 @@ int64_t mbarrier_do(Tables *t, int64_t operation, int64_t address, int64_t amoun
   return settle(t, barrier, operation, address) ? phase : -1;
 }
 
+// Keeps an operation that has been performed, for reports.
+static Moment *keep(Tables *t, int64_t operation, int64_t address, int64_t phase, int64_t place, int64_t warp) {
+  Moment *moment = &t->moments[t->moment_count++ % MOMENTS];
+  *moment = (Moment){.address = address, .operation = (int32_t)operation, .phase = (int32_t)phase,
+                     .place = (int32_t)place, .warp = (int32_t)warp};
+  return moment;
+}
+
+int64_t mbarrier_by(
+    Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who, int64_t place, int64_t warp) {
+  int64_t phase = mbarrier_do(t, operation, address, amount, who);
+  if (phase >= 0) keep(t, operation, address, phase, place, warp)->amount = (int32_t)amount;
+  return phase;
+}
+
 int64_t mbarrier_apply(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who) {
   int64_t place = t->place;
   t->place = -1;  // Python knows where it is
-  int64_t phase = mbarrier_do(t, operation, address, amount, who);
+  int64_t phase = mbarrier_by(t, operation, address, amount, who, -1, -1);
   t->place = place;
   return phase;
 }
@@ -124,10 +139,10 @@ static int release(Tables *t, int64_t operation, const Lanes *group, int64_t ord
 // An operation, which observers hear of; of arrive.expect_tx as the mbarrier is between its two halves.
 static int64_t perform(Tables *t, int64_t operation, int64_t address, int64_t amount, int64_t who) {
   int both = operation == ARRIVE_EXPECT_TX;
-  int64_t phase = mbarrier_do(t, both ? EXPECT_TX : operation, address, amount, who);
+  int64_t phase = mbarrier_by(t, both ? EXPECT_TX : operation, address, amount, who, t->place, who - 1);
   if (phase < 0) return phase;
   const Barrier *barrier = barrier_at(t, address), shown = *barrier;
-  if (both && mbarrier_do(t, ARRIVE, address, 1, who) < 0) return -1;
+  if (both && mbarrier_by(t, ARRIVE, address, 1, who, t->place, who - 1) < 0) return -1;
   if (t->events) {
     const int64_t values[] = {
         operation, address, shown.phase, shown.expected, shown.pending, shown.tx, shown.arriver};
@@ -228,6 +243,16 @@ static const Instruction *run_mbarrier_wait(const Instruction *i, uint8_t *s, Ma
   for (uint32_t left = t->context ? done : 0; left;) {
     Lanes group = next_of(i, s, left, 0);
     if (!acquire(t, operation, group.address, i->imm & 255)) return leave(m, ERROR);
+    left &= ~group.lanes;
+  }
+  // Of a test_wait that polls there would be no room for anything else.
+  for (uint32_t left = operation == TRY_WAIT ? active : done; left;) {
+    Lanes group = next_of(i, s, left, 1);
+    const Barrier *barrier = barrier_at(t, group.address);
+    Moment *moment = keep(t, operation, group.address, barrier->phase, t->place, header->number);
+    moment->amount = (int32_t)(parity ? group.amount & 1 : group.amount);
+    moment->parity = parity;
+    moment->timed_out = !(done & group.lanes);
     left &= ~group.lanes;
   }
   AT(u64, i->d) = i->c & (ADDRESSES | AMOUNTS) ? result : result != 0;

@@ -8,13 +8,14 @@
 
 #define FORM(name) \
   static const Instruction *run_##name(const Instruction *i, uint8_t *s, __attribute__((unused)) Machine *m)
+#define HEADER ((const WarpHeader *)s)
 #define DONE(done) return (done) ? i + 1 : leave(m, ERROR)
 
 // What an instruction asks for: `count` elements of `size` bytes, by each lane of a mask or by all of them together.
 typedef struct {
   int32_t instruction, space, size, count;
   int32_t strength;  // see STRENGTH_ACQUIRE; 0: it is weak
-  int32_t write, together;
+  int32_t write, together, own;  // own: at addresses of this CTA alone
   uint32_t mask;
 } Request;
 
@@ -138,6 +139,20 @@ INLINE void move_elements(const Lanes *lanes, uint8_t *const *elements, int writ
     }
 }
 
+// The store that was logged last leaves memory as it was: for reports of races.
+static void keep_value(Tables *t, const uint8_t *memory, int64_t size) {
+  LogEntry *entry = &t->log[t->log_used - 1];
+  entry->kept = size;
+  memcpy(entry->value, memory, (size_t)size);
+}
+
+static int stores_the_same(const Lanes *lanes, uint8_t *const *elements, int64_t size, int64_t count) {
+  for (int64_t k = 0; k < count; k++)
+    for (int i = 0; i < lanes->count; i++)
+      if (memcmp(lanes->data[i] + k * size, elements[k] + lanes->lanes[i] * size, (size_t)size)) return 0;
+  return 1;
+}
+
 // 0: execution ends, as of every access below.
 INLINE int32_t access(
     Tables *t, uint8_t *const *elements, const Request *r, int shared, int write, int64_t size, int64_t count,
@@ -153,6 +168,7 @@ INLINE int32_t access(
     int64_t *logged = log_of(t, r, kind, nbytes);
     if (!logged) return 0;
     memcpy(logged, addresses, LANES * sizeof *addresses);
+    if (write && stores_the_same(lanes, elements, size, count)) keep_value(t, lanes->data[0], size);
   }
   move_elements(lanes, elements, write, size, count);
   if (shared && write && t->flags & STATES) mark_data(lanes, nbytes);
@@ -193,6 +209,13 @@ INLINE int32_t access_range(
     int64_t *logged = log_of(t, r, kind, nbytes);
     if (!logged) return 0;
     memcpy(logged, addresses, LANES * sizeof *addresses);
+    if (write) {
+      int same = 1;
+      for (int64_t k = 0; k < count && same; k++)
+        for (int lane = 0; lane < LANES && same; lane++)
+          same = !memcmp(data + (lane * count + k) * size, elements[k] + lane * size, (size_t)size);
+      if (same) keep_value(t, data, size);
+    }
   }
   for (int64_t k = 0; k < count; k++)
     for (int lane = 0; lane < LANES; lane++) {
@@ -236,6 +259,17 @@ static int32_t local_access(
   move_elements(&lanes, elements, r->write, r->size, r->count);
   return 1;
 }
+
+// Whether execution ends at an address that an instruction of the form .shared::cta may not have (PTX ISA, "State Spaces").
+static int refused_elsewhere(Tables *t, const Request *r, int64_t rank, const int64_t *addresses) {
+  for (uint32_t left = r->together ? 1 : r->mask; left; left &= left - 1) {
+    int64_t address = addresses[__builtin_ctz(left)] & UINT32_MAX;
+    if (address >> RANK_SHIFT != rank && address >> RANK_SHIFT < t->ranks)
+      return refuse(t, r, ACCESS_OTHER_CTA, SPACE_SHARED, address);
+  }
+  return 0;
+}
+static int looks_elsewhere(const Tables *t) { return t->ranks > 1 && t->flags & STATES; }
 
 static int in_a_row(const int64_t addresses[LANES], int64_t nbytes) {
   int64_t wrong = 0;
@@ -292,9 +326,10 @@ static int32_t by_lanes(Tables *t, const int64_t *addresses, uint8_t *const *ele
 enum { REQUEST = 4 };
 static Request request_of(const Instruction *i, const Machine *m, int write, int together) {
   const uint32_t *list = m->program->lists + i->b;
+  int own = list[1] == SPACE_OWN;
   return (Request){
-      .instruction = (int32_t)list[0], .space = (int32_t)list[1], .size = (int32_t)list[2],
-      .strength = (int32_t)list[3], .write = write, .together = together, .mask = m->active,
+      .instruction = (int32_t)list[0], .space = own ? SPACE_SHARED : (int32_t)list[1], .size = (int32_t)list[2],
+      .strength = (int32_t)list[3], .write = write, .together = together, .own = own, .mask = m->active,
   };
 }
 
@@ -303,20 +338,37 @@ static int transfer(const Instruction *i, uint8_t *s, Machine *m, const int64_t 
   uint8_t *elements[LANES];
   for (const uint32_t *offset = m->program->lists + i->b + REQUEST; *offset; offset++)
     elements[request.count++] = s + *offset;
+  if (request.own && looks_elsewhere(m->tables) && refused_elsewhere(m->tables, &request, HEADER->rank, addresses))
+    return 0;
   return by_lanes(m->tables, addresses, elements, &request);
 }
 
-// imm is added to the addresses a.
+// Addresses of shared and local memory have 32 bits: registers and sums are truncated to them (PTX ISA, "Addresses as
+// Operands"). imm is added to the addresses a.
+static u64 address_bits(const Instruction *i, const Machine *m) {
+  u32 space = m->program->lists[i->b + 1];
+  return space == SPACE_SHARED || space == SPACE_OWN || space == SPACE_LOCAL ? UINT32_MAX : UINT64_MAX;
+}
 #define ADDRESSES(type)                                                                                               \
   int64_t addresses[LANES] __attribute__((aligned(64)));                                                              \
+  const u64 bits = address_bits(i, m);                                                                                \
   const type *a = ROW_OF(type, i->a);                                                                                 \
-  EACH_LANE addresses[lane] = (int64_t)((u64)a[lane] + (u64)i->imm)
+  EACH_LANE addresses[lane] = (int64_t)(((u64)a[lane] + (u64)i->imm) & bits)
 FORM(load_at_u32) { ADDRESSES(u32); DONE(transfer(i, s, m, addresses, 0)); }
 FORM(load_at_u64) { ADDRESSES(u64); DONE(transfer(i, s, m, addresses, 0)); }
 FORM(store_at_u32) { ADDRESSES(u32); DONE(transfer(i, s, m, addresses, 1)); }
 FORM(store_at_u64) { ADDRESSES(u64); DONE(transfer(i, s, m, addresses, 1)); }
 
 // --- one load for all lanes ------------------------------------------------------------------------------------------
+
+FORM(own_addresses) {  // a: those of an operand of another instruction
+  Tables *t = m->tables;
+  if (!looks_elsewhere(t)) return i + 1;
+  int64_t addresses[LANES];
+  for (int lane = 0; lane < LANES; lane++) addresses[lane] = i->c & ROWS_A ? ROW_OF(u32, i->a)[lane] : AT(u32, i->a);
+  Request request = {.instruction = (int32_t)place_of(i), .mask = m->active};
+  DONE(!refused_elsewhere(t, &request, HEADER->rank, addresses));
+}
 
 // Kernel parameters, at an address of their window or, in a register of 32 bits, without it; null: execution ends.
 static const uint8_t *parameters_at(Tables *t, const Request *r, int64_t address) {
@@ -380,6 +432,9 @@ FORM(load_together) {  // from the address in the word a, to words; the list b a
   const uint32_t *results = m->program->lists + i->b + REQUEST;
   Request request = request_of(i, m, 0, 1);
   while (results[request.count]) request.count++;
+  if (request.own && looks_elsewhere(m->tables) &&
+      refused_elsewhere(m->tables, &request, HEADER->rank, (const int64_t *)(const void *)(s + i->a)))
+    return leave(m, ERROR);
   DONE(load_together(m->tables, &request, AT(s64, i->a), results, s));
 }
 
@@ -494,7 +549,7 @@ static const Instruction *run_matrices(
   for (const uint32_t *offset = list + 2; *offset; offset++) registers[count++] = s + *offset;
   uint32_t mask = (uint32_t)((1ull << MATRIX_ROWS * count) - 1);
   int32_t kind = (int32_t)list[1], nbytes = kind & MATRICES_OF_FOURS ? 8 : kind & MATRICES_OF_SIXES ? 12 : MATRIX_ROW;
-  Request request = {(int32_t)list[0], SPACE_SHARED, nbytes, 1, 0, write, 0, mask};
+  Request request = {(int32_t)list[0], SPACE_SHARED, nbytes, 1, 0, write, 0, 0, mask};
   for (int lane = 0; lane < MATRIX_ROWS * count && generic; lane++) {
     if (space_at(addresses[lane]) != SPACE_SHARED)
       DONE(!refuse(m->tables, &request, ACCESS_NOT_SHARED, SPACE_GENERIC, addresses[lane]));
@@ -524,6 +579,6 @@ FORM(transpose) {  // movmatrix, of the registers a: a word if they are the same
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation memory_operations[] = {
     ENTRY(load_at_u32), ENTRY(load_at_u64), ENTRY(store_at_u32), ENTRY(store_at_u64), ENTRY(load_together),
-    ENTRY(parameters), ENTRY(load_matrix_at_u32), ENTRY(load_matrix_at_u64), ENTRY(store_matrix_at_u32),
+    ENTRY(parameters), ENTRY(own_addresses), ENTRY(load_matrix_at_u32), ENTRY(load_matrix_at_u64), ENTRY(store_matrix_at_u32),
     ENTRY(store_matrix_at_u64), ENTRY(transpose), {0, 0, 0},
 };

@@ -66,9 +66,9 @@ enum {
   // Of an access of `given` bytes by the lanes in `place` (`operation`: space and ACCESS_*): its address, or where those of
   // all lanes are. It is not aligned; there is no such CTA; the CTA has exited; it leaves the memory; it touches bytes that
   // no array has, or an mbarrier; nobody has written them; no region of global memory allows it; lanes address different
-  // spaces, or one that the instruction cannot access; one of local memory by lanes together.
+  // spaces, or one that the instruction cannot access; one of local memory by lanes together; .shared::cta of another CTA.
   ACCESS_MISALIGNED, ACCESS_NO_CTA, ACCESS_EXITED, ACCESS_OUTSIDE, ACCESS_UNNAMED, ACCESS_BARRIER, ACCESS_UNINITIALISED,
-  ACCESS_UNREGISTERED, ACCESS_MIXED, ACCESS_NOT_SHARED, ACCESS_LOCAL,
+  ACCESS_UNREGISTERED, ACCESS_MIXED, ACCESS_NOT_SHARED, ACCESS_LOCAL, ACCESS_OTHER_CTA,
   // Of the `TensorAccess` at the address: what it touches is refused, or was not written; the race detector has to look at
   // it, a load with the number `given`.
   TENSOR_REFUSED, TENSOR_ORDER,
@@ -93,6 +93,16 @@ typedef struct Barrier {
   Point *point;      // with detectors, what the race detector knows of it
   int64_t unused[2];
 } Barrier;
+
+// The latest operations on the mbarriers of a cluster, for reports: number n is entry n % MOMENTS.
+enum { MOMENTS = 1024 };
+typedef struct Moment {
+  int64_t address;
+  int32_t operation, amount;  // of a wait that has passed: the parity or state that it asked for
+  int32_t phase;              // completed ones, before the operation
+  int32_t place, warp;        // who issued it: index of the instruction and number of the warp, -1: not known
+  int32_t parity, timed_out;  // a wait is by parity; it has not passed
+} Moment;
 
 // Shared memory of a CTA. A shared address is the CTA's rank << RANK_SHIFT and an offset.
 enum { RANK_SHIFT = 24, OFFSET_MASK = 16777215, MOST_TARGETS = 16 };  // targets: CTAs of a multicast
@@ -132,7 +142,7 @@ struct NamedBarriers {
 // exchange values with the core in rows of 32 items of up to 64 bits, on cache lines.
 enum {
   SPACE_SHARED = 0, SPACE_GLOBAL = 1, SPACE_GENERIC = 2,
-  SPACE_PARAM = 3, SPACE_LOCAL = 4,
+  SPACE_PARAM = 3, SPACE_LOCAL = 4, SPACE_OWN = 5,  // the last: of the CTA's own shared memory (.shared::cta)
   ACCESS_SPACE = 7, ACCESS_WRITE = 8, ACCESS_TOGETHER = 16,  // of `Fault.operation`; together: one address for all lanes
   EXCHANGE_ROW = 256  // bytes
 };
@@ -221,6 +231,8 @@ typedef struct Tables {
   int64_t log_used, log_size;
   Barrier *barriers[BARRIER_BLOCKS];
   int64_t completions;           // phases
+  int64_t moment_count;
+  Moment moments[MOMENTS];
   int64_t loaded, stored;        // bytes of bulk copies
   int64_t mmas;                  // tcgen05.mma that have taken effect
   TensorMap *maps;
@@ -293,8 +305,8 @@ struct Event {
 enum { NO_MEET = -1, NO_FRAME = -1 };
 typedef struct Frame { int32_t meet; uint32_t arrived; int32_t below, parts; } Frame;
 // Lanes that are not running now: where they continue, the innermost branch at which they have parted, whether they have
-// had to wait since the warp did, and what a blocking instruction of theirs remembers.
-typedef struct Path { int32_t pc; uint32_t mask; int32_t frame, blocked; int64_t token; } Path;
+// had to wait since the warp did, what a blocking instruction of theirs remembers, and whether they wait for other lanes.
+typedef struct Path { int32_t pc; uint32_t mask; int32_t frame, blocked; int64_t token, gathers; } Path;
 
 // The state of a warp begins with this; behind it are a count of executions (int64) for every basic block, registers,
 // constants and intermediate values. `meet` is that of the innermost branch `top`, NO_MEET where no lanes have parted;
@@ -317,6 +329,7 @@ typedef struct WarpHeader {
   Frame frames[LANES];
   Path paths[LANES];
   int32_t waiting;  // all paths wait
+  int32_t gathers;  // as of `Path`, where the path runs that all others wait with
   int32_t budget;  // blocks until the warp gives way
   int32_t entered;
   int32_t timed_out;  // its next try_wait gives up

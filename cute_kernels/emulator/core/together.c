@@ -57,6 +57,19 @@ FORM(elect) {  // the lowest lane of each group
   return i + 1;
 }
 
+// Where lanes that have parted may come one after the other to an instruction that PTX has them execute together; a: member
+// masks (FLAG: all lanes of the warp).
+FORM(gather) {
+  WarpHeader *warp = (WarpHeader *)s;
+  uint32_t wanted = i->c & FLAG ? warp->live : 0;
+  warp->gathers = 0;
+  if (!warp->parted) return i + 1;
+  for (uint32_t left = i->c & FLAG ? 0 : m->active; left; left &= left - 1)
+    wanted |= ((const u32 *)(const void *)(s + i->a))[i->c & ROWS_A ? __builtin_ctz(left) : 0];
+  wanted &= warp->live & ~m->mask;
+  return wanted ? gather(i, s, m, wanted) : i + 1;
+}
+
 FORM(converge) {  // FLAG: all lanes of the warp, which run together; else a: their member masks
   Tables *t = m->tables;
   uint32_t members, lanes;
@@ -91,6 +104,6 @@ FORM(tensor_wait) {
 
 #define ENTRY(name) {#name, run_##name, 0}
 const Operation together_operations[] = {
-    ENTRY(agreed_u8), ENTRY(agreed_u16), ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(converge),
+    ENTRY(agreed_u8), ENTRY(agreed_u16), ENTRY(agreed_u32), ENTRY(agreed_u64), ENTRY(elect), ENTRY(gather), ENTRY(converge),
     ENTRY(fence_proxy), ENTRY(tensor_fence), ENTRY(tensor_wait), {0, 0, 0},
 };

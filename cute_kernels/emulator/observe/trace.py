@@ -118,7 +118,7 @@ def recording(path: str | Path | None) -> Iterator[Timeline | None]:
     if not Path(path).absolute().parent.is_dir():
         raise FileNotFoundError(f"trace = {str(path)!r}: there is no folder {Path(path).absolute().parent}")
     if Path(path).is_dir():  # what a launch reports would be lost behind that
-        raise IsADirectoryError(f"trace = {str(path)!r} is a folder; the path of a file is needed")
+        raise IsADirectoryError(f"trace = {str(path)!r}: must be the path of a file, and is a folder")
     timeline = Timeline()
     try:
         yield timeline

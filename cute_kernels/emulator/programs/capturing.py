@@ -225,6 +225,8 @@ class Session:
             if before is not None and finished is not None and overlaps:
                 in_turn = before.let_overlap(finished, self._memory, self.options)
         except EmulatorError as error:
+            if shape := self._tensors.freed(error.address):
+                error.freed(shape)
             owner = self._tensors.owner_on_the_host(error.address)
             error.message += owner
             error.know("", *([owner.removeprefix(". ")] if owner else []))
@@ -419,7 +421,7 @@ def capture(
     """
     check_arch(arch)
     if type(new_byte) is not int or not 0 <= new_byte <= 255:
-        raise ValueError(f"new_byte {new_byte!r}: an int from 0 to 255 is needed")
+        raise ValueError(f"new_byte = {new_byte!r}: must be an int from 0 to 255")
     more = {"overlap": overlap, "recorder": recorder, "roles": roles, "new_byte": new_byte}
     session = Session(arch, options or Options(), report, keep_ptx, **more)
     with session.active():

@@ -460,8 +460,8 @@ def _check(launch: CapturedLaunch, attributes: dict[int, tuple[int, ...]]) -> No
     threads, nbytes = math.prod(block), launch.dynamic_smem
     limits = {
         f"grid {grid} has no CTA": 0 in grid,
-        f"a block {block} of {threads:,} threads, allowed: 1 to 1,024": not 1 <= threads <= 1024,
-        f"{nbytes:,} bytes of dynamic shared memory, allowed: {_MAX_SHARED_MEMORY_OPTIN:,}": nbytes
+        f"a block {block} of {threads:,} threads: must be 1 to 1,024": not 1 <= threads <= 1024,
+        f"{nbytes:,} bytes of dynamic shared memory: must be {_MAX_SHARED_MEMORY_OPTIN:,}": nbytes
         > _MAX_SHARED_MEMORY_OPTIN,
     }
     wrong = [text for text, exceeded in limits.items() if exceeded]

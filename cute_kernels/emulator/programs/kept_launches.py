@@ -32,7 +32,7 @@ class KeptLaunches:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         if not os.fspath(folder):  # which pathlib takes for the current folder
-            raise ValueError("keep_ptx is empty, expected the name of a folder")
+            raise ValueError("keep_ptx is empty: must be the name of a folder")
         make_folder(Path(folder))
         self.folder = Path(folder).absolute()  # the program may change the current folder
         for path in self.folder.iterdir():

@@ -55,7 +55,7 @@ def read(path: str | Path, arch: str) -> str:
     if path.suffix == ".ptx":
         return path.read_text(errors="replace")
     if path.suffix != ".cu":
-        raise ValueError(f"{path} ends with {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}")
+        raise ValueError(f"{path} ends with {path.suffix or 'no suffix'}: must be one of {', '.join(SUFFIXES)}")
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         raise ValueError(f"{path}: there is no nvcc, which compiles it, on the PATH; a .ptx file needs no compiler")
@@ -97,7 +97,7 @@ def captured(ptx: str, description: Mapping[str, object]) -> CapturedLaunch:
         UnsupportedPTX: the text cannot be parsed, or has no such kernel.
     """
     if not isinstance(description, Mapping):
-        raise TypeError(f"a launch is described by a {type(description).__name__}; a dict is needed")
+        raise TypeError(f"a launch is described by a {type(description).__name__}: must be a dict")
     if unknown := sorted(set(description) - _KEYS):
         raise ValueError(f"{unknown[0]!r} of a launch is not known; known are {', '.join(sorted(_KEYS))}")
     for name in ("grid", "block"):
@@ -167,7 +167,7 @@ def _descriptions(name: str) -> Callable[[], Iterable[Mapping[str, object]]]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is no JSON: {error}") from None
     if not isinstance(described, dict) or not isinstance(described.get("launches"), list):
-        raise ValueError(f"{name}: an object with a list 'launches' is needed")
+        raise ValueError(f"{name}: must be an object with a list 'launches'")
     launches, arrays = described["launches"], described.get("arrays", {})
     if not all(isinstance(each, dict) and isinstance(each.get("arguments", []), list) for each in launches):
         raise ValueError(f"{name}: each of 'launches' has to be an object, and its 'arguments' a list")
@@ -206,7 +206,7 @@ def _array(name: str, facts: Mapping[str, object]) -> object:
     dtype = getattr(torch, str(facts.get("dtype", "float32")), None)
     shape, fill = facts.get("shape", []), facts.get("fill", 0)
     if not isinstance(shape, list) or not all(type(extent) is int and extent >= 0 for extent in shape):
-        raise ValueError(f"shape {shape!r} of array {name}: a list of extents is needed")
+        raise ValueError(f"shape {shape!r} of array {name}: must be a list of extents")
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"dtype {str(facts.get('dtype'))!r} of array {name} is none of torch")
     count = math.prod(shape)
@@ -222,5 +222,5 @@ def _array(name: str, facts: Mapping[str, object]) -> object:
     elif isinstance(fill, (int, float)):
         values = torch.full((count,), fill)
     else:
-        raise ValueError(f"fill {fill!r} of array {name}: a number, a list, 'random' or 'arange' is needed")
+        raise ValueError(f"fill {fill!r} of array {name}: must be a number, a list, 'random' or 'arange'")
     return values.reshape(shape).to(dtype).to("cuda")

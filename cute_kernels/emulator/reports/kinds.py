@@ -225,6 +225,14 @@ _ACCESSES = (
         "elements, not bytes",
     ),
     Kind(
+        "freed-memory",
+        "",
+        "keep a reference to the tensor until its last launch is over: a kernel's arguments and a CUDA graph hold "
+        "addresses, and keep no tensor alive; what is made inside of a graph lives in the graph's pool, until the "
+        "graph "
+        "or the tensor is gone",
+    ),
+    Kind(
         "offset-overflow",
         "",
         "a 32-bit offset overflowed: it is right but for a multiple of 2^32 bytes. Compute the offset in 64 bits: "
@@ -244,8 +252,9 @@ _ACCESSES = (
     Kind(
         "uninitialised-read",
         "",
-        "nobody has written these bytes: a copy has not been issued, has another size or another stage, or a border "
-        "of the tile is never filled",
+        "nobody has written these bytes yet: a wait or a barrier is missing, or a copy has not been issued, has "
+        "another "
+        "size or another stage, or a border of the tile is never filled",
         detector=True,
     ),
     Kind(
@@ -267,6 +276,13 @@ _ACCESSES = (
         "",
         "in a cluster no CTA may access another one's shared memory before that one has begun: cluster_arrive_relaxed "
         "and cluster_wait at the start",
+        detector=True,
+    ),
+    Kind(
+        "other-cta",
+        "",
+        "an address from mapa is one of .shared::cluster, and goes with instructions of this form alone: .shared and "
+        ".shared::cta are the CTA's own memory",
         detector=True,
     ),
     Kind(

@@ -131,7 +131,7 @@ def decode(plan: Plan, memory: torch.Tensor) -> Profile:
     """
     shape = profile_shape(plan)
     if tuple(memory.shape) != shape or memory.dtype is not torch.int64:
-        raise ValueError(f"memory is {list(memory.shape)} of {memory.dtype}, allowed: {list(shape)} of torch.int64")
+        raise ValueError(f"memory is {list(memory.shape)} of {memory.dtype}: must be {list(shape)} of torch.int64")
     memory = memory.cpu()
     silent = (memory[:, :, COUNT] == 0).nonzero().tolist()
     if silent:

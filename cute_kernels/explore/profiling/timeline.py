@@ -29,7 +29,7 @@ def timeline(profile: Profile, *, clusters: int = 2, tiles: int | None = 16, emu
     """
     for name, value in (("clusters", clusters), ("tiles", tiles)):
         if value is not None and value < 1:
-            raise ValueError(f"{name} = {value}, allowed: at least 1")
+            raise ValueError(f"{name} = {value}: must be at least 1")
     ctas = math.prod(profile.plan.cluster)
     rate = 0.0 if emulated else 1e3 * profile.clocks_per_nanosecond
     shown = [warp for warp in profile.warps if warp.cta < clusters * ctas]

@@ -82,7 +82,7 @@ def tune_patch_embed(
     check_choice("table", table, get_args(Table))
     in_dtype = name_of(dtype)
     if in_dtype not in WEIGHT_TYPES:
-        raise ValueError(f"dtype = {dtype}, allowed: {', '.join(f'torch.{name}' for name in WEIGHT_TYPES)}")
+        raise ValueError(f"dtype = {dtype}: must be one of {', '.join(f'torch.{name}' for name in WEIGHT_TYPES)}")
     problem = PatchEmbedProblem(
         m=images * positions,
         n=n,

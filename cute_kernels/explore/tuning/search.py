@@ -50,9 +50,9 @@ def check_counts(**counts: int) -> None:
     """
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"{name} is {type(value).__name__}, expected an integer")
+            raise TypeError(f"{name} is {type(value).__name__}: must be an integer")
         if value < 1:
-            raise ValueError(f"{name} = {value}, allowed: at least 1")
+            raise ValueError(f"{name} = {value}: must be at least 1")
 
 
 def check_dtypes(**dtypes: torch.dtype) -> None:
@@ -63,7 +63,7 @@ def check_dtypes(**dtypes: torch.dtype) -> None:
     """
     for name, value in dtypes.items():
         if not isinstance(value, torch.dtype):
-            raise TypeError(f"{name} is {type(value).__name__}, expected torch.dtype")
+            raise TypeError(f"{name} is {type(value).__name__}: must be torch.dtype")
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def device_at_hand(name: str, device: torch.device | int | str | None) -> Iterat
     """
     place = torch.device("cuda" if device is None else device)
     if place.type != "cuda":
-        raise ValueError(f"device = {str(device)!r}, allowed: a CUDA device")
+        raise ValueError(f"device = {str(device)!r}: must be a CUDA device")
     if not torch.cuda.is_available():
         raise NotImplementedError(f"{name} times kernels on a CUDA device, and there is none")
     choose_backend(place, "auto")

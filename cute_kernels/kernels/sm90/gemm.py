@@ -57,9 +57,9 @@ class MmaTf32Op(warpgroup.MmaF16BF16Op):
 
     def _verify(self) -> None:
         if self.a_dtype is not cutlass.TFloat32 or self.acc_dtype is not cutlass.Float32:
-            raise TypeError(f"{self.a_dtype} operands with {self.acc_dtype} accumulators, allowed: TFloat32, Float32")
+            raise TypeError(f"{self.a_dtype} operands with {self.acc_dtype} accumulators: must be TFloat32, Float32")
         if self.shape_mnk[2] != TF32_K:
-            raise ValueError(f"shape_mnk = {self.shape_mnk}, allowed: K = {TF32_K}")
+            raise ValueError(f"shape_mnk = {self.shape_mnk}: must be K = {TF32_K}")
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------

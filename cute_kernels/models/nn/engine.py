@@ -40,10 +40,10 @@ def check_tensor(name: str, value: object) -> None:
         TypeError: as said, with ``name``.
     """
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} is {type(value).__name__}, expected torch.Tensor")
+        raise TypeError(f"{name} is {type(value).__name__}: must be torch.Tensor")
     if value.is_nested or value.layout is not torch.strided:
         kind = "a nested tensor" if value.is_nested else f"of layout {value.layout}"
-        raise TypeError(f"{name} is {kind}, expected a strided tensor")
+        raise TypeError(f"{name} is {kind}: must be a strided tensor")
 
 
 @dataclass(frozen=True)
@@ -190,11 +190,11 @@ class PatchEngine:
                 )
             return
         if not pixels.is_floating_point():
-            raise TypeError(f"images has dtype {pixels.dtype}, allowed: torch.uint8 and floating-point types")
+            raise TypeError(f"images has dtype {pixels.dtype}: must be torch.uint8 and floating-point types")
         if options.pixels == "raw" or (options.integer and by_kernel):
             why = "raw pixels were promised" if options.pixels == "raw" else f"precision is {options.precision!r}"
             raise TypeError(
-                f"images has dtype {pixels.dtype} and {why}, allowed: torch.uint8 (of a processor with "
+                f"images has dtype {pixels.dtype} and {why}: must be torch.uint8 (of a processor with "
                 "do_rescale=False and do_normalize=False); 'bf16', 'fp16' and 'fp8' take normalised pixels"
             )
         if by_kernel and pixels.device.type == "cpu" and not availability.traced() and pixels.numel():
@@ -354,7 +354,7 @@ class PatchEngine:
         if not computes:
             raise TypeError(
                 f"images has dtype torch.uint8 and the layer's weight is stored as {weight.dtype}, which does not say "
-                "in what type its pixels are to be; allowed: normalised pixels of a floating-point type"
+                "in what type its pixels are to be: must be normalised pixels of a floating-point type"
             )
         return self._normalised(pixels).to(weight.dtype)
 
@@ -422,7 +422,7 @@ class PatchEngine:
                 rows = weight.view(-1, patch, patch, options.channels).permute(0, 3, 1, 2).flatten(1)
             largest = float(rows.abs().amax())
             if not math.isfinite(largest):
-                raise ValueError("weight has NaN or infinity, allowed: finite numbers")
+                raise ValueError("weight has NaN or infinity: must be finite numbers")
             scale = largest / E4M3_MAX or 1.0
             values = (rows.to(torch.float32) / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
             return Fp8Weight(values.contiguous(), scale)
@@ -559,7 +559,7 @@ class PatchEngine:
         """Rows as images of one patch each: contiguous or channels_last, as the order of the rows is."""
         patch = self.patch(weight)
         if rows.shape[-1] != weight[0].numel() and not self.is_still(rows, weight):
-            raise ValueError(f"rows has K = {rows.shape[-1]}, allowed: {weight[0].numel()}")
+            raise ValueError(f"rows has K = {rows.shape[-1]}: must be {weight[0].numel()}")
         rows = rows.reshape(-1, rows.shape[-1])
         if self.options.order == "hwc":
             return rows.view(-1, patch, patch, rows.shape[-1] // patch**2).permute(0, 3, 1, 2)

@@ -101,9 +101,9 @@ class PatchConv2d(EngineMixin, torch.nn.Conv2d):
         channels, patch = self.weight.shape[1] * self.groups, self.weight.shape[-1]
         if input.dim() not in (3, 4) or input.shape[-3] != channels or min(input.shape[-2:]) < patch:
             shapes = f"[B, {channels}, H, W] or [{channels}, H, W] with H and W at least {patch}"
-            raise ValueError(f"input has shape {list(input.shape)}, allowed: {shapes}")
+            raise ValueError(f"input has shape {list(input.shape)}: must be {shapes}")
         if pos_embed is None and grid is not None:
-            raise ValueError(f"grid = {grid!r} without pos_embed, allowed: None")
+            raise ValueError(f"grid = {grid!r} without pos_embed: must be None")
         native = None if pos_embed is None else checked_grid(pos_embed, grid, self.weight)
         if input.dim() == 3:
             return self._batch(input.unsqueeze(0), pos_embed, native).squeeze(0)
@@ -144,7 +144,7 @@ class PatchLinear(EngineMixin, torch.nn.Linear):
         input = pixels_of(input)
         check_tensor("input", input)
         if input.dim() == 0 or input.shape[-1] != self.in_features:
-            raise ValueError(f"input has shape {list(input.shape)}, allowed: [.., {self.in_features}]")
+            raise ValueError(f"input has shape {list(input.shape)}: must be [.., {self.in_features}]")
         takes_over = self.engine.takes_over(input, self.weight, self.bias, training=self.training)
         self.engine.check_pixels(input, by_kernel=takes_over)
         if not takes_over:
@@ -175,39 +175,39 @@ def check_layer(module: torch.nn.Module, channels: int = 3, order: Order = "chw"
         check_reachable(module)
     forward = getattr(type(module), "forward", None)
     if forward not in (torch.nn.Conv2d.forward, torch.nn.Linear.forward):
-        raise TypeError(f"module is {type(module).__name__}, expected torch.nn.Conv2d or torch.nn.Linear")
+        raise TypeError(f"module is {type(module).__name__}: must be torch.nn.Conv2d or torch.nn.Linear")
     if getattr(type(module), "_conv_forward", None) not in (None, torch.nn.Conv2d._conv_forward):
         raise TypeError(f"module is {type(module).__name__}, which convolves in another way than torch.nn.Conv2d")
     if parametrize.is_parametrized(module):
         kind = f"parametrised in {', '.join(module.parametrizations)}"
-        raise TypeError(f"module is {kind}, expected a plain layer: parametrise it after it was converted")
+        raise TypeError(f"module is {kind}: must be a plain layer: parametrise it after it was converted")
     if is_lazy(module.weight):
         raise TypeError(f"module is {type(module).__name__} without parameters yet: run it once before")
     if isinstance(module, torch.nn.Conv2d):
         _check_order(module, order)
         rows, columns = module.weight.shape[2:]
         if rows != columns:
-            raise ValueError(f"module has kernel_size = {(rows, columns)}, allowed: square patches")
+            raise ValueError(f"module has kernel_size = {(rows, columns)}: must be square patches")
         if why := why_no_patches("module", module):
-            raise ValueError(f"{why}, allowed: the patch as stride, no padding, dilation = 1, groups = 1")
+            raise ValueError(f"{why}: must be the patch as stride, no padding, dilation = 1, groups = 1")
     else:
         side = round((module.in_features / channels) ** 0.5)
         if not side or channels * side * side != module.in_features:
-            raise ValueError(f"module has in_features = {module.in_features}, allowed: C * p * p with C = {channels}")
+            raise ValueError(f"module has in_features = {module.in_features}: must be C * p * p with C = {channels}")
     n = module.weight.shape[0]
     if n % 8:
-        raise ValueError(f"module has {n} features, allowed: multiples of 8")
+        raise ValueError(f"module has {n} features: must be multiples of 8")
 
 
 def check_frames(options: PatchOptions) -> None:
     """Raises ValueError for options of several frames, which a layer by itself has not."""
     if options.frames != 1:
-        raise ValueError(f"frames = {options.frames}, allowed: 1: rows of several frames are those of whole models")
+        raise ValueError(f"frames = {options.frames}: must be 1: rows of several frames are those of whole models")
 
 
 def _check_order(module: torch.nn.Module, order: Order) -> None:
     if isinstance(module, torch.nn.Conv2d) and order != "chw":
-        raise ValueError(f"order = {order!r} with a Conv2d, allowed: 'chw', the order of its weight")
+        raise ValueError(f"order = {order!r} with a Conv2d: must be 'chw', the order of its weight")
 
 
 def convert_layer(
@@ -235,7 +235,7 @@ def convert_layer(
         raise TypeError(f"convert_layer has no argument {name}: write convert_layer(module, PatchOptions({words}))")
     if not isinstance(options, PatchOptions):
         kind = type(options).__name__
-        raise TypeError(f"options is {kind}, expected PatchOptions: convert_layer(module, PatchOptions(precision=..))")
+        raise TypeError(f"options is {kind}: must be PatchOptions: convert_layer(module, PatchOptions(precision=..))")
     check_frames(options)
     positions = PositionCache(interpolation, antialias)
     if not isinstance(module, tuple(_PLAIN)):
@@ -270,7 +270,7 @@ def revert_layer(module: torch.nn.Module) -> bool:
     if not isinstance(module, tuple(_PLAIN)):
         return False
     if type(module) not in _PLAIN:
-        raise TypeError(f"module is {type(module).__name__}, expected {' or '.join(kind.__name__ for kind in _PLAIN)}: "
+        raise TypeError(f"module is {type(module).__name__}: must be {' or '.join(kind.__name__ for kind in _PLAIN)}: "
                         "remove what was put around it after it was converted, such as parametrisations")
     change_class(module, vars(module).pop("plain_class", _PLAIN[type(module)]))
     del module.engine, module.positions

@@ -61,11 +61,11 @@ class PatchOptions:
             check_choice(name, getattr(self, name), get_args(kind))
         for name, value in (("channels", self.channels), ("frames", self.frames)):
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} is {type(value).__name__}, expected int")
+                raise TypeError(f"{name} is {type(value).__name__}: must be int")
             if value < 1:
-                raise ValueError(f"{name} = {value}, allowed: at least 1")
+                raise ValueError(f"{name} = {value}: must be at least 1")
         if self.frames > 1 and self.order != "chw":
-            raise ValueError(f"frames = {self.frames} with order = {self.order!r}, allowed: 1, or order = 'chw'")
+            raise ValueError(f"frames = {self.frames} with order = {self.order!r}: must be 1, or order = 'chw'")
         if self.integer and self.pixels == "normalised":
             raise ValueError(f"pixels = 'normalised' with precision = {self.precision!r}, which multiplies uint8")
         mean, std = patch_weight.checked_normalisation(self.mean, self.std, self.channels)

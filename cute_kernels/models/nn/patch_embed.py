@@ -71,7 +71,7 @@ def _source_of(pos_embed: torch.Tensor | None, model: torch.nn.Module) -> _Sourc
         ValueError: it has them not.
     """
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is {type(model).__name__}, expected torch.nn.Module")
+        raise TypeError(f"model is {type(model).__name__}: must be torch.nn.Module")
     for module in (module for module in model.modules() if not isinstance(module, PatchEmbed)):
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             if tensor is pos_embed:
@@ -246,21 +246,21 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         if pixels.dim() == 3:
             self._check_rows(pixels, spatial_shapes)
         elif spatial_shapes is not None:
-            raise ValueError(f"spatial_shapes is of rows, and pixels has shape {list(pixels.shape)}: allowed: None")
+            raise ValueError(f"spatial_shapes is of rows, and pixels has shape {list(pixels.shape)}: must be None")
         takes_over = self.engine.takes_over(pixels, self.weight, self.bias, pos, training=self.training)
         self.engine.check_pixels(pixels, by_kernel=takes_over)
         if pixels.dim() == 4:
             return self._images(pixels, pos, native, takes_over)
         if pixels.dim() == 3:
             return self._rows(pixels, pos, native, spatial_shapes, takes_over)
-        raise ValueError(f"pixels has shape {list(pixels.shape)}, allowed: [B, C, H, W] or [B, L, C * p * p]")
+        raise ValueError(f"pixels has shape {list(pixels.shape)}: must be [B, C, H, W] or [B, L, C * p * p]")
 
     def _images(self, images, pos, native, takes_over: bool) -> torch.Tensor:
         patch, channels = self.engine.patch(self.weight), self.engine.options.channels
         grid = (images.shape[2] // patch, images.shape[3] // patch)
         if images.shape[1] != channels or 0 in grid:
             raise ValueError(
-                f"images has shape {list(images.shape)}, allowed: [B, {channels}, H, W] with H and W at least {patch}"
+                f"images has shape {list(images.shape)}: must be [B, {channels}, H, W] with H and W at least {patch}"
             )
         if takes_over:
             table = None if pos is None else self.positions.for_kernel(pos, native, grid)
@@ -274,7 +274,7 @@ class PatchEmbed(EngineMixin, torch.nn.Module):
         batch, height, width = rows.shape
         image = "" if batch != channels else ": an image needs a batch dimension, [1, C, H, W]"
         if width != k:
-            raise ValueError(f"rows has shape {list(rows.shape)}, K = {width}, allowed: [B, L, {k}]{image}")
+            raise ValueError(f"rows has shape {list(rows.shape)}, K = {width}: must be [B, L, {k}]{image}")
         whole = height and height % patch == 0 and width % patch == 0
         if self.weight.dim() == 4 and image and whole and spatial_shapes is None:
             raise ValueError(

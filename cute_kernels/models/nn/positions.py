@@ -37,11 +37,11 @@ def native_grid(pos_embed: torch.Tensor) -> tuple[int, int]:
         ValueError: another shape, or S is no square.
     """
     if pos_embed.dim() not in (2, 3) or (pos_embed.dim() == 3 and pos_embed.shape[0] != 1):
-        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}, allowed: [S, N] or [1, S, N]")
+        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}: must be [S, N] or [1, S, N]")
     positions = pos_embed.shape[-2]
     side = math.isqrt(positions)
     if side * side != positions:
-        raise ValueError(f"pos_embed has S = {positions} positions, allowed: a square grid, or say `grid`")
+        raise ValueError(f"pos_embed has S = {positions} positions: must be a square grid, or say `grid`")
     return side, side
 
 
@@ -56,25 +56,25 @@ def checked_grids(
     """
     shapes = spatial_shapes.tolist() if isinstance(spatial_shapes, torch.Tensor) else spatial_shapes
     if not isinstance(shapes, Iterable):
-        raise TypeError(f"spatial_shapes is {type(spatial_shapes).__name__}, expected (rows, columns) of every image")
+        raise TypeError(f"spatial_shapes is {type(spatial_shapes).__name__}: must be (rows, columns) of every image")
     grids = tuple(two_integers("spatial_shapes", shape) for shape in shapes)
     if len(grids) != batch:
-        raise ValueError(f"spatial_shapes has {len(grids)} grids, allowed: one per image, {batch}")
+        raise ValueError(f"spatial_shapes has {len(grids)} grids: must be one per image, {batch}")
     for rows, columns in grids:
         if rows * columns > length:
-            raise ValueError(f"spatial_shapes has a grid of {rows} x {columns} patches, allowed: at most {length}")
+            raise ValueError(f"spatial_shapes has a grid of {rows} x {columns} patches: must be at most {length}")
     return grids
 
 
 def two_integers(name: str, value: Sequence[int]) -> tuple[int, int]:
     """``value`` as a pair of integers of at least 1, or a TypeError or ValueError that calls it ``name``."""
     if not isinstance(value, Iterable):
-        raise TypeError(f"{name} is {type(value).__name__}, expected two integers (rows, columns)")
+        raise TypeError(f"{name} is {type(value).__name__}: must be two integers (rows, columns)")
     pair = tuple(value)
     if len(pair) != 2 or any(isinstance(extent, bool) or not isinstance(extent, int) for extent in pair):
-        raise ValueError(f"{name} has {value!r}, allowed: two integers (rows, columns)")
+        raise ValueError(f"{name} has {value!r}: must be two integers (rows, columns)")
     if min(pair) < 1:
-        raise ValueError(f"{name} has {pair}, allowed: at least 1")
+        raise ValueError(f"{name} has {pair}: must be at least 1")
     return pair
 
 
@@ -91,17 +91,17 @@ def checked_grid(pos_embed: torch.Tensor, grid: tuple[int, int] | None, weight: 
     """
     features = weight.shape[0]
     if not isinstance(pos_embed, torch.Tensor):
-        raise TypeError(f"pos_embed is {type(pos_embed).__name__}, expected torch.Tensor")
+        raise TypeError(f"pos_embed is {type(pos_embed).__name__}: must be torch.Tensor")
     if not pos_embed.is_floating_point():
-        raise TypeError(f"pos_embed has dtype {pos_embed.dtype}, allowed: floating-point types")
+        raise TypeError(f"pos_embed has dtype {pos_embed.dtype}: must be floating-point types")
     if pos_embed.device != weight.device:
         devices = f"on {pos_embed.device} and weight is on {weight.device}"
         raise ValueError(f"pos_embed is {devices}: they must be on one device")
     shapes = f"[S, N] or [1, S, N] with N = {features}"
     if pos_embed.dim() not in (2, 3) or pos_embed.shape[-1] != features or pos_embed.shape[0] == 0:
-        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}, allowed: {shapes}")
+        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}: must be {shapes}")
     if pos_embed.dim() == 3 and pos_embed.shape[0] != 1:
-        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}, allowed: {shapes}")
+        raise ValueError(f"pos_embed has shape {list(pos_embed.shape)}: must be {shapes}")
     if grid is None:
         return native_grid(pos_embed)
     rows, columns = two_integers("grid", grid)
@@ -128,7 +128,7 @@ class PositionCache:
     def __post_init__(self) -> None:
         check_choice("interpolation", self.mode, get_args(Interpolation))
         if not isinstance(self.antialias, bool):
-            raise TypeError(f"antialias is {type(self.antialias).__name__}, expected bool")
+            raise TypeError(f"antialias is {type(self.antialias).__name__}: must be bool")
         self._entries: OrderedDict[Hashable, object] = OrderedDict()
         self._source: Origin | None = None
         self._ids: tuple[Origin, bool] | None = None

@@ -54,7 +54,7 @@ class TimmPatchEmbed(torch.nn.Module):
         super().__init__()
         if output_fmt is not None or dynamic_img_pad:
             raise ValueError(
-                f"output_fmt = {output_fmt!r} and dynamic_img_pad = {dynamic_img_pad}, allowed: None and False; "
+                f"output_fmt = {output_fmt!r} and dynamic_img_pad = {dynamic_img_pad}: must be None and False; "
                 "cute_kernels.models.timm.convert keeps what timm does with others"
             )
         self.patch_size, self.img_size = _pair("patch_size", patch_size), None
@@ -76,9 +76,9 @@ class TimmPatchEmbed(torch.nn.Module):
         """
         size = tuple(x.shape[-2:])
         if self.img_size is not None and self.strict_img_size and size != self.img_size:
-            raise ValueError(f"x has H x W = {list(size)}, allowed: {list(self.img_size)}, or strict_img_size=False")
+            raise ValueError(f"x has H x W = {list(size)}: must be {list(self.img_size)}, or strict_img_size=False")
         if self.img_size is not None and any(side % patch for side, patch in zip(size, self.patch_size)):
-            raise ValueError(f"x has H x W = {list(size)}, allowed: multiples of {list(self.patch_size)}")
+            raise ValueError(f"x has H x W = {list(size)}: must be multiples of {list(self.patch_size)}")
         out = self.proj(x)
         return self.norm(out.flatten(2).transpose(1, 2) if self.flatten else out)
 

@@ -79,17 +79,17 @@ def to_rgb(image: Image.Image | np.ndarray) -> Image.Image:
     """
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8:
-            raise ValueError(f"image has dtype {image.dtype}, allowed: uint8")
+            raise ValueError(f"image has dtype {image.dtype}: must be uint8")
         if image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,), (4,)) or 0 in image.shape:
-            raise ValueError(f"image has shape {list(image.shape)}, allowed: [H, W], [H, W, 3] or [H, W, 4]")
+            raise ValueError(f"image has shape {list(image.shape)}: must be [H, W], [H, W, 3] or [H, W, 4]")
         image = Image.fromarray(image)
     if not isinstance(image, Image.Image):
-        raise TypeError(f"image is {type(image).__name__}, expected PIL.Image.Image or numpy.ndarray")
+        raise TypeError(f"image is {type(image).__name__}: must be PIL.Image.Image or numpy.ndarray")
     if image.mode in _SIXTEEN_BITS:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode not in _EIGHT_BITS:
         allowed = ", ".join((*_EIGHT_BITS, *_SIXTEEN_BITS))
-        raise ValueError(f"image has mode {image.mode}, allowed: {allowed}")
+        raise ValueError(f"image has mode {image.mode}: must be {allowed}")
     return image.convert("RGB")
 
 

@@ -49,7 +49,7 @@ class PatchEmbedding:
     def __post_init__(self) -> None:
         n, channels, height, width = self.weight.shape
         if channels != CHANNELS or height != width:
-            raise ValueError(f"weight has shape {list(self.weight.shape)}, allowed: [N, 3, p, p]")
+            raise ValueError(f"weight has shape {list(self.weight.shape)}: must be [N, 3, p, p]")
         if tuple(self.bias.shape) != (n,) or tuple(self.pos_embed.shape) != (self.grid**2, n):
             raise ValueError(
                 f"bias {list(self.bias.shape)} and pos_embed {list(self.pos_embed.shape)} do not fit "
@@ -150,7 +150,7 @@ def load_patch_embedding(directory: str | Path) -> PatchEmbedding:
         "siglip2_vision_model": transformers.Siglip2VisionModel,
     }
     if kind not in classes:
-        raise ValueError(f"{directory} holds a {kind!r} model, allowed: {', '.join(map(repr, classes))}")
+        raise ValueError(f"{directory} holds a {kind!r} model: must be one of {', '.join(map(repr, classes))}")
     try:
         model, info = classes[kind].from_pretrained(
             directory, local_files_only=True, output_loading_info=True, dtype=torch.float32
@@ -188,7 +188,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds {type(content).__name__}, expected an object")
+        raise ValueError(f"{path} holds {type(content).__name__}: must be an object")
     return content
 
 
@@ -199,17 +199,17 @@ def _load_preprocessing(directory: Path, image_size: int) -> Preprocessing:
     config = _read_json(path)
     for step in ("do_resize", "do_rescale", "do_normalize"):
         if config.get(step, True) is not True:
-            raise ValueError(f"{path.name} has {step} = {config[step]}, allowed: true")
+            raise ValueError(f"{path.name} has {step} = {config[step]}: must be true")
     factor = config.get("rescale_factor", 1 / 255)
     if not math.isclose(factor, 1 / 255, rel_tol=1e-6):
-        raise ValueError(f"{path.name} has rescale_factor = {factor}, allowed: 1/255")
+        raise ValueError(f"{path.name} has rescale_factor = {factor}: must be 1/255")
     size = config.get("size")
     if size is not None and size != {"height": image_size, "width": image_size}:
         raise ValueError(f"{path.name} has size = {size}, but the model takes {image_size} x {image_size} pixels")
     names = {int(value): name for name, value in RESAMPLING.items()}
     resample = config.get("resample", int(Image.Resampling.BILINEAR))
     if resample not in names:
-        raise ValueError(f"{path.name} has resample = {resample}, allowed: {names}")
+        raise ValueError(f"{path.name} has resample = {resample}: must be {names}")
     defaults = Preprocessing()
     mean, std = config.get("image_mean", defaults.mean), config.get("image_std", defaults.std)
     return Preprocessing(names[resample], tuple(mean), tuple(std))

@@ -103,7 +103,7 @@ def gemm(
     block = GEMM_BLOCK_BYTES // a.itemsize
     blocks = -(-a.shape[-1] // block)
     if split_k not in (1, 2, 4, 8) or split_k > max(1, blocks):
-        raise ValueError(f"split_k = {split_k}, allowed: 1, 2, 4 or 8, at most the {blocks} blocks of K")
+        raise ValueError(f"split_k = {split_k}: must be 1, 2, 4 or 8, at most the {blocks} blocks of K")
     bounds = [i * blocks // split_k * block for i in range(split_k + 1)]
     shape = (*a.shape[:-1], b.shape[-2])
     out_dtype = out_dtype or (a.dtype if a.itemsize > 1 else torch.bfloat16)

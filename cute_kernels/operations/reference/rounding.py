@@ -65,7 +65,7 @@ def round_tf32(values: torch.Tensor) -> torch.Tensor:
         TypeError: values of another element type.
     """
     if values.dtype is not torch.float32:
-        raise TypeError(f"values has dtype {values.dtype}, allowed: torch.float32")
+        raise TypeError(f"values has dtype {values.dtype}: must be torch.float32")
     values = values.detach().contiguous()
     bits = values.view(torch.int32)
     kept = (bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF  # leaves 32 bits where a NaN was alone

@@ -34,7 +34,7 @@ class _Sums:
 def check_arithmetic(arithmetic: str) -> None:
     """Raises ValueError for what is not in `ARITHMETICS`."""
     if arithmetic not in ARITHMETICS:
-        raise ValueError(f"arithmetic {arithmetic!r}, allowed: {', '.join(map(repr, ARITHMETICS))}")
+        raise ValueError(f"arithmetic = {arithmetic!r}: must be one of {', '.join(map(repr, ARITHMETICS))}")
 
 
 def accumulate_as(

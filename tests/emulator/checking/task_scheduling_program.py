@@ -201,7 +201,7 @@ def launch(source: cute.Tensor, target: cute.Tensor):
 
 if __name__ == "__main__":
     if FAULT not in FAULTS:
-        sys.exit(f"fault {FAULT!r}, allowed: {', '.join(FAULTS)}")
+        sys.exit(f"fault {FAULT!r}, must be {', '.join(FAULTS)}")
     source = torch.randn(ROWS, 2 * COLUMNS, generator=torch.Generator().manual_seed(0)).to(torch.float16).cuda()
     target = torch.zeros_like(source)
     launch(from_dlpack(source), from_dlpack(target))

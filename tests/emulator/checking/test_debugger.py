@@ -107,8 +107,8 @@ def test_breakpoints_steps_registers_and_shared_memory(count: RecordedLaunch) ->
     [
         ("1", "", "PTX line 1 has no instruction; those of the kernel are within lines 8 to 24"),
         ("k.cu:3", "", "the kernel has lines of no file: its PTX has no .loc"),
-        ("here", "", "a line of the PTX, or FILE:LINE, is needed"),
-        ("15", "x", "WARP, CTA.WARP or CLUSTER.CTA.WARP is needed"),
+        ("here", "", "must be a line of the PTX or FILE:LINE"),
+        ("15", "x", "must be WARP, CTA.WARP or CLUSTER.CTA.WARP"),
     ],
 )
 def test_places_that_are_none(place: str, warp: str, words: str, count: RecordedLaunch) -> None:

@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     for name in ("mutants", "jobs"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
-            parser.error(f"--{name} {getattr(options, name)}: at least 1 is needed")
+            parser.error(f"--{name} {getattr(options, name)}: must be at least 1")
     start = time.perf_counter()
     with processes(options.jobs) as pool:
         status = (record if options.action == "record" else compare)(pool, options)

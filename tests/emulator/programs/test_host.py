@@ -214,7 +214,7 @@ def test_dynamic_shared_memory_ends_at_227_kib(compiled):
     """The opt-in limit of a CTA on compute capabilities 9.0 and 10.0: 227 KiB."""
     function = compiled(kernels.launch_smem, fill_arguments(16, 1, 0))
     assert host.record(function, *fill_arguments(16, 227 * 1024, 0)).dynamic_smem == 232_448
-    with pytest.raises(EmulatorError, match="232,449 bytes of dynamic shared memory, allowed: 232,448"):
+    with pytest.raises(EmulatorError, match="232,449 bytes of dynamic shared memory: must be 232,448"):
         host.record(function, *fill_arguments(16, 227 * 1024 + 1, 0))
 
 

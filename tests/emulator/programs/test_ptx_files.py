@@ -101,7 +101,7 @@ def test_mutate_takes_a_ptx_file(files: Path, capsys: pytest.CaptureFixture[str]
     ("name", "text", "message"),
     [
         ("a.json", "[", "is no JSON"),
-        ("a.json", "{}", "a list 'launches' is needed"),
+        ("a.json", "{}", "must be an object with a list 'launches'"),
         ("a.json", '{"launches": [{"grid": 1}]}', "without 'block'"),
         ("a.json", '{"launches": [{"grid": 1, "block": 1, "threads": 3}]}', "'threads' of a launch is not known"),
         ("a.json", '{"launches": [{"grid": 1, "block": 1, "arguments": ["y"]}]}', "'y' is none of the arrays"),

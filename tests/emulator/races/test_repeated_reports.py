@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cute_kernels.emulator import EmulatorError, Options
+from cute_kernels.emulator.machine.state.mbarrier import MBarriers
 from cute_kernels.emulator.machine.units.sm import Cluster
 from cute_kernels.emulator.races.checks import RaceChecks
 from cute_kernels.emulator.reports.diagnosis import diagnose
@@ -68,3 +69,15 @@ def test_other_faults_of_the_same_instructions_are_reported() -> None:
     warps = [f"store of cluster {cluster}, CTA 0 warp {warp}" for cluster in range(2) for warp in range(2)]
     lanes, others = {("lanes-race", warps[number]) for number in (0, 2)}, {("global-race", each) for each in warps[:2]}
     assert lanes | others <= reports
+
+
+def test_repeats_of_an_initialisation_are_not_put_into_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every lane of every CTA initialises the same mbarriers: one report of each instruction, in words once."""
+    worded, reports = [], []
+    original = MBarriers.describe
+    monkeypatch.setattr(MBarriers, "describe", lambda self, where: worded.append(where) or original(self, where))
+    body = "mov.u32 %r0, dynamic; mbarrier.init.shared.b64 [%r0], 1; mbarrier.init.shared.b64 [%r0+8], 1; ret;"
+    options = Options(going_on=lambda error: reports.append(diagnose(error).kind) or True)
+    launch(module(body, parameters=0, target="sm_90a"), grid=50, options=options)
+    assert reports == ["barrier-init-lanes"] * 2
+    assert len(worded) <= 4

@@ -93,7 +93,7 @@ def test_stamps_that_are_not_possible(plan: Plan, stamps: int) -> None:
     most = ((2**31 - 1) // (plan.grid[0] * len(plan.roles)) - HEADER) // 8 * 8
     with_profile(plan, most)
     nearest = {0: 8, -8: 8, 12: 8, 1 << 31: most}[stamps]
-    with pytest.raises(ValueError, match=rf"stamps = {stamps} is not possible.*up to {most}; .*: {nearest}$"):
+    with pytest.raises(ValueError, match=rf"stamps = {stamps}: must be legal.*up to {most}; .*: {nearest}$"):
         with_profile(plan, stamps)
 
 
@@ -131,9 +131,9 @@ def test_lost_stamps_are_counted_and_their_tile_is_left_out(plan: Plan, profile:
 def test_memory_of_no_launch_is_refused(plan: Plan, memory: Memory) -> None:
     with pytest.raises(ValueError, match="memory has no stamps of 48 warps, the first of them warp 0 of CTA 0"):
         decode(plan, torch.zeros_like(memory[0]))
-    with pytest.raises(ValueError, match=r"memory is \[3, 12, 72\] of torch.int64, allowed: \[4, 12, 72\]"):
+    with pytest.raises(ValueError, match=r"memory is \[3, 12, 72\] of torch.int64: must be \[4, 12, 72\]"):
         decode(plan, memory[0][:3])
-    with pytest.raises(ValueError, match="of torch.int32, allowed"):
+    with pytest.raises(ValueError, match="of torch.int32: must be"):
         decode(plan, memory[0].int())
 
 
@@ -227,5 +227,5 @@ def test_timeline_of_some_tiles_and_clusters(plan: Plan, profile: Profile) -> No
     assert tiles(clusters=1, tiles=3) == {0: 3, 1: 3}
     assert tiles(clusters=9, tiles=None) == dict.fromkeys(range(4), TILES)
     for name in ("clusters", "tiles"):
-        with pytest.raises(ValueError, match=f"{name} = 0, allowed: at least 1"):
+        with pytest.raises(ValueError, match=f"{name} = 0: must be at least 1"):
             timeline(profile, **{name: 0})

@@ -61,7 +61,7 @@ def test_shapes_that_are_no_images(convolution, shape, backend):
     """Grey uint8 images would be broadcast to the mean's three channels before the plain layer refused them."""
     convert_layer(convolution, PatchOptions(backend=backend))
     for dtype in (torch.uint8, torch.float32):
-        with pytest.raises(ValueError, match=r"input has shape .*allowed: \[B, 3, H, W\] or \[3, H, W\]"):
+        with pytest.raises(ValueError, match=r"input has shape .*must be \[B, 3, H, W\] or \[3, H, W\]"):
             convolution(torch.zeros(shape, dtype=dtype))
 
 
@@ -145,10 +145,10 @@ def test_a_convolution_has_one_order(convolution):
     """Rows of it would be read in another order by some precisions, and normalised in another by all."""
     for module in (convolution, convert_layer(torch.nn.Conv2d(3, 16, 16, 16), OPTIONS)):
         before = type(module), vars(module).get("engine")
-        with pytest.raises(ValueError, match="order = 'hwc' with a Conv2d, allowed: 'chw'"):
+        with pytest.raises(ValueError, match="order = 'hwc' with a Conv2d: must be 'chw'"):
             convert_layer(module, PatchOptions(order="hwc"))
         assert (type(module), vars(module).get("engine")) == before
-    with pytest.raises(ValueError, match="order = 'hwc' with a Conv2d, allowed: 'chw'"):
+    with pytest.raises(ValueError, match="order = 'hwc' with a Conv2d: must be 'chw'"):
         PatchEmbed.from_module(convolution, order="hwc")
 
 
@@ -156,7 +156,7 @@ def test_a_convolution_has_one_order(convolution):
 def test_layers_have_one_frame(layer):
     """The refusal comes before the first call, and says which option is at fault."""
     for make in (convert_layer, PatchEmbed):
-        with pytest.raises(ValueError, match="frames = 2, allowed: 1"):
+        with pytest.raises(ValueError, match="frames = 2: must be 1"):
             make(layer, PatchOptions(precision="fp8", frames=2))
     assert "engine" not in vars(layer)
 

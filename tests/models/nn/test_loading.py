@@ -149,7 +149,7 @@ def test_positions_that_are_replaced_alone_are_noticed(again, as_buffer: bool) -
 def test_a_model_without_the_positions_is_refused() -> None:
     with pytest.raises(ValueError, match="model is Linear, which has no parameter or buffer that is pos_embed"):
         PatchEmbed.from_module(convolution(), pos_embed=positions(), model=torch.nn.Linear(2, 2))
-    with pytest.raises(TypeError, match="model is str, expected torch.nn.Module"):
+    with pytest.raises(TypeError, match="model is str: must be torch.nn.Module"):
         PatchEmbed.from_module(convolution(), pos_embed=positions(), model="vit")
 
 

@@ -28,7 +28,7 @@ def test_modules_that_are_no_patch_embedding(module, message):
 
 @pytest.mark.parametrize("module", [torch.nn.Conv3d(3, 8, 16, 16), torch.nn.Conv1d(3, 8, 4), torch.zeros(8, 3, 16, 16)])
 def test_other_modules(module):
-    with pytest.raises(TypeError, match="expected torch.nn.Conv2d or torch.nn.Linear"):
+    with pytest.raises(TypeError, match="must be torch.nn.Conv2d or torch.nn.Linear"):
         PatchEmbed.from_module(module)
 
 
@@ -57,7 +57,7 @@ def test_arguments_of_from_module(arguments, message):
 
 
 def test_a_grid_that_is_no_pair():
-    with pytest.raises(TypeError, match=r"grid is int, expected two integers \(rows, columns\)"):
+    with pytest.raises(TypeError, match=r"grid is int: must be two integers \(rows, columns\)"):
         PatchEmbed.from_module(convolution(), grid=4)
 
 
@@ -81,7 +81,7 @@ def test_pixels_that_are_not_what_was_promised():
                 PatchEmbed.from_module(convolution())(looks_raw)
         assert ours(floats / 127.5 - 1).isfinite().all()
         for arguments in ({"pixels": "raw"}, {"precision": "int8"}):
-            with pytest.raises(TypeError, match="allowed: torch.uint8"):
+            with pytest.raises(TypeError, match="must be torch.uint8"):
                 PatchEmbed.from_module(convolution(), **arguments)(floats / 127.5 - 1)
         with pytest.raises(TypeError, match="int64"):
             ours(raw.long())
@@ -90,9 +90,9 @@ def test_pixels_that_are_not_what_was_promised():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda x: x.numpy(), TypeError, "pixels is ndarray, expected torch.Tensor"),
-        (lambda x: x.to_sparse(), TypeError, "pixels is of layout torch.sparse_coo, expected a strided tensor"),
-        (lambda x: torch.nested.nested_tensor(list(x)), TypeError, "pixels is a nested tensor, expected a strided"),
+        (lambda x: x.numpy(), TypeError, "pixels is ndarray: must be torch.Tensor"),
+        (lambda x: x.to_sparse(), TypeError, "pixels is of layout torch.sparse_coo: must be a strided tensor"),
+        (lambda x: torch.nested.nested_tensor(list(x)), TypeError, "pixels is a nested tensor: must be a strided"),
         (lambda x: x.to("meta"), ValueError, "pixels is on meta and weight is on cpu: they must be on one device"),
     ],
 )
@@ -105,9 +105,9 @@ def test_shapes_of_pixels():
     with torch.no_grad():
         ours = PatchEmbed.from_module(convolution(), pos_embed=positions())
         for shape in ((3, 48, 48), (2, 4, 48, 48), (2, 3, 8, 48), (2, 9, 767)):
-            with pytest.raises(ValueError, match="allowed"):
+            with pytest.raises(ValueError, match="must be"):
                 ours(torch.zeros(shape))
-        with pytest.raises(ValueError, match=r"K = 767, allowed: \[B, L, 768\]$"):
+        with pytest.raises(ValueError, match=r"K = 767: must be \[B, L, 768\]$"):
             ours(torch.zeros(2, 9, 767, dtype=torch.uint8), spatial_shapes=[[3, 3], [3, 3]])
         rows = torch.zeros(2, 9, 768)
         with pytest.raises(ValueError, match="spatial_shapes is missing"):
@@ -116,7 +116,7 @@ def test_shapes_of_pixels():
             with pytest.raises(ValueError, match="spatial_shapes"):
                 ours(rows, spatial_shapes=shapes)
         for dtype in (torch.float32, torch.uint8):
-            with pytest.raises(ValueError, match=r"allowed: \[B, L, 768\]: an image needs a batch dimension"):
+            with pytest.raises(ValueError, match=r"must be \[B, L, 768\]: an image needs a batch dimension"):
                 ours(torch.zeros(3, 48, 48, dtype=dtype))
         with pytest.raises(TypeError, match="pixels is list"):
             ours([1.0])

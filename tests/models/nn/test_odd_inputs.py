@@ -36,10 +36,10 @@ def patches(layer: torch.nn.Module, *arguments: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda x: x.tolist(), "input is list, expected torch.Tensor"),
-        (lambda x: x.numpy(), "input is ndarray, expected torch.Tensor"),
-        (lambda x: x.to_sparse(), "input is of layout torch.sparse_coo, expected a strided tensor"),
-        (lambda x: torch.nested.nested_tensor(list(x)), "input is a nested tensor, expected a strided"),
+        (lambda x: x.tolist(), "input is list: must be torch.Tensor"),
+        (lambda x: x.numpy(), "input is ndarray: must be torch.Tensor"),
+        (lambda x: x.to_sparse(), "input is of layout torch.sparse_coo: must be a strided tensor"),
+        (lambda x: torch.nested.nested_tensor(list(x)), "input is a nested tensor: must be a strided"),
     ],
 )
 def test_what_is_no_strided_tensor(make, words: str) -> None:
@@ -53,7 +53,7 @@ def test_what_is_no_strided_tensor(make, words: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_rows_of_another_length(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     linear = convert_layer(torch.nn.Linear(768, 8), PatchOptions())
-    with torch.no_grad(), pytest.raises(ValueError, match=r"input has shape .*, allowed: \[.., 768\]"):
+    with torch.no_grad(), pytest.raises(ValueError, match=r"input has shape .*: must be \[.., 768\]"):
         linear(torch.zeros(shape, dtype=dtype))
 
 
@@ -66,7 +66,7 @@ def test_positions_that_are_elsewhere_or_missing() -> None:
     with pytest.raises(ValueError, match=r"grid = \(3, 3\) without pos_embed"):
         converted()(images, grid=(3, 3))
     for value in ([0.0], torch.nn.Embedding(9, 24)):
-        with pytest.raises(TypeError, match=f"pos_embed is {type(value).__name__}, expected torch.Tensor"):
+        with pytest.raises(TypeError, match=f"pos_embed is {type(value).__name__}: must be torch.Tensor"):
             PatchEmbed.from_module(convolution(), pos_embed=value)
 
 
@@ -82,7 +82,7 @@ def test_grids_of_rows() -> None:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (parametrizations.weight_norm(convolution()), "module is parametrised in weight, expected a plain layer"),
+        (parametrizations.weight_norm(convolution()), "module is parametrised in weight: must be a plain layer"),
         (torch.nn.LazyConv2d(24, 16, 16), "module is LazyConv2d without parameters yet"),
     ],
 )
@@ -96,9 +96,9 @@ def test_layers_whose_parameters_are_made_by_something_else(module: torch.nn.Mod
 
 def test_options_of_another_kind() -> None:
     layer = convolution()
-    with pytest.raises(TypeError, match="options is str, expected PatchOptions"):
+    with pytest.raises(TypeError, match="options is str: must be PatchOptions"):
         convert_layer(layer, "bf16")
-    with pytest.raises(TypeError, match="antialias is str, expected bool"):
+    with pytest.raises(TypeError, match="antialias is str: must be bool"):
         convert_layer(layer, PatchOptions(), antialias="no")
     assert type(layer) is torch.nn.Conv2d
 

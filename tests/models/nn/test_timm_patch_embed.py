@@ -35,9 +35,9 @@ def test_a_norm_a_type_and_another_size() -> None:
 
 def test_sizes_that_are_refused() -> None:
     module = TimmPatchEmbed(32, 16, embed_dim=24)
-    with pytest.raises(ValueError, match=r"x has H x W = \[32, 48\], allowed: \[32, 32\]"):
+    with pytest.raises(ValueError, match=r"x has H x W = \[32, 48\]: must be \[32, 32\]"):
         module(torch.zeros(1, 3, 32, 48))
-    with pytest.raises(ValueError, match=r"allowed: multiples of \[16, 16\]"):
+    with pytest.raises(ValueError, match=r"must be multiples of \[16, 16\]"):
         TimmPatchEmbed(32, 16, embed_dim=24, strict_img_size=False)(torch.zeros(1, 3, 40, 32))
     for keywords in ({"output_fmt": "NHWC"}, {"dynamic_img_pad": True}):
         with pytest.raises(ValueError, match="integrations.timm.convert keeps"):

@@ -123,7 +123,7 @@ def test_vllm_loads_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(layer) is op_registry_oot["Conv2dLayer"] and "precision='bf16'" in repr(layer)
     monkeypatch.setenv(integration.VARIABLE, "int16")
     monkeypatch.setattr(plugins, "plugins_loaded", False)
-    with pytest.raises(ValueError, match="CUTE_KERNELS_VLLM = 'int16', allowed: 'bf16', 'fp16', 'fp8', 'int8', 'auto'"):
+    with pytest.raises(ValueError, match="CUTE_KERNELS_VLLM = 'int16': must be .*'fp16', 'fp8', 'int8', 'auto'"):
         plugins.load_general_plugins()
 
 
@@ -144,7 +144,7 @@ def test_a_layer(precision: str, dtype: torch.dtype, custom_ops: str) -> None:
         got = forward(normalised(images).to(dtype))
         assert got.shape == (2, 32, 4, 5) and got.dtype == dtype
         assert 1e-6 < error(got, expected) < ERRORS[precision] + rounded
-        with pytest.raises(TypeError, match=r"x is torch\.uint8, allowed: normalised pixels"):
+        with pytest.raises(TypeError, match=r"x is torch\.uint8: must be normalised pixels"):
             forward(images)
     assert error(plain(normalised(images).to(dtype)), expected) < 1e-6 + rounded
 
@@ -322,5 +322,5 @@ def test_weights_that_are_loaded_again_are_used(way: str) -> None:
 def test_a_loader_refuses_other_shapes() -> None:
     integration.register()
     weight = Conv2dLayer(3, 16, 14, 14).weight
-    with pytest.raises(ValueError, match=r"loaded_weight has shape \[16, 3, 16, 16\], allowed: \[16, 3, 14, 14\]"):
+    with pytest.raises(ValueError, match=r"loaded_weight has shape \[16, 3, 16, 16\]: must be \[16, 3, 14, 14\]"):
         weight.weight_loader(weight, torch.zeros(16, 3, 16, 16))

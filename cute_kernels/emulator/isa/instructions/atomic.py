@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.errors import IllegalAccess
-from cute_kernels.emulator.isa.instructions.accesses import watch, watch_store
+from cute_kernels.emulator.isa.instructions.accesses import watch
 from cute_kernels.emulator.isa.instructions.memory import SPACES, address_value
 from cute_kernels.emulator.isa.instructions.sync import each_lane, lane_numbers
 from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Vector
@@ -282,8 +283,9 @@ def store_async(
 
 
 def store_bulk(warp: Warp, mask: int, space: str, address: LaneValues, nbytes: LaneValues) -> None:
-    """st.bulk by each executing lane: zeros."""
+    """st.bulk by each executing lane: zeros; where several lanes write one place, that is one write of all of them."""
     warp.cluster.progress += 1
+    ranges = []
     for lane, (start, count) in zip(lane_numbers(mask), each_lane(mask, address, nbytes)):
         found, where = space_of(space, start)
         if found != "shared" or where % 8 or count % 8 or count > _MOST_BULK:
@@ -292,8 +294,14 @@ def store_bulk(warp: Warp, mask: int, space: str, address: LaneValues, nbytes: L
                 "multiples of 8 in shared memory"
             )
         if count:
-            cells = warp.cluster.memory.view(where, count, write=True)
-            watch_store(warp, lane, where, count)
+            ranges.append((lane, where, where + count))
+    edges = sorted({edge for _, *ends in ranges for edge in ends})
+    for first, end in itertools.pairwise(edges):
+        lanes = [lane for lane, start, stop in ranges if start <= first < stop]
+        if lanes:
+            cells = warp.cluster.memory.view(first, end - first, write=True)
+            chosen = sum(1 << lane for lane in lanes)
+            watch(warp, chosen, "shared", np.full(len(lanes), first, np.int64), end - first, True)
             cells[:] = 0
 
 

@@ -223,7 +223,7 @@ def _float_to_float(block: BlockBuilder, instruction: Instruction, flags: list[s
     else:
         mode = "rn"
         _only(instruction, flags, *allowed)
-    value = block.value(instruction.operands[1], _FLOAT_BITS[source])
+    value = block.resize(block.value(instruction.operands[1], _FLOAT_BITS[source]), _FLOAT_BITS[source])
     if target == source and not flags:
         return value
     wide = source

@@ -44,8 +44,8 @@ def _form(instruction: Instruction, registers: Operand, shape: str) -> tuple[int
     f"sync aligned m16n16 x{{1,2}} trans {_FORMATS}; sync aligned m8n16 x{{1,2,4}} {_FORMATS}",
 )  # fmt: skip
 def _ldmatrix(block: BlockBuilder, instruction: Instruction) -> None:
-    """ldmatrix.m8n8.b16, with .trans; .m16n16.trans.b8; .m16n16.trans and .m8n16 of .b8x16 from .b4x16_p64 and
-    .b6x16_p32; of shared memory, by generic addresses too."""
+    """ldmatrix.m8n8.b16, with .trans; .m16n16.trans of .b8 and .b8x16; .m8n16 of .b8x16; of shared memory, by generic
+    addresses too."""
     kind, items = _form(instruction, instruction.operands[0], "m16n16")
     address = _address(block, instruction, instruction.operands[1])
     anchor = Access("load_matrix", address, [kind])

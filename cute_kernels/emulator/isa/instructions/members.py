@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.isa.ptx.decode import Instruction, Operand
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.values import Value
@@ -18,9 +19,20 @@ if TYPE_CHECKING:
     from cute_kernels.emulator.machine.units.sm import Warp
 
 
+_WITH_MEMBERS = ("shfl", "vote", "match", "redux", "elect")  # their last operand is a mask
+
+
 def varies_with_members(instruction: Instruction, varies: Callable[[Operand], bool]) -> bool:
     """Whether a result that all lanes of a group share can differ between lanes: there may be several groups."""
     return varies(instruction.operands[-1])
+
+
+def gather(block: BlockBuilder, instruction: Instruction) -> None:
+    """Waits for the lanes that have to execute an instruction together and come to it on several paths."""
+    if instruction.parts[0] in _WITH_MEMBERS or instruction.parts[:2] == ("bar", "warp"):
+        block.operation("gather", block.value(instruction.operands[-1], 32))
+    else:
+        block.operation("gather", flags=CONSTANTS["FLAG"])
 
 
 def check_members(warp: Warp, mask: int, members: int, name: str) -> None:

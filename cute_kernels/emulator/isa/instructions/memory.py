@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cute_kernels.emulator.core.layout import CONSTANTS
@@ -33,13 +34,22 @@ SPACES = {
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 
 
+#: Qualifiers of addresses in the shared memory of the thread's own CTA (PTX ISA: .shared alone is .shared::cta).
+OWN = frozenset(("shared", "shared::cta"))
+
+
+def memory_space(space: str, own: bool) -> int:
+    """Number by which the core knows a state space; ``own``: of shared memory that of the CTA."""
+    return CONSTANTS["SPACE_OWN" if own else f"SPACE_{space.upper()}"]
+
+
 class _Form:
     """The decoded form of ld and st: space, vector length and element type."""
 
     def __init__(self, instruction: Instruction) -> None:
         parts = list(instruction.parts[1:])
         self.type = parts.pop()
-        self.space, self.count = "generic", 1
+        self.space, self.count, self.own = "generic", 1, bool(OWN & set(parts))
         for part in parts:
             if part in SPACES:
                 self.space = SPACES[part]
@@ -60,10 +70,7 @@ class _Form:
 
     def facts(self, size: int | None = None) -> tuple[int, ...]:
         """Facts of an `Access`, with elements of ``size`` bytes."""
-        return CONSTANTS[f"SPACE_{self.space.upper()}"], size or self.size, strength_number(self.strength)
-
-    def storage(self) -> str:
-        return CANONICAL[8 * self.size]
+        return memory_space(self.space, self.own), size or self.size, strength_number(self.strength)
 
     def items(self, operand: Operand) -> tuple[Operand, ...]:
         """The registers of a data operand; one of 128 bits is in halves, a list itself."""
@@ -83,7 +90,26 @@ def address_of(block: BlockBuilder, operand: Operand) -> tuple[Value, int]:
 
 
 def address_value(block: BlockBuilder, operand: Operand, bits: int = 32) -> Value:
-    """A memory operand as one value."""
+    """A memory operand as one value, 32 bits in shared memory, where with detectors the CTA has to be the right one."""
+    value = _address_value(block, operand, bits)
+    if bits == 32 and isinstance(operand.base, Register) and _is_own(block.instruction, operand):
+        block.operation("own_addresses", value, watched=True)
+    return value
+
+
+def _is_own(instruction: Instruction, operand: Operand) -> bool:
+    """Whether an address has to be one of the CTA's own shared memory, by the qualifiers of the instruction.
+
+    Of copies from .shared::cta to .shared::cluster that is the source, and of those of a pair of CTAs the mbarrier need
+    not be: it may be that of the other one.
+    """
+    first, parts = operand is instruction.operands[0], set(instruction.parts)
+    if "shared::cluster" in parts:
+        return bool(OWN & parts) and operand is instruction.operands[1]
+    return bool(OWN & parts) and (first or "cta_group::2" not in parts)
+
+
+def _address_value(block: BlockBuilder, operand: Operand, bits: int) -> Value:
     base, offset = address_of(block, operand)
     base = block.resize(base, bits)
     if offset == 0:
@@ -126,6 +152,35 @@ def _load_operands(parts: tuple[str, ...]) -> str:
     return f"{'d' if data == '{d}1:T+' and 'b128' in parts else data}, [a]{policy_operand(parts)}"
 
 
+def _loaded(block: BlockBuilder, access: _Form, first: int, nbytes: int, used: int) -> list[Value]:
+    """The elements in ``nbytes`` of a load, or a part of one; bytes that the mask does not use are not accessed."""
+    mask, size = used >> first & ((1 << nbytes) - 1), min(access.size, nbytes)
+    if not mask:
+        return [Constant(0, 8 * size)] * (nbytes // size)
+    if mask + 1 >> nbytes:
+        return _load(block, access, first, size, nbytes // size)
+    half = nbytes // 2
+    values = [each for at in (first, first + half) for each in _loaded(block, access, at, half, used)]
+    return values if nbytes > access.size else [Pack(values)]
+
+
+def _load(block: BlockBuilder, access: _Form, first: int, size: int, count: int) -> list[Value]:
+    """Elements side by side, from a byte of the operand on."""
+    operand = block.instruction.operands[1]
+    base, offset = address_of(block, operand)
+    if access.space == "param" and not base.uniform:
+        raise block.instruction.refuse("ld.param from addresses that differ between lanes is not implemented")
+    if access.space == "param" or base.uniform and not _is_private(block, access.space, operand):
+        address = _address_value(block, replace(operand, offset=operand.offset + first), max(base.bits, 32))
+        anchor = Access("load_together", address, access.facts(size))
+        return block.anchor(anchor, [(CANONICAL[8 * size], True)] * count, [address])
+    # 64-bit elements of vector loads are pairs of f32 nearly always: keep the halves apart.
+    halves = 2 if size == 8 and count > 1 else 1
+    anchor = Access("load", base, access.facts(size // halves), offset=offset + first)
+    results = block.anchor(anchor, [(CANONICAL[8 * size // halves], False)] * (halves * count), [base])
+    return results if halves == 1 else [Pack(pair) for pair in zip(results[::2], results[1::2])]
+
+
 _NARROW = ("v{2,4}? {b,u,s}{8,16,32}|f32", "v2? {b,u,s}64|f64", "b128")
 _WIDE = ("v8 {b,u,s}32|f32", "v4 {b,u,s}64|f64")
 _GLOBAL = re.compile(r"global\|[^ ]+(?=\?)")
@@ -156,23 +211,11 @@ def _grammar(load: bool) -> str:
 def lower_load(block: BlockBuilder, instruction: Instruction) -> None:
     """ld: param, const, global, shared (own CTA and cluster), local, generic; vectors."""
     access = _Form(instruction)
-    base, offset = address_of(block, instruction.operands[1])
     targets = access.items(instruction.operands[0])
-    if access.space == "param" and not base.uniform:
-        raise instruction.refuse("ld.param from addresses that differ between lanes is not implemented")
-    if access.space == "param" or base.uniform and not _is_private(block, access.space, instruction.operands[1]):
-        address = address_value(block, instruction.operands[1], max(base.bits, 32))
-        anchor = Access("load_together", address, access.facts())
-        results = block.anchor(anchor, [(access.storage(), True)] * access.elements, [address])
-    elif access.size == 8 and access.elements > 1:
-        # 64-bit elements of vector loads are pairs of f32 nearly always: keep the halves apart.
-        anchor = Access("load", base, access.facts(4), offset=offset)
-        results = block.anchor(anchor, [("u32", False)] * (2 * access.elements), [base])
-    else:
-        anchor = Access("load", base, access.facts(), offset=offset)
-        results = block.anchor(anchor, [(access.storage(), False)] * access.elements, [base])
-    each = len(results) // access.count
-    values = [Pack(results[i : i + each]) for i in range(0, len(results), each)] if each > 1 else results
+    used, nbytes = instruction.used_bytes, access.elements * access.size
+    values = _loaded(block, access, 0, nbytes, (1 << nbytes) - 1 if used is None else used)
+    if access.parts > 1:
+        values = [Pack(values)]
     for target, value in zip(targets, values):
         if isinstance(target, Register) and block.bits_of(target.name) > value.bits:
             type_ = access.type if access.type[0] in "su" else f"u{access.bits}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cute_kernels.emulator.isa.instructions.mma_kinds import lower_kind
 from cute_kernels.emulator.isa.instructions.sync import require_whole_warp
 from cute_kernels.emulator.isa.ptx.decode import Instruction, Vector
 from cute_kernels.emulator.isa.ptx.families import always_varies, as_integer
@@ -38,7 +39,7 @@ def parse_form(instruction: Instruction) -> Form:
     f64 may have a rounding, b1 has .xor.popc or .and.popc.
 
     Raises:
-        UnsupportedPTX: a form that does not exist or is not implemented (block-scaled, .kind::f8f6f4).
+        UnsupportedPTX: a form that does not exist or is not implemented.
     """
     sparse = instruction.parts[1] != "sync"
     given = instruction.parts[4 if sparse else 3 :]
@@ -93,6 +94,12 @@ def mma_sync(
 _FORM = (
     "m8n8k{4,16,32,128}|m16n8k{4,8,16,32,64,128,256} row col $round? xor|and? popc? satfinite? s32|f16|f32|f64"
 )
+_NARROW = "e4m3|e5m2|e2m3|e3m2|e2m1"
+_KINDS = (
+    f"m16n8k32 row col kind::f8f6f4 f32|f16 {_NARROW} {_NARROW} f32|f16; m16n8k32|m16n8k64 row col "
+    f"kind::mxf8f6f4|kind::mxf4|kind::mxf4nvf4 block_scale scale_vec::{{1X,2X,4X}}? f32 {_NARROW} {_NARROW} f32 "
+    "ue8m0|ue4m3"
+)
 _AB = "f16|bf16|tf32|e4m3|e5m2|{s,u}{8,4}|b1|f64"
 
 
@@ -100,17 +107,22 @@ def _operands(parts: tuple[str, ...]) -> str:
     """The metadata and the selector follow in the sparse forms."""
     bits = "b64" if "f64" in parts else "b32"
     sparse = ", {e}1:b32, f:imm" if parts[1:2] != ("sync",) else ""
+    if "block_scale" in parts:
+        sparse = ", {scale_a}1:b32, {ids_a}2:u16, {scale_b}1:b32, {ids_b}2:u16"
     return ", ".join(f"{{{name}}}:{bits}" for name in "dabc") + sparse
 
 
 @family(
     "mma.sync.aligned", "mma.sp.sync.aligned", "mma.sp::ordered_metadata.sync.aligned", varies=always_varies,
-    operands=_operands, qualifiers=f"{_FORM} {_AB} {_AB} s32|f16|f32|f64",
+    operands=_operands, qualifiers=f"{_FORM} {_AB} {_AB} s32|f16|f32|f64; {_KINDS}",
 )  # fmt: skip
 def _mma(block: BlockBuilder, instruction: Instruction) -> None:
     """mma.sync: f16, bf16, tf32, e4m3, e5m2 into f32 (f16: of f16 and FP8), s8, u8, s4, u4 and b1 into s32, f64; mma.sp
-    of all but the latter two. No block scaling.
+    of all but the latter two. On sm_120 dense FP6, FP4, block scaling.
     """
+    if any(part.startswith("kind::") for part in instruction.parts):
+        lower_kind(block, instruction)
+        return
     form = parse_form(instruction)
     d, *sources = (x.items if isinstance(x, Vector) else (x,) for x in instruction.operands[:4])
     wanted = (form.a_registers, form.b_registers, form.c_registers)

@@ -45,16 +45,22 @@ def _of_one_gpu(instruction: Instruction, name: str, *, reduces: bool, keeps: bo
 
 
 _TOGETHER = "relaxed|release|acquire > $scope; $scope > relaxed|release|acquire"
-_REDUCED = (
-    "add u32|s32|u64|f32|f64", "min|max {u,s}{32,64}", "and|or|xor b{32,64}", "add v{2,4} f32",
-    "add|min|max v{2,4,8}? f16|bf16|e5m2|e4m3", "add|min|max v{2,4,8}? f16x2|bf16x2|e5m2x2|e4m3x2|e5m2x4|e4m3x4",
+_SUMS = ("add u32|s32|u64|f32|f64", "add v{2,4} f32", "add v{2,4}? f16x2|bf16x2")
+_OTHERS = (
+    "min|max {u,s}{32,64}", "and|or|xor b{32,64}", "add|min|max v{2,4,8} f16|bf16", "min|max v{2,4} f16x2|bf16x2",
+)  # fmt: skip
+#: Types that are read, but not combined in memory.
+_READ = (
+    "min|max f16x2|bf16x2", "add|min|max v{4,8} e5m2|e4m3", "add|min|max v{2,4,8} e5m2x2|e4m3x2",
+    "add|min|max v{2,4}? e5m2x4|e4m3x4",
 )  # fmt: skip
 
 
 @family(
     "multimem.ld_reduce", operands=lambda parts: f"{data_operand('d', 'T', parts)}, [a]",
     qualifiers="; ".join((
-        *(f"weak|relaxed|acquire? $scope? global? acc::f32|acc::f16? {form}" for form in _REDUCED), _TOGETHER,
+        *(f"weak|relaxed|acquire? $scope? global? acc::f32|acc::f16? {form}" for form in (*_SUMS, *_OTHERS, *_READ)),
+        _TOGETHER,
     )),
 )  # fmt: skip
 def _ld_reduce(block: BlockBuilder, instruction: Instruction) -> None:
@@ -74,7 +80,7 @@ def _st(block: BlockBuilder, instruction: Instruction) -> None:
 
 @family(
     "multimem.red", destinations=0, operands=update_operands,
-    qualifiers="; ".join((*(f"relaxed|release? $scope? global? {form}" for form in _REDUCED), _TOGETHER)),
+    qualifiers="; ".join((*(f"relaxed|release? $scope? global? {form}" for form in (*_SUMS, *_OTHERS)), _TOGETHER)),
 )  # fmt: skip
 def _red(block: BlockBuilder, instruction: Instruction) -> None:
     """multimem.red, on the memory of one GPU: a reduction."""

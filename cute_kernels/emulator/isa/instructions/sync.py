@@ -6,6 +6,7 @@ the scheduler resumes it. What it has already done (its arrival) is remembered i
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from cute_kernels.emulator.races.memory_order import sync_order
 from cute_kernels.emulator.races.sync_point import Order
 
 if TYPE_CHECKING:
+    from cute_kernels.emulator.machine.state.mbarrier import MBarriers
     from cute_kernels.emulator.machine.units.sm import Warp
 
 _PARITY = _ALL_THREADS = CONSTANTS["FLAG"]  # of ``mbarrier_wait`` and ``named_barrier``
@@ -173,9 +175,13 @@ def mbarrier_init(warp: Warp, mask: int, address: LaneValues, count: LaneValues)
         if warp.agent is not None:
             cluster.barriers.watch(where, cluster.tracker.initialise(warp.agent, where))
             if times > 1:
-                message = f"mbarrier.init by {times} lanes at once of one place: {cluster.barriers.describe(where)}"
-                error = BarrierMisuse(message).know("barrier-init-lanes", barrier=cluster.barriers.state(where))
-                cluster.report(error)
+                error = functools.partial(_initialised_together, cluster.barriers, where, times)
+                cluster.report_once("barrier-init-lanes", error)
+
+
+def _initialised_together(barriers: MBarriers, where: int, times: int) -> BarrierMisuse:
+    message = f"mbarrier.init by {times} lanes at once of one place: {barriers.describe(where)}"
+    return BarrierMisuse(message).know("barrier-init-lanes", barrier=barriers.state(where))
 
 
 def mbarrier_inval(warp: Warp, mask: int, address: LaneValues) -> None:

@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cute_kernels.emulator.core.layout import CONSTANTS
 from cute_kernels.emulator.isa.instructions.floats import float_to_float
 from cute_kernels.emulator.isa.instructions.integers import binary, shift_by
-from cute_kernels.emulator.isa.instructions.memory import SPACES, Access, address_of
+from cute_kernels.emulator.isa.instructions.memory import SPACES, Access, address_of, memory_space
 from cute_kernels.emulator.isa.instructions.mma import multiply_registers
 from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Operand, Special, Vector
 from cute_kernels.emulator.isa.ptx.families import always_varies
@@ -184,7 +183,7 @@ class _Places:
 
     def facts(self, register: _Register) -> tuple[int, ...]:
         """Facts of an `Access` to a piece."""
-        return CONSTANTS[f"SPACE_{self.space.upper()}"], self.piece_bits(register) // 8, 0
+        return memory_space(self.space, self.space == "shared"), self.piece_bits(register) // 8, 0
 
     def piece_bits(self, register: _Register) -> int:
         return _BITS[self.matrix.type] * (register.per if self.beside else 1)

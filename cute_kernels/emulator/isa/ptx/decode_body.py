@@ -8,6 +8,7 @@ later stages see one flat name space.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -40,6 +41,7 @@ _MOST_STATEMENTS = 1 << 20  # with calls expanded: no kernel is as long
 _MOST_SCOPES = 1 << 15  # likewise
 _MOST_CALLERS = 100  # of a function that is expanded, one inside of the other
 _TAKE_CARRY = ("addc", "subc", "madc")
+_USED_BYTES = re.compile(r'"\s*used_bytes_mask\s+(\w+)\s*"')
 
 
 # --- kernel bodies --------------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ class Body:
     def _read(self, reader: Reader, root: Scope, functions: Functions, callers: tuple[str, ...]) -> None:
         """A body from { to }. ``callers``: the functions that are being expanded, the last of which this is."""
         reader.take("{")
-        scope, location, label = root, "", ""
+        scope, location, label, used_bytes = root, "", "", None
         while True:
             token = reader.take()
             following = reader.peek()
@@ -129,7 +131,7 @@ class Body:
                 words = reader.take_rest_of_line(least=2)
                 location = location if asm else _location_key(words)
             elif token.text == ".pragma":
-                reader.take_until(";")  # hints to the optimiser (loop unrolling)
+                used_bytes = _used_bytes(reader.take_until(";"), used_bytes)
             elif token.text in (".shared", ".local"):
                 reader.at -= 1
                 variable = read_variable(reader)
@@ -169,7 +171,9 @@ class Body:
                     statements = decode_stack.expanded(tokens, len(callers), *spare)
                 else:
                     statements = [tokens]
-                self.statements += [Statement(statement, scope, location) for statement in statements]
+                self.statements += [Statement(statement, scope, location, used_bytes) for statement in statements]
+                if any(each.text.startswith("ld.") for each in tokens):
+                    used_bytes = None
 
     def _new_suffix(self) -> str:
         self._scopes += 1
@@ -395,6 +399,12 @@ class Body:
         )
 
 
+def _used_bytes(strings: list[Token], before: int | None) -> int | None:
+    """The mask of the bytes that the next load uses, if a pragma gives it; other ones are hints to the optimiser."""
+    found = [match for each in strings if (match := _USED_BYTES.fullmatch(each.text))]
+    return integer(found[-1][1], strings[0].line) if found else before
+
+
 class _Pointers:
     """Names of registers, as calls by address have them."""
 
@@ -481,7 +491,7 @@ def _instruction(index: int, statement: Statement, source: str, body: Body) -> I
     if "cc" in parts or parts[0] in _TAKE_CARRY:
         given, taken = ([Register(CARRY)] * needed for needed in ("cc" in parts, parts[0] in _TAKE_CARRY))
         operands[1:] = [*given, *operands[1:], *taken]
-    return Instruction(index, parts, tuple(operands), guard, line, source, text)
+    return Instruction(index, parts, tuple(operands), guard, line, source, text, statement.used_bytes)
 
 
 def _move(type_: str, operands: list[Operand], registers: dict[str, str]) -> tuple[str, ...]:

@@ -47,11 +47,12 @@ class Scope:
 
 @dataclass
 class Statement:
-    """``location``: numbers of file and line, of the .loc in force."""
+    """``location``: numbers of file and line, of the .loc in force; ``used_bytes``: as of `program.Instruction`."""
 
     tokens: list[Token]
     scope: Scope
     location: str
+    used_bytes: int | None = None
 
 
 def make_tokens(line: int, *texts: str) -> list[Token]:

@@ -17,7 +17,7 @@ from cute_kernels.emulator.isa.ptx.program import Variable
 
 _MOST_ALIGNED, _ALIGNED = 256, 8  # bytes: the largest alignment, and the one of an alloca without
 _STACK = Variable("$stack", "local", _MOST_ALIGNED, 16 << 10)
-NOWHERE = 1 << 40
+NOWHERE = 1 << 30  # addresses of local memory have 32 bits
 """Address in local memory of what alloca has no room for."""
 
 _TYPE = "b64"

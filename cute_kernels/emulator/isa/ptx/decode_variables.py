@@ -29,7 +29,7 @@ def read_variable(reader: Reader) -> Variable:
             continue
         align = reader.take_number()
         if not 0 < align <= _MOST_ALIGNED or align & (align - 1):
-            message = f".align {align}: a power of two up to {_MOST_ALIGNED} is needed"
+            message = f".align {align}: must be a power of two up to {_MOST_ALIGNED}"
             raise UnsupportedPTX(message, ptx_line=line)
     element = reader.take().text[1:]
     if element in _OPAQUE:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -55,6 +55,8 @@ class Flow:
         divergent_branches: blocks that end in a branch on a varying predicate.
         tid_copies: registers that hold %tid.x itself.
         rows_of_warps: each warp lies in one row of the thread block, so %tid.y and %tid.z are uniform.
+        joined: blocks that lanes reach on both sides of a divergent branch, before all of them meet.
+        gathers: indices of instructions in these that lanes execute together (`_is_together`); a block begins there.
     """
 
     kernel: Kernel
@@ -64,6 +66,8 @@ class Flow:
     divergent_branches: set[int]
     tid_copies: set[str]
     rows_of_warps: bool
+    joined: set[int] = field(default_factory=set)
+    gathers: set[int] = field(default_factory=set)
 
     @property
     def exit(self) -> int:
@@ -86,15 +90,27 @@ def analyse(kernel: Kernel, block_shape: tuple[int, int, int], single: bool = Fa
         UnsupportedPTX: an unknown opcode, or an indirect branch.
     """
     blocks = _split(kernel, single)
-    _live(kernel, blocks)
     x, y, z = block_shape
+    _live(kernel, blocks)
     while True:
         # Threads are numbered row by row: a warp lies in one row, with %tid.x = 32 w + lane, exactly in these cases.
         rows = x % 32 == 0 or y == z == 1
         flow = Flow(kernel, blocks, _post_dominators(blocks), set(), set(), set(), rows)
         _Uniformity(flow, whole_warps=x * y * z % 32 == 0).run()
-        if not _leave_early(flow):
+        if _leave_early(flow):
+            continue
+        for block in (blocks[index] for index in flow.joined):
+            flow.gathers.update(i.index for i in kernel.instructions[block.start : block.end] if _is_together(i))
+        if flow.gathers <= {block.start for block in blocks}:
             return flow
+        blocks = _split(kernel, single, flow.gathers)
+        _live(kernel, blocks)
+
+
+def _is_together(instruction: Instruction) -> bool:
+    """Whether all lanes of a warp, or those of a member mask, have to execute an instruction together."""
+    parts = instruction.parts
+    return "sync" in parts or "aligned" in parts or parts[0] in ("bar", "barrier") and parts[1:2] != ("cluster",)
 
 
 F = TypeVar("F", bound="Facts")
@@ -136,9 +152,9 @@ def _target(kernel: Kernel, instruction: Instruction) -> int:
     return kernel.labels[operand.name]
 
 
-def _split(kernel: Kernel, single: bool = False) -> list[Block]:
+def _split(kernel: Kernel, single: bool, gathers: Iterable[int] = ()) -> list[Block]:
     instructions = kernel.instructions
-    leaders, continued = {0}, set(range(len(kernel.instructions))) if single else set()
+    leaders, continued = {0}, set(range(len(kernel.instructions))) if single else set(gathers)
     leaders.update(index for index in kernel.labels.values() if index < len(instructions))
     for instruction in instructions:
         if instruction.parts[0] in CONTROL:
@@ -298,6 +314,7 @@ class _Uniformity:
         while changed:
             changed = self._data() | self._control()
         for branch in flow.divergent_branches:
+            flow.joined |= self.regions[branch].shared
             for index in self.regions[branch].blocks:
                 flow.blocks[index].divergent = True
         if not self.whole_warps:
@@ -362,6 +379,7 @@ class _Region:
 
     Attributes:
         blocks: reachable from a successor of the branch without passing the reconvergence point.
+        shared: those that both sides reach.
         mixed: registers live where lanes that took different ways can read what the others wrote: at the
             reconvergence point, at the entry of either side, and at blocks that both sides reach.
     """
@@ -370,8 +388,8 @@ class _Region:
         end = flow.reconvergence[branch]
         sides = [self._reach(flow, s, end) for s in flow.blocks[branch].successors]
         self.blocks: set[int] = set().union(*sides)
-        shared = sides[0] & sides[1]
-        borders = shared | set(flow.blocks[branch].successors) | {end}
+        self.shared = sides[0] & sides[1]
+        borders = self.shared | set(flow.blocks[branch].successors) | {end}
         self.mixed: set[str] = set()
         for index in borders:
             if index < flow.exit:

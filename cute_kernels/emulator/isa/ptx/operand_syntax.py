@@ -316,5 +316,5 @@ def mismatch(
         slot, operand = slots[wrong[0]], operands[wrong[0]]
         culprit = slot.culprit(operand, registers)
         given = f"{'is' if culprit is operand else 'has'} {describe(culprit, registers)}"
-        reason = reason or f"operand {slot.name} of {instruction.opcode} {given}; {slot.wanted()} is needed"
+        reason = reason or f"operand {slot.name} of {instruction.opcode} {given}: must be {slot.wanted()}"
     return reason

@@ -130,6 +130,7 @@ class Instruction:
         line: 1-based line of the PTX text.
         source: ``"file:line"`` of the ``.loc`` in force, or "".
         text: the instruction as written, white space collapsed.
+        used_bytes: bit i: byte i of a load is used (``.pragma "used_bytes_mask .."``); None: all are.
         facts: what `families` has found out about it, which every pass over the kernel asks for.
     """
 
@@ -140,6 +141,7 @@ class Instruction:
     line: int
     source: str
     text: str
+    used_bytes: int | None = None
     facts: dict[str, object] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property

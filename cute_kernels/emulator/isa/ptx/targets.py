@@ -23,20 +23,27 @@ _OPTIONS = ("texmode_unified", "texmode_independent", "debug")
 #: Opcodes that not every architecture since sm_80 has: the first that does, with "a" only those whose names end in "a"
 #: or "f", and the last, if others follow. The first row that an opcode matches decides.
 _FIRST = {
+    r"cp\.async\.bulk\.tensor.*\bcta_group": "100a 119",
     r"wgmma": "90a 90",
+    r"mma\.sync.*\bkind::": "120a",
     r"cp\..*(scatter4|\.L2\..*gather4|gather4.*(multicast|cta_group))": "100a 119",
     r"cp\..*tile::gather4": "100",
     r"setmaxnreg|tensormap\.replace": "90a",
     r"tcgen05|redux\.sync\.(min|max)\..*f32": "100a 119",
-    r"cvt\..*\b(e2m1x2|e2m3x2|e3m2x2|ue8m0x2)": "100a",
+    r"cvt\..*\brs\b": "100a 119",
+    r"cvt\..*\br[nz]\b.*satfinite\..*tf32|(ld|st)\..*\.(v8\.\w32|v4\.\w64)$": "100",
+    r"cvt\..*\b(e2m1x2|e2m3x2|e3m2x2|ue8m0x2)|multimem\..*\be\dm\d": "100a",
     r"(ld|st)matrix\..*\b(m16n16|m8n16|m16n8)\b": "100a",
     r"st\.bulk|clusterlaunchcontrol|.*\bf32x2\b|(add|sub|fma)\..*f32\.b?f16": "100",
     r"barrier\.cluster|c(p|p\.reduce)\.async\.bulk|elect|fence\.proxy\.(async|tensormap)|getctarank|griddepcontrol":
         "90",
     r"mapa|mbarrier\.(expect_tx|complete_tx|try_wait|arrive.*\.expect_tx)|multimem|prefetch\.tensormap|tensormap": "90",
     r"(st|red)\.async|stmatrix|(add|sub|mul|setp?)\.(\w+\.)*bf16|(min|max)\.relu\.s": "90",
+    r"cvt\..*\br[nz]\b.*tf32|cvt\.(\w+\.)*(bf16\.(?!f32)\w+|(?!f32\.)\w+\.bf16|ftz\.f32\.bf16)$": "90",
+    r"(ex2|tanh)\..*bf16|fence\..*sync_restrict": "90",
     r"(atom|red)\..*(\.b128|\.v\d\.|add\.noftz\.bf16)": "90",
     r"cvt\..*\b(e4m3x2|e5m2x2)|mma\.(sync|sp)\..*\be[45]m[23]\b": "89",
+    r".*\bcluster\b|fence\.mbarrier_init|(ex2|tanh)\..*bf16|(add|min|max)\.[us]16x2": "90",
     r"(min|max)\..*xorsign": "86",
 }  # fmt: skip
 _ROWS = [(re.compile(pattern), needed) for pattern, needed in _FIRST.items()]

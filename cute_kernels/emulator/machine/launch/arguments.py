@@ -22,7 +22,7 @@ def require_type(name: str, value: object, kinds: type | tuple[type, ...], neede
     if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
         kind = type(value)  # with its module, since NumPy's bool is called bool too
         given = f"{kind.__module__}.{kind.__name__}".removeprefix("builtins.")
-        raise TypeError(f"{name} is a {given}; {needed} is needed")
+        raise TypeError(f"{name} is a {given}: must be {needed}")
 
 
 def extents(name: str, shape: int | Sequence[int]) -> tuple[int, int, int]:
@@ -32,7 +32,7 @@ def extents(name: str, shape: int | Sequence[int]) -> tuple[int, int, int]:
         TypeError: something else than integers.
         ValueError: another number of them, or one that is not positive.
     """
-    needed = "a positive integer or one to three of them (x, y, z) are needed"
+    needed = "must be a positive integer or one to three of them (x, y, z)"
     try:
         if isinstance(shape, (bool, str, bytes, Mapping, Set)):
             raise TypeError
@@ -41,9 +41,9 @@ def extents(name: str, shape: int | Sequence[int]) -> tuple[int, int, int]:
             raise TypeError
         numbers = tuple(operator.index(n) for n in given)
     except TypeError:
-        raise TypeError(f"{name} {shape!r}: {needed}") from None
+        raise TypeError(f"{name} = {shape!r}: {needed}") from None
     if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
-        raise ValueError(f"{name} {shape!r}: {needed}")
+        raise ValueError(f"{name} = {shape!r}: {needed}")
     x, y, z = (*numbers, 1, 1)[:3]
     return x, y, z
 
@@ -58,7 +58,7 @@ def parameter_block(kernel: Kernel, params: bytes | Sequence[bytes]) -> bytes:
     raw = (bytes, bytearray, memoryview)
     listed = isinstance(params, Sequence) and not isinstance(params, str) and all(isinstance(p, raw) for p in params)
     if not isinstance(params, raw) and not listed:
-        raise TypeError(f"params {params!r}: the parameter block as bytes, or bytes for each parameter, are needed")
+        raise TypeError(f"params = {params!r}: must be the parameter block as bytes, or bytes for each parameter")
     if isinstance(params, raw):
         if len(params) < kernel.parameter_bytes:
             raise ValueError(f"the parameter block has {len(params)} bytes, the kernel takes {kernel.parameter_bytes}")
@@ -126,11 +126,11 @@ def _bytes_of(argument: object, nbytes: int, name: str, memory: GlobalMemory) ->
     if isinstance(argument, int):  # bool too
         low, high = -(1 << 8 * nbytes - 1), (1 << 8 * nbytes) - 1
         if not low <= argument <= high:
-            raise ValueError(f"{name}: {argument} does not fit into {nbytes} bytes; legal are {low} to {high}")
+            raise ValueError(f"{name} = {argument}: must be {low} to {high}, which fit into {nbytes} bytes")
         return (argument % (1 << 8 * nbytes)).to_bytes(nbytes, "little")
     if isinstance(argument, float):
         if nbytes not in _FLOATS:
-            raise ValueError(f"{name}: a float for a parameter of {nbytes} bytes; legal are 2, 4 and 8")
+            raise ValueError(f"{name} is a float of {nbytes} bytes: must be of 2, 4 or 8")
         try:
             return struct.pack(_FLOATS[nbytes], argument)
         except OverflowError:

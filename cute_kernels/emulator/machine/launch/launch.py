@@ -90,7 +90,7 @@ class Launch:
         self._check_shapes(kernel)
         static = execution.static_shared
         if isinstance(dynamic_smem, bool) or not hasattr(dynamic_smem, "__index__"):
-            raise TypeError(f"dynamic_smem {dynamic_smem!r}: an int, a number of bytes, is needed")
+            raise TypeError(f"dynamic_smem = {dynamic_smem!r}: must be an int, a number of bytes")
         self.dynamic_smem = dynamic_smem = operator.index(dynamic_smem)
         chip = chip_of(target)
         if static > chip.static_smem_bytes:

@@ -118,14 +118,14 @@ def run(
         EmulatorError: see `cute_kernels.emulator.errors`; the message ends with where it happened, and ``ptx`` of the
             error is the text.
     """
-    require_type("ptx", ptx, str, "PTX text, a str (of a file: pathlib.Path(...).read_text()),")
+    require_type("ptx", ptx, str, "PTX text, a str (of a file: pathlib.Path(...).read_text())")
     require_type("kernel", kernel, (str, type(None)), "the name of an entry, a str, or None")
     require_type("memory", memory, (GlobalMemory, type(None)), "a GlobalMemory or None")
     require_type("options", options, (Options, type(None)), "an Options or None")
     require_type("programmatic", programmatic, bool, "a bool")
     require_type("cooperative", cooperative, bool, "a bool")
     if progress is not None and not callable(progress):
-        raise TypeError(f"progress is a {type(progress).__name__}; a function of two ints or None is needed")
+        raise TypeError(f"progress is a {type(progress).__name__}: must be a function of two ints or None")
     options = options or Options()
     execution = Execution(ptx, kernel, extents("block", block), options)
     memory = memory if memory is not None else GlobalMemory()

@@ -47,7 +47,7 @@ class Schedule:
     def __post_init__(self) -> None:
         for name in ("spurious_timeouts", "overlap"):
             if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} {getattr(self, name)!r}: a bool is needed")
+                raise TypeError(f"{name} = {getattr(self, name)!r}: must be a bool")
         self.options()  # checks the others
 
     def options(self, **others: object) -> Options:

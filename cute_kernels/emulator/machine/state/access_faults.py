@@ -19,11 +19,11 @@ _NAMES = {
     CONSTANTS[f"ACCESS_{name}"]: name
     for name in (
         "MISALIGNED", "NO_CTA", "EXITED", "OUTSIDE", "UNNAMED", "BARRIER", "UNINITIALISED", "UNREGISTERED", "MIXED",
-        "NOT_SHARED", "LOCAL",
+        "NOT_SHARED", "LOCAL", "OTHER_CTA",
     )
 }  # fmt: skip
-#: What the core finds wrong, and the one of it that it may go on after.
-FAULTS, UNINITIALISED = set(_NAMES), CONSTANTS["ACCESS_UNINITIALISED"]
+#: What the core finds wrong, and those of it that it may go on after.
+FAULTS, REPORTS = set(_NAMES), {CONSTANTS[f"ACCESS_{name}"] for name in ("UNINITIALISED", "OTHER_CTA")}
 _SPACES = {CONSTANTS[f"SPACE_{name.upper()}"]: name for name in ("shared", "global", "generic", "param", "local")}
 _SPACE, _WRITE, _TOGETHER = (CONSTANTS[f"ACCESS_{name}"] for name in ("SPACE", "WRITE", "TOGETHER"))
 _WORD = (1 << 64) - 1
@@ -45,6 +45,11 @@ def fault(
         opcode = warp.cluster.place_of(warp).parts[0]
         message = f"{opcode} at the generic address {address:#x}, which is not one of shared memory"
         return IllegalAccess(message).know("out-of-bounds")
+    if name == "OTHER_CTA":
+        opcode = warp.cluster.place_of(warp).opcode
+        where = f"{address:#x}, which is in the shared memory of CTA {address >> RANK_SHIFT}"
+        message = f"{opcode} of CTA {warp.cta.rank} at {where}: it may access its own CTA's alone"
+        return IllegalAccess(message).know("other-cta")
     if name == "LOCAL":
         return local_together(address, nbytes)
     if space == "param":
@@ -90,7 +95,8 @@ def _outside_local(warp: WarpState, addresses: int, nbytes: int, mask: int) -> E
     """``addresses``: where those of the lanes of a mask are, one after the other."""
     if warp.local is None:
         return IllegalAccess("access to local memory by a kernel that declares none")
-    places = sorted(set((ctypes.c_int64 * (mask & 0xFFFFFFFF).bit_count()).from_address(addresses)))
+    places = (ctypes.c_int64 * (mask & 0xFFFFFFFF).bit_count()).from_address(addresses)
+    places = sorted({ctypes.c_int32(place).value for place in places})  # in front of the memory they are negative
     message = f"local access of {nbytes} bytes at {[hex(place) for place in places[:4]]} of {warp.local.shape[1]} bytes"
     if places[-1] >= NOWHERE >> 1:
         message += "; alloca found no room on the stack for it, or was asked for 0 bytes"

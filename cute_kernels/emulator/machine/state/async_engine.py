@@ -89,7 +89,7 @@ class AsyncEngine:
         tables: int | None = None,
     ) -> None:
         if policy not in ("eager", "lazy", "random"):
-            raise ValueError(f"completion policy {policy!r}; legal are 'eager', 'lazy' and 'random'")
+            raise ValueError(f"completion policy = {policy!r}: must be 'eager', 'lazy' or 'random'")
         self.policy = policy
         self._rng = rng or random.Random(0)
         self.issuer = issuer

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -365,10 +365,22 @@ class Cluster:
         place = self._place() or self.engine.running_issued
         if place is not None:
             error.at(*place)
-        if error.facts.barrier is not None:
-            error.know(barriers=self.barriers.states())
+        self.tell_past(error)
         if not going_on(error):
             raise error
+
+    def tell_past(self, error: EmulatorError) -> None:
+        """Adds to an error what has happened to mbarriers."""
+        past = self.barriers.past()
+        # Others of an array tell which of them the error's barrier is.
+        error.know(past=past, barriers=past.barriers if error.facts.barrier is not None else ())
+
+    def report_once(self, what: Hashable, error: Callable[[], EmulatorError]) -> None:
+        """Reports what is wrong with the running instruction, once in a launch: repeats are not even put into words."""
+        key = what, self._index()
+        if key not in self._reported:
+            self.report(error())
+        self._reported.add(key)
 
     def _stand(self) -> None:
         """The warp that runs is at the instruction at which the core is."""
@@ -411,10 +423,8 @@ class Cluster:
             self.arithmetic.sums("mma", a, accumulator)  # raises
         if what in lane_faults.FAULTS:
             raise lane_faults.fault(what, tables.fault, warp)
-        if what == access_faults.UNINITIALISED:
-            if (what, self._index()) not in self._reported:
-                self.report(access_faults.fault(what, tables.fault, self.memory, self.gmem, warp))
-            self._reported.add((what, self._index()))
+        if what in access_faults.REPORTS:
+            self.report_once(what, lambda: access_faults.fault(what, tables.fault, self.memory, self.gmem, warp))
             return True
         if what in access_faults.FAULTS:
             raise access_faults.fault(what, tables.fault, self.memory, self.gmem, warp)

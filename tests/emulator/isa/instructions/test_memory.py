@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_kernels.emulator import Options
-from cute_kernels.emulator.errors import IllegalAccess, SharedMemoryRace
+from cute_kernels.emulator.errors import GlobalMemoryRace, IllegalAccess, SharedMemoryRace
 from cute_kernels.emulator.programs.guarded_memory import guarded
 from cute_kernels.testing.ptx import aligned, module
 from tests.emulator.definitions.memory import Memory
@@ -174,3 +174,65 @@ def test_bulk_stores_race_with_what_follows() -> None:
     given_ = aligned(np.array([[0, BULK]] + [[0, 0]] * 31, np.uint32))
     with pytest.raises(SharedMemoryRace):
         launch(bulk(*FORMS[0], ""), given_, aligned(np.zeros(BULK, np.uint8)), dynamic_smem=BULK)
+
+
+def test_lanes_may_clear_the_same_bytes() -> None:
+    """What several lanes of one instruction write to one place is taken to be equal, and here it is."""
+    ranges = np.array([[8 * (lane % 3), 64 + 8 * (lane % 5)] for lane in range(32)], np.uint32)
+    out = aligned(np.zeros(BULK, np.uint8))
+    launch(bulk(*FORMS[0], "bar.warp.sync -1;"), aligned(ranges), out, dynamic_smem=BULK)
+    end = int(ranges.sum(1).max())
+    assert (out[:end] == 0).all() and (out[end:] == 0xFF).all()
+
+
+# --- loads of which not all bytes are used ----------------------------------------------------------------------------
+
+#: Type of a load of 16 bytes or less, of shared memory, and the mask of the bytes that are used.
+USED = [
+    *(("v4.b32", 0xFFF), ("v4.b32", 0xF0F), ("v2.b64", 0x0FFF), ("v2.b32", 0x3F)),
+    *(("b64", 0x7F), ("b32", 0x6), ("v4.b16", 0xC3)),
+]
+
+
+@pytest.mark.parametrize(("form", "mask"), USED)
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("space", ["shared", "global"])
+def test_only_used_bytes_are_loaded(form: str, mask: int, uniform: bool, space: str) -> None:
+    """The others are not initialised, or (of a load of one address by all lanes) written at the same time."""
+    size = {"b16": 2, "b32": 4, "b64": 8}[form.split(".")[-1]]
+    count = int(form[1]) if form[0] == "v" else 1
+    kind = {2: "%h", 4: "%r", 8: "%d"}[size]
+    names = [f"{kind}{10 + i}" for i in range(count)]
+    total, stride = size * count, 0 if uniform else 16
+    stores = "".join(f"st.{space}.u8 [{{at}}+{byte}], %h{20 + byte};" for byte in range(total) if mask >> byte & 1)
+    at = "%r5" if space == "shared" else "%d4"
+    body = f"""mov.u32 %r1, %tid.x; ld.param.u64 %d0, [p0]; ld.param.u64 %d3, [p1]; mov.u32 %r4, dynamic;
+        mad.lo.u32 %r5, %r1, {stride}, %r4; mad.wide.u32 %d4, %r1, {stride}, %d3; mad.wide.u32 %d1, %r1, 16, %d0;
+        setp.eq.u32 %p1, %r1, 0; setp.eq.u32 %p2, %r1, 1;
+        {"".join(f"mov.u16 %h{20 + byte}, {byte + 1};" for byte in range(total))}
+        {stores.format(at=at)} bar.sync 0;
+        .pragma "used_bytes_mask {mask:#x}";
+        ld.{space}.{form} {{{", ".join(names)}}}, [{at}];
+        {"".join(f"st.global.b{8 * size} [%d1+{size * i}], {name};" for i, name in enumerate(names))} ret;"""
+    out = aligned(np.zeros((32, 16), np.uint8))
+    launch(module(body, parameters=2), out, aligned(np.zeros((32, 16), np.uint8)))
+    used = [byte for byte in range(total) if mask >> byte & 1]
+    assert (out[:, used] == [byte + 1 for byte in used]).all()
+
+
+@pytest.mark.parametrize("pragma", ['.pragma "used_bytes_mask 0xfff";', ""])
+def test_unused_bytes_do_not_race(pragma: str) -> None:
+    """The other warp writes the word that the mask leaves out; without the pragma that is a race, and out of bounds."""
+    body = f"""mov.u32 %r1, %tid.x; ld.param.u64 %d0, [p0]; setp.ge.u32 %p1, %r1, 32; and.b32 %r2, %r1, 31;
+        mad.wide.u32 %d1, %r2, 16, %d0; @%p1 bra L; {pragma} ld.global.v4.u32 {{%r3, %r4, %r5, %r6}}, [%d1]; bra M;
+        L: st.global.u32 [%d1+12], %r1; M: ret;"""
+    data = aligned(np.zeros((32, 4), np.uint32))
+    if pragma:
+        launch(module(body, parameters=1), data, block=64)
+        assert (data[:, 3] == np.arange(32, 64)).all()
+        launch(module(body, parameters=1), data.reshape(-1)[:-1])
+        return
+    with pytest.raises(GlobalMemoryRace):
+        launch(module(body, parameters=1), data, block=64)
+    with pytest.raises(IllegalAccess, match="outside"):
+        launch(module(body, parameters=1), data.reshape(-1)[:-1])

@@ -113,7 +113,7 @@ def test_there_are_no_vectors_of_128_bits(body: str) -> None:
 
 def test_a_load_into_braces_is_refused() -> None:
     """ptxas 13.0 takes it, and an H100 then has the first 8 bytes twice."""
-    with pytest.raises(UnsupportedPTX, match="a register of type .b128 is needed"):
+    with pytest.raises(UnsupportedPTX, match="must be a register of type .b128"):
         moved("ld.global.b128 {%q1}, [%d3];" + STORE)
 
 

@@ -78,12 +78,12 @@ def test_ints_for_parameters_of_a_float_type_keep_their_value(number: int) -> No
 @pytest.mark.parametrize(
     "index, value, error, message",
     [
-        (1, 1 << 32, ValueError, "argument a: 4294967296 does not fit into 4 bytes"),
-        (1, -(1 << 31) - 1, ValueError, "does not fit into 4 bytes"),
+        (1, 1 << 32, ValueError, "argument a = 4294967296: must be .* fit into 4 bytes"),
+        (1, -(1 << 31) - 1, ValueError, "must be .* fit into 4 bytes"),
         (1, 1.5, TypeError, r"argument a is the float 1.5, the kernel declares .s32; allowed are ints"),
         (3, 1.0, TypeError, "argument c is the float 1.0, the kernel declares .u8"),
         (4, 1 << 2000, ValueError, "argument d: an int of 2001 bits is too large for a float"),
-        (5, 1.0, ValueError, "argument map: a float for a parameter of 128 bytes"),
+        (5, 1.0, ValueError, "argument map is a float of 128 bytes: must be of 2, 4 or 8"),
         (2, np.float64(1), ValueError, "argument b has 8 bytes, the kernel declares 4"),
         (5, bytes(64), ValueError, "argument map has 64 bytes, the kernel declares 128"),
         (6, "text", TypeError, "argument in is a str; allowed are int"),
@@ -148,36 +148,36 @@ _GOOD = {"ptx": PTX, "kernel": "k", "grid": 1, "block": 1, "params": bytes(256)}
 @pytest.mark.parametrize(
     "name, value, error, message",
     [
-        ("ptx", None, TypeError, "ptx is a NoneType; PTX text, a str"),
-        ("ptx", PTX.encode(), TypeError, "ptx is a bytes; PTX text, a str"),
-        ("kernel", 3, TypeError, "kernel is a int; the name of an entry, a str, or None"),
+        ("ptx", None, TypeError, "ptx is a NoneType: must be PTX text, a str"),
+        ("ptx", PTX.encode(), TypeError, "ptx is a bytes: must be PTX text, a str"),
+        ("kernel", 3, TypeError, "kernel is a int: must be the name of an entry, a str, or None"),
         ("kernel", "other", ValueError, "kernel 'other' is not in the module; it has k"),
         *(
-            (name, value, TypeError, f"{name} .*: a positive integer or one to three of them .x, y, z. are needed")
+            (name, value, TypeError, f"{name} .*: must be a positive integer or one to three of them .x, y, z.")
             for name in ("grid", "block", "cluster")
             for value in (None, "1", 1.5, (1, 2.5), True, {1: 2}, {1}, (True,))
         ),
         *(
-            (name, value, ValueError, f"{name} .*: a positive integer or one to three of them .x, y, z. are needed")
+            (name, value, ValueError, f"{name} .*: must be a positive integer or one to three of them .x, y, z.")
             for name in ("grid", "block", "cluster")
             for value in (0, -1, (), (1, 0), (1, 1, 1, 1))
         ),
-        *(("dynamic_smem", value, TypeError, "dynamic_smem .*: an int, a number of") for value in (None, 1.5, "1")),
+        *(("dynamic_smem", value, TypeError, "dynamic_smem .*: must be an int, ") for value in (None, 1.5, "1")),
         ("dynamic_smem", -1, ValueError, "dynamic_smem = -1: must be 0 to 232448 bytes"),
         ("dynamic_smem", 232_449, ValueError, "dynamic_smem = 232449: must be 0 to 232448 bytes"),
         *(
-            ("params", value, TypeError, "params .*: the parameter block as bytes, or bytes for each parameter")
+            ("params", value, TypeError, "params .*: must be the parameter block as bytes, or bytes for each parameter")
             for value in (None, 5, "ab", [None], [1])
         ),
         *(
-            ("args", value, TypeError, "args is a .*; a list or tuple with a value for each parameter is needed")
+            ("args", value, TypeError, "args is a .*: must be a list or tuple with a value for each parameter")
             for value in (5, "ab", {}, np.zeros(7))
         ),
-        ("memory", 5, TypeError, "memory is a int; a GlobalMemory or None is needed"),
-        ("options", {}, TypeError, "options is a dict; an Options or None is needed"),
-        ("progress", 5, TypeError, "progress is a int; a function of two ints or None is needed"),
-        ("programmatic", 1, TypeError, "programmatic is a int; a bool is needed"),
-        ("programmatic", np.True_, TypeError, "programmatic is a numpy.bool_?; a bool is needed"),
+        ("memory", 5, TypeError, "memory is a int: must be a GlobalMemory or None"),
+        ("options", {}, TypeError, "options is a dict: must be an Options or None"),
+        ("progress", 5, TypeError, "progress is a int: must be a function of two ints or None"),
+        ("programmatic", 1, TypeError, "programmatic is a int: must be a bool"),
+        ("programmatic", np.True_, TypeError, "programmatic is a numpy.bool_?: must be a bool"),
     ],
 )
 def test_arguments_of_another_type_are_named(name: str, value: object, error: type, message: str) -> None:
@@ -200,7 +200,7 @@ def test_arguments_of_another_type_are_named(name: str, value: object, error: ty
 )
 def test_options_of_another_type_are_named(given: dict) -> None:
     (name,) = given
-    with pytest.raises(TypeError, match=f"^{name} .* is needed"):
+    with pytest.raises(TypeError, match=f"^{name} .*must be "):
         Options(**given)
 
 

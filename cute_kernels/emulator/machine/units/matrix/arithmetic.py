@@ -88,8 +88,8 @@ TABLE: dict[tuple[str, str, bool], _Row] = {
     ("mma", "rtx blackwell", False): _Row(25, 23, 32, (-133, -21), "[MMA-Sim]"),
     ("mma", "rtx blackwell", True): _Row(25, 23, 32, (-133, -21), "[MMA-Sim]"),
 }
-#: tcgen05 with block scaling. Of FP4 pairs the terms are exact sums of 16 products, with the exponent of their scales
-#: alone; a sum of products that are all zero has none. [MMA-Sim]
+#: tcgen05 and mma with block scaling. Of FP4 pairs the terms are exact sums of 16 products, with the exponent of their
+#: scales alone; a sum of products that are all zero has none. [MMA-Sim]
 SCALED = {
     "mxf8f6f4": Sums(25, 23, 32, -133),
     "mxf4": Sums(35, 23, 32, -139),
@@ -162,17 +162,17 @@ class Arithmetic:
         return Sums(row.fraction, row.result, row.step, row.lowest[d_type == "f16"], row.split)
 
     def scaled_sums(self, kind: str) -> Sums:
-        """How tcgen05.mma with block scaling adds.
+        """How tcgen05.mma, or mma on sm_120, with block scaling adds.
 
         Raises:
             UnsupportedPTX: it is not known, of this target.
         """
         if self.exact:
             return EXACT
-        known = SCALED if generation(self.target) == "blackwell" else {}
+        known = SCALED if generation(self.target) in ("blackwell", "rtx blackwell") else {}
         if kind not in known:
             raise UnsupportedPTX(
-                f"how tcgen05 of kind::{kind} adds on {self.target} is not known; Options(arithmetic='exact') rounds "
+                f"how kind::{kind} with scales adds on {self.target} is not known; Options(arithmetic='exact') rounds "
                 "exact sums once"
             )
         return known[kind]

@@ -169,7 +169,7 @@ def test_exact_narrow_sums(types: tuple[str, str]) -> None:
 def test_negated_operands_and_unknown_targets() -> None:
     codes = np.arange(64, dtype=np.uint8).reshape(2, 32)
     np.testing.assert_array_equal(Numbers.of(codes, "e2m3", True).values, -Numbers.of(codes, "e2m3").values)
-    with pytest.raises(UnsupportedPTX, match="how tcgen05 of kind::mxf4 adds on sm_90a is not known"):
+    with pytest.raises(UnsupportedPTX, match="how kind::mxf4 with scales adds on sm_90a is not known"):
         Arithmetic("silicon", "sm_90a").scaled_sums("mxf4")
     assert Arithmetic("exact").scaled_sums("mxf4") is EXACT
 

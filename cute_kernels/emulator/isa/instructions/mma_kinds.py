@@ -1,0 +1,125 @@
+"""mma.sync with a kind: elements of four, six and eight bits, and scales of blocks of K (sm_120)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_kernels.emulator.errors import IllegalAccess
+from cute_kernels.emulator.isa.instructions.sync import require_whole_warp
+from cute_kernels.emulator.isa.ptx.decode import Instruction, Vector
+from cute_kernels.emulator.machine.graph.block import BlockBuilder, Call
+from cute_kernels.emulator.machine.units.matrix.mma_sync import (
+    accumulator_registers,
+    accumulator_rows,
+    operand_rows,
+)
+from cute_kernels.emulator.machine.units.matrix.operands import E2M1_PAIRS
+from cute_kernels.emulator.machine.units.matrix.scaled_products import Numbers, Side, codes_of_rows, dot_products
+
+if TYPE_CHECKING:
+    from cute_kernels.emulator.machine.state.lane_masks import LaneValues
+    from cute_kernels.emulator.machine.units.sm import Warp
+
+_ROWS, _COLUMNS = 16, 8
+_THREADS = {"a": 2, "b": 4}  # which of a quad of lanes may hold scales: pairs of lanes, or lanes
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A form: types of A, B and of C and D; scales in a row of K, or 0, and their type."""
+
+    name: str
+    a_type: str
+    b_type: str
+    c_type: str
+    scales: int = 0
+    scale_type: str = ""
+
+
+def form_of(instruction: Instruction) -> Kind:
+    """Reads the opcode.
+
+    Raises:
+        UnsupportedPTX: parts that do not go together.
+    """
+    parts = instruction.parts
+    name = next(part for part in parts if part.startswith("kind::")).removeprefix("kind::")
+    counts = [int(part[-2]) for part in parts if part.startswith("scale_vec::")]
+    scaled = "block_scale" in parts
+    types = list(parts[-5:-1] if scaled else parts[-4:])
+    fours = name in ("mxf4", "mxf4nvf4")
+    scale_type = parts[-1] if scaled else ""
+    default = {"mxf8f6f4": 1, "mxf4": 2}.get(name, 0)
+    count = (counts or [default])[0] if scaled else 0
+    allowed = {"f8f6f4": [(0, "")], "mxf8f6f4": [(1, "ue8m0")], "mxf4": [(2, "ue8m0")]}
+    legal = (count, scale_type) in allowed.get(name, [(2, "ue8m0"), (4, "ue4m3")]) and bool(counts) <= scaled
+    legal = legal and ("m16n8k64" if fours else "m16n8k32") in parts and (not fours or types[1:3] == ["e2m1", "e2m1"])
+    legal = legal and types[0] == types[3] in (("f32",) if scaled else ("f32", "f16"))
+    if not legal or not set(types[1:3]) <= {"e4m3", "e5m2", "e2m3", "e3m2", "e2m1"}:
+        raise instruction.refuse(f"{instruction.opcode}: shape, types and scales of this kind do not go together")
+    return Kind(name, types[1], types[2], types[0], count, scale_type)
+
+
+def lower_kind(block: BlockBuilder, instruction: Instruction) -> None:
+    """mma.sync.kind::f8f6f4, and with block scaling .kind::mxf8f6f4, .kind::mxf4 and .kind::mxf4nvf4."""
+    form = form_of(instruction)
+    d, *sources = (x.items if isinstance(x, Vector) else (x,) for x in instruction.operands[:4])
+    count = 2 if form.c_type == "f16" else 4
+    if [len(d), *map(len, sources)] != [count, 4, 2, count]:
+        raise instruction.refuse(f"4 registers of A, 2 of B and {count} of C and D are needed")
+    registers = tuple(tuple(block.whole(block.value(item, 32)) for item in items) for items in sources)
+    scales = []
+    for words, places in zip(instruction.operands[4::2], instruction.operands[5::2]):
+        scales += [block.whole(block.value(words.items[0] if isinstance(words, Vector) else words, 32))]
+        scales += [block.whole(block.value(item, 16)) for item in places.items]
+    call = Call(mma_kind, (form, *registers, tuple(scales)), effects=bool(scales))
+    values = [value for each in registers for value in each]
+    for item, value in zip(d, block.anchor(call, [("u32", False)] * count, [*values, *scales])):
+        block.define(item, value)
+
+
+def mma_kind(
+    warp: Warp, mask: int, form: Kind, a: tuple[LaneValues, ...], b: tuple[LaneValues, ...],
+    c: tuple[LaneValues, ...], scales: tuple[LaneValues, ...],
+) -> np.ndarray:  # fmt: skip
+    """The registers of D, uint32 [registers, 32]; ``scales``: of A and B the words, the byte and the thread."""
+    require_whole_warp(warp, mask, "mma.sync")
+    a_words, b_words, c_words = (
+        np.stack([np.broadcast_to(np.asarray(x, np.uint32), (1, 32)) for x in each], axis=1) for each in (a, b, c)
+    )
+    sides = []
+    for which, words, rows, type_ in (("a", a_words, _ROWS, form.a_type), ("b", b_words, _COLUMNS, form.b_type)):
+        elements = Numbers.of(_codes(operand_rows(words, rows)[0], type_, form), type_)
+        found = _scales(form, which, *scales[3 * (which == "b") :][:3]) if scales else None
+        sides.append(Side(elements, found))
+    halves = form.c_type == "f16"
+    old = accumulator_rows(c_words, _ROWS, np.uint16 if halves else np.uint32)[0].astype(np.uint32)
+    arithmetic = warp.cluster.arithmetic
+    sums = arithmetic.scaled_sums(form.name) if scales else arithmetic.sums("mma", "e4m3", form.c_type)
+    result = dot_products(*sides, old, form.c_type, sums).astype(np.uint16 if halves else np.uint32)
+    return accumulator_registers(result[None])[0]
+
+
+def _codes(rows: np.ndarray, type_: str, form: Kind) -> np.ndarray:
+    """uint8 [rows, bytes] -> codes: pairs of four bits, or in a byte four bits from bit 2 on, six from bit 0 on."""
+    if form.name in ("mxf4", "mxf4nvf4"):
+        return codes_of_rows(rows, E2M1_PAIRS)
+    return rows >> np.uint8(2) & np.uint8(15) if type_ == "e2m1" else rows & np.uint8(63 if type_[1] in "23" else 255)
+
+
+def _scales(form: Kind, which: str, words: LaneValues, byte: LaneValues, thread: LaneValues) -> Numbers:
+    """[rows, scales]: rows r and r + 8 of A are in a pair of lanes of quad r, column r of B is in one of them."""
+    first, chosen = (int(np.asarray(x).ravel()[0]) for x in (byte, thread))
+    if chosen >= _THREADS[which] or first % form.scales or first + form.scales > 4:
+        raise IllegalAccess(
+            f"byte {first} and thread {chosen} of the scales of {which.upper()}; legal are multiples of {form.scales} "
+            f"below 4, and threads below {_THREADS[which]}"
+        )
+    quads = np.broadcast_to(np.asarray(words, np.uint32), 32).reshape(8, 4)
+    rows = quads[:, 2 * chosen : 2 * chosen + 2].T.reshape(-1) if which == "a" else quads[:, chosen]
+    shifts = 8 * (first + np.arange(form.scales, dtype=np.uint32))
+    codes = (rows[:, None] >> shifts.astype(np.uint32) & np.uint32(255)).astype(np.uint8)
+    return Numbers.of(codes, form.scale_type)
