@@ -62,7 +62,7 @@ def sizes(**values: int) -> tuple[Operand, ...]:
 
 
 def profile_operand(stamps: int) -> Operand:
-    """Where warps write clock stamps (`cute_kernels.plan.base`); absent without stamps."""
+    """The array into which warps write clock stamps; absent without stamps."""
     return Operand("profile", "int64", alignment=8, present=stamps > 0, written=stamps > 0)
 
 
@@ -155,8 +155,7 @@ class Plan(ABC):
         operation: name of the operation, a key of `cute_kernels.plan.PLANNERS`.
         kernel: ``module:class`` of the CuTe DSL kernel, made from a plan. A name, because plans do without CuTe DSL.
         graph: ``module:function`` that gives the kernel's producer -> consumer graph.
-        profile: clock stamps that each warp may write, 0 in a kernel that is not profiled
-            (`cute_kernels.plan.base`).
+        profile: clock stamps that each warp may write, 0 in a kernel that is not profiled.
         k_block_bytes: of a K block, a row of SWIZZLE_128B.
         mma_k_bytes: K of one MMA: 32 elements of 8 bits, 16 of 16, 8 of TF32 (PTX ISA, wgmma and tcgen05.mma).
         swizzle_period: bytes after which SWIZZLE_128B repeats.
