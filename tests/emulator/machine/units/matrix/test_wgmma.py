@@ -430,7 +430,7 @@ def test_places_of_satfinite(old: str, new: str) -> None:
 
 def test_floats_do_not_saturate() -> None:
     case = Wgmma(n=8)
-    with pytest.raises(UnsupportedPTX, match="satfinite exists for integers"):
+    with pytest.raises(UnsupportedPTX, match="qualifier .satfinite does not exist here"):
         run(case, changed(case, (".f32.e4m3.e4m3", ".f32.e4m3.e4m3.satfinite")))
 
 
