@@ -42,6 +42,7 @@ from cute_kernels.emulator.isa.ptx.program import (
     Special,
     Symbol,
     Vector,
+    items_of,
 )
 
 #: Types of instructions that no register is declared with: the type of the registers that hold them.
@@ -158,7 +159,7 @@ class Slot:
         return operand
 
     def _accepts_list(self, operand: Operand, registers: Mapping[str, str]) -> bool:
-        items = operand.items if isinstance(operand, Vector) else (operand,)
+        items = items_of(operand)
         if not self.pack:
             fits = self.count in (None, len(items))
             return fits and all(self._accepts_one(item, registers) for item in items)
