@@ -62,7 +62,7 @@ def sizes(**values: int) -> tuple[Operand, ...]:
 
 
 def profile_operand(stamps: int) -> Operand:
-    """Where warps write clock stamps (`cute_kernels.plan.base`); absent without stamps."""
+    """The array into which warps write clock stamps; absent without stamps."""
     return Operand("profile", "int64", alignment=8, present=stamps > 0, written=stamps > 0)
 
 
@@ -130,6 +130,21 @@ def smem_map(*regions: tuple[str, int, int]) -> tuple[SmemRegion, ...]:
     return tuple(placed)
 
 
+@abstractmethod
+def _of_subclass(plan: Plan) -> Any:
+    """The rule of a fact that a subclass has to give."""
+
+
+def number(rule: Callable[[Any], int] = _of_subclass) -> int:
+    """A fact of a plan that follows from others by a rule; abstract without one."""
+    return property(rule)
+
+
+def flag(rule: Callable[[Any], bool] = _of_subclass) -> bool:
+    """Likewise, true or false."""
+    return property(rule)
+
+
 @dataclass(frozen=True)
 class Plan(ABC):
     """A legal way to run one problem. Every attribute is derived; construct it with `cute_kernels.plan.make_plan`.
@@ -140,8 +155,7 @@ class Plan(ABC):
         operation: name of the operation, a key of `cute_kernels.plan.PLANNERS`.
         kernel: ``module:class`` of the CuTe DSL kernel, made from a plan. A name, because plans do without CuTe DSL.
         graph: ``module:function`` that gives the kernel's producer -> consumer graph.
-        profile: clock stamps that each warp may write, 0 in a kernel that is not profiled
-            (`cute_kernels.plan.base`).
+        profile: clock stamps that each warp may write, 0 in a kernel that is not profiled.
         k_block_bytes: of a K block, a row of SWIZZLE_128B.
         mma_k_bytes: K of one MMA: 32 elements of 8 bits, 16 of 16, 8 of TF32 (PTX ISA, wgmma and tcgen05.mma).
         swizzle_period: bytes after which SWIZZLE_128B repeats.
@@ -162,10 +176,8 @@ class Plan(ABC):
     swizzle_period: int = field(default=1024, kw_only=True)
     barrier_bytes: int = field(default=1024, kw_only=True)
 
-    @property
-    def ctas(self) -> int:
-        """CTAs of a cluster."""
-        return 1
+    ctas: ClassVar[int] = 1
+    """CTAs of a cluster."""
 
     @property
     def cluster(self) -> tuple[int, int, int]:
@@ -175,24 +187,13 @@ class Plan(ABC):
     def grid(self) -> tuple[int, int, int]:
         return (self.clusters * math.prod(self.cluster), 1, 1)
 
-    @property
-    def threads(self) -> int:
-        return len(self.roles) * LANES
-
-    @property
-    def sums_integers(self) -> bool:
-        """Accumulators are 32-bit integers and exact; otherwise FP32."""
-        return self.problem.in_dtype in LARGEST_PRODUCT
-
-    @property
-    def tile_k(self) -> int:
-        """Elements of K in a block."""
-        return self.k_block_bytes // ITEMSIZE[self.problem.in_dtype]
-
-    @property
-    def k_blocks(self) -> int:
-        """K blocks of a tile."""
-        return -(-self.problem.k // self.tile_k)
+    threads = number(lambda self: len(self.roles) * LANES)
+    sums_integers = flag(lambda self: self.problem.in_dtype in LARGEST_PRODUCT)
+    """Accumulators are 32-bit integers and exact; otherwise FP32."""
+    tile_k = number(lambda self: self.k_block_bytes // ITEMSIZE[self.problem.in_dtype])
+    """Elements of K in a block."""
+    k_blocks = number(lambda self: -(-self.problem.k // self.tile_k))
+    """K blocks of a tile."""
 
     @property
     def smem_bytes(self) -> int:
@@ -204,10 +205,8 @@ class Plan(ABC):
         """Regions of the allocated columns of tensor memory, in order; empty where the architecture has none."""
         return ()
 
-    @property
-    def resident_ctas(self) -> int:
-        """CTAs that fit the registers of a multiprocessor, as the kernel is compiled."""
-        return 1
+    resident_ctas: ClassVar[int] = 1
+    """CTAs that fit the registers of a multiprocessor, as the kernel is compiled."""
 
     @property
     def launches(self) -> tuple[Plan, ...]:

@@ -19,6 +19,7 @@ from cute_kernels.plan.base import (
     check_fields,
     check_sm_count,
     is_legal,
+    number,
     reject,
     require,
     round_up,
@@ -63,9 +64,7 @@ class Sm100ImagesPlan(StripsPlan, Sm100TransposedPlan):
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
-    @property
-    def cta_images(self) -> int:
-        return self.tile_images // self.cta_group
+    cta_images = number(lambda self: self.tile_images // self.cta_group)
 
     # ---- printing --------------------------------------------------------------------------------------------------
 

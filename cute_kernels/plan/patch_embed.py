@@ -16,6 +16,7 @@ from cute_kernels.plan.base import (
     Operand,
     Plan,
     check_smem,
+    number,
     profile_operand,
     reject,
     require,
@@ -67,10 +68,8 @@ class PatchEmbedPlan(Plan):
     def launch_facts(self) -> dict[str, Any]:
         return {"table_shape": self.table_shape}
 
-    @property
-    def table_height(self) -> int:
-        """Rows of the table in memory: one more, of NaN, where an index chooses the row."""
-        return self.problem.table_rows + self.problem.table_index
+    table_height = number(lambda self: self.problem.table_rows + self.problem.table_index)
+    """Rows of the table in memory: one more, of NaN, where an index chooses the row."""
 
     @property
     def table_dtype(self) -> str:

@@ -19,6 +19,7 @@ from cute_kernels.plan.base import (
     check_fields,
     check_sm_count,
     is_legal,
+    number,
     reject,
     require,
     smem_map,
@@ -51,9 +52,7 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
 
     # ---- tiles -----------------------------------------------------------------------------------------------------
 
-    @property
-    def tile_positions(self) -> int:
-        return self.config.tile_positions
+    tile_positions = number(lambda self: self.config.tile_positions)
 
     @property
     def rows_of_tiles(self) -> str:
@@ -62,13 +61,8 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
-    @property
-    def x_stage_bytes(self) -> int:
-        return self.config.tile_rows * self.k_block_bytes * self.config.stage_blocks
-
-    @property
-    def stage_bytes(self) -> int:
-        return self.x_stage_bytes + self.weight_stage_bytes
+    x_stage_bytes = number(lambda self: self.config.tile_rows * self.k_block_bytes * self.config.stage_blocks)
+    stage_bytes = number(lambda self: self.x_stage_bytes + self.weight_stage_bytes)
 
     @cached_property
     def smem(self) -> tuple[SmemRegion, ...]:
@@ -94,10 +88,8 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
         one_pair = self.config.order == "position" and self.config.tile_positions == 1
         return one_pair or self.needed_registers + self.table_registers <= self.consumer_registers
 
-    @property
-    def row_registers(self) -> int:
-        """Factors of a thread's rows of a tile."""
-        return self.config.tile_rows // 4 if self.problem.row_scale else 0
+    row_registers = number(lambda self: self.config.tile_rows // 4 if self.problem.row_scale else 0)
+    """Factors of a thread's rows of a tile."""
 
     @property
     def prefetches_rows(self) -> bool:

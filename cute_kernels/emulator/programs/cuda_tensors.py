@@ -259,6 +259,7 @@ class CudaOnHost(TorchFunctionMode):
         with contextlib.ExitStack() as stack:
             for name, value in self._queries().items():
                 stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
+            stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))  # as the driver says
             stack.enter_context(mock.patch.object(torch, "Generator", Generator))
             stack.enter_context(mock.patch.object(torch.profiler, "profile", Profile))
             stack.enter_context(on_device_backward(self))
@@ -288,10 +289,15 @@ class CudaOnHost(TorchFunctionMode):
             with contextlib.nullcontext() if entered_stream is None else entered_stream:
                 yield
 
-        names = ("init", "_lazy_init", "empty_cache", "manual_seed", "manual_seed_all")
-        names += ("reset_peak_memory_stats",)
+        names = ("init", "_lazy_init", "empty_cache", "reset_peak_memory_stats")
         return {
             **{name: _nothing() for name in names},
+            # The host draws the device's random numbers, too.
+            "default_generators": (torch.default_generator,),
+            "manual_seed": torch.default_generator.manual_seed,
+            "manual_seed_all": torch.default_generator.manual_seed,
+            "get_rng_state": lambda device=None: torch.default_generator.get_state(),
+            "set_rng_state": lambda new_state, device=None: torch.default_generator.set_state(new_state),
             "is_available": lambda: True,
             "is_initialized": lambda: True,
             "device_count": lambda: 1,

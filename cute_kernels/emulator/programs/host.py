@@ -185,6 +185,8 @@ def parameter_sizes(ptx: str, kernel_name: str) -> tuple[int, ...]:
     if entry is None:
         if re.search(rf"\.entry\s+{re.escape(kernel_name)}\s*[.{{]", ptx):
             return ()
+        if not ptx.strip():  # CUDA 12 has another name for sm_110
+            raise UnsupportedPTX(f"CuTe DSL made no PTX for {kernel_name}: the extra cu13 knows more chips")
         raise UnsupportedPTX(f"the PTX has no kernel {kernel_name}")
     sizes = []
     for declaration in filter(None, map(str.strip, entry.group(1).split(","))):

@@ -14,6 +14,7 @@ from cute_kernels.emulator.checking.debugger import Debugger
 from cute_kernels.emulator.programs.capturing import capture
 from cute_kernels.emulator.programs.program_run import run_program
 from cute_kernels.emulator.programs.recorded import RecordedLaunch
+from cute_kernels.emulator.reports.diagnosis import diagnose
 from tests.emulator.checking.test_debugger import COUNT, GEMM, recorded
 from tests.emulator.checking.test_reduction import write
 
@@ -78,8 +79,6 @@ def test_reports_have_coordinates(tmp_path: Path) -> None:
     path, errors = changed(tmp_path, "self.operands.wait_full(state)", "pass"), []
     with capture("sm_90a", Options()) as session:
         run_program(str(path), [], session, lambda error, *_: errors.append(error))
-    from cute_kernels.emulator.reports.diagnosis import diagnose
-
     found = re.search(r"byte (\d+) on of (\w+) \(.*\): (\w+)\[(\d+), (\d+), stage (\d+)\]", diagnose(errors[0]).memory)
     assert isinstance(errors[0], EmulatorError) and found[2] == found[3]
     row, column, stage = map(int, found.groups()[3:])

@@ -287,6 +287,22 @@ def test_what_is_computed_on_the_device_stays_there(device) -> None:
         assert torch.empty(3).is_cuda
 
 
+def test_the_random_numbers_of_the_device_can_be_drawn_again(device) -> None:
+    def drawn() -> list[float]:
+        return torch.randn(3, device="cuda").tolist()
+
+    torch.cuda.manual_seed(7)
+    first = drawn()
+    state = torch.cuda.get_rng_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        second = drawn()
+    assert drawn() == second != first
+    torch.cuda.set_rng_state(state)
+    assert drawn() == second
+    torch.cuda.manual_seed_all(7)
+    assert drawn() == first
+
+
 class Doubled(torch.autograd.Function):
     """2 * x, whose backward says where it ran and what it was given."""
 
@@ -643,6 +659,7 @@ def test_dlpack_says_where_a_tensor_is(device) -> None:
 
 def test_queries(device) -> None:
     assert torch.cuda.get_device_capability() == (9, 0) and torch.cuda.device_count() == 1
+    assert torch.version.cuda == "13.0"
     assert torch.cuda.get_device_properties(0).multi_processor_count == 7
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()

@@ -64,7 +64,7 @@ def test_only_the_chosen_clusters_run_and_progress_counts_them():
         ({"grid": (0, 1, 1)}, "positive"),
         ({"block": (2048, 1, 1)}, "at most 1024"),
         ({"block": (1, 1, 128)}, r"block \(1, 1, 128\); at most"),
-        ({"grid": 0}, "grid 0: a positive integer"),
+        ({"grid": 0}, "grid = 0: must be a positive integer"),
         ({"grid": (1, 1, 1, 1)}, "one to three of them"),
         ({"grid": (1, 70_000, 1)}, r"grid .*; at most"),
         ({"grid": (2**31, 1, 1)}, r"grid .*; at most"),
