@@ -134,6 +134,7 @@ def _isspacep(block: BlockBuilder, instruction: Instruction) -> None:
     holds = block.pure(integer_compare("lt", "u64"), place, Constant(end - start, 64))
     if space in ("shared", "shared::cta"):
         rank = block.resize(block.pure(shift_by("shr", "u64", 24), place), 32)
-        own = block.pure(integer_compare("eq", "b32"), rank, LiveIn("W.cta.rank", 32, uniform=True))
+        of_warp = LiveIn("%cluster_ctarank", 32, True, lambda warp: warp.cta.rank)
+        own = block.pure(integer_compare("eq", "b32"), rank, of_warp)
         holds = block.pure(binary("and", "pred"), holds, own)
     block.define(instruction.operands[0], holds)
