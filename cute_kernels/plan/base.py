@@ -17,11 +17,10 @@ from cute_kernels.config import ITEMSIZE, LARGEST_PRODUCT, Config, GemmProblem, 
 from cute_kernels.plan.prediction import Prediction
 
 # --- what a kernel's host function takes, as a table: everything that passes arguments follows it --------------------
-# `Plan.operands` is that table for one plan, in the order of the host function's parameters; a stream comes after them.
-# From it follow the arguments that CuTe DSL traces and is called with (`cute_kernels.operations.compile`), the argument
-# frame of a bound launch (`cute_kernels.operations.compile`), what the emulator registers as memory, and the facts of a
-# launch. It stands beside the plan, since which operands there are and of which type is decided there, and since both
-# those who compile and those who launch have to read it, without torch and without CuTe DSL.
+# From `Plan.operands`, that table for one plan, follow the named tuple that CuTe DSL traces, the arguments of a bound
+# launch (both `cute_kernels.operations.compile`), the memory that the emulator registers, and the facts of a launch. A
+# stream comes after them. It stands beside the plan, since those who compile and those who launch read it, without torch
+# and without CuTe DSL.
 
 
 Kind = Literal["pointer", "value", "size"]
@@ -29,7 +28,7 @@ Kind = Literal["pointer", "value", "size"]
 
 @dataclass(frozen=True)
 class Operand:
-    """One parameter of a host function.
+    """What a host function takes by one name.
 
     Attributes:
         name: of the parameter, and of the address or number that a launch gives for it.
