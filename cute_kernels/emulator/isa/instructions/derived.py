@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cute_kernels.emulator.isa.instructions.compare import integer_compare, result_type
+from cute_kernels.emulator.isa.instructions.compare import integer_compare
 from cute_kernels.emulator.isa.instructions.integers import binary, multiply, shift_by
 from cute_kernels.emulator.isa.instructions.video import Numbers
 from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Special
@@ -26,15 +26,13 @@ _LARGEST_FLUSHED = Constant(0x80800000, 32)  # the first negative number that .f
 
 
 @family(
-    "slct", operands=lambda parts: "d:{0}, a:{0}, b:{0}, c".format(result_type(parts)),
+    "slct", operands=lambda parts: "d:{0}, a:{0}, b:{0}, c".format(parts[-2]),
     qualifiers="$bits|$ints|f32|f64 s32; ftz? $bits|$ints|f32|f64 f32",
 )  # fmt: skip
 def _slct(block: BlockBuilder, instruction: Instruction) -> None:
     """slct: the first operand where the third is not negative (-0 is not, NaN is), else the second."""
     parts = instruction.parts[1:]
     type_, by = parts[-2:]
-    if by not in _NOT_NEGATIVE or "ftz" in parts and by != "f32":
-        raise instruction.refuse("slct by .s32 or .f32 is implemented, with .ftz by .f32")
     bits = TYPE_BITS[type_]
     yes, no = (block.whole(block.value(operand, bits)) for operand in instruction.operands[1:3])
     decides = block.value(instruction.operands[3], 32)
