@@ -13,15 +13,15 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 from cute_kernels.common.chips import CHIPS
 from cute_kernels.common.chips import Chip as Arch
+from cute_kernels.common.facts import flag, number, text
 from cute_kernels.config import ITEMSIZE, LARGEST_PRODUCT, Config, GemmProblem, PatchEmbedProblem
 from cute_kernels.plan.prediction import Prediction
 
 # --- what a kernel's host function takes, as a table: everything that passes arguments follows it --------------------
-# `Plan.operands` is that table for one plan, in the order of the host function's parameters; a stream comes after them.
-# From it follow the arguments that CuTe DSL traces and is called with (`cute_kernels.operations.compile`), the argument
-# frame of a bound launch (`cute_kernels.operations.compile`), what the emulator registers as memory, and the facts of a
-# launch. It stands beside the plan, since which operands there are and of which type is decided there, and since both
-# those who compile and those who launch have to read it, without torch and without CuTe DSL.
+# `Plan.operands` is that table for one plan. From it follow the named tuple that CuTe DSL traces and the arguments of a
+# bound launch (both `cute_kernels.operations.compile`), the memory that the emulator registers, and the facts of a
+# launch. A stream comes after them. It stands beside the plan, since those who compile and those who launch read it,
+# without torch and without CuTe DSL.
 
 
 Kind = Literal["pointer", "value", "size"]
@@ -29,7 +29,7 @@ Kind = Literal["pointer", "value", "size"]
 
 @dataclass(frozen=True)
 class Operand:
-    """One parameter of a host function.
+    """What a host function takes by one name.
 
     Attributes:
         name: of the parameter, and of the address or number that a launch gives for it.
@@ -128,21 +128,6 @@ def smem_map(*regions: tuple[str, int, int]) -> tuple[SmemRegion, ...]:
         placed.append(SmemRegion(name, offset, nbytes, alignment))
         offset += nbytes
     return tuple(placed)
-
-
-@abstractmethod
-def _of_subclass(plan: Plan) -> Any:
-    """The rule of a fact that a subclass has to give."""
-
-
-def number(rule: Callable[[Any], int] = _of_subclass) -> int:
-    """A fact of a plan that follows from others by a rule; abstract without one."""
-    return property(rule)
-
-
-def flag(rule: Callable[[Any], bool] = _of_subclass) -> bool:
-    """Likewise, true or false."""
-    return property(rule)
 
 
 @dataclass(frozen=True)
@@ -256,10 +241,8 @@ class Plan(ABC):
         blocks = self.config.stage_blocks
         return "stage_blocks", blocks, nbytes // (self.stage_bytes // blocks)
 
-    @property
-    def runs(self) -> str:
-        """Which kernels run, and why these where a problem may have others."""
-        return ", then ".join(part.operation for part in self.launches)
+    runs = text(lambda self: ", then ".join(part.operation for part in self.launches))
+    """Which kernels run, and why these where a problem may have others."""
 
     def describe(self) -> list[tuple[str, str]]:
         """Rows (what, value) for people: tiles, launch, shared- and tensor-memory budget line by line."""

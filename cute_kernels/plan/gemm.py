@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from cute_kernels.common.facts import flag, number, text
 from cute_kernels.config import ACTIVATIONS, WEIGHT_TYPES, GemmConfig, GemmProblem, longest_row
 from cute_kernels.plan.base import (
     ITEMSIZE,
@@ -16,8 +17,6 @@ from cute_kernels.plan.base import (
     Operand,
     Plan,
     SmemRegion,
-    flag,
-    number,
     reject,
     require,
     round_up,
@@ -75,15 +74,10 @@ class GemmPlan(Plan):
             *sizes(m=p.m, n=p.n, k=p.k, batches=p.batches, clusters=self.clusters),
         )
 
-    @property
-    def multiplied_dtype(self) -> str:
-        """Element type that the tensor core multiplies; of float32 operands TF32."""
-        return "tfloat32" if self.problem.in_dtype == "float32" else self.problem.in_dtype
-
-    @property
-    def b_dtype(self) -> str:
-        """Element type of ``b`` in the tensor core."""
-        return WEIGHT_TYPES.get(self.problem.in_dtype, self.multiplied_dtype)
+    multiplied_dtype = text(lambda self: "tfloat32" if self.problem.in_dtype == "float32" else self.problem.in_dtype)
+    """Element type that the tensor core multiplies; of float32 operands TF32."""
+    b_dtype = text(lambda self: WEIGHT_TYPES.get(self.problem.in_dtype, self.multiplied_dtype))
+    """Element type of ``b`` in the tensor core."""
 
     narrows = flag(lambda self: ITEMSIZE[self.problem.out_dtype] == 1)
     """The output is of 8 bits: a number of the call brings the results into its range."""

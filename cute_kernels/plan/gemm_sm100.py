@@ -7,18 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import GemmProblem, Sm100GemmConfig
-from cute_kernels.plan.base import (
-    LANES,
-    Arch,
-    Field,
-    TmemRegion,
-    check_fields,
-    check_sm_count,
-    legal_plans,
-    number,
-    reject,
-)
+from cute_kernels.plan.base import LANES, Arch, Field, TmemRegion, check_fields, check_sm_count, legal_plans, reject
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import check_stores_and_stages
 from cute_kernels.plan.tiles import CtaPairs

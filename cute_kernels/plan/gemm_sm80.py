@@ -6,9 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from cute_kernels.common.facts import number, text
 from cute_kernels.config import GemmProblem, Sm80GemmConfig
 from cute_kernels.plan import sm80
-from cute_kernels.plan.base import Arch, Field, Operand, check_fields, number, reject, require
+from cute_kernels.plan.base import Arch, Field, Operand, check_fields, reject, require
 from cute_kernels.plan.gemm import GROUP_M, GemmPlan
 from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, choice, require_fp8
 
@@ -35,10 +36,8 @@ class Sm80GemmPlan(Sm80Plan, GemmPlan):
 
     config: Sm80GemmConfig
 
-    @property
-    def multiplied_dtype(self) -> str:
-        """FP32 is copied as it is: what rounds it to TF32 is the kernel."""
-        return self.problem.in_dtype
+    multiplied_dtype = text(lambda self: self.problem.in_dtype)
+    """FP32 is copied as it is: what rounds it to TF32 is the kernel."""
 
     @property
     def lane_columns(self) -> int:

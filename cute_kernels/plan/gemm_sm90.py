@@ -14,18 +14,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.common.chips import CTA_SMEM_BYTES
+from cute_kernels.common.facts import number
 from cute_kernels.config import GemmProblem, Sm90GemmConfig
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    Arch,
-    Field,
-    check_fields,
-    check_sm_count,
-    number,
-    reject,
-    require,
-    round_up,
-)
+from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, reject, require, round_up
 from cute_kernels.plan.gemm import GROUP_M, StagedGemmPlan, check_tile_order
 from cute_kernels.plan.shared_operands import (
     LEAST_ROW_BYTES,

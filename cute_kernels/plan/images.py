@@ -8,19 +8,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import ImagesConfig, PatchEmbedImagesProblem
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    Field,
-    Operand,
-    Plan,
-    number,
-    profile_operand,
-    reject,
-    require,
-    round_up,
-    sizes,
-)
+from cute_kernels.plan.base import ITEMSIZE, Field, Operand, Plan, profile_operand, reject, require, round_up, sizes
 from cute_kernels.plan.options import BATCH, FEATURES, TABLE, Option, ProblemOptions, table_rows
 from cute_kernels.plan.patchify import CONVERSIONS, describe_images
 

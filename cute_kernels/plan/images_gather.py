@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90GatherConfig
 from cute_kernels.plan import gemm_sm90 as dense
 from cute_kernels.plan.base import (
@@ -26,7 +27,6 @@ from cute_kernels.plan.base import (
     check_fields,
     check_sm_count,
     is_legal,
-    number,
     reject,
     require,
     room_for_stages,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import PatchEmbedImagesProblem, Sm100ImagesConfig
 from cute_kernels.plan import b200
 from cute_kernels.plan.base import (
@@ -19,7 +20,6 @@ from cute_kernels.plan.base import (
     check_fields,
     check_sm_count,
     is_legal,
-    number,
     reject,
     require,
     round_up,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cute_kernels.common.chips import CTA_SMEM_BYTES
+from cute_kernels.common.facts import number, text
 from cute_kernels.config import PatchEmbedImagesProblem, Sm80ImagesConfig, longest_row
 from cute_kernels.plan import sm80
 from cute_kernels.plan.base import (
@@ -23,7 +24,6 @@ from cute_kernels.plan.base import (
     Operand,
     SmemRegion,
     check_fields,
-    number,
     reject,
     require,
     round_up,
@@ -58,9 +58,7 @@ class Sm80ImagesPlan(Sm80Plan, ImagesPlan):
 
     config: Sm80ImagesConfig
 
-    @property
-    def runs(self) -> str:
-        return "patches: one kernel reads the images"
+    runs = text(lambda self: "patches: one kernel reads the images")
 
     @property
     def operands(self) -> tuple[Operand, ...]:

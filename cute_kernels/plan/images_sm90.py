@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from cute_kernels.common.facts import flag, number, text
 from cute_kernels.config import PatchEmbedImagesProblem, Sm90ImagesConfig
 from cute_kernels.plan import patch_embed_sm90 as rows
 from cute_kernels.plan.base import (
@@ -20,9 +21,7 @@ from cute_kernels.plan.base import (
     check_fields,
     check_sm_count,
     check_smem,
-    flag,
     legal_plans,
-    number,
     reject,
     require,
     round_up,
@@ -142,9 +141,7 @@ class Sm90ImagesPlan(StripsPlan, TransposedPlan):
     prefetches_table = flag(lambda self: self.holds_table)
     tile_positions = number(lambda self: self.tile_patches)
 
-    @property
-    def rows_of_tiles(self) -> str:
-        return "position"
+    rows_of_tiles = text(lambda self: "position")
 
     def describe_tiles(self) -> list[tuple[str, str]]:
         c = self.config

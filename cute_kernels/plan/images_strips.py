@@ -21,8 +21,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from cute_kernels.common.facts import flag, number
 from cute_kernels.config import PatchEmbedImagesProblem
-from cute_kernels.plan.base import ITEMSIZE, LANES, flag, number, reject, require, round_up
+from cute_kernels.plan.base import ITEMSIZE, LANES, reject, require, round_up
 from cute_kernels.plan.images import STRIP_PATCH, GridTilesPlan
 from cute_kernels.plan.tiles import CORE_COLUMNS, FeatureTiles
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from cute_kernels.common.facts import flag, number
 from cute_kernels.config import LAUNCH_ARGUMENT, Typed, longest_row
-from cute_kernels.plan.base import LANES, VECTOR_BYTES, Arch, Operand, Plan, SmemRegion, flag, number, reject, sizes
+from cute_kernels.plan.base import LANES, VECTOR_BYTES, Arch, Operand, Plan, SmemRegion, reject, sizes
 
 
 @dataclass(frozen=True)

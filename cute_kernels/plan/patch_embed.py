@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from cute_kernels.common.facts import number, text
 from cute_kernels.config import WEIGHT_TYPES, PatchEmbedConfig, PatchEmbedProblem, longest_row
 from cute_kernels.plan.base import (
     ITEMSIZE,
@@ -16,7 +17,6 @@ from cute_kernels.plan.base import (
     Operand,
     Plan,
     check_smem,
-    number,
     profile_operand,
     reject,
     require,
@@ -71,9 +71,7 @@ class PatchEmbedPlan(Plan):
     table_height = number(lambda self: self.problem.table_rows + self.problem.table_index)
     """Rows of the table in memory: one more, of NaN, where an index chooses the row."""
 
-    @property
-    def table_dtype(self) -> str:
-        return "float32" if self.config.epilogue == "f32" else "bfloat16"
+    table_dtype = text(lambda self: "float32" if self.config.epilogue == "f32" else "bfloat16")
 
     @property
     def memory_bytes(self) -> int:

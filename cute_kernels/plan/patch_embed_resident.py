@@ -9,19 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import PatchEmbedProblem, Sm100ResidentConfig
 from cute_kernels.plan import b200
-from cute_kernels.plan.base import (
-    ITEMSIZE,
-    Arch,
-    Field,
-    check_fields,
-    check_sm_count,
-    is_legal,
-    number,
-    reject,
-    round_up,
-)
+from cute_kernels.plan.base import ITEMSIZE, Arch, Field, check_fields, check_sm_count, is_legal, reject, round_up
 from cute_kernels.plan.patch_embed import (
     EPILOGUE,
     ORDER,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import PatchEmbedProblem, Sm100PatchEmbedConfig
 from cute_kernels.plan import b200
 from cute_kernels.plan.base import (
@@ -22,7 +23,6 @@ from cute_kernels.plan.base import (
     check_fields,
     check_sm_count,
     legal_plans,
-    number,
     reject,
     require,
     smem_map,

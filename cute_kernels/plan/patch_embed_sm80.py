@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cute_kernels.common.facts import number
 from cute_kernels.config import PatchEmbedProblem, Sm80PatchEmbedConfig
 from cute_kernels.plan import sm80
-from cute_kernels.plan.base import Arch, Operand, check_fields, number
+from cute_kernels.plan.base import Arch, Operand, check_fields
 from cute_kernels.plan.patch_embed import EPILOGUE, PatchEmbedPlan, TableLayout, check_capacity
 from cute_kernels.plan.sm80 import Sm80Plan, candidates, check_tiles, choice, require_fp8
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from cute_kernels.common.facts import number, text
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.plan.base import (
     TWO_TILES,
@@ -19,7 +20,6 @@ from cute_kernels.plan.base import (
     check_fields,
     check_sm_count,
     is_legal,
-    number,
     reject,
     require,
     smem_map,
@@ -54,10 +54,8 @@ class Sm90PatchEmbedPlan(TransposedRows, TransposedPlan, PatchEmbedPlan):
 
     tile_positions = number(lambda self: self.config.tile_positions)
 
-    @property
-    def rows_of_tiles(self) -> str:
-        """Without positions a tile is consecutive rows, whatever the order is called."""
-        return "flat" if self.positions == 1 else self.config.order
+    rows_of_tiles = text(lambda self: "flat" if self.positions == 1 else self.config.order)
+    """Without positions a tile is consecutive rows, whatever the order is called."""
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 

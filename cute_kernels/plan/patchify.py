@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from cute_kernels.common.facts import flag, number
 from cute_kernels.config import LAUNCH_ARGUMENT, PatchEmbedImagesProblem, Typed
 from cute_kernels.plan.base import (
     ITEMSIZE,
@@ -16,8 +17,6 @@ from cute_kernels.plan.base import (
     Operand,
     Plan,
     SmemRegion,
-    flag,
-    number,
     reject,
     require,
     round_up,

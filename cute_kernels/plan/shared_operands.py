@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.plan.base import ITEMSIZE, Plan, number, reject, require, room_for_stages, round_up, smem_rule
+from cute_kernels.common.facts import number
+from cute_kernels.plan.base import ITEMSIZE, Plan, reject, require, room_for_stages, round_up, smem_rule
 
 SWIZZLE_BYTES = 128
 """Row of a SWIZZLE_128B buffer: of an operand stage in K, and of a store buffer in N."""

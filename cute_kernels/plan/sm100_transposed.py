@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, TypeVar
 
+from cute_kernels.common.facts import number, text
 from cute_kernels.config import WEIGHT_TYPES, Sm100ImagesConfig, Sm100ResidentConfig
 from cute_kernels.plan import b200
 from cute_kernels.plan.b200 import MACS_PER_CLOCK
@@ -22,7 +23,6 @@ from cute_kernels.plan.base import (
     Field,
     SmemRegion,
     TmemRegion,
-    number,
     reject,
     room_for_stages,
     round_up,
@@ -71,10 +71,8 @@ class Sm100TransposedPlan(FeatureTiles, CtaPairs):
     stage_bytes = number()
     """Operand bytes of one stage in one CTA."""
 
-    @property
-    def weight_dtype(self) -> str:
-        """Element type of the weight, as torch names it."""
-        return WEIGHT_TYPES[self.problem.in_dtype]
+    weight_dtype = text(lambda self: WEIGHT_TYPES[self.problem.in_dtype])
+    """Element type of the weight, as torch names it."""
 
     features = number(lambda self: self.lanes)
     cta_group = number(lambda self: self.config.cta_group)

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 from cute_kernels.common.chips import CTA_SMEM_BYTES
+from cute_kernels.common.facts import flag, number, text
 from cute_kernels.config import Sm80Config
 from cute_kernels.plan.base import (
     ITEMSIZE,
@@ -24,9 +25,7 @@ from cute_kernels.plan.base import (
     Plan,
     SmemRegion,
     check_smem,
-    flag,
     legal_plans,
-    number,
     reject,
     require,
 )
@@ -54,10 +53,8 @@ class Sm80Plan(Plan):
 
     config: Sm80Config
 
-    @property
-    def multiplied(self) -> str:
-        """Element type of A, as torch names it."""
-        return self.problem.in_dtype
+    multiplied = text(lambda self: self.problem.in_dtype)
+    """Element type of A, as torch names it."""
 
     tiles = number(lambda self: self.m_tiles * self.n_tiles)
     """Turns of a CTA, all CTAs together."""

@@ -10,7 +10,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cute_kernels.plan.base import ITEMSIZE, flag, number, reject, room_for_stages
+from cute_kernels.common.facts import flag, number
+from cute_kernels.plan.base import ITEMSIZE, reject, room_for_stages
 from cute_kernels.plan.tiles import FeatureTiles
 
 WARPGROUP_FEATURES = 64

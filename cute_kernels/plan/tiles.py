@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import ClassVar
 
-from cute_kernels.plan.base import Plan, flag, number
+from cute_kernels.common.facts import flag, number
+from cute_kernels.plan.base import Plan
 
 CORE_COLUMNS = 8
 """Columns after which a tensor core's accumulators repeat, a core matrix's: a thread has two of each 8."""

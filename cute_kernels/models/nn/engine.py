@@ -577,7 +577,10 @@ class PatchEngine:
 
     def _by_rows(self, rows, prepared, bias) -> torch.Tensor:
         sources, offset = (prepared.offset, bias), prepared.offset
-        shift = offset if bias is None else DERIVED.get("shift", sources, lambda: offset + bias.to(torch.float32))
+        if bias is not None and self._wants_gradients(bias):
+            shift = offset + bias.to(torch.float32)  # not kept: gradients flow through it, once
+        else:
+            shift = offset if bias is None else DERIVED.get("shift", sources, lambda: offset + bias.to(torch.float32))
         return patch_embed_operation.patch_embed(
             rows, prepared.raw, shift, scale_b=prepared.scale[None], backend=self.options.backend
         )
