@@ -42,6 +42,9 @@ def test_the_page_is_that_of_the_record():
     }
     suites = {"packages": list(cases())} | {clone.origin: list(clone.cases()) for clone in CLONES}
     known = record()
+    listed = [known[case.name] for suite in suites.values() for case in suite]
+    reports = [report for outcome in listed if outcome.verdict != "refused" for report in outcome.reports]
+    assert {f"`{report.partition(' at ')[0]}`" for report in reports} == {kind for kind in rows if kind.startswith("`")}
     for place, (title, suite) in enumerate(suites.items()):
         assert rows["kind of report"][place] == title
         counts = dict(zip(rows["suite"], map(int, rows[title]), strict=True))
