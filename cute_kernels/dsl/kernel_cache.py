@@ -273,8 +273,8 @@ def _origin() -> dict[str, object]:
 def encode(key: Hashable, kernel: CompiledKernel) -> bytes:
     """The bytes of an entry."""
     values = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
-    values["allocations"] = kernel.allocations.text()
-    sections = {name: v.encode() if isinstance(v, str) else v for name, v in values.items()}
+    texts = {name: v.text() if isinstance(v, Allocations) else v for name, v in values.items()}
+    sections = {name: v.encode() if isinstance(v, str) else v for name, v in texts.items()}
     header = json.dumps(
         {
             "key": repr(key),

@@ -130,7 +130,7 @@ def build(plan: Plan) -> cache.CompiledKernel:
     code = dsl.cubin(function), dsl.export_object(function, prefix)
     (held,) = (each for each in dsl.allocations_of(function) if each.kernel == name)
     # The kernel divides its memory by itself, as the plan says.
-    regions = tuple((region.name.partition(":")[0], region.offset, region.nbytes) for region in plan.smem)
+    regions = tuple((each.name.partition(":")[0], each.offset, each.nbytes) for each in plan.smem if each.nbytes)
     arrays = (Allocation(0, plan.smem_bytes, (), regions),) if regions else ()
     return cache.CompiledKernel(name, ptx, *code, prefix, dataclasses.replace(held, dynamic=arrays))
 

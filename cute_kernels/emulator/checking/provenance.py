@@ -30,7 +30,7 @@ from cute_kernels.emulator.machine.units.matrix.operands import ElementType, Mat
 from cute_kernels.emulator.machine.units.matrix.wgmma import ROWS, WARPS, Form
 from cute_kernels.emulator.machine.units.sm import Warp
 from cute_kernels.emulator.programs.recorded import Replay
-from cute_kernels.emulator.reports.arrays import element_at, tile_at
+from cute_kernels.emulator.reports.arrays import Tile, tile_at
 from cute_kernels.emulator.reports.operations import noun
 
 _SWIZZLES = tuple(SWIZZLES)
@@ -185,9 +185,9 @@ class Origin:
     def _words(self, byte: Byte) -> str:
         space, cta, address = byte
         if space == "shared":
-            tile = tile_at(self._launch.ptx, self._launch.kernel_name, self._launch, address)
+            tile, element = self._tile(byte)
             layout = f" ({tile.swizzle})" if tile is not None else ""
-            return f"{self._element(byte) or f'offset {address} of the shared memory'} of CTA {cta}{layout}"
+            return f"{element or f'offset {address} of the shared memory'} of CTA {cta}{layout}"
         name, first = self._array(address)
         return f"byte {address - first} of {name}"
 
@@ -198,9 +198,12 @@ class Origin:
                 return name, first
         return "global memory", 0
 
+    def _tile(self, byte: Byte) -> tuple[Tile | None, str]:
+        launch = self._launch
+        return tile_at(launch.ptx, launch.kernel_name, launch, byte[2]) if byte[0] == "shared" else (None, "")
+
     def _element(self, byte: Byte) -> str:
-        found = byte[0] == "shared"
-        return element_at(self._launch.ptx, self._launch.kernel_name, self._launch, byte[2]) if found else ""
+        return self._tile(byte)[1]
 
     # --- what one event writes --------------------------------------------------------------------------------------
 
