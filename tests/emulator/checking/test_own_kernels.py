@@ -89,6 +89,24 @@ def test_accumulators_of_patch_embedding(transposed: bool) -> None:
     assert np.allclose(found, wanted[: found.shape[0], : found.shape[1]], rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.parametrize(("row", "column"), [(0, 3), (200, 70), (299, 131)])
+def test_the_origin_of_a_result_of_tensor_memory(row: int, column: int) -> None:
+    """The accumulator's place, and every K once, whichever CTA of a pair made it; found by its value as well."""
+    with Debugger(gemm("sm_100a")) as debugger:
+        lines = debugger.origin("out", 2 * (row * 136 + column))
+        wanted = (A.float() @ B.float().T).numpy()
+        wanted[row, column] += 100
+        found = debugger.origin("out", wanted)
+        with pytest.raises(ValueError, match=r"must have the bytes of array out"):
+            debugger.origin("out", wanted[:8])
+    assert f"to out[0, {row}, {column}], " in lines[1]
+    assert f"accumulators[{row % 128}, {column % 128}, stage 0]" in lines[3]
+    made = [line.partition(" += ")[2] for line in lines[4:]]
+    assert made[:10] == [f"a[0, {row}, {k}:{k + 16}] * b[0, {column}, {k}:{k + 16}]" for k in range(0, 160, 16)]
+    assert set(made[10:]) == {"(zeros beyond the tensor) * (zeros beyond the tensor)"}
+    assert re.match(rf"out\[{row}, {column}\] is \S+, expected {wanted[row, column]}", found[0]) and found[1:] == lines
+
+
 WAIT = r"mbarrier\.try_wait\.parity\.shared\.b64 P1, [^;]*;"
 
 RELAXED_WAIT = r"mbarrier\.try_wait\.parity\.relaxed\S* complete, [^;]*;"
