@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 
 from cute_kernels.kernels.epilogue import Scales, scales_of
 from cute_kernels.kernels.graph import Graph
@@ -19,6 +19,9 @@ from cute_kernels.plan import Plan
 from cute_kernels.plan.base import ITEMSIZE, VECTOR_BYTES
 from cute_kernels.plan.images import ImagesPlan
 from cute_kernels.plan.patch_embed import PatchEmbedPlan
+
+Operands: TypeAlias = Any
+"""The operands of a launch as CuTe DSL traces them: a named tuple with a field for each row of `Plan.operands`."""
 
 
 def launch_clusters(kernel: Any, plan: Plan, clusters: Int32, stream: Any) -> None:
@@ -46,7 +49,8 @@ def launch_clusters(kernel: Any, plan: Plan, clusters: Int32, stream: Any) -> No
 class PatchEmbedHost:
     """Host entry of a patch embed for one plan.
 
-    A subclass has the device code, ``kernel(arguments, profile)``, `arguments`, and ``__call__`` with its operands.
+    A subclass has the device code, ``kernel(arguments, profile)``, and `arguments`, which it makes of the operands: TMA
+    atoms with their views, and sizes in tiles.
 
     Attributes:
         plan, graph: what the kernel does, its roles and barriers.
@@ -54,10 +58,6 @@ class PatchEmbedHost:
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan, self.graph = plan, graph
-
-    def arguments(self, operands: Any) -> Any:
-        """Arguments of the kernel, from its operands: TMA atoms with their views, and sizes in tiles."""
-        raise NotImplementedError
 
 
 # --- CuTe DSL's types by the names that plans use --------------------------------------------------------------------
@@ -78,63 +78,25 @@ ELEMENT_TYPES = {
 memory."""
 
 
-# --- the host entry that all kernels over images have in common: their operands as tensors, and the launch -----------
-
-
-@dataclass(frozen=True)
-class ImagesOperands:
-    """Operands of a launch: pointers, and sizes in images, pixels and features."""
-
-    images: cute.Pointer
-    weight: cute.Tensor
-    scale: cute.Pointer | None
-    table: cute.Pointer | None
-    out: cute.Pointer
-    batch: Int32
-    height: Int32
-    width: Int32
-    n: Int32
-    grid_height: Int32
-    grid_width: Int32
+# --- the host entry that all kernels over images have in common ------------------------------------------------------
 
 
 class ImagesHost(PatchEmbedHost):
-    """Images, their sizes and features are launch arguments; channels are not."""
+    """Images, their sizes and features are launch arguments; channels are not.
+
+    A subclass has ``arguments(operands, weight, grid)``, of the weight ``[N, K]`` and the patches of an image along its
+    height and width.
+    """
 
     plan: ImagesPlan
 
     @cute.jit
-    def __call__(
-        self,
-        images_pointer: cute.Pointer,
-        weight_pointer: cute.Pointer,
-        scale_pointer: cute.Pointer | None,
-        table_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        batch: Int32,
-        height: Int32,
-        width: Int32,
-        n: Int32,
-        clusters: Int32,
-        profile: cute.Pointer | None,
-        stream: Any,
-    ) -> None:
+    def __call__(self, o: Operands, stream: Any) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
-        plan, problem, k = self.plan, self.plan.problem, self.plan.weight_columns_of_k
-        operands = ImagesOperands(
-            images=images_pointer,
-            weight=cute.make_tensor(weight_pointer, cute.make_layout((n, k), stride=(k, 1))),
-            scale=scale_pointer,
-            table=table_pointer,
-            out=out_pointer,
-            batch=batch,
-            height=height,
-            width=width,
-            n=n,
-            grid_height=height // problem.patch,
-            grid_width=width // problem.patch,
-        )
-        launch_clusters(self.kernel(self.arguments(operands), profile), plan, clusters, stream)
+        plan, patch, k = self.plan, self.plan.problem.patch, self.plan.weight_columns_of_k
+        weight = cute.make_tensor(o.weight, cute.make_layout((o.n, k), stride=(k, 1)))
+        arguments = self.arguments(o, weight, (o.height // patch, o.width // patch))
+        launch_clusters(self.kernel(arguments, o.profile), plan, o.clusters, stream)
 
 
 # --- the host entry that all patch embeds over rows have in common: their operands as views, and the launch ----------
@@ -170,50 +132,33 @@ class RowsOperands:
 
 
 class RowsHost(PatchEmbedHost):
-    """Rows, features and positions are launch arguments."""
+    """Rows, features and positions are launch arguments. A subclass has ``arguments(operands: RowsOperands)``."""
 
     plan: PatchEmbedPlan
 
     @cute.jit
-    def __call__(
-        self,
-        x_pointer: cute.Pointer,
-        weight_pointer: cute.Pointer,
-        table_pointer: cute.Pointer | None,
-        index_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        scale_argument: Float32 | cute.Pointer | None,
-        row_scale_pointer: cute.Pointer | None,
-        feature_scale_pointer: cute.Pointer | None,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        table_rows: Int32,
-        clusters: Int32,
-        profile: cute.Pointer | None,
-        stream: Any,
-    ) -> None:
+    def __call__(self, o: Operands, stream: Any) -> None:
         """Builds TMA descriptors and launches ``clusters`` clusters on ``stream``."""
-        plan = self.plan
-        positions = table_rows if cutlass.const_expr(plan.positions_in_order) else 1
+        plan, m, n, k = self.plan, o.m, o.n, o.k
+        positions = o.table_rows if cutlass.const_expr(plan.positions_in_order) else 1
         images = m // positions
         in_row = VECTOR_BYTES // ITEMSIZE[plan.problem.in_dtype]
         by_pointer = plan.problem.scale_source == "pointer"
         operands = RowsOperands(
-            x=cute.make_tensor(x_pointer, positions_layout(images, k, positions, in_row)),
-            weight=cute.make_tensor(weight_pointer, rows_layout(n, k, in_row)),
-            out=cute.make_tensor(out_pointer, positions_layout(images, n, positions, 8)),
-            table=table_pointer,
-            table_index=index_view(index_pointer, m),
-            table_rows=table_rows,
-            scales=scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n),
+            x=cute.make_tensor(o.x, positions_layout(images, k, positions, in_row)),
+            weight=cute.make_tensor(o.weight, rows_layout(n, k, in_row)),
+            out=cute.make_tensor(o.out, positions_layout(images, n, positions, 8)),
+            table=o.table,
+            table_index=index_view(o.index, m),
+            table_rows=o.table_rows,
+            scales=scales_of(by_pointer, o.scale, o.row_scale, o.feature_scale, m, n),
             rows=m,
             n=n,
             k=k,
             images=images,
             positions=positions,
         )
-        launch_clusters(self.kernel(self.arguments(operands), profile), plan, clusters, stream)
+        launch_clusters(self.kernel(self.arguments(operands), o.profile), plan, o.clusters, stream)
 
 
 # --- arguments of the kernels that compute ``out^T`` of rows ---------------------------------------------------------

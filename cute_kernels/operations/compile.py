@@ -16,6 +16,7 @@ import struct
 import subprocess
 import tempfile
 import threading
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,7 +199,7 @@ class Frames(threading.local):
             struct.pack_into(self._formats[name], self.current[0], self._places[name], value)
 
     def arguments(self) -> dict[str, bytes]:
-        """Every argument in the order of the host function's parameters, the stream last."""
+        """Every argument in the order of `Plan.operands`, the stream last."""
         memory = bytes(self.current[0])
         return {name: memory[self._places[name] :][: struct.calcsize(form)] for name, form in self._formats.items()}
 
@@ -258,11 +259,15 @@ def check_names(plan: Plan, given: Mapping[str, object]) -> None:
 
 
 def dsl_arguments(plan: Plan, *, stream: int, **given: float | int | None) -> tuple:
-    """Arguments of `host_arguments` as CuTe DSL takes them: types for tracing, whose values do not reach the code."""
+    """Arguments of `host_arguments` as CuTe DSL takes them, the operands as one named tuple, and a stream.
+
+    They give types for tracing; their values do not reach the code.
+    """
     import cuda.bindings.driver as driver
 
     check_names(plan, given)
-    return (*(_dsl_argument(operand, given.get(operand.name)) for operand in plan.operands), driver.CUstream(stream))
+    values = {operand.name: _dsl_argument(operand, given.get(operand.name)) for operand in plan.operands}
+    return namedtuple("Operands", values)(**values), driver.CUstream(stream)
 
 
 def _dsl_argument(operand: Operand, given: float | int | None) -> Any:

@@ -7,11 +7,11 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 
 from cute_kernels import dsl
 from cute_kernels.kernels.gemm import Addends, bias_view, biases, finish, gemm_addends, multipliers, row_pitch
-from cute_kernels.kernels.host import ELEMENT_TYPES
+from cute_kernels.kernels.host import ELEMENT_TYPES, Operands
 from cute_kernels.kernels.sm80.epilogue import (
     lane_blocks,
     lane_column,
@@ -166,43 +166,23 @@ class Sm80GemmKernel:
         self.plan = plan
 
     @cute.jit
-    def __call__(
-        self,
-        a_pointer: cute.Pointer,
-        b_pointer: cute.Pointer,
-        bias_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        scale: Float32 | cute.Pointer | None,
-        row_scale: cute.Pointer | None,
-        column_scale: cute.Pointer | None,
-        residual_pointer: cute.Pointer | None,
-        out_scale: Float32 | cute.Pointer | None,
-        arrivals: cute.Pointer | None,
-        partials: cute.Pointer | None,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        batches: Int32,
-        clusters: Int32,
-        stream: Any,
-    ) -> None:
+    def __call__(self, o: Operands, stream: Any) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
-        factors, sizes = (scale, row_scale, column_scale), (m, n, batches)
         tiles = GemmTiles(
             plan=self.plan,
-            a=a_pointer,
-            b=b_pointer,
-            bias=bias_pointer,
-            addends=gemm_addends(self.plan, factors, residual_pointer, out_scale, sizes),
-            out=out_pointer,
-            arrivals=arrivals,
-            partials=partials,
-            m=m,
-            n=n,
-            k=k,
-            batches=batches,
+            a=o.a,
+            b=o.b,
+            bias=o.bias,
+            addends=gemm_addends(self.plan, o),
+            out=o.out,
+            arrivals=o.arrivals,
+            partials=o.partials,
+            m=o.m,
+            n=o.n,
+            k=o.k,
+            batches=o.batches,
         )
-        launch(self.kernel(tiles), self.plan, clusters, stream)
+        launch(self.kernel(tiles), self.plan, o.clusters, stream)
 
     @cute.kernel
     def kernel(self, tiles: GemmTiles) -> None:

@@ -12,6 +12,7 @@ from cutlass import BFloat16, Float32, Int32, Int64
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round, scales_of
+from cute_kernels.kernels.host import Operands
 from cute_kernels.kernels.sm80.epilogue import (
     ROWS_AHEAD,
     lane_blocks,
@@ -129,39 +130,22 @@ class Sm80PatchEmbedKernel:
         self.plan = plan
 
     @cute.jit
-    def __call__(
-        self,
-        x_pointer: cute.Pointer,
-        weight_pointer: cute.Pointer,
-        table_pointer: cute.Pointer | None,
-        index_pointer: cute.Pointer | None,
-        out_pointer: cute.Pointer,
-        scale_argument: Float32 | cute.Pointer | None,
-        row_scale_pointer: cute.Pointer | None,
-        feature_scale_pointer: cute.Pointer | None,
-        m: Int32,
-        n: Int32,
-        k: Int32,
-        table_rows: Int32,
-        clusters: Int32,
-        stream: Any,
-    ) -> None:
+    def __call__(self, o: Operands, stream: Any) -> None:
         """Launches ``clusters`` CTAs on ``stream``."""
         by_pointer = self.plan.problem.scale_source == "pointer"
-        scales = scales_of(by_pointer, scale_argument, row_scale_pointer, feature_scale_pointer, m, n)
         tiles = RowsTiles(
             plan=self.plan,
-            x=x_pointer,
-            weight=weight_pointer,
-            table=table_pointer,
-            positions=TableRows(table_rows, index_view(index_pointer, m), m),
-            out=out_pointer,
-            scales=scales,
-            m=m,
-            n=n,
-            k=k,
+            x=o.x,
+            weight=o.weight,
+            table=o.table,
+            positions=TableRows(o.table_rows, index_view(o.index, o.m), o.m),
+            out=o.out,
+            scales=scales_of(by_pointer, o.scale, o.row_scale, o.feature_scale, o.m, o.n),
+            m=o.m,
+            n=o.n,
+            k=o.k,
         )
-        launch(self.kernel(tiles), self.plan, clusters, stream)
+        launch(self.kernel(tiles), self.plan, o.clusters, stream)
 
     @cute.kernel
     def kernel(self, tiles: RowsTiles) -> None:
