@@ -88,10 +88,11 @@ def test_operations() -> None:
             assert (got.grad - expected.grad).norm() < 1e-2 * expected.grad.norm(), name
 
 
-@pytest.mark.parametrize("trained", [("weight", "bias", "pos_embed"), ("pos_embed",)])
+@pytest.mark.parametrize("trained", [("weight", "bias", "pos_embed"), ("weight",), ("pos_embed",)])
 def test_the_host_never_waits(trained: tuple[str, ...], stepped: None) -> None:
     """Steps of an optimiser, with preparation by hand as well; two calls in a step, as gradients are accumulated."""
     embed, images = embedding(), random(5, 3, 64, 64)
+    raw = torch.randint(0, 256, images.shape, dtype=torch.uint8, device="cuda")
     for name, parameter in embed.named_parameters():
         parameter.requires_grad_(name in trained)
     parameters = [parameter for parameter in embed.parameters() if parameter.requires_grad]
@@ -101,6 +102,7 @@ def test_the_host_never_waits(trained: tuple[str, ...], stepped: None) -> None:
         optimiser.zero_grad(set_to_none=True)
         for _ in range(2):
             embed(images).float().square().mean().backward()
+        embed(raw).float().square().mean().backward()
         if "weight" in trained:
             prepared = prepare_patch_weight(embed.weight, precision="bf16")
             patch_embed_images(images, prepared, embed.bias).float().mean().backward()

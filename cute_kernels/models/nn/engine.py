@@ -543,10 +543,7 @@ class PatchEngine:
         """
         if pixels.dtype != torch.uint8:
             return pixels
-        mean, std = (
-            torch.tensor(value, dtype=torch.float32, device=pixels.device)
-            for value in (self.options.mean, self.options.std)
-        )
+        mean, std = (patch_weight.of_channels(values, pixels) for values in (self.options.mean, self.options.std))
         scaled = pixels.to(torch.float32) / 255
         if pixels.dim() == 4:
             return (scaled - mean[:, None, None]) / std[:, None, None]
