@@ -1,4 +1,4 @@
-"""What `make docs` adds to the pages in docs/: the README as the first one, the notebook, commands' help.
+"""What `make docs` adds to the pages in docs/: the README as the first one, the notebook, commands' help, instructions.
 
 MkDocs calls these functions (https://www.mkdocs.org/user-guide/plugins/#events).
 """
@@ -15,6 +15,7 @@ from mkdocs.structure.files import File, Files
 
 from cute_kernels.commands import cli
 from cute_kernels.commands.kernel_options import OPERATIONS
+from cute_kernels.emulator.__main__ import page
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,6 +30,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         "index.md": index,
         "explore_cells.md": notebook(),
         "commands.md": commands(),
+        "emulator/families.md": page(),
     }
     for path, content in generated.items():
         files.append(File.generated(config, path, content=content))

@@ -18,10 +18,10 @@ def number(rule: Callable[[Any], Any] = _of_subclass) -> Any:
 
 
 def flag(rule: Callable[[Any], Any] = _of_subclass) -> Any:
-    """Likewise one that is true or false."""
+    """Declares a fact that is true or false."""
     return property(rule)
 
 
 def text(rule: Callable[[Any], str] = _of_subclass) -> Any:
-    """Likewise one that is a string."""
+    """Declares a fact that is a string."""
     return property(rule)

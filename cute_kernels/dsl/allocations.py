@@ -103,7 +103,7 @@ class Allocations:
     views: tuple[View, ...] = ()
 
     def text(self) -> str:
-        """As JSON, of which `of_text` makes the same again."""
+        """JSON that `of_text` reads."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
@@ -115,7 +115,7 @@ class Allocations:
 
 
 def _tuples(value: Any) -> Any:
-    """What JSON has as lists."""
+    """Turns the lists of JSON into tuples."""
     if isinstance(value, dict):
         return {name: _tuples(each) for name, each in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -246,7 +246,7 @@ def ptx(function: Any) -> str | None:
 
 
 def allocations_of(function: Any) -> tuple[Allocations, ...]:
-    """What the kernels of a function from `compile_function` have in shared and tensor memory."""
+    """Arrays in shared and tensor memory of the kernels of a function from `compile_function`."""
     return getattr(function, _ALLOCATIONS)
 
 

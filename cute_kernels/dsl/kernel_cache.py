@@ -37,7 +37,7 @@ from cute_kernels.dsl.allocations import Allocations
 
 _KIND = b"CuteKrn"
 MAGIC = _KIND + b"\x02"
-"""Of entries, and the version of their form."""
+"""Mark at the beginning of an entry, with the version of its format."""
 SUFFIX = ".kernel"
 LOCK_SECONDS = 120.0
 """How long a process waits for another one's compilation, which takes seconds, before it compiles for itself."""

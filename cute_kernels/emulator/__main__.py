@@ -1,4 +1,4 @@
-"""``python -m cute_kernels.emulator``: what the emulator executes and reports, the page docs/emulator/families.md."""
+"""``python -m cute_kernels.emulator`` prints instructions and kinds of reports, a page of the site (`make docs`)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def coverage() -> tuple[list[str], list[str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m cute_kernels.emulator",
-        description="Prints what the emulator executes and reports, as the page docs/emulator/families.md.",
+        description="Prints the instructions and the kinds of reports that the emulator knows, as a Markdown page.",
     )
     parser.add_argument("kind", nargs="?", choices=KINDS, metavar="KIND", help="explain this kind of reports instead")
     kind = parser.parse_args().kind

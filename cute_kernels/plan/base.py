@@ -29,7 +29,7 @@ Kind = Literal["pointer", "value", "size"]
 
 @dataclass(frozen=True)
 class Operand:
-    """What a host function takes by one name.
+    """The argument that a host function takes by one name.
 
     Attributes:
         name: of the parameter, and of the address or number that a launch gives for it.
