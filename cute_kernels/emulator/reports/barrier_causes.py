@@ -92,8 +92,8 @@ def _signalled_own(e: Evidence) -> Fields | None:
     for waiting, spot in _roots_without_arrival(e):
         own = [
             each for each in e.did("arrive") if (each.warp, each.place) in awaited and not e.alike(spot)(each.place)
-            and any((other.warp, other.place) not in awaited for other in e.signals() if other.place == each.place)
-            and each.warp not in _labels(waiting)
+            and each.warp not in _labels(waiting) and ((each.warp, each.place) in now or any(
+                (other.warp, other.place) not in awaited for other in e.signals() if other.place == each.place))
         ]  # fmt: skip
         if own and e.untouched(spot):
             own = [each for each in own if each.warp == own[0].warp]
