@@ -15,8 +15,8 @@ from cute_kernels.kernels.epilogue import NARROW, Scales, activate, activate_to_
 from cute_kernels.kernels.graph import Graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, Operands, launch_clusters
 from cute_kernels.kernels.tma import Tma, load_tma, staging_layout, store_tma
-from cute_kernels.plan import GemmPlan
 from cute_kernels.plan.base import ITEMSIZE
+from cute_kernels.plan.gemm import GemmPlan
 
 
 @dataclass(frozen=True)

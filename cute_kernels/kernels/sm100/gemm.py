@@ -39,7 +39,8 @@ from cute_kernels.kernels.sm100.cta_pair import (
 )
 from cute_kernels.kernels.tiles import GroupedOrder
 from cute_kernels.kernels.tma import Tma, WarpStaging, load_operation, shared_tensor, warp_staging
-from cute_kernels.plan import LANES, Sm100GemmPlan
+from cute_kernels.plan.base import LANES
+from cute_kernels.plan.gemm_sm100 import Sm100GemmPlan
 
 # --- epilogue warps: accumulators -> bias, rounding -> ring of swizzled store buffers -> TMA stores ------------------
 

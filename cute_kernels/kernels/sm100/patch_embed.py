@@ -47,9 +47,8 @@ from cute_kernels.kernels.tma import (
     store_tma,
     warp_staging,
 )
-from cute_kernels.plan import LANES, VECTOR_BYTES, Sm100PatchEmbedPlan
-from cute_kernels.plan.base import Phase
-from cute_kernels.plan.patch_embed_sm100 import BLOCK, DIRECT_BYTES
+from cute_kernels.plan.base import LANES, VECTOR_BYTES, Phase
+from cute_kernels.plan.patch_embed_sm100 import BLOCK, DIRECT_BYTES, Sm100PatchEmbedPlan
 
 # --- which rows of the output a tile, a CTA and a warp have: consecutive ones, or images at positions ----------------
 

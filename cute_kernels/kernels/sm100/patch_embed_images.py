@@ -36,8 +36,9 @@ from cute_kernels.kernels.strips import (
 )
 from cute_kernels.kernels.tiles import ImageOrder, PositionOrder
 from cute_kernels.kernels.tma import MMA_STEPS
-from cute_kernels.plan import LANES, Sm100ImagesPlan
+from cute_kernels.plan.base import LANES
 from cute_kernels.plan.images import STRIP_PATCH
+from cute_kernels.plan.images_sm100 import Sm100ImagesPlan
 from cute_kernels.plan.images_strips import BLOCK_FEATURES
 from cute_kernels.plan.tiles import CORE_COLUMNS
 

@@ -25,7 +25,8 @@ from cute_kernels.kernels.sm100.cta_pair import ClusterPlace, cta_group
 from cute_kernels.kernels.sm100.transposed import MATRICES, TransposedEpilogue, TransposedKernel, transposed_layout
 from cute_kernels.kernels.tiles import PositionOrder, TileTableRows
 from cute_kernels.kernels.tma import MMA_STEPS, Tma, k_major, load_tma, shared_tensor, swizzled
-from cute_kernels.plan import LANES, Sm100ResidentPlan
+from cute_kernels.plan.base import LANES
+from cute_kernels.plan.patch_embed_resident import Sm100ResidentPlan
 
 # --- rows of ``x`` as the N operand of tcgen05.mma: how TMA fills a stage, and how MMAs read it ----------------------
 

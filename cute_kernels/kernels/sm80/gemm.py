@@ -26,8 +26,8 @@ from cute_kernels.kernels.sm80.instructions import any_of_cta, count_arrival
 from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.tiles import GroupedOrder
-from cute_kernels.plan import Sm80GemmPlan
 from cute_kernels.plan.base import ITEMSIZE
+from cute_kernels.plan.gemm_sm80 import Sm80GemmPlan
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from cute_kernels.kernels.sm80.epilogue import (
 from cute_kernels.kernels.sm80.load import Load, rows_load
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.tiles import TableRows, index_view
-from cute_kernels.plan import Sm80PatchEmbedPlan
 from cute_kernels.plan.base import ITEMSIZE
+from cute_kernels.plan.patch_embed_sm80 import Sm80PatchEmbedPlan
 
 
 @dataclass(frozen=True)

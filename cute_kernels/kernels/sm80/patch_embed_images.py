@@ -29,7 +29,7 @@ from cute_kernels.kernels.sm80.instructions import cp_async_16
 from cute_kernels.kernels.sm80.load import Load, rows_load, shared_base, team_thread
 from cute_kernels.kernels.sm80.mainloop import Warp
 from cute_kernels.kernels.sm80.patch_load import Grid, grid_of, patch_load
-from cute_kernels.plan import Sm80ImagesPlan
+from cute_kernels.plan.images_sm80 import Sm80ImagesPlan
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from cute_kernels.kernels.tma import (
     staging_layout,
     warp_staging,
 )
-from cute_kernels.plan import Sm90GemmPlan
+from cute_kernels.plan.gemm_sm90 import Sm90GemmPlan
 
 # --- WGMMA on TF32 operands, which CuTe DSL 4.8 has no operation for -------------------------------------------------
 

@@ -35,7 +35,7 @@ from cute_kernels.kernels.sm90.transposed import (
 )
 from cute_kernels.kernels.tiles import PositionOrder, TileTableRows
 from cute_kernels.kernels.tma import all_ctas, k_major, load_tma, shared_tensor, store_tma, swizzled
-from cute_kernels.plan import Sm90PatchEmbedPlan
+from cute_kernels.plan.patch_embed_sm90 import Sm90PatchEmbedPlan
 
 # --- epilogue of a consumer warpgroup: accumulators -> scale, bias + position, BF16 -> staging -> TMA store ----------
 
