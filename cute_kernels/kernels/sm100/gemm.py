@@ -23,7 +23,6 @@ from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import as_floats
 from cute_kernels.kernels.gemm import Addends, DeviceArguments, GemmHost, biases, finish, multipliers
-from cute_kernels.kernels.graph import sm100_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES
 from cute_kernels.kernels.load import Load, tma_operand
 from cute_kernels.kernels.pipes import this_cluster
@@ -140,7 +139,7 @@ class Sm100GemmKernel(GemmHost):
     plan: Sm100GemmPlan
 
     def __init__(self, plan: Sm100GemmPlan) -> None:
-        super().__init__(plan, sm100_graph(plan))
+        super().__init__(plan)
         self.tile_mnk = (plan.mma_m, plan.config.tile_n, plan.tile_k)
 
     def operands(self, a: cute.Tensor, b: cute.Tensor) -> tuple[cute.TiledMma, Tma, Tma]:

@@ -16,7 +16,6 @@ from cutlass import Float32, Int32
 
 from cute_kernels import dsl
 from cute_kernels.kernels.epilogue import scale_add
-from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, ImagesHost, Operands
 from cute_kernels.kernels.pipes import Pipe
 from cute_kernels.kernels.sm100.cta_pair import ClusterPlace, cta_group
@@ -161,9 +160,6 @@ class Sm100ImagesKernel(ImagesHost, TransposedKernel):
     """Host entry and kernel for one plan."""
 
     plan: Sm100ImagesPlan
-
-    def __init__(self, plan: Sm100ImagesPlan) -> None:
-        super().__init__(plan, sm100_transposed_graph(plan))
 
     def arguments(self, o: Operands, weight: cute.Tensor, grid: tuple[Int32, Int32]) -> StripsArguments:
         plan = self.plan

@@ -17,7 +17,6 @@ from cutlass import Float32, Int32
 from cute_kernels import dsl
 from cute_kernels.kernels import ptx
 from cute_kernels.kernels.epilogue import Scales, scale_add_round
-from cute_kernels.kernels.graph import sm100_transposed_graph
 from cute_kernels.kernels.host import ELEMENT_TYPES, RowsHost, RowsOperands, TransposedArguments, transposed_arguments
 from cute_kernels.kernels.load import Operand, RowsLoad, tma_operand
 from cute_kernels.kernels.pipes import Pipe
@@ -204,9 +203,6 @@ class Sm100ResidentKernel(RowsHost, TransposedKernel):
     """Host entry and kernel for one plan. Blocks of K are compiled in."""
 
     plan: Sm100ResidentPlan
-
-    def __init__(self, plan: Sm100ResidentPlan) -> None:
-        super().__init__(plan, sm100_transposed_graph(plan))
 
     def arguments(self, operands: RowsOperands) -> TransposedArguments:
         plan, o = self.plan, operands
