@@ -242,7 +242,7 @@ def report(paths: Sequence[Path]) -> None:
     archs = {arch for arch, _ in files}
     measured = {case: timings for _, cases in files for case, timings in cases.items()}
     if len(archs) > 1:
-        raise ValueError(f"timings of {' and '.join(sorted(archs))}, allowed: those of one architecture")
+        raise ValueError(f"timings of {' and '.join(sorted(archs))}: must be those of one architecture")
     if archs == {"sm_100a"}:
         for mean, most, count, config in overall(measured):
             print(f"mean {mean:.3f}, most {most:.3f} of the fastest in {count} of {len(measured)} cases: {config}")

@@ -55,8 +55,8 @@ SIZES = {
     "docs/emulator/programs.md": 3_500, "docs/emulator/programs_outcomes.md": 6_000,
     "docs/emulator/public_bugs.md": 6_000, "docs/emulator/checkers.md": 2_500,
     # Model engineers.
-    "docs/use_in_your_model.md": 10_750, "docs/operations.md": 7_750,
-    "docs/fp8_mlp.md": 6_250,
+    "docs/use_in_your_model.md": 10_750, "docs/operations.md": 8_000,
+    "docs/fp8_mlp.md": 3_750,
     "docs/which_kernel.md": 6_500, "docs/caching.md": 3_250, "docs/performance.md": 13_500,
     # Explorers.
     "docs/explore.md": 3_500, "docs/profiling.md": 4_000, "docs/model.md": 5_750,

@@ -97,7 +97,7 @@ from cute_kernels.emulator.programs import host
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 
 PTX = '''.version 8.8
-.target sm_100a
+.target sm_80
 .address_size 64
 .visible .entry multiply(.param .u64 p0, .param .u32 p1) {
     .reg .b64 %d; .reg .b32 %r, %s;
