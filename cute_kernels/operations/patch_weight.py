@@ -90,11 +90,8 @@ class PatchWeight(torch.nn.Module):
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
         """``[B, C, H, W]`` uint8 as the processor normalises it, in FP32 and then in the type of `normalised`."""
-        pixels = images.to(torch.float32) / 255
-        mean, std = (
-            torch.cat([pixels.new_full((1, 1, 1), value) for value in values]) for values in (self.mean, self.std)
-        )
-        return ((pixels - mean) / std).to(self.normalised.dtype)
+        mean, std = (of_channels(values, images)[:, None, None] for values in (self.mean, self.std))
+        return ((images.to(torch.float32) / 255 - mean) / std).to(self.normalised.dtype)
 
     @property
     def features(self) -> int:
@@ -201,7 +198,9 @@ def prepare_patch_weight(
 
     Args:
         weight: of a Conv2d, ``[N, C, p, p]``, or of a Linear over flattened patches, ``[N, C * p * p]``; a
-            floating-point type, any stride. N is a multiple of 8. Later writes to it have no effect.
+            floating-point type, any stride. N is a multiple of 8. Later writes to it have no effect. With gradients
+            enabled, they flow to it through a ``"bf16"`` or ``"fp16"`` weight, which is prepared anew for every step;
+            then its numbers are not checked on a GPU, for which the host would wait. ``"int8"`` has none.
         precision: what is multiplied, and so which images are taken:
 
             * ``"int8"``: uint8 pixels by 8-bit weights with one scale per feature, `max|w'| / 127`; exact integer sums.
@@ -304,8 +303,12 @@ def _wide(
 
 def _of_pixels(values: tuple[float, ...], patch: int, like: torch.Tensor) -> torch.Tensor:
     """``[K]``: a number of each channel, of pixels from 0 to 255."""
-    # By fills on the device: a copy from the host would be read again by every replay of a CUDA graph.
-    return torch.cat([like.new_full((patch * patch,), value * 255) for value in values])
+    return of_channels(values, like, like.dtype).repeat_interleave(patch * patch) * 255
+
+
+def of_channels(values: Sequence[float], like: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Numbers as a tensor beside another, by fills: the host would wait for a copy, and CUDA graphs read it again."""
+    return torch.cat([like.new_full((1,), value, dtype=dtype) for value in values])
 
 
 def _check_finite(rows: torch.Tensor) -> None:

@@ -543,10 +543,7 @@ class PatchEngine:
         """
         if pixels.dtype != torch.uint8:
             return pixels
-        mean, std = (
-            torch.tensor(value, dtype=torch.float32, device=pixels.device)
-            for value in (self.options.mean, self.options.std)
-        )
+        mean, std = (patch_weight.of_channels(values, pixels) for values in (self.options.mean, self.options.std))
         scaled = pixels.to(torch.float32) / 255
         if pixels.dim() == 4:
             return (scaled - mean[:, None, None]) / std[:, None, None]
@@ -577,7 +574,10 @@ class PatchEngine:
 
     def _by_rows(self, rows, prepared, bias) -> torch.Tensor:
         sources, offset = (prepared.offset, bias), prepared.offset
-        shift = offset if bias is None else DERIVED.get("shift", sources, lambda: offset + bias.to(torch.float32))
+        if bias is not None and self._wants_gradients(bias):
+            shift = offset + bias.to(torch.float32)  # not kept: gradients flow through it, once
+        else:
+            shift = offset if bias is None else DERIVED.get("shift", sources, lambda: offset + bias.to(torch.float32))
         return patch_embed_operation.patch_embed(
             rows, prepared.raw, shift, scale_b=prepared.scale[None], backend=self.options.backend
         )

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cute_kernels.models.nn import PatchEmbed, PatchOptions, convert_layer
 from cute_kernels.models.nn.engine import PatchEngine
+from cute_kernels.models.nn.layer_norm import LayerNormEngine
 from cute_kernels.operations import gemm as gemm_operation
 from cute_kernels.operations import patch_embed as rows_operation
 from cute_kernels.operations import patch_embed_images as images_operation
@@ -92,8 +93,8 @@ def test_positions_alone_train(precision: str, computed: list[str]) -> None:
 @pytest.mark.parametrize("trained", [(), ("weight", "bias", "pos_embed")], ids=["frozen", "trained"])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing_with_gradients_of_the_input(reentrant: bool, trained: tuple, computed: list[str]) -> None:
-    """Both passes are the operation's, and the second gives the numbers of the first; it ends where nothing is left to
-    be noted, which is before the operation itself where torch looks."""
+    """Both passes are the operation's, and the second gives the numbers of the first; where it is not reentrant, it
+    ends as soon as everything is noted for backward, before the hook."""
     embed, pixels = module(), images().bfloat16().requires_grad_()
     for name, parameter in embed.named_parameters():
         parameter.requires_grad_(name in trained)
@@ -101,7 +102,7 @@ def test_checkpointing_with_gradients_of_the_input(reentrant: bool, trained: tup
     embed.register_forward_hook(lambda _, __, out: seen.append(out.detach().clone()))
     check_gradients(embed, checkpoint(embed, pixels, use_reentrant=reentrant), images())
     assert pixels.grad.abs().sum() > 0 and torch.equal(seen[0], seen[-1])
-    assert computed == ["patch_embed_images"] * len(seen) and len(seen) == 1 + reentrant
+    assert computed == ["patch_embed_images"] * 2 and len(seen) == 1 + reentrant
 
 
 def test_compiled_whole_as_one_graph(computed: list[str]) -> None:
@@ -147,3 +148,16 @@ def test_an_fp8_feature_does_not_depend_on_the_others() -> None:
     others = [feature for feature in range(32) if feature != 3]
     assert torch.equal(after[..., others], before[..., others]) and not torch.equal(after[..., 3], before[..., 3])
     assert torch.equal(zero[..., 4], (embed.bias[4] + embed.pos_embed[0, :, 4]).bfloat16().float().expand(3, 4))
+
+
+def test_a_bias_that_is_folded_into_what_the_kernel_reads() -> None:
+    """Of rows of integers it is summed with an offset, for each pass anew; behind a norm nothing leads back to it."""
+    layer, rows = torch.nn.Linear(192, 32), torch.randint(0, 256, (5, 192), dtype=torch.uint8)
+    layer.weight.requires_grad_(False)
+    convert_layer(layer, PatchOptions(precision="int8"))
+    for _ in range(2):
+        layer(rows).sum().backward()
+    assert torch.equal(layer.bias.grad, torch.full((32,), 10.0))
+    engine, weight = LayerNormEngine(PatchOptions(precision="int8")), layer.weight.detach()
+    assert engine.takes_over(rows, weight, None, torch.ones(192))
+    assert not engine.takes_over(rows, weight, None, torch.ones(192, requires_grad=True))

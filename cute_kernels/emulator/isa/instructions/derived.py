@@ -5,10 +5,10 @@ from __future__ import annotations
 from cute_kernels.emulator.isa.instructions.compare import integer_compare
 from cute_kernels.emulator.isa.instructions.integers import binary, multiply, shift_by
 from cute_kernels.emulator.isa.instructions.video import Numbers
-from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction
+from cute_kernels.emulator.isa.ptx.decode import TYPE_BITS, Instruction, Special
 from cute_kernels.emulator.machine.graph.block import BlockBuilder
 from cute_kernels.emulator.machine.graph.families import family
-from cute_kernels.emulator.machine.graph.values import Constant, LiveIn, PureOp, Value
+from cute_kernels.emulator.machine.graph.values import Constant, PureOp, Value
 from cute_kernels.emulator.machine.state.generic_addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 
 
@@ -134,7 +134,6 @@ def _isspacep(block: BlockBuilder, instruction: Instruction) -> None:
     holds = block.pure(integer_compare("lt", "u64"), place, Constant(end - start, 64))
     if space in ("shared", "shared::cta"):
         rank = block.resize(block.pure(shift_by("shr", "u64", 24), place), 32)
-        of_warp = LiveIn("%cluster_ctarank", 32, True, lambda warp: warp.cta.rank)
-        own = block.pure(integer_compare("eq", "b32"), rank, of_warp)
+        own = block.pure(integer_compare("eq", "b32"), rank, block.value(Special("%cluster_ctarank"), 32))
         holds = block.pure(binary("and", "pred"), holds, own)
     block.define(instruction.operands[0], holds)
