@@ -7,6 +7,7 @@ new batch, resolution or model width costs no compilation.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import importlib.util
 import pkgutil
@@ -24,7 +25,9 @@ from typing import Any, NoReturn
 from cute_kernels import dsl
 from cute_kernels.common import extras, forks
 from cute_kernels.dsl import kernel_cache as cache
-from cute_kernels.plan import Operand, Plan
+from cute_kernels.dsl.allocations import Allocation
+from cute_kernels.plan import Plan
+from cute_kernels.plan.base import Operand
 
 _COMPILE_LOCK = forks.awaited_lock()
 """`cute.compile` keeps global state and is not thread-safe."""
@@ -126,7 +129,12 @@ def build(plan: Plan) -> cache.CompiledKernel:
     ptx = dsl.ptx(function)
     name = re.search(r"\.entry\s+(\w+)", ptx).group(1)
     prefix = f"{name}_host"
-    return cache.CompiledKernel(name, ptx, dsl.cubin(function), dsl.export_object(function, prefix), prefix)
+    code = dsl.cubin(function), dsl.export_object(function, prefix)
+    (held,) = (each for each in dsl.allocations_of(function) if each.kernel == name)
+    # The kernel divides its memory by itself, as the plan says.
+    regions = tuple((each.name.partition(":")[0], each.offset, each.nbytes) for each in plan.smem if each.nbytes)
+    arrays = (Allocation(0, plan.smem_bytes, (), regions),) if regions else ()
+    return cache.CompiledKernel(name, ptx, *code, prefix, dataclasses.replace(held, dynamic=arrays))
 
 
 def dsl_function(plan: Plan) -> Callable[..., Any]:
@@ -144,7 +152,7 @@ def _host_function(kernel: cache.CompiledKernel, emulated: bool) -> dsl.HostFunc
     # Launches on a GPU need neither the emulator nor its dependencies.
     import cute_kernels.emulator.programs.host as host
 
-    return host.load_object(kernel.host_object, kernel.host_prefix, kernel.ptx)
+    return host.load_object(kernel.host_object, kernel.host_prefix, kernel.ptx, kernel.allocations)
 
 
 # --- how a host function is called -----------------------------------------------------------------------------------
