@@ -90,6 +90,7 @@ class Memory:
         first, count: where, in the shared or tensor memory of CTA ``cta``, or in the global array ``name``.
         cta: rank in its cluster, -1 for global memory.
         name: of the array, "" if it has none.
+        lane: the first one, in tensor memory.
     """
 
     space: str
@@ -97,6 +98,7 @@ class Memory:
     count: int
     cta: int = -1
     name: str = ""
+    lane: int = 0
 
 
 @dataclass(frozen=True)

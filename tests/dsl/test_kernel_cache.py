@@ -18,6 +18,7 @@ import pytest
 from cute_kernels.commands.cli import main
 from cute_kernels.config import PatchEmbedProblem, Sm90PatchEmbedConfig
 from cute_kernels.dsl import kernel_cache as cache
+from cute_kernels.dsl.allocations import Allocation, Allocations, View
 from cute_kernels.emulator.captured_launch import CapturedLaunch
 from cute_kernels.emulator.errors import EmulatorError
 from cute_kernels.emulator.machine.units.copies.tensor_map import decode
@@ -26,7 +27,13 @@ from cute_kernels.operations import compile
 from cute_kernels.plan import make_plan
 
 KEY = ("sm_90a", Sm90PatchEmbedConfig(), True, "value", 6)
-KERNEL = cache.CompiledKernel("kernel_0", ".entry kernel_0()", b"\x7fELF cubin", b"\x7fELF host\x00", "kernel_0_host")
+HELD = Allocations(
+    "kernel_0", (Allocation(0, 64, (("a.py", 3, 4), ("b.py", 5, 0))),), (Allocation(0, 8, (), (("x", 0, 8),)),), True,
+    (View(None, "tensor", 0, 32, "f32", "", "((128,64),1,1):((65536,1),0,0)", (("a.py", 7, 1),)),),
+)  # fmt: skip
+KERNEL = cache.CompiledKernel(
+    "kernel_0", ".entry kernel_0()", b"\x7fELF cubin", b"\x7fELF host\x00", "kernel_0_host", HELD
+)
 OTHER = dataclasses.replace(KERNEL, ptx="another")
 
 

@@ -369,7 +369,7 @@ def test_a_converted_layer_that_is_parametrised() -> None:
     assert is_converted(layer) and 0 < error(layer(IMAGES), plain(IMAGES)) < BF16
     convert_layer(layer, PatchOptions(precision="fp16"))
     assert 0 < error(layer(IMAGES), plain(IMAGES)) < 1e-3
-    with pytest.raises(TypeError, match="ParametrizedPatchConv2d, expected .*: remove what was put around it"):
+    with pytest.raises(TypeError, match="ParametrizedPatchConv2d: must be .*: remove what was put around it"):
         revert_layer(layer)
     parametrize.remove_parametrizations(layer, "weight")
     assert revert_layer(layer) and not is_converted(layer) and torch.equal(layer(IMAGES), plain(IMAGES))

@@ -263,7 +263,9 @@ class RaceChecks:
             f"{other.what} {earlier}{place(other.instructions)}: it is not known to be complete. What is missing "
             "may be tcgen05.wait::ld, tcgen05.wait::st or tcgen05.commit, a barrier, or tcgen05.fence around a relaxed "
             "one"
-        ).know(side=Side(verb, what=what), other=other, memory=Memory("tensor", column, 1, rank))
+        )
+        memory = Memory("tensor", column, 1, rank, lane=LANE_GROUP * group)
+        error.know(side=Side(verb, what=what), other=other, memory=memory)
         self.report(error)
 
     def _memory(self, part: Part, number: int, rank: int) -> Memory:

@@ -10,7 +10,7 @@ from cute_kernels.emulator.facts import Memory, Side, WarpName
 from cute_kernels.emulator.isa.ptx.decode import parse
 from cute_kernels.emulator.isa.ptx.program import Instruction
 from cute_kernels.emulator.reports import sources
-from cute_kernels.emulator.reports.arrays import array_at, array_before, arrays, element_at
+from cute_kernels.emulator.reports.arrays import array_at, array_before, arrays, tile_at
 from cute_kernels.emulator.reports.barriers import Barriers
 from cute_kernels.emulator.reports.causes import cause_of
 from cute_kernels.emulator.reports.evidence import Evidence
@@ -167,7 +167,10 @@ class _Diagnosis:
         if memory.space == "tensor":
             last = memory.first + memory.count - 1
             columns = f"column {memory.first}" if memory.count == 1 else f"columns {memory.first} to {last}"
-            return f"{columns} of the tensor memory of CTA {memory.cta}"
+            element = self._element(4 * (memory.first + (memory.lane << 16)), "tensor")
+            who = WarpName.of(self.error.warp)
+            cta = who.cta if memory.cta < 0 and who is not None else memory.cta
+            return f"{columns} of the tensor memory of CTA {cta}" + f": {element}" * bool(element)
         count = f"{memory.count} byte{'s' if memory.count != 1 else ''}"
         if memory.space != "shared":
             return f"{count} from byte {memory.first} on of {memory.name or 'a global array'}"
@@ -182,10 +185,13 @@ class _Diagnosis:
         array = array_at(*arguments, memory.count)
         if array is None:
             return f"{count} at {place}"
-        element = element_at(*arguments)
-        last = element_at(*arguments[:3], memory.first + memory.count - 1) if element else ""
+        element = self._element(memory.first)
+        last = self._element(memory.first + memory.count - 1) if element else ""
         tile = f": {element}" + (f" to {last}" if last not in ("", element) else "") if element else ""
         return f"{count} from byte {memory.first - array.first} on of {array.name} ({place}){tile}"
+
+    def _element(self, byte: int, space: str = "shared") -> str:
+        return tile_at(self.ptx, self.kernel, self.error.launch, byte, space)[1] if self.ptx else ""
 
     @staticmethod
     def _barrier_title(barrier: Barrier | None) -> str:

@@ -120,7 +120,7 @@ def test_local_memory_that_the_kernel_does_not_declare():
     for body in ("ld.local.b32 %r9, [%r1];", "st.local.b32 [%r1], %r1;"):
         with pytest.raises(IllegalAccess, match="declares none"):
             launch(module(f"mov.b32 %r1, 0; {body} ret;"), 0, 0)
-    with pytest.raises(UnsupportedPTX, match="read-only"):
+    with pytest.raises(UnsupportedPTX, match="qualifier .const does not exist here"):
         launch(module("st.const.b32 [%d1], 0; ret;"), 0, 0)
 
 
