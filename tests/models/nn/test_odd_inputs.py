@@ -75,7 +75,7 @@ def test_grids_of_rows() -> None:
     ours = PatchEmbed.from_module(convolution(), pos_embed=positions())
     with pytest.raises(ValueError, match="spatial_shapes is of rows, and pixels has shape"):
         ours(uint8_images(), spatial_shapes=[[3, 3], [3, 3]])
-    with pytest.raises(TypeError, match="spatial_shapes is int, expected"):
+    with pytest.raises(TypeError, match="spatial_shapes is int: must be"):
         ours(torch.zeros(2, 9, 768), spatial_shapes=9)
 
 
